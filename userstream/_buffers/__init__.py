@@ -1,0 +1,143 @@
+"""What is this object, and where does it live? One file per framework, and the protocols.
+
+A framework is never imported here: its types are found through `sys.modules`, where they are if
+an object of theirs exists.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cuda.core import Device
+
+from userstream import _driver
+from userstream._buffers import cai, cuda_core, cupy, dali, dlpack, jax, numba, torch
+from userstream._buffers._info import BufferInfo
+from userstream._buffers._rule import Rule, type_name
+from userstream.errors import UnsupportedBufferError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["BufferInfo", "Rule", "describe", "device_of", "learned", "require_rule", "rule_of"]
+
+# The first that knows a type answers: frameworks before the protocols that they speak as well.
+_RULES: tuple[Callable[[type], Rule | None], ...] = tuple(
+    kind.rule_for for kind in (torch, cupy, jax, numba, dali, cuda_core, dlpack, cai)
+)
+
+_PROTOCOLS = ((dlpack.ATTRIBUTE, dlpack.RULE), (cai.ATTRIBUTE, cai.RULE))
+
+# Rules by the exact type of the object, so that the second look is one dict lookup.
+learned: dict[type, Rule] = {}
+_MOST_LEARNED = 1024  # a program may make types without end
+
+
+def rule_of(obj: object) -> Rule | None:
+    """Return the rule for a buffer, or `None` if the object is no buffer that we know."""
+    kind = type(obj)
+    rule = learned.get(kind)
+    if rule is not None:
+        return rule
+    for rule_for in _RULES:
+        rule = rule_for(kind)
+        if rule is not None:
+            if len(learned) >= _MOST_LEARNED:
+                learned.clear()
+            learned[kind] = rule
+            return rule
+    # The protocols may be attributes of the very object; another of its type may lack them.
+    for attribute, rule in _PROTOCOLS:
+        if hasattr(obj, attribute) and not isinstance(obj, type):
+            return rule
+    return None
+
+
+def require_rule(obj: object) -> Rule:
+    """Return the rule for a buffer, or raise `UnsupportedBufferError`."""
+    rule = rule_of(obj)
+    if rule is None:
+        raise UnsupportedBufferError(
+            f"{type_name(obj)} is no GPU buffer that userstream knows: it has neither "
+            f"{dlpack.ATTRIBUTE} nor {cai.ATTRIBUTE}, and no rule of its own"
+        )
+    return rule
+
+
+def device_of(buffer: Any) -> Device:  # any framework's buffer
+    """Return the device that a buffer lives on.
+
+    Parameters
+    ----------
+    buffer : GPU buffer
+        Of any framework: see :doc:`/reference/buffers`.
+
+    Returns
+    -------
+    cuda.core.Device
+        Its device. Managed memory is where the driver says.
+
+    Raises
+    ------
+    UnsupportedBufferError
+        No rule knows the object; or it is empty and does not tell its device; or its memory
+        belongs to another CUDA context than the primary one of its device.
+    HostBufferError
+        It is in host memory, pinned memory included.
+    DeviceMismatchError
+        It is sharded over several devices.
+    DriverNotFoundError, ForkedError
+        The driver is not there, or may not be used.
+
+    Notes
+    -----
+    Thread-safe; blocks nothing, orders nothing, and imports no framework. Driver call, where the
+    object does not tell its device itself: ``cuPointerGetAttributes``.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> from cuda.core import Device
+    >>> Device(0).set_current()
+    >>> buffer = Device(0).allocate(1024, stream=us.get_stream())
+    >>> us.device_of(buffer).device_id
+    0
+    """
+    _driver.ensure()
+    return Device(require_rule(buffer).device_id(buffer))
+
+
+def describe(buffer: Any) -> BufferInfo:  # any framework's buffer
+    """Tell what is known of a buffer, and which rule knows it.
+
+    Parameters
+    ----------
+    buffer : GPU buffer
+        Of any framework: see :doc:`/reference/buffers`. Pinned host memory is described as well.
+
+    Returns
+    -------
+    BufferInfo
+        Device, address, shape, strides and dtype, kind of memory, and the stream of its producer.
+
+    Raises
+    ------
+    UnsupportedBufferError, HostBufferError, DriverNotFoundError, ForkedError
+        As `device_of`, but pinned memory and shards on several devices are no error.
+
+    Notes
+    -----
+    Thread-safe; orders nothing and imports no framework. A lazy tensor of DALI's dynamic mode is
+    evaluated. Driver call: ``cuPointerGetAttributes``.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> from cuda.core import Device
+    >>> Device(0).set_current()
+    >>> info = us.describe(Device(0).allocate(1024, stream=us.get_stream()))
+    >>> info.nbytes, info.memory, info.source
+    (1024, 'device', 'cuda.core.Buffer')
+    """
+    _driver.ensure()
+    return require_rule(buffer).describe(buffer)

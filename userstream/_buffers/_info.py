@@ -1,0 +1,69 @@
+"""`BufferInfo`: what is known of a buffer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+Memory: TypeAlias = Literal["device", "managed", "pinned"]
+Ordering: TypeAlias = Literal["exact", "current", "dlpack", "none", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferInfo:
+    """What `describe` found out about a buffer. A fact that nobody tells is `None`.
+
+    Attributes
+    ----------
+    device_id : int or None
+        Ordinal of the device whose memory it is; `None` for parts on several devices.
+    address : int or None
+        Address of the first element; 0 for most empty arrays.
+    nbytes : int or None
+        Size of the elements in bytes, without gaps between them.
+    shape : tuple of int, or None
+        In elements.
+    strides : tuple of int, or None
+        In bytes, as NumPy counts them.
+    dtype : numpy.dtype, str or None
+        The name where NumPy has no such type ("bfloat16").
+    memory : {"device", "managed", "pinned"} or None
+        By the driver.
+    producer : int or None
+        Handle of the stream on which work for it may be pending, as ``__cuda_stream__`` gives it:
+        1 and 2 are the legacy and the per-thread default stream of the device.
+    ordering : {"exact", "current", "dlpack", "none", "unknown"}
+        How far ``producer`` is to be trusted. *exact*: the object names its stream. *current*:
+        the current stream of its framework stands in, which need not be the one that wrote it.
+        *dlpack*: no stream is named, but the object orders a consumer's stream itself, through
+        ``__dlpack__(stream=)``. *none*: nothing is pending. *unknown*: nobody knows.
+    source : str
+        The rule that answered, such as ``"torch.Tensor"`` or ``"__cuda_array_interface__"``.
+    parts : tuple of BufferInfo
+        Of a buffer that is made of several, such as a sharded array: each of them.
+    """
+
+    device_id: int | None
+    source: str
+    ordering: Ordering
+    address: int | None = None
+    nbytes: int | None = None
+    shape: tuple[int, ...] | None = None
+    strides: tuple[int, ...] | None = None
+    dtype: np.dtype | str | None = None
+    memory: Memory | None = None
+    producer: int | None = None
+    parts: tuple[BufferInfo, ...] = ()
+
+
+def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Return the strides in bytes of an array in C order."""
+    # As NumPy: an axis of length 0 counts as one of length 1.
+    sizes = [max(length, 1) for length in shape[:0:-1]]
+    return tuple(accumulate(sizes, int.__mul__, initial=itemsize))[::-1] if shape else ()

@@ -1,0 +1,98 @@
+"""cuda.core's buffers and views, and raw device pointers of cuda.bindings."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from cuda.bindings import driver
+from cuda.core import Buffer
+
+from userstream._buffers._info import BufferInfo, Memory, contiguous_strides
+from userstream._buffers._rule import Rule, device_at, host_error, locate
+
+
+def rule_for(kind: type) -> Rule | None:
+    """Return the rule if `kind` is one of cuda-python's."""
+    if issubclass(kind, Buffer):
+        return _BUFFER
+    if issubclass(kind, driver.CUdeviceptr):
+        return _POINTER
+    view = getattr(sys.modules.get("cuda.core.utils"), "StridedMemoryView", None)
+    return _VIEW if view is not None and issubclass(kind, view) else None
+
+
+def _buffer_device_id(buffer: Buffer) -> int:
+    # Host memory reports -1, and managed or pinned memory what DLPack would: ask the driver.
+    if buffer.is_host_accessible or not buffer.is_device_accessible:
+        return device_at(int(buffer.handle or 0), buffer)
+    return int(buffer.device_id)
+
+
+def _describe_buffer(buffer: Buffer) -> BufferInfo:
+    address = int(buffer.handle or 0)
+    place = locate(address, buffer)
+    return BufferInfo(
+        source="cuda.core.Buffer",
+        device_id=place.device,
+        memory=place.memory,
+        address=address,
+        nbytes=buffer.size,
+        ordering="unknown",  # the stream that it was allocated on is not to be had
+    )
+
+
+def _view_device_id(view: Any) -> int:  # StridedMemoryView
+    if view.is_device_accessible and view.device_id >= 0:
+        return device_at(view.ptr, view) if view.ptr else int(view.device_id)
+    raise host_error(view)
+
+
+def _describe_view(view: Any) -> BufferInfo:
+    return describe_view(view, "cuda.core StridedMemoryView", device=_view_device_id(view))
+
+
+def describe_view(view: Any, source: str, *, device: int) -> BufferInfo:
+    """Describe what a `StridedMemoryView` shows."""
+    memory: Memory = "device"
+    if view.ptr:
+        device, memory = locate(view.ptr, view)
+    dtype, shape = view.dtype, view.shape
+    size = 0 if dtype is None else dtype.itemsize
+    if not size:
+        strides = None
+    elif view.strides is None:
+        strides = contiguous_strides(shape, size)
+    else:
+        strides = tuple(step * size for step in view.strides)
+    return BufferInfo(
+        source=source,
+        device_id=device,
+        memory=memory,
+        address=view.ptr,
+        nbytes=view.size * size if size else None,
+        shape=shape,
+        strides=strides,
+        dtype=dtype,
+        ordering="unknown",
+    )
+
+
+def _pointer_device_id(pointer: driver.CUdeviceptr) -> int:
+    return device_at(int(pointer), pointer)
+
+
+def _describe_pointer(pointer: driver.CUdeviceptr) -> BufferInfo:
+    place = locate(int(pointer), pointer)
+    return BufferInfo(
+        source="CUdeviceptr",
+        device_id=place.device,
+        memory=place.memory,
+        address=int(pointer),
+        ordering="unknown",
+    )
+
+
+_BUFFER = Rule(_buffer_device_id, _describe_buffer)
+_VIEW = Rule(_view_device_id, _describe_view)
+_POINTER = Rule(_pointer_device_id, _describe_pointer)

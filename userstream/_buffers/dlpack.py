@@ -1,0 +1,75 @@
+"""Anything with ``__dlpack_device__``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from userstream import _driver
+from userstream._buffers import cai, cuda_core
+from userstream._buffers._rule import Rule, device_at, host_error, type_name
+from userstream.errors import UnsupportedBufferError
+
+if TYPE_CHECKING:
+    from userstream._buffers._info import BufferInfo
+
+ATTRIBUTE = "__dlpack_device__"
+
+# DLDeviceType
+_CPU = 1
+_CUDA = 2
+_CUDA_HOST = 3
+_CUDA_MANAGED = 13
+_NAMES = {4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 11: "ROCm host", 14: "oneAPI"}
+
+
+def rule_for(kind: type) -> Rule | None:
+    """Return the rule if objects of `kind` speak DLPack."""
+    return RULE if hasattr(kind, ATTRIBUTE) else None
+
+
+def _device_id(obj: Any) -> int:
+    try:
+        kind, ordinal = obj.__dlpack_device__()
+    except Exception as error:
+        raise UnsupportedBufferError(
+            f"{ATTRIBUTE} of this {type_name(obj)} failed: {error}; pass the device itself"
+        ) from error
+    if kind == _CUDA:
+        _driver.check_device(int(ordinal))
+        return int(ordinal)
+    if kind == _CPU:
+        raise host_error(obj)
+    if kind == _CUDA_HOST:
+        raise host_error(obj, "pinned host memory")
+    if kind == _CUDA_MANAGED:
+        return _managed_device_id(obj)
+    raise UnsupportedBufferError(
+        f"this {type_name(obj)} is on a device of DLPack type {int(kind)}"
+        f" ({_NAMES.get(int(kind), 'unknown')}), not on a CUDA device"
+    )
+
+
+def _managed_device_id(obj: Any) -> int:
+    # DLPack says device 0 of all managed memory.
+    return device_at(_view(obj).ptr, obj)
+
+
+def _view(obj: Any) -> Any:
+    from cuda.core.utils import StridedMemoryView
+
+    # -1: nothing is ordered, because only the metadata are looked at.
+    return StridedMemoryView.from_dlpack(obj, stream_ptr=-1)
+
+
+def _describe(obj: Any) -> BufferInfo:
+    kind, _ordinal = obj.__dlpack_device__()
+    device = 0 if kind == _CUDA_HOST else _device_id(obj)  # pinned memory is described
+    if hasattr(obj, cai.ATTRIBUTE):
+        info = cai.describe_interface(obj, ATTRIBUTE, device=device)
+    else:
+        info = cuda_core.describe_view(_view(obj), ATTRIBUTE, device=device)
+    return dataclasses.replace(info, producer=None, ordering="dlpack")
+
+
+RULE = Rule(_device_id, _describe)

@@ -1,0 +1,88 @@
+"""JAX arrays."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+from userstream._buffers._info import BufferInfo, contiguous_strides
+from userstream._buffers._rule import Rule, host_error, type_name
+from userstream.errors import DeviceMismatchError, UnsupportedBufferError
+
+# Ordinals by jax.Device, of which a process has as many as it has devices.
+_ordinals: dict[Any, int] = {}
+
+
+def rule_for(kind: type) -> Rule | None:
+    """Return the rule if `kind` is an array type of JAX."""
+    jax = sys.modules.get("jax")
+    array = getattr(jax, "Array", None)
+    if array is None or not issubclass(kind, array):
+        return None
+    tracer = getattr(getattr(jax, "core", None), "Tracer", ())
+    return _TRACED if issubclass(kind, tracer) else _RULE
+
+
+def _device_id(array: Any) -> int:  # jax.Array
+    ordinal = _ordinals.get(array.device)  # a sharding, if there are several
+    return _one_device(array) if ordinal is None else ordinal
+
+
+def _one_device(array: Any) -> int:
+    ordinals = sorted({_ordinal(device, array) for device in _devices(array)})
+    if len(ordinals) > 1:
+        raise DeviceMismatchError(
+            f"this {type_name(array)} is sharded over devices {ordinals}; pass one of its "
+            "addressable_shards[i].data, or a device",
+            devices=ordinals,
+        )
+    return ordinals[0]
+
+
+def _devices(array: Any) -> list[Any]:
+    return [shard.device for shard in array.addressable_shards]
+
+
+def _refuse_traced(tracer: object) -> NoReturn:
+    raise UnsupportedBufferError(
+        f"this {type_name(tracer)} is traced, so it has no memory yet; pass concrete arrays, "
+        "outside jax.jit"
+    )
+
+
+def _ordinal(device: Any, array: Any) -> int:
+    if device.platform not in ("gpu", "cuda"):
+        raise host_error(array, f"the memory of {device}")
+    return _ordinals.setdefault(device, int(device.local_hardware_id))
+
+
+def _describe(array: Any) -> BufferInfo:
+    devices = _devices(array)
+    if len(devices) > 1:
+        parts = tuple(_describe(shard.data) for shard in array.addressable_shards)
+        ordinals = {part.device_id for part in parts}
+        return BufferInfo(
+            source="jax.Array",
+            device_id=ordinals.pop() if len(ordinals) == 1 else None,
+            nbytes=array.nbytes,
+            shape=array.shape,
+            dtype=array.dtype,
+            memory="device",
+            ordering="dlpack",
+            parts=parts,
+        )
+    return BufferInfo(
+        source="jax.Array",
+        device_id=_ordinal(devices[0], array),
+        address=array.unsafe_buffer_pointer(),
+        nbytes=array.nbytes,
+        shape=array.shape,
+        strides=contiguous_strides(array.shape, array.dtype.itemsize),
+        dtype=array.dtype,
+        memory="device",
+        ordering="dlpack",
+    )
+
+
+_RULE = Rule(_device_id, _describe)
+_TRACED = Rule(_refuse_traced, _refuse_traced)

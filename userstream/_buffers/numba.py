@@ -1,0 +1,43 @@
+"""Device arrays of numba-cuda."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Any
+
+from userstream import _driver
+from userstream._buffers import cai
+from userstream._buffers._rule import Rule, device_at, is_named
+
+if TYPE_CHECKING:
+    from userstream._buffers._info import BufferInfo
+
+
+def rule_for(kind: type) -> Rule | None:
+    """Return the rule if `kind` is a device array type of numba."""
+    return _RULE if is_named(kind, ("numba.", "numba_cuda."), ("DeviceNDArrayBase",)) else None
+
+
+def _device_id(array: Any) -> int:  # DeviceNDArray
+    address = cai.interface(array)["data"][0]
+    if address:
+        return device_at(address, array)
+    return int(array.gpu_data.context.device.id)  # an empty one
+
+
+def _default_stream() -> int:
+    config = getattr(sys.modules.get("numba"), "config", None)
+    per_thread = getattr(config, "CUDA_PER_THREAD_DEFAULT_STREAM", 0)
+    return _driver.PER_THREAD if per_thread else _driver.LEGACY
+
+
+def _describe(array: Any) -> BufferInfo:
+    info = cai.describe_interface(array, "numba DeviceNDArray", device=_device_id(array))
+    if info.ordering != "none":
+        return info
+    # Not bound to a stream, which for numba means its default stream.
+    return dataclasses.replace(info, producer=_default_stream(), ordering="current")
+
+
+_RULE = Rule(_device_id, _describe)

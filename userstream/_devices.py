@@ -1,0 +1,80 @@
+"""What is a device: cuda.core's, a framework's, or an ordinal."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from typing import Any
+
+import numpy as np
+from cuda.core import Device
+
+from userstream import _driver
+from userstream.errors import InvalidDeviceError
+
+
+def device_id_of(obj: Any) -> int | None:  # any framework's device
+    """Return the ordinal of the device that `obj` is, or `None` if it is no device.
+
+    Raises
+    ------
+    InvalidDeviceError
+        It is a device, but no CUDA device of this process.
+    """
+    ordinal = _ordinal(obj)
+    if ordinal is not None:
+        _driver.check_device(ordinal)
+    return ordinal
+
+
+def device_id_or_current(device: Any) -> int:
+    """Return the ordinal of a device, of the calling thread's current one for `None`."""
+    _driver.ensure()
+    if device is None:
+        return _driver.current_device()
+    ordinal = device_id_of(device)
+    if ordinal is None:
+        raise TypeError(
+            "a device is an ordinal, a cuda.core.Device, or the device object of torch, CuPy or "
+            f"JAX, not {device!r}"
+        )
+    return ordinal
+
+
+def _ordinal(obj: Any) -> int | None:
+    # bool is an int, but True is nobody's device.
+    if isinstance(obj, (int, np.integer)) and not isinstance(obj, bool):
+        return operator.index(obj)
+    if isinstance(obj, Device):
+        return int(obj.device_id)
+    for module, name, ordinal in _FRAMEWORKS:
+        framework = sys.modules.get(module)
+        kind = getattr(framework, name, None)
+        if kind is not None and isinstance(obj, kind):
+            return ordinal(obj)
+    return None
+
+
+def _torch(device: Any) -> int:
+    if device.type != "cuda":
+        raise InvalidDeviceError(f"{device!r} is not a CUDA device; pass torch.device('cuda', i)")
+    # torch.device("cuda") means the current one, in torch too.
+    return _driver.current_device() if device.index is None else int(device.index)
+
+
+def _cupy(device: Any) -> int:
+    return int(device.id)
+
+
+def _jax(device: Any) -> int:
+    if device.platform not in ("gpu", "cuda"):
+        raise InvalidDeviceError(f"{device!r} is not a CUDA device; pass one of jax.devices('gpu')")
+    return int(device.local_hardware_id)
+
+
+# The module that is in sys.modules once the framework was imported, its class, the rule.
+_FRAMEWORKS = (
+    ("torch", "device", _torch),
+    ("cupy.cuda", "Device", _cupy),
+    ("jax", "Device", _jax),
+)

@@ -1,0 +1,69 @@
+"""The CUDA driver: the one room that calls `cuda.bindings.driver`.
+
+Every function here raises `DriverError` (or a more telling error) instead of returning a status.
+Nothing here changes the caller's current context or capture mode beyond its own call.
+"""
+
+from userstream._driver.contexts import (
+    current_device,
+    default_context,
+    entered,
+    primary_context,
+    primary_context_if_active,
+    priority_range,
+    synchronize_context,
+)
+from userstream._driver.events import (
+    create_event,
+    event_is_done,
+    record_context,
+    record_event,
+)
+from userstream._driver.library import (
+    check_device,
+    device_count,
+    device_report,
+    ensure,
+    version,
+)
+from userstream._driver.pointers import pointer_attributes
+from userstream._driver.streams import (
+    LEGACY,
+    PER_THREAD,
+    refuse_capturing,
+    relaxed_capture,
+    stream_context,
+    stream_flags,
+    stream_id,
+    stream_is_idle,
+    wait_event,
+)
+
+__all__ = [
+    "LEGACY",
+    "PER_THREAD",
+    "check_device",
+    "create_event",
+    "current_device",
+    "default_context",
+    "device_count",
+    "device_report",
+    "ensure",
+    "entered",
+    "event_is_done",
+    "pointer_attributes",
+    "primary_context",
+    "primary_context_if_active",
+    "priority_range",
+    "record_context",
+    "record_event",
+    "refuse_capturing",
+    "relaxed_capture",
+    "stream_context",
+    "stream_flags",
+    "stream_id",
+    "stream_is_idle",
+    "synchronize_context",
+    "version",
+    "wait_event",
+]

@@ -1,0 +1,39 @@
+"""Events."""
+
+from __future__ import annotations
+
+from cuda.bindings import driver
+
+from userstream._driver.contexts import entered
+from userstream._driver.status import NOT_READY, SUCCESS, call, failed, raised
+
+_NO_TIMING = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+
+
+def create_event(context: driver.CUcontext) -> driver.CUevent:
+    """Create an event without timing in `context`."""
+    with entered(context):
+        return call(driver.cuEventCreate, _NO_TIMING)
+
+
+def record_event(event: driver.CUevent, handle: driver.CUstream, stream: object) -> None:
+    """Record an event behind the work that is queued on a stream."""
+    call(driver.cuEventRecord, event, handle, stream=stream)
+
+
+def record_context(context: driver.CUcontext, event: driver.CUevent) -> None:
+    """Record an event behind all the work of a context; invalidates any capture there."""
+    call(driver.cuCtxRecordEvent, context, event)
+
+
+def event_is_done(event: driver.CUevent, stream: object) -> bool:
+    """Ask whether an event has completed. Call it under `relaxed_capture`."""
+    try:
+        (status,) = driver.cuEventQuery(event)
+    except ValueError as error:
+        raise raised("cuEventQuery", error) from error
+    if status == SUCCESS:
+        return True
+    if status == NOT_READY:
+        return False
+    raise failed("cuEventQuery", status, stream)

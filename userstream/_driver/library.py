@@ -1,0 +1,106 @@
+"""The driver as a whole, and the devices that it sees."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cuda.bindings import driver
+
+from userstream import _process
+from userstream._driver.status import SUCCESS, call
+from userstream.errors import DriverNotFoundError, ForkedError, InvalidDeviceError
+
+_NOT_INITIALIZED = driver.CUresult.CUDA_ERROR_NOT_INITIALIZED
+
+_ready = False
+_version = 0
+_device_count = 0
+
+
+def ensure() -> None:
+    """Make sure that the driver is there and may be called from this process.
+
+    Without a driver, cuda.core's own calls end in a hang; so every entry asks here first.
+    """
+    if _process.forked:
+        _process.check_fork()
+    if not _ready:
+        _initialise()
+
+
+def _initialise() -> None:
+    global _ready, _version, _device_count  # noqa: PLW0603 -- the driver is one per process
+    try:
+        (status,) = driver.cuInit(0)
+    except (RuntimeError, ValueError) as error:
+        raise DriverNotFoundError(
+            f"no NVIDIA driver could be loaded ({error}); install one, or call "
+            "userstream.testing.simulate() first to work without a GPU"
+        ) from error
+    if status == _NOT_INITIALIZED:
+        raise ForkedError(
+            "the driver answers CUDA_ERROR_NOT_INITIALIZED: this process was forked after CUDA was "
+            'used; start workers with the "spawn" or "forkserver" method of multiprocessing'
+        )
+    if status != SUCCESS:
+        raise DriverNotFoundError(
+            f"the NVIDIA driver cannot be used: cuInit failed with {status.name} ({int(status)})"
+        )
+    _process.note_driver_used()
+    _version = call(driver.cuDriverGetVersion)
+    _device_count = call(driver.cuDeviceGetCount)
+    _ready = True
+
+
+def version() -> int:
+    """Return the CUDA version of the driver, such as 13000."""
+    ensure()
+    return _version
+
+
+def version_text() -> str:
+    """Return the CUDA version of the driver, such as ``"13.0"``."""
+    return f"{_version // 1000}.{_version % 1000 // 10}"
+
+
+def device_count() -> int:
+    """Return how many devices this process sees."""
+    ensure()
+    return _device_count
+
+
+def check_device(device: int) -> None:
+    """Raise `InvalidDeviceError` unless there is a device of that ordinal."""
+    if not 0 <= device < device_count():
+        raise InvalidDeviceError(
+            f"there is no CUDA device {device}: this process sees {_device_count} "
+            f"(ordinals 0 to {_device_count - 1})",
+            device=device,
+        )
+
+
+class DeviceReport(NamedTuple):
+    """What ``python -m userstream`` says of a device."""
+
+    name: str
+    compute_capability: str
+    memory: int
+    uuid: str
+
+
+def device_report(device: int) -> DeviceReport:
+    """Ask the driver about a device."""
+    check_device(device)
+    attribute = driver.CUdevice_attribute
+    handle = call(driver.cuDeviceGet, device)
+    name = call(driver.cuDeviceGetName, 128, handle).split(b"\0")[0].decode()
+    major, minor = (
+        call(driver.cuDeviceGetAttribute, which, handle)
+        for which in (
+            attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        )
+    )
+    raw = bytes(call(driver.cuDeviceGetUuid, handle).bytes).hex()
+    uuid = f"GPU-{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}"
+    return DeviceReport(name, f"{major}.{minor}", call(driver.cuDeviceTotalMem, handle), uuid)

@@ -1,0 +1,60 @@
+"""From what a driver function returns to a value or an exception."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from cuda.bindings import driver
+
+from userstream.errors import DriverError, NotSupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SUCCESS = driver.CUresult.CUDA_SUCCESS
+NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
+
+
+def _error(function: str, code: int, name: str, stream: object = None) -> DriverError:
+    where = "" if stream is None else f" on {stream!r}"
+    return DriverError(
+        f"{function}{where} failed with {name} ({code})",
+        function=function,
+        code=code,
+        name=name,
+        stream=None if stream is None else repr(stream),
+        device=getattr(stream, "_device_id", None),
+    )
+
+
+def failed(function: str, status: driver.CUresult, stream: object = None) -> DriverError:
+    """Return the error for a status that is not success."""
+    return _error(function, int(status), status.name, stream)
+
+
+def raised(function: str, error: Exception) -> Exception:
+    """Turn what cuda-bindings raised inside a call into an exception of ours."""
+    if type(error).__name__ == "FunctionNotFoundError":
+        return NotSupportedError(
+            f"{function} is not in the installed driver; install a newer NVIDIA driver",
+            function=function,
+        )
+    # A CUresult that is newer than the bindings fails in its conversion to the enum.
+    newer = re.search(r"(\d+) is not a valid CUresult", str(error))
+    if newer:
+        return _error(function, int(newer[1]), newer[1])
+    return error
+
+
+def call(function: Callable[..., Any], *args: object, stream: object = None) -> Any:
+    """Call a driver function and return its one value, its values, or `None`."""
+    try:
+        status, *values = function(*args)
+    except (RuntimeError, ValueError) as error:
+        raise raised(function.__name__, error) from error
+    if status != SUCCESS:
+        raise failed(function.__name__, status, stream)
+    if len(values) > 1:
+        return values
+    return values[0] if values else None

@@ -1,0 +1,94 @@
+"""Streams, and the queries of them that leave everybody's graph captures alone."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from cuda.bindings import driver
+
+from userstream._driver.status import NOT_READY, SUCCESS, call, failed, raised
+from userstream.errors import CaptureError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Two handles that name no stream but "the default stream of the current context".
+LEGACY = 1
+PER_THREAD = 2
+
+_CAPTURE_IMPLICIT = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+_NOT_CAPTURING = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+_GLOBAL = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+_RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+@contextmanager
+def relaxed_capture() -> Iterator[None]:
+    """Let this thread's queries leave the captures of other threads alone."""
+    previous = _GLOBAL  # what a Ctrl-C between the exchange and its assignment restores
+    try:
+        previous = call(driver.cuThreadExchangeStreamCaptureMode, _RELAXED)
+        yield
+    finally:
+        call(driver.cuThreadExchangeStreamCaptureMode, previous)
+
+
+def stream_is_idle(handle: driver.CUstream, stream: object) -> bool:
+    """Ask whether all the work queued on a stream is done, without harm to any capture."""
+    # relaxed_capture() written out: this is the whole cost of waiting for an idle stream.
+    previous = _GLOBAL
+    try:
+        _, previous = driver.cuThreadExchangeStreamCaptureMode(_RELAXED)
+        (status,) = driver.cuStreamQuery(handle)
+    except ValueError as error:
+        raise raised("cuStreamQuery", error) from error
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(previous)
+    if status == SUCCESS:
+        return True
+    if status == NOT_READY:
+        return False
+    raise failed("cuStreamQuery", status, stream)
+
+
+def refuse_capturing(handle: driver.CUstream, stream: object) -> None:
+    """Raise `CaptureError` if a query of this stream would break a capture that it is part of."""
+    status, capture = driver.cuStreamIsCapturing(handle)
+    if status == SUCCESS:
+        if capture == _NOT_CAPTURING:
+            return
+        raise CaptureError(
+            f"{stream!r} is being captured into a graph, and work that is captured never runs: "
+            "wait for the stream on which the graph is launched",
+            stream=repr(stream),
+        )
+    if status == _CAPTURE_IMPLICIT:
+        raise CaptureError(
+            f"{stream!r} cannot be used now: a blocking stream of its context is being captured, "
+            "and the legacy default stream would invalidate that capture",
+            stream=repr(stream),
+        )
+    raise failed("cuStreamIsCapturing", status, stream)
+
+
+def stream_context(handle: driver.CUstream) -> driver.CUcontext:
+    """Return the context that a stream belongs to."""
+    values = call(driver.cuStreamGetCtx, handle)
+    # cuda-bindings 13 returns a green context beside it.
+    return values[0] if isinstance(values, list) else values
+
+
+def stream_id(handle: driver.CUstream, stream: object) -> int:
+    """Return the driver's identifier of a stream, which is never used again."""
+    return int(call(driver.cuStreamGetId, handle, stream=stream))
+
+
+def stream_flags(handle: driver.CUstream, stream: object) -> int:
+    """Return the flags that a stream was created with."""
+    return int(call(driver.cuStreamGetFlags, handle, stream=stream))
+
+
+def wait_event(handle: driver.CUstream, event: driver.CUevent, stream: object) -> None:
+    """Make later work on a stream wait for an event; no host wait."""
+    call(driver.cuStreamWaitEvent, handle, event, 0, stream=stream)

@@ -1,0 +1,123 @@
+"""Pooled events: no call creates an event that an earlier call left behind.
+
+One free list per context serves two uses. An *edge* event orders one stream after another and is
+free again as soon as the wait is queued: a wait that is pending keeps the record that it saw. A
+*completion* event is polled by the host and is free again once it has completed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING
+
+from userstream import _driver, _process
+
+if TYPE_CHECKING:
+    from cuda.bindings import driver
+
+# By the address of the context. Deques, because their ends are safe to use without a lock.
+_free: defaultdict[int, deque[driver.CUevent]] = defaultdict(deque)
+# Completion events whose waiter gave up; they may not be recorded again before they completed.
+_abandoned: defaultdict[int, deque[driver.CUevent]] = defaultdict(deque)
+
+
+def _take(context: driver.CUcontext) -> driver.CUevent:
+    key = int(context)
+    _reclaim(key)
+    try:
+        return _free[key].pop()
+    except IndexError:
+        return _driver.create_event(context)
+
+
+def _reclaim(key: int) -> None:
+    """Free the oldest abandoned event if it has completed; one a call keeps up with the waits."""
+    abandoned = _abandoned.get(key)
+    if not abandoned:
+        return
+    try:
+        event = abandoned.popleft()
+    except IndexError:  # another thread was faster
+        return
+    with _driver.relaxed_capture():
+        done = _driver.event_is_done(event, None)
+    (_free[key] if done else abandoned).append(event)
+
+
+def edge(
+    source: driver.CUstream,
+    context: driver.CUcontext,
+    destination: driver.CUstream,
+    streams: tuple[object, object],
+) -> None:
+    """Order `destination` after the work queued on `source`, a stream of `context`; no host wait.
+
+    `streams` are the source and the destination as an error shows them.
+    """
+    event = _take(context)
+    try:
+        _driver.record_event(event, source, streams[0])
+        _driver.wait_event(destination, event, streams[1])
+    finally:
+        _free[int(context)].append(event)
+
+
+class Completion:
+    """The point up to which a stream, or a whole context, had work when this was recorded."""
+
+    __slots__ = ("_context", "_event", "target")
+
+    def __init__(self, context: driver.CUcontext, event: driver.CUevent, target: object) -> None:
+        self._context = int(context)
+        # None once it was given back: an interrupted waiter may not give it back again.
+        self._event: driver.CUevent | None = event
+        self.target = target
+
+    def is_done(self) -> bool:
+        """Poll; call it under `_driver.relaxed_capture`, and no more once it said yes or raised."""
+        event = self._event
+        try:
+            if not _driver.event_is_done(event, self.target):
+                return False
+        except BaseException:
+            self._event = None  # after an error of the GPU the context is lost, and its events
+            raise
+        self._event = None
+        _free[self._context].append(event)
+        return True
+
+    def abandon(self) -> None:
+        """Give up waiting; the event is used again once it has completed."""
+        event, self._event = self._event, None
+        if event is not None:
+            _abandoned[self._context].append(event)
+
+
+def record_stream(handle: driver.CUstream, context: driver.CUcontext, stream: object) -> Completion:
+    """Mark the point that the work on `stream`, of `context`, has reached."""
+    event = _take(context)
+    try:
+        _driver.record_event(event, handle, stream)
+    except BaseException:
+        _free[int(context)].append(event)
+        raise
+    return Completion(context, event, stream)
+
+
+def record_context(context: driver.CUcontext, device: object) -> Completion:
+    """Mark the point that all the work of `context` has reached."""
+    event = _take(context)
+    try:
+        _driver.record_context(context, event)
+    except BaseException:
+        _free[int(context)].append(event)
+        raise
+    return Completion(context, event, device)
+
+
+def _forget() -> None:
+    _free.clear()
+    _abandoned.clear()
+
+
+_process.after_fork(_forget)

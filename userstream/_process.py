@@ -1,0 +1,72 @@
+"""What `os.fork` and interpreter exit do to CUDA objects.
+
+CUDA does not survive a fork, and a destructor that calls the driver while the interpreter goes
+down may hang. So the streams that are alive then are leaked: nothing is waited for or destroyed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import weakref
+from typing import TYPE_CHECKING
+
+from userstream.errors import ForkedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# True in a forked child of a process that had used the driver. Read on every path, so a plain flag.
+forked = False
+
+_driver_used = False
+_tracked: dict[int, weakref.ref[object]] = {}
+_after_fork: list[Callable[[], None]] = []
+
+
+def note_driver_used() -> None:
+    """From now on a forked child of this process cannot use CUDA."""
+    global _driver_used  # noqa: PLW0603 -- one fact about the whole process
+    _driver_used = True
+
+
+def check_fork() -> None:
+    """Raise `ForkedError` in a child of a process that had used the driver."""
+    if forked:
+        raise ForkedError(
+            "this process was forked after CUDA was used, and CUDA does not survive a fork; start "
+            'workers with the "spawn" or "forkserver" method of multiprocessing'
+        )
+
+
+def leak_at_end(obj: object) -> None:
+    """See to it that no destructor of `obj` runs in a forked child or during interpreter exit."""
+    key = id(obj)
+    _tracked[key] = weakref.ref(obj, lambda _: _tracked.pop(key, None))
+
+
+def after_fork(callback: Callable[[], None]) -> None:
+    """Call `callback` in a forked child of a process that had used the driver."""
+    _after_fork.append(callback)
+
+
+def _leak() -> None:
+    for reference in list(_tracked.values()):
+        obj = reference()
+        if obj is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(obj))
+    _tracked.clear()
+
+
+def _in_child() -> None:
+    global forked  # noqa: PLW0603 -- one fact about the whole process
+    if _driver_used:
+        forked = True
+        _leak()
+        for callback in _after_fork:
+            callback()
+
+
+os.register_at_fork(after_in_child=_in_child)
+atexit.register(_leak)

@@ -1,0 +1,254 @@
+"""What every stream has: a handle, a device, and an end.
+
+`cuda.core.Stream` has no public constructor for a subclass. Its private ``_init`` is called here
+and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+import cuda.core
+from cuda.bindings import driver
+from cuda.core import Device, StreamOptions
+
+from userstream import _driver, _process
+from userstream.errors import ClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from userstream.typing import StreamLike
+
+S = TypeVar("S", bound="BaseStream")
+
+# Streams whose handle was given away: a framework may keep it, so they live until exit.
+_given_away: dict[int, BaseStream] = {}
+
+
+class BaseStream(cuda.core.Stream):  # type: ignore[misc] # to a type checker, cuda.core is Any
+    """The identity and the lifetime of a `Stream`."""
+
+    __slots__ = (
+        "_closes_in_with",
+        "_context",
+        "_device_id",
+        "_handle",
+        "_id",
+        "_name",
+        "_on_close",
+        "_owned",
+    )
+
+    # Set by `complete`, as cuda.core's factory runs no __init__.
+    _handle: driver.CUstream | None  # None once closed
+    _context: driver.CUcontext
+    _device_id: int
+    _id: int | None  # asked for once
+    _name: str | None
+    _on_close: Callable[[BaseStream], None] | None
+    _owned: bool  # made by userstream, so the driver's stream goes with it
+    _closes_in_with: bool
+
+    def __init__(self, *args: object, **kwargs: object) -> None:  # noqa: ARG002
+        raise TypeError(
+            "Stream(...) makes no stream: use userstream.get_stream(target), "
+            "Stream.create(device), Stream.from_handle(handle), Stream.legacy_default() or "
+            "Stream.per_thread_default()"
+        )
+
+    @property
+    def handle(self) -> driver.CUstream:
+        """The ``CUstream``; ``int(stream.handle)`` is its address.
+
+        Reading it keeps a stream that userstream created alive until exit, because whoever takes
+        the handle may keep it. Raises `ClosedError` once the stream is closed.
+        """
+        handle = self._live()
+        if self._owned:
+            _given_away[id(self)] = self
+        return handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return ``(0, address)``, the protocol by which libraries exchange streams."""
+        return (0, int(self.handle))
+
+    @property
+    def device(self) -> Device:
+        """The `cuda.core.Device` of this stream; of a default stream, the current one."""
+        return Device(self._device())
+
+    @property
+    def name(self) -> str | None:
+        """The name under which `get_stream` made it; `None` for any other stream."""
+        return self._name
+
+    @property
+    def flags(self) -> int:
+        """The flags it was created with: 1 (``CU_STREAM_NON_BLOCKING``) or 0.
+
+        Driver call: ``cuStreamGetFlags``.
+        """
+        return _driver.stream_flags(self._live(), self)
+
+    @property
+    def stream_id(self) -> int:
+        """A number that no other stream of this process ever has, unlike the handle.
+
+        Driver call: ``cuStreamGetId``, once. Raises `CaptureError` for a stream of somebody else
+        that is being captured when it is asked first.
+        """
+        handle = self._live()
+        if self._id is None:
+            _driver.refuse_capturing(handle, self)
+            self._id = _driver.stream_id(handle, self)
+        return self._id
+
+    def close(self) -> None:
+        """Close the stream: destroy it if userstream created it, let go of its owner if not.
+
+        Raises
+        ------
+        RuntimeError
+            It is a default stream, which all code of the process shares.
+
+        Notes
+        -----
+        Work that is queued still completes. Closing again does nothing. A user stream leaves its
+        registry, and `get_stream` makes a new one. Driver call: ``cuStreamDestroy``; does not
+        block.
+
+        Examples
+        --------
+        >>> from userstream import Stream
+        >>> stream = Stream.create()
+        >>> stream.close()
+        >>> stream.is_closed
+        True
+        """
+        if self._handle is None:
+            return
+        self._live()
+        self._handle = None
+        if self._on_close is not None:
+            self._on_close(self)
+        _given_away.pop(id(self), None)
+        super().close()
+
+    def __repr__(self) -> str:
+        name = "" if self._name is None else f" name={self._name!r}"
+        number = "" if self._id is None else f" id={self._id}"
+        state = "closed" if self._handle is None else f"handle={int(self._handle):#x}"
+        return f"<userstream.Stream device={self._device_id}{name}{number} {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self!r} cannot be copied or pickled: a stream belongs to its process")
+
+    def _live(self) -> driver.CUstream:
+        """Return the handle of an open stream."""
+        if _process.forked:
+            _process.check_fork()
+        handle = self._handle
+        if handle is None:
+            raise ClosedError(
+                f"{self!r} is closed; get_stream() or Stream.create() makes a new one",
+                device=self._device_id,
+                stream=repr(self),
+            )
+        return handle
+
+    def _device(self) -> int:
+        return self._device_id
+
+
+class _Foreign:
+    """What `cuda.core.Stream._init` takes for a stream that somebody else made."""
+
+    __slots__ = ("handle", "owner")
+
+    def __init__(self, handle: int, owner: object) -> None:
+        self.handle = handle
+        self.owner = owner
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.handle)
+
+
+def create(
+    kind: type[S], device: int, *, name: str | None = None, nonblocking: bool, priority: int
+) -> S:
+    """Create a stream in the primary context of a device; what is current stays so."""
+    context = _driver.primary_context(device)
+    # cuda.core makes a stream in the current context, whichever device it is told.
+    with _driver.entered(context):
+        core_device = Device(device)
+        core_device.set_current()
+        stream: S = kind._init(
+            options=StreamOptions(
+                nonblocking=nonblocking, priority=clamp_priority(device, priority)
+            ),
+            device_id=device,
+            ctx=core_device.context,
+        )
+    complete(stream, device, context, name=name, owned=True)
+    stream._id = _driver.stream_id(stream._live(), stream)
+    return stream
+
+
+def adopt(kind: type[S], address: int, owner: object) -> S:
+    """Wrap a stream that somebody else made, and keep its owner alive."""
+    context = _driver.stream_context(driver.CUstream(address))
+    with _driver.entered(context):
+        device = _driver.current_device()
+    stream: S = kind._init(_Foreign(address, owner))
+    complete(stream, device, context, owned=False)
+    return stream
+
+
+def complete(
+    stream: BaseStream,
+    device: int,
+    context: driver.CUcontext | None,
+    *,
+    name: str | None = None,
+    owned: bool,
+) -> None:
+    """Do what ``__init__`` would: cuda.core's ``_init`` runs none."""
+    stream._handle = cuda.core.Stream.handle.__get__(stream)
+    stream._context = context
+    stream._device_id = device
+    stream._id = None
+    stream._name = name
+    stream._on_close = None
+    stream._owned = owned
+    stream._closes_in_with = False
+    _process.leak_at_end(stream)
+
+
+def clamp_priority(device: int, priority: int) -> int:
+    """Return the priority nearest to the wanted one that the device has."""
+    least, greatest = _driver.priority_range(_driver.primary_context(device))
+    return max(greatest, min(priority, least))
+
+
+def address_of(handle: int | driver.CUstream | StreamLike) -> int:
+    """Return the address of a stream; 1 and 2 are the default streams."""
+    if isinstance(handle, bool):
+        raise TypeError(f"a stream handle is an address, not {handle!r}")
+    if isinstance(handle, (int, driver.CUstream)):
+        address = int(handle)
+    elif hasattr(handle, "__cuda_stream__"):
+        version, address = handle.__cuda_stream__()
+        if version != 0:
+            raise TypeError(f"{handle!r} speaks version {version} of __cuda_stream__, not 0")
+    else:
+        raise TypeError(
+            "a stream is an address, a CUstream or an object with __cuda_stream__, not "
+            f"{type(handle).__name__}"
+        )
+    if address <= 0:
+        raise ValueError(
+            f"{handle!r} has handle {address}: pass Stream.legacy_default() or "
+            "Stream.per_thread_default(), as libraries mean either of them by 0"
+        )
+    return address

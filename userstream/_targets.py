@@ -1,0 +1,83 @@
+"""What a target names: the devices or the stream that a call is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cuda.bindings import driver
+
+from userstream import _buffers, _devices, _driver
+from userstream._stream import Stream
+from userstream.errors import InvalidDeviceError, UnsupportedBufferError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def stream_of(target: Any) -> Stream | None:  # see typing.Target
+    """Return the stream that `target` is, or `None` if it is none."""
+    if isinstance(target, Stream) or (
+        (hasattr(target, "__cuda_stream__") or isinstance(target, driver.CUstream))
+        and not isinstance(target, type)
+    ):
+        return Stream.from_handle(target)
+    return None
+
+
+def devices_of(target: Any) -> list[int]:
+    """Return the ordinals of the devices that `target` names, each once, in order.
+
+    Raises
+    ------
+    UnsupportedBufferError, HostBufferError, InvalidDeviceError
+        It names none.
+    """
+    _driver.ensure()
+    if target is None:
+        return [_driver.current_device()]
+    rule = _buffers.rule_of(target)
+    if rule is not None:
+        return [rule.device_id(target)]
+    device = _devices.device_id_of(target)
+    if device is not None:
+        return [device]
+    if _is_collection(target):
+        devices = list(dict.fromkeys(_devices_in(target, "target")))
+        if not devices:
+            raise InvalidDeviceError(
+                f"an empty {type(target).__name__} names no device; pass buffers, or nothing at "
+                "all for the current device"
+            )
+        return devices
+    raise UnsupportedBufferError(
+        f"{_shown(target)} names no device: pass a GPU buffer, a (nested) sequence or mapping of "
+        "them, a device or its ordinal, or a stream"
+    )
+
+
+def _is_collection(target: object) -> bool:
+    return isinstance(target, (Sequence, Mapping)) and not isinstance(
+        target, (str, bytes, bytearray, memoryview, range)
+    )
+
+
+def _devices_in(collection: Any, path: str) -> Iterator[int]:
+    items = collection.items() if isinstance(collection, Mapping) else enumerate(collection)
+    for key, item in items:
+        where = f"{path}[{key!r}]"
+        rule = _buffers.rule_of(item)
+        if rule is not None:
+            yield rule.device_id(item)
+        elif _is_collection(item):
+            yield from _devices_in(item, where)
+        else:
+            raise UnsupportedBufferError(
+                f"{where} is {_shown(item)}, which is no GPU buffer; sequences and mappings hold "
+                "buffers only"
+            )
+
+
+def _shown(obj: object) -> str:
+    text = repr(obj)
+    return text if len(text) <= 60 else f"a {type(obj).__module__}.{type(obj).__qualname__}"

@@ -1,0 +1,125 @@
+"""Host waits: poll completion events, so that a wait can time out and Ctrl-C stops it.
+
+Nothing here blocks inside the driver. A wait covers what was queued when it was called.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from userstream import _driver
+from userstream.errors import DriverError, WaitErrors, WaitTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Policy = Literal["auto", "spin"]
+
+_SPIN_SECONDS = 100e-6  # a short wait is over before a sleep would be
+_SLEEP_SHARE = 0.05  # so a wait is at most this share late
+_LONGEST_SLEEP = 5e-3
+
+
+class Waitable(Protocol):
+    """A stream, or everything on a device."""
+
+    def _is_idle(self) -> bool: ...
+    def _completion(self) -> Pending: ...
+    def _device(self) -> int: ...
+
+
+class Pending(Protocol):
+    """The point that a `Waitable` had reached; `_events.Completion` says more."""
+
+    target: Any
+
+    def is_done(self) -> bool: ...
+    def abandon(self) -> None: ...
+
+
+def check_arguments(timeout: float | None, policy: str) -> None:
+    """Refuse a timeout or a policy that is none, before CUDA is touched."""
+    if policy not in ("auto", "spin"):
+        raise ValueError(f'policy must be "auto" or "spin", not {policy!r}')
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout must be seconds (a number) or None, not {timeout!r}")
+    if math.isnan(timeout) or timeout < 0:
+        raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
+
+
+def wait_for(
+    targets: Sequence[Waitable], *, timeout: float | None, policy: str, grouped: bool
+) -> None:
+    """Wait until each target has done what it had to do when this was called.
+
+    Parameters
+    ----------
+    targets : sequence of Waitable
+        One that fails does not stop the others.
+    timeout : float or None
+        Seconds for all of them together; `None` waits for ever, 0 asks once.
+    policy : {"auto", "spin"}
+        Whether to sleep between the polls.
+    grouped : bool
+        Whether failures are raised as `WaitErrors`, or the one failure as itself.
+    """
+    since = time.perf_counter()
+    pending: list[Pending] = []
+    failed: list[DriverError] = []
+    try:
+        for target in targets:
+            try:
+                if not target._is_idle():
+                    pending.append(target._completion())
+            except DriverError as error:
+                failed.append(error)
+        while pending:
+            with _driver.relaxed_capture():
+                pending = [each for each in pending if not _is_over(each, failed)]
+            elapsed = time.perf_counter() - since
+            if not pending or (timeout is not None and elapsed >= timeout):
+                break
+            if policy == "auto" and elapsed > _SPIN_SECONDS:
+                _sleep(elapsed, timeout)
+    finally:
+        for each in pending:
+            each.abandon()
+    if pending or failed:
+        raise _outcome(pending, failed, timeout, grouped=grouped)
+
+
+def _is_over(completion: Pending, failed: list[DriverError]) -> bool:
+    try:
+        return completion.is_done()
+    except DriverError as error:
+        failed.append(error)
+        return True
+
+
+def _sleep(elapsed: float, timeout: float | None) -> None:
+    pause = min(elapsed * _SLEEP_SHARE, _LONGEST_SLEEP)
+    time.sleep(pause if timeout is None else min(pause, timeout - elapsed))
+
+
+def _outcome(
+    late: list[Pending], failed: list[DriverError], timeout: float | None, *, grouped: bool
+) -> Exception:
+    problems: list[Exception] = [*failed]
+    if late:
+        targets = [each.target for each in late]
+        names = ", ".join(map(repr, targets))
+        problems.append(
+            WaitTimeout(
+                f"not done within {timeout} s: {names}; nothing was cancelled, wait again to go on",
+                seconds=timeout,
+                devices=sorted({target._device() for target in targets}),
+                streams=[repr(target) for target in targets],
+            )
+        )
+    if failed and grouped:
+        return WaitErrors(f"{len(problems)} of the waits failed", problems)
+    return problems[0]

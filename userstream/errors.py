@@ -1,0 +1,268 @@
+"""The exceptions of userstream.
+
+::
+
+    UserStreamError
+    ├── DriverError               (RuntimeError)   a driver call failed, or the GPU did
+    ├── DriverNotFoundError       (RuntimeError)   no usable NVIDIA driver or device
+    ├── NotSupportedError         (RuntimeError)   this driver or device lacks the function
+    ├── ForkedError               (RuntimeError)   CUDA does not survive ``os.fork``
+    ├── CaptureError              (RuntimeError)   would break a graph capture
+    ├── ClosedError               (RuntimeError)   the stream or registry is closed
+    ├── UnsupportedBufferError    (TypeError)      no rule knows this object
+    │   └── HostBufferError       (TypeError)      it lives in host memory
+    ├── DeviceMismatchError       (ValueError)     several devices where one is needed
+    ├── InvalidDeviceError        (ValueError)     there is no such device
+    ├── UnknownProducerError      (ValueError)     nobody says which stream wrote the buffer
+    ├── NoUserStreamError         (LookupError)    the device has no user stream
+    ├── WaitTimeout               (TimeoutError)   not finished in time; nothing was cancelled
+    └── WaitErrors                (ExceptionGroup) several waits failed
+
+Every one of them pickles, with its facts as attributes; a fact that is not known is `None`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "CaptureError",
+    "ClosedError",
+    "DeviceMismatchError",
+    "DriverError",
+    "DriverNotFoundError",
+    "ForkedError",
+    "HostBufferError",
+    "InvalidDeviceError",
+    "NoUserStreamError",
+    "NotSupportedError",
+    "UnknownProducerError",
+    "UnsupportedBufferError",
+    "UserStreamError",
+    "WaitErrors",
+    "WaitTimeout",
+]
+
+
+class UserStreamError(Exception):
+    """Base class of every exception that userstream raises on its own account.
+
+    Parameters
+    ----------
+    message : str
+        What was passed, what was wrong and what to do.
+    device : int, optional
+        Ordinal of the device concerned.
+    stream : str, optional
+        ``repr`` of the stream concerned.
+    """
+
+    def __init__(
+        self, message: str = "", *, device: int | None = None, stream: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.device = device
+        self.stream = stream
+
+
+class DriverError(UserStreamError, RuntimeError):
+    """A CUDA driver call failed, or work on the GPU did.
+
+    An error of the GPU itself (such as ``CUDA_ERROR_ILLEGAL_ADDRESS``) stays with its context:
+    every later call there reports it again, and only a new process helps.
+
+    Parameters
+    ----------
+    message : str
+        What happened.
+    function : str, optional
+        The driver function that reported it.
+    code : int, optional
+        The ``CUresult`` as a number.
+    name : str, optional
+        The ``CUresult`` by name; of a code newer than cuda-bindings, the number as text.
+    device, stream
+        As in `UserStreamError`.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        function: str | None = None,
+        code: int | None = None,
+        name: str | None = None,
+        device: int | None = None,
+        stream: str | None = None,
+    ) -> None:
+        super().__init__(message, device=device, stream=stream)
+        self.function = function
+        self.code = code
+        self.name = name
+
+
+class DriverNotFoundError(UserStreamError, RuntimeError):
+    """No usable NVIDIA driver on this machine, or no device that it sees."""
+
+
+class NotSupportedError(UserStreamError, RuntimeError):
+    """The installed driver, cuda-bindings or the device lacks what was asked for.
+
+    Parameters
+    ----------
+    message : str
+        What is missing and what would have it.
+    function : str, optional
+        The driver function that is missing.
+    device, stream
+        As in `UserStreamError`.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        function: str | None = None,
+        device: int | None = None,
+        stream: str | None = None,
+    ) -> None:
+        super().__init__(message, device=device, stream=stream)
+        self.function = function
+
+
+class ForkedError(UserStreamError, RuntimeError):
+    """The process was forked after the driver was used; CUDA cannot be used in the child.
+
+    Start workers with the ``"spawn"`` or ``"forkserver"`` method of `multiprocessing` instead.
+    """
+
+
+class CaptureError(UserStreamError, RuntimeError):
+    """The call would break a CUDA graph capture, or cannot be captured.
+
+    Raised before the driver is asked, so that the capture goes on.
+    """
+
+
+class ClosedError(UserStreamError, RuntimeError):
+    """The stream or the registry was closed."""
+
+
+class UnsupportedBufferError(UserStreamError, TypeError):
+    """No rule tells where this object lives: it is not a GPU buffer that userstream knows."""
+
+
+class HostBufferError(UnsupportedBufferError):
+    """The object lives in host memory (pinned memory included), so it has no device."""
+
+
+class DeviceMismatchError(UserStreamError, ValueError):
+    """One device is needed, and the target names several.
+
+    Parameters
+    ----------
+    message : str
+        Which devices were named.
+    devices : sequence of int
+        The ordinals of those devices.
+    device, stream
+        As in `UserStreamError`.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        devices: Sequence[int] = (),
+        device: int | None = None,
+        stream: str | None = None,
+    ) -> None:
+        super().__init__(message, device=device, stream=stream)
+        self.devices = tuple(devices)
+
+
+class InvalidDeviceError(UserStreamError, ValueError):
+    """There is no such CUDA device in this process."""
+
+
+class UnknownProducerError(UserStreamError, ValueError):
+    """Nothing tells which stream the buffer's producer works on; pass ``producer=``."""
+
+
+class NoUserStreamError(UserStreamError, LookupError):
+    """The device has no user stream (of that name), so there is nothing to wait for.
+
+    As in DALI: "Can only wait on user streams".
+    """
+
+
+class WaitTimeout(UserStreamError, TimeoutError):
+    """The work had not finished in time. Nothing was cancelled; waiting again works.
+
+    Parameters
+    ----------
+    message : str
+        What was waited for.
+    seconds : float, optional
+        The timeout that was given.
+    devices : sequence of int
+        The devices that had not finished.
+    streams : sequence of str
+        The ``repr`` of each stream that had not finished; empty for `wait_for_device`.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        seconds: float | None = None,
+        devices: Sequence[int] = (),
+        streams: Sequence[str] = (),
+    ) -> None:
+        super().__init__(
+            message,
+            device=devices[0] if len(devices) == 1 else None,
+            stream=streams[0] if len(streams) == 1 else None,
+        )
+        self.seconds = seconds
+        self.devices = tuple(devices)
+        self.streams = tuple(streams)
+
+
+class WaitErrors(UserStreamError, ExceptionGroup[Exception]):
+    """Several streams were waited for and at least one failed on the GPU.
+
+    An `ExceptionGroup` of `DriverError` and, for streams that were late, `WaitTimeout`; every
+    stream was waited for nevertheless. ``except*`` and ``split`` work on it.
+
+    Parameters
+    ----------
+    message : str
+        What was waited for.
+    exceptions : sequence of Exception
+        One per stream that failed or was late.
+    """
+
+    # BaseExceptionGroup keeps its arguments in __new__; there is nothing left to initialise.
+    def __init__(self, message: str, exceptions: Sequence[Exception], /) -> None:
+        super(UserStreamError, self).__init__(message, exceptions)
+        self.device = None
+        self.stream = None
+
+    def derive(self, excs: Sequence[Any], /) -> WaitErrors:  # type: ignore[override]
+        """Make a group of the same class; what ``split`` and ``except*`` call.
+
+        Parameters
+        ----------
+        excs : sequence of Exception
+            The exceptions of the new group.
+
+        Returns
+        -------
+        WaitErrors
+            The new group, with this one's message.
+        """
+        return WaitErrors(self.message, excs)
