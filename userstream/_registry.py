@@ -136,12 +136,18 @@ class UserStream:
         """
         # The path of every call but the first: one look at the type, one at the table.
         if name is None and priority is None:
-            rule = _buffers.learned.get(type(target))
-            if rule is not None:
-                stream = self._unnamed.get(rule.device_id(target))
-                if stream is not None:
-                    return stream
+            stream = self._known(target)
+            if stream is not None:
+                return stream
         return self._find_or_create(target, name, priority)
+
+    def _known(self, target: Target) -> Stream | None:
+        """Return the stream without a name that there is for an ordinal or a buffer."""
+        kind = type(target)
+        rule = _buffers.learned.get(kind)
+        if rule is not None:
+            return self._unnamed.get(rule.device_id(target))
+        return self._unnamed.get(target) if kind is int else None  # type: ignore[arg-type]
 
     def _find_or_create(self, target: Target, name: str | None, priority: int | None) -> Stream:
         _check_name(name)
@@ -275,11 +281,9 @@ class UserStream:
 
     def _waited_for(self, target: Target, name: str | None) -> list[Stream]:
         if name is None:
-            rule = _buffers.learned.get(type(target))
-            if rule is not None:
-                stream = self._unnamed.get(rule.device_id(target))
-                if stream is not None:
-                    return [stream]
+            stream = self._known(target)
+            if stream is not None:
+                return [stream]
         _check_name(name)
         self._check_open()
         given = _targets.stream_of(target)

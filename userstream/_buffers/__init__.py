@@ -30,6 +30,7 @@ _PROTOCOLS = ((dlpack.ATTRIBUTE, dlpack.RULE), (cai.ATTRIBUTE, cai.RULE))
 
 # Rules by the exact type of the object, so that the second look is one dict lookup.
 learned: dict[type, Rule] = {}
+_strangers: set[type] = set()  # types that no rule knows
 _MOST_LEARNED = 1024  # a program may make types without end
 
 
@@ -39,17 +40,27 @@ def rule_of(obj: object) -> Rule | None:
     rule = learned.get(kind)
     if rule is not None:
         return rule
-    for rule_for in _RULES:
-        rule = rule_for(kind)
+    if kind not in _strangers:
+        rule = _learn(kind)
         if rule is not None:
-            if len(learned) >= _MOST_LEARNED:
-                learned.clear()
-            learned[kind] = rule
             return rule
     # The protocols may be attributes of the very object; another of its type may lack them.
     for attribute, rule in _PROTOCOLS:
         if hasattr(obj, attribute) and not isinstance(obj, type):
             return rule
+    return None
+
+
+def _learn(kind: type) -> Rule | None:
+    if len(learned) + len(_strangers) >= _MOST_LEARNED:
+        learned.clear()
+        _strangers.clear()
+    for rule_for in _RULES:
+        rule = rule_for(kind)
+        if rule is not None:
+            learned[kind] = rule
+            return rule
+    _strangers.add(kind)
     return None
 
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-Memory: TypeAlias = Literal["device", "managed", "pinned"]
+    from userstream._driver import Memory
+
 Ordering: TypeAlias = Literal["exact", "current", "dlpack", "none", "unknown"]
 
 
@@ -64,6 +65,7 @@ class BufferInfo:
 
 def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     """Return the strides in bytes of an array in C order."""
-    # As NumPy: an axis of length 0 counts as one of length 1.
-    sizes = [max(length, 1) for length in shape[:0:-1]]
-    return tuple(accumulate(sizes, int.__mul__, initial=itemsize))[::-1] if shape else ()
+    if 0 in shape:
+        return (0,) * len(shape)  # as NumPy and CuPy
+    sizes = accumulate(shape[:0:-1], int.__mul__, initial=itemsize)
+    return tuple(sizes)[::-1] if shape else ()

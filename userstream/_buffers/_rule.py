@@ -10,7 +10,8 @@ from userstream.errors import HostBufferError, UnsupportedBufferError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from userstream._buffers._info import BufferInfo, Memory
+    from userstream._buffers._info import BufferInfo
+    from userstream._driver import Memory
 
 
 class Rule(NamedTuple):
@@ -42,48 +43,48 @@ def host_error(obj: object, where: str = "host memory") -> HostBufferError:
     )
 
 
-class Place(NamedTuple):
-    """Where the driver says that an address is."""
-
-    device: int
-    memory: Memory
-
-
-def locate(address: int, obj: object) -> Place:
-    """Ask the driver where an address of `obj` is; pinned memory included.
+def device_at(address: int, obj: object) -> int:
+    """Ask the driver on which device an address of `obj` is.
 
     Raises
     ------
+    HostBufferError
+        It is pinned host memory.
     UnsupportedBufferError
         It is 0, no memory that the driver knows, or of a context that is not a primary one.
     """
+    on_host = _on_host(address, obj)
+    if on_host and not _driver.is_managed_pointer(address):
+        raise host_error(obj, "pinned host memory")
+    device = _driver.primary_device_of_pointer(address)
+    if device is None:
+        raise UnsupportedBufferError(
+            f"address {address:#x} of this {type_name(obj)} was allocated in a CUDA context that "
+            "is not the primary one of its device, where the user streams are"
+        )
+    return device
+
+
+def locate(address: int, obj: object) -> tuple[int, Memory]:
+    """Return the device and the kind of memory at an address of `obj`, pinned memory included."""
+    on_host = _on_host(address, obj)
+    if _driver.is_managed_pointer(address):
+        return device_at(address, obj), "managed"
+    if on_host:
+        return _driver.device_of_pointer(address), "pinned"
+    return device_at(address, obj), "device"
+
+
+def _on_host(address: int, obj: object) -> bool:
     if address == 0:
         raise UnsupportedBufferError(
             f"this {type_name(obj)} has address 0 (it is empty, or was freed), which does not tell "
             "its device; pass the device itself"
         )
     _driver.ensure()
-    found = _driver.pointer_attributes(address)
-    if not found.known:
+    on_host = _driver.is_host_pointer(address)
+    if on_host is None:
         raise UnsupportedBufferError(
             f"address {address:#x} of this {type_name(obj)} is no memory that the CUDA driver knows"
         )
-    if found.managed:
-        return Place(found.device, "managed")
-    if found.on_host:
-        return Place(found.device, "pinned")
-    if found.context and found.context != int(_driver.primary_context(found.device)):
-        raise UnsupportedBufferError(
-            f"address {address:#x} of this {type_name(obj)} was allocated in a CUDA context that "
-            f"is not the primary context of device {found.device}, where the user streams are",
-            device=found.device,
-        )
-    return Place(found.device, "device")
-
-
-def device_at(address: int, obj: object) -> int:
-    """Ask the driver on which device an address of `obj` is."""
-    place = locate(address, obj)
-    if place.memory == "pinned":
-        raise host_error(obj, "pinned host memory")
-    return place.device
+    return on_host

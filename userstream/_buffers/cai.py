@@ -14,6 +14,8 @@ from userstream.errors import UnsupportedBufferError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from userstream._driver import Memory
+
 ATTRIBUTE = "__cuda_array_interface__"
 
 
@@ -61,10 +63,9 @@ def describe_interface(obj: Any, source: str, *, device: int | None = None) -> B
     """
     found = interface(obj)
     address = found["data"][0]
+    memory: Memory = "device"
     if address or device is None:
         device, memory = locate(address, obj)
-    else:
-        memory = "device"
     # A structured type is spelled out in descr; DALI writes "=f" where NumPy writes "<f4".
     fields = found.get("descr")
     structured = fields and found["typestr"][1] == "V"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
 from cuda.core import Buffer
 
-from userstream._buffers._info import BufferInfo, Memory, contiguous_strides
+from userstream._buffers._info import BufferInfo, contiguous_strides
 from userstream._buffers._rule import Rule, device_at, host_error, locate
+
+if TYPE_CHECKING:
+    from userstream._driver import Memory
 
 
 def rule_for(kind: type) -> Rule | None:
@@ -31,11 +34,11 @@ def _buffer_device_id(buffer: Buffer) -> int:
 
 def _describe_buffer(buffer: Buffer) -> BufferInfo:
     address = int(buffer.handle or 0)
-    place = locate(address, buffer)
+    device, memory = locate(address, buffer)
     return BufferInfo(
         source="cuda.core.Buffer",
-        device_id=place.device,
-        memory=place.memory,
+        device_id=device,
+        memory=memory,
         address=address,
         nbytes=buffer.size,
         ordering="unknown",  # the stream that it was allocated on is not to be had
@@ -83,11 +86,11 @@ def _pointer_device_id(pointer: driver.CUdeviceptr) -> int:
 
 
 def _describe_pointer(pointer: driver.CUdeviceptr) -> BufferInfo:
-    place = locate(int(pointer), pointer)
+    device, memory = locate(int(pointer), pointer)
     return BufferInfo(
         source="CUdeviceptr",
-        device_id=place.device,
-        memory=place.memory,
+        device_id=device,
+        memory=memory,
         address=int(pointer),
         ordering="unknown",
     )

@@ -32,7 +32,7 @@ def _describe(array: Any) -> BufferInfo:
     return BufferInfo(
         source="cupy.ndarray",
         device_id=device,
-        memory=locate(address, array).memory if address else "device",
+        memory=locate(address, array)[1] if address else "device",
         address=address,
         nbytes=array.nbytes,
         shape=array.shape,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from userstream import _driver
 from userstream._buffers import cai, cuda_core
+from userstream._buffers._info import BufferInfo
 from userstream._buffers._rule import Rule, device_at, host_error, type_name
 from userstream.errors import UnsupportedBufferError
-
-if TYPE_CHECKING:
-    from userstream._buffers._info import BufferInfo
 
 ATTRIBUTE = "__dlpack_device__"
 
@@ -28,13 +26,18 @@ def rule_for(kind: type) -> Rule | None:
     return RULE if hasattr(kind, ATTRIBUTE) else None
 
 
-def _device_id(obj: Any) -> int:
+def _ask(obj: Any) -> tuple[int, int]:
     try:
         kind, ordinal = obj.__dlpack_device__()
     except Exception as error:
         raise UnsupportedBufferError(
             f"{ATTRIBUTE} of this {type_name(obj)} failed: {error}; pass the device itself"
         ) from error
+    return kind, ordinal
+
+
+def _device_id(obj: Any) -> int:
+    kind, ordinal = _ask(obj)
     if kind == _CUDA:
         _driver.check_device(int(ordinal))
         return int(ordinal)
@@ -63,12 +66,16 @@ def _view(obj: Any) -> Any:
 
 
 def _describe(obj: Any) -> BufferInfo:
-    kind, _ordinal = obj.__dlpack_device__()
+    kind, _ = _ask(obj)
     device = 0 if kind == _CUDA_HOST else _device_id(obj)  # pinned memory is described
     if hasattr(obj, cai.ATTRIBUTE):
         info = cai.describe_interface(obj, ATTRIBUTE, device=device)
     else:
-        info = cuda_core.describe_view(_view(obj), ATTRIBUTE, device=device)
+        try:
+            view = _view(obj)
+        except Exception:
+            return BufferInfo(source=ATTRIBUTE, device_id=device, ordering="dlpack")
+        info = cuda_core.describe_view(view, ATTRIBUTE, device=device)
     return dataclasses.replace(info, producer=None, ordering="dlpack")
 
 

@@ -15,12 +15,11 @@ _ordinals: dict[Any, int] = {}
 
 def rule_for(kind: type) -> Rule | None:
     """Return the rule if `kind` is an array type of JAX."""
-    jax = sys.modules.get("jax")
-    array = getattr(jax, "Array", None)
-    if array is None or not issubclass(kind, array):
-        return None
-    tracer = getattr(getattr(jax, "core", None), "Tracer", ())
-    return _TRACED if issubclass(kind, tracer) else _RULE
+    array = getattr(sys.modules.get("jax"), "Array", None)
+    if array is not None and issubclass(kind, array):
+        return _RULE
+    tracer = getattr(sys.modules.get("jax.core"), "Tracer", None)
+    return _TRACED if tracer is not None and issubclass(kind, tracer) else None
 
 
 def _device_id(array: Any) -> int:  # jax.Array

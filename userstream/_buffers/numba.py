@@ -21,9 +21,11 @@ def rule_for(kind: type) -> Rule | None:
 
 def _device_id(array: Any) -> int:  # DeviceNDArray
     address = cai.interface(array)["data"][0]
-    if address:
-        return device_at(address, array)
-    return int(array.gpu_data.context.device.id)  # an empty one
+    return device_at(address, array) if address else _device_of_empty(array)
+
+
+def _device_of_empty(array: Any) -> int:
+    return int(array.gpu_data.context.device.id)
 
 
 def _default_stream() -> int:
@@ -33,7 +35,9 @@ def _default_stream() -> int:
 
 
 def _describe(array: Any) -> BufferInfo:
-    info = cai.describe_interface(array, "numba DeviceNDArray", device=_device_id(array))
+    empty = array.size == 0
+    device = _device_of_empty(array) if empty else None
+    info = cai.describe_interface(array, "numba DeviceNDArray", device=device)
     if info.ordering != "none":
         return info
     # Not bound to a stream, which for numba means its default stream.

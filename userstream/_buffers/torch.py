@@ -39,7 +39,7 @@ def _describe(tensor: Any) -> BufferInfo:
     address = tensor.data_ptr()
     if tensor.is_cuda:
         device = tensor.get_device()
-        memory = locate(address, tensor).memory if address else "device"
+        memory = locate(address, tensor)[1] if address else "device"
         producer = current_stream(device)
     elif tensor.device.type == "cpu" and address and tensor.is_pinned():
         device, memory = locate(address, tensor)

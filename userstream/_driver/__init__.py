@@ -5,6 +5,7 @@ Nothing here changes the caller's current context or capture mode beyond its own
 """
 
 from userstream._driver.contexts import (
+    current_context,
     current_device,
     default_context,
     entered,
@@ -25,8 +26,16 @@ from userstream._driver.library import (
     device_report,
     ensure,
     version,
+    version_text,
 )
-from userstream._driver.pointers import pointer_attributes
+from userstream._driver.memory import allocate_pinned, free_pinned
+from userstream._driver.pointers import (
+    Memory,
+    device_of_pointer,
+    is_host_pointer,
+    is_managed_pointer,
+    primary_device_of_pointer,
+)
 from userstream._driver.streams import (
     LEGACY,
     PER_THREAD,
@@ -42,18 +51,25 @@ from userstream._driver.streams import (
 __all__ = [
     "LEGACY",
     "PER_THREAD",
+    "Memory",
+    "allocate_pinned",
     "check_device",
     "create_event",
+    "current_context",
     "current_device",
     "default_context",
     "device_count",
+    "device_of_pointer",
     "device_report",
     "ensure",
     "entered",
     "event_is_done",
-    "pointer_attributes",
+    "free_pinned",
+    "is_host_pointer",
+    "is_managed_pointer",
     "primary_context",
     "primary_context_if_active",
+    "primary_device_of_pointer",
     "priority_range",
     "record_context",
     "record_event",
@@ -65,5 +81,6 @@ __all__ = [
     "stream_is_idle",
     "synchronize_context",
     "version",
+    "version_text",
     "wait_event",
 ]

@@ -18,6 +18,7 @@ _INVALID_CONTEXT = driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
 
 _lock = threading.Lock()
 _primary: dict[int, driver.CUcontext] = {}
+_devices: dict[int, int] = {}  # by the address of the primary context
 
 
 def primary_context(device: int) -> driver.CUcontext:
@@ -31,6 +32,7 @@ def primary_context(device: int) -> driver.CUcontext:
     context = call(driver.cuDevicePrimaryCtxRetain, handle)
     with _lock:
         kept = _primary.setdefault(device, context)
+        _devices[int(kept)] = device
     if kept is not context:
         call(driver.cuDevicePrimaryCtxRelease, handle)
     return kept
@@ -43,6 +45,11 @@ def primary_context_if_active(device: int) -> driver.CUcontext | None:
         return known
     _flags, active = call(driver.cuDevicePrimaryCtxGetState, call(driver.cuDeviceGet, device))
     return primary_context(device) if active else None
+
+
+def device_of_primary(context: int) -> int | None:
+    """Return the device whose primary context, known by `primary_context`, this is."""
+    return _devices.get(context)
 
 
 def current_context() -> driver.CUcontext | None:

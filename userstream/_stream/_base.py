@@ -76,6 +76,7 @@ class BaseStream(cuda.core.Stream):  # type: ignore[misc] # to a type checker, c
     @property
     def device(self) -> Device:
         """The `cuda.core.Device` of this stream; of a default stream, the current one."""
+        _process.check_fork()
         return Device(self._device())
 
     @property
@@ -87,9 +88,27 @@ class BaseStream(cuda.core.Stream):  # type: ignore[misc] # to a type checker, c
     def flags(self) -> int:
         """The flags it was created with: 1 (``CU_STREAM_NON_BLOCKING``) or 0.
 
-        Driver call: ``cuStreamGetFlags``.
+        Driver call: ``cuStreamGetFlags``. Raises `CaptureError` while the stream is being
+        captured, because the driver invalidates the capture of a stream that is asked.
         """
-        return _driver.stream_flags(self._live(), self)
+        handle = self._live()
+        _driver.refuse_capturing(handle, self)
+        return _driver.stream_flags(handle, self)
+
+    @property
+    def is_nonblocking(self) -> bool:
+        """Whether it runs beside the legacy default stream; as ``flags``."""
+        return bool(self.flags & 1)
+
+    @property
+    def priority(self) -> int:
+        """Its priority; lower numbers run first.
+
+        Driver call: ``cuStreamGetPriority``. Raises `CaptureError` while the stream is being
+        captured, as ``flags``.
+        """
+        _driver.refuse_capturing(self._live(), self)
+        return int(super().priority)
 
     @property
     def stream_id(self) -> int:
@@ -241,6 +260,8 @@ def address_of(handle: int | driver.CUstream | StreamLike) -> int:
         version, address = handle.__cuda_stream__()
         if version != 0:
             raise TypeError(f"{handle!r} speaks version {version} of __cuda_stream__, not 0")
+        if address == 0:  # legal there, and CUDA's NULL stream
+            address = _driver.LEGACY
     else:
         raise TypeError(
             "a stream is an address, a CUstream or an object with __cuda_stream__, not "
@@ -248,7 +269,7 @@ def address_of(handle: int | driver.CUstream | StreamLike) -> int:
         )
     if address <= 0:
         raise ValueError(
-            f"{handle!r} has handle {address}: pass Stream.legacy_default() or "
-            "Stream.per_thread_default(), as libraries mean either of them by 0"
+            f"{handle!r} is no handle of a stream; for the default streams pass "
+            "Stream.legacy_default() or Stream.per_thread_default()"
         )
     return address

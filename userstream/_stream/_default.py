@@ -44,6 +44,11 @@ class DefaultStream(Stream):
             return int(super().flags)
 
     @property
+    def priority(self) -> int:
+        with _driver.entered(_driver.default_context()):
+            return super().priority
+
+    @property
     def stream_id(self) -> int:
         with _driver.entered(_driver.default_context()):
             handle = self._live()

@@ -1,0 +1,86 @@
+"""One test tree, run on the simulated driver and on a real GPU.
+
+``USERSTREAM_TEST_DRIVER=simulated`` or ``real`` decides; by default it is the real driver where
+there is an NVIDIA device node, and the simulated one where there is none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+DEVICES = 4  # simulated
+
+
+def _simulate() -> bool:
+    choice = os.environ.get("USERSTREAM_TEST_DRIVER")
+    if choice not in (None, "simulated", "real"):
+        raise pytest.UsageError('USERSTREAM_TEST_DRIVER must be "simulated" or "real"')
+    if choice is not None:
+        return choice == "simulated"
+    return not (Path("/dev/nvidiactl").exists() or Path("/dev/nvidia0").exists())
+
+
+SIMULATED = _simulate()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if SIMULATED:
+        from userstream import testing
+
+        testing.simulate(devices=DEVICES)
+
+
+def pytest_report_header() -> list[str]:
+    from cuda.bindings import __version__ as bindings
+    from cuda.core import __version__ as core
+
+    from userstream import _driver
+
+    driver = "simulated driver" if SIMULATED else "real driver"
+    return [
+        f"userstream: {driver} (CUDA {_driver.version()}), {_driver.device_count()} devices, "
+        f"cuda-bindings {bindings}, cuda-core {core}"
+    ]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    from userstream import _driver
+
+    reasons = {
+        "simulated": (not SIMULATED, "needs the simulated driver"),
+        "gpu": (SIMULATED, "needs a real GPU"),
+        "multi_device": (_driver.device_count() < 2, "needs two devices"),
+    }
+    for item in items:
+        for mark, (applies, reason) in reasons.items():
+            if applies and item.get_closest_marker(mark):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def _leave_nothing() -> Iterator[None]:
+    """Every test starts with an empty registry, and leaves the current context as it was."""
+    import userstream as us
+    from helpers import current_context
+
+    before = current_context()
+    yield
+    if SIMULATED:
+        from userstream import testing
+
+        testing.reset()
+    us.close(timeout=20)
+    assert current_context() == before, "the test, or what it tested, left another context current"
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    """The address of 256 bytes on device 0."""
+    from helpers import device_memory
+
+    with device_memory(0) as address:
+        yield address

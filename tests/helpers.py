@@ -1,0 +1,174 @@
+"""What several test modules need: device memory, stand-ins for arrays, threads, processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from cuda.bindings import driver
+
+from userstream import _driver
+
+T = TypeVar("T")
+
+
+def checked(answer: tuple[Any, ...]) -> Any:
+    """Return what a driver function gave, and insist that it succeeded."""
+    status, *values = answer
+    assert status == driver.CUresult.CUDA_SUCCESS, status
+    return values[0] if len(values) == 1 else values
+
+
+def current_context() -> int:
+    return int(checked(driver.cuCtxGetCurrent()))
+
+
+@contextmanager
+def device_memory(device: int = 0, size: int = 256) -> Iterator[int]:
+    """Allocate device memory in the primary context; yield its address."""
+    context = _driver.primary_context(device)
+    with _driver.entered(context):
+        pointer = checked(driver.cuMemAlloc(size))
+    try:
+        yield int(pointer)
+    finally:
+        with _driver.entered(context):
+            checked(driver.cuMemFree(pointer))
+
+
+@contextmanager
+def pinned_memory(device: int = 0, size: int = 256) -> Iterator[int]:
+    context = _driver.primary_context(device)
+    with _driver.entered(context):
+        address = int(checked(driver.cuMemHostAlloc(size, 0)))
+    try:
+        yield address
+    finally:
+        with _driver.entered(context):
+            checked(driver.cuMemFreeHost(address))
+
+
+@contextmanager
+def managed_memory(device: int = 0, size: int = 256) -> Iterator[int]:
+    context = _driver.primary_context(device)
+    flags = driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL
+    with _driver.entered(context):
+        pointer = checked(driver.cuMemAllocManaged(size, flags))
+    try:
+        yield int(pointer)
+    finally:
+        with _driver.entered(context):
+            checked(driver.cuMemFree(pointer))
+
+
+class CAI:
+    """An array with nothing but ``__cuda_array_interface__``."""
+
+    def __init__(self, address: int, shape: tuple[int, ...] = (4,), **more: Any) -> None:
+        self.interface = {
+            "shape": shape,
+            "typestr": "<f4",
+            "data": (address, False),
+            "version": 3,
+            **more,
+        }
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return self.interface
+
+
+class DLPack:
+    """An array with nothing but the device query of DLPack."""
+
+    def __init__(self, kind: int, ordinal: int) -> None:
+        self.answer = (kind, ordinal)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.answer
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise BufferError("this one is not exported")
+
+
+def on(device: int) -> DLPack:
+    """Return a buffer on a device."""
+    return DLPack(2, device)
+
+
+def in_thread(function: Callable[[], T]) -> T:
+    """Run a function in a new thread, which has no context, and return what it returns."""
+    with running(function) as result:
+        pass
+    return result()
+
+
+@contextmanager
+def running(function: Callable[[], T]) -> Iterator[Callable[[], T]]:
+    """Run a function in a thread beside the block; what is yielded waits for its result."""
+    outcome: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    def result() -> T:
+        thread.join(30)
+        assert not thread.is_alive(), "the thread did not end"
+        if errors:
+            raise errors[0]
+        return outcome[0]
+
+    result.thread = thread = threading.Thread(target=run, daemon=True)  # type: ignore[attr-defined]
+    thread.start()
+    try:
+        yield result
+    finally:
+        thread.join(30)
+
+
+def is_blocked(result: Any, seconds: float = 0.05) -> bool:
+    """Tell whether a thread of `running` is still at work after a while."""
+    result.thread.join(seconds)
+    return bool(result.thread.is_alive())
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    """Wait until a condition holds; tell whether it did in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def run_python(
+    code: str, *arguments: str, simulate: int | None = 2, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run code in a new interpreter, on the same driver as these tests.
+
+    `simulate` is the number of simulated devices; `None` calls nothing beforehand.
+    """
+    from conftest import SIMULATED
+
+    start = f"from userstream import testing; testing.simulate({simulate})\n"
+    text = (start if SIMULATED and simulate is not None else "") + textwrap.dedent(code)
+    return subprocess.run(
+        [sys.executable, "-c", text, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **environment},
+    )

@@ -1,0 +1,204 @@
+"""Stand-ins for frameworks: what of their objects this library looks at, and no more.
+
+They are for machines without the frameworks; `test_frameworks.py` uses the real ones.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import numpy as np
+
+
+class _Interface:
+    """An object of a framework at an address."""
+
+    def __init__(self, device: int, address: int, count: int = 4, **more: Any) -> None:
+        self.where = device
+        self.interface = {
+            "shape": (count,),
+            "typestr": "<f4",
+            "data": (address, False),
+            "version": 3,
+            **more,
+        }
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return self.interface
+
+
+def torch(stream: int = 0) -> types.ModuleType:
+    """Return a module that passes for PyTorch, whose current streams have that handle."""
+    module = types.ModuleType("torch")
+
+    class Device:
+        def __init__(self, type: str, index: int | None = None) -> None:
+            self.type, self.index = type, index
+
+        def __str__(self) -> str:
+            return self.type if self.index is None else f"{self.type}:{self.index}"
+
+    class Tensor:
+        def __init__(self, device: Any, address: int = 0, *, dtype: str = "float32") -> None:
+            self.device, self.address, self.dtype = device, address, f"torch.{dtype}"
+            self.shape = (2, 3)
+
+        @property
+        def is_cuda(self) -> bool:
+            return self.device.type == "cuda"
+
+        def get_device(self) -> int:
+            return -1 if self.device.index is None else self.device.index
+
+        def is_pinned(self) -> bool:
+            return self.address != 0
+
+        def data_ptr(self) -> int:
+            return self.address
+
+        def element_size(self) -> int:
+            return 4
+
+        def nelement(self) -> int:
+            return 6
+
+        def stride(self) -> tuple[int, ...]:
+            return (1, 2)
+
+        @property
+        def __cuda_array_interface__(self) -> Any:
+            raise RuntimeError("requires grad")
+
+    module.device = Device
+    module.Tensor = Tensor
+    module._C = types.SimpleNamespace(_cuda_getCurrentRawStream=lambda device: stream)
+    module.cuda = types.SimpleNamespace(
+        current_stream=lambda device: types.SimpleNamespace(cuda_stream=stream)
+    )
+    return module
+
+
+def cupy(stream: int = 0) -> types.ModuleType:
+    module = types.ModuleType("cupy")
+
+    class Device:
+        def __init__(self, id: int) -> None:
+            self.id = id
+
+    class ndarray:  # noqa: N801
+        def __init__(self, device: int, address: int) -> None:
+            self.device = Device(device)
+            self.data = types.SimpleNamespace(ptr=address)
+            self.shape, self.strides, self.nbytes = (4,), (4,), 16
+            self.dtype = np.dtype("f4")
+
+    module.ndarray = ndarray
+    module.cuda = types.ModuleType("cupy.cuda")
+    module.cuda.Device = Device
+    module.cuda.get_current_stream = lambda device: types.SimpleNamespace(ptr=stream)
+    return module
+
+
+def jax() -> types.ModuleType:
+    module = types.ModuleType("jax")
+
+    class Device:
+        def __init__(self, ordinal: int, platform: str = "gpu") -> None:
+            self.local_hardware_id, self.platform = ordinal, platform
+
+        def __str__(self) -> str:
+            return f"{self.platform}:{self.local_hardware_id}"
+
+    class Array:
+        def __init__(self, *devices: Device) -> None:
+            self.device = devices[0] if len(devices) == 1 else object()
+            self.shape, self.dtype, self.nbytes = (2, 4), np.dtype("f4"), 32
+            self.addressable_shards = [
+                types.SimpleNamespace(
+                    device=device, data=self if len(devices) == 1 else Array(device)
+                )
+                for device in devices
+            ]
+
+        def unsafe_buffer_pointer(self) -> int:
+            return 4096
+
+    module.Device, module.Array = Device, Array
+    module.core = types.ModuleType("jax.core")
+    module.core.Tracer = type("Tracer", (), {})
+    return module
+
+
+def _named(name: str, module: str, *bases: type, **members: Any) -> type:
+    return type(name, bases, {**members, "__module__": module})
+
+
+class _Numba(_Interface):
+    @property
+    def size(self) -> int:
+        return self.interface["shape"][0]
+
+    @property
+    def gpu_data(self) -> Any:
+        device = types.SimpleNamespace(id=self.where)
+        return types.SimpleNamespace(context=types.SimpleNamespace(device=device))
+
+
+_numba_base = _named("DeviceNDArrayBase", "numba.cuda.cudadrv.devicearray", _Numba)
+NumbaArray = _named("DeviceNDArray", "numba.cuda.cudadrv.devicearray", _numba_base)
+RmmBuffer = _named("DeviceBuffer", "rmm.pylibrmm.device_buffer", _Interface)
+
+
+class _DaliTensor(_Interface):
+    stream = 0
+
+    def device_id(self) -> int:
+        return self.where
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, self.where)
+
+
+class _DaliList:
+    def __init__(self, tensors: list[Any], stream: int = 0) -> None:
+        self.tensors, self.stream = tensors, stream
+
+    def device_id(self) -> int:
+        return self.tensors[0].where
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.tensors[index]
+
+
+class _DaliDynamic(_Interface):
+    kind, stream = "gpu", 0
+
+    @property
+    def device(self) -> Any:
+        return types.SimpleNamespace(device_type=self.kind, device_id=self.where)
+
+    def evaluate(self) -> Any:
+        return types.SimpleNamespace(_storage=types.SimpleNamespace(stream=self.stream))
+
+
+class _DaliBatch:
+    def __init__(self, tensors: list[Any]) -> None:
+        self.tensors = tensors
+
+    @property
+    def device(self) -> Any:
+        return self.tensors[0].device
+
+
+_BACKEND = "nvidia.dali.backend_impl"
+DaliTensor = _named("TensorGPU", _BACKEND, _DaliTensor)
+DaliList = _named("TensorListGPU", _BACKEND, _DaliList)
+DaliHostTensor = _named("TensorCPU", _BACKEND, object)
+DaliHostList = _named("TensorListCPU", _BACKEND, object)
+DaliDynamic = _named("Tensor", "nvidia.dali.experimental.dynamic._tensor", _DaliDynamic)
+DaliBatch = _named("Batch", "nvidia.dali.experimental.dynamic._batch", _DaliBatch)

@@ -1,0 +1,114 @@
+"""The layers: imports point downwards, and no framework is imported."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from helpers import run_python
+
+import userstream
+
+PACKAGE = Path(userstream.__file__).parent
+
+# From the top to the bottom. A module imports from below itself, or from its own room.
+LAYERS = [
+    "__main__",
+    "_report",
+    "__init__",
+    "_registry",
+    "_targets",
+    "_device_wait",
+    "_stream",
+    "_waiting",
+    "_events",
+    "_buffers",
+    "_devices",
+    "_driver",
+    "_process",
+    "typing",
+    "errors",
+]
+MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+
+
+def room(module: Path) -> str:
+    return module.parts[0].removesuffix(".py")
+
+
+def imported_rooms(module: Path) -> set[str]:
+    """Return the rooms of userstream that a module imports at run time."""
+    tree = ast.parse((PACKAGE / module).read_text())
+    for node in ast.walk(tree):  # what is for type checkers does not count
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} has a relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    parts = [name.split(".") for name in names if name.split(".")[0] == "userstream"]
+    return {
+        part[1] if len(part) > 1 and _is_module(part[1]) else "__init__" for part in parts
+    }
+
+
+def _is_module(name: str) -> bool:
+    return (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").exists()
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_imports_point_downwards(module: Path) -> None:
+    if room(module) == "testing":  # beside the library: it may be loaded before it
+        assert imported_rooms(module) <= {"testing"}
+        return
+    allowed = {*LAYERS[LAYERS.index(room(module)) + 1 :], room(module)}
+    if room(module) in ("__main__", "_report"):
+        allowed.add("testing")
+    assert imported_rooms(module) <= allowed
+
+
+def test_the_driver_is_called_from_one_room() -> None:
+    for module in MODULES:
+        if room(module) in ("_driver", "testing"):
+            continue
+        tree = ast.parse((PACKAGE / module).read_text())
+        calls = {
+            node.func.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        }
+        assert not {name for name in calls if name.startswith("cu") and name[2:3].isupper()}, module
+
+
+def test_no_framework_is_imported() -> None:
+    done = run_python(
+        """
+        import sys
+        import userstream as us
+
+        class Foreign:
+            def __dlpack_device__(self): return (2, 0)
+
+        us.get_stream(Foreign())
+        us.get_stream(0)
+        us.wait(Foreign())
+        frameworks = {"torch", "cupy", "jax", "numba", "rmm", "nvidia.dali"}
+        assert not frameworks & set(sys.modules), frameworks & set(sys.modules)
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_public_names() -> None:
+    for name in userstream.__all__:
+        thing = getattr(userstream, name)
+        if name == "errors":
+            continue
+        assert thing.__doc__, name
+        owner = getattr(thing, "__self__", thing)
+        assert type(owner).__module__ == "userstream" or owner.__module__ == "userstream", name
+    assert sorted(userstream.__all__[:12]) == userstream.__all__[:12]

@@ -1,0 +1,115 @@
+"""Bad input gets a clear error before CUDA is touched, and nothing is lost or made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from helpers import CAI, DLPack, on
+
+import userstream as us
+from userstream import _driver, testing
+
+
+class Raising:
+    def __dlpack_device__(self) -> tuple[int, int]:
+        raise RuntimeError("broken on purpose")
+
+
+BAD = {
+    "numpy": (lambda: np.zeros(3), us.HostBufferError, "numpy.ndarray is in host memory"),
+    "numpy in a list": (lambda: [np.zeros(3)], us.HostBufferError, "host memory"),
+    "cpu dlpack": (lambda: DLPack(1, 0), us.HostBufferError, "host memory"),
+    "pinned": (lambda: DLPack(3, 0), us.HostBufferError, "pinned"),
+    "bytes": (lambda: b"abc", us.UnsupportedBufferError, "names no device"),
+    "none in a list": (lambda: [None], us.UnsupportedBufferError, r"target\[0\] is None"),
+    "none deeper": (
+        lambda: {"a": [on(0), None]},
+        us.UnsupportedBufferError,
+        r"target\['a'\]\[1\] is None",
+    ),
+    "number in a list": (lambda: [0], us.UnsupportedBufferError, r"target\[0\] is 0"),
+    "empty list": (list, us.InvalidDeviceError, "an empty list names no device"),
+    "empty nested": (lambda: [[], {}], us.InvalidDeviceError, "names no device"),
+    "too high": (lambda: 99, us.InvalidDeviceError, "no CUDA device 99: this process sees"),
+    "negative": (lambda: -1, us.InvalidDeviceError, "no CUDA device -1"),
+    "numpy integer": (lambda: np.int64(99), us.InvalidDeviceError, "no CUDA device 99"),
+    "bool": (lambda: True, us.UnsupportedBufferError, "True names no device"),
+    "float": (lambda: 0.0, us.UnsupportedBufferError, "0.0 names no device"),
+    "str": (lambda: "cuda:0", us.UnsupportedBufferError, "'cuda:0' names no device"),
+    "object": (object, us.UnsupportedBufferError, "names no device"),
+    "type": (lambda: DLPack, us.UnsupportedBufferError, "names no device"),
+    "range": (lambda: range(2), us.UnsupportedBufferError, "names no device"),
+    "stream 0": (lambda: CAI(4096, stream=0), us.UnsupportedBufferError, "its stream is 0"),
+    "no data": (lambda: _without("data"), us.UnsupportedBufferError, "malformed"),
+    "no shape": (lambda: _without("shape"), us.UnsupportedBufferError, "malformed"),
+    "data no tuple": (lambda: CAI(0, data=7), us.UnsupportedBufferError, "malformed"),
+    "data no int": (lambda: CAI("x"), us.UnsupportedBufferError, "its address is 'x'"),
+    "empty CAI": (lambda: CAI(0, shape=(0,)), us.UnsupportedBufferError, "has address 0"),
+    "host address": (
+        lambda: CAI(np.zeros(99).ctypes.data),
+        us.UnsupportedBufferError,
+        "no memory that the CUDA driver knows",
+    ),
+    "rocm": (lambda: DLPack(10, 0), us.UnsupportedBufferError, "type 10 .ROCm"),
+    "vulkan": (lambda: DLPack(7, 0), us.UnsupportedBufferError, "type 7 .Vulkan"),
+    "odd dlpack": (lambda: DLPack(99, 0), us.UnsupportedBufferError, "type 99 .unknown"),
+    "dlpack ordinal": (lambda: DLPack(2, 99), us.InvalidDeviceError, "no CUDA device 99"),
+    "dlpack raises": (Raising, us.UnsupportedBufferError, "broken on purpose"),
+}
+
+
+def _without(key: str) -> CAI:
+    array = CAI(4096)
+    del array.interface[key]
+    return array
+
+
+@pytest.mark.parametrize("function", [us.get_stream, us.wait, us.wait_for_device])
+@pytest.mark.parametrize(("make", "error", "match"), BAD.values(), ids=BAD.keys())
+def test_bad_targets(
+    function: Callable[[object], object],
+    make: Callable[[], object],
+    error: type[Exception],
+    match: str,
+) -> None:
+    _driver.ensure()
+    made = testing.calls("cuStreamCreateWithPriority") if _simulated() else 0
+    with pytest.raises(error, match=match):
+        function(make())
+    assert us.streams() == {}
+    if _simulated():
+        assert testing.calls("cuStreamCreateWithPriority") == made
+        assert testing.calls("cuStreamQuery") == 0
+        assert testing.calls("cuDevicePrimaryCtxRetain") == 0
+
+
+@pytest.mark.parametrize("key", ["numpy", "bool", "str", "stream 0", "rocm", "dlpack raises"])
+@pytest.mark.parametrize("function", [us.device_of, us.describe])
+def test_bad_buffers(function: Callable[[object], object], key: str) -> None:
+    make, error, _match = BAD[key]
+    with pytest.raises(error):
+        function(make())
+
+
+@pytest.mark.multi_device
+def test_several_devices_have_no_one_stream() -> None:
+    with pytest.raises(us.DeviceMismatchError, match=r"devices \[1, 0\]") as caught:
+        us.get_stream([on(1), on(0), on(1)])
+    assert caught.value.devices == (1, 0)
+    assert us.streams() == {}
+
+
+def test_what_looks_like_an_int_but_is_a_buffer() -> None:
+    class Scalar(DLPack):
+        def __index__(self) -> int:
+            return 99
+
+    assert us.get_stream(Scalar(2, 0)) is us.get_stream(0)
+
+
+def _simulated() -> bool:
+    from conftest import SIMULATED
+
+    return SIMULATED

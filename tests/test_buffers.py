@@ -1,0 +1,443 @@
+"""Which device a buffer is on, and what is known of it. Real frameworks: `test_frameworks.py`."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import standins
+from cuda.bindings import driver
+from cuda.core import Device
+from cuda.core.utils import StridedMemoryView
+from helpers import (
+    CAI,
+    DLPack,
+    checked,
+    device_memory,
+    managed_memory,
+    on,
+    pinned_memory,
+)
+
+import userstream as us
+from userstream import _buffers, _driver
+from userstream._buffers._info import contiguous_strides
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    monkeypatch.setitem(sys.modules, "torch", standins.torch())
+    return sys.modules["torch"]
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    module = standins.cupy()
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", module.cuda)
+    return module
+
+
+@pytest.fixture
+def jax(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    module = standins.jax()
+    monkeypatch.setitem(sys.modules, "jax", module)
+    monkeypatch.setitem(sys.modules, "jax.core", module.core)
+    return module
+
+
+def resolves(buffer: object, device: int = 0) -> bool:
+    """Every way to the device of a buffer gives the same, the first time and the second."""
+    stream = us.get_stream(device)
+    return all(
+        us.get_stream(buffer) is stream
+        and us.get_stream([buffer]) is stream
+        and us.device_of(buffer).device_id == device
+        and us.describe(buffer).device_id == device
+        for _ in range(2)
+    )
+
+
+# -- PyTorch ----------------------------------------------------------------------------------
+
+
+def test_torch(torch: types.ModuleType, memory: int) -> None:
+    tensor = torch.Tensor(torch.device("cuda", 0), memory)
+    assert resolves(tensor)
+    assert us.describe(tensor) == us.BufferInfo(
+        device_id=0,
+        source="torch.Tensor",
+        ordering="current",
+        address=memory,
+        nbytes=24,
+        shape=(2, 3),
+        strides=(4, 8),
+        dtype=np.dtype("f4"),
+        memory="device",
+        producer=1,
+    )
+    assert resolves(torch.Tensor(torch.device("cuda", 0), 0)), "an empty one"
+    subclass = type("Parameter", (torch.Tensor,), {})
+    assert resolves(subclass(torch.device("cuda", 0), memory))
+    assert us.describe(torch.Tensor(torch.device("cuda", 0), memory, dtype="odd")).dtype == "odd"
+
+
+def test_torch_streams(monkeypatch: pytest.MonkeyPatch, memory: int) -> None:
+    module = standins.torch(stream=4711)
+    monkeypatch.setitem(sys.modules, "torch", module)
+    tensor = module.Tensor(module.device("cuda", 0), memory)
+    assert us.describe(tensor).producer == 4711
+    del module._C._cuda_getCurrentRawStream
+    assert us.describe(tensor).producer == 4711, "by the public function"
+
+
+@pytest.mark.parametrize("kind", ["cpu", "meta"])
+def test_torch_elsewhere(torch: types.ModuleType, kind: str) -> None:
+    for function in (us.get_stream, us.device_of, us.describe):
+        with pytest.raises(us.HostBufferError, match=f"torch device '{kind}'"):
+            function(torch.Tensor(torch.device(kind)))
+
+
+def test_torch_of_another_accelerator_is_not_taken_for_cuda(torch: types.ModuleType) -> None:
+    us.get_stream(0)
+    with pytest.raises(us.HostBufferError, match="torch device 'xla:0'"):
+        us.get_stream(torch.Tensor(torch.device("xla", 0)))
+
+
+def test_torch_pinned(torch: types.ModuleType) -> None:
+    with pinned_memory() as address:
+        tensor = torch.Tensor(torch.device("cpu"), address)
+        assert us.describe(tensor).memory == "pinned"
+        with pytest.raises(us.HostBufferError):
+            us.get_stream(tensor)
+
+
+# -- CuPy -------------------------------------------------------------------------------------
+
+
+def test_cupy(cupy: types.ModuleType, memory: int) -> None:
+    array = cupy.ndarray(0, memory)
+    assert resolves(array)
+    info = us.describe(array)
+    assert (info.source, info.ordering, info.producer) == ("cupy.ndarray", "current", 1)
+    assert (info.address, info.nbytes, info.shape, info.strides) == (memory, 16, (4,), (4,))
+    assert (info.dtype, info.memory) == (np.dtype("f4"), "device")
+    assert resolves(cupy.ndarray(0, 0)), "an empty one"
+    cupy.cuda.get_current_stream = lambda device: types.SimpleNamespace(ptr=2)
+    assert us.describe(array).producer == 2
+
+
+# -- JAX --------------------------------------------------------------------------------------
+
+
+def test_jax(jax: types.ModuleType) -> None:
+    array = jax.Array(jax.Device(0))
+    assert resolves(array)
+    info = us.describe(array)
+    assert (info.source, info.ordering, info.producer) == ("jax.Array", "dlpack", None)
+    assert (info.shape, info.strides, info.nbytes) == ((2, 4), (16, 4), 32)
+
+
+def test_jax_on_the_host(jax: types.ModuleType) -> None:
+    with pytest.raises(us.HostBufferError, match="cpu:0"):
+        us.get_stream(jax.Array(jax.Device(0, "cpu")))
+
+
+def test_jax_sharded(jax: types.ModuleType) -> None:
+    array = jax.Array(jax.Device(0), jax.Device(1))
+    with pytest.raises(us.DeviceMismatchError, match=r"sharded over devices \[0, 1\]") as caught:
+        us.get_stream(array)
+    assert caught.value.devices == (0, 1)
+    info = us.describe(array)
+    assert info.device_id is None
+    assert [part.device_id for part in info.parts] == [0, 1]
+    same = jax.Array(jax.Device(0), jax.Device(0))
+    assert resolves(same)
+    assert len(us.describe(same).parts) == 2
+
+
+def test_jax_traced(jax: types.ModuleType) -> None:
+    for function in (us.get_stream, us.describe):
+        with pytest.raises(us.UnsupportedBufferError, match="traced"):
+            function(jax.core.Tracer())
+
+
+# -- numba, RMM -------------------------------------------------------------------------------
+
+
+def test_numba(memory: int) -> None:
+    array = standins.NumbaArray(0, memory, stream=None)
+    assert resolves(array)
+    info = us.describe(array)
+    assert (info.source, info.ordering, info.producer) == ("numba DeviceNDArray", "current", 1)
+    bound = us.describe(standins.NumbaArray(0, memory, stream=4711))
+    assert (bound.ordering, bound.producer) == ("exact", 4711)
+    assert resolves(standins.NumbaArray(0, 0, count=0)), "an empty one"
+
+
+def test_numba_with_per_thread_default_streams(
+    monkeypatch: pytest.MonkeyPatch, memory: int
+) -> None:
+    config = types.SimpleNamespace(CUDA_PER_THREAD_DEFAULT_STREAM=1)
+    monkeypatch.setitem(sys.modules, "numba", types.SimpleNamespace(config=config))
+    assert us.describe(standins.NumbaArray(0, memory)).producer == 2
+
+
+def test_numba_mapped_memory_is_on_the_host() -> None:
+    with pinned_memory() as address:
+        array = standins.NumbaArray(0, address)
+        with pytest.raises(us.HostBufferError, match="pinned"):
+            us.get_stream(array)
+        assert us.describe(array).memory == "pinned"
+
+
+def test_rmm(memory: int) -> None:
+    buffer = standins.RmmBuffer(0, memory, typestr="|u1", version=0)
+    assert resolves(buffer)
+    info = us.describe(buffer)
+    assert (info.ordering, info.producer, info.dtype) == ("unknown", None, np.dtype("u1"))
+
+
+# -- DALI -------------------------------------------------------------------------------------
+
+
+def test_dali_tensors(memory: int) -> None:
+    tensor = standins.DaliTensor(0, memory, typestr="=f", version=2)
+    assert resolves(tensor)
+    info = us.describe(tensor)
+    assert (info.source, info.ordering, info.producer) == ("dali TensorGPU", "exact", 1)
+    assert info.dtype == np.dtype("f4")
+    tensor.stream = 4711
+    assert us.describe(tensor).producer == 4711
+
+
+def test_dali_lists(memory: int) -> None:
+    tensors = [standins.DaliTensor(0, memory) for _ in range(3)]
+    batch = standins.DaliList(tensors, stream=4711)
+    assert resolves(batch)
+    info = us.describe(batch)
+    assert (info.producer, info.ordering, info.nbytes) == (4711, "exact", 48)
+    assert len(info.parts) == 3
+
+
+def test_dali_dynamic(memory: int) -> None:
+    tensor = standins.DaliDynamic(0, memory)
+    assert resolves(tensor)
+    assert us.describe(tensor).producer == 1
+    batch = standins.DaliBatch([tensor, tensor])
+    assert resolves(batch)
+    info = us.describe(batch)
+    assert (info.producer, info.ordering, len(info.parts)) == (1, "exact", 2)
+    other = standins.DaliDynamic(0, memory)
+    other.stream = 4711
+    mixed = us.describe(standins.DaliBatch([tensor, other]))
+    assert (mixed.producer, mixed.ordering) == (None, "unknown")
+
+
+def test_dali_on_the_host() -> None:
+    host = standins.DaliDynamic(0, 0)
+    host.kind = "cpu"
+    for thing in (standins.DaliHostTensor(), standins.DaliHostList(), host):
+        for function in (us.get_stream, us.describe):
+            with pytest.raises(us.HostBufferError):
+                function(thing)
+
+
+# -- cuda.core --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    device = Device(0)
+    with _driver.entered(_driver.primary_context(0)):
+        device.set_current()
+        yield device
+
+
+def test_cuda_core_buffers(device: Device) -> None:
+    stream = us.get_stream(0)
+    buffer = device.allocate(64, stream=stream)
+    assert resolves(buffer)
+    info = us.describe(buffer)
+    assert (info.source, info.nbytes, info.memory) == ("cuda.core.Buffer", 64, "device")
+    assert (info.address, info.ordering) == (int(buffer.handle), "unknown")
+    view = StridedMemoryView.from_buffer(buffer, shape=(4, 4), dtype=np.dtype("f4"))
+    assert resolves(view)
+    info = us.describe(view)
+    assert (info.shape, info.strides, info.nbytes) == ((4, 4), (16, 4), 64)
+    transposed = StridedMemoryView.from_buffer(
+        buffer, shape=(2, 4), strides=(1, 2), dtype=np.dtype("f4")
+    )
+    assert us.describe(transposed).strides == (4, 8)
+    host = StridedMemoryView.from_any_interface(np.zeros(3), stream_ptr=-1)
+    with pytest.raises(us.HostBufferError):
+        us.get_stream(host)
+    us.wait(0)
+    buffer.close(stream)
+    with pytest.raises((us.UnsupportedBufferError, RuntimeError), match="address 0|closed"):
+        us.get_stream(buffer)
+    us.wait(0)
+
+
+def test_pinned_buffers_of_cuda_core(device: Device) -> None:
+    from cuda.core import LegacyPinnedMemoryResource
+
+    buffer = LegacyPinnedMemoryResource().allocate(64)
+    with pytest.raises(us.HostBufferError, match="pinned"):
+        us.get_stream(buffer)
+    assert us.describe(buffer).memory == "pinned"
+
+
+@pytest.mark.multi_device
+def test_raw_pointers() -> None:
+    for ordinal in (0, 1):
+        with device_memory(ordinal) as address:
+            pointer = driver.CUdeviceptr(address)
+            assert resolves(pointer, ordinal)
+            assert resolves(driver.CUdeviceptr(address + 100), ordinal), "inside the allocation"
+            info = us.describe(pointer)
+            assert (info.address, info.nbytes, info.ordering) == (address, None, "unknown")
+
+
+# -- the protocols ----------------------------------------------------------------------------
+
+
+def test_dlpack() -> None:
+    assert resolves(on(0))
+    info = us.describe(on(0))
+    assert (info.source, info.ordering) == ("__dlpack_device__", "dlpack")
+    assert info.address is None, "this one is not exported"
+
+
+def test_dlpack_of_a_real_export(device: Device) -> None:
+    buffer = device.allocate(64, stream=us.get_stream(0))
+
+    class Array:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return buffer.__dlpack_device__()
+
+        def __dlpack__(self, **options: object) -> object:
+            return buffer.__dlpack__(**options)
+
+    assert resolves(Array())
+    info = us.describe(Array())
+    assert (info.address, info.nbytes, info.memory) == (int(buffer.handle), 64, "device")
+
+
+def test_dlpack_with_an_interface_as_well(memory: int) -> None:
+    class Array(CAI):
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (2, 0)
+
+    assert resolves(Array(memory))
+    info = us.describe(Array(memory, stream=1))
+    assert (info.address, info.shape, info.ordering) == (memory, (4,), "dlpack")
+    assert resolves(Array(0, shape=(0,))), "an empty one"
+
+
+def test_the_interface(memory: int) -> None:
+    assert resolves(CAI(memory))
+    for version, stream, expected in (
+        (3, None, (None, "none")),
+        (3, 1, (1, "exact")),
+        (3, 2, (2, "exact")),
+        (3, 4711, (4711, "exact")),
+        (2, None, (None, "unknown")),
+        (0, None, (None, "unknown")),
+    ):
+        info = us.describe(CAI(memory, version=version, stream=stream))
+        assert (info.producer, info.ordering) == expected
+    assert us.describe(CAI(memory, shape=(2, 2), strides=(4, 8))).strides == (4, 8)
+    assert us.describe(CAI(memory, shape=())).strides == ()
+    structured = us.describe(
+        CAI(memory, shape=(2,), typestr="|V12", descr=[("a", "<f4"), ("b", "<f8")])
+    )
+    assert structured.dtype == np.dtype([("a", "<f4"), ("b", "<f8")])
+    assert structured.nbytes == 24
+
+
+def test_the_interface_as_an_attribute_of_one_object(memory: int) -> None:
+    array, plain = types.SimpleNamespace(), types.SimpleNamespace()
+    array.__cuda_array_interface__ = CAI(memory).interface
+    assert resolves(array)
+    with pytest.raises(us.UnsupportedBufferError):
+        us.get_stream(plain)
+    plain.__dlpack_device__ = lambda: (2, 0)
+    assert resolves(plain)
+
+
+def test_managed_memory() -> None:
+    for ordinal in range(_driver.device_count()):
+        with managed_memory(ordinal) as address:
+            assert resolves(CAI(address), ordinal)
+            assert us.describe(CAI(address)).memory == "managed"
+
+
+def test_managed_memory_by_dlpack(device: Device) -> None:
+    """DLPack says device 0 of all managed memory, so the driver is asked."""
+    with managed_memory(_driver.device_count() - 1) as address:
+        buffer = __import__("cuda.core").core.Buffer.from_handle(address, 64)
+
+        class Array:
+            def __dlpack_device__(self) -> tuple[int, int]:
+                return (13, 0)
+
+            def __dlpack__(self, **options: object) -> object:
+                return buffer.__dlpack__(**options)
+
+        assert us.device_of(Array()).device_id == _driver.device_count() - 1
+        assert us.describe(Array()).memory == "managed"
+
+
+def test_pinned_memory() -> None:
+    with pinned_memory() as address:
+        for thing in (CAI(address), driver.CUdeviceptr(address), DLPack(3, 0)):
+            for function in (us.get_stream, us.device_of):
+                with pytest.raises(us.HostBufferError, match="pinned host memory"):
+                    function(thing)
+        assert us.describe(CAI(address)).memory == "pinned"
+        assert us.describe(DLPack(3, 0)).source == "__dlpack_device__"
+
+
+def test_memory_of_another_context() -> None:
+    device = checked(driver.cuDeviceGet(0))
+    arguments = (None, 0, device) if _bindings_major() >= 13 else (0, device)
+    context = checked(driver.cuCtxCreate(*arguments))
+    try:
+        pointer = checked(driver.cuMemAlloc(64))
+        for thing in (pointer, CAI(int(pointer))):
+            for function in (us.get_stream, us.device_of, us.describe):
+                with pytest.raises(us.UnsupportedBufferError, match="not the primary one"):
+                    function(thing)
+        checked(driver.cuMemFree(pointer))
+    finally:
+        checked(driver.cuCtxDestroy(context))
+
+
+def _bindings_major() -> int:
+    import cuda.bindings
+
+    return int(cuda.bindings.__version__.split(".")[0])
+
+
+# -- the table of rules -----------------------------------------------------------------------
+
+
+def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_buffers, "_MOST_LEARNED", 8)
+    for number in range(50):
+        kind = type(f"Array{number}", (DLPack,), {})
+        assert us.get_stream(kind(2, 0)) is us.get_stream(0)
+        with pytest.raises(us.UnsupportedBufferError):
+            us.get_stream(type(f"Odd{number}", (), {})())
+        assert len(_buffers.learned) + len(_buffers._strangers) <= 8
+
+
+@pytest.mark.parametrize(
+    "shape", [(), (3,), (2, 3), (4, 1, 5), (0,), (0, 3), (3, 0), (2, 0, 4), (1, 1)]
+)
+def test_contiguous_strides_are_numpys(shape: tuple[int, ...]) -> None:
+    assert contiguous_strides(shape, 8) == np.empty(shape, dtype="f8").strides

@@ -1,0 +1,229 @@
+"""Fork, exit, and no driver at all: each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from helpers import run_python
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+
+
+@needs_fork
+def test_a_forked_child_is_refused_everywhere() -> None:
+    done = run_python(
+        """
+        import gc, os, sys, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # os.fork with threads
+        import userstream as us
+
+        class Foreign:
+            def __dlpack_device__(self): return (2, 0)
+
+        stream, mine = us.get_stream(Foreign()), us.Stream.create(0)
+        default = us.Stream.legacy_default()
+        default.sync()
+        pid = os.fork()
+        if pid == 0:
+            calls = {
+                "get_stream": us.get_stream, "tensor": lambda: us.get_stream(Foreign()),
+                "ordinal": lambda: us.get_stream(0), "stream": lambda: us.get_stream(stream),
+                "wait": us.wait, "wait tensor": lambda: us.wait(Foreign()),
+                "wait_all": us.wait_all, "wait_for_device": us.wait_for_device,
+                "streams": us.streams, "close": us.close,
+                "device_of": lambda: us.device_of(Foreign()),
+                "describe": lambda: us.describe(Foreign()),
+                "registry": us.UserStream().get_stream,
+                "create": us.Stream.create, "from_handle": lambda: us.Stream.from_handle(4096),
+                "range": us.Stream.priority_range,
+                "sync": stream.sync, "is_done": lambda: stream.is_done,
+                "handle": lambda: stream.handle, "flags": lambda: stream.flags,
+                "priority": lambda: stream.priority, "stream_id": lambda: stream.stream_id,
+                "nonblocking": lambda: stream.is_nonblocking, "protocol": stream.__cuda_stream__,
+                "device": lambda: stream.device,
+                "wait stream": lambda: stream.wait(mine), "record": stream.record,
+                "close stream": mine.close, "with": mine.__enter__,
+                "default": default.sync, "default done": lambda: default.is_done,
+            }
+            for name, call in calls.items():
+                try:
+                    call()
+                except us.ForkedError as error:
+                    assert "spawn" in str(error)
+                except BaseException as error:
+                    print(name, repr(error), flush=True)
+                    os._exit(1)
+                else:
+                    print(name, "was not refused", flush=True)
+                    os._exit(1)
+            repr(stream)
+            del stream, mine, calls, call  # no destructor calls the driver
+            gc.collect()
+            sys.exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        stream.sync(timeout=10)
+        us.wait(Foreign(), timeout=10)
+        assert us.get_stream(0) is stream
+        sys.exit(code)
+        """
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+
+
+@needs_fork
+def test_a_child_of_a_process_that_did_not_use_cuda_may() -> None:
+    done = run_python(
+        """
+        import os, sys
+        import userstream as us
+        us.Stream.legacy_default()
+        pid = os.fork()
+        if pid == 0:
+            us.get_stream(0).sync(timeout=10)
+            sys.exit(7)
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        """
+    )
+    assert done.returncode == 7, done.stderr
+
+
+@needs_fork
+def test_a_child_of_a_process_that_used_cuda_without_us() -> None:
+    done = run_python(
+        """
+        import os, sys
+        from cuda.bindings import driver
+        import userstream as us
+        assert driver.cuInit(0)[0] == 0
+        pid = os.fork()
+        if pid == 0:
+            try:
+                us.get_stream(0)
+            except us.ForkedError:
+                os._exit(7)
+            os._exit(1)
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        """
+    )
+    assert done.returncode == 7, done.stderr
+
+
+EXITS = {
+    "work queued": "",
+    "a stream of its own": "mine = us.Stream.create(0); mine.wait(stream)",
+    "a thread that waits": """
+        import threading
+        threading.Thread(target=stream.sync, daemon=True).start()
+        threading.Thread(target=us.wait_for_device, daemon=True).start()
+    """,
+    "given away": "handle = int(stream.handle)",
+    "a cycle": "cycle = [stream]; cycle.append(cycle)",
+    "an exception": "raise SystemExit(0)",
+    "an abandoned wait": """
+        try:
+            us.wait(0, timeout=0)
+        except us.WaitTimeout:
+            pass
+    """,
+}
+
+
+@pytest.mark.parametrize("code", EXITS.values(), ids=EXITS.keys())
+def test_exit_with_work_in_flight(code: str) -> None:
+    """The stream is held to the end: an exit that waits for it, or destroys it, hangs here."""
+    import textwrap
+
+    done = run_python(
+        "import userstream as us\n"
+        "from userstream import testing\n"
+        "stream = us.get_stream(0)\n"
+        "latch = testing.latch(stream)\n"
+        "latch.__enter__()\n"
+        "assert not stream.is_done\n" + textwrap.dedent(code)
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+NO_DRIVER = """
+    import time
+    import userstream as us
+
+    class Foreign:
+        def __dlpack_device__(self): return (2, 0)
+
+    def refused(call):
+        started = time.perf_counter()
+        try:
+            call()
+        except us.DriverNotFoundError as error:
+            assert "driver" in str(error)
+            return time.perf_counter() - started < 5
+        return False
+
+    stream = us.Stream.legacy_default()
+    for _ in range(2):
+        assert refused(us.get_stream)
+        assert refused(lambda: us.get_stream(Foreign()))
+        assert refused(lambda: us.get_stream(0))
+        assert refused(lambda: us.wait(Foreign()))
+        assert refused(us.wait_for_device)
+        assert refused(us.Stream.create)
+        assert refused(us.Stream.priority_range)
+        assert refused(lambda: us.device_of(Foreign()))
+        assert refused(lambda: us.describe(Foreign()))
+        assert refused(lambda: us.Stream.from_handle(4096))
+        assert refused(stream.sync)
+        assert refused(lambda: stream.wait(stream))
+        assert refused(stream.record)
+        us.wait_all()
+        us.close()
+    assert us.streams() == {}
+    repr(stream), repr(us.UserStream.get())
+"""
+
+
+@pytest.mark.simulated
+def test_no_driver() -> None:
+    """On a machine without one: nothing is loaded beforehand."""
+    done = run_python(NO_DRIVER, simulate=None)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.simulated
+def test_no_device() -> None:
+    done = run_python(NO_DRIVER, simulate=0)
+    assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_stops_a_wait() -> None:
+    """The whole matrix comes with the tests of waiting; this is that it can be stopped at all."""
+    done = run_python(
+        """
+        import os, signal, threading, time
+        import userstream as us
+        from userstream import testing
+        stream = us.get_stream(0)
+        for wait in (us.wait, us.wait_all, stream.sync, us.wait_for_device):
+            with testing.latch(stream):
+                sent = []
+                def interrupt():
+                    time.sleep(0.1)
+                    sent.append(time.perf_counter())
+                    os.kill(os.getpid(), signal.SIGINT)
+                thread = threading.Thread(target=interrupt)
+                thread.start()
+                try:
+                    wait()
+                except KeyboardInterrupt:
+                    late = time.perf_counter() - sent[0]
+                else:
+                    raise AssertionError("it was not interrupted")
+                thread.join()
+                assert late < 0.05, late
+            us.wait(0, timeout=10)
+        """
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,279 @@
+"""`UserStream`: which stream, when it is made, and when it goes."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+from cuda.core import Device
+from helpers import checked, current_context, in_thread, on
+
+import userstream as us
+from userstream import _driver, testing
+from userstream._stream import _base
+from cuda.bindings import driver
+
+
+def device_of_handle(stream: us.Stream) -> int:
+    """Ask the driver, not the stream, where it is."""
+    with _driver.entered(_driver.stream_context(stream._live())):
+        return _driver.current_device()
+
+
+def test_one_stream_per_device_and_name() -> None:
+    stream = us.get_stream(0)
+    assert us.get_stream(0) is stream
+    assert us.get_stream(on(0)) is stream
+    assert us.get_stream(on(0)) is stream, "also once the type was learned"
+    assert in_thread(lambda: us.get_stream(0)) is stream
+    named = us.get_stream(0, name="io")
+    assert named is us.get_stream(on(0), name="io")
+    assert named is not stream
+    assert (stream.name, named.name) == (None, "io")
+    assert dict(us.streams()) == {(0, None): stream, (0, "io"): named}
+
+
+def test_streams_are_non_blocking_and_of_priority_0() -> None:
+    stream = us.get_stream(0)
+    assert stream.flags == 1
+    assert stream.is_nonblocking
+    assert stream.priority == 0
+    assert checked(driver.cuStreamGetPriority(stream._live())) == 0
+
+
+@pytest.mark.multi_device
+def test_a_stream_is_made_on_its_device_whichever_is_current() -> None:
+    Device(0).set_current()
+    try:
+        before = current_context()
+        stream = us.get_stream(1)
+        assert current_context() == before
+        assert stream.device.device_id == 1
+        assert device_of_handle(stream) == 1
+        assert us.get_stream(on(1)) is stream
+        assert us.get_stream(0) is not stream
+        us.wait(on(1), timeout=10)
+    finally:
+        checked(driver.cuCtxSetCurrent(driver.CUcontext(0)))
+
+
+@pytest.mark.multi_device
+def test_without_a_target_the_current_device_counts() -> None:
+    assert in_thread(us.get_stream).device.device_id == 0, "without a context: device 0"
+
+    def on_device_1() -> us.Stream:
+        Device(1).set_current()
+        return us.get_stream()
+
+    assert in_thread(on_device_1) is us.get_stream(1)
+
+
+def test_collections() -> None:
+    stream = us.get_stream(0)
+    assert us.get_stream([on(0), on(0)]) is stream
+    assert us.get_stream((on(0), [{"a": on(0)}, (on(0),)])) is stream
+    assert us.get_stream({"a": on(0), "b": [on(0)]}) is stream
+
+
+def test_a_stream_is_taken_as_it_is() -> None:
+    mine = us.Stream.create(0)
+    assert us.get_stream(mine) is mine
+    with pytest.raises(ValueError, match="is a stream already"):
+        us.get_stream(mine, name="io")
+    with pytest.raises(ValueError, match="is a stream already"):
+        us.get_stream(mine, priority=0)
+    with pytest.raises(ValueError, match="is a stream already"):
+        us.wait(mine, name="io")
+    us.wait(mine, timeout=10)
+    theirs = driver.CUstream(int(mine.handle))
+    assert us.get_stream(theirs) == mine
+    assert us.streams() == {}
+    mine.close()
+
+
+def test_priorities() -> None:
+    least, greatest = us.Stream.priority_range(0)
+    assert us.get_stream(0, name="fast", priority=greatest).priority == greatest
+    assert us.get_stream(0, name="fastest", priority=greatest - 99).priority == greatest
+    assert us.get_stream(0, name="slow", priority=99).priority == least
+    assert us.get_stream(0, name="fast", priority=greatest - 1).name == "fast", "clamped first"
+    us.get_stream(0)
+    with pytest.raises(ValueError, match="has priority 0, not"):
+        us.get_stream(0, priority=greatest)
+    with pytest.raises(TypeError):
+        us.get_stream(0, priority=1.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [1, b"io", ["io"], True])
+def test_a_name_is_a_string(name: object) -> None:
+    for function in (us.get_stream, us.wait):
+        with pytest.raises(TypeError, match="name must be a string"):
+            function(0, name=name)  # type: ignore[operator]
+
+
+def test_a_name_is_not_empty() -> None:
+    for function in (us.get_stream, us.wait):
+        with pytest.raises(ValueError, match="name must not be empty"):
+            function(0, name="")  # type: ignore[operator]
+    assert us.streams() == {}
+
+
+def test_64_threads_get_one_stream() -> None:
+    barrier = threading.Barrier(64)
+    found: list[us.Stream] = []
+
+    def ask() -> None:
+        barrier.wait()
+        found.append(us.get_stream(on(0)))
+
+    before = testing.calls("cuStreamCreateWithPriority") if _simulated() else 0
+    threads = [threading.Thread(target=ask) for _ in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 64
+    assert len({id(stream) for stream in found}) == 1
+    if _simulated():
+        assert testing.calls("cuStreamCreateWithPriority") - before == 1
+
+
+def _simulated() -> bool:
+    from conftest import SIMULATED
+
+    return SIMULATED
+
+
+class Tattling:
+    """A lock that counts its takers."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def __enter__(self) -> None:
+        self.taken += 1
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_a_hit_takes_no_lock() -> None:
+    registry = us.UserStream()
+    lock = registry._lock = Tattling()  # type: ignore[assignment]
+    buffer = on(0)
+    registry.get_stream(buffer)
+    taken = lock.taken
+    assert taken > 0
+    registry.get_stream(buffer)
+    registry.get_stream(0)
+    registry.get_stream(0, name=None)
+    registry.wait(buffer)
+    assert lock.taken == taken
+    registry.close()
+
+
+def test_streams_is_a_read_only_snapshot() -> None:
+    stream = us.get_stream(0)
+    found = us.streams()
+    us.get_stream(0, name="later")
+    assert dict(found) == {(0, None): stream}
+    with pytest.raises(TypeError):
+        found[0, "x"] = stream  # type: ignore[index]
+
+
+def test_close_empties_and_can_be_used_again() -> None:
+    stream = us.get_stream(0)
+    us.close(timeout=10)
+    assert us.streams() == {}
+    assert not stream.is_closed, "somebody still holds it"
+    stream.sync(timeout=10)
+    assert us.get_stream(0) is not stream
+
+
+def test_a_stream_goes_with_its_last_owner() -> None:
+    stream = us.get_stream(0)
+    gone = weakref.ref(stream)
+    us.close()
+    del stream
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_stream_that_was_given_away_stays() -> None:
+    for give in (lambda s: s.handle, lambda s: s.__cuda_stream__()):
+        stream = us.get_stream(0)
+        give(stream)
+        key, still_there = id(stream), weakref.ref(stream)
+        us.close()
+        del stream
+        gc.collect()
+        assert still_there() is not None
+        assert key in _base._given_away
+        still_there().close()  # type: ignore[union-attr]
+        assert key not in _base._given_away
+
+
+def test_a_closed_stream_leaves_its_registry() -> None:
+    stream = us.get_stream(0)
+    named = us.get_stream(0, name="io")
+    named.close()
+    assert dict(us.streams()) == {(0, None): stream}
+    stream.close()
+    assert us.streams() == {}
+    again = us.get_stream(0)
+    assert again is not stream
+    stream.close()
+    assert us.get_stream(0) is again, "closing twice takes nobody else out"
+
+
+def test_close_with_a_stream_held() -> None:
+    stream = us.get_stream(0)
+    with testing.latch(stream):
+        with pytest.raises(us.WaitTimeout):
+            us.close(timeout=0.02)
+        assert dict(us.streams()) == {(0, None): stream}
+    us.close(timeout=10)
+    assert us.streams() == {}
+
+
+def test_a_registry_of_its_own() -> None:
+    with us.UserStream() as mine:
+        stream = mine.get_stream(0)
+        assert stream is not us.get_stream(0)
+        assert "1 streams" in repr(mine)
+        assert "of the process" in repr(us.UserStream.get())
+        assert mine.device_of(on(0)).device_id == 0
+        assert mine.describe(on(0)).device_id == 0
+    assert "closed" in repr(mine)
+    for call in (
+        lambda: mine.get_stream(0),
+        lambda: mine.wait(0),
+        mine.wait_all,
+        lambda: mine.wait_for_device(0),
+        mine.__enter__,
+    ):
+        with pytest.raises(us.ClosedError, match="UserStream was closed"):
+            call()
+    stream.sync(timeout=10)
+
+
+def test_a_dropped_registry_leaves_its_streams_alone() -> None:
+    registry = us.UserStream()
+    stream = registry.get_stream(0)
+    del registry
+    gc.collect()
+    stream.sync(timeout=10)
+    stream.close()
+
+
+def test_hits_need_no_driver_call_but_the_objects_own() -> None:
+    if not _simulated():
+        pytest.skip("counts driver calls")
+    stream = us.get_stream(0)
+    testing.reset()
+    buffer = on(0)
+    assert us.get_stream(buffer) is stream
+    for function in ("cuCtxGetDevice", "cuCtxGetCurrent", "cuStreamQuery", "cuCtxPushCurrent"):
+        assert testing.calls(function) == 0

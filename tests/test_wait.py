@@ -1,0 +1,363 @@
+"""Host waits: what they cover, and what they leave alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from cuda.bindings import driver
+from helpers import checked, eventually, in_thread, is_blocked, on, running
+
+import userstream as us
+from userstream import _driver, _events, testing
+from userstream._waiting import check_arguments
+
+POLICIES = ["auto", "spin"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_wait_waits(policy: str) -> None:
+    stream = us.get_stream(0)
+    with testing.latch(stream) as latch:
+        with running(lambda: us.wait(on(0), policy=policy)) as result:  # type: ignore[arg-type]
+            assert is_blocked(result)
+            latch.release()
+            result()
+    assert stream.is_done
+
+
+def test_every_way_to_wait_waits() -> None:
+    stream = us.get_stream(0)
+    ways = [
+        us.wait,
+        lambda: us.wait(0),
+        lambda: us.wait([on(0)]),
+        lambda: us.wait(stream),
+        us.wait_all,
+        stream.sync,
+        us.wait_for_device,
+        lambda: us.wait_for_device(on(0)),
+        lambda: us.wait_for_device(stream),
+        us.close,
+    ]
+    for wait in ways:
+        stream = us.get_stream(0)
+        with testing.latch(stream) as latch, running(wait) as result:
+            assert is_blocked(result, 0.02)
+            latch.release()
+            result()
+
+
+def test_only_that_stream_is_waited_for() -> None:
+    us.get_stream(0)
+    other = us.Stream.create(0)
+    with testing.latch(other):
+        us.wait(on(0), timeout=10)
+        us.wait_all(timeout=10)
+        with pytest.raises(us.WaitTimeout) as caught:
+            us.wait_for_device(on(0), timeout=0.02)
+    assert caught.value.devices == (0,)
+    assert "device 0" in str(caught.value)
+    us.wait_for_device(0, timeout=10)
+    other.close()
+
+
+def test_a_wait_ends_while_others_keep_feeding_the_stream() -> None:
+    stream = us.get_stream(0)
+    stop = threading.Event()
+    latches = [testing.latch(stream), testing.latch(stream)]
+    latches[0].__enter__()
+
+    def feed() -> None:  # the next latch is queued before the last one opens: never idle
+        turn = 0
+        while not stop.is_set():
+            latches[1 - turn] = testing.latch(stream)
+            latches[1 - turn].__enter__()
+            time.sleep(0.001)
+            latches[turn].release()
+            turn = 1 - turn
+        latches[turn].release()
+
+    with running(feed):
+        assert not stream.is_done
+        for _ in range(5):
+            us.wait(on(0), timeout=10)
+            us.wait_all(timeout=10)
+            stream.sync(timeout=10, policy="spin")
+        stop.set()
+    us.wait(0, timeout=10)
+
+
+@pytest.mark.multi_device
+def test_several_devices_have_one_deadline() -> None:
+    first, second = us.get_stream(0), us.get_stream(1)
+    with testing.latch(first) as a, testing.latch(second) as b:
+        started = time.perf_counter()
+        with pytest.raises(us.WaitTimeout) as caught:
+            us.wait([on(0), on(1)], timeout=0.1)
+        assert time.perf_counter() - started < 0.19
+        assert caught.value.devices == (0, 1)
+        assert caught.value.streams == (repr(first), repr(second))
+        assert caught.value.seconds == 0.1
+        a.release()
+        with pytest.raises(us.WaitTimeout) as caught:
+            us.wait_all(timeout=0.1)
+        assert caught.value.devices == (1,)
+        assert caught.value.stream == repr(second)
+        with pytest.raises(us.WaitTimeout) as caught:
+            us.wait_for_device([on(0), on(1)], timeout=0.05)
+        assert caught.value.devices == (1,)
+        b.release()
+    us.wait([on(0), on(1)], timeout=10)
+
+
+@pytest.mark.multi_device
+def test_a_device_is_waited_for_from_a_thread_without_a_context() -> None:
+    stream = us.get_stream(1)
+    with testing.latch(stream) as latch:
+
+        def wait() -> int:
+            us.wait(on(1))
+            return int(checked(driver.cuCtxGetCurrent()))
+
+        with running(wait) as result:
+            assert is_blocked(result)
+            latch.release()
+            assert result() == 0, "it still has no context"
+
+
+def test_a_timeout_cancels_nothing() -> None:
+    stream = us.get_stream(0)
+    with testing.latch(stream) as latch:
+        for seconds in (0, 0.0, 0.01):
+            with pytest.raises(us.WaitTimeout, match="nothing was cancelled") as caught:
+                us.wait(0, timeout=seconds)
+            assert caught.value.seconds == seconds
+            assert (caught.value.device, caught.value.stream) == (0, repr(stream))
+        latch.release()
+        us.wait(0, timeout=10)
+    us.wait(0, timeout=0)
+
+
+def test_nothing_to_wait_for() -> None:
+    us.wait_all(timeout=0)
+    with pytest.raises(us.NoUserStreamError, match="can only wait on user streams") as caught:
+        us.wait(on(0))
+    assert caught.value.device == 0
+    us.get_stream(0)
+    with pytest.raises(us.NoUserStreamError, match="named 'io'"):
+        us.wait(0, name="io")
+
+
+@pytest.mark.parametrize("timeout", [-1, -0.1, float("nan")])
+def test_a_timeout_is_at_least_0(timeout: float) -> None:
+    for wait in (us.wait, us.wait_all, us.wait_for_device, us.close, us.Stream.create(0).sync):
+        with pytest.raises(ValueError, match="timeout must be"):
+            wait(timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", ["1", True, [1], 1j])
+def test_a_timeout_is_a_number(timeout: object) -> None:
+    for wait in (us.wait, us.wait_all, us.wait_for_device, us.close, us.Stream.create(0).sync):
+        with pytest.raises(TypeError, match="timeout must be"):
+            wait(timeout=timeout)  # type: ignore[arg-type]
+
+
+def test_policies() -> None:
+    for wait in (us.wait, us.wait_all, us.Stream.create(0).sync):
+        with pytest.raises(ValueError, match="policy must be"):
+            wait(policy="block")
+    check_arguments(float("inf"), "spin")
+
+
+def test_bad_arguments_touch_no_cuda() -> None:
+    from conftest import SIMULATED
+
+    if not SIMULATED:
+        pytest.skip("counts driver calls")
+    us.get_stream(0)
+    testing.reset()
+    with pytest.raises(ValueError, match="timeout"):
+        us.wait(0, timeout=-1)
+    with pytest.raises(ValueError, match="policy"):
+        us.wait_all(policy="x")  # type: ignore[arg-type]
+    for function in ("cuStreamQuery", "cuCtxGetDevice", "cuEventRecord"):
+        assert testing.calls(function) == 0
+
+
+def test_auto_sleeps_and_spin_does_not() -> None:
+    stream = us.get_stream(0)
+    shares = {}
+    for policy in POLICIES:
+        with testing.latch(stream):
+            cpu, wall = time.thread_time(), time.perf_counter()
+            with pytest.raises(us.WaitTimeout):
+                stream.sync(timeout=0.2, policy=policy)  # type: ignore[arg-type]
+            shares[policy] = (time.thread_time() - cpu) / (time.perf_counter() - wall)
+    assert shares["auto"] < 0.2 * shares["spin"], shares
+
+
+def test_events_are_used_again() -> None:
+    stream = us.get_stream(0)
+    context = int(stream._context)
+
+    def wait_once() -> None:
+        with testing.latch(stream) as latch, running(stream.sync) as result:
+            is_blocked(result, 0.002)
+            latch.release()
+            result()
+
+    def pooled() -> int:
+        return len(_events._free[context]) + len(_events._abandoned[context])
+
+    wait_once()
+    before = pooled()
+    for _ in range(20):
+        wait_once()
+    assert pooled() == before
+    with testing.latch(stream):
+        for _ in range(5):  # abandoned ones may not be recorded again yet
+            with pytest.raises(us.WaitTimeout):
+                stream.sync(timeout=0)
+    stream.sync(timeout=10)
+    for _ in range(40):
+        wait_once()
+    assert not _events._abandoned[context]
+    assert pooled() <= before + 5
+
+
+def test_an_interrupted_poll_gives_no_event_back_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = us.get_stream(0), us.get_stream(0, name="second")
+    context = int(first._context)
+    with testing.latch(first) as a, testing.latch(second):
+        asked = []
+
+        def interrupted(event: driver.CUevent, stream: us.Stream) -> bool:
+            asked.append(event)
+            if len(asked) == 2:
+                raise KeyboardInterrupt
+            a.release()
+            return eventually(lambda: checked_query(event))
+
+        def checked_query(event: driver.CUevent) -> bool:
+            return driver.cuEventQuery(event)[0] == driver.CUresult.CUDA_SUCCESS
+
+        monkeypatch.setattr(_driver, "event_is_done", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            us.wait_all()
+        monkeypatch.undo()
+    pooled = [int(e) for e in (*_events._free[context], *_events._abandoned[context])]
+    assert len(pooled) == len(set(pooled))
+    us.wait_all(timeout=10)
+
+
+@pytest.mark.simulated
+def test_an_error_of_the_gpu_is_itself() -> None:
+    illegal = driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    stream, named = us.get_stream(0), us.get_stream(0, name="io")
+    try:
+        testing.async_error(stream, illegal)
+        assert eventually(lambda: driver.cuStreamQuery(stream._live())[0] == illegal)
+        for wait in (us.wait, stream.sync, lambda: us.wait(named), lambda: stream.is_done):
+            with pytest.raises(us.DriverError, match="CUDA_ERROR_ILLEGAL_ADDRESS") as caught:
+                wait()
+            assert caught.value.code == 700
+            assert caught.value.function in ("cuStreamQuery", "cuStreamIsCapturing")
+            assert caught.value.device == 0
+        with pytest.raises(us.WaitErrors) as group:
+            us.wait_all()
+        assert len(group.value.exceptions) == 2
+        with pytest.raises(us.DriverError):
+            us.wait_for_device(0)
+        with pytest.raises(us.WaitErrors):
+            us.close()
+        assert us.streams() == {}, "emptied nevertheless"
+    finally:
+        testing.reset()
+
+
+@pytest.mark.simulated
+def test_an_error_in_the_middle_of_a_wait() -> None:
+    illegal = driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    broken, fine = us.get_stream(0), us.get_stream(1)
+    try:
+        with testing.latch(fine) as a, testing.latch(broken) as b:
+            testing.async_error(broken, illegal)
+            with running(us.wait_all) as result:
+                assert is_blocked(result, 0.02)
+                b.release()
+                assert is_blocked(result, 0.05), "the other stream is still waited for"
+                a.release()
+                with pytest.raises(us.WaitErrors) as caught:
+                    result()
+        assert [e.code for e in caught.value.exceptions] == [700]  # type: ignore[attr-defined]
+        with testing.latch(fine), pytest.raises(us.WaitErrors) as caught:
+            us.wait_all(timeout=0.02)
+        kinds = {type(each) for each in caught.value.exceptions}
+        assert kinds == {us.DriverError, us.WaitTimeout}
+    finally:
+        testing.reset()
+    us.wait(1, timeout=10)
+
+
+def test_waiting_for_a_device_that_nobody_used_wakes_nothing_up() -> None:
+    from conftest import SIMULATED
+    from helpers import run_python
+
+    if not SIMULATED:
+        pytest.skip("asks the simulated driver")
+    done = run_python(
+        """
+        import userstream as us
+        from cuda.bindings import driver
+        us.wait_for_device(1)
+        assert driver.cuDevicePrimaryCtxGetState(1)[2] == 0
+        us.get_stream(1); us.wait_for_device(1)
+        assert driver.cuDevicePrimaryCtxGetState(1)[2] == 1
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.simulated
+def test_waiting_for_a_device_with_an_older_driver() -> None:
+    from helpers import run_python
+
+    done = run_python(
+        """
+        import threading, time
+        from userstream import testing
+        testing.simulate(2, driver_version=12040)
+        import userstream as us
+        from cuda.bindings import driver
+        stream = us.get_stream(1)
+        us.wait_for_device(1, timeout=10)
+        with testing.latch(stream):
+            try:
+                us.wait_for_device(1, timeout=0.05)
+            except us.WaitTimeout as error:
+                assert error.devices == (1,)
+            else:
+                raise AssertionError
+        us.wait_for_device(1, timeout=10)
+        testing.async_error(stream, driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS)
+        while driver.cuStreamQuery(stream.handle)[0] != 700:
+            time.sleep(0.001)
+        try:
+            us.wait_for_device(1, timeout=10)
+        except us.DriverError as error:
+            assert error.code == 700, error.code
+        else:
+            raise AssertionError
+        print(testing.calls("cuCtxSynchronize"))
+        """,
+        simulate=None,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 3
+
+
+def test_in_a_thread() -> None:
+    stream = us.get_stream(0)
+    assert in_thread(lambda: (us.wait(0), us.wait_all(), stream.sync())) == (None, None, None)
