@@ -87,7 +87,7 @@ def cupy(stream: int = 0) -> types.ModuleType:
         def __init__(self, id: int) -> None:
             self.id = id
 
-    class ndarray:  # noqa: N801
+    class ndarray:
         def __init__(self, device: int, address: int) -> None:
             self.device = Device(device)
             self.data = types.SimpleNamespace(ptr=address)

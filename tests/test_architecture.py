@@ -6,9 +6,9 @@ import ast
 from pathlib import Path
 
 import pytest
-from helpers import run_python
 
 import userstream
+from helpers import run_python
 
 PACKAGE = Path(userstream.__file__).parent
 
@@ -51,9 +51,7 @@ def imported_rooms(module: Path) -> set[str]:
             assert node.level == 0, f"{module} has a relative import"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
     parts = [name.split(".") for name in names if name.split(".")[0] == "userstream"]
-    return {
-        part[1] if len(part) > 1 and _is_module(part[1]) else "__init__" for part in parts
-    }
+    return {part[1] if len(part) > 1 and _is_module(part[1]) else "__init__" for part in parts}
 
 
 def _is_module(name: str) -> bool:

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import standins
 from cuda.bindings import driver
 from cuda.core import Device
 from cuda.core.utils import StridedMemoryView
+
+import standins
+import userstream as us
 from helpers import (
     CAI,
     DLPack,
@@ -21,8 +23,6 @@ from helpers import (
     on,
     pinned_memory,
 )
-
-import userstream as us
 from userstream import _buffers, _driver
 from userstream._buffers._info import contiguous_strides
 
@@ -277,7 +277,7 @@ def test_cuda_core_buffers(device: Device) -> None:
         us.get_stream(host)
     us.wait(0)
     buffer.close(stream)
-    with pytest.raises((us.UnsupportedBufferError, RuntimeError), match="address 0|closed"):
+    with pytest.raises((us.UnsupportedBufferError, RuntimeError), match=r"address 0|closed"):
         us.get_stream(buffer)
     us.wait(0)
 

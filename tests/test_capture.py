@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 from cuda.bindings import driver
-from helpers import checked, in_thread, is_blocked, on, running
 
 import userstream as us
+from helpers import checked, in_thread, is_blocked, on, running
 from userstream import _driver, testing
 
 GLOBAL = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL

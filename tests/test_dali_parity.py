@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from helpers import in_thread, is_blocked, on, running
 
 import userstream as us
+from helpers import in_thread, is_blocked, on, running
 from userstream import _driver, testing
 
 

@@ -6,9 +6,9 @@ import sys
 
 import numpy as np
 import pytest
-import standins
 from cuda.core import Device
 
+import standins
 import userstream as us
 from helpers import in_thread
 

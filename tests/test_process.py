@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+
 from helpers import run_python
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

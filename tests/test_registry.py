@@ -7,13 +7,13 @@ import threading
 import weakref
 
 import pytest
+from cuda.bindings import driver
 from cuda.core import Device
-from helpers import checked, current_context, in_thread, on
 
 import userstream as us
+from helpers import checked, current_context, in_thread, on
 from userstream import _driver, testing
 from userstream._stream import _base
-from cuda.bindings import driver
 
 
 def device_of_handle(stream: us.Stream) -> int:

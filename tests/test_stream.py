@@ -12,9 +12,9 @@ import cuda.core
 import pytest
 from cuda.bindings import driver
 from cuda.core import Device, Event, EventOptions
-from helpers import checked, current_context, in_thread, is_blocked, running
 
 import userstream as us
+from helpers import checked, current_context, in_thread, is_blocked, running
 from userstream import _driver, _process, testing
 
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 from cuda.bindings import driver
-from helpers import checked, eventually, in_thread, is_blocked, on, running
 
 import userstream as us
+from helpers import checked, eventually, in_thread, is_blocked, on, running
 from userstream import _driver, _events, testing
 from userstream._waiting import check_arguments
 

@@ -1,0 +1,370 @@
+"""Real objects of real frameworks, on a real GPU."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda.core import Device
+
+import userstream as us
+from helpers import in_thread, is_blocked, run_python, running
+from userstream import _driver, testing
+
+pytestmark = pytest.mark.gpu
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def framework(name: str) -> ModuleType:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return importlib.import_module(name)
+        except ImportError as error:
+            pytest.skip(f"{name} is not here: {error}")
+
+
+@pytest.fixture(scope="module")
+def torch() -> ModuleType:
+    return framework("torch")
+
+
+@pytest.fixture(scope="module")
+def cupy() -> ModuleType:
+    return framework("cupy")
+
+
+@pytest.fixture(scope="module")
+def jax() -> ModuleType:
+    return framework("jax")
+
+
+@pytest.fixture(scope="module")
+def numba_cuda() -> ModuleType:
+    return framework("numba.cuda")
+
+
+@pytest.fixture(scope="module")
+def rmm() -> ModuleType:
+    return framework("rmm")
+
+
+@pytest.fixture(scope="module")
+def dali() -> ModuleType:
+    return framework("nvidia.dali")
+
+
+@pytest.fixture(autouse=True)
+def _current_context() -> Any:
+    """Frameworks make a context current on first use: let it be one that is there before."""
+    with _driver.entered(_driver.primary_context(0)):
+        yield
+
+
+def resolves(buffer: object, device: int = 0) -> us.BufferInfo:
+    stream = us.get_stream(device)
+    for _ in range(2):
+        assert us.get_stream(buffer) is stream
+        assert us.get_stream([buffer]) is stream
+        assert us.device_of(buffer).device_id == device
+    us.wait(buffer, timeout=10)
+    info = us.describe(buffer)
+    assert info.device_id == device
+    return info
+
+
+# -- PyTorch ----------------------------------------------------------------------------------
+
+
+def test_torch(torch: ModuleType) -> None:
+    tensor = torch.arange(12.0, device="cuda:0").reshape(3, 4)
+    info = resolves(tensor)
+    assert (info.source, info.ordering, info.memory) == ("torch.Tensor", "current", "device")
+    assert (info.address, info.nbytes) == (tensor.data_ptr(), 48)
+    assert (info.shape, info.strides, info.dtype) == ((3, 4), (16, 4), np.dtype("f4"))
+    assert resolves(tensor.T).strides == (4, 16)
+    assert resolves(tensor[1:, ::2]).strides == (16, 8)
+    assert resolves(tensor[1:, ::2]).nbytes == 16
+    assert resolves(torch.empty(0, device="cuda:0")).address == 0
+    for other in (
+        torch.nn.Parameter(tensor),
+        tensor.clone().requires_grad_(),
+        torch.zeros(3, dtype=torch.complex64, device="cuda:0").conj(),
+        torch.zeros((), device="cuda:0"),
+        torch.zeros(3, dtype=torch.int64, device="cuda:0"),
+    ):
+        resolves(other)
+    assert str(resolves(tensor.bfloat16()).dtype) == "bfloat16"
+
+
+def test_torch_streams(torch: ModuleType) -> None:
+    tensor = torch.zeros(3, device="cuda:0")
+    assert us.describe(tensor).producer == 1, "the legacy default stream"
+    side = torch.cuda.Stream(0)
+    with torch.cuda.stream(side):
+        assert us.describe(tensor).producer == side.cuda_stream
+    assert us.get_stream(side).__cuda_stream__()[1] == side.cuda_stream
+    assert us.get_stream(torch.cuda.default_stream(0)) is us.Stream.legacy_default()
+    stream = us.get_stream(0)
+    before = torch.cuda.current_stream(0)
+    with torch.cuda.stream(torch.cuda.ExternalStream(int(stream.handle), device=0)):
+        result = tensor + 1
+        assert us.describe(tensor).producer == int(stream.handle)
+    assert torch.cuda.current_stream(0) == before
+    us.wait(tensor, timeout=10)
+    assert result.tolist() == [1, 1, 1]
+
+
+def test_torch_off_the_gpu(torch: ModuleType) -> None:
+    for tensor in (torch.zeros(2), torch.zeros(2).pin_memory(), torch.zeros(2, device="meta")):
+        with pytest.raises(us.HostBufferError, match="torch device"):
+            us.get_stream(tensor)
+    assert us.describe(torch.zeros(2).pin_memory()).memory == "pinned"
+
+
+def test_torch_devices(torch: ModuleType) -> None:
+    assert us.get_stream(torch.device("cuda", 0)) is us.get_stream(0)
+    assert us.get_stream(torch.device("cuda")) is us.get_stream(0)
+    with pytest.raises(us.InvalidDeviceError):
+        us.get_stream(torch.device("cpu"))
+
+
+@pytest.mark.multi_device
+def test_torch_on_a_device_that_is_not_current(torch: ModuleType) -> None:
+    tensor = torch.ones(5, device="cuda:1")
+    assert torch.cuda.current_device() == 0
+    resolves(tensor, 1)
+    assert in_thread(lambda: us.get_stream(tensor)) is us.get_stream(1)
+    with pytest.raises(us.DeviceMismatchError):
+        us.get_stream([tensor, torch.ones(5, device="cuda:0")])
+    us.wait_for_device(tensor, timeout=20)
+    assert torch.cuda.current_device() == 0
+
+
+# -- CuPy -------------------------------------------------------------------------------------
+
+
+def test_cupy(cupy: ModuleType) -> None:
+    array = cupy.arange(12, dtype="f4").reshape(3, 4)
+    info = resolves(array)
+    assert (info.source, info.ordering, info.producer) == ("cupy.ndarray", "current", 1)
+    assert (info.address, info.strides, info.memory) == (array.data.ptr, (16, 4), "device")
+    assert resolves(array.T).strides == (4, 16)
+    assert resolves(cupy.empty(0)).address == 0
+    assert us.get_stream(cupy.cuda.Device(0)) is us.get_stream(0)
+
+
+def test_cupy_streams(cupy: ModuleType) -> None:
+    array = cupy.zeros(3)
+    with cupy.cuda.Stream(non_blocking=True) as side:
+        assert us.describe(array).producer == side.ptr
+        assert us.get_stream(side).__cuda_stream__()[1] == side.ptr
+    assert us.get_stream(cupy.cuda.Stream.null) is us.Stream.legacy_default()
+    assert us.get_stream(cupy.cuda.Stream.ptds) is us.Stream.per_thread_default()
+    with cupy.cuda.Stream.ptds:
+        assert us.describe(array).producer == 2
+    stream = us.get_stream(array)
+    with cupy.cuda.Stream.from_external(stream):
+        result = array + 1
+    us.wait(array, timeout=10)
+    assert result.get().tolist() == [1, 1, 1]
+
+
+def test_cupy_managed_memory(cupy: ModuleType) -> None:
+    with cupy.cuda.using_allocator(cupy.cuda.MemoryPool(cupy.cuda.malloc_managed).malloc):
+        assert resolves(cupy.zeros(5)).memory == "managed"
+
+
+@pytest.mark.multi_device
+def test_cupy_on_a_device_that_is_not_current(cupy: ModuleType) -> None:
+    with cupy.cuda.Device(1):
+        array = cupy.ones(5)
+    resolves(array, 1)
+
+
+# -- JAX --------------------------------------------------------------------------------------
+
+
+def test_jax(jax: ModuleType) -> None:
+    array = jax.numpy.arange(12.0).reshape(3, 4)
+    info = resolves(array)
+    assert (info.source, info.ordering, info.producer) == ("jax.Array", "dlpack", None)
+    assert (info.shape, info.strides, info.nbytes) == ((3, 4), (16, 4), 48)
+    assert info.address == array.__cuda_array_interface__["data"][0]
+    resolves(array.T)
+    resolves(jax.numpy.zeros((0, 3)))
+    assert str(resolves(array.astype(jax.numpy.bfloat16)).dtype) == "bfloat16"
+    assert us.get_stream(jax.devices("gpu")[0]) is us.get_stream(0)
+
+
+def test_jax_off_the_gpu(jax: ModuleType) -> None:
+    host = jax.device_put(np.zeros(3), jax.devices("cpu")[0])
+    with pytest.raises(us.HostBufferError, match="cpu"):
+        us.get_stream(host)
+    with pytest.raises(us.InvalidDeviceError):
+        us.get_stream(jax.devices("cpu")[0])
+    with pytest.raises(us.UnsupportedBufferError, match="traced"):
+        jax.jit(us.get_stream)(jax.numpy.zeros(3))
+
+
+@pytest.mark.multi_device
+def test_jax_sharded(jax: ModuleType) -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices("gpu")[:2]), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    array = jax.device_put(np.arange(8.0), sharding)
+    with pytest.raises(us.DeviceMismatchError) as caught:
+        us.get_stream(array)
+    assert caught.value.devices == (0, 1)
+    info = us.describe(array)
+    assert info.device_id is None
+    assert [part.device_id for part in info.parts] == [0, 1]
+    for shard, part in zip(array.addressable_shards, info.parts, strict=True):
+        assert part.nbytes == shard.data.nbytes
+        resolves(shard.data, shard.device.local_hardware_id)
+
+
+# -- numba, RMM -------------------------------------------------------------------------------
+
+
+def test_numba(numba_cuda: ModuleType) -> None:
+    array = numba_cuda.to_device(np.arange(6.0).reshape(2, 3))
+    info = resolves(array)
+    assert (info.ordering, info.producer, info.strides) == ("current", 1, (24, 8))
+    assert resolves(numba_cuda.device_array((0, 3))).address == 0
+    side = numba_cuda.stream()
+    bound = us.describe(numba_cuda.device_array(3, stream=side))
+    assert (bound.ordering, bound.producer) == ("exact", us.get_stream(side).__cuda_stream__()[1])
+    assert us.get_stream(numba_cuda.default_stream()) is us.Stream.legacy_default()
+    mapped = numba_cuda.mapped_array(4)
+    with pytest.raises(us.HostBufferError, match="pinned"):
+        us.get_stream(mapped)
+    assert us.describe(mapped).memory == "pinned"
+    stream = us.get_stream(array)
+    theirs = numba_cuda.external_stream(int(stream.handle))
+    array.copy_to_host(stream=theirs)
+    us.wait(array, timeout=10)
+
+
+def test_rmm(rmm: ModuleType) -> None:
+    buffer = rmm.DeviceBuffer(size=100)
+    info = resolves(buffer)
+    assert (info.ordering, info.producer, info.nbytes) == ("unknown", None, 100)
+    with pytest.raises(us.UnsupportedBufferError, match="address 0"):
+        us.get_stream(rmm.DeviceBuffer(size=0))
+
+
+# -- DALI -------------------------------------------------------------------------------------
+
+
+def test_dali(dali: ModuleType) -> None:
+    @dali.pipeline_def(batch_size=2, num_threads=1, device_id=0)
+    def pipeline() -> Any:
+        host = dali.fn.constant(fdata=[1.0, 2.0, 3.0], shape=[3])
+        return host.gpu(), host
+
+    built = pipeline()
+    built.build()
+    batch, host = built.run()
+    info = resolves(batch)
+    assert (info.source, info.ordering, len(info.parts)) == ("dali TensorListGPU", "exact", 2)
+    assert info.producer == (batch.stream or 1)
+    assert info.nbytes == 24
+    tensor = resolves(batch[0])
+    assert (tensor.source, tensor.ordering, tensor.shape) == ("dali TensorGPU", "exact", (3,))
+    assert tensor.dtype == np.dtype("f4")
+    for thing in (host, host[0]):
+        with pytest.raises(us.HostBufferError):
+            us.get_stream(thing)
+
+
+def test_dali_dynamic(dali: ModuleType) -> None:
+    dynamic = framework("nvidia.dali.experimental.dynamic")
+    tensor = dynamic.as_tensor(np.arange(3, dtype="f4")).gpu()
+    info = resolves(tensor)
+    assert (info.source, info.shape, info.dtype) == ("dali dynamic Tensor", (3,), np.dtype("f4"))
+    batch = dynamic.as_batch([np.arange(3, dtype="f4")] * 2).gpu()
+    info = resolves(batch)
+    assert (info.source, len(info.parts), info.nbytes) == ("dali dynamic Batch", 2, 24)
+    with pytest.raises(us.HostBufferError):
+        us.get_stream(dynamic.as_tensor(np.arange(3)))
+
+
+# -- cuda.core --------------------------------------------------------------------------------
+
+
+def test_a_kernel_of_cuda_core() -> None:
+    from cuda.core import LaunchConfig, LegacyPinnedMemoryResource, Program, ProgramOptions, launch
+
+    for ordinal in range(_driver.device_count()):
+        device = Device(ordinal)
+        with _driver.entered(_driver.primary_context(ordinal)):
+            device.set_current()
+            stream = us.get_stream(ordinal)
+            buffer = device.allocate(4 * 1024, stream=stream)
+            code = 'extern "C" __global__ void fill(int *out) { out[threadIdx.x] = threadIdx.x; }'
+            options = ProgramOptions(arch=f"sm_{device.arch}")
+            kernel = Program(code, "c++", options).compile("cubin").get_kernel("fill")
+            launch(stream, LaunchConfig(grid=1, block=1024), kernel, buffer)
+            host = LegacyPinnedMemoryResource().allocate(4 * 1024)
+            buffer.copy_to(host, stream=stream)
+            us.wait(buffer, timeout=30)
+            assert np.from_dlpack(host).view(np.int32).tolist() == list(range(1024))
+
+
+def test_views_of_cuda_core(cupy: ModuleType) -> None:
+    from cuda.core.utils import StridedMemoryView
+
+    view = StridedMemoryView.from_any_interface(cupy.zeros((2, 3), dtype="f4"), stream_ptr=-1)
+    assert resolves(view).strides == (12, 4)
+
+
+# -- all of them ------------------------------------------------------------------------------
+
+
+def test_a_wait_covers_real_work(torch: ModuleType) -> None:
+    tensor = torch.zeros(1 << 20, device="cuda:0")
+    external = torch.cuda.ExternalStream(int(us.get_stream(tensor).handle), device=0)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(external):  # load the kernels before anything is held
+        tensor.add_(0)
+    torch.cuda.synchronize()
+    with testing.latch(us.get_stream(tensor)) as latch:
+        with torch.cuda.stream(external):
+            tensor.add_(1)
+        with running(lambda: us.wait(tensor)) as result:
+            assert is_blocked(result)
+            latch.release()
+            result()
+    assert tensor.sum().item() == 1 << 20
+
+
+@pytest.mark.parametrize("name", ["torch", "cupy", "jax", "numba.cuda"])
+def test_resolving_one_framework_imports_no_other(name: str) -> None:
+    framework(name)
+    make = {
+        "torch": "torch.zeros(3, device='cuda')",
+        "cupy": "cupy.zeros(3)",
+        "jax": "jax.numpy.zeros(3)",
+        "numba.cuda": "numba.cuda.device_array(3)",
+    }[name]
+    done = run_python(
+        f"""
+        import sys, warnings
+        warnings.simplefilter("ignore")
+        import {name}
+        buffer = {make}
+        before = set(sys.modules)
+        import userstream as us
+        us.describe(buffer), us.get_stream(buffer), us.wait(buffer)
+        new = {{module.split(".")[0] for module in set(sys.modules) - before}}
+        assert not new & {{"torch", "cupy", "jax", "numba", "rmm", "nvidia"}}, new
+        """,
+        XLA_PYTHON_CLIENT_PREALLOCATE="false",
+    )
+    assert done.returncode == 0, done.stderr
