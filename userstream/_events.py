@@ -39,9 +39,12 @@ def _reclaim(key: int) -> None:
         event = abandoned.popleft()
     except IndexError:  # another thread was faster
         return
-    with _driver.relaxed_capture():
-        done = _driver.event_is_done(event, None)
-    (_free[key] if done else abandoned).append(event)
+    done = False
+    try:
+        with _driver.relaxed_capture():
+            done = _driver.event_is_done(event, None)
+    finally:
+        (_free[key] if done else abandoned).append(event)
 
 
 def edge(
@@ -74,14 +77,10 @@ class Completion:
         self.target = target
 
     def is_done(self) -> bool:
-        """Poll; call it under `_driver.relaxed_capture`, and no more once it said yes or raised."""
+        """Poll; call it under `_driver.relaxed_capture`, and no more once it said yes."""
         event = self._event
-        try:
-            if not _driver.event_is_done(event, self.target):
-                return False
-        except BaseException:
-            self._event = None  # after an error of the GPU the context is lost, and its events
-            raise
+        if not _driver.event_is_done(event, self.target):
+            return False
         self._event = None
         _free[self._context].append(event)
         return True

@@ -96,6 +96,7 @@ def _is_over(completion: Pending, failed: list[DriverError]) -> bool:
     try:
         return completion.is_done()
     except DriverError as error:
+        completion.abandon()
         failed.append(error)
         return True
 

@@ -36,6 +36,7 @@ from userstream._driver.pointers import (
     is_managed_pointer,
     primary_device_of_pointer,
 )
+from userstream._driver.status import core_errors
 from userstream._driver.streams import (
     LEGACY,
     PER_THREAD,
@@ -54,6 +55,7 @@ __all__ = [
     "Memory",
     "allocate_pinned",
     "check_device",
+    "core_errors",
     "create_event",
     "current_context",
     "current_device",

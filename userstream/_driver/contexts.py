@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cuda.bindings import driver
 
 from userstream._driver.library import check_device, ensure
-from userstream._driver.status import SUCCESS, call, failed
+from userstream._driver.status import SUCCESS, ask, call, failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +60,7 @@ def current_context() -> driver.CUcontext | None:
 
 def current_device() -> int:
     """Return the calling thread's current device: 0 without a context, as ``cudaGetDevice``."""
-    status, device = driver.cuCtxGetDevice()
+    status, device = ask(driver.cuCtxGetDevice)
     if status == SUCCESS:
         return int(device)
     if status == _INVALID_CONTEXT:

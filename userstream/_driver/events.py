@@ -5,7 +5,7 @@ from __future__ import annotations
 from cuda.bindings import driver
 
 from userstream._driver.contexts import entered
-from userstream._driver.status import NOT_READY, SUCCESS, call, failed, raised
+from userstream._driver.status import NOT_READY, SUCCESS, ask, call, failed
 
 _NO_TIMING = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
 
@@ -28,10 +28,7 @@ def record_context(context: driver.CUcontext, event: driver.CUevent) -> None:
 
 def event_is_done(event: driver.CUevent, stream: object) -> bool:
     """Ask whether an event has completed. Call it under `relaxed_capture`."""
-    try:
-        (status,) = driver.cuEventQuery(event)
-    except ValueError as error:
-        raise raised("cuEventQuery", error) from error
+    (status,) = ask(driver.cuEventQuery, event)
     if status == SUCCESS:
         return True
     if status == NOT_READY:

@@ -32,7 +32,7 @@ def _initialise() -> None:
     global _ready, _version, _device_count  # noqa: PLW0603 -- the driver is one per process
     try:
         (status,) = driver.cuInit(0)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError) as error:  # not there, or an answer newer than the bindings
         raise DriverNotFoundError(
             f"no NVIDIA driver could be loaded ({error}); install one, or call "
             "userstream.testing.simulate() first to work without a GPU"

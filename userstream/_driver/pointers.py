@@ -7,7 +7,7 @@ from typing import Literal
 from cuda.bindings import driver
 
 from userstream._driver.contexts import device_of_primary, primary_context
-from userstream._driver.status import SUCCESS, call, failed
+from userstream._driver.status import SUCCESS, ask, call, failed
 
 Memory = Literal["device", "managed", "pinned"]
 
@@ -21,7 +21,7 @@ _INVALID_VALUE = driver.CUresult.CUDA_ERROR_INVALID_VALUE
 
 def is_host_pointer(address: int) -> bool | None:
     """Tell whether the memory at an address is pinned host memory; `None` if it is not CUDA's."""
-    status, kind = driver.cuPointerGetAttribute(_MEMORY_TYPE, address)
+    status, kind = ask(driver.cuPointerGetAttribute, _MEMORY_TYPE, address)
     if status == SUCCESS:
         return int(kind) == _HOST
     if status == _INVALID_VALUE:

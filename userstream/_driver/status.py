@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
@@ -10,7 +11,7 @@ from cuda.bindings import driver
 from userstream.errors import DriverError, NotSupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 SUCCESS = driver.CUresult.CUDA_SUCCESS
 NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
@@ -47,12 +48,35 @@ def raised(function: str, error: Exception) -> Exception:
     return error
 
 
-def call(function: Callable[..., Any], *args: object, stream: object = None) -> Any:
-    """Call a driver function and return its one value, its values, or `None`."""
+@contextmanager
+def core_errors(function: str, stream: object = None) -> Iterator[None]:
+    """Turn what cuda.core raises for a driver call of its own into an exception of ours."""
     try:
-        status, *values = function(*args)
+        yield
+    except Exception as error:
+        # Its CUDAError is not public before 1.3; the code is in the text alone.
+        if type(error).__name__ != "CUDAError" and type(error) is not RuntimeError:
+            raise
+        unknown = re.search(r"UNEXPECTED ERROR CODE: (\d+)", str(error))
+        name = re.match(r"CUDA_ERROR_\w+", str(error))
+        if unknown:
+            raise _error(function, int(unknown[1]), unknown[1], stream) from error
+        if name:
+            raise failed(function, getattr(driver.CUresult, name[0]), stream) from error
+        raise DriverError(f"{function} failed: {error}", function=function) from error
+
+
+def ask(function: Callable[..., Any], *args: object) -> tuple[Any, ...]:
+    """Call a driver function whose status is an answer; return the status and the values."""
+    try:
+        return tuple(function(*args))
     except (RuntimeError, ValueError) as error:
         raise raised(function.__name__, error) from error
+
+
+def call(function: Callable[..., Any], *args: object, stream: object = None) -> Any:
+    """Call a driver function and return its one value, its values, or `None`."""
+    status, *values = ask(function, *args)
     if status != SUCCESS:
         raise failed(function.__name__, status, stream)
     if len(values) > 1:

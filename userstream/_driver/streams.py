@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cuda.bindings import driver
 
-from userstream._driver.status import NOT_READY, SUCCESS, call, failed, raised
+from userstream._driver.status import NOT_READY, SUCCESS, ask, call, failed
 from userstream.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -39,12 +39,10 @@ def stream_is_idle(handle: driver.CUstream, stream: object) -> bool:
     # relaxed_capture() written out: this is the whole cost of waiting for an idle stream.
     previous = _GLOBAL
     try:
-        _, previous = driver.cuThreadExchangeStreamCaptureMode(_RELAXED)
-        (status,) = driver.cuStreamQuery(handle)
-    except ValueError as error:
-        raise raised("cuStreamQuery", error) from error
+        previous = call(driver.cuThreadExchangeStreamCaptureMode, _RELAXED)
+        (status,) = ask(driver.cuStreamQuery, handle)
     finally:
-        driver.cuThreadExchangeStreamCaptureMode(previous)
+        call(driver.cuThreadExchangeStreamCaptureMode, previous)
     if status == SUCCESS:
         return True
     if status == NOT_READY:
@@ -54,7 +52,7 @@ def stream_is_idle(handle: driver.CUstream, stream: object) -> bool:
 
 def refuse_capturing(handle: driver.CUstream, stream: object) -> None:
     """Raise `CaptureError` if a query of this stream would break a capture that it is part of."""
-    status, capture = driver.cuStreamIsCapturing(handle)
+    status, capture = ask(driver.cuStreamIsCapturing, handle)
     if status == SUCCESS:
         if capture == _NOT_CAPTURING:
             return

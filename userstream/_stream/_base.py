@@ -199,7 +199,7 @@ def create(
     """Create a stream in the primary context of a device; what is current stays so."""
     context = _driver.primary_context(device)
     # cuda.core makes a stream in the current context, whichever device it is told.
-    with _driver.entered(context):
+    with _driver.entered(context), _driver.core_errors("cuStreamCreateWithPriority"):
         core_device = Device(device)
         core_device.set_current()
         stream: S = kind._init(

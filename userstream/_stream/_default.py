@@ -61,7 +61,8 @@ class DefaultStream(Stream):
 
     def record(self, event: Event | None = None, options: EventOptions | None = None) -> Event:
         self._live()
-        with _driver.entered(_driver.default_context()):
+        context = _driver.default_context()
+        with _driver.entered(context), _driver.core_errors("cuEventRecord", self):
             return cuda.core.Stream.record(self, event, options)
 
     def close(self) -> None:

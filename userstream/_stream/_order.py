@@ -101,7 +101,8 @@ class OrderedStream(BaseStream):
         """
         destination = self._live()
         if isinstance(event_or_stream, Event):
-            super().wait(event_or_stream)
+            with _driver.core_errors("cuStreamWaitEvent", self):
+                super().wait(event_or_stream)
         elif isinstance(event_or_stream, OrderedStream):
             event_or_stream._precede(destination, self)
         elif hasattr(event_or_stream, "__cuda_stream__"):
@@ -145,7 +146,7 @@ class OrderedStream(BaseStream):
         """
         self._live()
         # Up to cuda.core 1.2 an event is made in the current context; it must be the stream's.
-        with _driver.entered(self._context):
+        with _driver.entered(self._context), _driver.core_errors("cuEventRecord", self):
             return super().record(event, options)
 
     def _is_idle(self) -> bool:

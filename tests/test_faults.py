@@ -1,0 +1,185 @@
+"""Every driver call, failed once at every place: the right error, and nothing left behind."""
+
+from __future__ import annotations
+
+import ast
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cuda.bindings import driver
+
+import userstream as us
+from helpers import CAI, checked, current_context, device_memory, on, run_python
+from userstream import _driver, testing
+from userstream.testing import _simulated
+
+pytestmark = pytest.mark.simulated
+
+ROOM = Path(_driver.__file__).parent
+UNKNOWN_CODE = 123456
+CODES = [
+    driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY,
+    driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,
+    UNKNOWN_CODE,
+]
+
+
+def functions() -> list[str]:
+    """Return what the one room that calls the driver calls, and what cuda.core does for it."""
+    found = {
+        node.attr
+        for module in ROOM.glob("*.py")
+        for node in ast.walk(ast.parse(module.read_text()))
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node.value) == "driver"
+        and node.attr.startswith("cu")
+    }
+    return sorted(found | {"cuStreamCreateWithPriority"})
+
+
+# Asked once a process, in `test_first_calls`.
+FIRST = {"cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDevicePrimaryCtxRetain"}
+REPORT = {"cuDeviceGetName", "cuDeviceGetUuid", "cuDeviceTotalMem", "cuDeviceGetAttribute"}
+# Where one of these fails, the scenario cannot free what it allocated.
+NEEDED_TO_FREE = {
+    "cuCtxGetCurrent",
+    "cuCtxPopCurrent",
+    "cuCtxPushCurrent",
+    "cuMemFreeHost",
+    "cuThreadExchangeStreamCaptureMode",
+}
+# Only with a driver before CUDA 12.5, and only if two threads meet a new device at once.
+ELSEWHERE = {"cuCtxSynchronize", "cuDevicePrimaryCtxRelease"}
+
+
+@pytest.fixture(autouse=True)
+def _always_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every wait go on to an event, though the streams are idle by the time it asks."""
+    is_idle = _driver.stream_is_idle
+    monkeypatch.setattr(
+        _driver, "stream_is_idle", lambda handle, stream: is_idle(handle, stream) and False
+    )
+
+
+def test_every_function_is_covered() -> None:
+    """A new driver call cannot be forgotten: the scenario has to come by it."""
+    with device_memory(0) as address:
+        testing.reset()
+        scenario(address)
+    reached = {name for name in functions() if testing.calls(name)}
+    assert set(functions()) - reached <= FIRST | ELSEWHERE
+
+
+def scenario(address: int) -> None:
+    """Come by every driver call."""
+    stream = us.get_stream(0)
+    us.get_stream(CAI(address))
+    us.describe(CAI(address))
+    _driver.device_report(0)
+    context = _driver.primary_context(0)
+    _driver.free_pinned(context, _driver.allocate_pinned(context, 64))
+    with us.Stream.create(0, priority=-1) as other:
+        stream.wait(other)
+        other.record()
+        theirs = us.Stream.from_handle(int(other.handle))
+        theirs.flags, theirs.stream_id, theirs.is_done  # noqa: B018
+    us.Stream.legacy_default().sync(timeout=10)
+    us.wait(timeout=10)
+    us.wait(on(0), timeout=10)
+    us.wait_for_device(0, timeout=10)
+    us.wait_for_device(3, timeout=10)
+    us.wait_all(timeout=10)
+    us.close(timeout=10)
+
+
+@pytest.fixture
+def address() -> Iterator[int]:
+    with device_memory(0) as address:
+        yield address
+
+
+@pytest.mark.parametrize("code", CODES, ids=str)
+@pytest.mark.parametrize("function", sorted(set(functions()) - FIRST - ELSEWHERE))
+def test_one_failure_leaves_nothing_behind(function: str, code: int, address: int) -> None:
+    scenario(address)
+    before = _simulated.stats()
+    testing.reset()
+    scenario(address)
+    places = testing.calls(function)
+    assert places
+    failures = 0
+    for place in range(places):
+        testing.reset()
+        with testing.inject(function, code, skip=place):
+            try:
+                scenario(address)
+            except (us.UserStreamError, us.WaitErrors) as error:
+                failures += 1
+                _check(error, function, code)
+        testing.reset()
+        if function == "cuCtxPopCurrent" and current_context():
+            checked(driver.cuCtxPopCurrent())  # what was to restore it is what failed
+        if function != "cuThreadExchangeStreamCaptureMode":
+            assert capture_mode() == driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+        checked(
+            driver.cuThreadExchangeStreamCaptureMode(
+                driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+            )
+        )
+        assert current_context() == 0
+        us.close(timeout=10)
+        scenario(address)  # the next call works
+        gc.collect()
+        after = _simulated.stats()
+        assert after.streams <= before.streams + _handed_out()
+        assert after.events <= before.events + 1
+        if function not in NEEDED_TO_FREE:
+            assert after.allocations == before.allocations
+    assert failures, "nobody noticed"
+
+
+def _check(error: BaseException, function: str, code: int) -> None:
+    errors = error.exceptions if isinstance(error, us.WaitErrors) else (error,)
+    for each in errors:
+        if isinstance(each, us.DriverError) and each.function == function and each.code:
+            assert each.code == int(code)
+            assert str(int(code)) in str(each)
+
+
+def _handed_out() -> int:
+    from userstream._stream._base import _given_away
+
+    return len(_given_away)
+
+
+def capture_mode() -> driver.CUstreamCaptureMode:
+    exchange = driver.cuThreadExchangeStreamCaptureMode
+    mode = checked(exchange(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+    checked(exchange(mode))
+    return mode
+
+
+@pytest.mark.parametrize("code", [2, 999, UNKNOWN_CODE])
+@pytest.mark.parametrize("function", sorted(FIRST))
+def test_first_calls(function: str, code: int) -> None:
+    """What is asked once a process: a failure is not remembered."""
+    done = run_python(
+        f"""
+        import userstream as us
+        from cuda.bindings import driver
+        from userstream import testing
+
+        with testing.inject("{function}", {code}):
+            try:
+                us.get_stream(0)
+            except (us.DriverError, us.DriverNotFoundError) as error:
+                assert "{code}" in str(error), error
+            else:
+                raise AssertionError
+        assert int(driver.cuCtxGetCurrent()[1]) == 0
+        us.get_stream(0).sync(timeout=10)
+        """
+    )
+    assert done.returncode == 0, done.stderr
