@@ -288,8 +288,8 @@ def test_default_streams(make: object, token: int, text: str) -> None:
         assert thread(lambda: stream.flags) == 0
         assert thread(lambda: stream.is_nonblocking) is False
         assert thread(lambda: stream.priority) == 0
-        assert thread(lambda: stream.is_done) is True
         assert thread(lambda: stream.sync(timeout=10)) is None
+        assert thread(lambda: stream.is_done) is True
         assert thread(lambda: stream.stream_id) > 0
         assert thread(lambda: us.wait(stream, timeout=10)) is None
         assert isinstance(thread(stream.record), Event)
@@ -411,7 +411,7 @@ def test_an_edge_holds_nothing_back_that_comes_later() -> None:
 def test_record() -> None:
     stream = us.get_stream(0)
     event = in_thread(stream.record)
-    assert event.is_done
+    event.sync()
     with testing.latch(stream):
         assert stream.record(event) is event
         assert not event.is_done

@@ -46,6 +46,11 @@ def leak_at_end(obj: object) -> None:
     _tracked[key] = weakref.ref(obj, lambda _: _tracked.pop(key, None))
 
 
+def keep_for_ever(obj: object) -> None:
+    """See to it that no destructor of `obj` ever runs."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(obj))
+
+
 def after_fork(callback: Callable[[], None]) -> None:
     """Call `callback` in a forked child of a process that had used the driver."""
     _after_fork.append(callback)
@@ -55,7 +60,7 @@ def _leak() -> None:
     for reference in list(_tracked.values()):
         obj = reference()
         if obj is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(obj))
+            keep_for_ever(obj)
     _tracked.clear()
 
 

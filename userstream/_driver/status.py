@@ -36,7 +36,8 @@ def failed(function: str, status: driver.CUresult, stream: object = None) -> Dri
 
 def raised(function: str, error: Exception) -> Exception:
     """Turn what cuda-bindings raised inside a call into an exception of ours."""
-    if type(error).__name__ == "FunctionNotFoundError":
+    # A RuntimeError with this text in cuda-bindings 12.9, and of a class of its own later.
+    if re.match(r'[Ff]unction "?\w+"? (is )?not found', str(error)):
         return NotSupportedError(
             f"{function} is not in the installed driver; install a newer NVIDIA driver",
             function=function,

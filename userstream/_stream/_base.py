@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import cuda.core
 from cuda.bindings import driver
-from cuda.core import Device, StreamOptions
+from cuda.core import Context, Device, StreamOptions
 
 from userstream import _driver, _process
 from userstream.errors import ClosedError
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from userstream.typing import StreamLike
 
 S = TypeVar("S", bound="BaseStream")
+
+_core_contexts: dict[int, Context] = {}
 
 # Streams whose handle was given away: a framework may keep it, so they live until exit.
 _given_away: dict[int, BaseStream] = {}
@@ -200,18 +202,29 @@ def create(
     context = _driver.primary_context(device)
     # cuda.core makes a stream in the current context, whichever device it is told.
     with _driver.entered(context), _driver.core_errors("cuStreamCreateWithPriority"):
-        core_device = Device(device)
-        core_device.set_current()
         stream: S = kind._init(
             options=StreamOptions(
                 nonblocking=nonblocking, priority=clamp_priority(device, priority)
             ),
             device_id=device,
-            ctx=core_device.context,
+            ctx=_core_context(device),
         )
     complete(stream, device, context, name=name, owned=True)
     stream._id = _driver.stream_id(stream._live(), stream)
     return stream
+
+
+def _core_context(device: int) -> Context:
+    """Return cuda.core's view of a primary context, which has to be current the first time."""
+    try:
+        return _core_contexts[device]
+    except KeyError:
+        core_device = Device(device)
+        core_device.set_current()
+        context = _core_contexts.setdefault(device, core_device.context)
+    # With some versions of cuda-bindings, releasing the last one crashes during exit.
+    _process.keep_for_ever(context)
+    return context
 
 
 def adopt(kind: type[S], address: int, owner: object) -> S:

@@ -1,0 +1,24 @@
+"""The real driver or the simulated one."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+DEVICE_NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")  # the last one: WSL
+LIBRARY = "libcuda.so.1"
+
+NO_GPU = "this machine has no NVIDIA device node and no driver"
+
+
+def is_gpu_machine() -> bool:
+    """Tell whether there is a device node of NVIDIA's, or a driver that can be loaded."""
+    return any(Path(node).exists() for node in DEVICE_NODES) or _driver_loads()
+
+
+def _driver_loads() -> bool:
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return False
+    return True
