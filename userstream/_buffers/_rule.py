@@ -71,7 +71,7 @@ def locate(address: int, obj: object) -> tuple[int, Memory]:
     if _driver.is_managed_pointer(address):
         return device_at(address, obj), "managed"
     if on_host:
-        return _driver.device_of_pointer(address), "pinned"
+        return _driver.device_of_pointer(address) or 0, "pinned"
     return device_at(address, obj), "device"
 
 

@@ -1,50 +1,77 @@
-"""What the driver knows of an address, whoever allocated it."""
+"""What the driver knows of an address, whoever allocated it.
+
+``cuPointerGetAttribute`` is called by its address here: cuda-bindings 12.9.6 to 12.9.8 and 13.2.0
+to 13.4.1 answer 0 for the device ordinal of any memory.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import ctypes
+import functools
+from typing import TYPE_CHECKING, Literal
 
 from cuda.bindings import driver
 
 from userstream._driver.contexts import device_of_primary, primary_context
-from userstream._driver.status import SUCCESS, ask, call, failed
+from userstream._driver.status import call, failed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Memory = Literal["device", "managed", "pinned"]
 
-_MEMORY_TYPE = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-_CONTEXT = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_CONTEXT
-_ORDINAL = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-_MANAGED = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED
+_FUNCTION = "cuPointerGetAttribute"
+_INTRODUCED = 4000  # the CUDA version, which selects the signature
+_INVALID_VALUE = int(driver.CUresult.CUDA_ERROR_INVALID_VALUE)
 _HOST = int(driver.CUmemorytype.CU_MEMORYTYPE_HOST)
-_INVALID_VALUE = driver.CUresult.CUDA_ERROR_INVALID_VALUE
+
+_MEMORY_TYPE = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
+_CONTEXT = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_CONTEXT)
+_ORDINAL = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+_MANAGED = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED)
+
+
+@functools.cache
+def _function() -> Callable[..., int]:
+    address, _found = call(driver.cuGetProcAddress, _FUNCTION.encode(), _INTRODUCED, 0)
+    prototype = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64)
+    return prototype(int(address))
+
+
+def _attribute(which: int, address: int) -> int | None:
+    value = ctypes.c_uint64()  # no attribute is larger
+    status = _function()(ctypes.byref(value), which, address)
+    if status == 0:
+        return value.value
+    if status == _INVALID_VALUE:
+        return None
+    raise failed(_FUNCTION, status)
 
 
 def is_host_pointer(address: int) -> bool | None:
     """Tell whether the memory at an address is pinned host memory; `None` if it is not CUDA's."""
-    status, kind = ask(driver.cuPointerGetAttribute, _MEMORY_TYPE, address)
-    if status == SUCCESS:
-        return int(kind) == _HOST
-    if status == _INVALID_VALUE:
-        return None
-    raise failed("cuPointerGetAttribute", status)
+    kind = _attribute(_MEMORY_TYPE, address)
+    return None if kind is None else kind == _HOST
 
 
 def is_managed_pointer(address: int) -> bool:
     """Tell whether the memory at an address is managed."""
-    return bool(call(driver.cuPointerGetAttribute, _MANAGED, address))
+    return bool(_attribute(_MANAGED, address))
 
 
-def device_of_pointer(address: int) -> int:
+def device_of_pointer(address: int) -> int | None:
     """Return the device of the memory at an address."""
-    return int(call(driver.cuPointerGetAttribute, _ORDINAL, address))
+    return _attribute(_ORDINAL, address)
 
 
 def primary_device_of_pointer(address: int) -> int | None:
     """Return the device of an address, or `None` if it belongs to a context not its primary one."""
-    context = int(call(driver.cuPointerGetAttribute, _CONTEXT, address))
-    device = device_of_primary(context)
+    context = _attribute(_CONTEXT, address)
+    device = None if context is None else device_of_primary(context)
     if device is not None:
         return device
     device = device_of_pointer(address)
+    if device is None:  # freed meanwhile
+        return None
     # The memory of a pool belongs to no context, but to the device.
     return device if context in (0, int(primary_context(device))) else None

@@ -17,7 +17,13 @@ SUCCESS = driver.CUresult.CUDA_SUCCESS
 NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
 
 
-def _error(function: str, code: int, name: str, stream: object = None) -> DriverError:
+def failed(function: str, status: driver.CUresult | int, stream: object = None) -> DriverError:
+    """Return the error for a status that is not success."""
+    code = int(status)
+    try:
+        name = driver.CUresult(code).name
+    except ValueError:  # newer than the bindings
+        name = str(code)
     where = "" if stream is None else f" on {stream!r}"
     return DriverError(
         f"{function}{where} failed with {name} ({code})",
@@ -29,12 +35,7 @@ def _error(function: str, code: int, name: str, stream: object = None) -> Driver
     )
 
 
-def failed(function: str, status: driver.CUresult, stream: object = None) -> DriverError:
-    """Return the error for a status that is not success."""
-    return _error(function, int(status), status.name, stream)
-
-
-def raised(function: str, error: Exception) -> Exception:
+def _raised(function: str, error: Exception) -> Exception:
     """Turn what cuda-bindings raised inside a call into an exception of ours."""
     # A RuntimeError with this text in cuda-bindings 12.9, and of a class of its own later.
     if re.match(r'[Ff]unction "?\w+"? (is )?not found', str(error)):
@@ -45,7 +46,7 @@ def raised(function: str, error: Exception) -> Exception:
     # A CUresult that is newer than the bindings fails in its conversion to the enum.
     newer = re.search(r"(\d+) is not a valid CUresult", str(error))
     if newer:
-        return _error(function, int(newer[1]), newer[1])
+        return failed(function, int(newer[1]))
     return error
 
 
@@ -61,7 +62,7 @@ def core_errors(function: str, stream: object = None) -> Iterator[None]:
         unknown = re.search(r"UNEXPECTED ERROR CODE: (\d+)", str(error))
         name = re.match(r"CUDA_ERROR_\w+", str(error))
         if unknown:
-            raise _error(function, int(unknown[1]), unknown[1], stream) from error
+            raise failed(function, int(unknown[1]), stream) from error
         if name:
             raise failed(function, getattr(driver.CUresult, name[0]), stream) from error
         raise DriverError(f"{function} failed: {error}", function=function) from error
@@ -72,7 +73,7 @@ def ask(function: Callable[..., Any], *args: object) -> tuple[Any, ...]:
     try:
         return tuple(function(*args))
     except (RuntimeError, ValueError) as error:
-        raise raised(function.__name__, error) from error
+        raise _raised(function.__name__, error) from error
 
 
 def call(function: Callable[..., Any], *args: object, stream: object = None) -> Any:
