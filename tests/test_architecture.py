@@ -21,6 +21,8 @@ LAYERS = [
     "_targets",
     "_device_wait",
     "_stream",
+    "_futures",
+    "_watcher",
     "_waiting",
     "_events",
     "_buffers",
@@ -109,4 +111,4 @@ def test_public_names() -> None:
         assert thing.__doc__, name
         owner = getattr(thing, "__self__", thing)
         assert type(owner).__module__ == "userstream" or owner.__module__ == "userstream", name
-    assert sorted(userstream.__all__[:12]) == userstream.__all__[:12]
+    assert sorted(userstream.__all__[:15]) == userstream.__all__[:15]

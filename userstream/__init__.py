@@ -18,6 +18,9 @@ get_stream = _registry.get_stream
 wait = _registry.wait
 wait_for_device = _registry.wait_for_device
 wait_all = _registry.wait_all
+wait_async = _registry.wait_async
+wait_all_async = _registry.wait_all_async
+completion = _registry.completion
 streams = _registry.streams
 close = _registry.close
 
@@ -26,6 +29,7 @@ __all__ = [
     "Stream",
     "UserStream",
     "close",
+    "completion",
     "describe",
     "device_of",
     "errors",
@@ -33,6 +37,8 @@ __all__ = [
     "streams",
     "wait",
     "wait_all",
+    "wait_all_async",
+    "wait_async",
     "wait_for_device",
 ]
 __all__ += errors.__all__

@@ -52,6 +52,7 @@ class _Synchronizing:
 
     def __init__(self, context: driver.CUcontext, target: DeviceWork) -> None:
         self.target = target
+        self.ordered = False
         self._context = context
         self._error: DriverError | None = None
         self._thread = threading.Thread(

@@ -68,13 +68,16 @@ def edge(
 class Completion:
     """The point up to which a stream, or a whole context, had work when this was recorded."""
 
-    __slots__ = ("_context", "_event", "target")
+    __slots__ = ("_context", "_event", "ordered", "target")
 
-    def __init__(self, context: driver.CUcontext, event: driver.CUevent, target: object) -> None:
+    def __init__(
+        self, context: driver.CUcontext, event: driver.CUevent, target: object, *, ordered: bool
+    ) -> None:
         self._context = int(context)
         # None once it was given back: an interrupted waiter may not give it back again.
         self._event: driver.CUevent | None = event
         self.target = target
+        self.ordered = ordered
 
     def is_done(self) -> bool:
         """Poll; call it under `_driver.relaxed_capture`, and no more once it said yes."""
@@ -92,7 +95,9 @@ class Completion:
             _abandoned[self._context].append(event)
 
 
-def record_stream(handle: driver.CUstream, context: driver.CUcontext, stream: object) -> Completion:
+def record_stream(
+    handle: driver.CUstream, context: driver.CUcontext, stream: object, *, ordered: bool = True
+) -> Completion:
     """Mark the point that the work on `stream`, of `context`, has reached."""
     event = _take(context)
     try:
@@ -100,7 +105,7 @@ def record_stream(handle: driver.CUstream, context: driver.CUcontext, stream: ob
     except BaseException:
         _free[int(context)].append(event)
         raise
-    return Completion(context, event, stream)
+    return Completion(context, event, stream, ordered=ordered)
 
 
 def record_context(context: driver.CUcontext, device: object) -> Completion:
@@ -111,7 +116,7 @@ def record_context(context: driver.CUcontext, device: object) -> Completion:
     except BaseException:
         _free[int(context)].append(event)
         raise
-    return Completion(context, event, device)
+    return Completion(context, event, device, ordered=False)
 
 
 def _forget() -> None:

@@ -34,6 +34,7 @@ class Pending(Protocol):
     """The point that a `Waitable` had reached; `_events.Completion` says more."""
 
     target: Any
+    ordered: bool  # whether it is done no sooner than what the target had to do before it
 
     def is_done(self) -> bool: ...
     def abandon(self) -> None: ...
@@ -68,15 +69,8 @@ def wait_for(
         Whether failures are raised as `WaitErrors`, or the one failure as itself.
     """
     since = time.perf_counter()
-    pending: list[Pending] = []
-    failed: list[DriverError] = []
+    pending, failed = start(targets)
     try:
-        for target in targets:
-            try:
-                if not target._is_idle():
-                    pending.append(target._completion())
-            except DriverError as error:
-                failed.append(error)
         while pending:
             with _driver.relaxed_capture():
                 pending = [each for each in pending if not _is_over(each, failed)]
@@ -89,7 +83,25 @@ def wait_for(
         for each in pending:
             each.abandon()
     if pending or failed:
-        raise _outcome(pending, failed, timeout, grouped=grouped)
+        raise outcome(pending, failed, timeout, grouped=grouped)
+
+
+def start(targets: Sequence[Waitable]) -> tuple[list[Pending], list[DriverError]]:
+    """Mark the point that each target has reached; return those that are busy, and the errors."""
+    pending: list[Pending] = []
+    failed: list[DriverError] = []
+    try:
+        for target in targets:
+            try:
+                if not target._is_idle():
+                    pending.append(target._completion())
+            except DriverError as error:
+                failed.append(error)
+    except BaseException:
+        for each in pending:
+            each.abandon()
+        raise
+    return pending, failed
 
 
 def _is_over(completion: Pending, failed: list[DriverError]) -> bool:
@@ -106,9 +118,10 @@ def _sleep(elapsed: float, timeout: float | None) -> None:
     time.sleep(pause if timeout is None else min(pause, timeout - elapsed))
 
 
-def _outcome(
+def outcome(
     late: list[Pending], failed: list[DriverError], timeout: float | None, *, grouped: bool
 ) -> Exception:
+    """Return the error of a wait of which something was late or failed."""
     problems: list[Exception] = [*failed]
     if late:
         targets = [each.target for each in late]

@@ -34,6 +34,11 @@ def relaxed_capture() -> Iterator[None]:
         call(driver.cuThreadExchangeStreamCaptureMode, previous)
 
 
+def relax_capture_of_this_thread() -> None:
+    """As `relaxed_capture`, for a thread of ours and for good."""
+    call(driver.cuThreadExchangeStreamCaptureMode, _RELAXED)
+
+
 def stream_is_idle(handle: driver.CUstream, stream: object) -> bool:
     """Ask whether all the work queued on a stream is done, without harm to any capture."""
     # relaxed_capture() written out: this is the whole cost of waiting for an idle stream.

@@ -78,7 +78,7 @@ class DefaultStream(Stream):
 
     def _completion(self) -> _events.Completion:
         with _driver.entered(_driver.default_context()) as context:
-            return _events.record_stream(self._live(), context, self)
+            return _events.record_stream(self._live(), context, self, ordered=False)
 
     def _precede(self, handle: driver.CUstream, stream: OrderedStream) -> None:
         with _driver.entered(_driver.default_context()) as context:

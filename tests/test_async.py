@@ -1,0 +1,413 @@
+"""Waits without a waiting thread: futures, asyncio, and the watcher behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from cuda.bindings import driver
+
+import userstream as us
+from helpers import eventually, in_thread, on, run_python, running
+from userstream import _driver, _events, _watcher, testing
+
+
+def is_idle() -> bool:
+    """Tell whether the watcher has nothing left to watch or to give up."""
+    watcher = _watcher._watcher
+    return not watcher._queues and not watcher._dropped
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> object:
+    yield
+    assert eventually(is_idle), "the watcher still watches"
+
+
+# -- futures ----------------------------------------------------------------------------------
+
+
+def test_a_future_is_done_with_the_work() -> None:
+    stream = us.get_stream(0)
+    with testing.latch(stream) as latch:
+        future = us.completion(on(0))
+        assert isinstance(future, concurrent.futures.Future)
+        assert not future.done()
+        with pytest.raises(TimeoutError):
+            future.result(timeout=0.05)
+        assert concurrent.futures.wait([future], timeout=0.01).not_done == {future}
+        latch.release()
+        assert future.result(timeout=10) is None
+        assert future.exception() is None
+    assert us.completion(0).done(), "of an idle stream at once"
+
+
+def test_it_covers_what_was_queued_and_no_more() -> None:
+    stream = us.get_stream(0)
+    with testing.latch(stream) as first:
+        early = us.completion(stream)
+        with testing.latch(stream) as second:
+            late = us.completion(stream)
+            first.release()
+            early.result(timeout=10)
+            assert not late.done()
+            second.release()
+        late.result(timeout=10)
+
+
+@pytest.mark.multi_device
+def test_a_future_of_several_streams_is_done_with_the_last() -> None:
+    streams = us.get_stream(0), us.get_stream(1)
+    with testing.latch(streams[0]) as a, testing.latch(streams[1]) as b:
+        future = us.completion([on(0), on(1)])
+        single = us.completion(on(1))
+        b.release()
+        single.result(timeout=10)
+        assert not future.done()
+        a.release()
+        future.result(timeout=10)
+
+
+def test_callbacks_run_in_the_watcher() -> None:
+    stream = us.get_stream(0)
+    names = []
+    with testing.latch(stream) as latch:
+        future = us.completion(0)
+        future.add_done_callback(lambda _: names.append(threading.current_thread().name))
+        latch.release()
+        future.result(timeout=10)
+    assert eventually(lambda: names == ["userstream-watcher"])
+
+
+def test_a_cancelled_future_leaves_the_others_alone() -> None:
+    stream = us.get_stream(0)
+    with testing.latch(stream) as latch:
+        first, second, third = (us.completion(0) for _ in range(3))
+        assert first.cancel()
+        assert second.cancel()
+        assert second.cancel(), "again"
+        assert first.cancelled()
+        assert concurrent.futures.wait([first], timeout=1).done == {first}
+        with pytest.raises(concurrent.futures.CancelledError):
+            first.result()
+        latch.release()
+        third.result(timeout=10)
+        assert not third.cancel()
+        assert not third.cancelled()
+
+
+def test_default_streams_are_watched_each_for_itself() -> None:
+    """One object stands for a stream per thread: an older watch of it says nothing of a later."""
+    default = us.Stream.per_thread_default()
+    with _driver.entered(_driver.primary_context(0)), testing.latch(default) as latch:
+        mine = us.completion(default)
+
+        def elsewhere() -> None:
+            with _driver.entered(_driver.primary_context(0)):
+                us.completion(default).result(timeout=10)
+                with testing.latch(default) as other:
+                    theirs = us.completion(default)
+                    other.release()
+                    theirs.result(timeout=10)
+
+        in_thread(elsewhere)
+        assert not mine.done()
+        latch.release()
+        mine.result(timeout=10)
+
+
+def test_bad_input() -> None:
+    for function in (us.completion, lambda t: asyncio.run(us.wait_async(t))):
+        with pytest.raises(us.NoUserStreamError):
+            function(0)
+        with pytest.raises(us.UnsupportedBufferError):
+            function("x")
+    stream = us.Stream.create(0)
+    stream.close()
+    with pytest.raises(us.ClosedError):
+        us.completion(stream)
+    with pytest.raises(ValueError, match="timeout must be"):
+        asyncio.run(us.wait_async(0, timeout=-1))
+    with pytest.raises(TypeError, match="timeout must be"):
+        asyncio.run(us.wait_all_async(timeout="1"))  # type: ignore[arg-type]
+
+
+def test_a_captured_stream_is_refused() -> None:
+    stream = us.get_stream(0)
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+    assert driver.cuStreamBeginCapture(stream._live(), mode)[0] == 0
+    with pytest.raises(us.CaptureError):
+        us.completion(0)
+    with pytest.raises(us.CaptureError):
+        asyncio.run(us.wait_all_async())
+    status, graph = driver.cuStreamEndCapture(stream._live())
+    assert status == 0, "the capture went on"
+    driver.cuGraphDestroy(graph)
+
+
+def test_the_watcher_harms_no_capture() -> None:
+    stream, captured = us.get_stream(0), us.Stream.create(0)
+    for mode in (
+        driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL,
+        driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+        driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED,
+    ):
+        with testing.latch(stream) as latch:
+            future = us.completion(0)
+            assert driver.cuStreamBeginCapture(captured._live(), mode)[0] == 0
+            time.sleep(0.02)
+            latch.release()
+            future.result(timeout=10)
+            status, graph = driver.cuStreamEndCapture(captured._live())
+        assert status == 0
+        driver.cuGraphDestroy(graph)
+    captured.close()
+
+
+# -- asyncio ----------------------------------------------------------------------------------
+
+
+def test_the_event_loop_goes_on() -> None:
+    stream = us.get_stream(0)
+
+    async def main(latch: testing.latch) -> int:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                if ticks == 20:
+                    latch.release()
+                await asyncio.sleep(0.001)
+
+        ticking = asyncio.create_task(tick())
+        await us.wait_async(on(0), timeout=10)
+        ticking.cancel()
+        return ticks
+
+    with testing.latch(stream) as latch:
+        assert asyncio.run(main(latch)) >= 20
+
+
+@pytest.mark.parametrize(
+    "wait", [lambda: us.wait_async(0, timeout=0.02), lambda: us.wait_all_async(timeout=0.02)]
+)
+def test_timeouts(wait: Callable[[], object]) -> None:
+    stream = us.get_stream(0)
+
+    async def main() -> None:
+        with pytest.raises(us.WaitTimeout) as caught:
+            await wait()  # type: ignore[misc]
+        assert caught.value.streams == (repr(stream),)
+        assert caught.value.seconds == 0.02
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await us.wait_async(0)
+
+    with testing.latch(stream):
+        asyncio.run(main())
+    asyncio.run(us.wait_async(0, timeout=10))
+
+
+def test_cancelling_a_task_ends_its_wait_alone() -> None:
+    stream = us.get_stream(0)
+
+    async def main(latch: testing.latch) -> None:
+        tasks = [asyncio.create_task(us.wait_async(0, timeout=10)) for _ in range(5)]
+        await asyncio.sleep(0.01)
+        tasks[2].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[2]
+        assert not any(task.done() for task in (*tasks[:2], *tasks[3:]))
+        latch.release()
+        await asyncio.gather(*tasks[:2], *tasks[3:])
+
+    with testing.latch(stream) as latch:
+        asyncio.run(main(latch))
+
+
+def test_a_task_group_on_loops_of_several_threads() -> None:
+    streams = [us.get_stream(0, name=str(number)) for number in range(4)]
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            for stream in streams:
+                group.create_task(us.wait_async(stream, timeout=20))
+            group.create_task(us.wait_all_async(timeout=20))
+
+    latches = [testing.latch(stream) for stream in streams]
+    for latch in latches:
+        latch.__enter__()
+    threads = [threading.Thread(target=lambda: asyncio.run(main())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for latch in latches:
+        time.sleep(0.005)
+        latch.release()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_many_waits_leave_no_more_events_than_there_were_at_once() -> None:
+    streams = [us.get_stream(0, name=str(number)) for number in range(8)]
+    context = int(streams[0]._context)
+
+    async def main() -> None:
+        await asyncio.gather(*(us.wait_async(streams[n % 8], timeout=60) for n in range(1000)))
+
+    def pooled() -> int:
+        return len(_events._free[context]) + len(_events._abandoned[context])
+
+    def once() -> None:
+        latches = [testing.latch(stream) for stream in streams]
+        for latch in latches:
+            latch.__enter__()
+
+        def release() -> None:
+            queues = _watcher._watcher._queues
+            assert eventually(lambda: sum(map(len, list(queues.values()))) == 1000)
+            for latch in latches:
+                latch.release()
+
+        with running(release):
+            asyncio.run(main())
+
+    once()
+    before = pooled()
+    assert before >= 1000
+    once()
+    assert pooled() == before
+
+
+def test_without_an_event_loop() -> None:
+    us.get_stream(0)
+    coroutine = us.wait_async(0)
+    with pytest.raises(RuntimeError, match=r"asyncio event loop.*trio"):
+        coroutine.send(None)
+
+
+# -- errors of the GPU, and the end -----------------------------------------------------------
+
+
+@pytest.mark.simulated
+def test_an_error_of_the_gpu_ends_all_waits_of_its_context() -> None:
+    illegal = driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    stream, other = us.get_stream(0), us.get_stream(0, name="other")
+    try:
+        with testing.latch(stream) as a, testing.latch(other):
+            futures = [us.completion(stream), us.completion(other), us.completion(stream)]
+            testing.async_error(stream, illegal)
+            a.release()
+            for future in futures[1:]:
+                error = future.exception(timeout=10)
+                assert isinstance(error, us.DriverError)
+                assert error.code == 700
+        with pytest.raises(us.DriverError):
+            us.completion(stream).result(timeout=10)
+        with pytest.raises(us.WaitErrors):
+            asyncio.run(us.wait_all_async(timeout=10))
+        with pytest.raises(us.DriverError):
+            asyncio.run(us.wait_async(stream, timeout=10))
+    finally:
+        testing.reset()
+    us.close()
+
+
+@pytest.mark.simulated
+def test_a_watcher_that_cannot_begin_leaves_nobody_waiting() -> None:
+    done = run_python(
+        """
+        import userstream as us
+        from userstream import testing
+        stream = us.get_stream(0)
+        with testing.latch(stream) as latch:
+            with testing.inject("cuThreadExchangeStreamCaptureMode", 999, skip=2):
+                error = us.completion(0).exception(timeout=10)
+            assert isinstance(error, us.DriverError), error
+            future = us.completion(0)
+            latch.release()
+            future.result(timeout=10)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("how", ["", "raise SystemExit(0)", "future.cancel()"])
+def test_exit_with_futures_pending(how: str) -> None:
+    done = run_python(
+        f"""
+        import userstream as us
+        from userstream import testing
+        stream = us.get_stream(0)
+        latch = testing.latch(stream)
+        latch.__enter__()
+        future = us.completion(0)
+        assert not future.done()
+        {how}
+        """
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_forked_child_is_refused() -> None:
+    done = run_python(
+        """
+        import asyncio, os, sys, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import userstream as us
+        from userstream import testing
+        stream = us.get_stream(0)
+        with testing.latch(stream) as latch:
+            future = us.completion(0)
+            pid = os.fork()
+            if pid == 0:
+                calls = [
+                    us.completion, lambda: us.completion(stream),
+                    lambda: asyncio.run(us.wait_async()),
+                    lambda: asyncio.run(us.wait_all_async()),
+                ]
+                for call in calls:
+                    try:
+                        call()
+                    except us.ForkedError:
+                        continue
+                    os._exit(1)
+                future.cancel()
+                os._exit(7)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            latch.release()
+            future.result(timeout=10)
+        sys.exit(code)
+        """
+    )
+    assert done.returncode == 7, done.stderr
+
+
+def test_the_watcher_sleeps() -> None:
+    """It costs next to nothing while it waits, and nothing at all while there is nothing."""
+    done = run_python(
+        """
+        import time
+        import userstream as us
+        from userstream import testing
+        stream = us.get_stream(0)
+        with testing.latch(stream) as latch:
+            future = us.completion(0)
+            cpu, wall = time.process_time(), time.perf_counter()
+            time.sleep(1)
+            share = (time.process_time() - cpu) / (time.perf_counter() - wall)
+            latch.release()
+            future.result(timeout=10)
+        from conftest import SIMULATED
+        # The worker thread of a held stream of the simulated driver polls as well.
+        assert share < (0.5 if SIMULATED else 0.1), share
+        """,
+        PYTHONPATH=__import__("os").pathsep.join(__import__("sys").path),
+    )
+    assert done.returncode == 0, done.stderr

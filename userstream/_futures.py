@@ -1,0 +1,103 @@
+"""Waits without a waiting thread: futures, and what asyncio makes of them."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from userstream import _waiting, _watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from userstream._waiting import Pending, Waitable
+    from userstream.errors import DriverError
+
+
+class Completion(Future[None]):
+    """A future of the point that all the targets had reached when it was made.
+
+    Cancelling it ends the watching and nothing else: the work goes on, and so does every other
+    wait for it.
+    """
+
+    def __init__(self, targets: Sequence[Waitable], *, grouped: bool) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._settled = False
+        self._grouped = grouped
+        pending, self._failed = _waiting.start(targets)
+        self._pending = set(pending)
+        self._watches = [
+            _watcher.watch(each, functools.partial(self._tell, each)) for each in pending
+        ]
+        if not pending:
+            self._finish()
+
+    def late(self, timeout: float | None) -> Exception | None:
+        """Return the error of a wait that ends now; `None` if this is done after all."""
+        with self._lock:
+            late, failed = list(self._pending), list(self._failed)
+        if not late and not failed:
+            return None
+        return _waiting.outcome(late, failed, timeout, grouped=self._grouped)
+
+    def cancel(self) -> bool:
+        """Watch no more; tell whether that was possible, as it was not done yet."""
+        if not self._settle():
+            return self.cancelled()
+        super().cancel()
+        self.set_running_or_notify_cancel()
+        for watch in self._watches:
+            _watcher.unwatch(watch)
+        return True
+
+    def _tell(self, completion: Pending, error: DriverError | None) -> None:
+        with self._lock:
+            self._pending.discard(completion)
+            if error is not None:
+                self._failed.append(error)
+            last = not self._pending
+        if last:
+            self._finish()
+
+    def _finish(self) -> None:
+        if not self._settle():
+            return
+        if self._failed:
+            self.set_exception(_waiting.outcome([], self._failed, None, grouped=self._grouped))
+        else:
+            self.set_result(None)
+
+    def _settle(self) -> bool:
+        """Tell whether the caller is the first, who settles the outcome."""
+        with self._lock:
+            settled, self._settled = self._settled, True
+        return not settled
+
+
+async def wait(targets: Sequence[Waitable], *, timeout: float | None, grouped: bool) -> None:
+    """Wait until each target has done what it had to do now, without blocking the event loop."""
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            "this wait takes a running asyncio event loop; under trio, run the blocking one in a "
+            "thread: await trio.to_thread.run_sync(userstream.wait, tensor)"
+        ) from None
+    completion = Completion(targets, grouped=grouped)
+    future = asyncio.wrap_future(completion)
+    try:
+        done, _ = await asyncio.wait([future], timeout=timeout)
+        if not done:
+            error = completion.late(timeout)
+            if error is not None:
+                raise error
+            return
+    finally:
+        future.cancel()
+    future.result()

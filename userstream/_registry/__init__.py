@@ -1,0 +1,126 @@
+"""`UserStream`: a registry of user streams.
+
+Built up in layers, a subject each: `_table` (which stream, and when it is made), `_waits`, and
+here the registry of the process and the end of one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from userstream import _buffers, _waiting
+from userstream._registry._waits import Waits
+from userstream.errors import WaitErrors
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+
+class UserStream(Waits):
+    """The user streams of a process, a library or a test: one per device and name.
+
+    The functions of the `userstream` module act on the registry of the process,
+    ``UserStream.get()``; each of them is a method here. A library or a test that wants streams of
+    its own makes a registry of its own, ``UserStream()``. As a context manager it waits for its
+    streams at the end of the block, and is closed for good.
+
+    Notes
+    -----
+    Thread-safe. Finding a stream that exists takes no lock. After DALI's C++
+    ``dali::UserStream``, of which there is only the one of the process.
+
+    Examples
+    --------
+    >>> from userstream import UserStream
+    >>> UserStream.get() is UserStream.get()
+    True
+    >>> with UserStream() as mine:
+    ...     stream = mine.get_stream(0)
+    ...     stream is mine.get_stream(0), stream is UserStream.get().get_stream(0)
+    (True, False)
+    """
+
+    __slots__ = ()
+
+    @staticmethod
+    def get() -> UserStream:
+        """Return the registry of the process.
+
+        Returns
+        -------
+        UserStream
+            The same object on every call, in every thread.
+
+        Examples
+        --------
+        >>> from userstream import UserStream
+        >>> UserStream.get().streams() == UserStream.get().streams()
+        True
+        """
+        return _process_registry
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Wait for the user streams and empty the registry, which can be used again.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds for all of it, at least 0; `None` waits for ever.
+
+        Raises
+        ------
+        WaitTimeout
+            Some streams were not done in time. The registry keeps all its streams.
+        WaitErrors
+            The GPU failed. The registry is emptied nevertheless.
+        CaptureError
+            One of the streams is being captured into a graph; the registry keeps all its streams.
+
+        Notes
+        -----
+        Streams that somebody still holds stay usable; the others are destroyed, unless their
+        handle was given away (see `Stream`). Only applications close the registry of the process:
+        others may be using it. Blocks, but never inside the driver; thread-safe.
+
+        Examples
+        --------
+        >>> from userstream import UserStream
+        >>> mine = UserStream()
+        >>> stream = mine.get_stream(0)
+        >>> mine.close()
+        >>> len(mine.streams())
+        0
+        """
+        _waiting.check_arguments(timeout, "auto")
+        streams = self.streams()
+        try:
+            _waiting.wait_for(list(streams.values()), timeout=timeout, policy="auto", grouped=True)
+        except WaitErrors:
+            self._remove(streams)
+            raise
+        self._remove(streams)
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._closed = True
+        self.close()
+
+    def __repr__(self) -> str:
+        which = " of the process" if self is _process_registry else ""
+        state = "closed" if self._closed else f"{sum(map(len, self._named.values()))} streams"
+        return f"<userstream.UserStream{which}: {state}>"
+
+    device_of = staticmethod(_buffers.device_of)
+    describe = staticmethod(_buffers.describe)
+
+
+_process_registry = UserStream()

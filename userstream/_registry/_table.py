@@ -1,0 +1,217 @@
+"""The table of user streams, one per device and name."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import threading
+import weakref
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from userstream import _buffers, _driver, _process, _targets
+from userstream._stream import Stream, _base
+from userstream.errors import ClosedError, DeviceMismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from userstream._stream._base import BaseStream
+    from userstream.typing import Target
+
+_tables: weakref.WeakSet[StreamTable] = weakref.WeakSet()
+
+
+class StreamTable:
+    """The streams of a `UserStream`: finding and making them."""
+
+    __slots__ = ("__weakref__", "_closed", "_lock", "_named", "_unnamed")
+
+    def __init__(self) -> None:
+        # For changes; readers need none. Reentrant, because the garbage collector may run anybody's
+        # destructor in the middle of one.
+        self._lock = threading.RLock()
+        self._closed = False
+        self._unnamed: dict[int, Stream] = {}
+        self._named: dict[str | None, dict[int, Stream]] = {None: self._unnamed}
+        _tables.add(self)
+
+    def get_stream(
+        self, target: Target = None, *, name: str | None = None, priority: int | None = None
+    ) -> Stream:
+        """Return the user stream of a device, and make it if there is none yet.
+
+        Parameters
+        ----------
+        target : GPU buffer, sequence or mapping of them, device, int or stream, optional
+            Whatever says which device: a buffer of any framework, several on the same device, a
+            device or its ordinal; by default the calling thread's current device (device 0
+            without a context, as ``cudaGetDevice``). A stream is returned itself.
+        name : str, optional
+            Which of the device's user streams; the one without a name by default.
+        priority : int, optional
+            Lower numbers run first. Clamped to what the device has. By default that of the
+            existing stream, or 0.
+
+        Returns
+        -------
+        Stream
+            Non-blocking. The same object on every call, in every thread.
+
+        Raises
+        ------
+        UnsupportedBufferError, HostBufferError
+            The target, or something in it, is no GPU buffer.
+        DeviceMismatchError
+            The buffers live on several devices.
+        InvalidDeviceError
+            There is no such device, or the target names none.
+        ValueError
+            The stream exists with another priority; ``name`` is empty; ``name`` or ``priority``
+            is given with a stream.
+        TypeError
+            ``name`` is no string, ``priority`` no integer.
+        ClosedError
+            The stream that was passed, or this registry, is closed.
+        DriverNotFoundError, ForkedError, DriverError
+            The driver is not there, may not be used, or refused.
+
+        Notes
+        -----
+        Thread-safe, and takes no lock if the stream exists. Does not block, except for the first
+        use of a device, which brings its primary context into being. It orders nothing: the
+        stream may run ahead of the work that fills the buffer. The current device and context
+        stay as they are. Driver call, once: ``cuStreamCreateWithPriority``. From DALI: one
+        non-blocking stream of default priority per device, made on demand.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> stream = us.get_stream(0)
+        >>> stream is us.get_stream(0)
+        True
+        >>> us.get_stream(0, name="io", priority=-1).name
+        'io'
+        """
+        # The path of every call but the first: one look at the type, one at the table.
+        if name is None and priority is None:
+            stream = self._known(target)
+            if stream is not None:
+                return stream
+        return self._find_or_create(target, name, priority)
+
+    def _known(self, target: Target) -> Stream | None:
+        """Return the stream without a name that there is for an ordinal or a buffer."""
+        kind = type(target)
+        rule = _buffers.learned.get(kind)
+        if rule is not None:
+            return self._unnamed.get(rule.device_id(target))
+        return self._unnamed.get(target) if kind is int else None  # type: ignore[arg-type]
+
+    def _find_or_create(self, target: Target, name: str | None, priority: int | None) -> Stream:
+        check_name(name)
+        wanted = None if priority is None else operator.index(priority)
+        self._check_open()
+        given = _targets.stream_of(target)
+        if given is not None:
+            if name is not None or wanted is not None:
+                raise ValueError(f"{given!r} is a stream already: pass no name and no priority")
+            return given
+        devices = _targets.devices_of(target)
+        if len(devices) > 1:
+            raise DeviceMismatchError(
+                f"the buffers live on devices {devices}, and each device has its own stream; pass "
+                "the buffers of one device at a time",
+                devices=devices,
+            )
+        (device,) = devices
+        if wanted is not None:
+            wanted = _base.clamp_priority(device, wanted)
+        stream = self._named.get(name, {}).get(device) or self._create(device, name, wanted or 0)
+        if wanted is not None and stream.priority != wanted:
+            raise ValueError(
+                f"{stream!r} has priority {stream.priority}, not {wanted}: pass another name for "
+                "a stream of another priority"
+            )
+        return stream
+
+    def _create(self, device: int, name: str | None, priority: int) -> Stream:
+        _driver.primary_context(device)  # takes long the first time: not under the lock
+        with self._lock:
+            self._check_open()
+            streams = self._named.setdefault(name, {})
+            stream = streams.get(device)
+            if stream is None:
+                stream = _base.create(
+                    Stream, device, name=name, nonblocking=True, priority=priority
+                )
+                stream._on_close = functools.partial(_forget, weakref.ref(self))
+                stream = streams.setdefault(device, stream)
+        return stream
+
+    def streams(self) -> Mapping[tuple[int, str | None], Stream]:
+        """Return the user streams there are now.
+
+        Returns
+        -------
+        Mapping
+            From (device ordinal, name) to `Stream`; read-only, and a snapshot.
+
+        Raises
+        ------
+        ForkedError
+            In a child of a process that had used the driver.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> stream = us.get_stream(0)
+        >>> us.streams()[0, None] is stream
+        True
+        """
+        _process.check_fork()
+        with self._lock:
+            found = {
+                (device, name): stream
+                for name, streams in self._named.items()
+                for device, stream in streams.items()
+            }
+        return MappingProxyType(found)
+
+    def _remove(self, streams: Mapping[tuple[int, str | None], Stream]) -> None:
+        with self._lock:
+            for (device, name), stream in streams.items():
+                if self._named.get(name, {}).get(device) is stream:
+                    del self._named[name][device]
+
+    def _check_open(self) -> None:
+        _process.check_fork()
+        if self._closed:
+            raise ClosedError("this UserStream was closed at the end of its with block")
+
+
+def check_name(name: object) -> None:
+    if name is None:
+        return
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a string, not {name!r}")
+    if not name:
+        raise ValueError("name must not be empty; leave it out for the stream without a name")
+
+
+def _forget(registry: weakref.ref[StreamTable], stream: BaseStream) -> None:
+    """Take a stream that was closed out of its registry."""
+    owner = registry()
+    if owner is not None:
+        owner._remove({(stream._device(), stream.name): stream})
+
+
+def _empty_all() -> None:
+    # In a forked child: the next call misses its stream and meets the check.
+    for table in list(_tables):
+        table._lock = threading.RLock()  # a thread that is not here may have held it
+        table._unnamed = {}
+        table._named = {None: table._unnamed}
+
+
+_process.after_fork(_empty_all)

@@ -1,0 +1,302 @@
+"""Waiting for user streams and for devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from userstream import _device_wait, _driver, _futures, _targets, _waiting
+from userstream._registry._table import StreamTable, check_name
+from userstream.errors import NoUserStreamError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from userstream._stream import Stream
+    from userstream._waiting import Policy
+    from userstream.typing import Target
+
+
+class Waits(StreamTable):
+    """The waits of a `UserStream`."""
+
+    __slots__ = ()
+
+    def wait(
+        self,
+        target: Target = None,
+        *,
+        name: str | None = None,
+        timeout: float | None = None,
+        policy: Policy = "auto",
+    ) -> None:
+        """Wait on the host for the work that you queued on a device's user stream.
+
+        Parameters
+        ----------
+        target : GPU buffer, sequence or mapping of them, device, int or stream, optional
+            Whose user stream, as for `get_stream`, but of several devices it is all of them. A
+            stream is waited for itself, registered or not.
+        name : str, optional
+            Which of the device's user streams; the one without a name by default.
+        timeout : float, optional
+            Seconds for all of it, at least 0; 0 asks once, `None` waits for ever.
+        policy : {"auto", "spin"}, default "auto"
+            ``"auto"`` polls for 100 µs and then sleeps between polls, for 5 % of the time waited
+            so far and 5 ms at most. ``"spin"`` never sleeps.
+
+        Raises
+        ------
+        NoUserStreamError
+            A device has no user stream (of that name).
+        WaitTimeout
+            The work was not done in time. Nothing was cancelled; waiting again works.
+        CaptureError
+            The stream is being captured into a graph; the capture goes on.
+        DriverError, WaitErrors
+            The GPU failed; `WaitErrors` if there are several streams.
+        UnsupportedBufferError, HostBufferError, InvalidDeviceError, ValueError, TypeError
+            As `get_stream`.
+
+        Notes
+        -----
+        Covers what was queued when it was called, by you: not the work of the buffer's producer,
+        nor what other threads queue afterwards. Blocks, but never inside the driver, so Ctrl-C
+        stops it; thread-safe; leaves everybody's graph captures alone. Driver calls:
+        ``cuStreamQuery``, and if the stream is busy ``cuEventRecord`` and ``cuEventQuery``. From
+        DALI: it refuses a device without a user stream.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> stream = us.get_stream(0)
+        >>> us.wait(0, timeout=10)
+        """
+        if timeout is not None or policy != "auto":
+            _waiting.check_arguments(timeout, policy)
+        streams = self._waited_for(target, name)
+        if len(streams) == 1:
+            streams[0].sync(timeout=timeout, policy=policy)
+        else:
+            _waiting.wait_for(streams, timeout=timeout, policy=policy, grouped=True)
+
+    def _waited_for(self, target: Target, name: str | None) -> list[Stream]:
+        if name is None:
+            stream = self._known(target)
+            if stream is not None:
+                return [stream]
+        check_name(name)
+        self._check_open()
+        given = _targets.stream_of(target)
+        if given is not None:
+            if name is not None:
+                raise ValueError(f"{given!r} is a stream already: pass no name")
+            return [given]
+        devices = _targets.devices_of(target)
+        streams = self._named.get(name, {})
+        missing = [device for device in devices if device not in streams]
+        if missing:
+            called = "" if name is None else f" named {name!r}"
+            raise NoUserStreamError(
+                f"device {missing[0]} has no user stream{called}: can only wait on user streams; "
+                "get_stream() makes one",
+                device=missing[0],
+            )
+        return [streams[device] for device in devices]
+
+    def wait_for_device(self, target: Target = None, *, timeout: float | None = None) -> None:
+        """Wait on the host for everything on a device, whoever queued it.
+
+        **This invalidates a graph capture of that device's context, on any thread and in any
+        mode**: CUDA gives no way around it. It is refused with `CaptureError` when the capture
+        can be seen, which is when the legacy default stream, a user stream or the stream that was
+        passed takes part in it. Prefer `wait`.
+
+        Parameters
+        ----------
+        target : GPU buffer, sequence or mapping of them, device, int or stream, optional
+            Which device, or devices; the calling thread's current one by default.
+        timeout : float, optional
+            Seconds for all of it, at least 0; 0 asks once, `None` waits for ever.
+
+        Raises
+        ------
+        WaitTimeout
+            The work was not done in time. Nothing was cancelled; waiting again works.
+        CaptureError
+            A graph capture was seen; it goes on.
+        DriverError, WaitErrors
+            The GPU failed; `WaitErrors` if there are several devices.
+        UnsupportedBufferError, HostBufferError, InvalidDeviceError, ValueError, TypeError
+            As `get_stream`.
+
+        Notes
+        -----
+        Covers what was queued when it was called. Blocks, but never inside the driver, so Ctrl-C
+        stops it; thread-safe. A device that nobody has used yet has nothing to wait for, and is
+        not woken up. Driver calls: ``cuCtxRecordEvent`` on the primary context and
+        ``cuEventQuery``; with a driver before CUDA 12.5 ``cuCtxSynchronize`` in a thread of its
+        own, which a timeout leaves behind. Work in green contexts is not covered. From DALI, but
+        with a timeout.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> us.wait_for_device(0, timeout=10)
+        """
+        _waiting.check_arguments(timeout, "auto")
+        self._check_open()
+        given = _targets.stream_of(target)
+        devices = [given._device()] if given is not None else _targets.devices_of(target)
+        work = []
+        for device in devices:
+            context = _driver.primary_context_if_active(device)
+            if context is not None:
+                mine = [s for (where, _), s in self.streams().items() if where == device]
+                _device_wait.refuse_captures(context, [*mine, given] if given else mine)
+                work.append(_device_wait.DeviceWork(device, context))
+        _waiting.wait_for(work, timeout=timeout, policy="auto", grouped=len(work) > 1)
+
+    def wait_all(self, *, timeout: float | None = None, policy: Policy = "auto") -> None:
+        """Wait on the host for the work on every user stream of every device, on all at once.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds for all of it, at least 0; 0 asks once, `None` waits for ever.
+        policy : {"auto", "spin"}, default "auto"
+            As for `wait`.
+
+        Raises
+        ------
+        WaitTimeout
+            Some streams were not done in time; one error lists them all.
+        WaitErrors
+            The GPU failed. Every stream was waited for nevertheless; those that were late are
+            one `WaitTimeout` in the group.
+        CaptureError
+            One of the streams is being captured into a graph; the capture goes on.
+        ValueError, TypeError
+            ``timeout`` or ``policy`` is none.
+
+        Notes
+        -----
+        Takes as long as the slowest of them. Returns at once if there is no user stream. Blocks,
+        but never inside the driver, so Ctrl-C stops it; thread-safe. From DALI.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> us.wait_all(timeout=10)
+        """
+        _waiting.check_arguments(timeout, policy)
+        self._check_open()
+        streams = list(self.streams().values())
+        _waiting.wait_for(streams, timeout=timeout, policy=policy, grouped=True)
+
+    # -- without a waiting thread ---------------------------------------------------------------
+
+    def completion(self, target: Target = None, *, name: str | None = None) -> Future[None]:
+        """Return a future of the work that is queued on a device's user stream now.
+
+        Parameters
+        ----------
+        target : GPU buffer, sequence or mapping of them, device, int or stream, optional
+            As for `wait`.
+        name : str, optional
+            Which of the device's user streams; the one without a name by default.
+
+        Returns
+        -------
+        concurrent.futures.Future
+            Its result is `None`. It has the exceptions of `wait`: `DriverError`, or `WaitErrors`
+            if there are several streams. Cancelling it cancels no work.
+
+        Raises
+        ------
+        NoUserStreamError, CaptureError, ClosedError
+            As `wait`.
+        UnsupportedBufferError, HostBufferError, InvalidDeviceError, ValueError, TypeError
+            As `get_stream`.
+
+        Notes
+        -----
+        Does not block; thread-safe. One thread of the library watches all futures and calls their
+        callbacks: keep those short. It tells within 5 % of the time waited and 1 ms. Driver calls:
+        ``cuStreamQuery``, ``cuEventRecord``; ``cuEventQuery`` in that thread, in the relaxed
+        capture mode.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> stream = us.get_stream(0)
+        >>> us.completion(0).result(timeout=10)
+        """
+        streams = self._waited_for(target, name)
+        return _futures.Completion(streams, grouped=len(streams) > 1)
+
+    async def wait_async(
+        self, target: Target = None, *, name: str | None = None, timeout: float | None = None
+    ) -> None:
+        """Wait as `wait` does, without blocking the event loop.
+
+        Parameters
+        ----------
+        target, name
+            As for `wait`.
+        timeout : float, optional
+            Seconds for all of it, at least 0; `None` waits for ever. ``asyncio.timeout`` works
+            as well.
+
+        Raises
+        ------
+        RuntimeError
+            No asyncio event loop runs here.
+        WaitTimeout, NoUserStreamError, CaptureError, ClosedError, DriverError, WaitErrors
+            As `wait`.
+
+        Notes
+        -----
+        Covers what is queued when it is first awaited. Cancelling the task ends this wait alone.
+        Any number of tasks, in event loops of any number of threads, share one thread of the
+        library (see `completion`).
+
+        Examples
+        --------
+        >>> import asyncio
+        >>> import userstream as us
+        >>> stream = us.get_stream(0)
+        >>> asyncio.run(us.wait_async(0, timeout=10))
+        """
+        _waiting.check_arguments(timeout, "auto")
+        streams = self._waited_for(target, name)
+        await _futures.wait(streams, timeout=timeout, grouped=len(streams) > 1)
+
+    async def wait_all_async(self, *, timeout: float | None = None) -> None:
+        """Wait as `wait_all` does, without blocking the event loop.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds for all of it, at least 0; `None` waits for ever.
+
+        Raises
+        ------
+        RuntimeError
+            No asyncio event loop runs here.
+        WaitTimeout, WaitErrors, CaptureError, ValueError, TypeError
+            As `wait_all`.
+
+        Notes
+        -----
+        As `wait_async`.
+
+        Examples
+        --------
+        >>> import asyncio
+        >>> import userstream as us
+        >>> asyncio.run(us.wait_all_async(timeout=10))
+        """
+        _waiting.check_arguments(timeout, "auto")
+        self._check_open()
+        streams = list(self.streams().values())
+        await _futures.wait(streams, timeout=timeout, grouped=True)
