@@ -88,6 +88,7 @@ def scenario(address: int) -> None:
     us.Stream.legacy_default().sync(timeout=10)
     us.wait(timeout=10)
     us.wait(on(0), timeout=10)
+    us.completion(0).result(timeout=10)
     us.wait_for_device(0, timeout=10)
     us.wait_for_device(3, timeout=10)
     us.wait_all(timeout=10)

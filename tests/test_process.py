@@ -199,21 +199,52 @@ def test_no_device() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_ctrl_c_stops_a_wait() -> None:
-    """The whole matrix comes with the tests of waiting; this is that it can be stopped at all."""
+CTRL_C = {
+    "wait": "us.wait()",
+    "wait, spin": "us.wait(policy='spin')",
+    "wait with a timeout": "us.wait(timeout=60)",
+    "wait of several": "us.wait([buffer(0), buffer(1)])",
+    "wait_all": "us.wait_all()",
+    "wait_all, spin": "us.wait_all(policy='spin')",
+    "wait_for_device": "us.wait_for_device()",
+    "sync": "stream.sync()",
+    "sync, spin": "stream.sync(policy='spin')",
+    "sync of a default stream": "per_thread.sync()",
+    "close": "us.close()",
+    "a future": "us.completion().result()",
+    "wait_async": "asyncio.run(us.wait_async())",
+    "wait_all_async": "asyncio.run(us.wait_all_async())",
+}
+
+
+def test_ctrl_c_stops_every_wait() -> None:
+    """A real SIGINT, and all is usable afterwards."""
+    waits = ", ".join(f"{name!r}: lambda: {code}" for name, code in CTRL_C.items())
     done = run_python(
-        """
-        import os, signal, threading, time
+        f"""
+        import asyncio, os, signal, threading, time
+        from cuda.bindings import driver
         import userstream as us
-        from userstream import testing
-        stream = us.get_stream(0)
-        for wait in (us.wait, us.wait_all, stream.sync, us.wait_for_device):
-            with testing.latch(stream):
+        from userstream import _driver, testing
+
+        class buffer:
+            def __init__(self, device): self.device = device
+            def __dlpack_device__(self): return (2, self.device % _driver.device_count())
+
+        stream, other = us.get_stream(0), us.get_stream(buffer(1))
+        per_thread = us.Stream.per_thread_default()
+        driver.cuCtxSetCurrent(_driver.primary_context(0))
+        for name, wait in {{{waits}}}.items():
+            held = per_thread if "default" in name else us.get_stream(0)
+            us.get_stream(buffer(1))
+            with testing.latch(held):
                 sent = []
+
                 def interrupt():
-                    time.sleep(0.1)
+                    time.sleep(0.05)
                     sent.append(time.perf_counter())
                     os.kill(os.getpid(), signal.SIGINT)
+
                 thread = threading.Thread(target=interrupt)
                 thread.start()
                 try:
@@ -221,10 +252,13 @@ def test_ctrl_c_stops_a_wait() -> None:
                 except KeyboardInterrupt:
                     late = time.perf_counter() - sent[0]
                 else:
-                    raise AssertionError("it was not interrupted")
+                    raise AssertionError(name + " was not interrupted")
                 thread.join()
-                assert late < 0.05, late
-            us.wait(0, timeout=10)
+                assert late < 0.05, (name, late)
+            us.wait_all(timeout=10)
+            us.wait_for_device(0, timeout=10)
+            stream = us.get_stream(0)
+            stream.sync(timeout=10)
         """
     )
     assert done.returncode == 0, done.stderr
