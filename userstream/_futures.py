@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
+import weakref
+from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from userstream import _waiting, _watcher
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Sequence
 
     from userstream._waiting import Pending, Waitable
@@ -78,26 +82,57 @@ class Completion(Future[None]):
         return not settled
 
 
+class _Mailbox:
+    """Wakes an event loop once for all the futures that are done by then."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._arrived: deque[asyncio.Future[None]] = deque()
+        self._called = False
+
+    def post(self, future: asyncio.Future[None]) -> None:
+        """Let the loop set a future; from any thread."""
+        self._arrived.append(future)
+        if not self._called:
+            self._called = True
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._called = False  # first, so that no later post is left lying
+        while self._arrived:
+            future = self._arrived.popleft()
+            if not future.done():
+                future.set_result(None)
+
+
+_mailboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox] = (
+    weakref.WeakKeyDictionary()
+)
+
+
 async def wait(targets: Sequence[Waitable], *, timeout: float | None, grouped: bool) -> None:
     """Wait until each target has done what it had to do now, without blocking the event loop."""
     import asyncio
 
     try:
-        asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
     except RuntimeError:
         raise RuntimeError(
             "this wait takes a running asyncio event loop; under trio, run the blocking one in a "
             "thread: await trio.to_thread.run_sync(userstream.wait, tensor)"
         ) from None
+    mailbox = _mailboxes.setdefault(loop, _Mailbox(loop))
+    arrival = loop.create_future()
     completion = Completion(targets, grouped=grouped)
-    future = asyncio.wrap_future(completion)
+    completion.add_done_callback(lambda _: mailbox.post(arrival))
     try:
-        done, _ = await asyncio.wait([future], timeout=timeout)
-        if not done:
-            error = completion.late(timeout)
-            if error is not None:
-                raise error
-            return
+        async with asyncio.timeout(timeout):
+            await arrival
+    except TimeoutError:  # of no other origin: nothing else is raised in there
+        pass
     finally:
-        future.cancel()
-    future.result()
+        late = completion.late(timeout)
+        completion.cancel()
+    if late is not None:
+        raise late
