@@ -1,0 +1,175 @@
+"""Checks of CI that are no tests of the package. The standard library is enough for them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+# Paths of a machine and hosts of package registries have no place in what is published.
+FOREIGN = re.compile(
+    r"(?<![\w.$~/}-])/(root|work|home|opt|mnt|Users)/\w"
+    r"|\b(pypi|test\.pypi|npmjs|crates|anaconda|conda\.anaconda)\.(org|io|com)\b"
+    r"|\bpythonhosted\."
+)
+
+
+def readme(which: str) -> None:
+    """Print the command of the README that runs the main job (`run`) or the tests (`test`)."""
+    end = {"run": "-m userstream", "test": "-m pytest"}[which]
+    blocks = re.findall(r"^```sh\n(.*?)\n```$", README, re.DOTALL | re.MULTILINE)
+    (command,) = (block for block in blocks if block.endswith(end))
+    if "\n" in command:
+        sys.exit(f"README.md: the command is more than one line: {command}")
+    print(command)
+
+
+def lowest() -> None:
+    """Print the requirements of the package, each pinned to the lowest version that it allows."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pins = dict(
+        re.findall(r"^([\w-]+)>=([\d.]+)", "\n".join(project["dependencies"]), re.MULTILINE)
+    )
+    if (
+        "cuda-python" in pins
+    ):  # which itself would take the newest cuda-bindings of that minor version
+        pins.setdefault("cuda-bindings", pins["cuda-python"])
+    print(" ".join(f"{name}=={version}" for name, version in sorted(pins.items())))
+
+
+def text() -> None:
+    """Check what people read against what is there."""
+    problems = [
+        *_foreign(),
+        *_readme_example(),
+        *_readme_links(),
+        *_dali_table(),
+        *_driver_functions(),
+    ]
+    print("\n".join(problems) or "text: ok")
+    if problems:
+        sys.exit(1)
+
+
+def _files() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+    )
+    if listed.returncode == 0:
+        found = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    else:  # not a clone
+        found = [
+            path
+            for path in ROOT.rglob("*")
+            if not {"build", "_build", ".venv", "__pycache__"} & set(path.parts)
+        ]
+    return [path for path in found if path.is_file()]
+
+
+def _foreign() -> Iterator[str]:
+    for path in _files():
+        if path == Path(__file__):
+            continue
+        for number, line in enumerate(
+            path.read_text(encoding="utf-8", errors="replace").splitlines(), 1
+        ):
+            found = FOREIGN.search(line)
+            if found:
+                yield f"{path.relative_to(ROOT)}:{number}: names {found[0]!r}"
+
+
+def _readme_example() -> Iterator[str]:
+    blocks = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    for block in blocks:
+        if not any(block == path.read_text() for path in (ROOT / "docs/examples").glob("*.py")):
+            yield f"README.md: this block is no file of docs/examples:\n{block}"
+
+
+def _readme_links() -> Iterator[str]:
+    for target in re.findall(r"\]\(([^)]+)\)", README):
+        if "://" not in target and not (ROOT / target).exists():
+            yield f"README.md: there is no {target}"
+
+
+def _dali_table() -> Iterator[str]:
+    table = (ROOT / "docs/reference/dali-parity.rst").read_text(encoding="utf-8")
+    tests = (ROOT / "tests/test_dali_parity.py").read_text(encoding="utf-8")
+    yield from _differences(
+        "docs/reference/dali-parity.rst",
+        set(re.findall(r"``(test_\w+)``", table)),
+        set(re.findall(r"^def (test_\w+)", tests, re.MULTILINE)),
+    )
+
+
+def _driver_functions() -> Iterator[str]:
+    page = (ROOT / "docs/reference/driver-functions.rst").read_text(encoding="utf-8")
+    table, _rest = page.split("Through ``cuda.core``")
+    used: set[str] = set()
+    for path in (ROOT / "userstream/_driver").rglob("*.py"):
+        used.update(re.findall(r"(?:\bdriver\.|\")(cu[A-Z]\w+)", path.read_text(encoding="utf-8")))
+    yield from _differences(
+        "docs/reference/driver-functions.rst", set(re.findall(r"``(cu[A-Z]\w+)``", table)), used
+    )
+
+
+def _differences(page: str, described: set[str], there: set[str]) -> Iterator[str]:
+    for name in sorted(there - described):
+        yield f"{page}: lacks {name}"
+    for name in sorted(described - there):
+        yield f"{page}: {name} does not exist"
+
+
+def dist(directory: str) -> None:
+    """Check what the wheel and the sdist in a directory contain."""
+    (wheel,) = Path(directory).glob("*.whl")
+    (sdist,) = Path(directory).glob("*.tar.gz")
+    if not wheel.name.endswith("-py3-none-any.whl"):
+        sys.exit(f"{wheel.name} is not a pure-Python wheel")
+    with zipfile.ZipFile(wheel) as archive:
+        in_wheel = set(archive.namelist())
+    with tarfile.open(sdist) as archive:
+        in_sdist = {name.partition("/")[2] for name in archive.getnames()}
+    package = {
+        str(path.relative_to(ROOT)) for path in _files() if path.is_relative_to(ROOT / "userstream")
+    }
+    sources = {name for name in package if name.endswith((".c", ".h"))}
+    problems = [
+        *(f"the wheel lacks {name}" for name in sorted(package - in_wheel)),
+        *(
+            f"the wheel has {name}"
+            for name in sorted(in_wheel - package)
+            if ".dist-info/" not in name
+        ),
+        *(
+            f"the sdist lacks {name}"
+            for name in sorted({*package, "README.md", "CHANGELOG.md", "LICENSE"} - in_sdist)
+        ),
+        *(f"the sdist lacks {part}" for part in ("tests", "docs") if not _has(in_sdist, part)),
+    ]
+    if not sources or "userstream/py.typed" not in in_wheel:
+        problems.append("the wheel lacks the simulated driver or py.typed")
+    print("\n".join(problems) or f"{wheel.name}: ok, with {len(sources)} sources in C")
+    if problems:
+        sys.exit(1)
+
+
+def _has(names: set[str], part: str) -> bool:
+    return any(name.startswith(f"{part}/") for name in names)
+
+
+if __name__ == "__main__":
+    {"readme": readme, "lowest": lowest, "text": text, "dist": dist}[sys.argv[1]](*sys.argv[2:])

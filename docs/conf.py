@@ -1,0 +1,146 @@
+"""Sphinx configuration: ``python -m sphinx -n -W -b html docs docs/_build/html``."""
+
+from __future__ import annotations
+
+import builtins
+import doctest
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+DOCS = Path(__file__).parent
+sys.path[:0] = [str(DOCS), str(DOCS.parent)]
+
+import numpydoc.xref  # noqa: E402
+import run_examples  # noqa: E402
+from sphinx.util import logging  # noqa: E402
+
+import userstream  # noqa: E402
+import userstream.testing  # noqa: E402
+import userstream.typing  # noqa: E402
+
+logger = logging.getLogger(__name__)
+
+SIMULATED = run_examples.is_simulated()
+
+project = "userstream"
+author = "The userstream developers"
+copyright = author
+version = release = userstream.__version__
+
+extensions = [
+    "myst_parser",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.doctest",
+    "sphinx.ext.intersphinx",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build", "examples"]
+templates_path = ["_templates"]
+default_role = "py:obj"
+nitpicky = True
+
+html_theme = "furo"
+html_title = f"userstream {release}"
+html_static_path = ["_static"]
+html_css_files = ["userstream.css"]
+html_copy_source = False
+html_show_sphinx = False
+
+autoclass_content = "class"
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the docstrings say it, in words
+autosummary_generate = True
+numpydoc_show_class_members = False
+numpydoc_xref_param_type = True  # link our own classes, and leave the words around them alone
+numpydoc_xref_ignore = "all"
+numpydoc_xref_aliases = {
+    name: f"userstream.{name}"
+    for name in userstream.__all__
+    if isinstance(getattr(userstream, name), type)
+}
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+# Links into other projects need their inventories from the network, so they are an extra.
+LINKED = {
+    "python": "https://docs.python.org/3",
+    "numpy": "https://numpy.org/doc/stable",
+    "cupy": "https://docs.cupy.dev/en/stable",
+    "torch": "https://docs.pytorch.org/docs/stable",
+    "cuda.core": "https://nvidia.github.io/cuda-python/cuda-core/latest",
+}
+intersphinx_mapping: dict[str, Any] = {}
+if os.environ.get("USERSTREAM_DOCS_INTERSPHINX") == "1":
+    intersphinx_mapping = {name: (address, None) for name, address in LINKED.items()}
+else:
+    numpydoc.xref.DEFAULT_LINKS.clear()  # to types of Python and NumPy
+
+_modules = "|".join([*map(re.escape, LINKED), "cuda", "jax", *sorted(sys.stdlib_module_names)])
+nitpick_ignore_regex = [
+    (r"py:.*", rf"({_modules})(\..*)?"),
+    (r"py:.*", "|".join(re.escape(name) for name in dir(builtins))),
+]
+
+nitpick_ignore = [("py:obj", "release"), ("py:obj", "result")]  # of parameters and methods
+
+# Doctests run on the simulated driver; on a machine with a GPU, on that.
+doctest_default_flags = doctest.ELLIPSIS
+doctest_global_setup = (
+    "import userstream.testing as _testing; _testing.simulate(devices=2)" if SIMULATED else ""
+)
+doctest_global_cleanup = """
+import userstream as _us
+import userstream.testing as _testing
+from cuda.bindings import driver as _driver
+_testing.reset()
+_us.close(timeout=20)
+_driver.cuCtxSetCurrent(0)
+"""
+
+
+def _skip_without_simulation(*event: Any) -> None:
+    """Let the doctests of what needs the simulated driver be skipped on a real one."""
+    *_, name, _obj, _options, lines = event
+    if not SIMULATED and name.startswith("userstream.testing.") and "latch" not in name:
+        lines[:] = [
+            f"{line}  # doctest: +SKIP" if line.lstrip().startswith((">>> ", "... ")) else line
+            for line in lines
+        ]
+
+
+def _show_public_bases(*event: Any) -> None:
+    """Show cuda.core's stream in the place of the private layers between it and ours."""
+    *_, obj, _options, bases = event
+    if obj is userstream.Stream:
+        bases[:] = [":py:class:`cuda.core.Stream`"]
+
+
+def _show_no_constructor(*event: Any) -> tuple[str, None] | None:
+    """Leave out the signature of a class that refuses to be called."""
+    _app, _what, name, *_ = event
+    return ("", None) if name == "userstream.Stream" else None
+
+
+def _check_names(app: Sphinx) -> None:
+    """Warn of public names that the reference lacks; an error with ``-W``."""
+    page = (DOCS / "reference" / "api.rst").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^   ([A-Za-z]\w+)$", page, re.MULTILINE))
+    for module in (userstream, userstream.testing, userstream.typing):
+        for name in sorted(set(module.__all__) - listed - {"errors"}):
+            logger.warning("reference/api.rst lacks %s.%s", module.__name__, name)
+
+
+def setup(app: Sphinx) -> None:
+    """Connect what this file adds."""
+    app.connect("builder-inited", _check_names)
+    app.connect("autodoc-process-docstring", _skip_without_simulation)
+    app.connect("autodoc-process-signature", _show_no_constructor)
+    app.connect("autodoc-process-bases", _show_public_bases)

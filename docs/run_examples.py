@@ -1,0 +1,82 @@
+"""Run the examples of the documentation: ``python docs/run_examples.py``.
+
+On a machine with a GPU they run there, and those in ``needs_gpu/`` run too if their framework is
+installed. Otherwise they run on the simulated driver. ``USERSTREAM_TEST_DRIVER=simulated`` or
+``real`` decides instead.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parent / "examples"
+SIMULATE = """
+import runpy, sys
+from userstream.testing import simulate
+simulate(devices=2)
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+FRAMEWORKS = {
+    "with_cupy.py": "cupy",
+    "with_dali.py": "nvidia.dali",
+    "with_jax.py": "jax",
+    "with_numba.py": "numba",
+    "with_pytorch.py": "torch",
+    "with_rmm.py": "rmm",
+}
+
+
+def is_simulated() -> bool:
+    """Tell whether to use the simulated driver, as the tests do."""
+    choice = os.environ.get("USERSTREAM_TEST_DRIVER")
+    if choice is not None:
+        return choice == "simulated"
+    return not any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/nvidia0"))
+
+
+def main() -> int:
+    """Run what can run here; return the exit status."""
+    simulated = is_simulated()
+    print(f"on the {'simulated' if simulated else 'real'} driver", flush=True)
+    prefix = ["-c", SIMULATE] if simulated else []
+    failed = [path.name for path in sorted(EXAMPLES.glob("*.py")) if not _run(path, prefix)]
+    for path in sorted((EXAMPLES / "needs_gpu").glob("*.py")):
+        framework = FRAMEWORKS[path.name]
+        if simulated:
+            print(f"skipped  {path.name}: needs a GPU")
+        elif not _is_installed(framework):
+            print(f"skipped  {path.name}: {framework} is not installed")
+        elif not _run(path, []):
+            failed.append(path.name)
+    return 1 if failed else 0
+
+
+def _is_installed(framework: str) -> bool:
+    try:
+        return importlib.util.find_spec(framework) is not None
+    except ModuleNotFoundError:  # the package around it
+        return False
+
+
+def _run(path: Path, prefix: list[str]) -> bool:
+    environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
+    done = subprocess.run(
+        [sys.executable, *prefix, str(path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    print(f"{'failed ' if done.returncode else 'ok     '}  {path.name}", flush=True)
+    if done.returncode:
+        print(done.stdout, done.stderr, sep="\n", flush=True)
+    return done.returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

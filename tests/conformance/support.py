@@ -1,0 +1,210 @@
+"""What the conformance tests share. They speak to the driver alone: ``cuda.bindings.driver``."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+from cuda.bindings import driver
+
+Result = driver.CUresult
+SUCCESS = Result.CUDA_SUCCESS
+NOT_READY = Result.CUDA_ERROR_NOT_READY
+INVALID_VALUE = Result.CUDA_ERROR_INVALID_VALUE
+INVALID_CONTEXT = Result.CUDA_ERROR_INVALID_CONTEXT
+INVALID_DEVICE = Result.CUDA_ERROR_INVALID_DEVICE
+INVALID_HANDLE = Result.CUDA_ERROR_INVALID_HANDLE
+
+NON_BLOCKING = 1
+BLOCKING = 0
+LEGACY = driver.CUstream(1)
+PER_THREAD = driver.CUstream(2)
+NULL = driver.CUstream(0)
+
+PATIENCE = 10.0  # seconds until a test gives up
+A_WHILE = 0.05  # seconds after which what has not happened is taken to be held up
+
+
+def ok(answer: tuple[Any, ...]) -> Any:
+    """The values of a call that has to succeed."""
+    result, *values = answer
+    assert result == SUCCESS, result
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def becomes(expected: object, look: Callable[[], object]) -> bool:
+    """Whether `look` answers `expected` before the patience ends."""
+    deadline = time.monotonic() + PATIENCE
+    while look() != expected:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def finishes(stream: driver.CUstream) -> bool:
+    """Whether the stream runs empty, without an unbounded driver call."""
+    return becomes((SUCCESS,), lambda: driver.cuStreamQuery(stream))
+
+
+def completes(event: driver.CUevent) -> bool:
+    return becomes((SUCCESS,), lambda: driver.cuEventQuery(event))
+
+
+def stays(expected: object, look: Callable[[], object]) -> bool:
+    """Whether `look` answers `expected` for a while."""
+    deadline = time.monotonic() + A_WHILE
+    while time.monotonic() < deadline:
+        if look() != expected:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+class Background:
+    """A call on another thread, which may block. Never waits for it without a bound."""
+
+    def __init__(self, call: Callable[[], Any], context: driver.CUcontext | None = None) -> None:
+        self._call = call
+        self._context = context
+        self._answer: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            if self._context is None:
+                self._answer = self._call()
+            else:
+                with current(self._context):
+                    self._answer = self._call()
+        except BaseException as error:
+            self._error = error
+
+    @property
+    def is_blocked(self) -> bool:
+        self._thread.join(A_WHILE)
+        return self._thread.is_alive()
+
+    @property
+    def answer(self) -> Any:
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "the call did not return"
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+
+def elsewhere(call: Callable[[], Any], context: driver.CUcontext | None = None) -> Any:
+    """The answer of a call on another thread: without a current context, or with the given one."""
+    return Background(call, context).answer
+
+
+@contextmanager
+def current(context: driver.CUcontext) -> Iterator[None]:
+    ok(driver.cuCtxPushCurrent(context))
+    try:
+        yield
+    finally:
+        ok(driver.cuCtxPopCurrent())
+
+
+@contextmanager
+def no_context() -> Iterator[None]:
+    """Inside, the calling thread has no current context."""
+    popped = []
+    while int(ok(driver.cuCtxGetCurrent())):
+        popped.append(ok(driver.cuCtxPopCurrent()))
+    try:
+        yield
+    finally:
+        for context in reversed(popped):
+            ok(driver.cuCtxPushCurrent(context))
+
+
+@contextmanager
+def capture_mode(mode: driver.CUstreamCaptureMode) -> Iterator[None]:
+    before = ok(driver.cuThreadExchangeStreamCaptureMode(mode))
+    try:
+        yield
+    finally:
+        ok(driver.cuThreadExchangeStreamCaptureMode(before))
+
+
+class Word:
+    """A word of pinned memory that streams write and the test reads."""
+
+    def __init__(self, address: int, width: int = 4) -> None:
+        self.address = address
+        self._type = ctypes.c_uint32 if width == 4 else ctypes.c_uint64
+
+    @property
+    def value(self) -> int:
+        return int(self._type.from_address(self.address).value)
+
+    @value.setter
+    def value(self, value: int) -> None:
+        self._type.from_address(self.address).value = value
+
+    def write(self, stream: driver.CUstream, value: int) -> None:
+        ok(driver.cuStreamWriteValue32(stream, self.address, value, 0))
+
+
+Mode = driver.CUstreamCaptureMode
+GLOBAL = Mode.CU_STREAM_CAPTURE_MODE_GLOBAL
+THREAD_LOCAL = Mode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+RELAXED = Mode.CU_STREAM_CAPTURE_MODE_RELAXED
+MODES = {"global": GLOBAL, "thread-local": THREAD_LOCAL, "relaxed": RELAXED}
+
+Status = driver.CUstreamCaptureStatus
+NOT_CAPTURING = Status.CU_STREAM_CAPTURE_STATUS_NONE
+ACTIVE = Status.CU_STREAM_CAPTURE_STATUS_ACTIVE
+INVALIDATED = Status.CU_STREAM_CAPTURE_STATUS_INVALIDATED
+
+UNSUPPORTED = Result.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+CAPTURE_INVALIDATED = Result.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+IMPLICIT = Result.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+
+
+class Capture:
+    """A capture that is ended, and its graph destroyed, whatever the test does."""
+
+    def __init__(self, stream: driver.CUstream, mode: driver.CUstreamCaptureMode = GLOBAL) -> None:
+        self.stream = stream
+        self._mode = mode
+        self._ended = False
+
+    def __enter__(self) -> Self:
+        ok(driver.cuStreamBeginCapture(self.stream, self._mode))
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if not self._ended:
+            result, graph = driver.cuStreamEndCapture(self.stream)
+            if result == SUCCESS:
+                ok(driver.cuGraphDestroy(graph))
+
+    @property
+    def status(self) -> driver.CUstreamCaptureStatus:
+        return ok(driver.cuStreamIsCapturing(self.stream))
+
+    def end(self) -> tuple[driver.CUresult, driver.CUgraph]:
+        """The answer of the end: the caller destroys the graph."""
+        self._ended = True
+        result, graph = driver.cuStreamEndCapture(self.stream)
+        return result, graph
+
+    def end_result(self) -> driver.CUresult:
+        result, graph = self.end()
+        if result == SUCCESS:
+            ok(driver.cuGraphDestroy(graph))
+        return result
+
+
+def node_count(graph: driver.CUgraph) -> int:
+    return int(ok(driver.cuGraphGetNodes(graph, 0))[1])

@@ -1,0 +1,428 @@
+"""Capture: what streams, events and graphs do in it."""
+
+from __future__ import annotations
+
+import pytest
+from cuda.bindings import driver
+
+from conformance.support import (
+    ACTIVE,
+    BLOCKING,
+    CAPTURE_INVALIDATED,
+    GLOBAL,
+    IMPLICIT,
+    INVALIDATED,
+    LEGACY,
+    MODES,
+    NOT_CAPTURING,
+    NULL,
+    PER_THREAD,
+    RELAXED,
+    SUCCESS,
+    THREAD_LOCAL,
+    UNSUPPORTED,
+    Capture,
+    Result,
+    elsewhere,
+    finishes,
+    node_count,
+    ok,
+)
+
+modes = pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
+
+UNJOINED = Result.CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+UNMATCHED = Result.CUDA_ERROR_STREAM_CAPTURE_UNMATCHED
+MERGE = Result.CUDA_ERROR_STREAM_CAPTURE_MERGE
+ISOLATION = Result.CUDA_ERROR_STREAM_CAPTURE_ISOLATION
+WRONG_THREAD = Result.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD
+CAPTURED_EVENT = Result.CUDA_ERROR_CAPTURED_EVENT
+ILLEGAL_STATE = Result.CUDA_ERROR_ILLEGAL_STATE
+
+
+def fork(source, event, destination):
+    ok(driver.cuEventRecord(event, source))
+    return driver.cuStreamWaitEvent(destination, event, 0)
+
+
+# ---- beginning and ending ---------------------------------------------------
+
+
+@modes
+def test_a_capture_begins_and_ends(stream, mode):
+    assert ok(driver.cuStreamIsCapturing(stream)) == NOT_CAPTURING
+    with Capture(stream, mode) as capture:
+        assert capture.status == ACTIVE
+        assert capture.end_result() == SUCCESS
+        assert capture.status == NOT_CAPTURING
+
+
+def test_an_empty_capture_gives_an_empty_graph(stream):
+    with Capture(stream) as capture:
+        graph = ok(capture.end())
+    assert node_count(graph) == 0
+    ok(driver.cuGraphDestroy(graph))
+
+
+def test_captured_work_does_not_run(stream, word):
+    with Capture(stream) as capture:
+        word.write(stream, 1)
+        assert capture.end_result() == SUCCESS
+    assert finishes(stream)
+    assert word.value == 0
+
+
+def test_a_stream_captures_once(stream):
+    with Capture(stream) as capture:
+        assert driver.cuStreamBeginCapture(stream, GLOBAL) == (ILLEGAL_STATE,)
+        assert capture.status == ACTIVE
+
+
+def test_only_a_capturing_stream_can_end(stream):
+    assert driver.cuStreamEndCapture(stream)[0] == ILLEGAL_STATE
+
+
+def test_a_blocking_stream_can_capture(make_stream):
+    with Capture(make_stream(BLOCKING)) as capture:
+        assert capture.status == ACTIVE
+        assert capture.end_result() == SUCCESS
+
+
+def test_the_per_thread_stream_can_capture():
+    with Capture(PER_THREAD) as capture:
+        assert capture.status == ACTIVE
+        assert capture.end_result() == SUCCESS
+
+
+@pytest.mark.parametrize("token", [NULL, LEGACY], ids=["null", "legacy"])
+def test_the_legacy_stream_cannot_capture(token):
+    assert driver.cuStreamBeginCapture(token, GLOBAL) == (UNSUPPORTED,)
+
+
+@modes
+def test_only_a_relaxed_capture_ends_on_another_thread(context, stream, mode):
+    expected = SUCCESS if mode == RELAXED else WRONG_THREAD
+    with Capture(stream, mode) as capture:
+        result, graph = elsewhere(lambda: driver.cuStreamEndCapture(stream), context)
+        if result == SUCCESS:
+            ok(driver.cuGraphDestroy(graph))
+            capture._ended = True
+        assert result == expected
+
+
+def test_a_joined_stream_cannot_end_the_capture(event, make_stream):
+    origin, joined = make_stream(), make_stream()
+    with Capture(origin):
+        ok(fork(origin, event, joined))
+        assert driver.cuStreamEndCapture(joined)[0] == UNMATCHED
+
+
+def test_the_end_of_an_invalidated_capture_says_so(stream):
+    with Capture(stream) as capture:
+        driver.cuStreamSynchronize(stream)
+        assert capture.end_result() == CAPTURE_INVALIDATED
+        assert capture.status == NOT_CAPTURING
+
+
+def test_after_an_invalidated_capture_the_stream_works(stream, word):
+    with Capture(stream) as capture:
+        driver.cuStreamSynchronize(stream)
+        capture.end()
+    word.write(stream, 1)
+    assert finishes(stream)
+    assert word.value == 1
+
+
+def test_two_streams_capture_apart(make_stream, word):
+    first, second = make_stream(), make_stream()
+    with Capture(first, RELAXED) as one, Capture(second, RELAXED) as two:
+        word.write(first, 1)
+        graph = ok(one.end())
+        assert node_count(graph) == 1
+        assert two.status == ACTIVE
+        ok(driver.cuGraphDestroy(graph))
+
+
+# ---- the capturing stream itself --------------------------------------------
+
+
+@modes
+@pytest.mark.parametrize(
+    "call", [driver.cuStreamQuery, driver.cuStreamSynchronize], ids=lambda call: call.__name__
+)
+def test_a_capturing_stream_cannot_be_asked(stream, mode, call):
+    with Capture(stream, mode) as capture:
+        assert call(stream) == (UNSUPPORTED,)
+        assert capture.status == INVALIDATED
+
+
+def test_a_capturing_stream_has_no_id(stream):
+    with Capture(stream):
+        assert driver.cuStreamGetId(stream)[0] == UNSUPPORTED
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        driver.cuStreamGetFlags,
+        driver.cuStreamGetPriority,
+        driver.cuStreamGetDevice,
+        driver.cuStreamGetCtx,
+    ],
+    ids=lambda call: call.__name__,
+)
+def test_other_properties_of_a_capturing_stream(stream, call):
+    with Capture(stream) as capture:
+        assert call(stream)[0] == SUCCESS
+        assert capture.status == ACTIVE
+
+
+def test_capture_info_names_the_capture(stream):
+    with Capture(stream):
+        status, capture_id, *_ = ok(driver.cuStreamGetCaptureInfo(stream))
+        assert status == ACTIVE
+        assert int(capture_id) > 0
+
+
+def test_capture_info_of_an_idle_stream(stream):
+    assert ok(driver.cuStreamGetCaptureInfo(stream))[0] == NOT_CAPTURING
+
+
+def test_capture_ids_differ(stream):
+    ids = []
+    for _ in range(3):
+        with Capture(stream):
+            ids.append(int(ok(driver.cuStreamGetCaptureInfo(stream))[1]))
+    assert len(set(ids)) == 3
+
+
+def test_work_after_the_invalidation_is_refused(stream, word):
+    with Capture(stream):
+        driver.cuStreamSynchronize(stream)
+        answer = driver.cuStreamWriteValue32(stream, word.address, 1, 0)
+        assert answer == (CAPTURE_INVALIDATED,)
+
+
+def test_a_record_after_the_invalidation_is_refused(stream, event):
+    with Capture(stream):
+        driver.cuStreamSynchronize(stream)
+        assert driver.cuEventRecord(event, stream) == (CAPTURE_INVALIDATED,)
+
+
+# ---- events in a capture ----------------------------------------------------
+
+
+def test_a_captured_record_is_no_node(stream, event):
+    with Capture(stream) as capture:
+        assert driver.cuEventRecord(event, stream) == (SUCCESS,)
+        graph = ok(capture.end())
+    assert node_count(graph) == 0
+    ok(driver.cuGraphDestroy(graph))
+
+
+@pytest.mark.parametrize(
+    "call", [driver.cuEventQuery, driver.cuEventSynchronize], ids=lambda call: call.__name__
+)
+def test_a_captured_event_cannot_be_asked(stream, event, call):
+    with Capture(stream, RELAXED):
+        ok(driver.cuEventRecord(event, stream))
+        assert call(event) == (CAPTURED_EVENT,)
+
+
+def test_asking_a_captured_event_invalidates_its_capture(stream, event):
+    with Capture(stream, RELAXED) as capture:
+        ok(driver.cuEventRecord(event, stream))
+        driver.cuEventQuery(event)
+        assert capture.status == INVALIDATED
+
+
+def test_a_record_outside_makes_the_event_ordinary_again(make_stream, event):
+    captured, free = make_stream(), make_stream()
+    with Capture(captured, RELAXED) as capture:
+        ok(driver.cuEventRecord(event, captured))
+        ok(driver.cuEventRecord(event, free))
+        assert finishes(free)
+        assert driver.cuEventQuery(event) == (SUCCESS,)
+        assert capture.status == ACTIVE
+
+
+def test_a_captured_event_pulls_a_stream_into_the_capture(make_stream, event):
+    origin, joined = make_stream(), make_stream()
+    with Capture(origin):
+        assert fork(origin, event, joined) == (SUCCESS,)
+        assert ok(driver.cuStreamIsCapturing(joined)) == ACTIVE
+
+
+def test_a_joined_stream_has_the_id_of_the_capture(make_stream, event):
+    origin, joined = make_stream(), make_stream()
+    with Capture(origin):
+        ok(fork(origin, event, joined))
+        info = [int(ok(driver.cuStreamGetCaptureInfo(one))[1]) for one in (origin, joined)]
+        assert info[0] == info[1]
+
+
+def test_a_blocking_stream_can_be_pulled_in(make_stream, event):
+    origin, joined = make_stream(), make_stream(BLOCKING)
+    with Capture(origin):
+        assert fork(origin, event, joined) == (SUCCESS,)
+        assert ok(driver.cuStreamIsCapturing(joined)) == ACTIVE
+
+
+def test_fork_and_join(make_stream, make_event, word):
+    origin, joined = make_stream(), make_stream()
+    with Capture(origin) as capture:
+        word.write(origin, 1)
+        ok(fork(origin, make_event(), joined))
+        word.write(joined, 2)
+        ok(fork(joined, make_event(), origin))
+        graph = ok(capture.end())
+    assert node_count(graph) == 2
+    assert ok(driver.cuStreamIsCapturing(joined)) == NOT_CAPTURING
+    ok(driver.cuGraphDestroy(graph))
+
+
+def test_work_that_was_not_joined(make_stream, event, word):
+    origin, joined = make_stream(), make_stream()
+    with Capture(origin) as capture:
+        word.write(origin, 1)
+        ok(fork(origin, event, joined))
+        word.write(joined, 2)
+        assert capture.end_result() == UNJOINED
+    assert ok(driver.cuStreamIsCapturing(joined)) == NOT_CAPTURING
+    assert finishes(joined)
+
+
+def test_a_fork_without_work_needs_no_join(make_stream, event, word):
+    origin, joined = make_stream(), make_stream()
+    with Capture(origin) as capture:
+        word.write(origin, 1)
+        ok(fork(origin, event, joined))
+        assert capture.end_result() == SUCCESS
+
+
+def test_waiting_for_work_outside_is_refused(make_stream, event):
+    captured, free = make_stream(), make_stream()
+    ok(driver.cuEventRecord(event, free))
+    with Capture(captured) as capture:
+        assert driver.cuStreamWaitEvent(captured, event, 0) == (ISOLATION,)
+        assert capture.status == INVALIDATED
+
+
+def test_two_captures_cannot_merge(make_stream, event):
+    first, second = make_stream(), make_stream()
+    with Capture(first, RELAXED) as one, Capture(second, RELAXED) as two:
+        assert fork(first, event, second) == (MERGE,)
+        assert one.status == INVALIDATED
+        assert two.status == INVALIDATED
+
+
+def test_the_legacy_stream_cannot_be_pulled_in(stream, event):
+    with Capture(stream) as capture:
+        ok(driver.cuEventRecord(event, stream))
+        assert driver.cuStreamWaitEvent(LEGACY, event, 0) == (IMPLICIT,)
+        assert capture.status == INVALIDATED
+
+
+def test_an_external_record_is_a_node(stream, event):
+    with Capture(stream) as capture:
+        assert driver.cuEventRecordWithFlags(event, stream, 1) == (SUCCESS,)
+        graph = ok(capture.end())
+    assert node_count(graph) == 1
+    ok(driver.cuGraphDestroy(graph))
+
+
+def test_an_external_wait_is_a_node(make_stream, event):
+    free, captured = make_stream(), make_stream()
+    ok(driver.cuEventRecord(event, free))
+    with Capture(captured) as capture:
+        assert driver.cuStreamWaitEvent(captured, event, 1) == (SUCCESS,)
+        graph = ok(capture.end())
+    assert node_count(graph) == 1
+    ok(driver.cuGraphDestroy(graph))
+
+
+# ---- the legacy stream beside a capture -------------------------------------
+
+
+def test_legacy_and_a_captured_non_blocking_stream_do_not_mind(stream, event):
+    with Capture(stream, RELAXED) as capture:
+        assert ok(driver.cuStreamIsCapturing(LEGACY)) == NOT_CAPTURING
+        assert driver.cuEventRecord(event, LEGACY) == (SUCCESS,)
+        assert capture.status == ACTIVE
+
+
+@modes
+def test_asking_legacy_beside_a_captured_blocking_stream(make_stream, mode):
+    with Capture(make_stream(BLOCKING), mode) as capture:
+        assert driver.cuStreamIsCapturing(LEGACY)[0] == IMPLICIT
+        assert driver.cuStreamGetCaptureInfo(LEGACY)[0] == IMPLICIT
+        assert capture.status == ACTIVE
+
+
+@modes
+def test_using_legacy_beside_a_captured_blocking_stream(make_stream, event, mode):
+    with Capture(make_stream(BLOCKING), mode) as capture:
+        assert driver.cuEventRecord(event, LEGACY) == (IMPLICIT,)
+        assert capture.status == INVALIDATED
+
+
+def test_work_on_legacy_beside_a_captured_blocking_stream(make_stream, word):
+    with Capture(make_stream(BLOCKING), RELAXED) as capture:
+        assert driver.cuStreamWriteValue32(LEGACY, word.address, 1, 0) == (IMPLICIT,)
+        assert capture.status == INVALIDATED
+
+
+def test_a_captured_per_thread_stream_is_a_blocking_one(event):
+    with Capture(PER_THREAD, RELAXED) as capture:
+        assert driver.cuEventRecord(event, LEGACY) == (IMPLICIT,)
+        assert capture.status == INVALIDATED
+
+
+def test_another_blocking_stream_beside_a_captured_one(make_stream, word):
+    free = make_stream(BLOCKING)
+    with Capture(make_stream(BLOCKING), RELAXED) as capture:
+        word.write(free, 1)
+        assert finishes(free)
+        assert capture.status == ACTIVE
+    assert word.value == 1
+
+
+# ---- the mode of a thread ---------------------------------------------------
+
+
+def test_the_mode_of_a_thread_starts_as_global():
+    before = elsewhere(lambda: ok(driver.cuThreadExchangeStreamCaptureMode(RELAXED)))
+    assert before == GLOBAL
+
+
+def test_exchange_gives_the_mode_before():
+    def modes_seen():
+        return [
+            ok(driver.cuThreadExchangeStreamCaptureMode(mode))
+            for mode in (THREAD_LOCAL, RELAXED, GLOBAL, GLOBAL)
+        ]
+
+    assert elsewhere(modes_seen) == [GLOBAL, THREAD_LOCAL, RELAXED, GLOBAL]
+
+
+def test_the_mode_belongs_to_the_thread():
+    ok(driver.cuThreadExchangeStreamCaptureMode(RELAXED))
+    there = elsewhere(lambda: ok(driver.cuThreadExchangeStreamCaptureMode(GLOBAL)))
+    assert ok(driver.cuThreadExchangeStreamCaptureMode(GLOBAL)) == RELAXED
+    assert there == GLOBAL
+
+
+def test_the_mode_needs_no_context():
+    assert elsewhere(lambda: driver.cuThreadExchangeStreamCaptureMode(GLOBAL))[0] == SUCCESS
+
+
+# ---- waits for values -------------------------------------------------------
+
+
+def test_a_wait_for_a_value_is_a_node(stream, word):
+    with Capture(stream) as capture:
+        assert driver.cuStreamWaitValue32(stream, word.address, 1, 0) == (SUCCESS,)
+        graph = ok(capture.end())
+    assert node_count(graph) == 1
+    ok(driver.cuGraphDestroy(graph))
+    assert finishes(stream)

@@ -1,0 +1,309 @@
+"""Copies and fills: what they do, when they return, what they refuse."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+from cuda.bindings import driver
+
+from conformance.support import (
+    INVALID_CONTEXT,
+    INVALID_VALUE,
+    NOT_READY,
+    SUCCESS,
+    Background,
+    elsewhere,
+    finishes,
+    no_context,
+    ok,
+    stays,
+)
+from userstream.testing import latch
+
+SIZE = 256
+
+
+@pytest.fixture
+def pageable():
+    """Ordinary host memory: the bytes 0, 1, 2, ..."""
+    return (ctypes.c_uint8 * SIZE)(*range(SIZE))
+
+
+def contents(address, size=SIZE):
+    """The bytes of device memory."""
+    host = (ctypes.c_uint8 * size)()
+    ok(driver.cuMemcpyDtoH(ctypes.addressof(host), address, size))
+    return bytes(host)
+
+
+def test_to_the_device_and_back(memory, pageable):
+    ok(driver.cuMemcpyHtoD(memory, ctypes.addressof(pageable), SIZE))
+    assert contents(memory) == bytes(range(SIZE))
+
+
+def test_between_device_memory(make_memory, pageable):
+    source, destination = make_memory(), make_memory()
+    ok(driver.cuMemcpyHtoD(source, ctypes.addressof(pageable), SIZE))
+    ok(driver.cuMemcpyDtoD(destination, source, SIZE))
+    assert contents(destination) == bytes(range(SIZE))
+
+
+def test_a_part(memory, pageable):
+    ok(driver.cuMemsetD8(memory, 0, SIZE))
+    ok(driver.cuMemcpyHtoD(memory + 8, ctypes.addressof(pageable), 4))
+    assert contents(memory)[6:14] == bytes([0, 0, 0, 1, 2, 3, 0, 0])
+
+
+@pytest.mark.parametrize("direction", ["host to device", "device to host", "any"])
+def test_unified_copies_find_the_direction(memory, pageable, direction):
+    host = ctypes.addressof(pageable)
+    ok(driver.cuMemcpy(memory, host, SIZE))
+    if direction == "host to device":
+        assert contents(memory) == bytes(range(SIZE))
+    elif direction == "device to host":
+        ctypes.memset(host, 0, SIZE)
+        ok(driver.cuMemcpy(host, memory, SIZE))
+        assert bytes(pageable) == bytes(range(SIZE))
+    else:
+        other = (ctypes.c_uint8 * SIZE)()
+        ok(driver.cuMemcpy(ctypes.addressof(other), host, SIZE))
+        assert bytes(other) == bytes(range(SIZE))
+
+
+def test_asynchronous_copies_keep_the_order(memory, pageable, pinned, stream):
+    ok(driver.cuMemcpyHtoDAsync(memory, ctypes.addressof(pageable), SIZE, stream))
+    ok(driver.cuMemcpyDtoHAsync(pinned, memory, SIZE, stream))
+    assert finishes(stream)
+    assert ctypes.string_at(pinned, SIZE) == bytes(range(SIZE))
+
+
+def test_a_copy_to_pinned_memory_does_not_wait(memory, pinned, stream):
+    ok(driver.cuMemsetD8(memory, 7, SIZE))
+    with latch(stream) as held:
+        copying = Background(lambda: driver.cuMemcpyDtoHAsync(pinned, memory, SIZE, stream))
+        assert copying.answer == (SUCCESS,)
+        assert stays(b"\0", lambda: ctypes.string_at(pinned, 1))
+        held.release()
+        assert finishes(stream)
+    assert ctypes.string_at(pinned, SIZE) == bytes([7]) * SIZE
+
+
+def test_a_copy_to_pageable_memory_waits(memory, pageable, stream):
+    host = ctypes.addressof(pageable)
+    ok(driver.cuMemsetD8(memory, 7, SIZE))
+    with latch(stream) as held:
+        copying = Background(lambda: driver.cuMemcpyDtoHAsync(host, memory, SIZE, stream))
+        assert copying.is_blocked
+        held.release()
+        assert copying.answer == (SUCCESS,)
+    assert bytes(pageable) == bytes([7]) * SIZE
+
+
+def test_a_small_copy_from_pageable_memory_may_be_reused_at_once(memory, pageable, stream):
+    host = ctypes.addressof(pageable)
+    ok(driver.cuMemcpyHtoDAsync(memory, host, SIZE, stream))
+    ctypes.memset(host, 0, SIZE)
+    assert finishes(stream)
+    assert contents(memory) == bytes(range(SIZE))
+
+
+def test_a_small_copy_from_pageable_memory_does_not_wait(memory, pageable, stream):
+    host = ctypes.addressof(pageable)
+    with latch(stream) as held:
+        copying = Background(lambda: driver.cuMemcpyHtoDAsync(memory, host, SIZE, stream))
+        assert copying.answer == (SUCCESS,)
+        ctypes.memset(host, 0, SIZE)
+        held.release()
+        assert finishes(stream)
+    assert contents(memory) == bytes(range(SIZE))
+
+
+def test_a_copy_between_device_memory_does_not_wait(make_memory, stream):
+    source, destination = make_memory(), make_memory()
+    with latch(stream):
+        copying = Background(lambda: driver.cuMemcpyDtoDAsync(destination, source, SIZE, stream))
+        assert copying.answer == (SUCCESS,)
+        assert driver.cuStreamQuery(stream) == (NOT_READY,)
+
+
+def test_a_synchronous_copy_does_not_wait_for_non_blocking_streams(
+    context, memory, pageable, stream
+):
+    host = ctypes.addressof(pageable)
+    with latch(stream):
+        copying = Background(lambda: driver.cuMemcpyHtoD(memory, host, SIZE), context)
+        assert copying.answer == (SUCCESS,)
+
+
+def test_a_synchronous_copy_waits_for_blocking_streams(context, memory, pageable, make_stream):
+    host = ctypes.addressof(pageable)
+    with latch(make_stream(0)) as held:
+        copying = Background(lambda: driver.cuMemcpyDtoH(host, memory, SIZE), context)
+        assert copying.is_blocked
+        held.release()
+        assert copying.answer == (SUCCESS,)
+
+
+def test_asynchronous_copies_need_no_context(make_memory, stream):
+    source, destination = make_memory(), make_memory()
+    answer = elsewhere(lambda: driver.cuMemcpyDtoDAsync(destination, source, SIZE, stream))
+    assert answer == (SUCCESS,)
+    assert finishes(stream)
+
+
+def test_synchronous_copies_need_a_context(memory, pageable):
+    with no_context():
+        answer = driver.cuMemcpyHtoD(memory, ctypes.addressof(pageable), SIZE)
+    assert answer == (INVALID_CONTEXT,)
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda d, h, s: driver.cuMemcpyHtoD(d, h, SIZE + 1), id="to the device"),
+        pytest.param(lambda d, h, s: driver.cuMemcpyDtoH(h, d, SIZE + 1), id="to the host"),
+        pytest.param(lambda d, h, s: driver.cuMemcpyDtoD(d, d + 8, SIZE), id="on the device"),
+        pytest.param(lambda d, h, s: driver.cuMemcpyHtoDAsync(d, h, SIZE + 1, s), id="async"),
+        pytest.param(lambda d, h, s: driver.cuMemsetD8(d, 0, SIZE + 1), id="fill"),
+    ],
+)
+def test_copies_beyond_the_end_are_refused(memory, stream, call):
+    """A real device may be harmed: its allocations are larger than asked for."""
+    host = ctypes.create_string_buffer(2 * SIZE)
+    assert call(memory, ctypes.addressof(host), stream) == (INVALID_VALUE,)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda h, s: driver.cuMemcpyHtoD(0, h, 8), id="to null"),
+        pytest.param(lambda h, s: driver.cuMemcpyDtoH(h, 0, 8), id="from null"),
+        pytest.param(lambda h, s: driver.cuMemcpyHtoDAsync(0, h, 8, s), id="to null, async"),
+        pytest.param(lambda h, s: driver.cuMemsetD8(0, 0, 8), id="fill null"),
+    ],
+)
+def test_null_cannot_be_copied(pageable, stream, call):
+    assert call(ctypes.addressof(pageable), stream) == (INVALID_VALUE,)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda d, h: driver.cuMemcpyHtoD(d, h, 0), id="to the device"),
+        pytest.param(lambda d, h: driver.cuMemcpyDtoH(h, d, 0), id="to the host"),
+        pytest.param(lambda d, h: driver.cuMemcpyDtoD(d, d, 0), id="on the device"),
+        pytest.param(lambda d, h: driver.cuMemsetD8(d, 0, 0), id="fill"),
+    ],
+)
+def test_nothing_can_be_copied(memory, pageable, call):
+    assert call(memory, ctypes.addressof(pageable)) == (SUCCESS,)
+
+
+# ---- fills ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fill", "pattern", "count", "expected"),
+    [
+        pytest.param(driver.cuMemsetD8, 0xAB, 8, b"\xab" * 8, id="8"),
+        pytest.param(driver.cuMemsetD16, 0xABCD, 4, b"\xcd\xab" * 4, id="16"),
+        pytest.param(driver.cuMemsetD32, 0x01020304, 2, b"\x04\x03\x02\x01" * 2, id="32"),
+    ],
+)
+def test_fills_of_each_width(memory, fill, pattern, count, expected):
+    ok(driver.cuMemsetD8(memory, 0, SIZE))
+    ok(fill(memory, pattern, count))
+    assert contents(memory)[:9] == expected + b"\0"
+
+
+@pytest.mark.parametrize(
+    ("fill", "offset"), [(driver.cuMemsetD16, 1), (driver.cuMemsetD32, 2)], ids=["16", "32"]
+)
+def test_fills_are_aligned(memory, fill, offset):
+    assert fill(memory + offset, 0, 1) == (INVALID_VALUE,)
+
+
+def test_a_fill_of_rows(memory, stream):
+    ok(driver.cuMemsetD8(memory, 0, SIZE))
+    ok(driver.cuMemsetD2D8Async(memory, 16, 1, 4, 3, stream))
+    assert finishes(stream)
+    row = b"\1" * 4 + b"\0" * 12
+    assert contents(memory)[:64] == row * 3 + b"\0" * 16
+
+
+# ---- copies of several dimensions -------------------------------------------
+
+
+def test_a_copy_of_rows_between_pitches(make_memory, pageable, stream):
+    source, destination = make_memory(), make_memory()
+    ok(driver.cuMemcpyHtoD(source, ctypes.addressof(pageable), SIZE))
+    ok(driver.cuMemsetD8(destination, 0, SIZE))
+    copy = driver.CUDA_MEMCPY2D()
+    copy.srcMemoryType = copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    copy.srcDevice, copy.srcPitch = source, 32
+    copy.dstDevice, copy.dstPitch = destination, 8
+    copy.WidthInBytes, copy.Height = 4, 3
+    assert driver.cuMemcpy2DAsync(copy, stream) == (SUCCESS,)
+    assert finishes(stream)
+    gap = b"\0" * 4
+    expected = bytes([0, 1, 2, 3]) + gap + bytes([32, 33, 34, 35]) + gap + bytes([64, 65, 66, 67])
+    assert contents(destination)[:20] == expected
+
+
+def test_a_copy_of_rows_to_the_host(memory, pageable, pinned, stream):
+    ok(driver.cuMemcpyHtoD(memory, ctypes.addressof(pageable), SIZE))
+    copy = driver.CUDA_MEMCPY2D()
+    copy.srcMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_HOST
+    copy.srcDevice, copy.srcPitch = memory, 16
+    copy.dstHost, copy.dstPitch = pinned, 2
+    copy.WidthInBytes, copy.Height = 2, 3
+    assert driver.cuMemcpy2DAsync(copy, stream) == (SUCCESS,)
+    assert finishes(stream)
+    assert ctypes.string_at(pinned, 6) == bytes([0, 1, 16, 17, 32, 33])
+
+
+def test_a_pitch_below_the_width_is_refused(make_memory):
+    copy = driver.CUDA_MEMCPY2D()
+    copy.srcMemoryType = copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    copy.srcDevice, copy.srcPitch = make_memory(), 2
+    copy.dstDevice, copy.dstPitch = make_memory(), 16
+    copy.WidthInBytes, copy.Height = 4, 3
+    assert driver.cuMemcpy2D(copy) == (INVALID_VALUE,)
+
+
+def test_a_copy_of_a_box(make_memory, pageable, stream):
+    source, destination = make_memory(), make_memory()
+    ok(driver.cuMemcpyHtoD(source, ctypes.addressof(pageable), SIZE))
+    copy = driver.CUDA_MEMCPY3D()
+    copy.srcMemoryType = copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    copy.srcDevice, copy.srcPitch, copy.srcHeight = source, 8, 4
+    copy.dstDevice, copy.dstPitch, copy.dstHeight = destination, 2, 2
+    copy.WidthInBytes, copy.Height, copy.Depth = 2, 2, 2
+    assert driver.cuMemcpy3DAsync(copy, stream) == (SUCCESS,)
+    assert finishes(stream)
+    assert contents(destination)[:8] == bytes([0, 1, 8, 9, 32, 33, 40, 41])
+
+
+# ---- peers ------------------------------------------------------------------
+
+
+@pytest.mark.multi_device
+def test_a_copy_between_devices(contexts, make_memory, pageable, make_stream, other_context):
+    source, destination = make_memory(context=other_context), make_memory()
+    ok(driver.cuMemcpyHtoD(source, ctypes.addressof(pageable), SIZE))
+    stream = make_stream()
+    ok(driver.cuMemcpyPeerAsync(destination, contexts[0], source, other_context, SIZE, stream))
+    assert finishes(stream)
+    assert contents(destination) == bytes(range(SIZE))
+
+
+@pytest.mark.multi_device
+def test_a_plain_copy_may_cross_devices(make_memory, pageable, stream, other_context):
+    source, destination = make_memory(context=other_context), make_memory()
+    ok(driver.cuMemcpyHtoD(source, ctypes.addressof(pageable), SIZE))
+    ok(driver.cuMemcpyDtoDAsync(destination, source, SIZE, stream))
+    assert finishes(stream)
+    assert contents(destination) == bytes(range(SIZE))

@@ -1,0 +1,338 @@
+"""inject(), async_error(), calls(), reset()."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import pytest
+from cuda.bindings import driver
+from cuda.core import Device
+
+from userstream.testing import _simulated, async_error, calls, inject, latch, reset
+
+pytestmark = pytest.mark.simulated
+
+Result = driver.CUresult
+SUCCESS = Result.CUDA_SUCCESS
+ILLEGAL = Result.CUDA_ERROR_ILLEGAL_ADDRESS
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    reset()
+    yield
+    reset()
+
+
+@pytest.fixture
+def stream():
+    device = Device(0)
+    device.set_current()
+    stream = device.create_stream()
+    yield stream
+    reset()
+    stream.sync()
+    stream.close()
+
+
+def query(stream):
+    return driver.cuStreamQuery(stream.handle)[0]
+
+
+def queries(stream, count):
+    return [int(query(stream)) for _ in range(count)]
+
+
+# ---- inject -----------------------------------------------------------------
+
+
+def test_one_call_fails(stream):
+    inject("cuStreamQuery", ILLEGAL)
+    assert queries(stream, 2) == [700, 0]
+
+
+def test_several_calls_fail(stream):
+    inject("cuStreamQuery", ILLEGAL, count=3)
+    assert queries(stream, 5) == [700, 700, 700, 0, 0]
+
+
+def test_the_first_calls_may_be_spared(stream):
+    inject("cuStreamQuery", ILLEGAL, count=2, skip=1)
+    assert queries(stream, 4) == [0, 700, 700, 0]
+
+
+def test_the_function_is_not_executed(stream):
+    before = _simulated.stats().streams
+    inject("cuStreamCreateWithPriority", Result.CUDA_ERROR_OUT_OF_MEMORY)
+    assert driver.cuStreamCreateWithPriority(1, 0)[0] == Result.CUDA_ERROR_OUT_OF_MEMORY
+    assert _simulated.stats().streams == before
+
+
+def test_other_functions_work(stream):
+    inject("cuStreamQuery", ILLEGAL)
+    assert driver.cuStreamSynchronize(stream.handle)[0] == SUCCESS
+    assert driver.cuStreamGetFlags(stream.handle)[0] == SUCCESS
+
+
+def test_an_integer_is_a_result(stream):
+    inject("cuStreamQuery", 719)
+    assert query(stream) == Result.CUDA_ERROR_LAUNCH_FAILED
+
+
+def test_a_code_that_the_bindings_do_not_know(stream):
+    inject("cuStreamQuery", 12345)
+    with pytest.raises(ValueError, match="12345"):
+        query(stream)
+    assert query(stream) == SUCCESS
+
+
+@pytest.mark.parametrize("name", ["cuMemAlloc", "cuMemAlloc_v2"])
+def test_the_version_of_a_name_does_not_matter(stream, name):
+    inject(name, Result.CUDA_ERROR_OUT_OF_MEMORY)
+    assert driver.cuMemAlloc(64)[0] == Result.CUDA_ERROR_OUT_OF_MEMORY
+
+
+def test_every_version_of_the_function_fails(stream):
+    """The bindings of CUDA 13 call the second version of cuStreamGetCtx, those of 12 the first."""
+    inject("cuStreamGetCtx", ILLEGAL)
+    assert driver.cuStreamGetCtx(stream.handle)[0] == ILLEGAL
+
+
+def test_a_block_ends_the_injection(stream):
+    with inject("cuStreamQuery", ILLEGAL, count=100):
+        assert queries(stream, 2) == [700, 700]
+    assert query(stream) == SUCCESS
+
+
+def test_a_block_ends_the_injection_after_an_error(stream):
+    with pytest.raises(ZeroDivisionError), inject("cuStreamQuery", ILLEGAL, count=100):
+        _ = 1 / 0
+    assert query(stream) == SUCCESS
+
+
+def test_a_block_ends_only_its_own_injection(stream):
+    inject("cuStreamQuery", 1, skip=1)
+    with inject("cuStreamQuery", ILLEGAL, skip=100):
+        pass
+    assert queries(stream, 3) == [0, 1, 0]
+
+
+def test_a_used_up_injection_ends_quietly(stream):
+    with inject("cuStreamQuery", ILLEGAL):
+        assert queries(stream, 2) == [700, 0]
+
+
+def test_two_injections_answer_one_after_the_other(stream):
+    inject("cuStreamQuery", 1)
+    inject("cuStreamQuery", 700)
+    assert queries(stream, 3) == [1, 700, 0]
+
+
+def test_an_injection_is_for_every_thread(stream):
+    inject("cuStreamQuery", ILLEGAL, count=2)
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(query(stream)))
+    thread.start()
+    thread.join()
+    assert [*seen, query(stream), query(stream)] == [ILLEGAL, ILLEGAL, SUCCESS]
+
+
+def test_an_injection_may_precede_the_first_use():
+    inject("cuDeviceGetCount", Result.CUDA_ERROR_NOT_INITIALIZED)
+    assert driver.cuDeviceGetCount()[0] == Result.CUDA_ERROR_NOT_INITIALIZED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        (("cuStreamQuerry", 1), ValueError, "no function 'cuStreamQuerry'"),
+        (("", 1), ValueError, "no function ''"),
+        (("userstream_reset", 1), ValueError, "no function"),
+        ((b"cuStreamQuery", 1), TypeError, "named by a str, not bytes"),
+        ((driver.cuStreamQuery, 1), TypeError, "named by a str"),
+        (("cuStreamQuery", "700"), TypeError, "CUresult or an int, not str"),
+        (("cuStreamQuery", 700.0), TypeError, "CUresult or an int, not float"),
+        (("cuStreamQuery", True), TypeError, "not bool"),
+        (("cuStreamQuery", None), TypeError, "not NoneType"),
+        (("cuStreamQuery", 0), ValueError, "error code"),
+        (("cuStreamQuery", -1), ValueError, "error code"),
+        (("cuStreamQuery", 1 << 31), ValueError, "error code"),
+        (("cuStreamQuery", 1, 0), ValueError, "count must be at least 1"),
+        (("cuStreamQuery", 1, -1), ValueError, "count must be at least 1"),
+        (("cuStreamQuery", 1, 1, -1), ValueError, "skip at least 0"),
+        (("cuStreamQuery", 1, 1.0), TypeError, "count must be an int"),
+        (("cuStreamQuery", 1, 1, None), TypeError, "skip must be an int"),
+    ],
+)
+def test_bad_injections(stream, arguments, error, text):
+    with pytest.raises(error, match=text):
+        inject(*arguments)
+    assert query(stream) == SUCCESS
+
+
+# ---- calls ------------------------------------------------------------------
+
+
+def test_calls_are_counted(stream):
+    reset()
+    queries(stream, 3)
+    assert calls("cuStreamQuery") == 3
+
+
+def test_injected_calls_are_counted(stream):
+    reset()
+    inject("cuStreamQuery", ILLEGAL)
+    queries(stream, 2)
+    assert calls("cuStreamQuery") == 2
+
+
+def test_calls_that_fail_are_counted():
+    reset()
+    driver.cuStreamQuery(driver.CUstream(64))
+    assert calls("cuStreamQuery") == 1
+
+
+def test_the_versions_of_a_function_are_counted_together(stream):
+    reset()
+    driver.cuStreamGetCtx(stream.handle)
+    assert calls("cuStreamGetCtx") == calls("cuStreamGetCtx_v2") == 1
+
+
+def test_calls_of_every_thread_are_counted(stream):
+    reset()
+    threads = [threading.Thread(target=queries, args=(stream, 100)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert calls("cuStreamQuery") == 400
+
+
+@pytest.mark.parametrize(
+    ("function", "error"), [("cuNothing", ValueError), (1, TypeError), (None, TypeError)]
+)
+def test_bad_names_to_count(function, error):
+    with pytest.raises(error):
+        calls(function)
+
+
+# ---- async_error ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "as_argument",
+    [
+        pytest.param(lambda stream: stream, id="cuda.core"),
+        pytest.param(lambda stream: stream.handle, id="driver"),
+        pytest.param(lambda stream: int(stream.handle), id="int"),
+    ],
+)
+def test_an_error_of_a_stream(stream, as_argument):
+    async_error(as_argument(stream), ILLEGAL)
+    assert driver.cuStreamSynchronize(stream.handle)[0] == ILLEGAL
+
+
+def test_an_error_waits_for_its_turn(stream):
+    with latch(stream) as held:
+        async_error(stream, ILLEGAL)
+        assert query(stream) == Result.CUDA_ERROR_NOT_READY
+        held.release()
+        assert driver.cuStreamSynchronize(stream.handle)[0] == ILLEGAL
+
+
+def test_an_error_stays_until_the_reset(stream):
+    async_error(stream, ILLEGAL)
+    driver.cuStreamSynchronize(stream.handle)
+    assert queries(stream, 3) == [700] * 3
+    reset()
+    assert queries(stream, 3) == [0] * 3
+
+
+@pytest.mark.parametrize(
+    ("stream_argument", "error"),
+    [
+        ("stream", TypeError),
+        (None, TypeError),
+        (1.5, TypeError),
+        (True, TypeError),
+        (64, RuntimeError),
+    ],
+)
+def test_what_is_no_stream(stream_argument, error):
+    with pytest.raises(error):
+        async_error(stream_argument, ILLEGAL)
+
+
+@pytest.mark.parametrize("result", [0, -1, "700", None, True])
+def test_what_is_no_error(stream, result):
+    with pytest.raises((ValueError, TypeError)):
+        async_error(stream, result)
+    assert query(stream) == SUCCESS
+
+
+# ---- reset and stats --------------------------------------------------------
+
+
+def test_reset_forgets_injections_and_counts(stream):
+    inject("cuStreamQuery", ILLEGAL, count=5)
+    query(stream)
+    reset()
+    assert calls("cuStreamQuery") == 0
+    assert query(stream) == SUCCESS
+
+
+def test_reset_leaves_streams_events_and_memory(stream):
+    event = stream.record()
+    before = _simulated.stats()
+    reset()
+    assert _simulated.stats() == before
+    event.sync()
+
+
+def test_what_is_alive_is_counted(stream):
+    before = _simulated.stats()
+    other, event = driver.cuStreamCreate(1)[1], driver.cuEventCreate(2)[1]
+    address = driver.cuMemAlloc(64)[1]
+    with latch(other):
+        now = _simulated.stats()
+        assert now.holds == before.holds + 1
+    assert now.streams == before.streams + 1
+    assert now.events == before.events + 1
+    assert now.allocations >= before.allocations + 1
+    driver.cuStreamSynchronize(other)
+    driver.cuMemFree(address)
+    driver.cuEventDestroy(event)
+    driver.cuStreamDestroy(other)
+    after = _simulated.stats()
+    assert (after.streams, after.events, after.holds) == (
+        before.streams,
+        before.events,
+        before.holds,
+    )
+
+
+def test_captures_are_counted(stream):
+    before = _simulated.stats().captures
+    driver.cuStreamBeginCapture(stream.handle, driver.CUstreamCaptureMode(2))
+    assert _simulated.stats().captures == before + 1
+    _, graph = driver.cuStreamEndCapture(stream.handle)
+    driver.cuGraphDestroy(graph)
+    assert _simulated.stats().captures == before
+
+
+def test_driver_calls_in_host_functions_are_not_permitted(stream):
+    """As the documentation of cuLaunchHostFunc has it."""
+    seen = []
+    callback = ctypes_host_function(lambda: seen.append(driver.cuCtxGetCurrent()[0]))
+    driver.cuLaunchHostFunc(stream.handle, callback.handle, 0)
+    assert driver.cuStreamSynchronize(stream.handle)[0] == SUCCESS
+    assert seen == [Result.CUDA_ERROR_NOT_PERMITTED]
+
+
+def ctypes_host_function(function):
+    class Callback:
+        kept = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: function())
+        handle = driver.CUhostFn(ctypes.cast(kept, ctypes.c_void_p).value)
+
+    return Callback

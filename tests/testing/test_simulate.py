@@ -1,0 +1,269 @@
+"""simulate(): settings, bad use, and what programs find in the simulated driver."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from testing.programs import check, run
+from userstream import testing
+from userstream.testing import _build, _simulated
+
+START = "from userstream import testing; testing.simulate({}); "
+
+
+def test_the_public_names():
+    assert sorted(testing.__all__) == [
+        "async_error",
+        "calls",
+        "inject",
+        "latch",
+        "reset",
+        "simulate",
+    ]
+    for name in testing.__all__:
+        assert getattr(testing, name).__module__ == "userstream.testing"
+
+
+@pytest.mark.simulated
+def test_the_same_settings_again_do_nothing():
+    settings = _simulated._settings
+    testing.simulate(settings.devices)
+    testing.simulate(
+        settings.devices, driver_version=settings.driver_version, memory=settings.memory
+    )
+    assert _simulated._settings == settings
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize(
+    "other", [{"devices": 3}, {"driver_version": 12080}, {"memory": 1 << 20}], ids=str
+)
+def test_other_settings_later_are_refused(other):
+    settings = {"devices": _simulated._settings.devices, **other}
+    devices = settings.pop("devices")
+    with pytest.raises(RuntimeError, match=r"already runs with devices=.*needs another process"):
+        testing.simulate(devices, **settings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"devices": -1}, ValueError),
+        ({"devices": 17}, ValueError),
+        ({"devices": 2.0}, TypeError),
+        ({"devices": True}, TypeError),
+        ({"devices": "2"}, TypeError),
+        ({"driver_version": 13}, ValueError),
+        ({"driver_version": "13.0"}, TypeError),
+        ({"driver_version": 14000}, ValueError),
+        ({"memory": 0}, ValueError),
+        ({"memory": -1}, ValueError),
+        ({"memory": 1.5}, TypeError),
+        ({"memory": 1 << 60}, ValueError),
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_sense(arguments, error):
+    with pytest.raises(error, match=next(iter(arguments))):
+        testing.simulate(**arguments)
+
+
+def test_a_loaded_driver_is_refused(tmp_path):
+    """A library by the driver's name, in the place of a real driver."""
+    path = tmp_path / "libcuda.so.1"
+    subprocess.run(
+        [
+            *_build._compiler(),
+            "-shared",
+            "-x",
+            "c",
+            "-",
+            "-o",
+            str(path),
+            "-Wl,-soname,libcuda.so.1",
+        ],
+        input="int cuInit(unsigned flags) { return (int)flags; }",
+        text=True,
+        check=True,
+    )
+    done = run(
+        f"import ctypes; ctypes.CDLL({str(path)!r}); "
+        "from userstream import testing; testing.simulate()"
+    )
+    message = done.stderr.splitlines()[-1]
+    assert message.startswith(
+        f"RuntimeError: a CUDA driver is loaded in this process already ({path})"
+    )
+    assert "call simulate() before the first driver call" in message
+
+
+def test_threads_may_start_it_at_once():
+    check(
+        """
+import threading
+from userstream import testing
+errors = []
+def start():
+    try:
+        testing.simulate(3)
+    except BaseException as error:
+        errors.append(error)
+threads = [threading.Thread(target=start) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert not errors, errors
+from cuda.bindings import driver
+assert driver.cuInit(0)[0] == 0
+assert driver.cuDeviceGetCount()[1] == 3
+"""
+    )
+
+
+def test_cuda_core_may_be_imported_before():
+    check(
+        "import cuda.core; "
+        + START.format("")
+        + "assert len(cuda.core.Device.get_all_devices()) == 2"
+    )
+
+
+@pytest.mark.parametrize("version", [12000, 12040, 12090, 13000, 13020])
+def test_the_version_of_the_driver(version):
+    check(
+        START.format(f"driver_version={version}")
+        + "from cuda.bindings import driver; "
+        + f"assert driver.cuDriverGetVersion()[1] == {version}; "
+        + "assert driver.cuInit(0)[0] == 0; "
+        + "context = driver.cuDevicePrimaryCtxRetain(0)[1]; driver.cuCtxSetCurrent(context); "
+        + "result, stream = driver.cuStreamCreate(1); "
+        + "assert driver.cuStreamSynchronize(stream)[0] == 0"
+    )
+
+
+def test_functions_newer_than_the_driver_are_not_found():
+    check(
+        START.format("driver_version=12040")
+        + """
+from cuda.bindings import driver
+assert driver.cuInit(0)[0] == 0
+driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0)[1])
+stream = driver.cuStreamCreate(1)[1]
+try:
+    driver.cuStreamGetDevice(stream)
+except RuntimeError as error:
+    assert "cuStreamGetDevice" in str(error), error
+else:
+    raise AssertionError("cuStreamGetDevice came with CUDA 12.8")
+"""
+    )
+
+
+def test_no_devices():
+    check(
+        START.format("devices=0")
+        + "from cuda.bindings import driver; "
+        + "assert driver.cuInit(0)[0].name == 'CUDA_ERROR_NO_DEVICE'"
+    )
+
+
+def test_sixteen_devices():
+    check(
+        START.format("16")
+        + "from cuda.core import Device; devices = Device.get_all_devices(); "
+        + "assert len(devices) == 16; assert len({device.uuid for device in devices}) == 16"
+    )
+
+
+def test_the_memory_of_a_device():
+    check(
+        START.format("memory=1 << 20")
+        + """
+from cuda.bindings import driver
+driver.cuInit(0)
+driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0)[1])
+assert driver.cuDeviceTotalMem(0)[1] == 1 << 20
+assert driver.cuMemAlloc((1 << 20) + 1)[0].name == 'CUDA_ERROR_OUT_OF_MEMORY'
+result, address = driver.cuMemAlloc(1 << 20)
+assert result == 0
+assert driver.cuMemAlloc(1)[0].name == 'CUDA_ERROR_OUT_OF_MEMORY'
+assert driver.cuMemFree(address)[0] == 0
+assert driver.cuMemAlloc(1)[0] == 0
+"""
+    )
+
+
+def test_cuda_core_works_on_it():
+    """Streams, events, memory, graphs: what the documentation shows."""
+    check(
+        START.format("")
+        + """
+import numpy as np
+from cuda.core import Device, LegacyPinnedMemoryResource
+device = Device(1)
+device.set_current()
+stream, other = device.create_stream(), device.create_stream()
+event = stream.record()
+other.wait(event)
+other.wait(stream)
+event.sync()
+buffer = device.allocate(1024, stream=stream)
+host = LegacyPinnedMemoryResource().allocate(1024)
+array = np.from_dlpack(host).view(np.uint8)
+array[:] = np.arange(1024) % 251
+host.copy_to(buffer, stream=stream)
+back = LegacyPinnedMemoryResource().allocate(1024)
+buffer.copy_to(back, stream=stream)
+stream.sync()
+assert (np.from_dlpack(back).view(np.uint8) == array).all()
+builder = device.create_graph_builder().begin_building()
+buffer.fill(7, stream=builder)
+graph = builder.end_building().complete()
+graph.launch(stream)
+buffer.copy_to(back, stream=stream)
+stream.sync()
+assert (np.from_dlpack(back).view(np.uint8) == 7).all()
+"""
+    )
+
+
+@pytest.mark.parametrize("call", ["inject('cuInit', 1)", "calls('cuInit')", "async_error(1, 700)"])
+def test_faults_need_the_simulated_driver(call):
+    done = run(f"from userstream import testing; testing.{call}")
+    message = done.stderr.splitlines()[-1]
+    assert message.startswith("RuntimeError: ")
+    assert "needs the simulated driver: call userstream.testing.simulate()" in message
+
+
+def test_reset_without_the_simulated_driver_does_nothing():
+    check("from userstream import testing; testing.reset()")
+
+
+def test_importing_starts_nothing():
+    check(
+        "import sys; from userstream import testing; from userstream.testing import _simulated; "
+        "assert not _simulated.is_simulated(); "
+        "assert 'libcuda' not in open('/proc/self/maps').read()"
+    )
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_the_examples_run(version):
+    """Each example in the documentation of the public names, in one process."""
+    if not sys.version.startswith(version):
+        pytest.skip(f"this is Python {sys.version.split()[0]}")
+    check(
+        """
+import doctest
+from userstream import testing
+for name in ("simulate", "inject", "async_error", "calls", "reset", "latch"):
+    thing = getattr(testing, name)
+    runner = doctest.DocTestRunner()
+    for example in doctest.DocTestFinder(recurse=False).find(thing, name):
+        runner.run(example)
+    assert runner.summarize(verbose=False).attempted > 0, name
+    assert runner.failures == 0, name
+"""
+    )

@@ -1,0 +1,147 @@
+/* What every file stands on: how a driver function is defined, the lock, points and handles. */
+#ifndef USERSTREAM_BASE_H
+#define USERSTREAM_BASE_H
+
+#define _POSIX_C_SOURCE 200809L
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "results.h"
+
+enum { MAX_DEVICES = 16, MAX_PUSHED_CONTEXTS = 64 };
+
+typedef int CUdevice;
+typedef uint64_t CUdeviceptr;
+typedef void (*HostFunction)(void *argument);
+
+typedef struct Capture Capture;
+typedef struct Context Context;
+typedef struct Event Event;
+typedef struct Graph Graph;
+typedef struct GraphExec GraphExec;
+typedef struct Memory Memory;
+typedef struct Node Node;
+typedef struct Operation Operation;
+typedef struct Pool Pool;
+typedef struct Stream Stream;
+typedef struct UserObject UserObject;
+
+/* ---- lookup.c: the functions of the driver -------------------------------------------------- */
+
+/* One symbol. Those of one name (cuStreamGetCtx, cuStreamGetCtx_v2) share faults and counter. */
+typedef struct Function {
+    const char *name;
+    int version;                /* the CUDA version that introduced this signature */
+    void *address;
+    enum Availability {
+        AFTER_INIT,
+        ANYTIME,                /* before cuInit too */
+        IN_CHILD,               /* after cuInit, and in a forked child */
+    } available;
+    long calls;
+    struct Fault *faults;
+    struct Function *shared;    /* the first function of this name: has the calls and the faults */
+    struct Function *next;
+} Function;
+
+void function_register(Function *function);
+Function *function_find(const char *name);
+Function *function_first(void);
+
+/* Takes the lock. Anything but CUDA_SUCCESS is the answer to the call. */
+CUresult call_enter(Function *function);
+void call_leave(void);
+
+/* Defines a driver function. The body that follows runs under the lock and returns the result. */
+#define DEFINE_FUNCTION(symbol, plain_name, since, when, parameters, arguments) \
+    CUresult symbol parameters; \
+    static CUresult locked_##symbol parameters; \
+    static Function function_##symbol = { \
+        .name = #plain_name, .version = since, .address = (void *)symbol, .available = when}; \
+    __attribute__((constructor)) static void register_##symbol(void) { \
+        function_register(&function_##symbol); \
+    } \
+    __attribute__((visibility("default"))) CUresult symbol parameters { \
+        CUresult result = call_enter(&function_##symbol); \
+        if (result == CUDA_SUCCESS) \
+            result = locked_##symbol arguments; \
+        call_leave(); \
+        return result; \
+    } \
+    static CUresult locked_##symbol parameters
+
+#define DRIVER_FUNCTION(name, since, parameters, arguments) \
+    DEFINE_FUNCTION(name, name, since, AFTER_INIT, parameters, arguments)
+#define DRIVER_FUNCTION_AS(symbol, name, since, parameters, arguments) \
+    DEFINE_FUNCTION(symbol, name, since, AFTER_INIT, parameters, arguments)
+#define DRIVER_FUNCTION_ANYTIME(name, since, parameters, arguments) \
+    DEFINE_FUNCTION(name, name, since, ANYTIME, parameters, arguments)
+
+/* Marks a parameter that the simulation has no use for. */
+#define UNUSED(parameter) (void)(parameter)
+
+/* ---- state.c: the lock, the settings, points in a queue ------------------------------------- */
+
+typedef struct Settings {
+    int devices;
+    int driver_version;
+    size_t memory;              /* bytes of each device */
+} Settings;
+
+extern Settings settings;
+extern bool initialized;        /* cuInit has succeeded */
+extern bool forked;             /* a child of a process that had initialized the driver */
+extern bool shut_down;          /* the process exits: host waits return, no host function runs */
+
+void lock(void);
+void unlock(void);
+void progress(void);            /* wake everybody who waits for something to change */
+void wait_for_progress(void);
+void wait_on(pthread_cond_t *condition);
+void wait_for_progress_or(int microseconds);
+uint64_t new_id(void);
+
+/* The place of an operation in its queue; done once the operation has run or was dropped. */
+typedef struct Point {
+    int references;
+    bool done;
+    double milliseconds;        /* when it was done, for cuEventElapsedTime */
+} Point;
+
+Point *point_new(void);
+Point *point_retain(Point *point);
+void point_release(Point *point);
+void point_reach(Point *point);
+bool point_pending(const Point *point);
+CUresult point_wait(Point *point, const Context *context);
+
+/* ---- handles.c: objects behind handles ------------------------------------------------------ */
+
+typedef enum Kind {
+    KIND_CONTEXT,
+    KIND_STREAM,
+    KIND_EVENT,
+    KIND_GRAPH,
+    KIND_NODE,
+    KIND_GRAPH_EXEC,
+    KIND_POOL,
+    KIND_USER_OBJECT,
+    KINDS,
+} Kind;
+
+typedef struct Handle {         /* the first member of every object with a handle */
+    bool live;
+    struct Handle *next_free;
+} Handle;
+
+void *handle_new(Kind kind);    /* zeroed; the handle freed last is used first, as drivers do */
+void handle_free(Kind kind, void *object);
+bool handle_is(Kind kind, const void *object);
+size_t handle_count(Kind kind);
+
+#endif

@@ -1,0 +1,216 @@
+/* Copies of contiguous memory. */
+#include "copies.h"
+
+static Layout contiguous(size_t size) {
+    return (Layout){.width = size, .height = 1, .depth = 1};
+}
+
+static size_t extent(const Layout *layout, int side) {
+    if (!layout->width || !layout->height || !layout->depth)
+        return 0;
+    return (layout->depth - 1) * layout->slice[side] + (layout->height - 1) * layout->pitch[side] +
+           layout->width;
+}
+
+typedef struct Copy {
+    CUdeviceptr address[2];     /* of the destination and the source */
+    bool known[2];              /* whether it was the driver's memory when the copy was queued */
+    Layout layout;
+    void *staged;               /* the contents of a pageable source */
+} Copy;
+
+static void copy_bytes(const Copy *copy) {
+    const Layout *layout = &copy->layout;
+    for (size_t z = 0; z < layout->depth; z++) {
+        for (size_t y = 0; y < layout->height; y++) {
+            char *destination = (char *)copy->address[0];
+            const char *source = (const char *)copy->address[1];
+            destination += z * layout->slice[0] + y * layout->pitch[0];
+            source += z * layout->slice[1] + y * layout->pitch[1];
+            memmove(destination, source, layout->width);
+        }
+    }
+}
+
+/* The bytes move without the lock, so the memory is marked as used. */
+static CUresult run_copy(Operation *operation, Stream *stream) {
+    UNUSED(stream);
+    const Copy *copy = operation->copy;
+    Memory *memory[2] = {NULL, NULL};
+    for (int side = 0; side < 2; side++) {
+        if (!copy->known[side])
+            continue;
+        /* Freed since it was queued. A real device may not notice. */
+        if (!memory_contains(copy->address[side], extent(&copy->layout, side)))
+            return CUDA_ERROR_ILLEGAL_ADDRESS;
+        memory[side] = memory_find(copy->address[side]);
+    }
+    for (int side = 0; side < 2; side++) {
+        if (memory[side])
+            memory[side]->users++;
+    }
+    unlock();
+    copy_bytes(copy);
+    lock();
+    memory_unuse(memory[0]);
+    memory_unuse(memory[1]);
+    return CUDA_SUCCESS;
+}
+
+static void dispose_copy(Operation *operation) {
+    free(operation->copy->staged);
+    free(operation->copy);
+}
+
+CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known) {
+    if (size == 0)
+        return CUDA_SUCCESS;
+    if (!address)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (memory_find(address))
+        return memory_contains(address, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return must_be_known ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+/* A contiguous pageable source is read before the call returns. */
+static void stage(Copy *copy) {
+    if (copy->layout.height * copy->layout.depth != 1 || copy->layout.width == 0)
+        return;
+    copy->staged = malloc(copy->layout.width);
+    memcpy(copy->staged, (const void *)copy->address[1], copy->layout.width);
+    copy->address[1] = (CUdeviceptr)copy->staged;
+}
+
+CUresult copy_submit(Stream *stream, CUdeviceptr destination, CUdeviceptr source,
+                     const Layout *layout, int needs, bool synchronous) {
+    CUdeviceptr address[2] = {destination, source};
+    for (int side = 0; side < 2; side++) {
+        bool must_be_known = needs & (1 << side);
+        CUresult result = copy_check_operand(address[side], extent(layout, side), must_be_known);
+        if (result != CUDA_SUCCESS)
+            return result;
+    }
+    Copy *copy = calloc(1, sizeof *copy);
+    copy->layout = *layout;
+    for (int side = 0; side < 2; side++) {
+        copy->address[side] = address[side];
+        copy->known[side] = memory_find(address[side]) != NULL;
+    }
+    bool waits = synchronous;
+    if (!stream->capture) {
+        /* "For transfers from device memory to pageable host memory, the function will return
+         * only once the copy has completed." */
+        waits |= !copy->known[0];
+        if (!copy->known[1])
+            stage(copy);
+        waits |= !copy->known[1] && !copy->staged;
+    }
+    Operation *operation = operation_new(run_copy, NODE_MEMCPY);
+    operation->copy = copy;
+    operation->dispose = dispose_copy;
+    CUresult result = stream_submit(stream, operation);
+    if (result == CUDA_SUCCESS && waits)
+        result = point_wait(stream->tail, stream->context);
+    return result;
+}
+
+static CUresult copy_async(CUdeviceptr destination, CUdeviceptr source, Layout layout,
+                           Stream *handle, int needs) {
+    Stream *stream;
+    CUresult result = stream_find(handle, &stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return copy_submit(stream, destination, source, &layout, needs, false);
+}
+
+/* Synchronous copies run on the legacy default stream, and are unsafe while something is
+ * captured. */
+CUresult copy_check_synchronous(Stream **stream) {
+    CUresult result = context_usable(context_current());
+    if (result == CUDA_SUCCESS)
+        result = capture_forbids_unsafe_call();
+    if (result == CUDA_SUCCESS)
+        *stream = context_current()->legacy;
+    return result;
+}
+
+static CUresult copy_now(CUdeviceptr destination, CUdeviceptr source, Layout layout, int needs) {
+    Stream *stream;
+    CUresult result = copy_check_synchronous(&stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return copy_submit(stream, destination, source, &layout, needs, true);
+}
+
+#define COPY(symbol, name, since, needs) \
+    DRIVER_FUNCTION_AS(symbol, name, since, \
+                       (CUdeviceptr destination, CUdeviceptr source, size_t size), \
+                       (destination, source, size)) { \
+        return copy_now(destination, source, contiguous(size), needs); \
+    }
+
+#define COPY_ASYNC(symbol, name, since, needs) \
+    DRIVER_FUNCTION_AS(symbol, name, since, \
+                       (CUdeviceptr destination, CUdeviceptr source, size_t size, Stream *handle), \
+                       (destination, source, size, handle)) { \
+        return copy_async(destination, source, contiguous(size), handle, needs); \
+    }
+
+COPY(cuMemcpy, cuMemcpy, 4000, ANYTHING)
+COPY(cuMemcpyDtoD_v2, cuMemcpyDtoD, 3020, KNOWN_BOTH)
+COPY(cuMemcpyHtoD_v2, cuMemcpyHtoD, 3020, KNOWN_DESTINATION)
+COPY(cuMemcpyDtoH_v2, cuMemcpyDtoH, 3020, KNOWN_SOURCE)
+COPY_ASYNC(cuMemcpyAsync, cuMemcpyAsync, 4000, ANYTHING)
+COPY_ASYNC(cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync, 3020, KNOWN_BOTH)
+COPY_ASYNC(cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync, 3020, KNOWN_DESTINATION)
+COPY_ASYNC(cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync, 3020, KNOWN_SOURCE)
+
+static CUresult check_peers(const Context *destination, const Context *source) {
+    bool known = handle_is(KIND_CONTEXT, destination) && handle_is(KIND_CONTEXT, source);
+    return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+DRIVER_FUNCTION(cuMemcpyPeer, 4000,
+                (CUdeviceptr destination, Context *to, CUdeviceptr source, Context *from,
+                 size_t size),
+                (destination, to, source, from, size)) {
+    CUresult result = check_peers(to, from);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return copy_now(destination, source, contiguous(size), KNOWN_BOTH);
+}
+
+DRIVER_FUNCTION(cuMemcpyPeerAsync, 4000,
+                (CUdeviceptr destination, Context *to, CUdeviceptr source, Context *from,
+                 size_t size, Stream *handle),
+                (destination, to, source, from, size, handle)) {
+    CUresult result = check_peers(to, from);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return copy_async(destination, source, contiguous(size), handle, KNOWN_BOTH);
+}
+
+DRIVER_FUNCTION(cuMemcpyWithAttributesAsync, 13020,
+                (CUdeviceptr destination, CUdeviceptr source, size_t size, void *attributes,
+                 Stream *handle),
+                (destination, source, size, attributes, handle)) {
+    UNUSED(attributes);
+    return copy_async(destination, source, contiguous(size), handle, ANYTHING);
+}
+
+DRIVER_FUNCTION(cuMemcpyBatchAsync, 13000,
+                (CUdeviceptr *destinations, CUdeviceptr *sources, size_t *sizes, size_t count,
+                 void *attributes, size_t *indices, size_t attribute_count, Stream *handle),
+                (destinations, sources, sizes, count, attributes, indices, attribute_count,
+                 handle)) {
+    UNUSED(attributes);
+    UNUSED(indices);
+    UNUSED(attribute_count);
+    /* "The stream must not be the legacy NULL stream." */
+    if ((uintptr_t)handle <= 1)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = CUDA_SUCCESS;
+    for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++)
+        result = copy_async(destinations[i], sources[i], contiguous(sizes[i]), handle, ANYTHING);
+    return result;
+}

@@ -1,0 +1,325 @@
+/* The simulated CUDA driver: its objects, and what its files offer each other.
+ *
+ * A stream is a queue that a worker thread of its own runs in order. Device memory is host
+ * memory, kept in a table. One lock guards all state; `progress` is broadcast whenever anything
+ * may have changed for somebody who waits. Host functions and copies run without the lock.
+ *
+ * Only the driver's functions (DRIVER_FUNCTION) and the side door's take the lock; all other
+ * functions run under it. No cuda.h is needed: names and layouts are declared here. */
+#ifndef USERSTREAM_DRIVER_H
+#define USERSTREAM_DRIVER_H
+
+#include "base.h"
+
+/* ---- contexts.c and current.c --------------------------------------------------------------- */
+
+enum { LIMITS = 16 };
+
+struct Context {
+    Handle handle;
+    CUdevice device;
+    bool primary;
+    bool active;                /* a primary context is active while it is retained */
+    int references;
+    unsigned flags;
+    uint64_t id;
+    CUresult error;             /* sticky: once set, every use of the context answers it */
+    CUresult last_error;        /* remembered when the error is reset */
+    unsigned errors;            /* how many there were: tells work queued before from work after */
+    Stream *streams;            /* all of them, the default streams too */
+    Stream *legacy;
+    Stream *collector;          /* internal: where cuCtxRecordEvent gathers the other streams */
+    bool host_function_running;
+    size_t limits[LIMITS];
+    unsigned peers;             /* bit d: access to device d is enabled */
+    Context *next;
+};
+
+/* What the driver keeps for each thread. */
+typedef struct Thread {
+    uint64_t id;
+    Context *contexts[MAX_PUSHED_CONTEXTS];
+    int depth;
+    int capture_mode;
+    bool in_host_function;
+} Thread;
+
+Thread *this_thread(void);
+CUresult thread_push(Context *context);
+void thread_ended(Thread *thread);
+
+Context *context_current(void);
+Context *context_first(void);
+CUresult context_usable(const Context *context);    /* else INVALID_CONTEXT, or its error */
+CUresult context_synchronize(Context *context);
+void context_fail(Context *context, CUresult error);
+
+CUresult device_check(CUdevice device);
+
+/* ---- queues.c and streams.c ----------------------------------------------------------------- */
+
+enum { STREAM_NON_BLOCKING = 1 };
+enum { LOWEST_PRIORITY = 0, HIGHEST_PRIORITY = -5 };
+
+typedef struct NodeSet {
+    Node **nodes;
+    size_t count;
+    size_t capacity;
+} NodeSet;
+
+typedef union StreamAttribute { /* CUstreamAttrValue */
+    int number;
+    unsigned char bytes[64];
+} StreamAttribute;
+
+struct Stream {
+    Handle handle;
+    Context *context;
+    unsigned flags;
+    int priority;
+    uint64_t id;
+    uint64_t thread;            /* of a per-thread default stream: its thread; else 0 */
+    bool internal;              /* takes no part in what the user sees */
+    bool destroyed;             /* goes when its queue is empty */
+    bool has_worker;
+    pthread_cond_t work;
+    Operation *first;
+    Operation **last;
+    Point *tail;                /* of the operation queued last */
+    Capture *capture;
+    NodeSet dependencies;       /* in a capture: what the next node comes after */
+    StreamAttribute attributes[4];
+    Stream *next;               /* in its context */
+};
+
+Stream *stream_new(Context *context, unsigned flags, int priority);
+void stream_destroy(Stream *stream);
+void stream_attributes_initialize(Stream *stream);
+CUresult stream_find(Stream *handle, Stream **stream);
+bool stream_is_blocking(const Stream *stream);
+bool stream_is_user_made(const Stream *stream);
+
+/* Queues an operation, or adds it to the capture. Owns it from here on, also when it fails. */
+CUresult stream_submit(Stream *stream, Operation *operation);
+/* Makes later work on `stream` wait for the point. */
+CUresult stream_wait_for(Stream *stream, Point *point);
+/* A host wait for what is queued now. */
+CUresult stream_synchronize(Stream *stream);
+/* On the worker: whether an error has ended the operation that is running. */
+bool stream_work_is_lost(const Stream *stream);
+
+/* ---- operations.c --------------------------------------------------------------------------- */
+
+typedef enum NodeType {         /* CUgraphNodeType */
+    NODE_MEMCPY = 1,
+    NODE_MEMSET = 2,
+    NODE_HOST = 3,
+    NODE_GRAPH = 4,
+    NODE_EMPTY = 5,
+    NODE_WAIT_EVENT = 6,
+    NODE_EVENT_RECORD = 7,
+    NODE_MEM_ALLOC = 10,
+    NODE_MEM_FREE = 11,
+    NODE_BATCH_MEM_OP = 12,
+} NodeType;
+
+/* Runs on the stream's worker, under the lock; an error becomes the sticky error of the context. */
+typedef CUresult (*Run)(Operation *operation, Stream *stream);
+
+struct Operation {
+    Run run;
+    NodeType type;
+    bool runs_after_error;
+    int references;             /* a queue's, a graph's, those of executable graphs */
+    Operation *next;            /* in a queue, like the next two */
+    Point *point;
+    unsigned errors;            /* of its context, when it was queued */
+    void (*dispose)(Operation *operation);
+    union {
+        Point *awaited;
+        Event *event;
+        GraphExec *exec;
+        int failure;
+        CUdeviceptr address;
+        struct Copy *copy;
+        struct Fill *fill;
+        struct Batch *batch;
+        struct {
+            HostFunction function;
+            void *argument;
+        } host;
+        struct {
+            void (*function)(Stream *handle, CUresult result, void *argument);
+            Stream *handle;
+            void *argument;
+        } callback;
+    };
+};
+
+Operation *operation_new(Run run, NodeType type);
+Operation *operation_retain(Operation *operation);
+void operation_release(Operation *operation);
+Operation *operation_nothing(NodeType type);
+
+/* ---- host_functions.c ----------------------------------------------------------------------- */
+
+/* Calls a function of the user without the lock; one at a time in each context. */
+void call_user(Context *context, HostFunction function, void *argument);
+Operation *host_function_operation(HostFunction function, void *argument);
+
+/* ---- events.c ------------------------------------------------------------------------------- */
+
+struct Event {
+    Handle handle;
+    Context *context;
+    unsigned flags;
+    Point *point;               /* of the last record; none before the first */
+    uint64_t capture;           /* last recorded in this capture; else 0 */
+    NodeSet captured;           /* what came before the record there */
+    Event *next;                /* in the list of all events */
+};
+
+void events_of_context_free(Context *context);
+
+/* ---- memory.c ------------------------------------------------------------------------------- */
+
+typedef enum MemoryKind {
+    MEMORY_DEVICE = 1,
+    MEMORY_MANAGED = 2,
+    MEMORY_PINNED = 4,
+    MEMORY_REGISTERED = 8,
+} MemoryKind;
+
+struct Memory {
+    CUdeviceptr address;
+    size_t size;
+    MemoryKind kind;
+    CUdevice device;
+    Context *context;           /* none for memory of a pool */
+    Pool *pool;
+    unsigned flags;
+    uint64_t id;
+    bool free_is_queued;        /* cuMemFreeAsync */
+    int users;                  /* copies under way: they run without the lock */
+    bool freed;                 /* goes with its last user */
+    Memory *next;
+};
+
+Memory *memory_find(CUdeviceptr address);
+CUresult memory_new(size_t size, MemoryKind kind, CUdevice device, Pool *pool, unsigned flags,
+                    CUdeviceptr *address);
+void memory_free(Memory *memory);
+void memory_of_context_free(Context *context);
+void memory_unuse(Memory *memory);
+size_t memory_count(void);
+/* Whether all of it lies in one allocation. Memory that the driver does not know is the host's. */
+bool memory_contains(CUdeviceptr address, size_t size);
+
+/* ---- pools.c -------------------------------------------------------------------------------- */
+
+struct Pool {
+    Handle handle;
+    CUdevice device;
+    bool of_host;
+    bool is_default;
+    bool destroyed;             /* goes with its last allocation */
+    uint64_t release_threshold;
+    size_t allocations;
+    uint64_t used;
+    uint64_t used_high;
+    int reuse[3];
+    unsigned access[MAX_DEVICES];
+};
+
+void pools_initialize(void);
+void pool_account(Pool *pool, size_t size);
+void pool_unaccount(Pool *pool, size_t size);
+
+/* ---- capture.c and capture_rules.c ---------------------------------------------------------- */
+
+typedef enum CaptureMode { CAPTURE_GLOBAL, CAPTURE_THREAD_LOCAL, CAPTURE_RELAXED } CaptureMode;
+
+struct Capture {
+    uint64_t id;
+    CaptureMode mode;
+    bool invalidated;
+    Graph *graph;
+    bool graph_is_callers;      /* cuStreamBeginCaptureToGraph */
+    Stream *origin;
+    uint64_t thread;
+    Capture *next;
+};
+
+Capture *capture_first(void);
+Capture *capture_find(uint64_t id);
+size_t capture_count(void);
+CUresult capture_add(Stream *stream, Operation *operation);
+CUresult capture_join(Stream *stream, Event *event);
+/* What calls meet because something is being captured. */
+CUresult capture_forbids_unsafe_call(void);
+CUresult capture_forbids_use_of_context(const Context *context);
+CUresult capture_forbids_use_of_legacy(const Context *context);
+CUresult capture_forbids_use_of_stream(Stream *stream);
+CUresult capture_would_forbid_legacy(const Context *context);
+void capture_leave(Stream *stream);
+
+/* ---- graphs.c, executable_graphs.c, user_objects.c ------------------------------------------ */
+
+struct Node {
+    Handle handle;
+    Graph *graph;
+    Operation *operation;
+    NodeSet dependencies;
+};
+
+struct Graph {
+    Handle handle;
+    uint64_t id;
+    NodeSet nodes;
+    struct Retained *retained;  /* user objects */
+};
+
+struct GraphExec {
+    Handle handle;
+    uint64_t flags;
+    Operation **operations;     /* in an order that respects the dependencies */
+    size_t count;
+    int references;             /* its handle, and launches under way */
+    bool destroyed;
+    Point *last;                /* of its newest launch */
+    struct Retained *retained;
+};
+
+struct UserObject {
+    Handle handle;
+    unsigned references;
+    void *object;
+    HostFunction destroy;
+};
+
+/* User objects that a graph, or an executable graph, keeps. */
+void retained_add(struct Retained **retained, UserObject *object, unsigned count);
+void retained_add_all(struct Retained **retained, struct Retained *from);
+void retained_release(struct Retained *retained);
+bool user_objects_are_due(void);
+/* Calls their destructors; not to be called under the lock. */
+void user_objects_destroy(void);
+
+Graph *graph_new(void);
+void graph_free(Graph *graph);
+Node *graph_add(Graph *graph, Operation *operation, const NodeSet *dependencies);
+bool node_reaches(const Node *node, const Node *earlier);
+
+void nodes_add(NodeSet *set, Node *node);
+void nodes_set(NodeSet *set, const NodeSet *from);
+bool nodes_contain(const NodeSet *set, const Node *node);
+void nodes_clear(NodeSet *set);
+
+/* ---- side_door.c ---------------------------------------------------------------------------- */
+
+/* The result that is injected into this call, or CUDA_SUCCESS. */
+CUresult fault_for(Function *function);
+
+extern long waiting_for_values;     /* cuStreamWaitValue operations not yet satisfied */
+
+#endif

@@ -1,0 +1,259 @@
+/* Events: a place in a stream that others can wait for. */
+#include "driver.h"
+
+enum {
+    EVENT_DISABLE_TIMING = 2,
+    EVENT_INTERPROCESS = 4,
+    EVENT_FLAGS = 7,
+    EVENT_EXTERNAL = 1,         /* CU_EVENT_RECORD_EXTERNAL and CU_EVENT_WAIT_EXTERNAL */
+};
+
+static Event *events;
+
+static void event_free(Event *event) {
+    for (Event **link = &events; *link; link = &(*link)->next) {
+        if (*link == event) {
+            *link = event->next;
+            break;
+        }
+    }
+    point_release(event->point);
+    nodes_clear(&event->captured);
+    handle_free(KIND_EVENT, event);
+}
+
+void events_of_context_free(Context *context) {
+    for (Event *event = events, *next; event; event = next) {
+        next = event->next;
+        if (event->context == context)
+            event_free(event);
+    }
+}
+
+static void set_point(Event *event, Point *point) {
+    point_retain(point);
+    point_release(event->point);
+    event->point = point;
+    event->capture = 0;
+}
+
+/* H200: without a current context an event cannot be created; all else works there. */
+DRIVER_FUNCTION(cuEventCreate, 2000, (Event **out, unsigned flags), (out, flags)) {
+    if (!out || (flags & ~(unsigned)EVENT_FLAGS))
+        return CUDA_ERROR_INVALID_VALUE;
+    /* "CU_EVENT_INTERPROCESS must be specified along with CU_EVENT_DISABLE_TIMING" */
+    if ((flags & EVENT_INTERPROCESS) && !(flags & EVENT_DISABLE_TIMING))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = context_usable(context_current());
+    if (result != CUDA_SUCCESS)
+        return result;
+    Event *event = handle_new(KIND_EVENT);
+    event->context = context_current();
+    event->flags = flags;
+    event->next = events;
+    events = event;
+    *out = event;
+    return CUDA_SUCCESS;
+}
+
+/* "An event may be destroyed before it is complete": pending waits keep the point they saw. */
+DRIVER_FUNCTION_AS(cuEventDestroy_v2, cuEventDestroy, 4000, (Event *event), (event)) {
+    if (!handle_is(KIND_EVENT, event))
+        return CUDA_ERROR_INVALID_HANDLE;
+    event_free(event);
+    return CUDA_SUCCESS;
+}
+
+/* ---- recording ------------------------------------------------------------------------------ */
+
+/* A record inside a capture is no work: it notes what a wait for the event would come after. */
+static CUresult record_captured(Event *event, const Stream *stream) {
+    if (stream->capture->invalidated)
+        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    event->capture = stream->capture->id;
+    nodes_set(&event->captured, &stream->dependencies);
+    return CUDA_SUCCESS;
+}
+
+/* In a graph: an external record sets the event anew at each launch. */
+static CUresult run_external_record(Operation *operation, Stream *stream) {
+    if (handle_is(KIND_EVENT, operation->event))
+        set_point(operation->event, stream->first->point);
+    return CUDA_SUCCESS;
+}
+
+/* The external flag "is invalid outside of stream capture". */
+static bool flags_are_valid(unsigned flags, const Stream *stream) {
+    return flags == 0 || (flags == EVENT_EXTERNAL && stream->capture);
+}
+
+static CUresult record(Event *event, Stream *handle, unsigned flags) {
+    Stream *stream;
+    CUresult result = stream_find(handle, &stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!handle_is(KIND_EVENT, event))
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!flags_are_valid(flags, stream))
+        return CUDA_ERROR_INVALID_VALUE;
+    /* "hEvent and hStream must be from the same context." H200: INVALID_HANDLE. */
+    if (event->context != stream->context)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (stream->capture && !(flags & EVENT_EXTERNAL))
+        return record_captured(event, stream);
+    if (stream->capture) {
+        Operation *operation = operation_new(run_external_record, NODE_EVENT_RECORD);
+        operation->event = event;
+        return stream_submit(stream, operation);
+    }
+    result = stream_submit(stream, operation_nothing(NODE_EVENT_RECORD));
+    if (result == CUDA_SUCCESS)
+        set_point(event, stream->tail);
+    return result;
+}
+
+DRIVER_FUNCTION(cuEventRecord, 2000, (Event *event, Stream *handle), (event, handle)) {
+    return record(event, handle, 0);
+}
+
+DRIVER_FUNCTION(cuEventRecordWithFlags, 11010, (Event *event, Stream *handle, unsigned flags),
+                (event, handle, flags)) {
+    return record(event, handle, flags);
+}
+
+/* H200: the event is not ready while any stream of the context has work, non-blocking and legacy
+ * ones too; other streams are not held up. The context's collector waits for each of them. */
+DRIVER_FUNCTION(cuCtxRecordEvent, 12050, (Context *context, Event *event), (context, event)) {
+    CUresult result = context_usable(context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!handle_is(KIND_EVENT, event) || event->context != context)
+        return CUDA_ERROR_INVALID_HANDLE;
+    result = capture_forbids_use_of_context(context);
+    for (Stream *stream = context->streams; stream; stream = stream->next) {
+        if (result == CUDA_SUCCESS && !stream->internal)
+            result = stream_wait_for(context->collector, stream->tail);
+    }
+    if (result == CUDA_SUCCESS)
+        result = stream_submit(context->collector, operation_nothing(NODE_EVENT_RECORD));
+    if (result == CUDA_SUCCESS)
+        set_point(event, context->collector->tail);
+    return result;
+}
+
+/* "All future work submitted to the context will wait for the event." */
+DRIVER_FUNCTION(cuCtxWaitEvent, 12050, (Context *context, Event *event), (context, event)) {
+    CUresult result = context_usable(context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!handle_is(KIND_EVENT, event))
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (event->capture)
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    result = capture_forbids_use_of_context(context);
+    for (Stream *stream = context->streams; stream; stream = stream->next) {
+        if (result == CUDA_SUCCESS && !stream->internal)
+            result = stream_wait_for(stream, event->point);
+    }
+    return result;
+}
+
+/* ---- waiting -------------------------------------------------------------------------------- */
+
+static CUresult run_external_wait(Operation *operation, Stream *stream) {
+    Event *event = operation->event;
+    Point *point = handle_is(KIND_EVENT, event) ? point_retain(event->point) : NULL;
+    while (point_pending(point) && point != stream->first->point && !stream_work_is_lost(stream))
+        wait_for_progress();
+    point_release(point);
+    return CUDA_SUCCESS;
+}
+
+/* The wait keeps the record that the event has now: a later one does not change it. */
+DRIVER_FUNCTION(cuStreamWaitEvent, 3020, (Stream *handle, Event *event, unsigned flags),
+                (handle, event, flags)) {
+    Stream *stream;
+    CUresult result = stream_find(handle, &stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!handle_is(KIND_EVENT, event))
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!flags_are_valid(flags, stream))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (stream->context->error != CUDA_SUCCESS)
+        return stream->context->error;
+    if (stream->capture && (flags & EVENT_EXTERNAL)) {
+        Operation *operation = operation_new(run_external_wait, NODE_WAIT_EVENT);
+        operation->event = event;
+        return stream_submit(stream, operation);
+    }
+    if (stream == stream->context->legacy) {
+        result = capture_forbids_use_of_legacy(stream->context);
+        if (result != CUDA_SUCCESS)
+            return result;
+    }
+    if (event->capture)
+        return capture_join(stream, event);
+    if (stream->capture) {
+        stream->capture->invalidated = true;
+        return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+    }
+    return stream_wait_for(stream, event->point);
+}
+
+/* ---- has it happened ------------------------------------------------------------------------ */
+
+static CUresult check_host_wait(Event *event) {
+    if (!handle_is(KIND_EVENT, event))
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (event->context->error != CUDA_SUCCESS)
+        return event->context->error;
+    if (event->capture) {
+        Capture *capture = capture_find(event->capture);
+        if (capture)
+            capture->invalidated = true;
+        return CUDA_ERROR_CAPTURED_EVENT;
+    }
+    return capture_forbids_unsafe_call();
+}
+
+DRIVER_FUNCTION(cuEventQuery, 2000, (Event *event), (event)) {
+    CUresult result = check_host_wait(event);
+    if (result == CUDA_SUCCESS && point_pending(event->point))
+        result = CUDA_ERROR_NOT_READY;
+    return result;
+}
+
+DRIVER_FUNCTION(cuEventSynchronize, 2000, (Event *event), (event)) {
+    CUresult result = check_host_wait(event);
+    if (result == CUDA_SUCCESS)
+        result = point_wait(event->point, event->context);
+    return result;
+}
+
+static CUresult elapsed(float *milliseconds, Event *start, Event *end) {
+    if (!handle_is(KIND_EVENT, start) || !handle_is(KIND_EVENT, end))
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!milliseconds)
+        return CUDA_ERROR_INVALID_VALUE;
+    if ((start->flags | end->flags) & EVENT_DISABLE_TIMING)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!start->point || !end->point)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (start->context != end->context)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (point_pending(start->point) || point_pending(end->point))
+        return CUDA_ERROR_NOT_READY;
+    *milliseconds = (float)(end->point->milliseconds - start->point->milliseconds);
+    return CUDA_SUCCESS;
+}
+
+DRIVER_FUNCTION(cuEventElapsedTime, 2000, (float *milliseconds, Event *start, Event *end),
+                (milliseconds, start, end)) {
+    return elapsed(milliseconds, start, end);
+}
+
+DRIVER_FUNCTION_AS(cuEventElapsedTime_v2, cuEventElapsedTime, 12080,
+                   (float *milliseconds, Event *start, Event *end), (milliseconds, start, end)) {
+    return elapsed(milliseconds, start, end);
+}

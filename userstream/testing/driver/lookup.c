@@ -1,0 +1,123 @@
+/* How programs find the driver's functions: cuGetProcAddress, and the names of errors. */
+#include "driver.h"
+
+static Function *functions;
+
+void function_register(Function *function) {
+    Function *same_name = function_find(function->name);
+    function->shared = same_name ? same_name->shared : function;
+    function->next = functions;
+    functions = function;
+}
+
+Function *function_first(void) {
+    return functions;
+}
+
+Function *function_find(const char *name) {
+    for (Function *function = functions; function; function = function->next) {
+        if (strcmp(function->name, name) == 0)
+            return function->shared;
+    }
+    return NULL;
+}
+
+/* The newest signature that is not newer than the version asked for. */
+static Function *function_for(const char *name, int version) {
+    Function *best = NULL;
+    for (Function *function = functions; function; function = function->next) {
+        if (strcmp(function->name, name) != 0 || function->version > version)
+            continue;
+        if (!best || function->version > best->version)
+            best = function;
+    }
+    return best;
+}
+
+/* Found like any other function, so that a binding's table is complete, and not implemented. */
+static CUresult not_simulated(void) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult call_enter(Function *function) {
+    lock();
+    function->shared->calls++;
+    CUresult injected = fault_for(function);
+    if (injected != CUDA_SUCCESS)
+        return injected;
+    /* H200: in a forked child cuInit and cuCtxGetCurrent answer NOT_INITIALIZED. */
+    if (forked && function->available != IN_CHILD)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    /* cuLaunchHostFunc: "The host function must not make any CUDA API calls." */
+    if (this_thread()->in_host_function)
+        return CUDA_ERROR_NOT_PERMITTED;
+    if (!initialized && function->available != ANYTIME)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    return CUDA_SUCCESS;
+}
+
+void call_leave(void) {
+    bool destroy = user_objects_are_due();
+    unlock();
+    if (destroy)
+        user_objects_destroy();
+}
+
+enum { SYMBOL_FOUND = 0, SYMBOL_VERSION_NOT_SUFFICIENT = 2 };
+
+DEFINE_FUNCTION(cuGetProcAddress_v2, cuGetProcAddress, 12000, ANYTIME,
+                (const char *name, void **address, int version, uint64_t flags, int *status),
+                (name, address, version, flags, status)) {
+    UNUSED(flags);
+    if (!name || !address)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (version > settings.driver_version) {
+        *address = NULL;
+        if (status)
+            *status = SYMBOL_VERSION_NOT_SUFFICIENT;
+        return CUDA_ERROR_NOT_FOUND;
+    }
+    Function *function = function_for(name, version);
+    *address = function ? function->address : (void *)not_simulated;
+    if (status)
+        *status = SYMBOL_FOUND;
+    return CUDA_SUCCESS;
+}
+
+DEFINE_FUNCTION(cuGetProcAddress, cuGetProcAddress, 11030, ANYTIME,
+                (const char *name, void **address, int version, uint64_t flags),
+                (name, address, version, flags)) {
+    return locked_cuGetProcAddress_v2(name, address, version, flags, NULL);
+}
+
+static const struct {
+    CUresult result;
+    const char *name;
+    const char *text;
+} results[] = {
+#define RESULT_ROW(name, value, text) {name, #name, text},
+    FOR_EACH_RESULT(RESULT_ROW)
+#undef RESULT_ROW
+};
+
+/* The two functions that need no lock: host functions may call them too. */
+#define RESULT_GETTER(symbol, member) \
+    CUresult symbol(CUresult result, const char **text); \
+    static Function function_##symbol = { \
+        .name = #symbol, .version = 6000, .address = (void *)symbol, .available = ANYTIME}; \
+    __attribute__((constructor)) static void register_##symbol(void) { \
+        function_register(&function_##symbol); \
+    } \
+    __attribute__((visibility("default"))) CUresult symbol(CUresult result, const char **text) { \
+        for (size_t i = 0; i < sizeof results / sizeof *results; i++) { \
+            if (results[i].result == result) { \
+                *text = results[i].member; \
+                return CUDA_SUCCESS; \
+            } \
+        } \
+        *text = NULL; \
+        return CUDA_ERROR_INVALID_VALUE; \
+    }
+
+RESULT_GETTER(cuGetErrorName, name)
+RESULT_GETTER(cuGetErrorString, text)

@@ -1,0 +1,273 @@
+/* Memory: the table of allocations, of every kind. Device memory is host memory. */
+#include "driver.h"
+
+static Memory *memories;
+static size_t used[MAX_DEVICES];
+
+enum { ALIGNMENT = 512, FILLED = 1 << 26 };
+
+Memory *memory_find(CUdeviceptr address) {
+    for (Memory *memory = memories; memory; memory = memory->next) {
+        if (address >= memory->address && address - memory->address < memory->size)
+            return memory;
+    }
+    return NULL;
+}
+
+bool memory_contains(CUdeviceptr address, size_t size) {
+    const Memory *memory = memory_find(address);
+    return memory && size <= memory->size - (address - memory->address);
+}
+
+size_t memory_count(void) {
+    size_t count = 0;
+    for (Memory *memory = memories; memory; memory = memory->next)
+        count++;
+    return count;
+}
+
+static Memory *memory_add(CUdeviceptr address, size_t size, MemoryKind kind, CUdevice device) {
+    Memory *memory = calloc(1, sizeof *memory);
+    memory->address = address;
+    memory->size = size;
+    memory->kind = kind;
+    memory->device = device;
+    memory->id = new_id();
+    memory->next = memories;
+    memories = memory;
+    return memory;
+}
+
+CUresult memory_new(size_t size, MemoryKind kind, CUdevice device, Pool *pool, unsigned flags,
+                    CUdeviceptr *address) {
+    void *bytes;
+    if (!address || size == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (kind == MEMORY_DEVICE && size > settings.memory - used[device])
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (posix_memalign(&bytes, ALIGNMENT, size))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    /* Memory that nobody wrote is recognisable; huge blocks are left untouched. */
+    memset(bytes, 0xCD, size < FILLED ? size : FILLED);
+    Memory *memory = memory_add((CUdeviceptr)bytes, size, kind, device);
+    memory->pool = pool;
+    memory->context = pool ? NULL : context_current();
+    memory->flags = flags;
+    if (kind == MEMORY_DEVICE)
+        used[device] += size;
+    if (pool)
+        pool_account(pool, size);
+    *address = memory->address;
+    return CUDA_SUCCESS;
+}
+
+static void memory_give_back(Memory *memory) {
+    if (memory->kind != MEMORY_REGISTERED)
+        free((void *)memory->address);
+    free(memory);
+}
+
+/* The memory is unknown from here on; a copy that still runs keeps its bytes. */
+void memory_free(Memory *memory) {
+    for (Memory **link = &memories; *link; link = &(*link)->next) {
+        if (*link == memory) {
+            *link = memory->next;
+            break;
+        }
+    }
+    if (memory->kind == MEMORY_DEVICE)
+        used[memory->device] -= memory->size;
+    if (memory->pool)
+        pool_unaccount(memory->pool, memory->size);
+    memory->freed = true;
+    if (memory->users == 0)
+        memory_give_back(memory);
+}
+
+void memory_unuse(Memory *memory) {
+    if (memory && --memory->users == 0 && memory->freed)
+        memory_give_back(memory);
+}
+
+void memory_of_context_free(Context *context) {
+    for (Memory *memory = memories, *next; memory; memory = next) {
+        next = memory->next;
+        if (memory->context == context)
+            memory_free(memory);
+    }
+}
+
+/* ---- allocating ----------------------------------------------------------------------------- */
+
+static CUresult allocate(CUdeviceptr *address, size_t size, MemoryKind kind, unsigned flags) {
+    CUresult result = context_usable(context_current());
+    if (result == CUDA_SUCCESS)
+        result = capture_forbids_unsafe_call();
+    if (result == CUDA_SUCCESS)
+        result = memory_new(size, kind, context_current()->device, NULL, flags, address);
+    return result;
+}
+
+DRIVER_FUNCTION_AS(cuMemAlloc_v2, cuMemAlloc, 3020, (CUdeviceptr *address, size_t size),
+                   (address, size)) {
+    return allocate(address, size, MEMORY_DEVICE, 0);
+}
+
+DRIVER_FUNCTION(cuMemAllocManaged, 6000, (CUdeviceptr *address, size_t size, unsigned flags),
+                (address, size, flags)) {
+    enum { ATTACH_GLOBAL = 1, ATTACH_HOST = 2 };
+    if (flags != ATTACH_GLOBAL && flags != ATTACH_HOST)
+        return CUDA_ERROR_INVALID_VALUE;
+    return allocate(address, size, MEMORY_MANAGED, flags);
+}
+
+DRIVER_FUNCTION_AS(cuMemAllocHost_v2, cuMemAllocHost, 3020, (CUdeviceptr *address, size_t size),
+                   (address, size)) {
+    return allocate(address, size, MEMORY_PINNED, 0);
+}
+
+enum { HOST_ALLOC_FLAGS = 7 };     /* portable, device map, write combined */
+
+DRIVER_FUNCTION(cuMemHostAlloc, 2020, (CUdeviceptr *address, size_t size, unsigned flags),
+                (address, size, flags)) {
+    if (flags & ~(unsigned)HOST_ALLOC_FLAGS)
+        return CUDA_ERROR_INVALID_VALUE;
+    return allocate(address, size, MEMORY_PINNED, flags);
+}
+
+/* ---- freeing -------------------------------------------------------------------------------- */
+
+/* Freeing waits for the work of the context; memory of a pool is given back at once. */
+static CUresult deallocate(CUdeviceptr address, unsigned kinds) {
+    Memory *memory = memory_find(address);
+    if (!memory || memory->address != address || !(memory->kind & kinds))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = capture_forbids_unsafe_call();
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (memory->context)
+        result = context_synchronize(memory->context);
+    /* The wait gave up the lock: another thread may have freed it. */
+    if (memory_find(address) != memory)
+        return CUDA_ERROR_INVALID_VALUE;
+    memory_free(memory);
+    return result;
+}
+
+DRIVER_FUNCTION_AS(cuMemFree_v2, cuMemFree, 3020, (CUdeviceptr address), (address)) {
+    if (!address)
+        return CUDA_SUCCESS;
+    return deallocate(address, MEMORY_DEVICE | MEMORY_MANAGED);
+}
+
+DRIVER_FUNCTION(cuMemFreeHost, 2000, (CUdeviceptr address), (address)) {
+    return deallocate(address, MEMORY_PINNED);
+}
+
+/* ---- host memory of others ------------------------------------------------------------------ */
+
+static bool overlaps_registered(CUdeviceptr address, size_t size) {
+    for (Memory *memory = memories; memory; memory = memory->next) {
+        if (address < memory->address + memory->size && memory->address < address + size)
+            return true;
+    }
+    return false;
+}
+
+DRIVER_FUNCTION_AS(cuMemHostRegister_v2, cuMemHostRegister, 6050,
+                   (CUdeviceptr address, size_t size, unsigned flags), (address, size, flags)) {
+    CUresult result = context_usable(context_current());
+    if (result == CUDA_SUCCESS)
+        result = capture_forbids_unsafe_call();
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!address || !size)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (overlaps_registered(address, size))
+        return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    CUdevice device = context_current()->device;
+    Memory *memory = memory_add(address, size, MEMORY_REGISTERED, device);
+    memory->context = context_current();
+    memory->flags = flags;
+    return CUDA_SUCCESS;
+}
+
+DRIVER_FUNCTION(cuMemHostUnregister, 4000, (CUdeviceptr address), (address)) {
+    CUresult result = context_usable(context_current());
+    if (result == CUDA_SUCCESS)
+        result = capture_forbids_unsafe_call();
+    if (result != CUDA_SUCCESS)
+        return result;
+    Memory *memory = memory_find(address);
+    if (!memory || memory->address != address || memory->kind != MEMORY_REGISTERED)
+        return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    memory_free(memory);
+    return CUDA_SUCCESS;
+}
+
+static const Memory *find_host_memory(CUdeviceptr address) {
+    const Memory *memory = memory_find(address);
+    return memory && memory->kind & (MEMORY_PINNED | MEMORY_REGISTERED) ? memory : NULL;
+}
+
+/* With unified addressing the device sees host memory under the address that the host uses. */
+DRIVER_FUNCTION_AS(cuMemHostGetDevicePointer_v2, cuMemHostGetDevicePointer, 3020,
+                   (CUdeviceptr *out, CUdeviceptr address, unsigned flags),
+                   (out, address, flags)) {
+    if (!out || flags || !find_host_memory(address))
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = address;
+    return CUDA_SUCCESS;
+}
+
+DRIVER_FUNCTION(cuMemHostGetFlags, 2030, (unsigned *flags, CUdeviceptr address),
+                (flags, address)) {
+    const Memory *memory = find_host_memory(address);
+    if (!flags || !memory)
+        return CUDA_ERROR_INVALID_VALUE;
+    *flags = memory->flags;
+    return CUDA_SUCCESS;
+}
+
+/* ---- questions ------------------------------------------------------------------------------ */
+
+DRIVER_FUNCTION_AS(cuMemGetInfo_v2, cuMemGetInfo, 3020, (size_t *free_bytes, size_t *total),
+                   (free_bytes, total)) {
+    CUresult result = context_usable(context_current());
+    if (result != CUDA_SUCCESS)
+        return result;
+    *free_bytes = settings.memory - used[context_current()->device];
+    *total = settings.memory;
+    return CUDA_SUCCESS;
+}
+
+DRIVER_FUNCTION_AS(cuMemGetAddressRange_v2, cuMemGetAddressRange, 3020,
+                   (CUdeviceptr *base, size_t *size, CUdeviceptr address),
+                   (base, size, address)) {
+    const Memory *memory = memory_find(address);
+    if (!memory)
+        return CUDA_ERROR_NOT_FOUND;
+    if (base)
+        *base = memory->address;
+    if (size)
+        *size = memory->size;
+    return CUDA_SUCCESS;
+}
+
+DRIVER_FUNCTION(cuStreamAttachMemAsync, 6000,
+                (Stream *handle, CUdeviceptr address, size_t length, unsigned flags),
+                (handle, address, length, flags)) {
+    enum { ATTACH_GLOBAL = 1, ATTACH_HOST = 2, ATTACH_SINGLE = 4 };
+    Stream *stream;
+    CUresult result = stream_find(handle, &stream);
+    if (result != CUDA_SUCCESS)
+        return result;
+    const Memory *memory = memory_find(address);
+    if (!memory || memory->kind != MEMORY_MANAGED || memory->address != address)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (length != 0 && length != memory->size)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (flags != ATTACH_GLOBAL && flags != ATTACH_HOST && flags != ATTACH_SINGLE)
+        return CUDA_ERROR_INVALID_VALUE;
+    return stream_submit(stream, operation_nothing(NODE_EMPTY));
+}

@@ -1,0 +1,188 @@
+/* Stream memory operations: cuStreamWaitValue, cuStreamWriteValue, cuStreamBatchMemOp. */
+#include "driver.h"
+
+long waiting_for_values;        /* queued and not yet over */
+
+enum { WAIT_GEQ, WAIT_EQ, WAIT_AND, WAIT_NOR, WAIT_COMPARISON = 3, WAIT_FLUSH = 1 << 30 };
+enum { WRITE_NO_MEMORY_BARRIER = 1 };
+enum { POLL_MICROSECONDS = 500 };   /* programs store to host memory without telling the driver */
+
+typedef struct Word {
+    bool is_wait;
+    CUdeviceptr address;
+    uint64_t value;
+    unsigned width;
+    unsigned flags;
+} Word;
+
+/* Operations of one batch run in order, as one. */
+typedef struct Batch {
+    bool is_held;               /* counted as a wait that is not over */
+    size_t count;
+    Word words[];
+} Batch;
+
+static uint64_t load(const Word *word) {
+    if (word->width == 4)
+        return __atomic_load_n((uint32_t *)word->address, __ATOMIC_ACQUIRE);
+    return __atomic_load_n((uint64_t *)word->address, __ATOMIC_ACQUIRE);
+}
+
+static void store(const Word *word) {
+    if (word->width == 4)
+        __atomic_store_n((uint32_t *)word->address, (uint32_t)word->value, __ATOMIC_RELEASE);
+    else
+        __atomic_store_n((uint64_t *)word->address, word->value, __ATOMIC_RELEASE);
+}
+
+/* GEQ is cyclic: "(int32_t)(*addr - value) >= 0". */
+static bool satisfied(const Word *word, uint64_t now) {
+    uint64_t mask = word->width == 4 ? UINT32_MAX : UINT64_MAX;
+    uint64_t sign = (mask >> 1) + 1;
+    switch (word->flags & WAIT_COMPARISON) {
+    case WAIT_GEQ:
+        return !((now - word->value) & sign);
+    case WAIT_EQ:
+        return (now & mask) == (word->value & mask);
+    case WAIT_AND:
+        return (now & word->value & mask) != 0;
+    default:
+        return (~(now | word->value) & mask) != 0;
+    }
+}
+
+static CUresult run_wait(const Word *word, Stream *stream) {
+    CUresult result = CUDA_SUCCESS;
+    while (!stream_work_is_lost(stream)) {
+        if (!memory_contains(word->address, word->width)) {
+            result = CUDA_ERROR_ILLEGAL_ADDRESS;
+            break;
+        }
+        if (satisfied(word, load(word)))
+            break;
+        wait_for_progress_or(POLL_MICROSECONDS);
+    }
+    return result;
+}
+
+static CUresult run_batch(Operation *operation, Stream *stream) {
+    const Batch *batch = operation->batch;
+    CUresult result = CUDA_SUCCESS;
+    for (size_t i = 0; i < batch->count && result == CUDA_SUCCESS; i++) {
+        const Word *word = &batch->words[i];
+        if (word->is_wait)
+            result = run_wait(word, stream);
+        else if (!memory_contains(word->address, word->width))
+            result = CUDA_ERROR_ILLEGAL_ADDRESS;
+        else
+            store(word);
+        progress();
+    }
+    return result;
+}
+
+static void dispose_batch(Operation *operation) {
+    waiting_for_values -= operation->batch->is_held;
+    free(operation->batch);
+}
+
+static CUresult check(const Word *word) {
+    unsigned allowed = word->is_wait ? WAIT_COMPARISON | WAIT_FLUSH : WRITE_NO_MEMORY_BARRIER;
+    if (word->flags & ~allowed)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (word->address % word->width || !memory_contains(word->address, word->width))
+        return CUDA_ERROR_INVALID_VALUE;
+    /* "This function cannot be used with managed memory." */
+    if (memory_find(word->address)->kind == MEMORY_MANAGED)
+        return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
+}
+
+static bool has_wait(const Word *words, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        if (words[i].is_wait)
+            return true;
+    }
+    return false;
+}
+
+static CUresult submit(Stream *handle, const Word *words, size_t count) {
+    Stream *stream;
+    CUresult result = stream_find(handle, &stream);
+    for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++)
+        result = check(&words[i]);
+    if (result != CUDA_SUCCESS)
+        return result;
+    Batch *batch = malloc(sizeof *batch + count * sizeof *words);
+    batch->count = count;
+    batch->is_held = !stream->capture && has_wait(words, count);
+    waiting_for_values += batch->is_held;
+    memcpy(batch->words, words, count * sizeof *words);
+    Operation *operation = operation_new(run_batch, NODE_BATCH_MEM_OP);
+    operation->batch = batch;
+    operation->dispose = dispose_batch;
+    return stream_submit(stream, operation);
+}
+
+#define VALUE_FUNCTION(name, bits, waits) \
+    DRIVER_FUNCTION_AS(name##bits##_v2, name##bits, 11070, \
+                       (Stream *handle, CUdeviceptr address, uint##bits##_t value, \
+                        unsigned flags), \
+                       (handle, address, value, flags)) { \
+        Word word = {waits, address, value, bits / 8, flags}; \
+        return submit(handle, &word, 1); \
+    }
+
+VALUE_FUNCTION(cuStreamWaitValue, 32, true)
+VALUE_FUNCTION(cuStreamWaitValue, 64, true)
+VALUE_FUNCTION(cuStreamWriteValue, 32, false)
+VALUE_FUNCTION(cuStreamWriteValue, 64, false)
+
+enum {                          /* CUstreamBatchMemOpType */
+    WAIT_VALUE_32 = 1,
+    WRITE_VALUE_32 = 2,
+    FLUSH_REMOTE_WRITES = 3,
+    WAIT_VALUE_64 = 4,
+    WRITE_VALUE_64 = 5,
+    BARRIER = 6,
+};
+
+typedef union Parameters {      /* CUstreamBatchMemOpParams */
+    int operation;
+    struct {
+        int operation;
+        CUdeviceptr address;
+        uint64_t value;
+        unsigned flags;
+        CUdeviceptr alias;
+    } word;
+    uint64_t pad[6];
+} Parameters;
+
+enum { MAX_BATCH = 256 };
+
+/* "The number of operations in the array. Must be less than 256." */
+DRIVER_FUNCTION_AS(cuStreamBatchMemOp_v2, cuStreamBatchMemOp, 11070,
+                   (Stream *handle, unsigned count, const Parameters *parameters, unsigned flags),
+                   (handle, count, parameters, flags)) {
+    Word words[MAX_BATCH];
+    size_t used = 0;
+    if (flags || count == 0 || count >= MAX_BATCH || !parameters)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < count; i++) {
+        int operation = parameters[i].operation;
+        bool wide = operation == WAIT_VALUE_64 || operation == WRITE_VALUE_64;
+        bool waits = operation == WAIT_VALUE_32 || operation == WAIT_VALUE_64;
+        if (operation == FLUSH_REMOTE_WRITES || operation == BARRIER)
+            continue;
+        if (operation < WAIT_VALUE_32 || operation > BARRIER)
+            return CUDA_ERROR_INVALID_VALUE;
+        words[used].is_wait = waits;
+        words[used].address = parameters[i].word.address;
+        words[used].value = parameters[i].word.value;
+        words[used].width = wide ? 8 : 4;
+        words[used].flags = parameters[i].word.flags;
+        used++;
+    }
+    return submit(handle, words, used);
+}

@@ -1,0 +1,34 @@
+/* Operations: what a stream's queue or a graph's node holds. */
+#include "driver.h"
+
+Operation *operation_new(Run run, NodeType type) {
+    Operation *operation = calloc(1, sizeof *operation);
+    operation->run = run;
+    operation->type = type;
+    operation->references = 1;
+    return operation;
+}
+
+static CUresult run_nothing(Operation *operation, Stream *stream) {
+    UNUSED(operation);
+    UNUSED(stream);
+    return CUDA_SUCCESS;
+}
+
+Operation *operation_nothing(NodeType type) {
+    return operation_new(run_nothing, type);
+}
+
+Operation *operation_retain(Operation *operation) {
+    operation->references++;
+    return operation;
+}
+
+void operation_release(Operation *operation) {
+    if (--operation->references)
+        return;
+    if (operation->dispose)
+        operation->dispose(operation);
+    point_release(operation->point);
+    free(operation);
+}

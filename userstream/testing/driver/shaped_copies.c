@@ -1,0 +1,115 @@
+/* Copies of two and three dimensions. */
+#include "copies.h"
+
+enum { TYPE_HOST = 1, TYPE_DEVICE = 2, TYPE_UNIFIED = 4 };     /* CUmemorytype */
+
+typedef struct Side2D {
+    size_t x;
+    size_t y;
+    int type;
+    CUdeviceptr host;
+    CUdeviceptr device;
+    void *array;
+    size_t pitch;
+} Side2D;
+
+typedef struct CUDA_MEMCPY2D {
+    Side2D source;
+    Side2D destination;
+    size_t width;
+    size_t height;
+} CUDA_MEMCPY2D;
+
+typedef struct Side3D {
+    size_t x;
+    size_t y;
+    size_t z;
+    size_t level;
+    int type;
+    CUdeviceptr host;
+    CUdeviceptr device;
+    void *array;
+    void *reserved;
+    size_t pitch;
+    size_t height;
+} Side3D;
+
+typedef struct CUDA_MEMCPY3D {
+    Side3D source;
+    Side3D destination;
+    size_t width;
+    size_t height;
+    size_t depth;
+} CUDA_MEMCPY3D;
+
+static bool known_type(int type) {
+    return type == TYPE_HOST || type == TYPE_DEVICE || type == TYPE_UNIFIED;
+}
+
+/* "If srcPitch is less than WidthInBytes + srcXInBytes", and arrays, are errors here. */
+static CUresult place(const Side3D *side, const CUDA_MEMCPY3D *copy, CUdeviceptr *address,
+                      size_t *pitch, size_t *slice) {
+    if (!known_type(side->type))
+        return CUDA_ERROR_INVALID_VALUE;
+    *pitch = side->pitch ? side->pitch : side->x + copy->width;
+    *slice = *pitch * (side->height ? side->height : side->y + copy->height);
+    if (*pitch < side->x + copy->width)
+        return CUDA_ERROR_INVALID_VALUE;
+    *address = side->type == TYPE_HOST ? side->host : side->device;
+    *address += side->z * *slice + side->y * *pitch + side->x;
+    return CUDA_SUCCESS;
+}
+
+static int needs_of(int destination_type, int source_type) {
+    int needs = destination_type == TYPE_DEVICE ? KNOWN_DESTINATION : 0;
+    return needs | (source_type == TYPE_DEVICE ? KNOWN_SOURCE : 0);
+}
+
+static CUresult copy_3d(Stream *stream, const CUDA_MEMCPY3D *copy, bool synchronous) {
+    Layout layout = {.width = copy->width, .height = copy->height, .depth = copy->depth};
+    CUdeviceptr destination;
+    CUdeviceptr source;
+    CUresult result =
+        place(&copy->destination, copy, &destination, &layout.pitch[0], &layout.slice[0]);
+    if (result == CUDA_SUCCESS)
+        result = place(&copy->source, copy, &source, &layout.pitch[1], &layout.slice[1]);
+    if (result != CUDA_SUCCESS)
+        return result;
+    int needs = needs_of(copy->destination.type, copy->source.type);
+    return copy_submit(stream, destination, source, &layout, needs, synchronous);
+}
+
+static Side3D flat(const Side2D *side) {
+    return (Side3D){.x = side->x,
+                    .y = side->y,
+                    .type = side->type,
+                    .host = side->host,
+                    .device = side->device,
+                    .pitch = side->pitch};
+}
+
+static CUresult copy_2d(Stream *stream, const CUDA_MEMCPY2D *copy, bool synchronous) {
+    CUDA_MEMCPY3D same = {.source = flat(&copy->source),
+                          .destination = flat(&copy->destination),
+                          .width = copy->width,
+                          .height = copy->height,
+                          .depth = 1};
+    return copy_3d(stream, &same, synchronous);
+}
+
+#define COPY_SHAPED(dimensions, run) \
+    DRIVER_FUNCTION_AS(cuMemcpy##dimensions##_v2, cuMemcpy##dimensions, 3020, \
+                       (const CUDA_MEMCPY##dimensions *copy), (copy)) { \
+        Stream *stream; \
+        CUresult result = copy ? copy_check_synchronous(&stream) : CUDA_ERROR_INVALID_VALUE; \
+        return result == CUDA_SUCCESS ? run(stream, copy, true) : result; \
+    } \
+    DRIVER_FUNCTION_AS(cuMemcpy##dimensions##Async_v2, cuMemcpy##dimensions##Async, 3020, \
+                       (const CUDA_MEMCPY##dimensions *copy, Stream *handle), (copy, handle)) { \
+        Stream *stream; \
+        CUresult result = copy ? stream_find(handle, &stream) : CUDA_ERROR_INVALID_VALUE; \
+        return result == CUDA_SUCCESS ? run(stream, copy, false) : result; \
+    }
+
+COPY_SHAPED(2D, copy_2d)
+COPY_SHAPED(3D, copy_3d)

@@ -1,0 +1,122 @@
+/* The lock, the settings, what happens at fork and at exit, and points in a queue. */
+#include "driver.h"
+
+#include <errno.h>
+#include <time.h>
+
+Settings settings = {.devices = 2, .driver_version = 13000, .memory = (size_t)1 << 30};
+bool initialized;
+bool forked;
+bool shut_down;
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t progressed;
+static uint64_t last_id;
+
+void lock(void) {
+    pthread_mutex_lock(&mutex);
+}
+
+void unlock(void) {
+    pthread_mutex_unlock(&mutex);
+}
+
+void progress(void) {
+    pthread_cond_broadcast(&progressed);
+}
+
+void wait_for_progress(void) {
+    pthread_cond_wait(&progressed, &mutex);
+}
+
+void wait_on(pthread_cond_t *condition) {
+    pthread_cond_wait(condition, &mutex);
+}
+
+void wait_for_progress_or(int microseconds) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += microseconds * 1000L;
+    if (until.tv_nsec >= 1000000000L) {
+        until.tv_nsec -= 1000000000L;
+        until.tv_sec++;
+    }
+    pthread_cond_timedwait(&progressed, &mutex, &until);
+}
+
+uint64_t new_id(void) {
+    return ++last_id;
+}
+
+static void condition_initialize(void) {
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&progressed, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+/* The child has none of the worker threads. Before cuInit that does not matter. */
+static void forked_child(void) {
+    pthread_mutex_init(&mutex, NULL);
+    condition_initialize();
+    forked = initialized;
+}
+
+static void at_exit(void) {
+    lock();
+    shut_down = true;
+    progress();
+    unlock();
+}
+
+__attribute__((constructor)) static void state_initialize(void) {
+    condition_initialize();
+    pthread_atfork(lock, unlock, forked_child);
+    atexit(at_exit);
+}
+
+Point *point_new(void) {
+    Point *point = calloc(1, sizeof *point);
+    point->references = 1;
+    return point;
+}
+
+Point *point_retain(Point *point) {
+    if (point)
+        point->references++;
+    return point;
+}
+
+void point_release(Point *point) {
+    if (point && --point->references == 0)
+        free(point);
+}
+
+void point_reach(Point *point) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    point->milliseconds = (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
+    point->done = true;
+    progress();
+}
+
+bool point_pending(const Point *point) {
+    return point && !point->done;
+}
+
+/* A host wait. Threads that wait while the process exits stay where they are; the exiting
+ * thread, whose finalizers may come here, does not begin to wait. */
+CUresult point_wait(Point *point, const Context *context) {
+    if (shut_down && point_pending(point))
+        return CUDA_ERROR_DEINITIALIZED;
+    if (!point_pending(point) || context->error != CUDA_SUCCESS)
+        return context->error;
+    unsigned errors = context->errors;
+    point_retain(point);
+    while (point_pending(point) && context->errors == errors)
+        wait_for_progress();
+    point_release(point);
+    /* The error that ended this wait may have been reset before this thread went on. */
+    return context->errors == errors ? CUDA_SUCCESS : context->last_error;
+}
