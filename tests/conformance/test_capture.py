@@ -156,19 +156,20 @@ def test_a_capturing_stream_cannot_be_asked(stream, mode, call):
         assert capture.status == INVALIDATED
 
 
-def test_a_capturing_stream_has_no_id(stream):
-    with Capture(stream):
-        assert driver.cuStreamGetId(stream)[0] == UNSUPPORTED
+@pytest.mark.parametrize(
+    "call",
+    [driver.cuStreamGetId, driver.cuStreamGetFlags, driver.cuStreamGetDevice],
+    ids=lambda call: call.__name__,
+)
+def test_properties_that_a_capturing_stream_does_not_tell(stream, call):
+    with Capture(stream) as capture:
+        assert call(stream)[0] == UNSUPPORTED
+        assert capture.status == INVALIDATED
 
 
 @pytest.mark.parametrize(
     "call",
-    [
-        driver.cuStreamGetFlags,
-        driver.cuStreamGetPriority,
-        driver.cuStreamGetDevice,
-        driver.cuStreamGetCtx,
-    ],
+    [driver.cuStreamGetPriority, driver.cuStreamGetCtx],
     ids=lambda call: call.__name__,
 )
 def test_other_properties_of_a_capturing_stream(stream, call):

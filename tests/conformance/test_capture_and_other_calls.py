@@ -89,11 +89,31 @@ def device_memory(_):
     return (result,)
 
 
-def stream_ordered_memory(things):
+def stream_ordered_allocation(things):
     result, address = driver.cuMemAllocAsync(64, things.stream)
     if result == SUCCESS:
-        return driver.cuMemFreeAsync(address, things.stream)
+        with capture_mode(RELAXED):
+            driver.cuMemFreeAsync(address, things.stream)
     return (result,)
+
+
+def stream_ordered_free(things):
+    with capture_mode(RELAXED):
+        address = ok(driver.cuMemAllocAsync(64, things.stream))
+    result = driver.cuMemFreeAsync(address, things.stream)
+    if result != (SUCCESS,):
+        with capture_mode(RELAXED):
+            driver.cuMemFreeAsync(address, things.stream)
+    return result
+
+
+def registration(things):
+    page = things.host_address & ~4095
+    result = driver.cuMemHostRegister(page, 4096, 0)
+    if result == (SUCCESS,):
+        with capture_mode(RELAXED):
+            driver.cuMemHostUnregister(page)
+    return result
 
 
 def copy_async(things):
@@ -124,7 +144,7 @@ HARMLESS = {
     "write value": lambda t: driver.cuStreamWriteValue32(t.stream, t.memory, 1, 0),
     "copy of pageable memory": copy_async,
     "fill": lambda t: driver.cuMemsetD8Async(t.memory, 1, 64, t.stream),
-    "stream-ordered memory": stream_ordered_memory,
+    "copy": copy_now,
     "priority range": lambda _: driver.cuCtxGetStreamPriorityRange(),
 }
 
@@ -135,7 +155,9 @@ UNSAFE = {
     "event synchronize": lambda t: driver.cuEventSynchronize(t.recorded),
     "pinned memory": pinned_memory,
     "device memory": device_memory,
-    "copy": copy_now,
+    "stream-ordered allocation": stream_ordered_allocation,
+    "stream-ordered free": stream_ordered_free,
+    "registration": registration,
 }
 
 FORBIDDEN = {

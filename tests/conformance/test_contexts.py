@@ -131,7 +131,7 @@ def test_nothing_to_pop():
 
 
 def test_null_cannot_be_pushed():
-    assert driver.cuCtxPushCurrent(driver.CUcontext(0)) == (INVALID_CONTEXT,)
+    assert driver.cuCtxPushCurrent(driver.CUcontext(0)) == (INVALID_VALUE,)
 
 
 @pytest.mark.multi_device

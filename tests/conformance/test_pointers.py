@@ -8,7 +8,16 @@ import mmap
 import pytest
 from cuda.bindings import driver
 
-from conformance.support import INVALID_VALUE, SUCCESS, current, elsewhere, finishes, no_context, ok
+from conformance.support import (
+    INVALID_VALUE,
+    SUCCESS,
+    current,
+    elsewhere,
+    finishes,
+    no_context,
+    ok,
+    told_ordinals,
+)
 
 Attribute = driver.CUpointer_attribute
 CONTEXT = Attribute.CU_POINTER_ATTRIBUTE_CONTEXT
@@ -141,6 +150,7 @@ def test_the_end_of_an_allocation_belongs_to_it(addresses):
     assert ask(ORDINAL, addresses["device"] + SIZE - 1) == 0
 
 
+@told_ordinals
 @pytest.mark.multi_device
 def test_memory_of_another_device(make_memory, other_context):
     memory = make_memory(context=other_context)
@@ -196,6 +206,7 @@ def test_several_attributes_agree_with_single_ones(addresses, kind):
     assert [int(value) for value in several] == [int(value) for value in single]
 
 
+@told_ordinals
 @pytest.mark.parametrize("kind", ["host", "null"])
 def test_several_attributes_of_an_unknown_address_are_empty(kind):
     buffer = ctypes.create_string_buffer(64)

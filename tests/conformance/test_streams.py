@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 from cuda.bindings import driver
 
@@ -257,10 +259,9 @@ def get(stream, attribute):
     return ok(driver.cuStreamGetAttribute(stream, attribute))
 
 
-def test_the_synchronization_policy_is_automatic(stream):
-    policy = Attribute.CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY
-    auto = driver.CUsynchronizationPolicy.CU_SYNC_POLICY_AUTO
-    assert get(stream, policy).syncPolicy == auto
+def test_there_is_no_synchronization_policy_at_first(stream):
+    value = get(stream, Attribute.CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY)
+    assert ctypes.c_int.from_address(value.getPtr()).value == -1, "which has no name"
 
 
 def test_the_synchronization_policy_can_be_set(stream):

@@ -28,12 +28,14 @@ def clean():
 @pytest.fixture
 def stream():
     device = Device(0)
+    before = driver.cuCtxGetCurrent()[1]
     device.set_current()
     stream = device.create_stream()
     yield stream
     reset()
     stream.sync()
     stream.close()
+    driver.cuCtxSetCurrent(before)
 
 
 def query(stream):

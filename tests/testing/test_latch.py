@@ -22,8 +22,10 @@ Mode = driver.CUstreamCaptureMode
 def device():
     reset()
     device = Device(0)
+    before = driver.cuCtxGetCurrent()[1]
     device.set_current()
     yield device
+    driver.cuCtxSetCurrent(before)
     reset()
 
 

@@ -123,12 +123,9 @@ static CUresult copy_async(CUdeviceptr destination, CUdeviceptr source, Layout l
     return copy_submit(stream, destination, source, &layout, needs, false);
 }
 
-/* Synchronous copies run on the legacy default stream, and are unsafe while something is
- * captured. */
+/* Synchronous copies run on the legacy default stream. H200: a capture elsewhere survives them. */
 CUresult copy_check_synchronous(Stream **stream) {
     CUresult result = context_usable(context_current());
-    if (result == CUDA_SUCCESS)
-        result = capture_forbids_unsafe_call();
     if (result == CUDA_SUCCESS)
         *stream = context_current()->legacy;
     return result;

@@ -46,6 +46,8 @@ static bool can_be_current(const Context *context) {
 }
 
 DRIVER_FUNCTION_AS(cuCtxPushCurrent_v2, cuCtxPushCurrent, 4000, (Context *context), (context)) {
+    if (!context) /* H200 */
+        return CUDA_ERROR_INVALID_VALUE;
     return can_be_current(context) ? thread_push(context) : CUDA_ERROR_INVALID_CONTEXT;
 }
 

@@ -82,9 +82,11 @@ static CUresult run_external_record(Operation *operation, Stream *stream) {
     return CUDA_SUCCESS;
 }
 
-/* The external flag "is invalid outside of stream capture". */
-static bool flags_are_valid(unsigned flags, const Stream *stream) {
-    return flags == 0 || (flags == EVENT_EXTERNAL && stream->capture);
+/* The external flag "is invalid outside of stream capture". H200: ILLEGAL_STATE there. */
+static CUresult check_flags(unsigned flags, const Stream *stream) {
+    if (flags & ~(unsigned)EVENT_EXTERNAL)
+        return CUDA_ERROR_INVALID_VALUE;
+    return flags && !stream->capture ? CUDA_ERROR_ILLEGAL_STATE : CUDA_SUCCESS;
 }
 
 static CUresult record(Event *event, Stream *handle, unsigned flags) {
@@ -94,8 +96,9 @@ static CUresult record(Event *event, Stream *handle, unsigned flags) {
         return result;
     if (!handle_is(KIND_EVENT, event))
         return CUDA_ERROR_INVALID_HANDLE;
-    if (!flags_are_valid(flags, stream))
-        return CUDA_ERROR_INVALID_VALUE;
+    result = check_flags(flags, stream);
+    if (result != CUDA_SUCCESS)
+        return result;
     /* "hEvent and hStream must be from the same context." H200: INVALID_HANDLE. */
     if (event->context != stream->context)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -178,8 +181,9 @@ DRIVER_FUNCTION(cuStreamWaitEvent, 3020, (Stream *handle, Event *event, unsigned
         return result;
     if (!handle_is(KIND_EVENT, event))
         return CUDA_ERROR_INVALID_HANDLE;
-    if (!flags_are_valid(flags, stream))
-        return CUDA_ERROR_INVALID_VALUE;
+    result = check_flags(flags, stream);
+    if (result != CUDA_SUCCESS)
+        return result;
     if (stream->context->error != CUDA_SUCCESS)
         return stream->context->error;
     if (stream->capture && (flags & EVENT_EXTERNAL)) {

@@ -103,6 +103,11 @@ static CUresult allocate(CUdeviceptr *address, size_t size, MemoryKind kind, uns
     CUresult result = context_usable(context_current());
     if (result == CUDA_SUCCESS)
         result = capture_forbids_unsafe_call();
+    /* H200: no bytes of pinned memory are at NULL; of the other kinds they are refused. */
+    if (result == CUDA_SUCCESS && kind == MEMORY_PINNED && !size && address) {
+        *address = 0;
+        return CUDA_SUCCESS;
+    }
     if (result == CUDA_SUCCESS)
         result = memory_new(size, kind, context_current()->device, NULL, flags, address);
     return result;

@@ -4,7 +4,6 @@
 long waiting_for_values;        /* queued and not yet over */
 
 enum { WAIT_GEQ, WAIT_EQ, WAIT_AND, WAIT_NOR, WAIT_COMPARISON = 3, WAIT_FLUSH = 1 << 30 };
-enum { WRITE_NO_MEMORY_BARRIER = 1 };
 enum { POLL_MICROSECONDS = 500 };   /* programs store to host memory without telling the driver */
 
 typedef struct Word {
@@ -87,7 +86,8 @@ static void dispose_batch(Operation *operation) {
 }
 
 static CUresult check(const Word *word) {
-    unsigned allowed = word->is_wait ? WAIT_COMPARISON | WAIT_FLUSH : WRITE_NO_MEMORY_BARRIER;
+    /* H200: writes without a barrier are refused. */
+    unsigned allowed = word->is_wait ? WAIT_COMPARISON | WAIT_FLUSH : 0;
     if (word->flags & ~allowed)
         return CUDA_ERROR_INVALID_VALUE;
     if (word->address % word->width || !memory_contains(word->address, word->width))

@@ -250,8 +250,17 @@ static CUresult allocate(CUdeviceptr *address, size_t size, Pool *pool, Stream *
         return stream->context->error;
     if (!is_pool(pool))
         return CUDA_ERROR_INVALID_VALUE;
+    /* H200: no bytes are at NULL, and freeing NULL does nothing. */
+    if (!size && address) {
+        *address = 0;
+        return CUDA_SUCCESS;
+    }
     if (stream->capture)
         return allocate_in_graph(address, size, stream);
+    /* H200: outside of the capture, as unsafe as any other allocation. */
+    CUresult result = capture_forbids_unsafe_call();
+    if (result != CUDA_SUCCESS)
+        return result;
     MemoryKind kind = pool->of_host ? MEMORY_PINNED : MEMORY_DEVICE;
     return memory_new(size, kind, pool->device, pool, 0, address);
 }
@@ -289,6 +298,8 @@ DRIVER_FUNCTION(cuMemFreeAsync, 11020, (CUdeviceptr address, Stream *handle), (a
     CUresult result = stream_find(handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
+    if (!address)
+        return CUDA_SUCCESS;
     Memory *memory = memory_find(address);
     if (!memory || memory->address != address || memory->free_is_queued)
         return CUDA_ERROR_INVALID_VALUE;
@@ -296,6 +307,9 @@ DRIVER_FUNCTION(cuMemFreeAsync, 11020, (CUdeviceptr address, Stream *handle), (a
         return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture)
         return stream_submit(stream, operation_nothing(NODE_MEM_FREE));
+    result = capture_forbids_unsafe_call();
+    if (result != CUDA_SUCCESS)
+        return result;
     Operation *operation = operation_new(run_free, NODE_MEM_FREE);
     operation->address = address;
     operation->runs_after_error = true;

@@ -28,7 +28,8 @@ static StreamAttribute *slot_of(Stream *stream, int attribute) {
 
 void stream_attributes_initialize(Stream *stream) {
     static const unsigned char default_map[2] = {0, 1};     /* default and remote domain */
-    slot_of(stream, SYNCHRONIZATION_POLICY)->number = SYNC_POLICY_AUTO;
+    /* H200: not the automatic one, but none; cuda-bindings have no name for it. */
+    slot_of(stream, SYNCHRONIZATION_POLICY)->number = -1;
     memcpy(slot_of(stream, MEM_SYNC_DOMAIN_MAP)->bytes, default_map, sizeof default_map);
 }
 

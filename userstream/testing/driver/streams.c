@@ -78,21 +78,32 @@ DRIVER_FUNCTION_AS(cuStreamDestroy_v2, cuStreamDestroy, 4000, (Stream *handle), 
 
 /* ---- questions about a stream --------------------------------------------------------------- */
 
-#define STREAM_GETTER(function, since, type, expression) \
+#define STREAM_GETTER(function, since, type, expression, check) \
     DRIVER_FUNCTION(function, since, (Stream *handle, type *out), (handle, out)) { \
         Stream *stream; \
         CUresult result = stream_find(handle, &stream); \
         if (result == CUDA_SUCCESS && !out) \
             result = CUDA_ERROR_INVALID_VALUE; \
         if (result == CUDA_SUCCESS) \
+            result = check(stream); \
+        if (result == CUDA_SUCCESS) \
             *out = expression; \
         return result; \
     }
 
-STREAM_GETTER(cuStreamGetPriority, 5050, int, stream->priority)
-STREAM_GETTER(cuStreamGetFlags, 5050, unsigned, stream->flags)
-STREAM_GETTER(cuStreamGetDevice, 12080, CUdevice, stream->context->device)
-STREAM_GETTER(cuStreamGetCtx, 9020, Context *, stream->context)
+static CUresult allow(Stream *stream) {
+    UNUSED(stream);
+    return CUDA_SUCCESS;
+}
+
+/* H200: a capturing stream tells its priority and its context, but asking for its flags, device or
+ * id answers 900 and invalidates the capture. */
+STREAM_GETTER(cuStreamGetPriority, 5050, int, stream->priority, allow)
+STREAM_GETTER(cuStreamGetFlags, 5050, unsigned, stream->flags, capture_forbids_use_of_stream)
+STREAM_GETTER(cuStreamGetDevice, 12080, CUdevice, stream->context->device,
+              capture_forbids_use_of_stream)
+STREAM_GETTER(cuStreamGetId, 12000, uint64_t, stream->id, capture_forbids_use_of_stream)
+STREAM_GETTER(cuStreamGetCtx, 9020, Context *, stream->context, allow)
 
 DRIVER_FUNCTION_AS(cuStreamGetCtx_v2, cuStreamGetCtx, 12050,
                    (Stream *handle, Context **out, void **green_context),
@@ -101,20 +112,6 @@ DRIVER_FUNCTION_AS(cuStreamGetCtx_v2, cuStreamGetCtx, 12050,
     if (result == CUDA_SUCCESS && green_context)
         *green_context = NULL;
     return result;
-}
-
-DRIVER_FUNCTION(cuStreamGetId, 12000, (Stream *handle, uint64_t *out), (handle, out)) {
-    Stream *stream;
-    CUresult result = stream_find(handle, &stream);
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (!out)
-        return CUDA_ERROR_INVALID_VALUE;
-    /* H200: the id of a capturing stream is refused. */
-    if (stream->capture)
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    *out = stream->id;
-    return CUDA_SUCCESS;
 }
 
 /* ---- has it finished ------------------------------------------------------------------------ */
