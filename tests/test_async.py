@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -283,6 +285,24 @@ def test_many_waits_leave_no_more_events_than_there_were_at_once() -> None:
     assert before >= 1000
     once()
     assert pooled() == before
+
+
+def test_a_future_that_is_done_is_no_garbage() -> None:
+    """It goes with its last reference: thousands of them would be a load for the collector."""
+    stream = us.get_stream(0)
+    gc.collect()
+    gc.disable()
+    try:
+        with testing.latch(stream) as latch:
+            future, dropped = us.completion(0), us.completion(0)
+            gone = [weakref.ref(future), weakref.ref(dropped)]
+            dropped.cancel()
+            latch.release()
+            future.result(timeout=10)
+        del future, dropped
+        assert eventually(lambda: [each() for each in gone] == [None, None])
+    finally:
+        gc.enable()
 
 
 def test_without_an_event_loop() -> None:

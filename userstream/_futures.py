@@ -32,13 +32,15 @@ class Completion(Future[None]):
         self._lock = threading.Lock()
         self._settled = False
         self._grouped = grouped
+        self._watches: list[_watcher.Watch] = []
         pending, self._failed = _waiting.start(targets)
         self._pending = set(pending)
-        self._watches = [
-            _watcher.watch(each, functools.partial(self._tell, each)) for each in pending
-        ]
+        for each in pending:
+            self._watches.append(_watcher.watch(each, functools.partial(self._tell, each)))
         if not pending:
             self._finish()
+        if self._settled:
+            self._watches.clear()
 
     def late(self, timeout: float | None) -> Exception | None:
         """Return the error of a wait that ends now; `None` if this is done after all."""
@@ -56,6 +58,7 @@ class Completion(Future[None]):
         self.set_running_or_notify_cancel()
         for watch in self._watches:
             _watcher.unwatch(watch)
+        self._watches.clear()
         return True
 
     def _tell(self, completion: Pending, error: DriverError | None) -> None:
@@ -70,6 +73,7 @@ class Completion(Future[None]):
     def _finish(self) -> None:
         if not self._settle():
             return
+        self._watches.clear()  # which lead back here: nothing is left to the garbage collector
         if self._failed:
             self.set_exception(_waiting.outcome([], self._failed, None, grouped=self._grouped))
         else:

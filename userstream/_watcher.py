@@ -91,20 +91,25 @@ class Watcher:
         except DriverError as error:
             self._fail(error)
             return
-        while watches := self._oldest():
-            if sum(map(self._look, watches)) == 0:
-                youngest = time.monotonic() - max(watch.since for watch in watches)
-                pause = min(max(youngest * _SLEEP_SHARE, _SHORTEST_SLEEP), _LONGEST_SLEEP)
-                with self._changed:
-                    self._changed.wait(pause)
+        while not self._ended:
+            self._turn()
+
+    def _turn(self) -> None:
+        """Look at the oldest of each stream, and sleep if none of them was over."""
+        # A function of its own, so that nothing is kept alive through the sleep in `_oldest`.
+        watches = self._oldest()
+        if watches and sum(map(self._look, watches)) == 0:
+            youngest = time.monotonic() - max(watch.since for watch in watches)
+            pause = min(max(youngest * _SLEEP_SHARE, _SHORTEST_SLEEP), _LONGEST_SLEEP)
+            with self._changed:
+                self._changed.wait(pause)
 
     def _oldest(self) -> list[Watch]:
         """Wait until there is something to watch; return the oldest watch of each stream."""
         with self._changed:
             while not self._ended:
-                for watch in self._dropped:
-                    watch.completion.abandon()
-                self._dropped.clear()
+                while self._dropped:
+                    self._dropped.pop().completion.abandon()
                 if self._queues:
                     return [next(iter(queue)) for queue in list(self._queues.values())]
                 self._changed.wait()
