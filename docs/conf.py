@@ -129,7 +129,7 @@ def _show_no_constructor(*event: Any) -> tuple[str, None] | None:
     return ("", None) if name == "userstream.Stream" else None
 
 
-def _check_names(app: Sphinx) -> None:
+def _check_names(_app: Sphinx) -> None:
     """Warn of public names that the reference lacks; an error with ``-W``."""
     page = (DOCS / "reference" / "api.rst").read_text(encoding="utf-8")
     listed = set(re.findall(r"^   ([A-Za-z]\w+)$", page, re.MULTILINE))
