@@ -89,8 +89,6 @@ nitpick_ignore_regex = [
     (r"py:.*", "|".join(re.escape(name) for name in dir(builtins))),
 ]
 
-nitpick_ignore = [("py:obj", "release"), ("py:obj", "result")]  # of parameters and methods
-
 # Doctests run on the simulated driver; on a machine with a GPU, on that.
 doctest_default_flags = doctest.ELLIPSIS
 doctest_global_setup = (

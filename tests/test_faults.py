@@ -13,6 +13,7 @@ from cuda.bindings import driver
 import userstream as us
 from helpers import CAI, checked, current_context, device_memory, on, run_python
 from userstream import _driver, testing
+from userstream._driver import contexts
 from userstream.testing import _simulated
 
 pytestmark = pytest.mark.simulated
@@ -41,17 +42,17 @@ def functions() -> list[str]:
 
 # Asked once a process, in `test_first_calls`.
 FIRST = {"cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDevicePrimaryCtxRetain"}
+RESTORING = {"cuCtxSetCurrent", "cuThreadExchangeStreamCaptureMode"}
 # Where one of these fails, the scenario cannot free what it allocated.
 NEEDED_TO_FREE = {
     "cuCtxGetCurrent",
-    "cuCtxPopCurrent",
-    "cuCtxPushCurrent",
+    "cuCtxSetCurrent",
     "cuMemFreeHost",
     "cuThreadExchangeStreamCaptureMode",
 }
 # Only with a driver before CUDA 12.5; only if two threads meet a new device at once; only to look
-# up `cuPointerGetAttribute`.
-ELSEWHERE = {"cuCtxSynchronize", "cuDevicePrimaryCtxRelease", "cuGetProcAddress"}
+# up `cuPointerGetAttribute`; only for events of other contexts, or that failed.
+ELSEWHERE = {"cuCtxSynchronize", "cuDevicePrimaryCtxRelease", "cuGetProcAddress", "cuEventDestroy"}
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +91,7 @@ def scenario(address: int) -> None:
     us.wait(on(0), timeout=10)
     us.completion(0).result(timeout=10)
     us.wait_for_device(0, timeout=10)
+    contexts._primary.pop(3, None)  # so that the driver is asked whether it is active
     us.wait_for_device(3, timeout=10)
     us.wait_all(timeout=10)
     us.close(timeout=10)
@@ -119,9 +121,12 @@ def test_one_failure_leaves_nothing_behind(function: str, code: int, address: in
             except (us.UserStreamError, us.WaitErrors) as error:
                 failures += 1
                 _check(error, function, code)
+            except ValueError as error:  # of the bindings, where what failed restores the state
+                if function not in RESTORING or "is not a valid CUresult" not in str(error):
+                    raise
         testing.reset()
-        if function == "cuCtxPopCurrent" and current_context():
-            checked(driver.cuCtxPopCurrent())  # what was to restore it is what failed
+        if function == "cuCtxSetCurrent":  # what was to restore it may be what failed
+            checked(driver.cuCtxSetCurrent(driver.CUcontext(0)))
         if function != "cuThreadExchangeStreamCaptureMode":
             assert capture_mode() == driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
         checked(

@@ -460,16 +460,18 @@ def test_a_gpu_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.multi_device
 def test_another_current_device_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     compare = selfcheck._DeviceCheck.compare
-    with ExitStack() as entered:
 
-        def leave_current(self: selfcheck._DeviceCheck) -> None:
-            compare(self)
-            entered.enter_context(_driver.entered(_driver.primary_context(self.device)))
+    def leave_current(self: selfcheck._DeviceCheck) -> None:
+        compare(self)
+        driver.cuCtxPushCurrent(_driver.primary_context(self.device))
 
-        monkeypatch.setattr(selfcheck._DeviceCheck, "compare", leave_current)
-        sections = selfcheck.run(2)
-        section = next(sections)
+    monkeypatch.setattr(selfcheck._DeviceCheck, "compare", leave_current)
+    try:
+        section = next(selfcheck.run(2))
         assert [step.name for step in section.steps if step.status == "failed"] == ["unchanged"]
+    finally:
+        while int(driver.cuCtxGetCurrent()[1]):
+            driver.cuCtxPopCurrent()
 
 
 def test_what_cannot_be_left(monkeypatch: pytest.MonkeyPatch) -> None:

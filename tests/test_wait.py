@@ -95,11 +95,11 @@ def test_several_devices_have_one_deadline() -> None:
     with testing.latch(first) as a, testing.latch(second) as b:
         started = time.perf_counter()
         with pytest.raises(us.WaitTimeout) as caught:
-            us.wait([on(0), on(1)], timeout=0.1)
-        assert time.perf_counter() - started < 0.19
+            us.wait([on(0), on(1)], timeout=0.4)
+        assert time.perf_counter() - started < 0.79, "not one after the other"
         assert caught.value.devices == (0, 1)
         assert caught.value.streams == (repr(first), repr(second))
-        assert caught.value.seconds == 0.1
+        assert caught.value.seconds == 0.4
         a.release()
         with pytest.raises(us.WaitTimeout) as caught:
             us.wait_all(timeout=0.1)
@@ -195,7 +195,7 @@ def test_auto_sleeps_and_spin_does_not() -> None:
             with pytest.raises(us.WaitTimeout):
                 stream.sync(timeout=0.2, policy=policy)  # type: ignore[arg-type]
             shares[policy] = (time.thread_time() - cpu) / (time.perf_counter() - wall)
-    assert shares["auto"] < 0.2 * shares["spin"], shares
+    assert shares["auto"] < 0.5 * shares["spin"], shares
 
 
 def test_events_are_used_again() -> None:

@@ -5,23 +5,15 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from userstream import _driver, _events
+from userstream import _driver, _events, _process
 from userstream._stream import Stream
+from userstream._stream._default import DefaultStream
 from userstream.errors import DriverError, NotSupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from cuda.bindings import driver
 
     from userstream._waiting import Pending
-
-
-def refuse_captures(context: driver.CUcontext, streams: Iterable[Stream]) -> None:
-    """Raise `CaptureError` if a capture of the context can be seen, which waiting would break."""
-    with _driver.entered(context):
-        for stream in (Stream.legacy_default(), *streams):
-            _driver.refuse_capturing(stream._live(), stream)
 
 
 class DeviceWork:
@@ -30,6 +22,14 @@ class DeviceWork:
     def __init__(self, device: int, context: driver.CUcontext) -> None:
         self._ordinal = device
         self._context = context
+
+    def refuse_captures(self) -> None:
+        """Raise `CaptureError` if a capture can be seen, which waiting would break."""
+        legacy = Stream.legacy_default()
+        _driver.within(self._context, _driver.refuse_capturing, legacy._live(), legacy)
+        for stream in _process.tracked():
+            if isinstance(stream, Stream) and stream._is_in(self._context):
+                _driver.refuse_capturing(stream._live(), stream)
 
     def _device(self) -> int:
         return self._ordinal
@@ -45,6 +45,23 @@ class DeviceWork:
 
     def __repr__(self) -> str:
         return f"<device {self._ordinal}>"
+
+
+def other_context(stream: Stream | None, target: object) -> DeviceWork | None:
+    """Return the work of a stream's own context, or the current one, that is no primary one."""
+    if stream is not None and not isinstance(stream, DefaultStream):
+        context: driver.CUcontext | None = stream._context
+    elif stream is not None or target is None:
+        context = _driver.current_context()
+    else:
+        return None
+    if context is None or _driver.device_of_primary(int(context)) is not None:
+        return None
+    device = _driver.within(context, _driver.current_device)
+    known = _driver.primary_context_if_active(device)
+    if known is not None and int(known) == int(context):
+        return None
+    return DeviceWork(device, context)
 
 
 class _Synchronizing:

@@ -36,7 +36,7 @@ def device_id_or_current(device: Any) -> int:
     if ordinal is None:
         raise TypeError(
             "a device is an ordinal, a cuda.core.Device, or the device object of torch, CuPy or "
-            f"JAX, not {device!r}"
+            f"JAX, not a {type(device).__name__}"
         )
     return ordinal
 

@@ -7,10 +7,12 @@ free again as soon as the wait is queued: a wait that is pending keeps the recor
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
 from userstream import _driver, _process
+from userstream.errors import UserStreamError
 
 if TYPE_CHECKING:
     from cuda.bindings import driver
@@ -30,6 +32,14 @@ def _take(context: driver.CUcontext) -> driver.CUevent:
         return _driver.create_event(context)
 
 
+def _give_back(key: int, event: driver.CUevent) -> None:
+    # The address of somebody else's context may be that of another one tomorrow.
+    if _driver.device_of_primary(key) is None:
+        _driver.destroy_event(event)
+    else:
+        _free[key].append(event)
+
+
 def _reclaim(key: int) -> None:
     """Free the oldest abandoned event if it has completed; one a call keeps up with the waits."""
     abandoned = _abandoned.get(key)
@@ -39,12 +49,16 @@ def _reclaim(key: int) -> None:
         event = abandoned.popleft()
     except IndexError:  # another thread was faster
         return
-    done = False
     try:
-        with _driver.relaxed_capture():
-            done = _driver.event_is_done(event, None)
-    finally:
-        (_free[key] if done else abandoned).append(event)
+        done = _driver.relaxed(_driver.event_is_done, event, None)
+    except UserStreamError:  # it is of no use, and none of the caller's business
+        with contextlib.suppress(UserStreamError):
+            _driver.destroy_event(event)
+    else:
+        if done:
+            _give_back(key, event)
+        else:
+            abandoned.append(event)
 
 
 def edge(
@@ -57,12 +71,14 @@ def edge(
 
     `streams` are the source and the destination as an error shows them.
     """
+    _driver.refuse_implicit(source, streams[0])
+    _driver.refuse_implicit(destination, streams[1])
     event = _take(context)
     try:
         _driver.record_event(event, source, streams[0])
         _driver.wait_event(destination, event, streams[1])
     finally:
-        _free[int(context)].append(event)
+        _give_back(int(context), event)
 
 
 class Completion:
@@ -80,12 +96,12 @@ class Completion:
         self.ordered = ordered
 
     def is_done(self) -> bool:
-        """Poll; call it under `_driver.relaxed_capture`, and no more once it said yes."""
+        """Poll; call it under `_driver.relaxed`, and no more once it said yes."""
         event = self._event
         if not _driver.event_is_done(event, self.target):
             return False
         self._event = None
-        _free[self._context].append(event)
+        _give_back(self._context, event)
         return True
 
     def abandon(self) -> None:
@@ -103,7 +119,7 @@ def record_stream(
     try:
         _driver.record_event(event, handle, stream)
     except BaseException:
-        _free[int(context)].append(event)
+        _give_back(int(context), event)
         raise
     return Completion(context, event, stream, ordered=ordered)
 
@@ -114,7 +130,7 @@ def record_context(context: driver.CUcontext, device: object) -> Completion:
     try:
         _driver.record_context(context, event)
     except BaseException:
-        _free[int(context)].append(event)
+        _give_back(int(context), event)
         raise
     return Completion(context, event, device, ordered=False)
 

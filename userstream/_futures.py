@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from userstream._waiting import Pending, Waitable
-    from userstream.errors import DriverError
 
 
 class Completion(Future[None]):
@@ -33,7 +32,8 @@ class Completion(Future[None]):
         self._settled = False
         self._grouped = grouped
         self._watches: list[_watcher.Watch] = []
-        pending, self._failed = _waiting.start(targets)
+        pending, failed = _waiting.start(targets)
+        self._failed: list[Exception] = [*failed]
         self._pending = set(pending)
         for each in pending:
             self._watches.append(_watcher.watch(each, functools.partial(self._tell, each)))
@@ -61,7 +61,7 @@ class Completion(Future[None]):
         self._watches.clear()
         return True
 
-    def _tell(self, completion: Pending, error: DriverError | None) -> None:
+    def _tell(self, completion: Pending, error: Exception | None) -> None:
         with self._lock:
             self._pending.discard(completion)
             if error is not None:

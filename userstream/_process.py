@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 forked = False
 
 _driver_used = False
+_ending = False
 _tracked: dict[int, weakref.ref[object]] = {}
 _after_fork: list[Callable[[], None]] = []
 
@@ -42,8 +43,16 @@ def check_fork() -> None:
 
 def leak_at_end(obj: object) -> None:
     """See to it that no destructor of `obj` runs in a forked child or during interpreter exit."""
+    if _ending:
+        keep_for_ever(obj)
+        return
     key = id(obj)
     _tracked[key] = weakref.ref(obj, lambda _: _tracked.pop(key, None))
+
+
+def tracked() -> list[object]:
+    """Return what `leak_at_end` was told of and is still alive."""
+    return [obj for reference in list(_tracked.values()) if (obj := reference()) is not None]
 
 
 def keep_for_ever(obj: object) -> None:
@@ -57,10 +66,10 @@ def after_fork(callback: Callable[[], None]) -> None:
 
 
 def _leak() -> None:
-    for reference in list(_tracked.values()):
-        obj = reference()
-        if obj is not None:
-            keep_for_ever(obj)
+    global _ending  # noqa: PLW0603 -- one fact about the whole process
+    _ending = True  # what is made from now on is leaked as well
+    for obj in tracked():
+        keep_for_ever(obj)
     _tracked.clear()
 
 

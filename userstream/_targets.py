@@ -43,7 +43,7 @@ def devices_of(target: Any) -> list[int]:
     if device is not None:
         return [device]
     if _is_collection(target):
-        devices = list(dict.fromkeys(_devices_in(target, "target")))
+        devices = list(dict.fromkeys(_devices_in(target, ())))
         if not devices:
             raise InvalidDeviceError(
                 f"an empty {type(target).__name__} names no device; pass buffers, or nothing at "
@@ -62,22 +62,26 @@ def _is_collection(target: object) -> bool:
     )
 
 
-def _devices_in(collection: Any, path: str) -> Iterator[int]:
+def _devices_in(collection: Any, path: tuple[object, ...]) -> Iterator[int]:
     items = collection.items() if isinstance(collection, Mapping) else enumerate(collection)
     for key, item in items:
-        where = f"{path}[{key!r}]"
         rule = _buffers.rule_of(item)
         if rule is not None:
             yield rule.device_id(item)
         elif _is_collection(item):
-            yield from _devices_in(item, where)
+            yield from _devices_in(item, (*path, key))
         else:
+            where = "".join(f"[{_shown(key)}]" for key in (*path, key))
             raise UnsupportedBufferError(
-                f"{where} is {_shown(item)}, which is no GPU buffer; sequences and mappings hold "
-                "buffers only"
+                f"target{where} is {_shown(item)}, which is no GPU buffer; sequences and mappings "
+                "hold buffers only"
             )
 
 
 def _shown(obj: object) -> str:
-    text = repr(obj)
-    return text if len(text) <= 60 else f"a {type(obj).__module__}.{type(obj).__qualname__}"
+    # Of nothing else: the repr of a tensor copies it to the host.
+    if obj is None or type(obj) in (bool, int, float, str, bytes):
+        text = repr(obj)
+        if len(text) <= 60:
+            return text
+    return f"a {type(obj).__module__}.{type(obj).__qualname__}"

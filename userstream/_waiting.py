@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from userstream import _driver
-from userstream.errors import DriverError, WaitErrors, WaitTimeout
+from userstream.errors import ClosedError, DriverError, WaitErrors, WaitTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,12 @@ def check_arguments(timeout: float | None, policy: str) -> None:
 
 
 def wait_for(
-    targets: Sequence[Waitable], *, timeout: float | None, policy: str, grouped: bool
+    targets: Sequence[Waitable],
+    *,
+    timeout: float | None,
+    policy: str,
+    grouped: bool,
+    closed_is_done: bool = False,
 ) -> None:
     """Wait until each target has done what it had to do when this was called.
 
@@ -67,13 +72,14 @@ def wait_for(
         Whether to sleep between the polls.
     grouped : bool
         Whether failures are raised as `WaitErrors`, or the one failure as itself.
+    closed_is_done : bool
+        Whether a stream that another thread closed meanwhile is left out instead of refused.
     """
     since = time.perf_counter()
-    pending, failed = start(targets)
+    pending, failed = start(targets, closed_is_done=closed_is_done)
     try:
         while pending:
-            with _driver.relaxed_capture():
-                pending = [each for each in pending if not _is_over(each, failed)]
+            pending = _driver.relaxed(_still_pending, pending, failed)
             elapsed = time.perf_counter() - since
             if not pending or (timeout is not None and elapsed >= timeout):
                 break
@@ -86,7 +92,9 @@ def wait_for(
         raise outcome(pending, failed, timeout, grouped=grouped)
 
 
-def start(targets: Sequence[Waitable]) -> tuple[list[Pending], list[DriverError]]:
+def start(
+    targets: Sequence[Waitable], *, closed_is_done: bool = False
+) -> tuple[list[Pending], list[DriverError]]:
     """Mark the point that each target has reached; return those that are busy, and the errors."""
     pending: list[Pending] = []
     failed: list[DriverError] = []
@@ -97,11 +105,18 @@ def start(targets: Sequence[Waitable]) -> tuple[list[Pending], list[DriverError]
                     pending.append(target._completion())
             except DriverError as error:
                 failed.append(error)
+            except ClosedError:
+                if not closed_is_done:
+                    raise
     except BaseException:
         for each in pending:
             each.abandon()
         raise
     return pending, failed
+
+
+def _still_pending(pending: list[Pending], failed: list[DriverError]) -> list[Pending]:
+    return [each for each in pending if not _is_over(each, failed)]
 
 
 def _is_over(completion: Pending, failed: list[DriverError]) -> bool:
@@ -119,7 +134,7 @@ def _sleep(elapsed: float, timeout: float | None) -> None:
 
 
 def outcome(
-    late: list[Pending], failed: list[DriverError], timeout: float | None, *, grouped: bool
+    late: list[Pending], failed: Sequence[Exception], timeout: float | None, *, grouped: bool
 ) -> Exception:
     """Return the error of a wait of which something was late or failed."""
     problems: list[Exception] = [*failed]

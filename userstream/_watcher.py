@@ -13,7 +13,6 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from userstream import _driver, _process
-from userstream.errors import DriverError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +30,7 @@ class Watch:
 
     __slots__ = ("completion", "queue", "since", "tell")
 
-    def __init__(self, completion: Pending, tell: Callable[[DriverError | None], None]) -> None:
+    def __init__(self, completion: Pending, tell: Callable[[Exception | None], None]) -> None:
         self.completion = completion
         self.tell = tell
         self.since = time.monotonic()
@@ -48,13 +47,13 @@ class Watcher:
         self._running = False
         self._ended = False
 
-    def add(self, completion: Pending, tell: Callable[[DriverError | None], None]) -> Watch:
+    def add(self, completion: Pending, tell: Callable[[Exception | None], None]) -> Watch:
         """Call `tell` in the watcher's thread, once: when the completion is done or has failed."""
         watch = Watch(completion, tell)
         with self._changed:
             if not self._running:
-                threading.Thread(target=self._run, name="userstream-watcher", daemon=True).start()
                 self._running = True
+                threading.Thread(target=self._run, name="userstream-watcher", daemon=True).start()
             queue = self._queues.setdefault(watch.queue, OrderedDict())
             queue[watch] = None
             if len(queue) == 1:
@@ -88,7 +87,7 @@ class Watcher:
     def _run(self) -> None:
         try:
             _driver.relax_capture_of_this_thread()
-        except DriverError as error:
+        except Exception as error:
             self._fail(error)
             return
         while not self._ended:
@@ -117,11 +116,11 @@ class Watcher:
 
     def _look(self, watch: Watch) -> bool:
         """Tell whom it concerns if a watch is over; return whether it is."""
-        error = None
+        error: Exception | None = None
         try:
             if not watch.completion.is_done():
                 return False
-        except DriverError as failure:
+        except Exception as failure:  # whatever it is, nobody may wait for ever
             watch.completion.abandon()
             error = failure
         with self._changed:
@@ -130,7 +129,7 @@ class Watcher:
             watch.tell(error)
         return True
 
-    def _fail(self, error: DriverError) -> None:
+    def _fail(self, error: Exception) -> None:
         """Let nobody wait for a thread that could not begin; the next watch starts another."""
         with self._changed:
             watches = [watch for queue in self._queues.values() for watch in queue]
@@ -144,7 +143,7 @@ class Watcher:
 _watcher = Watcher()
 
 
-def watch(completion: Pending, tell: Callable[[DriverError | None], None]) -> Watch:
+def watch(completion: Pending, tell: Callable[[Exception | None], None]) -> Watch:
     """Call `tell` in the watcher's thread, once: when the completion is done or has failed."""
     return _watcher.add(completion, tell)
 

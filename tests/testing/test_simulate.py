@@ -211,8 +211,9 @@ other.wait(stream)
 event.sync()
 buffer = device.allocate(1024, stream=stream)
 host = LegacyPinnedMemoryResource().allocate(1024)
-array = np.from_dlpack(host).view(np.uint8)
-array[:] = np.arange(1024) % 251
+import ctypes
+array = (np.arange(1024) % 251).astype(np.uint8)
+ctypes.memmove(int(host.handle), array.ctypes.data, 1024)
 host.copy_to(buffer, stream=stream)
 back = LegacyPinnedMemoryResource().allocate(1024)
 buffer.copy_to(back, stream=stream)

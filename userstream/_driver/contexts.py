@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from cuda.bindings import driver
 
@@ -12,11 +11,12 @@ from userstream._driver.library import check_device, ensure
 from userstream._driver.status import SUCCESS, ask, call, failed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+T = TypeVar("T")
 
 _INVALID_CONTEXT = driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
 
-_lock = threading.Lock()
 _primary: dict[int, driver.CUcontext] = {}
 _devices: dict[int, int] = {}  # by the address of the primary context
 
@@ -27,12 +27,11 @@ def primary_context(device: int) -> driver.CUcontext:
         return _primary[device]
     except KeyError:
         check_device(device)
-    # Making a context takes long: not under the lock. A retain too many is given back.
+    # Making a context takes long, so under no lock. A retain too many is given back.
     handle = call(driver.cuDeviceGet, device)
     context = call(driver.cuDevicePrimaryCtxRetain, handle)
-    with _lock:
-        kept = _primary.setdefault(device, context)
-        _devices[int(kept)] = device
+    _devices[int(context)] = device
+    kept = _primary.setdefault(device, context)
     if kept is not context:
         call(driver.cuDevicePrimaryCtxRelease, handle)
     return kept
@@ -74,28 +73,36 @@ def default_context() -> driver.CUcontext:
     return current_context() or primary_context(0)
 
 
-@contextmanager
-def entered(context: driver.CUcontext) -> Iterator[driver.CUcontext]:
-    """Make `context` current for the block; afterwards the caller's is current again."""
-    current = call(driver.cuCtxGetCurrent)
-    if int(current) == int(context):
-        yield context
-        return
-    call(driver.cuCtxPushCurrent, context)
+def within(context: driver.CUcontext, function: Callable[..., T], *args: object) -> T:
+    """Call a function with `context` current; afterwards the caller's is current again."""
+    before = call(driver.cuCtxGetCurrent)
+    if int(before) == int(context):
+        return function(*args)
     try:
-        yield context
+        call(driver.cuCtxSetCurrent, context)
+        return function(*args)
     finally:
-        call(driver.cuCtxPopCurrent)
+        # Set, not popped: right also if a Ctrl-C came first. And a builtin, before which none can.
+        driver.cuCtxSetCurrent(before)
+
+
+@contextmanager
+def entered(context: driver.CUcontext) -> Iterator[None]:
+    """As `within`, for a block, and for where no Ctrl-C is expected."""
+    before = call(driver.cuCtxGetCurrent)
+    try:
+        call(driver.cuCtxSetCurrent, context)
+        yield
+    finally:
+        driver.cuCtxSetCurrent(before)
 
 
 def synchronize_context(context: driver.CUcontext) -> None:
     """Block until everything in `context` is done (for drivers without `record_context`)."""
-    with entered(context):
-        call(driver.cuCtxSynchronize)
+    within(context, call, driver.cuCtxSynchronize)
 
 
 def priority_range(context: driver.CUcontext) -> tuple[int, int]:
     """Return the lowest and the highest priority of the streams of a context."""
-    with entered(context):
-        least, greatest = call(driver.cuCtxGetStreamPriorityRange)
+    least, greatest = within(context, call, driver.cuCtxGetStreamPriorityRange)
     return int(least), int(greatest)

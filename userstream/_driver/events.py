@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cuda.bindings import driver
 
-from userstream._driver.contexts import entered
+from userstream._driver.contexts import within
 from userstream._driver.status import NOT_READY, SUCCESS, ask, call, failed
 
 _NO_TIMING = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
@@ -12,8 +12,12 @@ _NO_TIMING = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
 
 def create_event(context: driver.CUcontext) -> driver.CUevent:
     """Create an event without timing in `context`."""
-    with entered(context):
-        return call(driver.cuEventCreate, _NO_TIMING)
+    return within(context, call, driver.cuEventCreate, _NO_TIMING)
+
+
+def destroy_event(event: driver.CUevent) -> None:
+    """Destroy an event; a wait for it that is pending is not affected."""
+    call(driver.cuEventDestroy, event)
 
 
 def record_event(event: driver.CUevent, handle: driver.CUstream, stream: object) -> None:
@@ -27,7 +31,7 @@ def record_context(context: driver.CUcontext, event: driver.CUevent) -> None:
 
 
 def event_is_done(event: driver.CUevent, stream: object) -> bool:
-    """Ask whether an event has completed. Call it under `relaxed_capture`."""
+    """Ask whether an event has completed. Call it under `relaxed`."""
     (status,) = ask(driver.cuEventQuery, event)
     if status == SUCCESS:
         return True

@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
 
-from userstream.errors import DriverError, NotSupportedError
+from userstream.errors import CaptureError, DriverError, NotSupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+# CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED to _WRONG_THREAD
+_CAPTURE_CODES = range(900, 909)
 
 SUCCESS = driver.CUresult.CUDA_SUCCESS
 NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
 
 
-def failed(function: str, status: driver.CUresult | int, stream: object = None) -> DriverError:
+def failed(
+    function: str, status: driver.CUresult | int, stream: object = None
+) -> DriverError | CaptureError:
     """Return the error for a status that is not success."""
     code = int(status)
     try:
@@ -25,6 +30,12 @@ def failed(function: str, status: driver.CUresult | int, stream: object = None) 
     except ValueError:  # newer than the bindings
         name = str(code)
     where = "" if stream is None else f" on {stream!r}"
+    if code in _CAPTURE_CODES:
+        return CaptureError(
+            f"{function}{where} failed with {name} ({code}): another thread began a capture in "
+            "between, which may be invalid now",
+            stream=None if stream is None else repr(stream),
+        )
     return DriverError(
         f"{function}{where} failed with {name} ({code})",
         function=function,

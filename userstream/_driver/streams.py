@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from cuda.bindings import driver
 
@@ -11,7 +10,9 @@ from userstream._driver.status import NOT_READY, SUCCESS, ask, call, failed
 from userstream.errors import CaptureError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
+
+T = TypeVar("T")
 
 # Two handles that name no stream but "the default stream of the current context".
 LEGACY = 1
@@ -23,36 +24,36 @@ _GLOBAL = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 _RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
 
-@contextmanager
-def relaxed_capture() -> Iterator[None]:
-    """Let this thread's queries leave the captures of other threads alone."""
+def relaxed(function: Callable[..., T], *args: object) -> T:
+    """Call a function whose driver calls leave the captures of other threads alone."""
     previous = _GLOBAL  # what a Ctrl-C between the exchange and its assignment restores
     try:
         previous = call(driver.cuThreadExchangeStreamCaptureMode, _RELAXED)
-        yield
+        return function(*args)
     finally:
-        call(driver.cuThreadExchangeStreamCaptureMode, previous)
+        # A builtin, before which no Ctrl-C can come.
+        driver.cuThreadExchangeStreamCaptureMode(previous)
 
 
 def relax_capture_of_this_thread() -> None:
-    """As `relaxed_capture`, for a thread of ours and for good."""
+    """As `relaxed`, for a thread of ours and for good."""
     call(driver.cuThreadExchangeStreamCaptureMode, _RELAXED)
 
 
 def stream_is_idle(handle: driver.CUstream, stream: object) -> bool:
     """Ask whether all the work queued on a stream is done, without harm to any capture."""
-    # relaxed_capture() written out: this is the whole cost of waiting for an idle stream.
-    previous = _GLOBAL
-    try:
-        previous = call(driver.cuThreadExchangeStreamCaptureMode, _RELAXED)
-        (status,) = ask(driver.cuStreamQuery, handle)
-    finally:
-        call(driver.cuThreadExchangeStreamCaptureMode, previous)
+    (status,) = relaxed(ask, driver.cuStreamQuery, handle)
     if status == SUCCESS:
         return True
     if status == NOT_READY:
         return False
     raise failed("cuStreamQuery", status, stream)
+
+
+def refuse_implicit(handle: driver.CUstream, stream: object) -> None:
+    """Raise `CaptureError` if using a legacy default stream would break a capture."""
+    if int(handle) == LEGACY and ask(driver.cuStreamIsCapturing, handle)[0] == _CAPTURE_IMPLICIT:
+        raise _implicit(stream)
 
 
 def refuse_capturing(handle: driver.CUstream, stream: object) -> None:
@@ -67,12 +68,16 @@ def refuse_capturing(handle: driver.CUstream, stream: object) -> None:
             stream=repr(stream),
         )
     if status == _CAPTURE_IMPLICIT:
-        raise CaptureError(
-            f"{stream!r} cannot be used now: a blocking stream of its context is being captured, "
-            "and the legacy default stream would invalidate that capture",
-            stream=repr(stream),
-        )
+        raise _implicit(stream)
     raise failed("cuStreamIsCapturing", status, stream)
+
+
+def _implicit(stream: object) -> CaptureError:
+    return CaptureError(
+        f"{stream!r} cannot be used now: a blocking stream of its context is being captured, and "
+        "the legacy default stream would invalidate that capture",
+        stream=repr(stream),
+    )
 
 
 def stream_context(handle: driver.CUstream) -> driver.CUcontext:

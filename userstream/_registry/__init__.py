@@ -95,7 +95,13 @@ class UserStream(Waits):
         _waiting.check_arguments(timeout, "auto")
         streams = self.streams()
         try:
-            _waiting.wait_for(list(streams.values()), timeout=timeout, policy="auto", grouped=True)
+            _waiting.wait_for(
+                list(streams.values()),
+                timeout=timeout,
+                policy="auto",
+                grouped=True,
+                closed_is_done=True,
+            )
         except WaitErrors:
             self._remove(streams)
             raise
@@ -111,8 +117,9 @@ class UserStream(Waits):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._closed = True
         self.close()
+        self._closed = True
+        self._remove(self.streams())  # made meanwhile
 
     def __repr__(self) -> str:
         which = " of the process" if self is _process_registry else ""

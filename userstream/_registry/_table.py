@@ -170,12 +170,12 @@ class StreamTable:
         True
         """
         _process.check_fork()
-        with self._lock:
-            found = {
-                (device, name): stream
-                for name, streams in self._named.items()
-                for device, stream in streams.items()
-            }
+        # Copies, as a signal handler or a destructor may change the table in the middle.
+        found = {
+            (device, name): stream
+            for name, streams in list(self._named.items())
+            for device, stream in list(streams.items())
+        }
         return MappingProxyType(found)
 
     def _remove(self, streams: Mapping[tuple[int, str | None], Stream]) -> None:

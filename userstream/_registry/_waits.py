@@ -93,23 +93,26 @@ class Waits(StreamTable):
             return [given]
         devices = _targets.devices_of(target)
         streams = self._named.get(name, {})
-        missing = [device for device in devices if device not in streams]
-        if missing:
-            called = "" if name is None else f" named {name!r}"
-            raise NoUserStreamError(
-                f"device {missing[0]} has no user stream{called}: can only wait on user streams; "
-                "get_stream() makes one",
-                device=missing[0],
-            )
-        return [streams[device] for device in devices]
+        found = []
+        for device in devices:
+            stream = streams.get(device)
+            if stream is None:
+                called = "" if name is None else f" named {name!r}"
+                raise NoUserStreamError(
+                    f"device {device} has no user stream{called}: can only wait on user streams; "
+                    "get_stream() makes one",
+                    device=device,
+                )
+            found.append(stream)
+        return found
 
     def wait_for_device(self, target: Target = None, *, timeout: float | None = None) -> None:
         """Wait on the host for everything on a device, whoever queued it.
 
         **This invalidates a graph capture of that device's context, on any thread and in any
         mode**: CUDA gives no way around it. It is refused with `CaptureError` when the capture
-        can be seen, which is when the legacy default stream, a user stream or the stream that was
-        passed takes part in it. Prefer `wait`.
+        can be seen, which is when the legacy default stream or a `Stream` takes part in it. Prefer
+        `wait`.
 
         Parameters
         ----------
@@ -133,10 +136,10 @@ class Waits(StreamTable):
         -----
         Covers what was queued when it was called. Blocks, but never inside the driver, so Ctrl-C
         stops it; thread-safe. A device that nobody has used yet has nothing to wait for, and is
-        not woken up. Driver calls: ``cuCtxRecordEvent`` on the primary context and
+        not woken up. Covers the primary context, and that of the stream that was passed or the
+        current one if it is another; not green contexts. Driver calls: ``cuCtxRecordEvent`` and
         ``cuEventQuery``; with a driver before CUDA 12.5 ``cuCtxSynchronize`` in a thread of its
-        own, which a timeout leaves behind. Work in green contexts is not covered. From DALI, but
-        with a timeout.
+        own, which a timeout leaves behind. From DALI, but with a timeout.
 
         Examples
         --------
@@ -147,13 +150,17 @@ class Waits(StreamTable):
         self._check_open()
         given = _targets.stream_of(target)
         devices = [given._device()] if given is not None else _targets.devices_of(target)
-        work = []
-        for device in devices:
-            context = _driver.primary_context_if_active(device)
-            if context is not None:
-                mine = [s for (where, _), s in self.streams().items() if where == device]
-                _device_wait.refuse_captures(context, [*mine, given] if given else mine)
-                work.append(_device_wait.DeviceWork(device, context))
+        contexts = {device: _driver.primary_context_if_active(device) for device in devices}
+        work = [
+            _device_wait.DeviceWork(device, context)
+            for device, context in contexts.items()
+            if context is not None
+        ]
+        other = _device_wait.other_context(given, target)
+        if other is not None:
+            work.append(other)
+        for each in work:
+            each.refuse_captures()
         _waiting.wait_for(work, timeout=timeout, policy="auto", grouped=len(work) > 1)
 
     def wait_all(self, *, timeout: float | None = None, policy: Policy = "auto") -> None:
@@ -191,7 +198,9 @@ class Waits(StreamTable):
         _waiting.check_arguments(timeout, policy)
         self._check_open()
         streams = list(self.streams().values())
-        _waiting.wait_for(streams, timeout=timeout, policy=policy, grouped=True)
+        _waiting.wait_for(
+            streams, timeout=timeout, policy=policy, grouped=True, closed_is_done=True
+        )
 
     # -- without a waiting thread ---------------------------------------------------------------
 

@@ -150,9 +150,10 @@ class BaseStream(cuda.core.Stream):  # type: ignore[misc] # to a type checker, c
         if self._handle is None:
             return
         self._live()
-        self._handle = None
+        # First out of its registry: a Ctrl-C in between may not leave a closed stream there.
         if self._on_close is not None:
             self._on_close(self)
+        self._handle = None
         _given_away.pop(id(self), None)
         super().close()
 
@@ -181,6 +182,12 @@ class BaseStream(cuda.core.Stream):  # type: ignore[misc] # to a type checker, c
     def _device(self) -> int:
         return self._device_id
 
+    def _is_in(self, context: driver.CUcontext) -> bool:
+        """Tell whether it is open and belongs to a context; a default stream belongs to none."""
+        if self._handle is None or self._context is None:
+            return False
+        return int(self._context) == int(context)
+
 
 class _Foreign:
     """What `cuda.core.Stream._init` takes for a stream that somebody else made."""
@@ -201,16 +208,16 @@ def create(
     """Create a stream in the primary context of a device; what is current stays so."""
     context = _driver.primary_context(device)
     # cuda.core makes a stream in the current context, whichever device it is told.
-    with _driver.entered(context), _driver.core_errors("cuStreamCreateWithPriority"):
-        stream: S = kind._init(
-            options=StreamOptions(
-                nonblocking=nonblocking, priority=clamp_priority(device, priority)
-            ),
-            device_id=device,
-            ctx=_core_context(device),
-        )
+    options = StreamOptions(nonblocking=nonblocking, priority=clamp_priority(device, priority))
+    stream: S = _driver.within(context, _create_here, kind, device, options)
     complete(stream, device, context, name=name, owned=True)
     stream._id = _driver.stream_id(stream._live(), stream)
+    return stream
+
+
+def _create_here(kind: type[S], device: int, options: StreamOptions) -> S:
+    with _driver.core_errors("cuStreamCreateWithPriority"):
+        stream: S = kind._init(options=options, device_id=device, ctx=_core_context(device))
     return stream
 
 
@@ -230,8 +237,7 @@ def _core_context(device: int) -> Context:
 def adopt(kind: type[S], address: int, owner: object) -> S:
     """Wrap a stream that somebody else made, and keep its owner alive."""
     context = _driver.stream_context(driver.CUstream(address))
-    with _driver.entered(context):
-        device = _driver.current_device()
+    device = _driver.within(context, _driver.current_device)
     stream: S = kind._init(_Foreign(address, owner))
     complete(stream, device, context, owned=False)
     return stream

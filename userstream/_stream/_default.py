@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
-
-import cuda.core
+import functools
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from userstream import _driver, _events
 from userstream._stream import Stream, _base
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cuda.bindings import driver
     from cuda.core import Event, EventOptions
 
     from userstream._stream._order import OrderedStream
     from userstream.typing import StreamLike
+
+T = TypeVar("T")
 
 
 class DefaultStream(Stream):
@@ -40,30 +43,23 @@ class DefaultStream(Stream):
 
     @property
     def flags(self) -> int:
-        with _driver.entered(_driver.default_context()):
-            return int(super().flags)
+        return _here(_driver.stream_flags, self._askable(), self)
 
     @property
     def priority(self) -> int:
-        with _driver.entered(_driver.default_context()):
-            return super().priority
+        return 0  # the driver makes them so
 
     @property
     def stream_id(self) -> int:
-        with _driver.entered(_driver.default_context()):
-            handle = self._live()
-            _driver.refuse_capturing(handle, self)
-            return _driver.stream_id(handle, self)
+        return _here(_driver.stream_id, self._askable(), self)
 
     def wait(self, event_or_stream: Event | StreamLike) -> None:
-        with _driver.entered(_driver.default_context()):
-            super().wait(event_or_stream)
+        _here(self._refuse_implicit)
+        _here(super().wait, event_or_stream)
 
     def record(self, event: Event | None = None, options: EventOptions | None = None) -> Event:
-        self._live()
-        context = _driver.default_context()
-        with _driver.entered(context), _driver.core_errors("cuEventRecord", self):
-            return cuda.core.Stream.record(self, event, options)
+        _here(self._refuse_implicit)
+        return _here(self._record, event, options)
 
     def close(self) -> None:
         raise RuntimeError(f"{self!r} is shared by the whole process and cannot be closed")
@@ -72,14 +68,28 @@ class DefaultStream(Stream):
         legacy = self._handle is not None and int(self._handle) == _driver.LEGACY
         return f"<userstream.Stream {'legacy' if legacy else 'per-thread'} default>"
 
+    def _askable(self) -> driver.CUstream:
+        """Return the handle, if asking the driver about it breaks no capture."""
+        handle = self._live()
+        _here(_driver.refuse_capturing, handle, self)
+        return handle
+
+    def _refuse_implicit(self) -> None:
+        _driver.refuse_implicit(self._live(), self)
+
     def _is_idle(self) -> bool:
-        with _driver.entered(_driver.default_context()):
-            return super()._is_idle()
+        return _here(super()._is_idle)
 
     def _completion(self) -> _events.Completion:
-        with _driver.entered(_driver.default_context()) as context:
-            return _events.record_stream(self._live(), context, self, ordered=False)
+        context = _driver.default_context()
+        record = functools.partial(_events.record_stream, ordered=False)
+        return _driver.within(context, record, self._live(), context, self)
 
     def _precede(self, handle: driver.CUstream, stream: OrderedStream) -> None:
-        with _driver.entered(_driver.default_context()) as context:
-            _events.edge(self._live(), context, handle, (self, stream))
+        context = _driver.default_context()
+        _driver.within(context, _events.edge, self._live(), context, handle, (self, stream))
+
+
+def _here(function: Callable[..., T], *args: object) -> T:
+    """Call a function where the handle means the stream of the current context, or device 0's."""
+    return _driver.within(_driver.default_context(), function, *args)

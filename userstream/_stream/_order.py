@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cuda.bindings import driver
 from cuda.core import Event, EventOptions
 
-from userstream import _driver, _events, _waiting
+from userstream import _driver, _events, _process, _waiting
 from userstream._stream._base import BaseStream, address_of
 
 if TYPE_CHECKING:
@@ -146,8 +146,13 @@ class OrderedStream(BaseStream):
         """
         self._live()
         # Up to cuda.core 1.2 an event is made in the current context; it must be the stream's.
-        with _driver.entered(self._context), _driver.core_errors("cuEventRecord", self):
-            return super().record(event, options)
+        return _driver.within(self._context, self._record, event, options)
+
+    def _record(self, event: Event | None, options: EventOptions | None) -> Event:
+        with _driver.core_errors("cuEventRecord", self):
+            recorded = super().record(event, options)
+        _process.leak_at_end(recorded)
+        return recorded
 
     def _is_idle(self) -> bool:
         handle = self._live()
@@ -166,7 +171,7 @@ def _precede(source: StreamLike, destination: driver.CUstream, stream: OrderedSt
     """Make later work on a stream of ours wait for the work queued on one of somebody else."""
     handle = driver.CUstream(address_of(source))
     if int(handle) in (_driver.LEGACY, _driver.PER_THREAD):
-        with _driver.entered(_driver.default_context()) as context:
-            _events.edge(handle, context, destination, (source, stream))
+        context = _driver.default_context()
+        _driver.within(context, _events.edge, handle, context, destination, (source, stream))
     else:
         _events.edge(handle, _driver.stream_context(handle), destination, (source, stream))

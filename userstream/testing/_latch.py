@@ -66,16 +66,16 @@ _held: weakref.WeakSet[latch] = weakref.WeakSet()
 
 
 class latch:  # noqa: N801 - used like a function
-    """Hold a stream: what is queued on it inside the block waits until `release`.
+    """Hold a stream: what is queued on it inside the block waits until ``release``.
 
     The same on the simulated and on a real driver: the stream waits (``cuStreamWaitValue32``) for a
-    word of pinned memory that `release` writes. No host function and no kernel is involved, so
+    word of pinned memory that ``release`` writes. No host function and no kernel is involved, so
     other streams go on. On a real GPU, do not load modules while a stream is held (lazy loading
     waits for the device) and do not wait for the stream or its device before the release.
 
     Entering does not block (the first time in a process it pins memory), nothing of the
     caller's context changes, and it needs no current context, except for the default streams
-    (handles 0, 1 and 2), which belong to the current one. `release` may be called from any thread,
+    (handles 0, 1 and 2), which belong to the current one. Any thread may call ``release``,
     any number of times. A latch is used once.
 
     Parameters

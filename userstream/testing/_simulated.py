@@ -207,7 +207,7 @@ def _unknown(function: str) -> ValueError:
 class inject:  # noqa: N801 - used like a function
     """Let the next calls of a driver function fail, or answer what you like.
 
-    The function is not executed in these calls: they return `result`. Injections last until they
+    The function is not executed in these calls: they return ``result``. Injections last until they
     are used up, until the ``with`` block ends when used as a context manager, or until `reset`.
     Several for one function work side by side; the earlier one answers first. Thread-safe; does
     not block.
