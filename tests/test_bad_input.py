@@ -113,3 +113,27 @@ def _simulated() -> bool:
     from conftest import SIMULATED
 
     return SIMULATED
+
+
+class Secretive:
+    """Like a tensor, whose repr copies it to the host."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("its repr was taken")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0)
+
+
+def test_no_repr_of_a_users_object_is_taken() -> None:
+    key = Secretive()
+    assert us.get_stream({key: on(0), "a": [key]}) is us.get_stream(0)
+
+    class Odd:
+        __repr__ = Secretive.__repr__
+
+    for target in (Odd(), [Odd()], {key: Odd()}):
+        with pytest.raises(us.UnsupportedBufferError, match="Odd"):
+            us.get_stream(target)
+    with pytest.raises(TypeError, match="Odd"):
+        us.Stream.create(Odd())  # type: ignore[arg-type]

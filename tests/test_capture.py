@@ -152,3 +152,58 @@ def test_the_capture_mode_of_the_thread_is_left_alone() -> None:
         finally:
             checked(exchange(before))
         assert now == mode
+
+
+def test_edges_with_the_legacy_stream_beside_a_capture_on_a_blocking_stream() -> None:
+    legacy, stream, other = us.Stream.legacy_default(), us.get_stream(0), us.Stream.create(0)
+    with _driver.entered(_driver.primary_context(0)):
+        event = other.record()
+        with us.Stream.create(0, nonblocking=False) as captured, capturing(captured):
+            for use in (
+                lambda: stream.wait(legacy),
+                lambda: stream.wait(driver.CUstream(1)),
+                lambda: legacy.wait(stream),
+                lambda: legacy.wait(event),
+                legacy.record,
+            ):
+                with pytest.raises((us.CaptureError, TypeError)):
+                    use()
+            stream.wait(other)
+        stream.wait(legacy)
+        legacy.wait(stream)
+        legacy.sync(timeout=10)
+    other.close()
+
+
+def test_wait_for_device_sees_the_captures_of_any_stream_of_ours() -> None:
+    with us.Stream.create(0) as captured, capturing(captured):
+        with pytest.raises(us.CaptureError):
+            us.UserStream().wait_for_device(0)
+
+
+@pytest.mark.simulated
+def test_a_capture_that_begins_in_between() -> None:
+    """After the question and before the record: an error of its own, and no event is spoilt."""
+    stream, other = us.get_stream(0), us.get_stream(0, name="other")
+    invalidated = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    with testing.latch(stream):
+        with testing.inject("cuEventQuery", invalidated), pytest.raises(us.CaptureError):
+            stream.sync()
+    other.wait(stream)
+    us.wait_all(timeout=10)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_context_and_capture_mode_come_back_whatever_happens(error: type[BaseException]) -> None:
+    exchange = driver.cuThreadExchangeStreamCaptureMode
+
+    def fail() -> None:
+        raise error
+
+    before = int(checked(driver.cuCtxGetCurrent()))
+    with pytest.raises(error):
+        _driver.within(_driver.primary_context(0), _driver.relaxed, fail)
+    assert int(checked(driver.cuCtxGetCurrent())) == before
+    mode = checked(exchange(RELAXED))
+    checked(exchange(mode))
+    assert mode == GLOBAL

@@ -277,3 +277,59 @@ def test_hits_need_no_driver_call_but_the_objects_own() -> None:
     assert us.get_stream(buffer) is stream
     for function in ("cuCtxGetDevice", "cuCtxGetCurrent", "cuStreamQuery", "cuCtxPushCurrent"):
         assert testing.calls(function) == 0
+
+
+def test_an_interrupted_close_leaves_no_closed_stream_behind() -> None:
+    stream = us.get_stream(0)
+    forget = stream._on_close
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    stream._on_close = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        stream.close()
+    us.get_stream(0).sync(timeout=10)
+    stream._on_close = forget
+    stream.close()
+    assert us.get_stream(0) is not stream
+
+
+def test_a_stream_that_another_thread_closes_meanwhile_is_left_out() -> None:
+    closed, stream = us.Stream.create(0), us.get_stream(0)
+    closed.close()
+    us.UserStream.get()._named["closed"] = {0: closed}
+    us.wait_all(timeout=10)
+    with testing.latch(stream), pytest.raises(us.WaitTimeout) as caught:
+        us.wait_all(timeout=0.01)
+    assert caught.value.streams == (repr(stream),)
+    us.close(timeout=10)
+    assert us.streams() == {}
+
+
+def test_the_table_may_change_while_it_is_read() -> None:
+    registry = us.UserStream()
+    stop = threading.Event()
+    errors: list[BaseException] = []
+
+    def change() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            registry.get_stream(0, name=f"{number % 50}").close()
+
+    def read() -> None:
+        try:
+            for _ in range(300):
+                registry.streams()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=change), threading.Thread(target=read)]
+    for thread in threads:
+        thread.start()
+    threads[1].join()
+    stop.set()
+    threads[0].join()
+    assert not errors
+    registry.close()

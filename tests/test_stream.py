@@ -456,3 +456,15 @@ def test_many_threads_use_one_stream() -> None:
     for thread in threads:
         thread.join()
     assert not errors
+
+
+def test_what_is_made_at_the_very_end_is_leaked(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    stream = us.Stream.create(0)
+    event = stream.record()
+    assert _process._tracked[id(event)]() is event
+    before = sys.getrefcount(stream)
+    monkeypatch.setattr(_process, "_ending", True)
+    _process.leak_at_end(stream)
+    assert sys.getrefcount(stream) == before + 1

@@ -361,3 +361,44 @@ def test_waiting_for_a_device_with_an_older_driver() -> None:
 def test_in_a_thread() -> None:
     stream = us.get_stream(0)
     assert in_thread(lambda: (us.wait(0), us.wait_all(), stream.sync())) == (None, None, None)
+
+
+@pytest.mark.simulated
+def test_an_abandoned_event_that_cannot_be_asked_harms_nobody() -> None:
+    stream, other = us.get_stream(0), us.get_stream(0, name="other")
+    context = int(stream._context)
+    with testing.latch(stream), pytest.raises(us.WaitTimeout):
+        stream.sync(timeout=0)
+    assert _events._abandoned[context]
+    before = testing.calls("cuEventDestroy")
+    with testing.inject("cuEventQuery", 999):
+        stream.wait(other)
+    assert testing.calls("cuEventDestroy") == before + 1
+    us.wait_all(timeout=10)
+
+
+def test_a_context_of_ones_own() -> None:
+    """Its events are not kept, and `wait_for_device` covers it when it is asked for its stream."""
+    import cuda.bindings
+
+    device = checked(driver.cuDeviceGet(0))
+    old = cuda.bindings.__version__.startswith("12.")
+    context = checked(driver.cuCtxCreate(*((0, device) if old else (None, 0, device))))
+    try:
+        handle = checked(driver.cuStreamCreate(1))
+        stream = us.Stream.from_handle(handle)
+        assert stream.device.device_id == 0
+        with testing.latch(stream):
+            for wait in (stream.sync, lambda **t: us.wait_for_device(stream, **t)):
+                with pytest.raises(us.WaitTimeout):
+                    wait(timeout=0.02)
+            with pytest.raises(us.WaitTimeout):
+                us.wait_for_device(timeout=0.02)
+        us.wait_for_device(stream, timeout=10)
+        us.get_stream(0).wait(stream)
+        stream.wait(us.get_stream(0))
+        us.wait(timeout=10)
+        assert not _events._free[int(context)]
+        checked(driver.cuStreamDestroy(handle))
+    finally:
+        checked(driver.cuCtxDestroy(context))
