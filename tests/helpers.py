@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -124,7 +125,9 @@ def running(function: Callable[[], T]) -> Iterator[Callable[[], T]]:
 
     def result() -> T:
         thread.join(30)
-        assert not thread.is_alive(), "the thread did not end"
+        if thread.is_alive():
+            frame = sys._current_frames()[thread.ident]
+            raise AssertionError("it did not end:\n" + "".join(traceback.format_stack(frame)))
         if errors:
             raise errors[0]
         return outcome[0]

@@ -56,3 +56,15 @@ def test_jax_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert us.get_stream(jax.Device(0)) is us.get_stream(0)
     with pytest.raises(us.InvalidDeviceError, match="not a CUDA device"):
         us.get_stream(jax.Device(0, "cpu"))
+
+
+def test_the_protocols_of_the_annotations() -> None:
+    from helpers import CAI, on
+
+    from userstream import typing
+
+    assert isinstance(us.get_stream(0), typing.StreamLike)
+    assert isinstance(on(0), typing.DLPackBuffer)
+    assert isinstance(CAI(4096), typing.CUDAArrayInterface)
+    for kind in (typing.StreamLike, typing.DLPackBuffer, typing.CUDAArrayInterface):
+        assert not isinstance(object(), kind)
