@@ -60,7 +60,6 @@ def test_jax_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_protocols_of_the_annotations() -> None:
     from helpers import CAI, on
-
     from userstream import typing
 
     assert isinstance(us.get_stream(0), typing.StreamLike)
