@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 
@@ -85,6 +86,9 @@ def test_a_wait_ends_while_others_keep_feeding_the_stream() -> None:
             us.wait(on(0), timeout=10)
             us.wait_all(timeout=10)
             stream.sync(timeout=10, policy="spin")
+            us.completion(stream).result(timeout=10)
+            asyncio.run(us.wait_async(stream, timeout=10))
+            asyncio.run(us.wait_all_async(timeout=10))
         stop.set()
     us.wait(0, timeout=10)
 

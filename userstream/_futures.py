@@ -130,13 +130,20 @@ async def wait(targets: Sequence[Waitable], *, timeout: float | None, grouped: b
     arrival = loop.create_future()
     completion = Completion(targets, grouped=grouped)
     completion.add_done_callback(lambda _: mailbox.post(arrival))
+    late: Exception | None = None
     try:
-        async with asyncio.timeout(timeout):
+        if timeout is None:  # ten thousand of them are woken up at once: nothing in vain
             await arrival
+        else:
+            async with asyncio.timeout(timeout):
+                await arrival
     except TimeoutError:  # of no other origin: nothing else is raised in there
         pass
     finally:
-        late = completion.late(timeout)
-        completion.cancel()
+        if not completion.done():
+            late = completion.late(timeout)
+            completion.cancel()
     if late is not None:
         raise late
+    if not completion.cancelled():  # as it is if it was done just now, after all
+        completion.result()
