@@ -15,6 +15,8 @@ from userstream import _driver, _process
 from userstream.errors import UserStreamError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cuda.bindings import driver
 
 # By the address of the context. Deques, because their ends are safe to use without a lock.
@@ -115,24 +117,26 @@ def record_stream(
     handle: driver.CUstream, context: driver.CUcontext, stream: object, *, ordered: bool = True
 ) -> Completion:
     """Mark the point that the work on `stream`, of `context`, has reached."""
-    event = _take(context)
-    try:
-        _driver.record_event(event, handle, stream)
-    except BaseException:
-        _give_back(int(context), event)
-        raise
+    event = _recorded(context, lambda event: _driver.record_event(event, handle, stream))
     return Completion(context, event, stream, ordered=ordered)
 
 
 def record_context(context: driver.CUcontext, device: object) -> Completion:
     """Mark the point that all the work of `context` has reached."""
+    event = _recorded(context, lambda event: _driver.record_context(context, event))
+    return Completion(context, event, device, ordered=False)
+
+
+def _recorded(
+    context: driver.CUcontext, record: Callable[[driver.CUevent], None]
+) -> driver.CUevent:
     event = _take(context)
     try:
-        _driver.record_context(context, event)
+        record(event)
     except BaseException:
         _give_back(int(context), event)
         raise
-    return Completion(context, event, device, ordered=False)
+    return event
 
 
 def _forget() -> None:
