@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from cuda.bindings import driver
+from cuda.core import Event
 
-from userstream import _driver
+from userstream import _driver, _events
 
 T = TypeVar("T")
 
@@ -29,6 +30,12 @@ def checked(answer: tuple[Any, ...]) -> Any:
 
 def current_context() -> int:
     return int(checked(driver.cuCtxGetCurrent()))
+
+
+def pooled_events(device: int = 0) -> list[Event]:
+    """Return the events in the pool of a device."""
+    pool = _events.pool_of(_driver.primary_context(device))
+    return [*pool._free, *pool._abandoned]
 
 
 @contextmanager

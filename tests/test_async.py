@@ -14,8 +14,8 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from helpers import eventually, in_thread, on, run_python, running
-from userstream import _driver, _events, _watcher, testing
+from helpers import eventually, in_thread, on, pooled_events, run_python, running
+from userstream import _driver, _watcher, testing
 
 
 def is_idle() -> bool:
@@ -258,13 +258,9 @@ def test_a_task_group_on_loops_of_several_threads() -> None:
 
 def test_many_waits_leave_no_more_events_than_there_were_at_once() -> None:
     streams = [us.get_stream(0, name=str(number)) for number in range(8)]
-    context = int(streams[0]._context)
 
     async def main() -> None:
         await asyncio.gather(*(us.wait_async(streams[n % 8], timeout=60) for n in range(1000)))
-
-    def pooled() -> int:
-        return len(_events._free[context]) + len(_events._abandoned[context])
 
     def once() -> None:
         latches = [testing.latch(stream) for stream in streams]
@@ -281,10 +277,10 @@ def test_many_waits_leave_no_more_events_than_there_were_at_once() -> None:
             asyncio.run(main())
 
     once()
-    before = pooled()
+    before = len(pooled_events())
     assert before >= 1000
     once()
-    assert pooled() == before
+    assert len(pooled_events()) == before
 
 
 def test_a_future_that_is_done_is_no_garbage() -> None:

@@ -8,10 +8,11 @@ import time
 
 import pytest
 from cuda.bindings import driver
+from cuda.core import Event
 
 import userstream as us
-from helpers import checked, eventually, in_thread, is_blocked, on, running
-from userstream import _driver, _events, testing
+from helpers import checked, eventually, in_thread, is_blocked, on, pooled_events, running
+from userstream import _events, testing
 from userstream._waiting import check_arguments
 
 POLICIES = ["auto", "spin"]
@@ -204,7 +205,6 @@ def test_auto_sleeps_and_spin_does_not() -> None:
 
 def test_events_are_used_again() -> None:
     stream = us.get_stream(0)
-    context = int(stream._context)
 
     def wait_once() -> None:
         with testing.latch(stream) as latch, running(stream.sync) as result:
@@ -212,14 +212,11 @@ def test_events_are_used_again() -> None:
             latch.release()
             result()
 
-    def pooled() -> int:
-        return len(_events._free[context]) + len(_events._abandoned[context])
-
     wait_once()
-    before = pooled()
+    before = len(pooled_events())
     for _ in range(20):
         wait_once()
-    assert pooled() == before
+    assert len(pooled_events()) == before
     with testing.latch(stream):
         for _ in range(5):  # abandoned ones may not be recorded again yet
             with pytest.raises(us.WaitTimeout):
@@ -227,31 +224,27 @@ def test_events_are_used_again() -> None:
     stream.sync(timeout=10)
     for _ in range(40):
         wait_once()
-    assert not _events._abandoned[context]
-    assert pooled() <= before + 5
+    assert not stream._pool._abandoned
+    assert len(pooled_events()) <= before + 5
 
 
 def test_an_interrupted_poll_gives_no_event_back_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = us.get_stream(0), us.get_stream(0, name="second")
-    context = int(first._context)
     with testing.latch(first) as a, testing.latch(second):
         asked = []
 
-        def interrupted(event: driver.CUevent, stream: us.Stream) -> bool:
+        def interrupted(event: Event, stream: us.Stream) -> bool:
             asked.append(event)
             if len(asked) == 2:
                 raise KeyboardInterrupt
             a.release()
-            return eventually(lambda: checked_query(event))
+            return eventually(lambda: event.is_done)
 
-        def checked_query(event: driver.CUevent) -> bool:
-            return driver.cuEventQuery(event)[0] == driver.CUresult.CUDA_SUCCESS
-
-        monkeypatch.setattr(_driver, "event_is_done", interrupted)
+        monkeypatch.setattr(_events, "is_done", interrupted)
         with pytest.raises(KeyboardInterrupt):
             us.wait_all()
         monkeypatch.undo()
-    pooled = [int(e) for e in (*_events._free[context], *_events._abandoned[context])]
+    pooled = list(map(id, pooled_events()))
     assert len(pooled) == len(set(pooled))
     us.wait_all(timeout=10)
 
@@ -370,14 +363,13 @@ def test_in_a_thread() -> None:
 @pytest.mark.simulated
 def test_an_abandoned_event_that_cannot_be_asked_harms_nobody() -> None:
     stream, other = us.get_stream(0), us.get_stream(0, name="other")
-    context = int(stream._context)
     with testing.latch(stream), pytest.raises(us.WaitTimeout):
         stream.sync(timeout=0)
-    assert _events._abandoned[context]
-    before = testing.calls("cuEventDestroy")
+    pool = stream._pool
+    abandoned = len(pool._abandoned)
     with testing.inject("cuEventQuery", 999):
         stream.wait(other)
-    assert testing.calls("cuEventDestroy") == before + 1
+    assert len(pool._abandoned) == abandoned - 1
     us.wait_all(timeout=10)
 
 
@@ -402,7 +394,8 @@ def test_a_context_of_ones_own() -> None:
         us.get_stream(0).wait(stream)
         stream.wait(us.get_stream(0))
         us.wait(timeout=10)
-        assert not _events._free[int(context)]
+        assert not stream._pool._free
+        assert not stream._pool._abandoned
         checked(driver.cuStreamDestroy(handle))
     finally:
         checked(driver.cuCtxDestroy(context))

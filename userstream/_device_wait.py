@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING
 
-from userstream import _driver, _events, _process
+from userstream import _driver, _process
 from userstream._stream import Stream
 from userstream._stream._default import DefaultStream
-from userstream.errors import DriverError, NotSupportedError
+from userstream.errors import DriverError, NotSupportedError, UserStreamError
 
 if TYPE_CHECKING:
     from cuda.bindings import driver
@@ -39,7 +40,7 @@ class DeviceWork:
 
     def _completion(self) -> Pending:
         try:
-            return _events.record_context(self._context, self)
+            return _Recorded(self._context, self)
         except NotSupportedError:
             return _Synchronizing(self._context, self)
 
@@ -62,6 +63,35 @@ def other_context(stream: Stream | None, target: object) -> DeviceWork | None:
     if known is not None and int(known) == int(context):
         return None
     return DeviceWork(device, context)
+
+
+class _Recorded:
+    """An event behind all the work of a context. It is polled, and destroyed in the end."""
+
+    def __init__(self, context: driver.CUcontext, target: DeviceWork) -> None:
+        self.target = target
+        self.ordered = False
+        event = _driver.create_event(context)
+        self._event: driver.CUevent | None = event
+        try:
+            _driver.record_context(context, event)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def is_done(self) -> bool:
+        if not _driver.event_is_done(self._event, self.target):
+            return False
+        self.abandon()
+        return True
+
+    def abandon(self) -> None:
+        """Destroy the event; the driver keeps what it still needs."""
+        event, self._event = self._event, None
+        if event is not None:
+            # After an error of the GPU it cannot be destroyed, and is of no use.
+            with contextlib.suppress(UserStreamError):
+                _driver.destroy_event(event)
 
 
 class _Synchronizing:

@@ -1,147 +1,149 @@
 """Pooled events: no call creates an event that an earlier call left behind.
 
-One free list per context serves two uses. An *edge* event orders one stream after another and is
-free again as soon as the wait is queued: a wait that is pending keeps the record that it saw. A
+There is one pool per context, for two uses. An *edge* event orders one stream after another and is
+free again as soon as the waits are queued: a wait that is pending keeps the record that it saw. A
 *completion* event is polled by the host and is free again once it has completed.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict, deque
+from collections import deque
 from typing import TYPE_CHECKING
+
+import cuda.core
 
 from userstream import _driver, _process
 from userstream.errors import UserStreamError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from cuda.bindings import driver
+    from cuda.core import Event, Stream
 
-# By the address of the context. Deques, because their ends are safe to use without a lock.
-_free: defaultdict[int, deque[driver.CUevent]] = defaultdict(deque)
-# Completion events whose waiter gave up; they may not be recorded again before they completed.
-_abandoned: defaultdict[int, deque[driver.CUevent]] = defaultdict(deque)
-
-
-def _take(context: driver.CUcontext) -> driver.CUevent:
-    key = int(context)
-    _reclaim(key)
-    try:
-        return _free[key].pop()
-    except IndexError:
-        return _driver.create_event(context)
+# cuda.core's methods, not those of a subclass: they take a tenth of the time of the bindings.
+_record = cuda.core.Stream.record
+_wait = cuda.core.Stream.wait
 
 
-def _give_back(key: int, event: driver.CUevent) -> None:
-    # The address of somebody else's context may be that of another one tomorrow.
-    if _driver.device_of_primary(key) is None:
-        _driver.destroy_event(event)
-    else:
-        _free[key].append(event)
+class EventPool:
+    """Events of one context. Thread-safe without a lock: the ends of a deque are.
 
-
-def _reclaim(key: int) -> None:
-    """Free the oldest abandoned event if it has completed; one a call keeps up with the waits."""
-    abandoned = _abandoned.get(key)
-    if not abandoned:
-        return
-    try:
-        event = abandoned.popleft()
-    except IndexError:  # another thread was faster
-        return
-    try:
-        done = _driver.relaxed(_driver.event_is_done, event, None)
-    except UserStreamError:  # it is of no use, and none of the caller's business
-        with contextlib.suppress(UserStreamError):
-            _driver.destroy_event(event)
-    else:
-        if done:
-            _give_back(key, event)
-        else:
-            abandoned.append(event)
-
-
-def edge(
-    source: driver.CUstream,
-    context: driver.CUcontext,
-    destination: driver.CUstream,
-    streams: tuple[object, object],
-) -> None:
-    """Order `destination` after the work queued on `source`, a stream of `context`; no host wait.
-
-    `streams` are the source and the destination as an error shows them.
+    If it does not keep them, an event that is taken back is destroyed; the driver goes on with
+    what is pending.
     """
-    _driver.refuse_implicit(source, streams[0])
-    _driver.refuse_implicit(destination, streams[1])
-    event = _take(context)
+
+    __slots__ = ("_abandoned", "_context", "_free", "_keeps")
+
+    def __init__(self, context: driver.CUcontext, *, keeps: bool) -> None:
+        self._context = context
+        self._keeps = keeps
+        self._free: deque[Event] = deque()
+        # Completion events whose waiter gave up; recorded again only once they have completed.
+        self._abandoned: deque[Event] = deque()
+
+    def record(self, stream: Stream) -> Event:
+        """Record an event behind the work queued on a stream of this context."""
+        if self._abandoned:
+            self._reclaim()
+        try:
+            event = self._free.pop()
+        except IndexError:
+            return _driver.within(self._context, self._create, stream)
+        try:
+            _record(stream, event)
+        except Exception as error:
+            self.give_back(event)
+            raise _driver.core_failure("cuEventRecord", error, stream) from error
+        return event
+
+    def give_back(self, event: Event) -> None:
+        """Take back an event that nobody polls, or that has completed."""
+        if self._keeps:
+            self._free.append(event)
+
+    def abandon(self, event: Event) -> None:
+        """Take back an event that may not have completed."""
+        if self._keeps:
+            self._abandoned.append(event)
+
+    def _create(self, stream: Stream) -> Event:
+        # Up to cuda.core 1.2 an event is made in the current context.
+        try:
+            event = _record(stream)
+        except Exception as error:
+            raise _driver.core_failure("cuEventCreate", error, stream) from error
+        _process.leak_at_end(event)
+        return event
+
+    def _reclaim(self) -> None:
+        """Free the oldest abandoned event if it is done; one a call keeps up with the waits."""
+        try:
+            event = self._abandoned.popleft()
+        except IndexError:  # another thread was faster
+            return
+        # One that failed is of no use any more, and none of the caller's business.
+        with contextlib.suppress(UserStreamError):
+            done = _driver.relaxed(is_done, event, None)
+            (self._free if done else self._abandoned).append(event)
+
+
+_pools: dict[int, EventPool] = {}  # by the address of a primary context
+
+
+def pool_of(context: driver.CUcontext) -> EventPool:
+    """Return the event pool of a context."""
+    address = int(context)
+    pool = _pools.get(address)
+    if pool is not None:
+        return pool
+    # Somebody else's context may be gone tomorrow, and its events with it: they are not kept.
+    if _driver.device_of_primary(address) is None:
+        return EventPool(context, keeps=False)
+    return _pools.setdefault(address, EventPool(context, keeps=True))
+
+
+def wait(stream: Stream, event: Event) -> None:
+    """Make later work on a stream wait for an event; no host wait."""
     try:
-        _driver.record_event(event, source, streams[0])
-        _driver.wait_event(destination, event, streams[1])
-    finally:
-        _give_back(int(context), event)
+        _wait(stream, event)
+    except Exception as error:
+        raise _driver.core_failure("cuStreamWaitEvent", error, stream) from error
+
+
+def is_done(event: Event, stream: object) -> bool:
+    """Poll an event; call it under `_driver.relaxed`."""
+    try:
+        return event.is_done  # type: ignore[no-any-return]
+    except Exception as error:
+        raise _driver.core_failure("cuEventQuery", error, stream) from error
 
 
 class Completion:
-    """The point up to which a stream, or a whole context, had work when this was recorded."""
+    """The point up to which a stream had work when this was recorded."""
 
-    __slots__ = ("_context", "_event", "ordered", "target")
+    __slots__ = ("_event", "_pool", "ordered", "target")
 
-    def __init__(
-        self, context: driver.CUcontext, event: driver.CUevent, target: object, *, ordered: bool
-    ) -> None:
-        self._context = int(context)
+    def __init__(self, pool: EventPool, stream: Stream, *, ordered: bool) -> None:
         # None once it was given back: an interrupted waiter may not give it back again.
-        self._event: driver.CUevent | None = event
-        self.target = target
+        self._event: Event | None = pool.record(stream)
+        self._pool = pool
+        self.target = stream
         self.ordered = ordered
 
     def is_done(self) -> bool:
         """Poll; call it under `_driver.relaxed`, and no more once it said yes."""
         event = self._event
-        if not _driver.event_is_done(event, self.target):
+        if not is_done(event, self.target):
             return False
         self._event = None
-        _give_back(self._context, event)
+        self._pool.give_back(event)
         return True
 
     def abandon(self) -> None:
         """Give up waiting; the event is used again once it has completed."""
         event, self._event = self._event, None
         if event is not None:
-            _abandoned[self._context].append(event)
+            self._pool.abandon(event)
 
 
-def record_stream(
-    handle: driver.CUstream, context: driver.CUcontext, stream: object, *, ordered: bool = True
-) -> Completion:
-    """Mark the point that the work on `stream`, of `context`, has reached."""
-    event = _recorded(context, lambda event: _driver.record_event(event, handle, stream))
-    return Completion(context, event, stream, ordered=ordered)
-
-
-def record_context(context: driver.CUcontext, device: object) -> Completion:
-    """Mark the point that all the work of `context` has reached."""
-    event = _recorded(context, lambda event: _driver.record_context(context, event))
-    return Completion(context, event, device, ordered=False)
-
-
-def _recorded(
-    context: driver.CUcontext, record: Callable[[driver.CUevent], None]
-) -> driver.CUevent:
-    event = _take(context)
-    try:
-        record(event)
-    except BaseException:
-        _give_back(int(context), event)
-        raise
-    return event
-
-
-def _forget() -> None:
-    _free.clear()
-    _abandoned.clear()
-
-
-_process.after_fork(_forget)
+_process.after_fork(_pools.clear)

@@ -21,7 +21,6 @@ from userstream._driver.events import (
     destroy_event,
     event_is_done,
     record_context,
-    record_event,
 )
 from userstream._driver.library import (
     check_device,
@@ -39,28 +38,33 @@ from userstream._driver.pointers import (
     is_managed_pointer,
     primary_device_of_pointer,
 )
-from userstream._driver.status import core_errors
+from userstream._driver.status import core_errors, core_failure
 from userstream._driver.streams import (
     LEGACY,
+    NOT_CAPTURING,
     PER_THREAD,
+    capture_id,
+    capture_status,
     refuse_capturing,
-    refuse_implicit,
     relax_capture_of_this_thread,
     relaxed,
     stream_context,
     stream_flags,
     stream_id,
     stream_is_idle,
-    wait_event,
 )
 
 __all__ = [
     "LEGACY",
+    "NOT_CAPTURING",
     "PER_THREAD",
     "Memory",
     "allocate_pinned",
+    "capture_id",
+    "capture_status",
     "check_device",
     "core_errors",
+    "core_failure",
     "create_event",
     "current_context",
     "current_device",
@@ -81,9 +85,7 @@ __all__ = [
     "primary_device_of_pointer",
     "priority_range",
     "record_context",
-    "record_event",
     "refuse_capturing",
-    "refuse_implicit",
     "relax_capture_of_this_thread",
     "relaxed",
     "stream_context",
@@ -93,6 +95,5 @@ __all__ = [
     "synchronize_context",
     "version",
     "version_text",
-    "wait_event",
     "within",
 ]

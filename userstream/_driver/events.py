@@ -1,4 +1,4 @@
-"""Events."""
+"""Events of a whole context; those of streams are `_events`' and cuda.core's."""
 
 from __future__ import annotations
 
@@ -16,13 +16,8 @@ def create_event(context: driver.CUcontext) -> driver.CUevent:
 
 
 def destroy_event(event: driver.CUevent) -> None:
-    """Destroy an event; a wait for it that is pending is not affected."""
+    """Destroy an event, also one that is pending."""
     call(driver.cuEventDestroy, event)
-
-
-def record_event(event: driver.CUevent, handle: driver.CUstream, stream: object) -> None:
-    """Record an event behind the work that is queued on a stream."""
-    call(driver.cuEventRecord, event, handle, stream=stream)
 
 
 def record_context(context: driver.CUcontext, event: driver.CUevent) -> None:
@@ -30,11 +25,11 @@ def record_context(context: driver.CUcontext, event: driver.CUevent) -> None:
     call(driver.cuCtxRecordEvent, context, event)
 
 
-def event_is_done(event: driver.CUevent, stream: object) -> bool:
+def event_is_done(event: driver.CUevent, device: object) -> bool:
     """Ask whether an event has completed. Call it under `relaxed`."""
     (status,) = ask(driver.cuEventQuery, event)
     if status == SUCCESS:
         return True
     if status == NOT_READY:
         return False
-    raise failed("cuEventQuery", status, stream)
+    raise failed("cuEventQuery", status, device)

@@ -61,22 +61,30 @@ def _raised(function: str, error: Exception) -> Exception:
     return error
 
 
+def core_failure(function: str, error: Exception, stream: object = None) -> Exception:
+    """Return the error for what cuda.core raised for a driver call of its own."""
+    # Its CUDAError is not public before 1.3; the code is in the text alone.
+    if type(error).__name__ != "CUDAError" and type(error) is not RuntimeError:
+        return error
+    unknown = re.search(r"UNEXPECTED ERROR CODE: (\d+)", str(error))
+    if unknown:
+        return failed(function, int(unknown[1]), stream)
+    name = re.match(r"CUDA_ERROR_\w+", str(error))
+    if name:
+        return failed(function, getattr(driver.CUresult, name[0]), stream)
+    return DriverError(f"{function} failed: {error}", function=function)
+
+
 @contextmanager
 def core_errors(function: str, stream: object = None) -> Iterator[None]:
-    """Turn what cuda.core raises for a driver call of its own into an exception of ours."""
+    """Turn what cuda.core raises into an exception of ours (see `core_failure`)."""
     try:
         yield
     except Exception as error:
-        # Its CUDAError is not public before 1.3; the code is in the text alone.
-        if type(error).__name__ != "CUDAError" and type(error) is not RuntimeError:
+        failure = core_failure(function, error, stream)
+        if failure is error:
             raise
-        unknown = re.search(r"UNEXPECTED ERROR CODE: (\d+)", str(error))
-        name = re.match(r"CUDA_ERROR_\w+", str(error))
-        if unknown:
-            raise failed(function, int(unknown[1]), stream) from error
-        if name:
-            raise failed(function, getattr(driver.CUresult, name[0]), stream) from error
-        raise DriverError(f"{function} failed: {error}", function=function) from error
+        raise failure from error
 
 
 def ask(function: Callable[..., Any], *args: object) -> tuple[Any, ...]:

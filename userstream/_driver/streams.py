@@ -19,7 +19,7 @@ LEGACY = 1
 PER_THREAD = 2
 
 _CAPTURE_IMPLICIT = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
-_NOT_CAPTURING = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+NOT_CAPTURING = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 _GLOBAL = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 _RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
@@ -50,34 +50,39 @@ def stream_is_idle(handle: driver.CUstream, stream: object) -> bool:
     raise failed("cuStreamQuery", status, stream)
 
 
-def refuse_implicit(handle: driver.CUstream, stream: object) -> None:
-    """Raise `CaptureError` if using a legacy default stream would break a capture."""
-    if int(handle) == LEGACY and ask(driver.cuStreamIsCapturing, handle)[0] == _CAPTURE_IMPLICIT:
-        raise _implicit(stream)
+def capture_status(handle: driver.CUstream, stream: object) -> driver.CUstreamCaptureStatus:
+    """Tell whether a stream is being captured, which harms no capture.
+
+    Raises
+    ------
+    CaptureError
+        It is a legacy default stream, and using it would break a capture.
+    """
+    status, capture = ask(driver.cuStreamIsCapturing, handle)
+    if status == SUCCESS:
+        return capture
+    if status == _CAPTURE_IMPLICIT:
+        raise CaptureError(
+            f"{stream!r} cannot be used now: a blocking stream of its context is being captured, "
+            "and the legacy default stream would invalidate that capture",
+            stream=repr(stream),
+        )
+    raise failed("cuStreamIsCapturing", status, stream)
+
+
+def capture_id(handle: driver.CUstream, stream: object) -> int:
+    """Return the number of the capture that a stream takes part in."""
+    return int(call(driver.cuStreamGetCaptureInfo, handle, stream=stream)[1])
 
 
 def refuse_capturing(handle: driver.CUstream, stream: object) -> None:
     """Raise `CaptureError` if a query of this stream would break a capture that it is part of."""
-    status, capture = ask(driver.cuStreamIsCapturing, handle)
-    if status == SUCCESS:
-        if capture == _NOT_CAPTURING:
-            return
+    if capture_status(handle, stream) != NOT_CAPTURING:
         raise CaptureError(
             f"{stream!r} is being captured into a graph, and work that is captured never runs: "
             "wait for the stream on which the graph is launched",
             stream=repr(stream),
         )
-    if status == _CAPTURE_IMPLICIT:
-        raise _implicit(stream)
-    raise failed("cuStreamIsCapturing", status, stream)
-
-
-def _implicit(stream: object) -> CaptureError:
-    return CaptureError(
-        f"{stream!r} cannot be used now: a blocking stream of its context is being captured, and "
-        "the legacy default stream would invalidate that capture",
-        stream=repr(stream),
-    )
 
 
 def stream_context(handle: driver.CUstream) -> driver.CUcontext:
@@ -95,8 +100,3 @@ def stream_id(handle: driver.CUstream, stream: object) -> int:
 def stream_flags(handle: driver.CUstream, stream: object) -> int:
     """Return the flags that a stream was created with."""
     return int(call(driver.cuStreamGetFlags, handle, stream=stream))
-
-
-def wait_event(handle: driver.CUstream, event: driver.CUevent, stream: object) -> None:
-    """Make later work on a stream wait for an event; no host wait."""
-    call(driver.cuStreamWaitEvent, handle, event, 0, stream=stream)

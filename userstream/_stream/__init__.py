@@ -192,7 +192,7 @@ class Stream(OrderedStream):
         """
         from userstream._stream._default import DefaultStream
 
-        return DefaultStream._shared(_driver.LEGACY)
+        return DefaultStream.at(_driver.LEGACY)
 
     @classmethod
     def per_thread_default(cls) -> Stream:
@@ -216,7 +216,7 @@ class Stream(OrderedStream):
         """
         from userstream._stream._default import DefaultStream
 
-        return DefaultStream._shared(_driver.PER_THREAD)
+        return DefaultStream.at(_driver.PER_THREAD)
 
     @staticmethod
     def priority_range(device: DeviceLike | None = None) -> tuple[int, int]:

@@ -12,7 +12,7 @@ import cuda.core
 from cuda.bindings import driver
 from cuda.core import Context, Device, StreamOptions
 
-from userstream import _driver, _process
+from userstream import _driver, _events, _process
 from userstream.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class BaseStream(cuda.core.Stream):  # type: ignore[misc] # to a type checker, c
         "_name",
         "_on_close",
         "_owned",
+        "_pool",
     )
 
     # Set by `complete`, as cuda.core's factory runs no __init__.
@@ -51,6 +52,7 @@ class BaseStream(cuda.core.Stream):  # type: ignore[misc] # to a type checker, c
     _on_close: Callable[[BaseStream], None] | None
     _owned: bool  # made by userstream, so the driver's stream goes with it
     _closes_in_with: bool
+    _pool: _events.EventPool
 
     def __init__(self, *args: object, **kwargs: object) -> None:  # noqa: ARG002
         raise TypeError(
@@ -238,6 +240,11 @@ def adopt(kind: type[S], address: int, owner: object) -> S:
     """Wrap a stream that somebody else made, and keep its owner alive."""
     context = _driver.stream_context(driver.CUstream(address))
     device = _driver.within(context, _driver.current_device)
+    return wrap(kind, address, owner, device, context)
+
+
+def wrap(kind: type[S], address: int, owner: object, device: int, context: driver.CUcontext) -> S:
+    """Wrap a stream of which it is known where it is; calls no driver."""
     stream: S = kind._init(_Foreign(address, owner))
     complete(stream, device, context, owned=False)
     return stream
@@ -260,6 +267,8 @@ def complete(
     stream._on_close = None
     stream._owned = owned
     stream._closes_in_with = False
+    if context is not None:
+        stream._pool = _events.pool_of(context)
     _process.leak_at_end(stream)
 
 

@@ -14,36 +14,45 @@ if TYPE_CHECKING:
     from cuda.bindings import driver
     from cuda.core import Event, EventOptions
 
-    from userstream._stream._order import OrderedStream
+    from userstream._stream._edges import EdgeStream
     from userstream.typing import StreamLike
 
 T = TypeVar("T")
 
 
 class DefaultStream(Stream):
-    """A default stream: its handle means the stream of whichever context is current."""
+    """A default stream: of one device, or of whichever context is current."""
 
     __slots__ = ()
 
-    _streams: ClassVar[dict[int, DefaultStream]] = {}
+    _context: driver.CUcontext | None  # None: the current one
+
+    _streams: ClassVar[dict[tuple[int, int | None], DefaultStream]] = {}
 
     @classmethod
-    def _shared(cls, handle: int) -> DefaultStream:
+    def at(cls, handle: int, device: int | None = None) -> DefaultStream:
+        """Return a default stream of a device; of whichever is current for `None`."""
         try:
-            return cls._streams[handle]
+            return cls._streams[handle, device]
         except KeyError:
-            make = cls._legacy_default if handle == _driver.LEGACY else cls._per_thread_default
-            stream: DefaultStream = make()
-            _base.complete(stream, -1, None, owned=False)
-            return cls._streams.setdefault(handle, stream)
+            context = None if device is None else _driver.primary_context(device)
+            stream = cls._make(handle, -1 if device is None else device, context)
+            return cls._streams.setdefault((handle, device), stream)
 
-    def _device(self) -> int:
-        _driver.ensure()
-        return _driver.current_device()
+    @classmethod
+    def _make(cls, handle: int, device: int, context: driver.CUcontext | None) -> DefaultStream:
+        make = cls._legacy_default if handle == _driver.LEGACY else cls._per_thread_default
+        stream: DefaultStream = make()
+        _base.complete(stream, device, context, owned=False)
+        return stream
+
+    def on(self, device: int) -> DefaultStream:
+        """Return the stream that this one is while a device is current."""
+        return self.at(int(self._live()), device)
 
     @property
     def flags(self) -> int:
-        return _here(_driver.stream_flags, self._askable(), self)
+        return self._here(_driver.stream_flags, self._askable(), self)
 
     @property
     def priority(self) -> int:
@@ -51,45 +60,86 @@ class DefaultStream(Stream):
 
     @property
     def stream_id(self) -> int:
-        return _here(_driver.stream_id, self._askable(), self)
+        return self._here(_driver.stream_id, self._askable(), self)
 
     def wait(self, event_or_stream: Event | StreamLike) -> None:
-        _here(self._refuse_implicit)
-        _here(super().wait, event_or_stream)
+        self._here(_driver.capture_status, self._live(), self)
+        self._here(super().wait, event_or_stream)
 
     def record(self, event: Event | None = None, options: EventOptions | None = None) -> Event:
-        _here(self._refuse_implicit)
-        return _here(self._record, event, options)
+        self._here(_driver.capture_status, self._live(), self)
+        return self._here(self._record, event, options)
 
     def close(self) -> None:
         raise RuntimeError(f"{self!r} is shared by the whole process and cannot be closed")
 
     def __repr__(self) -> str:
         legacy = self._handle is not None and int(self._handle) == _driver.LEGACY
-        return f"<userstream.Stream {'legacy' if legacy else 'per-thread'} default>"
+        device = "" if self._context is None else f" device={self._device_id}"
+        return f"<userstream.Stream{device} {'legacy' if legacy else 'per-thread'} default>"
+
+    def _device(self) -> int:
+        _driver.ensure()
+        return _driver.current_device() if self._context is None else self._device_id
+
+    def _is_in(self, context: driver.CUcontext) -> bool:  # noqa: ARG002
+        return False
+
+    def _place(self) -> driver.CUcontext:
+        """Return the context that it stands for: the current one, or device 0's without one."""
+        return self._context or _driver.default_context()
+
+    def _here(self, function: Callable[..., T], *args: object) -> T:
+        """Call a function where the handle means this stream."""
+        return _driver.within(self._place(), function, *args)
+
+    def _settled(self) -> DefaultStream:
+        """Return the stream of one context that it stands for now."""
+        if self._context is not None:
+            return self
+        context = _driver.default_context()
+        device = _driver.within(context, _driver.current_device)
+        primary = _driver.primary_context_if_active(device)
+        if primary is not None and int(primary) == int(context):
+            return self.on(device)
+        return self._make(int(self._live()), device, context)
 
     def _askable(self) -> driver.CUstream:
         """Return the handle, if asking the driver about it breaks no capture."""
         handle = self._live()
-        _here(_driver.refuse_capturing, handle, self)
+        self._here(_driver.refuse_capturing, handle, self)
         return handle
 
-    def _refuse_implicit(self) -> None:
-        _driver.refuse_implicit(self._live(), self)
-
     def _is_idle(self) -> bool:
-        return _here(super()._is_idle)
+        return self._here(super()._is_idle)
 
     def _completion(self) -> _events.Completion:
-        context = _driver.default_context()
-        record = functools.partial(_events.record_stream, ordered=False)
-        return _driver.within(context, record, self._live(), context, self)
+        self._live()
+        stream = self._settled()
+        # Not ordered: the per-thread ones of two threads are two streams.
+        completion = functools.partial(_events.Completion, stream._pool, stream, ordered=False)
+        return stream._here(completion)
 
-    def _precede(self, handle: driver.CUstream, stream: OrderedStream) -> None:
-        context = _driver.default_context()
-        _driver.within(context, _events.edge, self._live(), context, handle, (self, stream))
+    def _wait_for(self, source: EdgeStream, *, may_join: bool) -> None:
+        super(DefaultStream, self._settled())._wait_for(source, may_join=may_join)
 
+    def _mark(self) -> tuple[Event, driver.CUstreamCaptureStatus]:
+        return self._here(super()._mark)
 
-def _here(function: Callable[..., T], *args: object) -> T:
-    """Call a function where the handle means the stream of the current context, or device 0's."""
-    return _driver.within(_driver.default_context(), function, *args)
+    def _follow(
+        self,
+        event: Event,
+        source: EdgeStream,
+        capture: driver.CUstreamCaptureStatus,
+        *,
+        may_join: bool,
+    ) -> None:
+        follow = super()._follow
+        self._here(functools.partial(follow, event, source, capture, may_join=may_join))
+
+    def _is_same(self, other: EdgeStream) -> bool:
+        return (
+            self == other
+            and isinstance(other, DefaultStream)
+            and int(self._place()) == int(other._place())
+        )

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cuda.bindings import driver
 from cuda.core import Event, EventOptions
 
 from userstream import _driver, _events, _process, _waiting
-from userstream._stream._base import BaseStream, address_of
+from userstream._stream._edges import EdgeStream
 
 if TYPE_CHECKING:
     from userstream._waiting import Policy
     from userstream.typing import StreamLike
 
 
-class OrderedStream(BaseStream):
+class OrderedStream(EdgeStream):
     """Order and host waits of a `Stream`."""
 
     __slots__ = ()
@@ -85,13 +84,18 @@ class OrderedStream(BaseStream):
             It is neither.
         ClosedError
             One of the streams is closed.
+        CaptureError
+            One of the streams is being captured, and the other one is not or into another graph.
+            A stream of your own may join the capture of the other one; a user stream never does.
         DriverError
             The driver refused.
 
         Notes
         -----
         As `cuda.core.Stream.wait`, also when another device is current. Driver calls:
-        ``cuEventRecord`` on a pooled event, and ``cuStreamWaitEvent``. Does not block.
+        ``cuStreamIsCapturing``, ``cuEventRecord`` on a pooled event, and ``cuStreamWaitEvent``.
+        Does not block; thread-safe. An event that was recorded in a capture pulls the stream into
+        it, as CUDA has it.
 
         Examples
         --------
@@ -99,18 +103,18 @@ class OrderedStream(BaseStream):
         >>> first, second = Stream.create(), Stream.create()
         >>> second.wait(first)
         """
-        destination = self._live()
+        self._live()
         if isinstance(event_or_stream, Event):
             with _driver.core_errors("cuStreamWaitEvent", self):
                 super().wait(event_or_stream)
-        elif isinstance(event_or_stream, OrderedStream):
-            event_or_stream._precede(destination, self)
         elif hasattr(event_or_stream, "__cuda_stream__"):
-            _precede(event_or_stream, destination, self)
+            from userstream._stream import Stream  # which is built upon this
+
+            self._wait_for(Stream.from_handle(event_or_stream), may_join=not self._is_shared())
         else:
             raise TypeError(
                 "Stream.wait takes an event or a stream (an object with __cuda_stream__), not "
-                f"{type(event_or_stream).__name__}"
+                f"{type(event_or_stream).__name__}; for a buffer, acquire() waits for its producer"
             )
 
     def record(self, event: Event | None = None, options: EventOptions | None = None) -> Event:
@@ -160,18 +164,5 @@ class OrderedStream(BaseStream):
         return _driver.stream_is_idle(handle, self)
 
     def _completion(self) -> _events.Completion:
-        return _events.record_stream(self._live(), self._context, self)
-
-    def _precede(self, handle: driver.CUstream, stream: OrderedStream) -> None:
-        """Make later work on another stream wait for the work that is queued on this one."""
-        _events.edge(self._live(), self._context, handle, (self, stream))
-
-
-def _precede(source: StreamLike, destination: driver.CUstream, stream: OrderedStream) -> None:
-    """Make later work on a stream of ours wait for the work queued on one of somebody else."""
-    handle = driver.CUstream(address_of(source))
-    if int(handle) in (_driver.LEGACY, _driver.PER_THREAD):
-        context = _driver.default_context()
-        _driver.within(context, _events.edge, handle, context, destination, (source, stream))
-    else:
-        _events.edge(handle, _driver.stream_context(handle), destination, (source, stream))
+        self._live()
+        return _events.Completion(self._pool, self, ordered=True)

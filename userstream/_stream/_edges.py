@@ -1,0 +1,93 @@
+"""Edges: how one stream is ordered after another, with no host wait and no harm to a capture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from userstream import _driver, _events
+from userstream._stream._base import BaseStream
+from userstream.errors import CaptureError
+
+if TYPE_CHECKING:
+    from cuda.bindings.driver import CUstreamCaptureStatus
+    from cuda.core import Event
+
+_NONE = _driver.NOT_CAPTURING
+
+
+class EdgeStream(BaseStream):
+    """The edges of a `Stream`."""
+
+    __slots__ = ()
+
+    def _wait_for(self, source: EdgeStream, *, may_join: bool) -> None:
+        """Make later work here wait for the work queued on another stream.
+
+        `may_join` is whether this stream may become part of a capture of the other one.
+        """
+        source = source._settled()
+        event, capture = source._mark()
+        try:
+            self._follow(event, source, capture, may_join=may_join)
+        finally:
+            source._pool.give_back(event)
+
+    def _mark(self) -> tuple[Event, CUstreamCaptureStatus]:
+        """Record a pooled event behind the work queued here; tell whether that was captured."""
+        capture = _driver.capture_status(self._live(), self)
+        return self._pool.record(self), capture
+
+    def _follow(
+        self, event: Event, source: EdgeStream, capture: CUstreamCaptureStatus, *, may_join: bool
+    ) -> None:
+        """Make later work here wait for what another stream's `_mark` returned."""
+        here = _driver.capture_status(self._live(), self)
+        if here != _NONE or capture != _NONE:
+            _check_captures(source, capture, self, here, may_join=may_join)
+        _events.wait(self, event)
+
+    def _settled(self) -> EdgeStream:
+        """Return the stream of one context that it stands for now."""
+        return self
+
+    def _is_same(self, other: EdgeStream) -> bool:
+        """Tell whether another object stands for the same stream of the driver."""
+        return self is other or self == other
+
+    def _is_shared(self) -> bool:
+        """Tell whether it is a user stream, on which anybody may be at work."""
+        return self._on_close is not None
+
+
+def _check_captures(
+    source: EdgeStream,
+    there: CUstreamCaptureStatus,
+    destination: EdgeStream,
+    here: CUstreamCaptureStatus,
+    *,
+    may_join: bool,
+) -> None:
+    """Raise `CaptureError` for an edge that CUDA forbids, or that would surprise."""
+    if there == _NONE:
+        raise CaptureError(
+            f"{destination!r} is being captured into a graph, and {source!r} is not: a graph "
+            "cannot depend on work outside of it; order the streams before the capture begins",
+            stream=repr(destination),
+        )
+    if here == _NONE:
+        if may_join:
+            return
+        raise CaptureError(
+            f"{source!r} is being captured into a graph, and {destination!r} is not: it would "
+            "become part of that graph, with all that others do on it; pass a stream of your own "
+            "(Stream.create) as stream=, or capture on both",
+            stream=repr(source),
+        )
+    if _driver.capture_id(source._live(), source) != _driver.capture_id(
+        destination._live(), destination
+    ):
+        raise CaptureError(
+            f"{source!r} and {destination!r} are being captured into two graphs, which cannot "
+            "depend on each other",
+            stream=repr(source),
+        )
