@@ -18,9 +18,11 @@ LAYERS = [
     "_report",
     "__init__",
     "_registry",
+    "_ordering",
     "_targets",
     "_device_wait",
     "_stream",
+    "_holding",
     "_futures",
     "_watcher",
     "_waiting",
@@ -29,6 +31,7 @@ LAYERS = [
     "_devices",
     "_driver",
     "_process",
+    "_cleanup",
     "typing",
     "errors",
 ]
@@ -111,4 +114,4 @@ def test_public_names() -> None:
         assert thing.__doc__, name
         owner = getattr(thing, "__self__", thing)
         assert type(owner).__module__ == "userstream" or owner.__module__ == "userstream", name
-    assert sorted(userstream.__all__[:15]) == userstream.__all__[:15]
+    assert sorted(userstream.__all__[:20]) == userstream.__all__[:20]

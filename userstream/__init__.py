@@ -21,6 +21,11 @@ wait_all = _registry.wait_all
 wait_async = _registry.wait_async
 wait_all_async = _registry.wait_all_async
 completion = _registry.completion
+acquire = _registry.acquire
+release = _registry.release
+borrow = _registry.borrow
+hold = _registry.hold
+hand_over = _registry.hand_over
 streams = _registry.streams
 close = _registry.close
 
@@ -28,12 +33,17 @@ __all__ = [
     "BufferInfo",
     "Stream",
     "UserStream",
+    "acquire",
+    "borrow",
     "close",
     "completion",
     "describe",
     "device_of",
     "errors",
     "get_stream",
+    "hand_over",
+    "hold",
+    "release",
     "streams",
     "wait",
     "wait_all",

@@ -43,7 +43,7 @@ def devices_of(target: Any) -> list[int]:
     if device is not None:
         return [device]
     if _is_collection(target):
-        devices = list(dict.fromkeys(_devices_in(target, ())))
+        devices = list(dict.fromkeys(rule.device_id(item) for item, rule in buffers_in(target)))
         if not devices:
             raise InvalidDeviceError(
                 f"an empty {type(target).__name__} names no device; pass buffers, or nothing at "
@@ -62,18 +62,21 @@ def _is_collection(target: object) -> bool:
     )
 
 
-def _devices_in(collection: Any, path: tuple[object, ...]) -> Iterator[int]:
+def buffers_in(
+    collection: Any, path: tuple[object, ...] = (), *, named: str = "target"
+) -> Iterator[tuple[Any, _buffers.Rule]]:
+    """Yield the buffers of a (nested) sequence or mapping, each with its rule."""
     items = collection.items() if isinstance(collection, Mapping) else enumerate(collection)
     for key, item in items:
         rule = _buffers.rule_of(item)
         if rule is not None:
-            yield rule.device_id(item)
+            yield item, rule
         elif _is_collection(item):
-            yield from _devices_in(item, (*path, key))
+            yield from buffers_in(item, (*path, key), named=named)
         else:
             where = "".join(f"[{_shown(key)}]" for key in (*path, key))
             raise UnsupportedBufferError(
-                f"target{where} is {_shown(item)}, which is no GPU buffer; sequences and mappings "
+                f"{named}{where} is {_shown(item)}, which is no GPU buffer; sequences and mappings "
                 "hold buffers only"
             )
 

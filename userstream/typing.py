@@ -5,7 +5,15 @@ Nothing here is needed at run time, and no framework is imported for it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeAlias, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    Protocol,
+    SupportsIndex,
+    TypeAlias,
+    runtime_checkable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,6 +25,7 @@ __all__ = [
     "CUDAArrayInterface",
     "DLPackBuffer",
     "DeviceLike",
+    "Producer",
     "StreamLike",
     "Target",
 ]
@@ -63,6 +72,9 @@ class _CUDADevice(Protocol):
 Buffer: TypeAlias = "DLPackBuffer | CUDAArrayInterface | driver.CUdeviceptr | Any"
 """A GPU buffer of any framework. DALI's lists and RMM's buffers have no protocol in common with
 the others, so to a type checker it is any object."""
+
+Producer: TypeAlias = "StreamLike | int | Literal['auto'] | None"
+"""Who writes a buffer: a stream or its handle, `None` if nothing is pending, or ``"auto"``."""
 
 DeviceLike: TypeAlias = SupportsIndex | _CUDADevice
 """A device: an ordinal, or the device object of cuda.core or of a framework."""

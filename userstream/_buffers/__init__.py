@@ -13,18 +13,36 @@ from cuda.core import Device
 from userstream import _driver
 from userstream._buffers import cai, cuda_core, cupy, dali, dlpack, jax, numba, torch
 from userstream._buffers._info import BufferInfo
-from userstream._buffers._rule import Rule, type_name
+from userstream._buffers._rule import NOTHING_PENDING, UNKNOWN, Framework, Rule, type_name
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BufferInfo", "Rule", "describe", "device_of", "learned", "require_rule", "rule_of"]
+__all__ = [
+    "FRAMEWORKS",
+    "NOTHING_PENDING",
+    "UNKNOWN",
+    "BufferInfo",
+    "Framework",
+    "Rule",
+    "describe",
+    "device_of",
+    "learned",
+    "require_rule",
+    "rule_of",
+    "type_name",
+]
 
 # The first that knows a type answers: frameworks before the protocols that they speak as well.
 _RULES: tuple[Callable[[type], Rule | None], ...] = tuple(
     kind.rule_for for kind in (torch, cupy, jax, numba, dali, cuda_core, dlpack, cai)
 )
+
+# Those that have a current stream.
+FRAMEWORKS = {
+    framework.name: framework for framework in (torch.FRAMEWORK, cupy.FRAMEWORK, dali.FRAMEWORK)
+}
 
 _PROTOCOLS = ((dlpack.ATTRIBUTE, dlpack.RULE), (cai.ATTRIBUTE, cai.RULE))
 

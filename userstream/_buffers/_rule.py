@@ -12,6 +12,27 @@ if TYPE_CHECKING:
 
     from userstream._buffers._info import BufferInfo
     from userstream._driver import Memory
+    from userstream.typing import StreamLike
+
+
+# What a rule answers instead of the handle of a producer's stream.
+NOTHING_PENDING = 0
+UNKNOWN = -1
+
+
+class Framework(NamedTuple):
+    """The current streams of a framework, one per thread and device."""
+
+    name: str
+    # Whether it is imported and can use a GPU.
+    is_usable: Callable[[], bool]
+    # The handle of the current stream of a device, and what keeps that stream alive.
+    current_stream: Callable[[int], tuple[int, object]]
+    # Makes a stream the current one of a device; returns what undoes it, in the same thread. Both
+    # are called with the device current.
+    activate: Callable[[StreamLike, int], Callable[[], object]]
+    # Tells the framework's allocator that its current stream uses a buffer of its own.
+    record_use: Callable[[Any], None] | None = None
 
 
 class Rule(NamedTuple):
@@ -20,6 +41,17 @@ class Rule(NamedTuple):
     # The ordinal of the device. Raises HostBufferError, or DeviceMismatchError for parts.
     device_id: Callable[[Any], int]
     describe: Callable[[Any], BufferInfo]
+    # The handle of the stream that works on a buffer of that device, NOTHING_PENDING or UNKNOWN;
+    # and what keeps that stream alive.
+    producer: Callable[[Any, int], tuple[int, object]]
+    # Orders the stream of that handle after the producer; what it returns keeps the memory.
+    export: Callable[[Any, int], object] | None = None
+    framework: Framework | None = None
+
+
+def unknown_producer(obj: object, device: int) -> tuple[int, object]:  # noqa: ARG001
+    """Answer for buffers of which nobody knows the producer."""
+    return UNKNOWN, None
 
 
 def is_named(kind: type, packages: tuple[str, ...], names: tuple[str, ...]) -> bool:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from userstream._buffers._info import BufferInfo, Ordering, contiguous_strides
-from userstream._buffers._rule import Rule, device_at, locate, type_name
+from userstream._buffers._rule import (
+    NOTHING_PENDING,
+    UNKNOWN,
+    Rule,
+    device_at,
+    locate,
+    type_name,
+)
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
@@ -48,12 +55,16 @@ def device_id(obj: Any) -> int:
     return device_at(interface(obj)["data"][0], obj)
 
 
-def producer(found: Mapping[str, Any]) -> tuple[int | None, Ordering]:
+def producer(found: Mapping[str, Any]) -> tuple[int, Ordering]:
     """Return the producer's stream as the interface tells it."""
     if found.get("version", 0) < 3:
-        return None, "unknown"  # before version 3 there was no way to tell
+        return UNKNOWN, "unknown"  # before version 3 there was no way to tell
     stream = found.get("stream")
-    return (None, "none") if stream is None else (int(stream), "exact")
+    return (NOTHING_PENDING, "none") if stream is None else (int(stream), "exact")
+
+
+def _producer(obj: Any, device: int) -> tuple[int, object]:  # noqa: ARG001
+    return producer(interface(obj))[0], None
 
 
 def describe_interface(obj: Any, source: str, *, device: int | None = None) -> BufferInfo:
@@ -81,7 +92,7 @@ def describe_interface(obj: Any, source: str, *, device: int | None = None) -> B
         shape=shape,
         strides=found.get("strides") or contiguous_strides(shape, dtype.itemsize),
         dtype=dtype,
-        producer=stream,
+        producer=stream if stream > 0 else None,
         ordering=ordering,
     )
 
@@ -90,4 +101,4 @@ def _describe(obj: Any) -> BufferInfo:
     return describe_interface(obj, ATTRIBUTE)
 
 
-RULE = Rule(device_id, _describe)
+RULE = Rule(device_id, _describe, _producer)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from userstream import _driver
 from userstream._buffers._info import BufferInfo
-from userstream._buffers._rule import Rule, locate
+from userstream._buffers._rule import Framework, Rule, locate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from userstream.typing import StreamLike
 
 
 def rule_for(kind: type) -> Rule | None:
@@ -20,10 +25,38 @@ def _device_id(array: Any) -> int:  # cupy.ndarray
     return array.device.id  # type: ignore[no-any-return]
 
 
-def current_stream(device: int) -> int:
-    """Return the handle of CuPy's current stream of a device."""
-    handle: int = sys.modules["cupy"].cuda.get_current_stream(device).ptr
-    return handle or _driver.LEGACY  # in its per-thread mode CuPy says 2 itself
+def _is_usable() -> bool:
+    return hasattr(sys.modules.get("cupy"), "cuda")
+
+
+def _current_stream(device: int) -> tuple[int, object]:
+    stream = sys.modules["cupy"].cuda.get_current_stream(device)
+    # In its per-thread mode CuPy says 2 itself. The object destroys the stream when it goes.
+    return stream.ptr or _driver.LEGACY, stream
+
+
+def _producer(array: Any, device: int) -> tuple[int, object]:  # noqa: ARG001
+    return _current_stream(device)
+
+
+def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
+    cuda = sys.modules["cupy"].cuda
+    previous = cuda.get_current_stream(device)
+    handle = stream.__cuda_stream__()[1]
+    if handle == _driver.LEGACY:
+        ours = cuda.Stream.null
+    elif handle == _driver.PER_THREAD:
+        ours = cuda.Stream.ptds
+    else:  # ExternalStream warns, and the streams of from_external do not know their device
+        ours = cuda.stream._BaseStream(handle, device)
+    ours.__enter__()  # not `use`, so that a with block inside returns to it
+
+    def undo() -> None:
+        ours.__exit__(None, None, None)
+        if cuda.get_current_stream(device) is not previous:  # made current by `use`
+            previous.use()
+
+    return undo
 
 
 def _describe(array: Any) -> BufferInfo:
@@ -38,9 +71,10 @@ def _describe(array: Any) -> BufferInfo:
         shape=array.shape,
         strides=array.strides,
         dtype=array.dtype,
-        producer=current_stream(device),
+        producer=_current_stream(device)[0],
         ordering="current",
     )
 
 
-_RULE = Rule(_device_id, _describe)
+FRAMEWORK = Framework("cupy", _is_usable, _current_stream, _activate)
+_RULE = Rule(_device_id, _describe, _producer, framework=FRAMEWORK)

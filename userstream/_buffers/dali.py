@@ -7,12 +7,29 @@ work on them before its next run.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
 
 from userstream import _driver
 from userstream._buffers import cai
 from userstream._buffers._info import BufferInfo
-from userstream._buffers._rule import Rule, host_error, is_named
+from userstream._buffers._rule import (
+    NOTHING_PENDING,
+    UNKNOWN,
+    Framework,
+    Rule,
+    host_error,
+    is_named,
+    unknown_producer,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from userstream.typing import StreamLike
+
+_DYNAMIC = "nvidia.dali.experimental.dynamic"
 
 
 def rule_for(kind: type) -> Rule | None:
@@ -84,16 +101,56 @@ def _composite(
 
 
 def _producer(stream: int | None) -> tuple[int | None, Any]:
-    if stream is None:
-        return None, "unknown"
-    return stream or _driver.LEGACY, "exact"
+    return (None, "unknown") if stream is None else (_handle(stream), "exact")
 
 
-_HOST = Rule(_host_device_id, _host_device_id)  # type: ignore[arg-type]
+def _handle(stream: int | None) -> int:
+    return UNKNOWN if stream is None else stream or _driver.LEGACY
+
+
+def _output_producer(output: Any, device: int) -> tuple[int, None]:  # noqa: ARG001
+    return _handle(output.stream), None
+
+
+def _tensor_producer(tensor: Any, device: int) -> tuple[int, None]:  # noqa: ARG001
+    return _handle(getattr(tensor.evaluate()._storage, "stream", None)), None
+
+
+def _batch_producer(batch: Any, device: int) -> tuple[int, None]:
+    streams = {_tensor_producer(tensor, device)[0] for tensor in batch.tensors}
+    return (streams.pop() if len(streams) == 1 else UNKNOWN), None
+
+
+def _is_usable() -> bool:
+    return _DYNAMIC in sys.modules
+
+
+def _current_stream(device: int) -> tuple[int, object]:
+    context = sys.modules[_DYNAMIC].EvalContext.current()
+    if context.device_id != device:
+        return NOTHING_PENDING, None
+    stream = context.cuda_stream
+    return stream.handle or _driver.LEGACY, stream
+
+
+def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
+    context = sys.modules[_DYNAMIC].EvalContext(device_id=device, cuda_stream=stream)
+    context.__enter__()
+    return functools.partial(context.__exit__, None, None, None)
+
+
+FRAMEWORK = Framework("dali", _is_usable, _current_stream, _activate)
+_HOST = Rule(_host_device_id, _host_device_id, unknown_producer)  # type: ignore[arg-type]
 _KINDS = (
-    (("TensorGPU",), Rule(_device_id, _describe_tensor)),
-    (("TensorListGPU",), Rule(_device_id, _describe_list)),
+    (("TensorGPU",), Rule(_device_id, _describe_tensor, _output_producer)),
+    (("TensorListGPU",), Rule(_device_id, _describe_list, _output_producer)),
     (("TensorCPU", "TensorListCPU"), _HOST),
-    (("Batch",), Rule(_dynamic_device_id, _describe_batch)),
-    (("Tensor",), Rule(_dynamic_device_id, _describe_dynamic)),
+    (
+        ("Batch",),
+        Rule(_dynamic_device_id, _describe_batch, _batch_producer, framework=FRAMEWORK),
+    ),
+    (
+        ("Tensor",),
+        Rule(_dynamic_device_id, _describe_dynamic, _tensor_producer, framework=FRAMEWORK),
+    ),
 )

@@ -8,7 +8,7 @@ from typing import Any
 from userstream import _driver
 from userstream._buffers import cai, cuda_core
 from userstream._buffers._info import BufferInfo
-from userstream._buffers._rule import Rule, device_at, host_error, type_name
+from userstream._buffers._rule import Rule, device_at, host_error, type_name, unknown_producer
 from userstream.errors import UnsupportedBufferError
 
 ATTRIBUTE = "__dlpack_device__"
@@ -79,4 +79,8 @@ def _describe(obj: Any) -> BufferInfo:
     return dataclasses.replace(info, producer=None, ordering="dlpack")
 
 
-RULE = Rule(_device_id, _describe)
+def _export(obj: Any, handle: int) -> object:
+    return obj.__dlpack__(stream=handle)
+
+
+RULE = Rule(_device_id, _describe, unknown_producer, _export)

@@ -6,7 +6,7 @@ import sys
 from typing import Any, NoReturn
 
 from userstream._buffers._info import BufferInfo, contiguous_strides
-from userstream._buffers._rule import Rule, host_error, type_name
+from userstream._buffers._rule import Rule, host_error, type_name, unknown_producer
 from userstream.errors import DeviceMismatchError, UnsupportedBufferError
 
 # Ordinals by jax.Device, of which a process has as many as it has devices.
@@ -83,5 +83,10 @@ def _describe(array: Any) -> BufferInfo:
     )
 
 
-_RULE = Rule(_device_id, _describe)
-_TRACED = Rule(_refuse_traced, _refuse_traced)
+def _export(array: Any, handle: int) -> list[Any]:
+    """Order a stream after JAX's work; the capsules keep the memory, also from donation."""
+    return [shard.data.__dlpack__(stream=handle) for shard in array.addressable_shards]
+
+
+_RULE = Rule(_device_id, _describe, unknown_producer, _export)
+_TRACED = Rule(_refuse_traced, _refuse_traced, unknown_producer)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from userstream import _driver
 from userstream._buffers import cai
-from userstream._buffers._rule import Rule, device_at, is_named
+from userstream._buffers._rule import NOTHING_PENDING, Rule, device_at, is_named
 
 if TYPE_CHECKING:
     from userstream._buffers._info import BufferInfo
@@ -34,14 +34,19 @@ def _default_stream() -> int:
     return _driver.PER_THREAD if per_thread else _driver.LEGACY
 
 
+def _producer(array: Any, device: int) -> tuple[int, None]:  # noqa: ARG001
+    handle, _ = cai.producer(cai.interface(array))
+    # Not bound to a stream, which for numba means its default stream.
+    return (_default_stream() if handle == NOTHING_PENDING else handle), None
+
+
 def _describe(array: Any) -> BufferInfo:
     empty = array.size == 0
     device = _device_of_empty(array) if empty else None
     info = cai.describe_interface(array, "numba DeviceNDArray", device=device)
     if info.ordering != "none":
         return info
-    # Not bound to a stream, which for numba means its default stream.
     return dataclasses.replace(info, producer=_default_stream(), ordering="current")
 
 
-_RULE = Rule(_device_id, _describe)
+_RULE = Rule(_device_id, _describe, _producer)

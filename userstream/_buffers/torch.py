@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from userstream import _driver
 from userstream._buffers._info import BufferInfo
-from userstream._buffers._rule import Rule, host_error, locate
+from userstream._buffers._rule import Framework, Rule, host_error, locate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from userstream.typing import StreamLike
 
 
 def rule_for(kind: type) -> Rule | None:
@@ -25,14 +31,41 @@ def _device_id(tensor: Any) -> int:  # torch.Tensor
     raise host_error(tensor, f"the memory of torch device {str(tensor.device)!r}")
 
 
-def current_stream(device: int) -> int:
-    """Return the handle of PyTorch's current stream of a device."""
+def _is_usable() -> bool:
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda is not None and cuda.is_available()
+
+
+def _current_stream(device: int) -> tuple[int, None]:
     torch = sys.modules["torch"]
     try:
         raw: int = torch._C._cuda_getCurrentRawStream(device)
     except AttributeError:  # a private function; the public one takes 20 times as long
         raw = torch.cuda.current_stream(device).cuda_stream
-    return raw or _driver.LEGACY  # by 0 PyTorch means the legacy default stream
+    # By 0 PyTorch means the legacy default stream. It destroys no stream of its own.
+    return raw or _driver.LEGACY, None
+
+
+def _producer(tensor: Any, device: int) -> tuple[int, None]:  # noqa: ARG001
+    return _current_stream(device)
+
+
+def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
+    cuda = sys.modules["torch"].cuda
+    handle = stream.__cuda_stream__()[1]
+    previous = cuda.current_stream(device)
+    # An ExternalStream of a default stream would be another stream to PyTorch.
+    ours = (
+        cuda.default_stream(device)
+        if handle == _driver.LEGACY
+        else cuda.ExternalStream(handle, device=device)
+    )
+    cuda.set_stream(ours)
+    return functools.partial(cuda.set_stream, previous)
+
+
+def _record_use(tensor: Any) -> None:
+    tensor.record_stream(sys.modules["torch"].cuda.current_stream(tensor.get_device()))
 
 
 def _describe(tensor: Any) -> BufferInfo:
@@ -40,10 +73,10 @@ def _describe(tensor: Any) -> BufferInfo:
     if tensor.is_cuda:
         device = tensor.get_device()
         memory = locate(address, tensor)[1] if address else "device"
-        producer = current_stream(device)
+        producer, _ = _current_stream(device)
     elif tensor.device.type == "cpu" and address and tensor.is_pinned():
         device, memory = locate(address, tensor)
-        producer = current_stream(device)
+        producer, _ = _current_stream(device)
     else:
         raise host_error(tensor, f"the memory of torch device {str(tensor.device)!r}")
     itemsize = tensor.element_size()
@@ -69,4 +102,5 @@ def _dtype(dtype: Any) -> np.dtype | str:  # torch.dtype
         return name
 
 
-_RULE = Rule(_device_id, _describe)
+FRAMEWORK = Framework("torch", _is_usable, _current_stream, _activate, _record_use)
+_RULE = Rule(_device_id, _describe, _producer, framework=FRAMEWORK)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from userstream import _buffers, _waiting
-from userstream._registry._waits import Waits
+from userstream._registry._orders import Orders
 from userstream.errors import WaitErrors
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-class UserStream(Waits):
+class UserStream(Orders):
     """The user streams of a process, a library or a test: one per device and name.
 
     The functions of the `userstream` module act on the registry of the process,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from userstream._stream._activation import Activation
     from userstream.typing import DeviceLike, StreamLike
 
 _NONBLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -253,6 +254,50 @@ class Stream(OrderedStream):
         return _driver.priority_range(
             _driver.primary_context(_devices.device_id_or_current(device))
         )
+
+    def activate(self, *frameworks: str) -> Activation:
+        """Make this stream the current one of frameworks for the length of a block.
+
+        Parameters
+        ----------
+        *frameworks : str
+            ``"torch"``, ``"cupy"`` or ``"dali"`` (the dynamic mode of DALI); by default all of
+            these that are imported. The others have no current stream that could be set: pass the
+            stream to their functions.
+
+        Returns
+        -------
+        context manager
+            Its value is the stream. At the end of the block the frameworks have the current
+            streams that they had before, also after an exception.
+
+        Raises
+        ------
+        ValueError, TypeError
+            A framework has no current stream, or is not imported.
+        CaptureError
+            As `wait`.
+        RuntimeError
+            At the end of the block: it ends in another thread than it began in.
+
+        Notes
+        -----
+        For the calling thread, and for the device of the stream; the current device stays as it
+        is. At its begin this stream waits for the streams that were current, and at its end those
+        wait for this one, so memory that is freed to this stream's arena is not used again before
+        its time. What was made inside is safe to use after the block; before that, see `hand_over`.
+        Does not block. Driver calls: those of `wait`.
+
+        Examples
+        --------
+        >>> from userstream import Stream
+        >>> with Stream.create(0) as stream, stream.activate():
+        ...     pass  # PyTorch and CuPy work on the stream
+        """
+        from userstream._stream import _activation  # which is built upon this
+
+        found = _activation.called(frameworks) if frameworks else _activation.usable()
+        return _activation.Activation(self, found)
 
     def __enter__(self) -> Self:
         if not self._closes_in_with:

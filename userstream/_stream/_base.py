@@ -155,8 +155,11 @@ class BaseStream(cuda.core.Stream):  # type: ignore[misc] # to a type checker, c
         # First out of its registry: a Ctrl-C in between may not leave a closed stream there.
         if self._on_close is not None:
             self._on_close(self)
-        self._handle = None
-        _given_away.pop(id(self), None)
+        handle, self._handle = int(self._handle), None
+        if _given_away.pop(id(self), None) is not None:
+            from userstream._stream import _foreign  # which is built upon this
+
+            _foreign.forget(self, handle)
         super().close()
 
     def __repr__(self) -> str:

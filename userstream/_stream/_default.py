@@ -123,6 +123,9 @@ class DefaultStream(Stream):
     def _wait_for(self, source: EdgeStream, *, may_join: bool) -> None:
         super(DefaultStream, self._settled())._wait_for(source, may_join=may_join)
 
+    def _capture_status(self) -> driver.CUstreamCaptureStatus:
+        return self._here(super()._capture_status)
+
     def _mark(self) -> tuple[Event, driver.CUstreamCaptureStatus]:
         return self._here(super()._mark)
 

@@ -32,6 +32,9 @@ class EdgeStream(BaseStream):
         finally:
             source._pool.give_back(event)
 
+    def _capture_status(self) -> CUstreamCaptureStatus:
+        return _driver.capture_status(self._live(), self)
+
     def _mark(self) -> tuple[Event, CUstreamCaptureStatus]:
         """Record a pooled event behind the work queued here; tell whether that was captured."""
         capture = _driver.capture_status(self._live(), self)

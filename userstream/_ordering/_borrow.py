@@ -1,0 +1,90 @@
+"""Borrowing buffers for the length of a block."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from userstream import _cleanup
+from userstream._stream import _activation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
+
+    from userstream._buffers import Framework
+    from userstream._ordering import Ordering
+    from userstream._stream import Stream
+
+
+class Borrow:
+    """The context manager of `UserStream.borrow`; it can be entered again after its end."""
+
+    __slots__ = ("_activate", "_activation", "_buffers", "_keep", "_kept", "_order", "_ordering")
+
+    def __init__(
+        self,
+        buffers: tuple[Any, ...],
+        order: Callable[[], Ordering],
+        activate: bool | str | Iterable[str],
+        *,
+        keep: bool,
+    ) -> None:
+        self._buffers = buffers
+        self._order = order
+        self._keep = keep
+        names = (activate,) if isinstance(activate, str) else activate
+        self._activate = names if isinstance(names, bool) else _activation.called(names)
+        self._ordering: Ordering | None = None
+        self._activation: _activation.Activation | None = None
+        self._kept: list[object] = []
+
+    def __enter__(self) -> Stream:
+        if self._ordering is not None:
+            raise RuntimeError("this borrow has not ended yet; call borrow() for another one")
+        ordering = self._order()
+        if self._activate is not False:
+            frameworks = self._activate
+            if frameworks is True:
+                frameworks = _frameworks_of(ordering)
+            self._activation = _activation.Activation(ordering.consumer, frameworks)
+        self._kept = ordering.acquire()
+        if self._activation is not None:
+            self._activation.__enter__()
+        self._ordering = ordering
+        return ordering.consumer
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        ordering, activation = self._ordering, self._activation
+        if ordering is None:
+            raise RuntimeError("this borrow was not entered")
+        ordering.check_thread()
+        failures: list[Exception] = []
+        if activation is not None:
+            activation.check_thread()
+            try:
+                activation.__exit__(None, None, None)
+            except Exception as failure:
+                failures.append(failure)
+        kept, self._kept = self._kept, []
+        self._ordering = self._activation = None
+        try:
+            ordering.release((self._buffers, kept) if self._keep else None)
+        except Exception as failure:
+            failures.append(failure)
+        _cleanup.report(failures, error)
+
+
+def _frameworks_of(ordering: Ordering) -> list[Framework]:
+    """Return the frameworks of the buffers that have a current stream."""
+    found = {rule.framework for _, rule, _ in ordering.leaves if rule.framework is not None}
+    if not found:
+        raise ValueError(
+            "activate=True: none of the buffers comes from a framework whose current stream could "
+            "be set; name the frameworks, or pass the stream to their functions"
+        )
+    return list(found)

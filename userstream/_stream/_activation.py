@@ -1,0 +1,110 @@
+"""Making a stream the current one of frameworks, for a while."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+from userstream import _cleanup, _driver
+from userstream._buffers import FRAMEWORKS, NOTHING_PENDING, Framework
+from userstream._stream._foreign import stream_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
+
+    from userstream._stream import Stream
+
+
+def called(names: Iterable[str]) -> list[Framework]:
+    """Return the frameworks of those names."""
+    found = []
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"a framework is named by a string, not {name!r}")
+        if name not in FRAMEWORKS:
+            raise ValueError(
+                f"{name!r} has no current stream that could be set; those that have one are "
+                f"{', '.join(FRAMEWORKS)}. Pass the stream to its functions instead"
+            )
+        if not FRAMEWORKS[name].is_usable():
+            raise ValueError(f"{name} is not imported here, or finds no GPU")
+        found.append(FRAMEWORKS[name])
+    return found
+
+
+def usable() -> list[Framework]:
+    """Return the frameworks that are imported and have a current stream."""
+    return [framework for framework in FRAMEWORKS.values() if framework.is_usable()]
+
+
+class _Before(NamedTuple):
+    """A framework's current stream before, and how to make it current again."""
+
+    stream: Stream | None
+    owner: object
+    undo: Callable[[], object]
+
+
+class Activation:
+    """The context manager of `Stream.activate`."""
+
+    __slots__ = ("_before", "_frameworks", "_stream", "_thread")
+
+    def __init__(self, stream: Stream, frameworks: Iterable[Framework]) -> None:
+        self._stream = stream
+        self._frameworks = tuple(frameworks)
+        self._before: list[_Before] = []
+        self._thread: int | None = None
+
+    def __enter__(self) -> Stream:
+        if self._thread is not None:
+            raise RuntimeError("this block was entered already; call activate() for another one")
+        self._thread = threading.get_ident()
+        self._stream = self._stream._settled()
+        try:
+            for framework in self._frameworks:
+                self._before.append(self._enter(framework))
+        except BaseException as error:
+            self._leave(error)
+            raise
+        return self._stream
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.check_thread()
+        self._leave(error)
+
+    def check_thread(self) -> None:
+        """Raise unless this is the thread that entered: current streams belong to threads."""
+        if self._frameworks and threading.get_ident() != self._thread:
+            raise RuntimeError(
+                "a block that makes a stream current must end in the thread where it began"
+            )
+
+    def _enter(self, framework: Framework) -> _Before:
+        stream = self._stream
+        device, context = stream._device_id, stream._context
+        handle, owner = _driver.within(context, framework.current_stream, device)
+        before = None if handle == NOTHING_PENDING else stream_at(handle, device)
+        # Memory that was freed to the stream's arena may still be in use on the stream before.
+        if before is not None and not before._is_same(stream):
+            stream._wait_for(before, may_join=not stream._is_shared())
+        return _Before(before, owner, _driver.within(context, framework.activate, stream, device))
+
+    def _leave(self, error: BaseException | None) -> None:
+        stream, failures = self._stream, []
+        while self._before:
+            before = self._before.pop()
+            try:
+                _driver.within(stream._context, before.undo)
+                if before.stream is not None and not before.stream._is_same(stream):
+                    before.stream._wait_for(stream, may_join=False)
+            except Exception as failure:
+                failures.append(failure)
+        self._thread = None
+        _cleanup.report(failures, error)
