@@ -56,6 +56,14 @@ class EventPool:
             raise _driver.core_failure("cuEventRecord", error, stream) from error
         return event
 
+    def edge(self, source: Stream, destination: Stream) -> None:
+        """Let a stream wait for the work queued on another one, which is of this context."""
+        event = self.record(source)
+        try:
+            wait(destination, event)
+        finally:
+            self.give_back(event)
+
     def give_back(self, event: Event) -> None:
         """Take back an event that nobody polls, or that has completed."""
         if self._keeps:

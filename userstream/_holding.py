@@ -9,7 +9,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeAlias
 
 from userstream import _driver, _events, _process, _watcher
 from userstream.errors import UserStreamError
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 _SWEEP_SECONDS = 200e-6  # at most so often for each stream: asking an event takes half a µs
 _MOST_UNSWEPT = 64
+_IDLE_LOOKS = 20  # of the watcher, before it is told to look no more: beginning again costs more
 
 
-class _Held(NamedTuple):
-    event: Event
-    pool: _events.EventPool
-    objects: object
+# A point, the pool of its event, and what is held up to there.
+_Held: TypeAlias = "tuple[Event, _events.EventPool, object]"
 
 
 class _Queue:
     """What is held for a stream, the oldest first."""
 
-    __slots__ = ("__weakref__", "_held", "_lock", "_swept")
+    __slots__ = ("__weakref__", "_held", "_lock", "_sweeping", "_swept")
 
     def __init__(self) -> None:
         self._held: deque[_Held] = deque()
-        # Reentrant: the garbage collector may run anybody's destructor in the middle.
+        # Reentrant: the garbage collector may run anybody's destructor in the middle of a sweep.
         self._lock = threading.RLock()
+        self._sweeping = False
         self._swept = 0.0
         _process.leak_at_end(self)
 
@@ -53,25 +53,34 @@ class _Queue:
 
     def sweep(self) -> None:
         """Let go of what the stream has passed."""
-        passed: list[_Held] = []
+        passed: list[object] = []
         with self._lock:
-            _driver.relaxed(self._take_passed, passed)
+            if self._sweeping:
+                return
+            self._sweeping = True
+            try:
+                _driver.relaxed(self._take_passed, passed)
+            finally:
+                self._sweeping = False
         # Here, outside of the lock, the objects go.
 
-    def _take_passed(self, passed: list[_Held]) -> None:
-        while self._held:
-            oldest = self._held[0]
-            try:
-                if not _events.is_done(oldest.event, None):
-                    return
-                failed = False
-            except UserStreamError:
-                failed = True  # nothing runs there any more
-            if not self._held or self._held[0] is not oldest:
-                continue  # such a destructor was here
-            passed.append(self._held.popleft())
-            if not failed:
-                oldest.pool.give_back(oldest.event)
+    def _take_passed(self, passed: list[object]) -> None:
+        # One stream passes its events in their order: if the newest is done, they all are.
+        count = len(self._held)
+        if count > 1 and not _is_passed(self._held[-1]):
+            count = 0
+        while self._held and (count > 0 or _is_passed(self._held[0])):
+            event, pool, objects = self._held.popleft()
+            passed.append(objects)
+            pool.give_back(event)
+            count -= 1
+
+
+def _is_passed(held: _Held) -> bool:
+    try:
+        return _events.is_done(held[0], None)
+    except UserStreamError:  # the GPU failed, and nothing runs there any more
+        return True
 
 
 class _Sweeper:
@@ -80,34 +89,48 @@ class _Sweeper:
     target = None
     ordered = False
 
+    def __init__(self) -> None:
+        self._idle = 0
+
     def is_done(self) -> bool:
         global _watched  # noqa: PLW0603 -- one watcher, one flag
-        # First the flag, then the look: what is added in between is watched anew.
-        _watched = False
         with contextlib.suppress(UserStreamError):  # to be tried again
             sweep()
-        _watched = any(map(len, list(_queues.values())))
+        self._idle = 0 if _anything_held() else self._idle + 1
+        if self._idle < _IDLE_LOOKS:
+            return False
+        # First the flag, then the last look: what is added in between is watched anew.
+        _watched = False
+        _watched = _anything_held()
         return not _watched
 
     def abandon(self) -> None:
         pass
 
 
-_queues: dict[tuple[int, int], _Queue] = {}  # by handle and context
+_queues: dict[tuple[int, int, int | None], _Queue] = {}  # by handle, context and thread
 _watched = False
 
 
 def hold(stream: EdgeStream, event: Event, objects: object) -> None:
     """Hold objects until an event that `stream` has marked has completed; takes the event."""
     global _watched  # noqa: PLW0603 -- one watcher, one flag
-    key = int(stream._live()), int(stream._context)
-    queue = _queues.get(key)
+    queue = stream._held
     if queue is None:
-        queue = _queues.setdefault(key, _Queue())
-    queue.add(_Held(event, stream._pool, objects))
+        handle = int(stream._live())
+        # What is the per-thread default stream of one thread is another one in the next.
+        thread = threading.get_ident() if handle == _driver.PER_THREAD else None
+        queue = _queues.setdefault((handle, int(stream._context), thread), _Queue())
+        if thread is None:
+            stream._held = queue
+    queue.add((event, stream._pool, objects))
     if not _watched:
         _watched = True
         _watcher.watch(_Sweeper(), lambda _: None)
+
+
+def _anything_held() -> bool:
+    return any(map(len, list(_queues.values())))
 
 
 def sweep() -> None:

@@ -42,16 +42,12 @@ class Rule(NamedTuple):
     device_id: Callable[[Any], int]
     describe: Callable[[Any], BufferInfo]
     # The handle of the stream that works on a buffer of that device, NOTHING_PENDING or UNKNOWN;
-    # and what keeps that stream alive.
-    producer: Callable[[Any, int], tuple[int, object]]
-    # Orders the stream of that handle after the producer; what it returns keeps the memory.
-    export: Callable[[Any, int], object] | None = None
+    # and what keeps that stream alive. By default the current stream of the framework stands in.
+    producer: Callable[[Any, int], tuple[int, object]] | None = None
     framework: Framework | None = None
-
-
-def unknown_producer(obj: object, device: int) -> tuple[int, object]:  # noqa: ARG001
-    """Answer for buffers of which nobody knows the producer."""
-    return UNKNOWN, None
+    # Instead: orders the stream of that handle after the producer, and returns what keeps the
+    # memory.
+    export: Callable[[Any, int], object] | None = None
 
 
 def is_named(kind: type, packages: tuple[str, ...], names: tuple[str, ...]) -> bool:

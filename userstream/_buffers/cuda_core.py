@@ -9,7 +9,7 @@ from cuda.bindings import driver
 from cuda.core import Buffer
 
 from userstream._buffers._info import BufferInfo, contiguous_strides
-from userstream._buffers._rule import Rule, device_at, host_error, locate, unknown_producer
+from userstream._buffers._rule import Rule, device_at, host_error, locate
 
 if TYPE_CHECKING:
     from userstream._driver import Memory
@@ -96,6 +96,6 @@ def _describe_pointer(pointer: driver.CUdeviceptr) -> BufferInfo:
     )
 
 
-_BUFFER = Rule(_buffer_device_id, _describe_buffer, unknown_producer)
-_VIEW = Rule(_view_device_id, _describe_view, unknown_producer)
-_POINTER = Rule(_pointer_device_id, _describe_pointer, unknown_producer)
+_BUFFER = Rule(_buffer_device_id, _describe_buffer)
+_VIEW = Rule(_view_device_id, _describe_view)
+_POINTER = Rule(_pointer_device_id, _describe_pointer)

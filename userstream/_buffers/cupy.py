@@ -35,10 +35,6 @@ def _current_stream(device: int) -> tuple[int, object]:
     return stream.ptr or _driver.LEGACY, stream
 
 
-def _producer(array: Any, device: int) -> tuple[int, object]:  # noqa: ARG001
-    return _current_stream(device)
-
-
 def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
     cuda = sys.modules["cupy"].cuda
     previous = cuda.get_current_stream(device)
@@ -77,4 +73,4 @@ def _describe(array: Any) -> BufferInfo:
 
 
 FRAMEWORK = Framework("cupy", _is_usable, _current_stream, _activate)
-_RULE = Rule(_device_id, _describe, _producer, framework=FRAMEWORK)
+_RULE = Rule(_device_id, _describe, framework=FRAMEWORK)

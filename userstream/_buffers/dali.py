@@ -21,7 +21,6 @@ from userstream._buffers._rule import (
     Rule,
     host_error,
     is_named,
-    unknown_producer,
 )
 
 if TYPE_CHECKING:
@@ -140,7 +139,7 @@ def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
 
 
 FRAMEWORK = Framework("dali", _is_usable, _current_stream, _activate)
-_HOST = Rule(_host_device_id, _host_device_id, unknown_producer)  # type: ignore[arg-type]
+_HOST = Rule(_host_device_id, _host_device_id)  # type: ignore[arg-type]
 _KINDS = (
     (("TensorGPU",), Rule(_device_id, _describe_tensor, _output_producer)),
     (("TensorListGPU",), Rule(_device_id, _describe_list, _output_producer)),

@@ -8,7 +8,7 @@ from typing import Any
 from userstream import _driver
 from userstream._buffers import cai, cuda_core
 from userstream._buffers._info import BufferInfo
-from userstream._buffers._rule import Rule, device_at, host_error, type_name, unknown_producer
+from userstream._buffers._rule import Rule, device_at, host_error, type_name
 from userstream.errors import UnsupportedBufferError
 
 ATTRIBUTE = "__dlpack_device__"
@@ -83,4 +83,4 @@ def _export(obj: Any, handle: int) -> object:
     return obj.__dlpack__(stream=handle)
 
 
-RULE = Rule(_device_id, _describe, unknown_producer, _export)
+RULE = Rule(_device_id, _describe, export=_export)

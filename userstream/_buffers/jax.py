@@ -6,7 +6,7 @@ import sys
 from typing import Any, NoReturn
 
 from userstream._buffers._info import BufferInfo, contiguous_strides
-from userstream._buffers._rule import Rule, host_error, type_name, unknown_producer
+from userstream._buffers._rule import Rule, host_error, type_name
 from userstream.errors import DeviceMismatchError, UnsupportedBufferError
 
 # Ordinals by jax.Device, of which a process has as many as it has devices.
@@ -88,5 +88,5 @@ def _export(array: Any, handle: int) -> list[Any]:
     return [shard.data.__dlpack__(stream=handle) for shard in array.addressable_shards]
 
 
-_RULE = Rule(_device_id, _describe, unknown_producer, _export)
-_TRACED = Rule(_refuse_traced, _refuse_traced, unknown_producer)
+_RULE = Rule(_device_id, _describe, export=_export)
+_TRACED = Rule(_refuse_traced, _refuse_traced)

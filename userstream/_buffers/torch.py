@@ -46,10 +46,6 @@ def _current_stream(device: int) -> tuple[int, None]:
     return raw or _driver.LEGACY, None
 
 
-def _producer(tensor: Any, device: int) -> tuple[int, None]:  # noqa: ARG001
-    return _current_stream(device)
-
-
 def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
     cuda = sys.modules["torch"].cuda
     handle = stream.__cuda_stream__()[1]
@@ -103,4 +99,4 @@ def _dtype(dtype: Any) -> np.dtype | str:  # torch.dtype
 
 
 FRAMEWORK = Framework("torch", _is_usable, _current_stream, _activate, _record_use)
-_RULE = Rule(_device_id, _describe, _producer, framework=FRAMEWORK)
+_RULE = Rule(_device_id, _describe, framework=FRAMEWORK)

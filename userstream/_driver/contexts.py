@@ -67,6 +67,11 @@ def current_device() -> int:
     raise failed("cuCtxGetDevice", status)
 
 
+def is_current(context: driver.CUcontext | None) -> bool:
+    """Tell whether a context is known to be the current one."""
+    return context is not None and int(driver.cuCtxGetCurrent()[1] or 0) == int(context)
+
+
 def default_context() -> driver.CUcontext:
     """Return the context that a default stream stands for: the current one, or device 0's."""
     ensure()

@@ -46,7 +46,7 @@ def failed(
     )
 
 
-def _raised(function: str, error: Exception) -> Exception:
+def raised(function: str, error: Exception) -> Exception:
     """Turn what cuda-bindings raised inside a call into an exception of ours."""
     # A RuntimeError with this text in cuda-bindings 12.9, and of a class of its own later.
     if re.match(r'[Ff]unction "?\w+"? (is )?not found', str(error)):
@@ -92,7 +92,7 @@ def ask(function: Callable[..., Any], *args: object) -> tuple[Any, ...]:
     try:
         return tuple(function(*args))
     except (RuntimeError, ValueError) as error:
-        raise _raised(function.__name__, error) from error
+        raise raised(function.__name__, error) from error
 
 
 def call(function: Callable[..., Any], *args: object, stream: object = None) -> Any:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from cuda.bindings import driver
 
-from userstream._driver.status import NOT_READY, SUCCESS, ask, call, failed
+from userstream._driver.status import NOT_READY, SUCCESS, ask, call, failed, raised
 from userstream.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ PER_THREAD = 2
 
 _CAPTURE_IMPLICIT = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 NOT_CAPTURING = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+_FREE = (SUCCESS, NOT_CAPTURING)
 _GLOBAL = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 _RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
@@ -58,7 +59,13 @@ def capture_status(handle: driver.CUstream, stream: object) -> driver.CUstreamCa
     CaptureError
         It is a legacy default stream, and using it would break a capture.
     """
-    status, capture = ask(driver.cuStreamIsCapturing, handle)
+    try:
+        answer = driver.cuStreamIsCapturing(handle)
+    except (RuntimeError, ValueError) as error:
+        raise raised("cuStreamIsCapturing", error) from error
+    if answer == _FREE:  # nearly always
+        return NOT_CAPTURING
+    status, capture = answer
     if status == SUCCESS:
         return capture
     if status == _CAPTURE_IMPLICIT:
@@ -68,6 +75,17 @@ def capture_status(handle: driver.CUstream, stream: object) -> driver.CUstreamCa
             stream=repr(stream),
         )
     raise failed("cuStreamIsCapturing", status, stream)
+
+
+def both_free(first: driver.CUstream, second: driver.CUstream) -> bool:
+    """Tell whether neither of two streams is being captured; `False` as well if one cannot tell."""
+    try:
+        return bool(
+            driver.cuStreamIsCapturing(first) == _FREE
+            and driver.cuStreamIsCapturing(second) == _FREE
+        )
+    except (RuntimeError, ValueError):
+        return False
 
 
 def capture_id(handle: driver.CUstream, stream: object) -> int:

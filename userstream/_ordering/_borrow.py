@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from userstream import _cleanup
+from userstream import _cleanup, _targets
 from userstream._stream import _activation
 
 if TYPE_CHECKING:
@@ -14,26 +14,25 @@ if TYPE_CHECKING:
     from userstream._buffers import Framework
     from userstream._ordering import Ordering
     from userstream._stream import Stream
+    from userstream.typing import Producer, StreamLike
 
 
 class Borrow:
     """The context manager of `UserStream.borrow`; it can be entered again after its end."""
 
-    __slots__ = ("_activate", "_activation", "_buffers", "_keep", "_kept", "_order", "_ordering")
+    __slots__ = ("_activate", "_activation", "_asked", "_keep", "_kept", "_order", "_ordering")
 
     def __init__(
         self,
-        buffers: tuple[Any, ...],
-        order: Callable[[], Ordering],
+        order: Callable[..., Ordering],
+        asked: tuple[tuple[Any, ...], StreamLike | int | None, Producer],
         activate: bool | str | Iterable[str],
-        *,
         keep: bool,
     ) -> None:
-        self._buffers = buffers
         self._order = order
+        self._asked = asked  # the buffers, who uses them, and who produces them
         self._keep = keep
-        names = (activate,) if isinstance(activate, str) else activate
-        self._activate = names if isinstance(names, bool) else _activation.called(names)
+        self._activate = activate
         self._ordering: Ordering | None = None
         self._activation: _activation.Activation | None = None
         self._kept: list[object] = []
@@ -41,11 +40,9 @@ class Borrow:
     def __enter__(self) -> Stream:
         if self._ordering is not None:
             raise RuntimeError("this borrow has not ended yet; call borrow() for another one")
-        ordering = self._order()
+        ordering = self._order(*self._asked)
         if self._activate is not False:
-            frameworks = self._activate
-            if frameworks is True:
-                frameworks = _frameworks_of(ordering)
+            frameworks = _frameworks(self._activate, self._asked[0])
             self._activation = _activation.Activation(ordering.consumer, frameworks)
         self._kept = ordering.acquire()
         if self._activation is not None:
@@ -62,7 +59,8 @@ class Borrow:
         ordering, activation = self._ordering, self._activation
         if ordering is None:
             raise RuntimeError("this borrow was not entered")
-        ordering.check_thread()
+        if ordering.thread is not None:
+            ordering.check_thread()
         failures: list[Exception] = []
         if activation is not None:
             activation.check_thread()
@@ -73,15 +71,21 @@ class Borrow:
         kept, self._kept = self._kept, []
         self._ordering = self._activation = None
         try:
-            ordering.release((self._buffers, kept) if self._keep else None)
+            ordering.release((self._asked[0], kept) if self._keep else None)
         except Exception as failure:
             failures.append(failure)
-        _cleanup.report(failures, error)
+        if failures:
+            _cleanup.report(failures, error)
 
 
-def _frameworks_of(ordering: Ordering) -> list[Framework]:
-    """Return the frameworks of the buffers that have a current stream."""
-    found = {rule.framework for _, rule, _ in ordering.leaves if rule.framework is not None}
+def _frameworks(activate: bool | str | Iterable[str], buffers: tuple[Any, ...]) -> list[Framework]:
+    """Return the frameworks to activate; for `True` those of the buffers."""
+    if isinstance(activate, str):
+        return _activation.called([activate])
+    if not isinstance(activate, bool):
+        return _activation.called(activate)
+    rules = [rule for _, rule in _targets.buffers_in(buffers)]
+    found = {rule.framework for rule in rules if rule.framework is not None}
     if not found:
         raise ValueError(
             "activate=True: none of the buffers comes from a framework whose current stream could "

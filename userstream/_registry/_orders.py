@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from userstream import _driver, _holding, _targets
 from userstream._buffers import type_name
-from userstream._ordering import Ordering, given_stream
-from userstream._ordering._borrow import Borrow
+from userstream._ordering import Borrow, given_stream, ordering_of, quick_ordering_of
 from userstream._registry._waits import Waits
 from userstream._stream._foreign import stream_at
 from userstream.errors import CaptureError, UnsupportedBufferError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from userstream._ordering import Ordering
     from userstream._stream import Stream
     from userstream.typing import Buffer, Producer, StreamLike
+
+_AUTO = "auto"
 
 
 class Orders(Waits):
@@ -30,8 +32,7 @@ class Orders(Waits):
         stream: StreamLike | int | None = None,
         producer: Producer = "auto",
     ) -> Stream:
-        self._check_open()
-        ordering = Ordering(buffers, stream, producer, self._user_stream)
+        ordering = self._ordering(buffers, stream, producer)
         ordering.acquire()
         return ordering.consumer
 
@@ -41,8 +42,7 @@ class Orders(Waits):
         stream: StreamLike | int | None = None,
         producer: Producer = "auto",
     ) -> None:
-        self._check_open()
-        Ordering(buffers, stream, producer, self._user_stream).release(buffers)
+        self._ordering(buffers, stream, producer).release(buffers)
 
     def borrow(
         self,
@@ -52,11 +52,7 @@ class Orders(Waits):
         activate: bool | str | Iterable[str] = False,
         keep: bool = True,
     ) -> Borrow:
-        def order() -> Ordering:
-            self._check_open()
-            return Ordering(buffers, stream, producer, self._user_stream)
-
-        return Borrow(buffers, order, activate, keep=keep)
+        return Borrow(self._ordering, (buffers, stream, producer), activate, keep)
 
     def hold(self, *objects: object, stream: StreamLike | int) -> None:
         self._check_open()
@@ -90,6 +86,16 @@ class Orders(Waits):
             current._wait_for(source, may_join=False)
             if framework.record_use is not None:
                 framework.record_use(buffer)
+
+    def _ordering(
+        self, buffers: Sequence[Any], stream: StreamLike | int | None, producer: Producer
+    ) -> Ordering:
+        if stream is None and producer is _AUTO:
+            ordering = quick_ordering_of(buffers, self._unnamed)
+            if ordering is not None:
+                return ordering
+        self._check_open()
+        return ordering_of(buffers, stream, producer, self._user_stream)
 
     def _user_stream(self, device: int) -> Stream:
         return self._unnamed.get(device) or self._find_or_create(device, None, None)

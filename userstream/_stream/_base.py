@@ -6,7 +6,7 @@ and nowhere else.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import cuda.core
 from cuda.bindings import driver
@@ -32,10 +32,12 @@ class BaseStream(cuda.core.Stream):  # type: ignore[misc] # to a type checker, c
     """The identity and the lifetime of a `Stream`."""
 
     __slots__ = (
+        "_anywhere",
         "_closes_in_with",
         "_context",
         "_device_id",
         "_handle",
+        "_held",
         "_id",
         "_name",
         "_on_close",
@@ -50,9 +52,11 @@ class BaseStream(cuda.core.Stream):  # type: ignore[misc] # to a type checker, c
     _id: int | None  # asked for once
     _name: str | None
     _on_close: Callable[[BaseStream], None] | None
+    _anywhere: bool  # its handle means it whichever context is current
     _owned: bool  # made by userstream, so the driver's stream goes with it
     _closes_in_with: bool
     _pool: _events.EventPool
+    _held: Any  # the queue of `_holding`
 
     def __init__(self, *args: object, **kwargs: object) -> None:  # noqa: ARG002
         raise TypeError(
@@ -269,7 +273,9 @@ def complete(
     stream._name = name
     stream._on_close = None
     stream._owned = owned
+    stream._anywhere = int(stream._handle) not in (_driver.LEGACY, _driver.PER_THREAD)
     stream._closes_in_with = False
+    stream._held = None
     if context is not None:
         stream._pool = _events.pool_of(context)
     _process.leak_at_end(stream)

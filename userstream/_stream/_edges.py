@@ -25,6 +25,11 @@ class EdgeStream(BaseStream):
 
         `may_join` is whether this stream may become part of a capture of the other one.
         """
+        if self._anywhere and (source._anywhere or _driver.is_current(source._context)):
+            here, there = self._handle or self._live(), source._handle or source._live()
+            if _driver.both_free(here, there):  # nearly always
+                source._pool.edge(source, self)
+                return
         source = source._settled()
         event, capture = source._mark()
         try:
@@ -37,14 +42,14 @@ class EdgeStream(BaseStream):
 
     def _mark(self) -> tuple[Event, CUstreamCaptureStatus]:
         """Record a pooled event behind the work queued here; tell whether that was captured."""
-        capture = _driver.capture_status(self._live(), self)
+        capture = _driver.capture_status(self._handle or self._live(), self)
         return self._pool.record(self), capture
 
     def _follow(
         self, event: Event, source: EdgeStream, capture: CUstreamCaptureStatus, *, may_join: bool
     ) -> None:
         """Make later work here wait for what another stream's `_mark` returned."""
-        here = _driver.capture_status(self._live(), self)
+        here = _driver.capture_status(self._handle or self._live(), self)
         if here != _NONE or capture != _NONE:
             _check_captures(source, capture, self, here, may_join=may_join)
         _events.wait(self, event)

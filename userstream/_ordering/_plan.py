@@ -1,0 +1,107 @@
+"""The edges between the streams that produce some buffers and the one that uses them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from userstream import _cleanup, _driver, _holding
+from userstream._buffers import type_name
+from userstream._stream._default import DefaultStream
+from userstream.errors import CaptureError, DeviceMismatchError, UnknownProducerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from userstream._stream import Stream
+
+# To find a race: every acquire and release waits on the host as well.
+_sync = os.environ.get("USERSTREAM_SYNC", "") not in ("", "0")
+
+
+class Ordering:
+    """The streams that produce some buffers, and the one that uses them."""
+
+    # What few buffers need has its default here.
+    exports: Sequence[tuple[Any, int, Callable[[Any, int], object]]] = ()
+    may_join = False  # whether the producers may join a capture of the consumer
+    thread: int | None = None  # the one whose per-thread default stream takes part
+
+    def __init__(self, consumer: Stream, producers: Sequence[Stream], owners: object) -> None:
+        self.consumer = consumer
+        self.producers = producers
+        self.owners = owners  # of producers that their frameworks might destroy
+
+    def acquire(self) -> list[object]:
+        """Let the consumer wait for the producers; return what keeps the memory of some."""
+        consumer = self.consumer
+        for producer in self.producers:
+            consumer._wait_for(producer, may_join=not consumer._is_shared())
+        kept = [self._export(*each) for each in self.exports] if self.exports else []
+        if _sync:
+            self._wait_on_host()
+        return kept
+
+    def _export(self, buffer: Any, device: int, export: Callable[[Any, int], object]) -> object:
+        consumer = self.consumer
+        if isinstance(consumer, DefaultStream) and consumer._device_id != device:
+            raise DeviceMismatchError(
+                f"to {type_name(buffer)} the handle of {consumer!r} means a stream of device "
+                f"{device}; pass another stream",
+                devices=(consumer._device_id, device),
+            )
+        if consumer._capture_status() != _driver.NOT_CAPTURING:
+            raise CaptureError(
+                f"{consumer!r} is being captured into a graph, which cannot depend on the work "
+                f"that produces this {type_name(buffer)}; acquire it before the capture begins",
+                stream=repr(consumer),
+            )
+        try:
+            return export(buffer, int(consumer.handle))
+        except Exception as error:
+            raise UnknownProducerError(
+                f"this {type_name(buffer)} could not order {consumer!r} after its producer "
+                f"({type(error).__name__}: {error}); pass producer=, the stream that writes it, or "
+                "None if nothing is pending",
+                device=device,
+            ) from error
+
+    def release(self, objects: object) -> None:
+        """Let the producers go on after the consumer; hold the objects up to there, unless `None`.
+
+        One producer that cannot wait does not stop the others.
+        """
+        if objects is None and not self.producers:
+            return
+        consumer = self.consumer
+        failures = []
+        event, capture = consumer._mark()
+        try:
+            for producer in self.producers:
+                try:
+                    producer._follow(event, consumer, capture, may_join=self.may_join)
+                except Exception as failure:
+                    failures.append(failure)
+        finally:
+            # What is captured never completes: the graph needs the buffers as long as it lives.
+            if objects is None or capture != _driver.NOT_CAPTURING:
+                consumer._pool.give_back(event)
+            else:
+                _holding.hold(consumer, event, objects)
+        if _sync:
+            self._wait_on_host()
+        if failures:
+            _cleanup.report(failures, None)
+
+    def check_thread(self) -> None:
+        """Raise unless this is the thread whose per-thread default stream takes part, if any."""
+        if self.thread is not None and self.thread != threading.get_ident():
+            raise RuntimeError(
+                "a borrow with the per-thread default stream must end in the thread where it "
+                "began: in another thread that is another stream"
+            )
+
+    def _wait_on_host(self) -> None:
+        if self.consumer._capture_status() == _driver.NOT_CAPTURING:
+            self.consumer.sync()

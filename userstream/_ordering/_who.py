@@ -1,0 +1,135 @@
+"""Which streams produce some buffers, and which one uses them."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from userstream import _buffers, _driver, _targets
+from userstream._buffers import NOTHING_PENDING, UNKNOWN, type_name
+from userstream._ordering._plan import Ordering
+from userstream._stream import Stream
+from userstream._stream._default import DefaultStream
+from userstream._stream._foreign import stream_at
+from userstream.errors import DeviceMismatchError, UnknownProducerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from userstream._buffers import Rule
+    from userstream.typing import Producer, StreamLike
+
+
+def quick_ordering_of(
+    buffers: Sequence[Any], user_streams: Mapping[int, Stream]
+) -> Ordering | None:
+    """Do what `ordering_of` does in the usual case; return `None` in any other.
+
+    Buffers of one framework that has a current stream, on one device, of types that were seen.
+    """
+    if not buffers:
+        return None
+    rule = _buffers.learned.get(type(buffers[0]))
+    if rule is None or rule.producer is not None or rule.framework is None:
+        return None
+    device = rule.device_id(buffers[0])
+    for buffer in buffers[1:]:
+        if _buffers.learned.get(type(buffer)) is not rule or rule.device_id(buffer) != device:
+            return None
+    consumer = user_streams.get(device)
+    handle, owner = rule.framework.current_stream(device)
+    if consumer is None or handle == _driver.PER_THREAD:
+        return None
+    producer = stream_at(handle, device)
+    return Ordering(consumer, () if producer == consumer else (producer,), owner)
+
+
+def ordering_of(
+    buffers: Sequence[Any],
+    stream: StreamLike | int | None,
+    producer: Producer,
+    user_stream: Callable[[int], Stream],
+) -> Ordering:
+    """Find out who produces the buffers, and who uses them."""
+    leaves = [
+        (buffer, rule, rule.device_id(buffer))
+        for buffer, rule in _targets.buffers_in(buffers, named="buffers")
+    ]
+    devices = list(dict.fromkeys(device for _, _, device in leaves))
+    if not devices:
+        raise ValueError("no buffer was passed")
+    consumer = _consumer(stream, devices, user_stream)
+    if isinstance(producer, str) and producer == "auto":
+        ordering = _ordering(consumer, _producers(leaves))
+        ordering.exports = [
+            (buffer, device, rule.export) for buffer, rule, device in leaves if rule.export
+        ]
+        return ordering
+    if producer is None:  # nothing is pending
+        return _ordering(consumer, [])
+    given = given_stream(producer, "producer")
+    ordering = _ordering(consumer, [(_on(given, device), producer) for device in devices])
+    ordering.may_join = not given._is_shared()
+    return ordering
+
+
+def _ordering(consumer: Stream, found: Iterable[tuple[Stream, object]]) -> Ordering:
+    producers: list[Stream] = []
+    owners = []
+    for stream, owner in found:
+        if not any(map(stream._is_same, (consumer, *producers))):
+            producers.append(stream)
+            owners.append(owner)
+    ordering = Ordering(consumer, producers, owners)
+    # What is the per-thread stream of one thread is another one in the next.
+    if any(int(each._live()) == _driver.PER_THREAD for each in (consumer, *producers)):
+        ordering.thread = threading.get_ident()
+    return ordering
+
+
+def _producers(leaves: Iterable[tuple[Any, Rule, int]]) -> Iterator[tuple[Stream, object]]:
+    """Yield the stream on which work for each buffer is pending, and what keeps that alive."""
+    for buffer, rule, device in leaves:
+        if rule.export is not None:  # it orders our stream itself
+            continue
+        if rule.producer is not None:
+            handle, owner = rule.producer(buffer, device)
+        elif rule.framework is not None:
+            handle, owner = rule.framework.current_stream(device)
+        else:
+            handle, owner = UNKNOWN, None
+        if handle == UNKNOWN:
+            raise UnknownProducerError(
+                f"nothing tells which stream works on this {type_name(buffer)}: pass producer=, "
+                "the stream that writes it, or None if nothing is pending",
+                device=device,
+            )
+        if handle != NOTHING_PENDING:
+            yield stream_at(handle, device), owner
+
+
+def _consumer(
+    stream: StreamLike | int | None, devices: list[int], user_stream: Callable[[int], Stream]
+) -> Stream:
+    if stream is not None:
+        return _on(given_stream(stream, "stream"), devices[0])
+    if len(devices) > 1:
+        raise DeviceMismatchError(
+            f"the buffers live on devices {devices}, each of which has its own user stream; pass "
+            "stream=, the one that uses them all",
+            devices=devices,
+        )
+    return user_stream(devices[0])
+
+
+def given_stream(stream: StreamLike | int, argument: str) -> Stream:
+    """Return the stream that was passed as an argument."""
+    try:
+        return Stream.from_handle(stream)
+    except TypeError as error:
+        raise TypeError(f"{argument}=: {error}") from None
+
+
+def _on(stream: Stream, device: int) -> Stream:
+    """Return the stream, of a default stream the one of a device."""
+    return stream.on(device) if isinstance(stream, DefaultStream) else stream
