@@ -56,13 +56,15 @@ class EventPool:
             raise _driver.core_failure("cuEventRecord", error, stream) from error
         return event
 
-    def edge(self, source: Stream, destination: Stream) -> None:
+    def edge(self, source: Stream, destination: Stream) -> Event:
         """Let a stream wait for the work queued on another one, which is of this context."""
         event = self.record(source)
         try:
-            wait(destination, event)
-        finally:
+            _wait(destination, event)
+        except Exception as error:
             self.give_back(event)
+            raise _driver.core_failure("cuStreamWaitEvent", error, destination) from error
+        return event
 
     def give_back(self, event: Event) -> None:
         """Take back an event that nobody polls, or that has completed."""

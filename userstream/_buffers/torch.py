@@ -37,11 +37,10 @@ def _is_usable() -> bool:
 
 
 def _current_stream(device: int) -> tuple[int, None]:
-    torch = sys.modules["torch"]
     try:
-        raw: int = torch._C._cuda_getCurrentRawStream(device)
+        raw: int = sys.modules["torch"]._C._cuda_getCurrentRawStream(device)
     except AttributeError:  # a private function; the public one takes 20 times as long
-        raw = torch.cuda.current_stream(device).cuda_stream
+        raw = sys.modules["torch"].cuda.current_stream(device).cuda_stream
     # By 0 PyTorch means the legacy default stream. It destroys no stream of its own.
     return raw or _driver.LEGACY, None
 

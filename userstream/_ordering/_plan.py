@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from userstream import _cleanup, _driver, _holding
 from userstream._buffers import type_name
 from userstream._stream._default import DefaultStream
+from userstream._stream._edges import usual_edge
 from userstream.errors import CaptureError, DeviceMismatchError, UnknownProducerError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from userstream._stream import Stream
 
 # To find a race: every acquire and release waits on the host as well.
-_sync = os.environ.get("USERSTREAM_SYNC", "") not in ("", "0")
+SYNC = os.environ.get("USERSTREAM_SYNC", "") not in ("", "0")
 
 
 class Ordering:
@@ -39,7 +40,7 @@ class Ordering:
         for producer in self.producers:
             consumer._wait_for(producer, may_join=not consumer._is_shared())
         kept = [self._export(*each) for each in self.exports] if self.exports else []
-        if _sync:
+        if SYNC:
             self._wait_on_host()
         return kept
 
@@ -74,22 +75,23 @@ class Ordering:
         """
         if objects is None and not self.producers:
             return
-        consumer = self.consumer
-        failures = []
-        event, capture = consumer._mark()
-        try:
-            for producer in self.producers:
+        consumer, producers = self.consumer, self.producers
+        failures: list[Exception] = []
+        event = usual_edge(consumer, producers[0]) if len(producers) == 1 else None
+        capture = _driver.NOT_CAPTURING
+        if event is None:
+            event, capture = consumer._mark()
+            for producer in producers:
                 try:
                     producer._follow(event, consumer, capture, may_join=self.may_join)
                 except Exception as failure:
                     failures.append(failure)
-        finally:
-            # What is captured never completes: the graph needs the buffers as long as it lives.
-            if objects is None or capture != _driver.NOT_CAPTURING:
-                consumer._pool.give_back(event)
-            else:
-                _holding.hold(consumer, event, objects)
-        if _sync:
+        # What is captured never completes: the graph needs the buffers as long as it lives.
+        if objects is None or capture != _driver.NOT_CAPTURING:
+            consumer._pool.give_back(event)
+        else:
+            _holding.hold(consumer, event, objects)
+        if SYNC:
             self._wait_on_host()
         if failures:
             _cleanup.report(failures, None)

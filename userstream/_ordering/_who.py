@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from userstream import _buffers, _driver, _targets
 from userstream._buffers import NOTHING_PENDING, UNKNOWN, type_name
-from userstream._ordering._plan import Ordering
+from userstream._ordering._plan import SYNC, Ordering
 from userstream._stream import Stream
 from userstream._stream._default import DefaultStream
 from userstream._stream._foreign import stream_at
@@ -20,28 +20,30 @@ if TYPE_CHECKING:
     from userstream.typing import Producer, StreamLike
 
 
-def quick_ordering_of(
+def usual_streams_of(
     buffers: Sequence[Any], user_streams: Mapping[int, Stream]
-) -> Ordering | None:
-    """Do what `ordering_of` does in the usual case; return `None` in any other.
+) -> tuple[Stream, Stream | None, object] | None:
+    """Find out quickly who uses the buffers, who else produces them, and what keeps that alive.
 
-    Buffers of one framework that has a current stream, on one device, of types that were seen.
+    That is for buffers of one framework that has a current stream, on one device, of types that
+    were seen before. For others it returns `None`: `ordering_of` takes care of them.
     """
-    if not buffers:
+    if not buffers or SYNC:
         return None
     rule = _buffers.learned.get(type(buffers[0]))
     if rule is None or rule.producer is not None or rule.framework is None:
         return None
     device = rule.device_id(buffers[0])
-    for buffer in buffers[1:]:
-        if _buffers.learned.get(type(buffer)) is not rule or rule.device_id(buffer) != device:
-            return None
+    if len(buffers) > 1:
+        for buffer in buffers:
+            if _buffers.learned.get(type(buffer)) is not rule or rule.device_id(buffer) != device:
+                return None
     consumer = user_streams.get(device)
     handle, owner = rule.framework.current_stream(device)
     if consumer is None or handle == _driver.PER_THREAD:
         return None
     producer = stream_at(handle, device)
-    return Ordering(consumer, () if producer == consumer else (producer,), owner)
+    return consumer, None if producer == consumer else producer, owner
 
 
 def ordering_of(

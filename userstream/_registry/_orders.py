@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from userstream import _driver, _holding, _targets
 from userstream._buffers import type_name
-from userstream._ordering import Borrow, given_stream, ordering_of, quick_ordering_of
+from userstream._ordering import (
+    Borrow,
+    Ordering,
+    given_stream,
+    ordering_of,
+    usual_streams_of,
+)
 from userstream._registry._waits import Waits
 from userstream._stream._foreign import stream_at
 from userstream.errors import CaptureError, UnsupportedBufferError
@@ -14,7 +20,6 @@ from userstream.errors import CaptureError, UnsupportedBufferError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from userstream._ordering import Ordering
     from userstream._stream import Stream
     from userstream.typing import Buffer, Producer, StreamLike
 
@@ -32,6 +37,13 @@ class Orders(Waits):
         stream: StreamLike | int | None = None,
         producer: Producer = "auto",
     ) -> Stream:
+        if stream is None and producer is _AUTO:
+            usual = usual_streams_of(buffers, self._unnamed)
+            if usual is not None:
+                consumer, source, _ = usual
+                if source is not None:
+                    consumer._wait_for(source, may_join=False)
+                return consumer
         ordering = self._ordering(buffers, stream, producer)
         ordering.acquire()
         return ordering.consumer
@@ -91,9 +103,10 @@ class Orders(Waits):
         self, buffers: Sequence[Any], stream: StreamLike | int | None, producer: Producer
     ) -> Ordering:
         if stream is None and producer is _AUTO:
-            ordering = quick_ordering_of(buffers, self._unnamed)
-            if ordering is not None:
-                return ordering
+            usual = usual_streams_of(buffers, self._unnamed)
+            if usual is not None:
+                consumer, source, owner = usual
+                return Ordering(consumer, () if source is None else (source,), owner)
         self._check_open()
         return ordering_of(buffers, stream, producer, self._user_stream)
 

@@ -25,11 +25,10 @@ class EdgeStream(BaseStream):
 
         `may_join` is whether this stream may become part of a capture of the other one.
         """
-        if self._anywhere and (source._anywhere or _driver.is_current(source._context)):
-            here, there = self._handle or self._live(), source._handle or source._live()
-            if _driver.both_free(here, there):  # nearly always
-                source._pool.edge(source, self)
-                return
+        event = usual_edge(source, self)
+        if event is not None:
+            source._pool.give_back(event)
+            return
         source = source._settled()
         event, capture = source._mark()
         try:
@@ -65,6 +64,22 @@ class EdgeStream(BaseStream):
     def _is_shared(self) -> bool:
         """Tell whether it is a user stream, on which anybody may be at work."""
         return self._on_close is not None
+
+
+def usual_edge(source: EdgeStream, destination: EdgeStream) -> Event | None:
+    """Order two streams where no capture and no other context stands in the way.
+
+    Otherwise it does nothing and returns `None`. The event is the caller's, to be given back.
+    """
+    if (
+        destination._anywhere
+        and (source._anywhere or _driver.is_current(source._context))
+        and _driver.both_free(
+            source._handle or source._live(), destination._handle or destination._live()
+        )
+    ):
+        return source._pool.edge(source, destination)
+    return None
 
 
 def _check_captures(
