@@ -7,10 +7,14 @@ there is an NVIDIA device node, and the simulated one where there is none.
 from __future__ import annotations
 
 import os
+import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import standins
 
 DEVICES = 4  # simulated
 
@@ -84,3 +88,25 @@ def memory() -> Iterator[int]:
 
     with device_memory(0) as address:
         yield address
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    monkeypatch.setitem(sys.modules, "torch", standins.torch())
+    return sys.modules["torch"]
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    module = standins.cupy()
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", module.cuda)
+    return module
+
+
+@pytest.fixture
+def jax(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    module = standins.jax()
+    monkeypatch.setitem(sys.modules, "jax", module)
+    monkeypatch.setitem(sys.modules, "jax.core", module.core)
+    return module

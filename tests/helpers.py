@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from cuda.bindings import driver
 from cuda.core import Event
 
+import userstream as us
 from userstream import _driver, _events
 
 T = TypeVar("T")
@@ -74,6 +75,25 @@ def managed_memory(device: int = 0, size: int = 256) -> Iterator[int]:
     finally:
         with _driver.entered(context):
             checked(driver.cuMemFree(pointer))
+
+
+def fill(stream: us.Stream, address: int, value: int, size: int = 256) -> None:
+    """Queue a write of one byte everywhere."""
+    checked(driver.cuMemsetD8Async(address, value, size, stream._live()))
+
+
+def copy(stream: us.Stream, destination: int, source: int, size: int = 256) -> None:
+    """Queue a copy on the device."""
+    checked(driver.cuMemcpyDtoDAsync(destination, source, size, stream._live()))
+
+
+def content(address: int, size: int = 256) -> set[int]:
+    """Return the bytes that memory consists of, after the work that is queued on its device."""
+    host = bytearray(size)
+    with _driver.entered(_driver.primary_context(_driver.device_of_pointer(address))):
+        checked(driver.cuCtxSynchronize())
+        checked(driver.cuMemcpyDtoH(host, address, size))
+    return set(host)
 
 
 class CAI:

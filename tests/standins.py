@@ -6,7 +6,8 @@ They are for machines without the frameworks; `test_frameworks.py` uses the real
 from __future__ import annotations
 
 import types
-from typing import Any
+from collections import defaultdict
+from typing import Any, Self
 
 import numpy as np
 
@@ -30,8 +31,20 @@ class _Interface:
 
 
 def torch(stream: int = 0) -> types.ModuleType:
-    """Return a module that passes for PyTorch, whose current streams have that handle."""
+    """Return a module that passes for PyTorch, whose current streams have that handle at first."""
     module = types.ModuleType("torch")
+    current: defaultdict[int, int] = defaultdict(lambda: stream)
+
+    class Stream:
+        def __init__(self, cuda_stream: int, device: int) -> None:
+            assert cuda_stream not in (0, 1) or type(self) is Stream, "no external default stream"
+            self.cuda_stream, self.device = cuda_stream, device
+
+    class ExternalStream(Stream):
+        pass
+
+    def set_stream(stream: Stream) -> None:
+        current[stream.device] = stream.cuda_stream
 
     class Device:
         def __init__(self, type: str, index: int | None = None) -> None:
@@ -44,6 +57,10 @@ def torch(stream: int = 0) -> types.ModuleType:
         def __init__(self, device: Any, address: int = 0, *, dtype: str = "float32") -> None:
             self.device, self.address, self.dtype = device, address, f"torch.{dtype}"
             self.shape = (2, 3)
+            self.recorded: list[int] = []
+
+        def record_stream(self, stream: Stream) -> None:
+            self.recorded.append(stream.cuda_stream)
 
         @property
         def is_cuda(self) -> bool:
@@ -73,15 +90,40 @@ def torch(stream: int = 0) -> types.ModuleType:
 
     module.device = Device
     module.Tensor = Tensor
-    module._C = types.SimpleNamespace(_cuda_getCurrentRawStream=lambda device: stream)
+    module._C = types.SimpleNamespace(_cuda_getCurrentRawStream=lambda device: current[device])
     module.cuda = types.SimpleNamespace(
-        current_stream=lambda device: types.SimpleNamespace(cuda_stream=stream)
+        ExternalStream=ExternalStream,
+        current_stream=lambda device: Stream(current[device], device),
+        default_stream=lambda device: Stream(0, device),
+        is_available=lambda: True,
+        set_stream=set_stream,
     )
     return module
 
 
 def cupy(stream: int = 0) -> types.ModuleType:
     module = types.ModuleType("cupy")
+    # For each device the streams that were entered, and the current one.
+    entered: dict[int, list[Any]] = {}
+    current: dict[int, Any] = {}
+
+    class BaseStream:
+        def __init__(self, ptr: int, device_id: int) -> None:
+            self.ptr, self.device_id = ptr, device_id
+
+        def __enter__(self) -> Self:
+            entered.setdefault(self.device_id, []).append(current_stream(self.device_id))
+            return self.use()
+
+        def __exit__(self, *_: object) -> None:
+            current[self.device_id] = entered[self.device_id].pop()
+
+        def use(self) -> Self:
+            current[self.device_id] = self
+            return self
+
+    def current_stream(device: int) -> BaseStream:
+        return current.setdefault(device, BaseStream(stream, device))
 
     class Device:
         def __init__(self, id: int) -> None:
@@ -97,7 +139,9 @@ def cupy(stream: int = 0) -> types.ModuleType:
     module.ndarray = ndarray
     module.cuda = types.ModuleType("cupy.cuda")
     module.cuda.Device = Device
-    module.cuda.get_current_stream = lambda device: types.SimpleNamespace(ptr=stream)
+    module.cuda.get_current_stream = current_stream
+    module.cuda.stream = types.SimpleNamespace(_BaseStream=BaseStream)
+    module.cuda.Stream = types.SimpleNamespace(null=BaseStream(0, 0), ptds=BaseStream(2, 0))
     return module
 
 

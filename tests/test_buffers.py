@@ -27,28 +27,6 @@ from userstream import _buffers, _driver
 from userstream._buffers._info import contiguous_strides
 
 
-@pytest.fixture
-def torch(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    monkeypatch.setitem(sys.modules, "torch", standins.torch())
-    return sys.modules["torch"]
-
-
-@pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    module = standins.cupy()
-    monkeypatch.setitem(sys.modules, "cupy", module)
-    monkeypatch.setitem(sys.modules, "cupy.cuda", module.cuda)
-    return module
-
-
-@pytest.fixture
-def jax(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    module = standins.jax()
-    monkeypatch.setitem(sys.modules, "jax", module)
-    monkeypatch.setitem(sys.modules, "jax.core", module.core)
-    return module
-
-
 def resolves(buffer: object, device: int = 0) -> bool:
     """Every way to the device of a buffer gives the same, the first time and the second."""
     stream = us.get_stream(device)

@@ -87,6 +87,7 @@ def scenario(address: int) -> None:
         theirs = us.Stream.from_handle(int(other.handle))
         theirs.flags, theirs.stream_id, theirs.is_done  # noqa: B018
     us.Stream.legacy_default().sync(timeout=10)
+    _order(address)
     us.wait(timeout=10)
     us.wait(on(0), timeout=10)
     us.completion(0).result(timeout=10)
@@ -95,6 +96,22 @@ def scenario(address: int) -> None:
     us.wait_for_device(3, timeout=10)
     us.wait_all(timeout=10)
     us.close(timeout=10)
+
+
+def _order(address: int) -> None:
+    """Come by what orders streams, and hold something, in a capture and outside."""
+    with us.Stream.create(0) as producer, us.Stream.create(0) as mine:
+        buffer = CAI(address, stream=int(producer._live()))
+        with us.borrow(buffer, stream=mine):
+            pass
+        us.hold(buffer, stream=mine)
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        checked(driver.cuStreamBeginCapture(producer._live(), mode))
+        try:
+            with us.borrow(buffer, stream=mine, keep=False):
+                us.acquire(buffer, stream=mine)
+        finally:
+            checked(driver.cuGraphDestroy(checked(driver.cuStreamEndCapture(producer._live()))))
 
 
 @pytest.fixture

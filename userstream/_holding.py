@@ -66,14 +66,16 @@ class _Queue:
 
     def _take_passed(self, passed: list[object]) -> None:
         # One stream passes its events in their order: if the newest is done, they all are.
-        count = len(self._held)
-        if count > 1 and not _is_passed(self._held[-1]):
-            count = 0
-        while self._held and (count > 0 or _is_passed(self._held[0])):
-            event, pool, objects = self._held.popleft()
-            passed.append(objects)
-            pool.give_back(event)
-            count -= 1
+        if self._held and _is_passed(self._held[-1]):
+            for _ in range(len(self._held)):
+                self._take(passed)
+        while len(self._held) > 1 and _is_passed(self._held[0]):
+            self._take(passed)
+
+    def _take(self, passed: list[object]) -> None:
+        event, pool, objects = self._held.popleft()
+        passed.append(objects)
+        pool.give_back(event)
 
 
 def _is_passed(held: _Held) -> bool:
@@ -135,6 +137,8 @@ def _anything_held() -> bool:
 
 def sweep() -> None:
     """Let go of what is not needed any more."""
+    if not _watched:  # nothing is held; a wait on an idle stream comes by here
+        return
     for queue in list(_queues.values()):
         if queue:
             queue.sweep()

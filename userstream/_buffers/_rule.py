@@ -8,7 +8,7 @@ from userstream import _driver
 from userstream.errors import HostBufferError, UnsupportedBufferError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from userstream._buffers._info import BufferInfo
     from userstream._driver import Memory
@@ -45,8 +45,10 @@ class Rule(NamedTuple):
     # and what keeps that stream alive. By default the current stream of the framework stands in.
     producer: Callable[[Any, int], tuple[int, object]] | None = None
     framework: Framework | None = None
-    # Instead: orders the stream of that handle after the producer, and returns what keeps the
-    # memory.
+    # What it is made of, each on one device.
+    parts: Callable[[Any], Sequence[Any]] | None = None
+    # Instead of naming the producer: orders the stream of that handle after it, and returns what
+    # keeps the memory.
     export: Callable[[Any, int], object] | None = None
 
 

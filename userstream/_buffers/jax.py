@@ -83,10 +83,14 @@ def _describe(array: Any) -> BufferInfo:
     )
 
 
-def _export(array: Any, handle: int) -> list[Any]:
-    """Order a stream after JAX's work; the capsules keep the memory, also from donation."""
-    return [shard.data.__dlpack__(stream=handle) for shard in array.addressable_shards]
+def _parts(array: Any) -> list[Any]:
+    return [shard.data for shard in array.addressable_shards]
 
 
-_RULE = Rule(_device_id, _describe, export=_export)
+def _export(array: Any, handle: int) -> Any:
+    """Order a stream after JAX's work; the capsule keeps the memory, also from donation."""
+    return array.__dlpack__(stream=handle)
+
+
+_RULE = Rule(_device_id, _describe, parts=_parts, export=_export)
 _TRACED = Rule(_refuse_traced, _refuse_traced)

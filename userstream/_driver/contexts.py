@@ -68,8 +68,12 @@ def current_device() -> int:
 
 
 def is_current(context: driver.CUcontext | None) -> bool:
-    """Tell whether a context is known to be the current one."""
-    return context is not None and int(driver.cuCtxGetCurrent()[1] or 0) == int(context)
+    """Tell whether a context is known to be the current one; `False` also if that fails."""
+    try:
+        current = driver.cuCtxGetCurrent()[1]
+    except (RuntimeError, ValueError):
+        return False
+    return current is not None and context is not None and int(current) == int(context)
 
 
 def default_context() -> driver.CUcontext:

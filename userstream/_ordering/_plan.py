@@ -77,7 +77,13 @@ class Ordering:
             return
         consumer, producers = self.consumer, self.producers
         failures: list[Exception] = []
-        event = usual_edge(consumer, producers[0]) if len(producers) == 1 else None
+        event = None
+        if len(producers) == 1:
+            try:
+                event = usual_edge(consumer, producers[0])
+            except Exception as failure:
+                failures.append(failure)
+                producers = ()
         capture = _driver.NOT_CAPTURING
         if event is None:
             event, capture = consumer._mark()

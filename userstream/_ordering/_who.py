@@ -54,24 +54,28 @@ def ordering_of(
 ) -> Ordering:
     """Find out who produces the buffers, and who uses them."""
     leaves = [
-        (buffer, rule, rule.device_id(buffer))
+        (part, rule, rule.device_id(part))
         for buffer, rule in _targets.buffers_in(buffers, named="buffers")
+        for part in (rule.parts(buffer) if rule.parts else (buffer,))
     ]
     devices = list(dict.fromkeys(device for _, _, device in leaves))
     if not devices:
         raise ValueError("no buffer was passed")
-    consumer = _consumer(stream, devices, user_stream)
+    exports = []
+    may_join = False
     if isinstance(producer, str) and producer == "auto":
-        ordering = _ordering(consumer, _producers(leaves))
-        ordering.exports = [
-            (buffer, device, rule.export) for buffer, rule, device in leaves if rule.export
-        ]
-        return ordering
-    if producer is None:  # nothing is pending
-        return _ordering(consumer, [])
-    given = given_stream(producer, "producer")
-    ordering = _ordering(consumer, [(_on(given, device), producer) for device in devices])
-    ordering.may_join = not given._is_shared()
+        found = list(_producers(leaves))
+        exports = [(buffer, device, rule.export) for buffer, rule, device in leaves if rule.export]
+    elif producer is None:  # nothing is pending
+        found = []
+    else:
+        given = given_stream(producer, "producer")
+        found = [(_on(given, device), producer) for device in devices]
+        may_join = not given._is_shared()
+    # Last, because it may make a stream.
+    ordering = _ordering(_consumer(stream, devices, user_stream), found)
+    ordering.exports = exports
+    ordering.may_join = may_join
     return ordering
 
 

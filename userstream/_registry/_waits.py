@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from userstream import _device_wait, _driver, _futures, _targets, _waiting
+from userstream import _device_wait, _driver, _futures, _holding, _targets, _waiting
 from userstream._registry._table import StreamTable, check_name
 from userstream.errors import NoUserStreamError
 
@@ -78,6 +78,7 @@ class Waits(StreamTable):
             streams[0].sync(timeout=timeout, policy=policy)
         else:
             _waiting.wait_for(streams, timeout=timeout, policy=policy, grouped=True)
+            _holding.sweep()
 
     def _waited_for(self, target: Target, name: str | None) -> list[Stream]:
         if name is None:
@@ -162,6 +163,7 @@ class Waits(StreamTable):
         for each in work:
             each.refuse_captures()
         _waiting.wait_for(work, timeout=timeout, policy="auto", grouped=len(work) > 1)
+        _holding.sweep()
 
     def wait_all(self, *, timeout: float | None = None, policy: Policy = "auto") -> None:
         """Wait on the host for the work on every user stream of every device, on all at once.
@@ -201,6 +203,7 @@ class Waits(StreamTable):
         _waiting.wait_for(
             streams, timeout=timeout, policy=policy, grouped=True, closed_is_done=True
         )
+        _holding.sweep()
 
     # -- without a waiting thread ---------------------------------------------------------------
 
@@ -279,6 +282,7 @@ class Waits(StreamTable):
         _waiting.check_arguments(timeout, "auto")
         streams = self._waited_for(target, name)
         await _futures.wait(streams, timeout=timeout, grouped=len(streams) > 1)
+        _holding.sweep()
 
     async def wait_all_async(self, *, timeout: float | None = None) -> None:
         """Wait as `wait_all` does, without blocking the event loop.
@@ -309,3 +313,4 @@ class Waits(StreamTable):
         self._check_open()
         streams = list(self.streams().values())
         await _futures.wait(streams, timeout=timeout, grouped=True)
+        _holding.sweep()

@@ -159,11 +159,11 @@ class BaseStream(cuda.core.Stream):  # type: ignore[misc] # to a type checker, c
         # First out of its registry: a Ctrl-C in between may not leave a closed stream there.
         if self._on_close is not None:
             self._on_close(self)
-        handle, self._handle = int(self._handle), None
-        if _given_away.pop(id(self), None) is not None:
-            from userstream._stream import _foreign  # which is built upon this
+        from userstream._stream import _foreign  # which is built upon this
 
-            _foreign.forget(self, handle)
+        _foreign.forget(self, int(self._handle))
+        self._handle = None
+        _given_away.pop(id(self), None)
         super().close()
 
     def __repr__(self) -> str:

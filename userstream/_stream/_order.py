@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from cuda.core import Event, EventOptions
 
-from userstream import _driver, _events, _process, _waiting
+from userstream import _driver, _events, _holding, _process, _waiting
 from userstream._stream._edges import EdgeStream
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class OrderedStream(EdgeStream):
             _waiting.check_arguments(timeout, policy)
         if not self._is_idle():
             _waiting.wait_for((self,), timeout=timeout, policy=policy, grouped=False)
+        _holding.sweep()
 
     def wait(self, event_or_stream: Event | StreamLike) -> None:
         """Make later work on this stream wait for an event or a stream; no host wait.

@@ -1,0 +1,866 @@
+"""Order with the producers of buffers, in both directions and with no host wait."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from cuda.bindings import driver
+from cuda.core import Device
+
+import standins
+import userstream as us
+from helpers import (
+    CAI,
+    checked,
+    content,
+    copy,
+    device_memory,
+    eventually,
+    fill,
+    in_thread,
+    on,
+    pooled_events,
+    run_python,
+)
+from userstream import _driver, testing
+
+
+@pytest.fixture
+def producer() -> Iterator[us.Stream]:
+    with us.Stream.create(0) as stream:
+        yield stream
+
+
+@pytest.fixture
+def other() -> Iterator[int]:
+    with device_memory(0) as address:
+        yield address
+
+
+def array(address: int, stream: us.Stream | None, **more: Any) -> CAI:
+    """Return an array that names its producer's stream, in the words of its interface."""
+    return CAI(address, stream=None if stream is None else int(stream._live()), **more)
+
+
+class Exporting:
+    """A DLPack array that orders a consumer after its own stream itself."""
+
+    def __init__(self, stream: us.Stream, device: int = 0) -> None:
+        self.stream, self.device = stream, device
+        self.asked: list[int] = []
+        self.capsule: weakref.ref[Any] | None = None
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, self.device)
+
+    def __dlpack__(self, *, stream: int) -> Any:
+        self.asked.append(stream)
+        us.Stream.from_handle(stream).wait(self.stream)
+        capsule = Capsule()
+        self.capsule = weakref.ref(capsule)
+        return capsule
+
+
+class Capsule:
+    pass
+
+
+# -- what an edge does --------------------------------------------------------------------------
+
+
+def test_acquire_waits_for_the_producer_and_the_host_does_not(
+    producer: us.Stream, memory: int, other: int
+) -> None:
+    fill(producer, memory, 1)
+    producer.sync(timeout=10)
+    with testing.latch(producer) as latch:
+        fill(producer, memory, 2)
+        stream = us.acquire(array(memory, producer))
+        assert stream is us.get_stream(0)
+        copy(stream, other, memory)
+        assert not stream.is_done
+        latch.release()
+    assert content(other) == {2}
+
+
+def test_release_makes_the_producer_wait(producer: us.Stream, memory: int, other: int) -> None:
+    stream = us.get_stream(0)
+    fill(producer, memory, 1)
+    us.acquire(array(memory, producer))
+    with testing.latch(stream) as latch:
+        copy(stream, other, memory)
+        us.release(array(memory, producer))
+        fill(producer, memory, 2)
+        assert not producer.is_done
+        latch.release()
+    assert content(other) == {1}
+    assert content(memory) == {2}
+
+
+def test_borrow_does_both(producer: us.Stream, memory: int, other: int) -> None:
+    with testing.latch(producer) as latch:
+        fill(producer, memory, 1)
+        with us.borrow(array(memory, producer)) as stream:
+            copy(stream, other, memory)
+        fill(producer, memory, 2)
+        assert not producer.is_done
+        assert not stream.is_done
+        latch.release()
+    assert content(other) == {1}
+    assert content(memory) == {2}
+
+
+def test_nothing_but_the_edge_is_waited_for(producer: us.Stream, memory: int) -> None:
+    """Work that the producer queues afterwards holds nobody up."""
+    stream = us.acquire(array(memory, producer))
+    with testing.latch(producer):
+        stream.sync(timeout=10)
+
+
+def test_a_stream_of_ones_own(producer: us.Stream, memory: int) -> None:
+    with us.Stream.create(0) as mine, testing.latch(producer) as latch:
+        for given in (mine, int(mine._live()), mine._live()):
+            with us.borrow(array(memory, producer), stream=given) as stream:
+                assert stream == mine
+        assert not us.streams()
+        assert not mine.is_done
+        latch.release()
+        mine.sync(timeout=10)
+
+
+def test_a_registry_of_ones_own(producer: us.Stream, memory: int) -> None:
+    with us.UserStream() as registry:
+        assert registry.acquire(array(memory, producer)) is registry.get_stream(0)
+        assert not us.streams()
+
+
+# -- who produces -------------------------------------------------------------------------------
+
+
+def edges(use: Callable[[], object]) -> int:
+    """Return how many edges something makes."""
+    before = testing.calls("cuStreamWaitEvent")
+    use()
+    return testing.calls("cuStreamWaitEvent") - before
+
+
+def waits_for(stream: us.Stream, use: Callable[[], us.Stream]) -> bool:
+    """Tell whether what uses a buffer comes after the work that is queued on a stream."""
+    with testing.latch(stream) as latch:
+        user = use()
+        done = eventually(lambda: user.is_done, 0.03)
+        latch.release()
+        user.sync(timeout=10)
+    return not done
+
+
+def test_the_current_stream_of_torch(
+    torch: types.ModuleType, producer: us.Stream, memory: int
+) -> None:
+    tensor = torch.Tensor(torch.device("cuda", 0), memory)
+    legacy = us.Stream.legacy_default()
+    with _driver.entered(_driver.primary_context(0)):
+        assert waits_for(legacy, lambda: us.acquire(tensor))
+    assert not waits_for(producer, lambda: us.acquire(tensor))
+    torch.cuda.set_stream(torch.cuda.ExternalStream(int(producer.handle), 0))
+    assert waits_for(producer, lambda: us.acquire(tensor))
+    assert waits_for(producer, lambda: us.acquire([tensor], {"a": tensor}))
+    torch._C = None  # the function is private: there may be none
+    assert waits_for(producer, lambda: us.acquire(tensor))
+
+
+def test_the_current_stream_of_cupy(
+    cupy: types.ModuleType, producer: us.Stream, memory: int
+) -> None:
+    current = cupy.cuda.stream._BaseStream(int(producer.handle), 0).use()
+    kept = weakref.ref(current)
+    assert waits_for(producer, lambda: us.acquire(cupy.ndarray(0, memory)))
+    with us.borrow(cupy.ndarray(0, memory)):
+        cupy.cuda.stream._BaseStream(0, 0).use()
+        del current
+        assert kept() is not None, "CuPy destroys a stream with its object"
+
+
+@pytest.mark.multi_device
+@pytest.mark.parametrize("current", [0, 1])
+def test_a_default_stream_is_that_of_the_device_of_the_buffer(
+    torch: types.ModuleType, current: int
+) -> None:
+    """Whichever device is current, a token means the buffer's."""
+    with device_memory(1) as address, _driver.entered(_driver.primary_context(current)):
+        tensor = torch.Tensor(torch.device("cuda", 1), address)
+        for use in (
+            lambda: us.acquire(tensor),
+            lambda: us.acquire(tensor, producer=us.Stream.legacy_default()),
+            lambda: us.acquire(CAI(address, stream=1)),
+            lambda: us.acquire(tensor, stream=us.Stream.per_thread_default()),
+        ):
+            latch = testing.latch(us.Stream.legacy_default())
+            with _driver.entered(_driver.primary_context(1)):
+                latch.__enter__()
+            user = use()
+            assert not user.is_done
+            latch.release()
+            user.sync(timeout=10)
+
+
+def test_the_stream_that_numba_names(producer: us.Stream, memory: int) -> None:
+    bound = standins.NumbaArray(0, memory, stream=int(producer.handle))
+    assert waits_for(producer, lambda: us.acquire(bound))
+    unbound = standins.NumbaArray(0, memory, stream=None)
+    with _driver.entered(_driver.primary_context(0)):
+        assert waits_for(us.Stream.legacy_default(), lambda: us.acquire(unbound))
+
+
+def test_the_stream_that_dali_names(producer: us.Stream, memory: int) -> None:
+    tensor = standins.DaliTensor(0, memory)
+    tensor.stream = int(producer.handle)
+    batch = standins.DaliList([tensor], tensor.stream)
+    dynamic = standins.DaliDynamic(0, memory)
+    dynamic.stream = tensor.stream
+    for output in (tensor, batch, dynamic, standins.DaliBatch([dynamic])):
+        assert waits_for(producer, lambda output=output: us.acquire(output)), output
+    dynamic.stream = None
+    for output in (dynamic, standins.DaliBatch([dynamic])):
+        with pytest.raises(us.UnknownProducerError):
+            us.acquire(output)
+
+
+def test_the_interface(producer: us.Stream, memory: int) -> None:
+    assert waits_for(producer, lambda: us.acquire(array(memory, producer)))
+    assert not waits_for(producer, lambda: us.acquire(array(memory, None)))
+
+
+def test_an_array_that_orders_its_consumer(producer: us.Stream) -> None:
+    exporting = Exporting(producer)
+    assert waits_for(producer, lambda: us.acquire(exporting))
+    assert exporting.asked == [int(us.get_stream(0)._live())]
+    assert exporting.capsule is not None
+    assert exporting.capsule() is None, "acquire keeps nothing alive"
+
+
+def test_jax_is_ordered_part_by_part(jax: types.ModuleType, producer: us.Stream) -> None:
+    asked = []
+
+    def export(self: Any, *, stream: int) -> object:
+        asked.append((self.device.local_hardware_id, stream))
+        return object()
+
+    jax.Array.__dlpack__ = export
+    sharded = jax.Array(jax.Device(0), jax.Device(1))
+    with pytest.raises(us.DeviceMismatchError):
+        us.acquire(sharded)
+    assert us.acquire(sharded, stream=producer) is producer
+    assert asked == [(0, int(producer.handle)), (1, int(producer.handle))]
+    with us.borrow(jax.Array(jax.Device(0))) as stream:
+        assert asked[-1] == (0, int(stream.handle))
+    with us.borrow(sharded, stream=producer, producer=None):
+        pass
+    assert len(asked) == 3
+
+
+def test_an_export_that_fails(producer: us.Stream) -> None:
+    with pytest.raises(us.UnknownProducerError, match=r"BufferError.*producer="):
+        us.acquire(on(0))
+    assert us.acquire(on(0), producer=producer) is us.get_stream(0)
+
+
+def test_a_producer_that_is_given(producer: us.Stream, memory: int) -> None:
+    core = Device(0)
+    with _driver.entered(_driver.primary_context(0)):
+        core.set_current()
+        theirs = core.create_stream()
+    for given in (producer, int(producer.handle), producer._live(), theirs):
+        source = us.Stream.from_handle(given)
+        for buffer in (array(memory, None), driver.CUdeviceptr(memory), on(0)):
+            assert waits_for(
+                source, lambda buffer=buffer, given=given: us.acquire(buffer, producer=given)
+            )
+    theirs.close()
+
+
+def test_nothing_is_pending(producer: us.Stream, memory: int) -> None:
+    with testing.latch(producer):
+        with us.borrow(array(memory, producer), producer=None) as stream:
+            stream.sync(timeout=10)
+        us.release(array(memory, producer), producer=None)
+
+
+@pytest.mark.parametrize("use", [us.acquire, us.release, lambda b: us.borrow(b).__enter__()])
+def test_an_unknown_producer_is_refused(use: Callable[[Any], object], memory: int) -> None:
+    for buffer in (
+        CAI(memory, version=2),
+        driver.CUdeviceptr(memory),
+        standins.RmmBuffer(0, memory, version=0),
+    ):
+        with pytest.raises(us.UnknownProducerError, match="producer=") as caught:
+            use(buffer)
+        assert caught.value.device == 0
+
+
+@pytest.mark.simulated
+def test_one_edge_for_each_producer(
+    torch: types.ModuleType, producer: us.Stream, memory: int
+) -> None:
+    stream = us.get_stream(0)
+    one, two = (array(memory, each) for each in (producer, us.Stream.legacy_default()))
+    with _driver.entered(_driver.primary_context(0)):
+        assert edges(lambda: us.acquire(one, one, [one, one])) == 1
+        assert edges(lambda: us.acquire(one, two, one)) == 2
+        assert edges(lambda: us.release(one, two, one)) == 2
+        assert edges(lambda: us.acquire(array(memory, stream))) == 0
+        assert edges(lambda: us.acquire(one, producer=stream)) == 0
+        assert edges(lambda: us.acquire(two, stream=us.Stream.legacy_default())) == 0
+        tensor = torch.Tensor(torch.device("cuda", 0), memory)
+        assert edges(lambda: us.acquire(*[tensor] * 8)) == 1
+        torch.cuda.set_stream(torch.cuda.ExternalStream(int(stream.handle), 0))
+        assert edges(lambda: us.acquire(tensor)) == 0
+        assert edges(lambda: us.borrow(tensor).__enter__()) == 0
+
+
+# -- several devices, threads -------------------------------------------------------------------
+
+
+@pytest.mark.multi_device
+@pytest.mark.parametrize("current", [None, 0, 1])
+def test_a_buffer_of_one_device_on_a_stream_of_another(current: int | None) -> None:
+    context = driver.CUcontext(0) if current is None else _driver.primary_context(current)
+    with (
+        device_memory(1) as address,
+        us.Stream.create(1) as producer,
+        us.Stream.create(0) as mine,
+        _driver.entered(context),
+    ):
+        buffer = array(address, producer)
+        with testing.latch(producer) as latch:
+            with us.borrow(buffer, stream=mine):
+                pass
+            assert not mine.is_done
+            latch.release()
+        with testing.latch(mine) as latch:
+            with us.borrow(buffer, stream=mine):
+                pass
+            assert not producer.is_done
+            latch.release()
+            producer.sync(timeout=10)
+
+
+@pytest.mark.multi_device
+def test_buffers_of_several_devices() -> None:
+    with device_memory(0) as here, device_memory(1) as there:
+        one, two = CAI(here, stream=1), CAI(there, stream=1)
+        for use in (us.acquire, us.release, lambda *b: us.borrow(*b).__enter__()):
+            with pytest.raises(us.DeviceMismatchError, match="stream=") as caught:
+                use(one, two)
+            assert caught.value.devices == (0, 1)
+        with us.Stream.create(1) as mine, us.borrow(one, two, stream=mine) as stream:
+            assert stream is mine
+
+
+def test_nested_and_in_many_threads(producer: us.Stream, memory: int) -> None:
+    def work() -> int:
+        for _ in range(50):
+            with us.borrow(array(memory, producer)) as outer:
+                with us.borrow(array(memory, producer)) as inner:
+                    assert outer is inner
+                us.acquire(array(memory, producer))
+                us.release(array(memory, producer))
+        return 1
+
+    results: list[int] = []
+    threads = [threading.Thread(target=lambda: results.append(work())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert results == [1] * 8
+    producer.sync(timeout=10)
+    us.wait_all(timeout=10)
+    events = pooled_events()
+    assert len(events) == len(set(map(id, events)))
+
+
+def test_edges_leave_no_more_events_than_there_are_callers(
+    producer: us.Stream, memory: int
+) -> None:
+    buffer = array(memory, producer)
+    us.acquire(buffer)
+    before = len(pooled_events())
+    for _ in range(500):
+        us.acquire(buffer)
+        with us.borrow(buffer, keep=False):
+            pass
+    assert len(pooled_events()) == before
+
+
+def test_a_per_thread_stream_ends_in_its_thread(producer: us.Stream, memory: int) -> None:
+    per_thread = us.Stream.per_thread_default()
+    with _driver.entered(_driver.primary_context(0)):
+        for more in ({"stream": per_thread}, {"producer": per_thread}):
+            borrow = us.borrow(array(memory, producer), **more)
+            borrow.__enter__()
+            with pytest.raises(RuntimeError, match="in the thread where it began"):
+                in_thread(lambda borrow=borrow: borrow.__exit__(None, None, None))
+            borrow.__exit__(None, None, None)
+    elsewhere = us.borrow(array(memory, producer))
+    elsewhere.__enter__()
+    in_thread(lambda: elsewhere.__exit__(None, None, None))
+
+
+# -- a block ------------------------------------------------------------------------------------
+
+
+def test_an_exception_releases_as_well(producer: us.Stream, memory: int) -> None:
+    stream = us.get_stream(0)
+    with testing.latch(stream) as latch:
+        with pytest.raises(KeyError), us.borrow(array(memory, producer)):
+            raise KeyError
+        assert not producer.is_done
+        latch.release()
+
+
+@pytest.mark.simulated
+def test_an_error_at_the_end_never_hides_ones_own(producer: us.Stream, memory: int) -> None:
+    def use(error: Exception | None) -> None:
+        with us.borrow(array(memory, producer)):
+            testing.inject("cuStreamWaitEvent", 999)
+            if error is not None:
+                raise error
+
+    with pytest.raises(KeyError) as caught:
+        use(KeyError())
+    assert "CUDA_ERROR_UNKNOWN" in caught.value.__notes__[0]
+    with pytest.raises(us.DriverError, match="CUDA_ERROR_UNKNOWN"):
+        use(None)
+
+
+@pytest.mark.simulated
+def test_buffers_are_held_though_a_producer_cannot_wait(producer: us.Stream, memory: int) -> None:
+    stream = us.get_stream(0)
+
+    def use(buffer: Any) -> None:
+        with testing.inject("cuStreamWaitEvent", 999), pytest.raises(us.DriverError):
+            us.release(buffer, producer=producer)
+
+    assert held_while(stream, use, memory) == [True, False]
+
+
+@pytest.mark.simulated
+def test_one_producer_that_cannot_wait_does_not_stop_the_others(
+    producer: us.Stream, memory: int
+) -> None:
+    with us.Stream.create(0) as second:
+        borrow = us.borrow(array(memory, producer), array(memory, second))
+        stream = borrow.__enter__()
+        with testing.latch(stream) as latch:
+            with testing.inject("cuStreamWaitEvent", 999), pytest.raises(us.DriverError):
+                borrow.__exit__(None, None, None)
+            producer.sync(timeout=10)
+            assert not second.is_done
+            latch.release()
+
+
+def test_a_borrow_begins_once_at_a_time(producer: us.Stream, memory: int) -> None:
+    borrow = us.borrow(array(memory, producer))
+    with pytest.raises(RuntimeError, match="not entered"):
+        borrow.__exit__(None, None, None)
+    with borrow:
+        with pytest.raises(RuntimeError, match="has not ended"):
+            borrow.__enter__()
+    with borrow:
+        pass
+
+
+def test_the_producer_is_the_one_at_the_begin(
+    torch: types.ModuleType, producer: us.Stream, memory: int
+) -> None:
+    tensor = torch.Tensor(torch.device("cuda", 0), memory)
+    torch.cuda.set_stream(torch.cuda.ExternalStream(int(producer.handle), 0))
+    with us.borrow(tensor) as stream:
+        torch.cuda.set_stream(torch.cuda.default_stream(0))
+        with testing.latch(stream) as latch:
+            us.release(tensor)  # which is another producer by now
+            producer.sync(timeout=10)
+            latch.release()
+        latch = testing.latch(stream)
+        latch.__enter__()
+    assert not producer.is_done
+    latch.release()
+
+
+# -- memory -------------------------------------------------------------------------------------
+
+
+def held_while(stream: us.Stream, use: Callable[[Any], object], memory: int) -> list[bool]:
+    """Return whether a buffer is alive while the stream is held, and whether afterwards."""
+    buffer = array(memory, None)
+    alive = weakref.ref(buffer)
+    with testing.latch(stream) as latch:
+        use(buffer)
+        del buffer
+        gc.collect()
+        during = alive() is not None
+        latch.release()
+    eventually(lambda: alive() is None, 5)
+    return [during, alive() is not None]
+
+
+def borrowing(**more: Any) -> Callable[[Any], None]:
+    def use(buffer: Any) -> None:
+        with us.borrow(buffer, **more):
+            pass
+
+    return use
+
+
+def test_buffers_are_held_until_the_stream_has_passed(memory: int) -> None:
+    stream = us.get_stream(0)
+    assert held_while(stream, borrowing(), memory) == [True, False]
+    assert held_while(stream, us.release, memory) == [True, False]
+    assert held_while(stream, lambda b: us.hold(b, stream=stream), memory) == [True, False]
+    assert held_while(stream, borrowing(keep=False), memory) == [False, False]
+    assert held_while(stream, us.acquire, memory) == [False, False]
+
+
+def test_what_a_wait_has_passed_is_let_go_of(producer: us.Stream) -> None:
+    exporting = Exporting(producer)
+    with testing.latch(producer) as latch:
+        with us.borrow(exporting):
+            pass
+        assert exporting.capsule is not None
+        assert exporting.capsule() is not None
+        latch.release()
+        us.wait(exporting, timeout=10)
+    assert exporting.capsule() is None
+
+
+def test_held_on_streams_of_any_kind(memory: int) -> None:
+    with us.Stream.create(0) as mine, _driver.entered(_driver.primary_context(0)):
+        for stream in (mine, us.Stream.legacy_default(), us.Stream.per_thread_default()):
+            assert held_while(
+                stream, lambda b, stream=stream: us.hold(b, stream=stream), memory
+            ) == [True, False]
+
+
+def test_what_is_held_on_one_stream_holds_up_no_other(memory: int) -> None:
+    stream = us.get_stream(0)
+    with us.Stream.create(0) as stuck, testing.latch(stuck):
+        us.hold(array(memory, None), stream=stuck)
+        assert held_while(stream, lambda b: us.hold(b, stream=stream), memory) == [True, False]
+
+
+def test_a_destructor_may_hold_something_else(memory: int) -> None:
+    stream = us.get_stream(0)
+    ended = []
+
+    class Nested:
+        def __del__(self) -> None:
+            us.hold(array(memory, None), stream=stream)
+            ended.append(self)
+
+    us.hold(Nested(), stream=stream)
+    assert eventually(lambda: len(ended) == 1)
+    ended.clear()
+
+
+def test_a_program_ends_with_things_held() -> None:
+    done = run_python(
+        """
+        import userstream as us
+        from userstream import testing
+
+        class Loud:
+            def __del__(self):
+                print("freed")
+
+        stream = us.get_stream(0)
+        testing.latch(stream).__enter__()
+        us.hold(Loud(), stream=stream)
+        print("end")
+        """
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+# -- captures -----------------------------------------------------------------------------------
+
+
+def begin(stream: us.Stream) -> None:
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+    checked(driver.cuStreamBeginCapture(stream._live(), mode))
+
+
+def end(stream: us.Stream) -> int:
+    """End a capture, which must have survived; return how many nodes its graph has."""
+    graph = checked(driver.cuStreamEndCapture(stream._live()))
+    _, count = checked(driver.cuGraphGetNodes(graph))
+    checked(driver.cuGraphDestroy(graph))
+    return int(count)
+
+
+def is_captured(stream: us.Stream) -> bool:
+    return bool(stream._capture_status() != _driver.NOT_CAPTURING)
+
+
+def test_both_in_one_capture(producer: us.Stream, memory: int, other: int) -> None:
+    with us.Stream.create(0) as mine:
+        begin(producer)
+        fill(producer, memory, 1)
+        with us.borrow(array(memory, producer), stream=mine):
+            assert is_captured(mine)
+            copy(mine, other, memory)
+            with us.borrow(array(memory, producer), stream=mine):
+                pass
+        fill(producer, memory, 2)
+        assert end(producer) == 3
+        assert not is_captured(mine)
+
+
+def test_a_user_stream_joins_no_capture(producer: us.Stream, memory: int) -> None:
+    stream, named = us.get_stream(0), us.get_stream(0, name="io")
+    begin(producer)
+    for use in (
+        lambda: us.acquire(array(memory, producer)),
+        lambda: us.acquire(array(memory, producer), stream=named),
+        lambda: us.borrow(array(memory, None), producer=producer).__enter__(),
+        lambda: stream.wait(producer),
+    ):
+        with pytest.raises(us.CaptureError, match="would become part of that graph"):
+            use()
+    assert not is_captured(stream)
+    assert not is_captured(named)
+    end(producer)
+
+
+def test_a_captured_user_stream_pulls_no_producer_in(producer: us.Stream, memory: int) -> None:
+    stream = us.get_stream(0)
+    begin(stream)
+    for use, match in (
+        (lambda: us.acquire(array(memory, producer)), "cannot depend on work outside"),
+        (lambda: us.release(array(memory, producer)), "would become part of that graph"),
+        (lambda: us.acquire(Exporting(producer)), "cannot depend on the work"),
+        (lambda: us.hold(1, stream=stream), "keep the objects as long as the graph"),
+    ):
+        with pytest.raises(us.CaptureError, match=match):
+            use()
+    assert not is_captured(producer)
+    end(stream)
+
+
+def test_two_captures_stay_apart(memory: int) -> None:
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    with us.Stream.create(0) as one, us.Stream.create(0) as two:
+        for stream in (one, two):
+            checked(driver.cuStreamBeginCapture(stream._live(), relaxed))
+        with pytest.raises(us.CaptureError, match="two graphs"):
+            us.acquire(array(memory, one), stream=two)
+        end(one)
+        end(two)
+
+
+def test_the_legacy_stream_beside_a_captured_blocking_stream(memory: int) -> None:
+    with (
+        us.Stream.create(0, nonblocking=False) as captured,
+        _driver.entered(_driver.primary_context(0)),
+    ):
+        begin(captured)
+        for use in (us.acquire, us.release, lambda b: us.borrow(b).__enter__()):
+            with pytest.raises(us.CaptureError, match="legacy default stream would invalidate"):
+                use(CAI(memory, stream=1))
+        end(captured)
+
+
+def test_beside_a_global_capture_of_another_thread(producer: us.Stream, memory: int) -> None:
+    with us.Stream.create(0) as captured:
+        begin(captured)
+
+        def use() -> None:
+            for _ in range(20):
+                with us.borrow(array(memory, producer)) as stream:
+                    fill(stream, memory, 3)
+                us.hold(1, stream=stream)
+                us.wait(stream, timeout=10)
+            us.acquire(Exporting(producer))
+            us.wait_all(timeout=10)
+
+        in_thread(use)
+        end(captured)
+
+
+def test_nothing_is_held_for_a_graph(memory: int) -> None:
+    with us.Stream.create(0) as mine:
+        buffer = array(memory, mine)
+        alive = weakref.ref(buffer)
+        begin(mine)
+        with us.borrow(buffer, stream=mine):
+            pass
+        end(mine)
+        del buffer
+        assert alive() is None
+
+
+# -- activation ---------------------------------------------------------------------------------
+
+
+def test_activation(torch: types.ModuleType, cupy: types.ModuleType, memory: int) -> None:
+    stream = us.get_stream(0)
+    before = cupy.cuda.get_current_stream(0)
+    tensor, other = torch.Tensor(torch.device("cuda", 0), memory), cupy.ndarray(0, memory)
+
+    def current() -> tuple[int, int]:
+        return torch.cuda.current_stream(0).cuda_stream, cupy.cuda.get_current_stream(0).ptr
+
+    ours = int(stream.handle)
+    for block, inside in (
+        (us.borrow(tensor, activate=True), (ours, 0)),
+        (us.borrow(other, activate=True), (0, ours)),
+        (us.borrow(tensor, activate="cupy"), (0, ours)),
+        (us.borrow(tensor, activate=["torch", "cupy"]), (ours, ours)),
+        (us.borrow(tensor, other, activate=True), (ours, ours)),
+        (us.borrow(tensor), (0, 0)),
+        (stream.activate("torch"), (ours, 0)),
+        (stream.activate(), (ours, ours)),
+    ):
+        for error in (None, KeyError):
+            try:
+                with block as given:
+                    assert given is stream
+                    assert current() == inside
+                    if error is not None:
+                        raise error
+            except KeyError:
+                pass
+            assert current() == (0, 0)
+            assert cupy.cuda.get_current_stream(0) is before
+
+
+def test_activation_orders_the_arenas(torch: types.ModuleType, producer: us.Stream) -> None:
+    torch.cuda.set_stream(torch.cuda.ExternalStream(int(producer.handle), 0))
+    stream = us.get_stream(0)
+    with testing.latch(producer) as latch:
+        with stream.activate("torch"):
+            assert not stream.is_done
+        latch.release()
+    with testing.latch(stream) as latch:
+        with stream.activate("torch"):
+            pass
+        assert not producer.is_done
+        latch.release()
+
+
+def test_what_was_made_current_inside_does_not_stay(cupy: types.ModuleType) -> None:
+    before = cupy.cuda.stream._BaseStream(0, 0).use()
+    with us.get_stream(0).activate("cupy"):
+        with cupy.cuda.stream._BaseStream(77, 0):
+            pass
+        assert cupy.cuda.get_current_stream(0).ptr == int(us.get_stream(0).handle)
+        cupy.cuda.stream._BaseStream(88, 0).use()
+    assert cupy.cuda.get_current_stream(0) is before
+
+
+@pytest.mark.usefixtures("torch")
+def test_activation_belongs_to_its_thread(memory: int) -> None:
+    for block in (
+        us.get_stream(0).activate("torch"),
+        us.borrow(CAI(memory, stream=None), activate="torch"),
+    ):
+        block.__enter__()
+        with pytest.raises(RuntimeError, match="in the thread where it began"):
+            in_thread(lambda block=block: block.__exit__(None, None, None))
+        block.__exit__(None, None, None)
+
+
+def test_activation_of_what_has_no_current_stream(torch: types.ModuleType, memory: int) -> None:
+    stream = us.get_stream(0)
+    for name in ("jax", "numba", "Torch", ""):
+        with pytest.raises(ValueError, match="no current stream"):
+            stream.activate(name)
+    with pytest.raises(ValueError, match="not imported"):
+        stream.activate("dali")
+    with pytest.raises(TypeError):
+        stream.activate(torch)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="none of the buffers"):
+        us.borrow(CAI(memory, stream=None), activate=True).__enter__()
+    assert torch.cuda.current_stream(0).cuda_stream == 0
+
+
+def test_hand_over(torch: types.ModuleType, producer: us.Stream, memory: int) -> None:
+    tensor = torch.Tensor(torch.device("cuda", 0), memory)
+    torch.cuda.set_stream(torch.cuda.ExternalStream(int(producer.handle), 0))
+    stream = us.get_stream(0)
+    with testing.latch(stream) as latch:
+        us.hand_over(tensor, [tensor])
+        assert not producer.is_done
+        latch.release()
+    assert tensor.recorded == [int(producer.handle)] * 2
+    with stream.activate("torch"):
+        us.hand_over(tensor)
+    assert len(tensor.recorded) == 2, "it is used where it was made"
+    with us.Stream.create(0) as mine, testing.latch(mine) as latch:
+        us.hand_over(tensor, stream=mine)
+        assert not producer.is_done
+        latch.release()
+    with pytest.raises(us.UnsupportedBufferError, match="no framework"):
+        us.hand_over(CAI(memory))
+
+
+# -- bad input ----------------------------------------------------------------------------------
+
+
+def test_bad_input(memory: int) -> None:
+    buffer = CAI(memory, stream=None)
+    for use in (us.acquire, us.release, lambda *b, **k: us.borrow(*b, **k).__enter__()):
+        with pytest.raises(ValueError, match="no buffer"):
+            use()
+        with pytest.raises(ValueError, match="no buffer"):
+            use([], {})
+        with pytest.raises(us.UnsupportedBufferError, match=r"buffers\[1\]"):
+            use(buffer, 3)
+        with pytest.raises(us.HostBufferError):
+            use(standins.DaliHostTensor())
+        for wrong in ("auto", object(), 1.5, True):
+            with pytest.raises(TypeError, match="stream="):
+                use(buffer, stream=wrong)
+        for wrong in ("current", object(), 1.5, True):
+            with pytest.raises(TypeError, match="producer="):
+                use(buffer, producer=wrong)
+        with pytest.raises(ValueError, match="no handle"):
+            use(buffer, stream=0)
+        with us.Stream.create(0) as closed:
+            pass
+        with pytest.raises(us.ClosedError):
+            use(buffer, stream=closed)
+        with pytest.raises(us.ClosedError):
+            use(buffer, producer=closed)
+    with pytest.raises(TypeError):
+        us.hold(buffer)  # type: ignore[call-arg]
+    assert not us.streams()
+    with us.UserStream() as registry:
+        pass
+    with pytest.raises(us.ClosedError):
+        registry.acquire(buffer)
+
+
+def test_sync_waits_on_the_host() -> None:
+    code = """
+        import userstream as us
+        from helpers import CAI, device_memory, is_blocked, running
+        from userstream import testing
+
+        with device_memory(0) as address, us.Stream.create(0) as producer:
+            buffer = CAI(address, stream=int(producer.handle))
+            for stream, use in ((producer, us.acquire), (us.get_stream(0), us.release)):
+                with testing.latch(stream) as latch, running(lambda: use(buffer)) as result:
+                    print(is_blocked(result))
+                    latch.release()
+                    result()
+        """
+    for value, blocked in (("1", True), ("0", False), ("", False)):
+        done = run_python(code, USERSTREAM_SYNC=value, PYTHONPATH=":".join(__import__("sys").path))
+        assert done.stdout == f"{blocked}\n" * 2, done.stderr
