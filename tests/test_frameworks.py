@@ -368,3 +368,199 @@ def test_resolving_one_framework_imports_no_other(name: str) -> None:
         XLA_PYTHON_CLIENT_PREALLOCATE="false",
     )
     assert done.returncode == 0, done.stderr
+
+
+# -- order ------------------------------------------------------------------------------------
+
+
+def waits(source: Any, use: Any) -> bool:
+    """Tell whether the stream that `use` returns comes after the work queued on another one."""
+    source = us.Stream.from_handle(source)
+    with testing.latch(source) as latch:
+        stream = use()
+        late = not stream.is_done
+        latch.release()
+        stream.sync(timeout=10)
+    return late
+
+
+def test_order_with_torch(torch: ModuleType) -> None:
+    tensor = torch.zeros(6, device="cuda:0")
+    side = torch.cuda.Stream(0)
+    kinds = [
+        tensor,
+        torch.nn.Parameter(tensor),
+        tensor.clone().requires_grad_(),
+        torch.zeros(6, dtype=torch.complex64, device="cuda:0").conj(),
+        tensor[::2],
+        type("Mine", (torch.Tensor,), {})(tensor),
+    ]
+    torch.cuda.synchronize()
+    for each in kinds:
+        assert waits(us.Stream.legacy_default(), lambda each=each: us.acquire(each))
+        with torch.cuda.stream(side):
+            assert waits(side, lambda each=each: us.acquire(each))
+            with us.borrow(each) as stream:
+                pass
+            with testing.latch(stream) as latch:
+                us.release(each)
+                assert not side.query()
+                latch.release()
+    assert torch.cuda.current_stream(0) == torch.cuda.default_stream(0)
+
+
+def test_order_with_cupy(cupy: ModuleType) -> None:
+    array = cupy.zeros(6)
+    side = cupy.cuda.Stream(non_blocking=True)
+    us.wait_for_device(0, timeout=10)
+    for current in (side, cupy.cuda.Stream.null, cupy.cuda.Stream.ptds):
+        with current:
+            assert waits(current, lambda: us.acquire(array))
+            with testing.latch(us.get_stream(0)) as latch:
+                us.release(array)
+                assert not us.Stream.from_handle(current).is_done
+                latch.release()
+
+
+def test_order_with_others(numba_cuda: ModuleType, rmm: ModuleType) -> None:
+    side = numba_cuda.stream()
+    bound = numba_cuda.device_array(6, stream=side)
+    unbound = numba_cuda.device_array(6)
+    assert waits(side, lambda: us.acquire(bound))
+    assert waits(us.Stream.legacy_default(), lambda: us.acquire(unbound))
+    buffer = rmm.DeviceBuffer(size=100)
+    with pytest.raises(us.UnknownProducerError, match="producer="):
+        us.acquire(buffer)
+    assert waits(side, lambda: us.acquire(buffer, producer=side))
+    with us.borrow(buffer, producer=None):
+        pass
+
+
+def test_order_with_jax(jax: ModuleType) -> None:
+    array = jax.numpy.arange(6.0)
+    with us.borrow(array, jax.numpy.zeros((2, 3), dtype="bfloat16")) as stream:
+        assert stream is us.get_stream(0)
+    with pytest.raises(us.UnknownProducerError, match="int4|S4"):
+        us.acquire(jax.numpy.zeros(4, dtype="int4"))
+    for token in (us.Stream.legacy_default(), us.Stream.per_thread_default()):
+        with us.borrow(array, stream=token):
+            pass
+
+
+def test_an_array_of_jax_is_not_donated_while_it_is_held(jax: ModuleType) -> None:
+    donating = jax.jit(lambda x: x + 1, donate_argnums=0)
+    array = jax.numpy.arange(1024.0)
+    stream = us.get_stream(0)
+    with testing.latch(stream) as latch:
+        with us.borrow(array):
+            pass
+        with pytest.raises(ValueError, match="external reference"):
+            donating(array)
+        latch.release()
+    us.wait(stream, timeout=10)
+    array = jax.numpy.arange(1024.0)
+    with us.borrow(array):
+        pass
+    us.wait(stream, timeout=10)
+    assert donating(array)[0] == 1
+
+
+@pytest.mark.multi_device
+def test_order_with_a_sharded_array(jax: ModuleType) -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices("gpu")[:2]), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    array = jax.device_put(np.arange(8.0), sharding)
+    with pytest.raises(us.DeviceMismatchError):
+        us.acquire(array)
+    with us.borrow(array, stream=us.get_stream(0)) as stream:
+        assert stream is us.get_stream(0)
+
+
+def test_order_with_dali(dali: ModuleType) -> None:
+    @dali.pipeline_def(batch_size=2, num_threads=1, device_id=0)
+    def pipeline() -> Any:
+        return dali.fn.constant(fdata=[1.0, 2.0, 3.0], shape=[3]).gpu()
+
+    built = pipeline()
+    built.build()
+    (batch,) = built.run()
+    producer = us.Stream.from_handle(batch.stream or 1)
+    for output in (batch, batch[0]):
+        assert waits(producer, lambda output=output: us.acquire(output))
+        with us.borrow(output):
+            pass
+    us.wait(batch, timeout=10)
+
+
+def test_order_with_dali_dynamic(dali: ModuleType) -> None:
+    dynamic = framework("nvidia.dali.experimental.dynamic")
+    tensor = dynamic.as_tensor(np.arange(3, dtype="f4")).gpu()
+    with us.borrow(tensor, activate=True) as stream:
+        assert dynamic.EvalContext.current().cuda_stream.handle == int(stream.handle)
+        result = (tensor + 1).evaluate()
+    assert dynamic.EvalContext.current().cuda_stream.handle != int(stream.handle)
+    assert np.asarray(result.cpu()).tolist() == [1, 2, 3]
+
+
+def test_activate_torch_and_cupy(torch: ModuleType, cupy: ModuleType) -> None:
+    tensor, array = torch.ones(1000, device="cuda:0"), cupy.ones(1000)
+    side = torch.cuda.Stream(0)
+    stream = us.get_stream(0)
+
+    def now() -> tuple[Any, ...]:
+        return (
+            torch.cuda.current_stream(0),
+            cupy.cuda.get_current_stream(0),
+            torch.cuda.current_device(),
+            cupy.cuda.runtime.getDevice(),
+        )
+
+    with torch.cuda.stream(side):
+        before = now()
+        with us.borrow(tensor, array, activate=True) as inside:
+            assert torch.cuda.current_stream(0).cuda_stream == int(inside.handle)
+            assert cupy.cuda.get_current_stream(0).ptr == int(inside.handle)
+            with testing.latch(stream) as latch:
+                made = tensor + 1, array + 1
+                assert not stream.is_done
+                latch.release()
+            with cupy.cuda.Stream(), torch.cuda.stream(torch.cuda.Stream(0)):
+                pass
+            assert torch.cuda.current_stream(0).cuda_stream == int(inside.handle)
+            assert cupy.cuda.get_current_stream(0).ptr == int(inside.handle)
+        assert now() == before
+        assert made[0].sum().item() == 2000
+    assert float(made[1].sum()) == 2000
+    with stream.activate("torch"):
+        early = tensor + 2
+        ended = []
+
+        def elsewhere() -> None:
+            us.hand_over(early)
+            ended.append(early.sum().item())
+
+        in_thread(elsewhere)
+    assert ended == [3000]
+    for token in (us.Stream.legacy_default(), us.Stream.per_thread_default()):
+        with token.activate("torch", "cupy"):
+            assert (tensor + 1).sum().item() == 2000
+            assert float((array + 1).sum()) == 2000
+
+
+@pytest.mark.multi_device
+def test_activate_on_a_device_that_is_not_current(torch: ModuleType, cupy: ModuleType) -> None:
+    tensor = torch.ones(1000, device="cuda:1")
+    with cupy.cuda.Device(1):
+        array = cupy.ones(1000)
+    before = torch.cuda.current_stream(1), cupy.cuda.get_current_stream(1)
+    with us.borrow(tensor, array, activate=True) as stream:
+        assert stream is us.get_stream(1)
+        assert torch.cuda.current_device() == cupy.cuda.runtime.getDevice() == 0
+        assert torch.cuda.current_stream(1).cuda_stream == int(stream.handle)
+        assert torch.cuda.current_stream(0) == torch.cuda.default_stream(0)
+        assert (tensor + 1).sum().item() == 2000
+        with cupy.cuda.Device(1):
+            assert cupy.cuda.get_current_stream().ptr == int(stream.handle)
+            assert float((array + 1).sum()) == 2000
+    assert (torch.cuda.current_stream(1), cupy.cuda.get_current_stream(1)) == before
+    assert torch.cuda.current_device() == 0
