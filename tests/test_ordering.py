@@ -165,6 +165,7 @@ def test_the_current_stream_of_torch(
 ) -> None:
     tensor = torch.Tensor(torch.device("cuda", 0), memory)
     legacy = us.Stream.legacy_default()
+    us.get_stream(0)  # none can be made while the legacy default stream is held
     with _driver.entered(_driver.primary_context(0)):
         assert waits_for(legacy, lambda: us.acquire(tensor))
     assert not waits_for(producer, lambda: us.acquire(tensor))
@@ -195,6 +196,7 @@ def test_a_default_stream_is_that_of_the_device_of_the_buffer(
     """Whichever device is current, a token means the buffer's."""
     with device_memory(1) as address, _driver.entered(_driver.primary_context(current)):
         tensor = torch.Tensor(torch.device("cuda", 1), address)
+        us.get_stream(1)  # none can be made while the legacy default stream is held
         for use in (
             lambda: us.acquire(tensor),
             lambda: us.acquire(tensor, producer=us.Stream.legacy_default()),
@@ -214,6 +216,7 @@ def test_the_stream_that_numba_names(producer: us.Stream, memory: int) -> None:
     bound = standins.NumbaArray(0, memory, stream=int(producer.handle))
     assert waits_for(producer, lambda: us.acquire(bound))
     unbound = standins.NumbaArray(0, memory, stream=None)
+    us.get_stream(0)
     with _driver.entered(_driver.primary_context(0)):
         assert waits_for(us.Stream.legacy_default(), lambda: us.acquire(unbound))
 
@@ -864,3 +867,17 @@ def test_sync_waits_on_the_host() -> None:
     for value, blocked in (("1", True), ("0", False), ("", False)):
         done = run_python(code, USERSTREAM_SYNC=value, PYTHONPATH=":".join(__import__("sys").path))
         assert done.stdout == f"{blocked}\n" * 2, done.stderr
+
+
+def test_a_stream_that_a_framework_destroyed_is_asked_nothing(
+    torch: types.ModuleType, memory: int
+) -> None:
+    """A handle is known as long as it is current, and no longer: to ask one may be a crash."""
+    with _driver.entered(_driver.primary_context(0)):
+        handle = checked(driver.cuStreamCreateWithPriority(1, 0))
+        torch.cuda.set_stream(torch.cuda.ExternalStream(int(handle), 0))
+        us.acquire(torch.Tensor(torch.device("cuda", 0), memory))
+        us.wait(0, timeout=10)
+        checked(driver.cuStreamDestroy(handle))
+    us.wait_for_device(0, timeout=10)
+    us.wait_all(timeout=10)

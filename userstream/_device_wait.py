@@ -29,7 +29,8 @@ class DeviceWork:
         legacy = Stream.legacy_default()
         _driver.within(self._context, _driver.refuse_capturing, legacy._live(), legacy)
         for stream in _process.tracked():
-            if isinstance(stream, Stream) and stream._is_in(self._context):
+            # Not those of others, which may be destroyed by now: to ask one would be a crash.
+            if isinstance(stream, Stream) and stream._owned and stream._is_in(self._context):
                 _driver.refuse_capturing(stream._live(), stream)
 
     def _device(self) -> int:

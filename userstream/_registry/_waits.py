@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from userstream import _device_wait, _driver, _futures, _holding, _targets, _waiting
 from userstream._registry._table import StreamTable, check_name
+from userstream._stream._default import DefaultStream
 from userstream.errors import NoUserStreamError
 
 if TYPE_CHECKING:
@@ -112,8 +113,8 @@ class Waits(StreamTable):
 
         **This invalidates a graph capture of that device's context, on any thread and in any
         mode**: CUDA gives no way around it. It is refused with `CaptureError` when the capture
-        can be seen, which is when the legacy default stream or a `Stream` takes part in it. Prefer
-        `wait`.
+        can be seen, which is when the legacy default stream, the stream that is passed or one that
+        userstream made takes part in it. Prefer `wait`.
 
         Parameters
         ----------
@@ -160,6 +161,8 @@ class Waits(StreamTable):
         other = _device_wait.other_context(given, target)
         if other is not None:
             work.append(other)
+        if given is not None and not isinstance(given, DefaultStream):
+            _driver.refuse_capturing(given._live(), given)
         for each in work:
             each.refuse_captures()
         _waiting.wait_for(work, timeout=timeout, policy="auto", grouped=len(work) > 1)
