@@ -133,20 +133,12 @@ class Numba(Producer):
         self.handle = us.Stream.from_handle(self.stream).__cuda_stream__()[1]
         self.buffer = self.cuda.device_array(count, dtype=np.int32, stream=self.stream)
         self.address = self.buffer.__cuda_array_interface__["data"][0]
-        self.blocks = -(-count // 256)
-
-        @self.cuda.jit
-        def fill(array: Any, number: int) -> None:
-            index = self.cuda.grid(1)
-            if index < array.size:
-                array[index] = number
-
-        self.fill = fill
+        self.count = count
 
     def write(self, number: int) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.fill[self.blocks, 256, self.stream](self.buffer, number)
+        # What numba has no function for but a kernel, which it compiles with few versions of NumPy.
+        handle = driver.CUstream(self.handle)
+        checked(driver.cuMemsetD32Async(self.address, number % (1 << 32), self.count, handle))
 
 
 PRODUCERS = [Torch, TorchDefault, Cupy, Numba]
