@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -510,7 +511,9 @@ def held_while(stream: us.Stream, use: Callable[[Any], object], memory: int) -> 
         gc.collect()
         during = alive() is not None
         latch.release()
+    since = time.monotonic()
     eventually(lambda: alive() is None, 5)
+    assert time.monotonic() - since < 2, "it is let go of at once"
     return [during, alive() is not None]
 
 

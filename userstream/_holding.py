@@ -128,7 +128,13 @@ def hold(stream: EdgeStream, event: Event, objects: object) -> None:
     queue.add((event, stream._pool, objects))
     if not _watched:
         _watched = True
-        _watcher.watch(_Sweeper(), lambda _: None)
+        _watcher.watch(_Sweeper(), _unwatched)
+
+
+def _unwatched(error: Exception | None) -> None:
+    global _watched  # noqa: PLW0603 -- one watcher, one flag
+    if error is not None:  # the next call begins anew
+        _watched = False
 
 
 def _anything_held() -> bool:
