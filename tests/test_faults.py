@@ -86,6 +86,8 @@ def scenario(address: int) -> None:
         other.record()
         theirs = us.Stream.from_handle(int(other.handle))
         theirs.flags, theirs.stream_id, theirs.is_done  # noqa: B018
+        with other.capture("relaxed"):
+            other.capture_info  # noqa: B018
     us.Stream.legacy_default().sync(timeout=10)
     us.wait(timeout=10)
     us.wait(on(0), timeout=10)

@@ -8,7 +8,7 @@
 from userstream import errors
 from userstream._buffers import BufferInfo, describe, device_of
 from userstream._registry import UserStream
-from userstream._stream import Stream
+from userstream._stream import CaptureInfo, Stream
 from userstream.errors import *  # noqa: F403 -- the tree, as errors.__all__ lists it
 
 __version__ = "0.1.0"
@@ -26,6 +26,7 @@ close = _registry.close
 
 __all__ = [
     "BufferInfo",
+    "CaptureInfo",
     "Stream",
     "UserStream",
     "close",

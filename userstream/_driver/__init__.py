@@ -4,6 +4,15 @@ Every function here raises `DriverError` (or a more telling error) instead of re
 Nothing here changes the caller's current context or capture mode beyond its own call.
 """
 
+from userstream._driver.capture import (
+    CaptureMode,
+    begin_capture,
+    capture_facts,
+    check_capture_mode,
+    end_capture,
+    exchange_capture_mode,
+    is_capturing,
+)
 from userstream._driver.contexts import (
     current_context,
     current_device,
@@ -57,8 +66,12 @@ from userstream._driver.streams import (
 __all__ = [
     "LEGACY",
     "PER_THREAD",
+    "CaptureMode",
     "Memory",
     "allocate_pinned",
+    "begin_capture",
+    "capture_facts",
+    "check_capture_mode",
     "check_device",
     "core_errors",
     "create_event",
@@ -70,10 +83,13 @@ __all__ = [
     "device_of_pointer",
     "device_of_primary",
     "device_report",
+    "end_capture",
     "ensure",
     "entered",
     "event_is_done",
+    "exchange_capture_mode",
     "free_pinned",
+    "is_capturing",
     "is_host_pointer",
     "is_managed_pointer",
     "primary_context",

@@ -1,7 +1,7 @@
 """`Stream`: cuda.core's stream, made in the right context, with waits that can be stopped.
 
-Built up in layers, a subject each: `_base` (handle, device, end), `_order` (order and waits), and
-here the factories. `_default` holds the two default streams.
+Built up in layers, a subject each: `_base` (handle, device, end), `_order` (order and waits),
+`_capture` (graphs), and here the factories. `_default` holds the two default streams.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cuda.bindings import driver
 
 from userstream import _devices, _driver
 from userstream._stream import _base
-from userstream._stream._order import OrderedStream
+from userstream._stream._capture import CapturedStream, CaptureInfo
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
     from userstream.typing import DeviceLike, StreamLike
 
+__all__ = ["CaptureInfo", "Stream"]
+
 _NONBLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
 
-class Stream(OrderedStream):
+class Stream(CapturedStream):
     """A CUDA stream.
 
     Everything that takes a `cuda.core.Stream` takes it, and so does everything that takes an

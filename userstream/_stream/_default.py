@@ -41,6 +41,9 @@ class DefaultStream(Stream):
         _driver.ensure()
         return _driver.current_device()
 
+    def _where(self) -> driver.CUcontext:
+        return _driver.default_context()
+
     @property
     def flags(self) -> int:
         return _here(_driver.stream_flags, self._askable(), self)
