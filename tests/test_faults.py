@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import gc
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,7 @@ def functions() -> list[str]:
         if isinstance(node, ast.Attribute)
         and ast.unparse(node.value) == "driver"
         and node.attr.startswith("cu")
+        and node.attr[2].isupper()  # the others are types
     }
     return sorted(found | {"cuStreamCreateWithPriority", "cuPointerGetAttribute"})
 
@@ -86,6 +88,7 @@ def scenario(address: int) -> None:
         other.record()
         theirs = us.Stream.from_handle(int(other.handle))
         theirs.flags, theirs.stream_id, theirs.is_done  # noqa: B018
+        use_memory(other, address)
         with other.capture("relaxed"):
             other.capture_info  # noqa: B018
     us.Stream.legacy_default().sync(timeout=10)
@@ -97,6 +100,25 @@ def scenario(address: int) -> None:
     us.wait_for_device(3, timeout=10)
     us.wait_all(timeout=10)
     us.close(timeout=10)
+
+
+@functools.cache
+def places() -> tuple[int, int]:
+    """Return the addresses of a pinned word and of managed memory, made once."""
+    with _driver.entered(_driver.primary_context(0)):
+        pinned = checked(driver.cuMemHostAlloc(64, 0))
+        return int(pinned), int(checked(driver.cuMemAllocManaged(64, 1)))
+
+
+def use_memory(stream: us.Stream, address: int) -> None:
+    pinned, managed = places()
+    stream.write_value_32(pinned, 0)
+    stream.write_value_64(address, 1)
+    stream.batch_mem_op([us.WriteValue(address, 1), us.WaitValue(address, 1)])
+    stream.wait_value_32(address, 1)
+    stream.wait_value_64(address, 1)
+    stream.memcpy_dtod(address, address + 64, 8)
+    stream.attach_mem_async(managed)
 
 
 @pytest.fixture

@@ -8,7 +8,15 @@
 from userstream import errors
 from userstream._buffers import BufferInfo, describe, device_of
 from userstream._registry import UserStream
-from userstream._stream import CaptureInfo, Stream
+from userstream._stream import (
+    CaptureInfo,
+    FlushRemoteWrites,
+    MemoryBarrier,
+    Stream,
+    WaitFlags,
+    WaitValue,
+    WriteValue,
+)
 from userstream.errors import *  # noqa: F403 -- the tree, as errors.__all__ lists it
 
 __version__ = "0.1.0"
@@ -27,8 +35,13 @@ close = _registry.close
 __all__ = [
     "BufferInfo",
     "CaptureInfo",
+    "FlushRemoteWrites",
+    "MemoryBarrier",
     "Stream",
     "UserStream",
+    "WaitFlags",
+    "WaitValue",
+    "WriteValue",
     "close",
     "completion",
     "describe",

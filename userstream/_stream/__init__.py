@@ -1,7 +1,8 @@
 """`Stream`: cuda.core's stream, made in the right context, with waits that can be stopped.
 
 Built up in layers, a subject each: `_base` (handle, device, end), `_order` (order and waits),
-`_capture` (graphs), and here the factories. `_default` holds the two default streams.
+`_capture` (graphs), `_values` and `_memory` (raw memory), and here the factories. `_default`
+holds the two default streams.
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from cuda.bindings import driver
 
 from userstream import _devices, _driver
 from userstream._stream import _base
-from userstream._stream._capture import CapturedStream, CaptureInfo
+from userstream._stream._capture import CaptureInfo
+from userstream._stream._memory import MemoryStream
+from userstream._stream._operations import (
+    FlushRemoteWrites,
+    MemoryBarrier,
+    WaitFlags,
+    WaitValue,
+    WriteValue,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -21,12 +30,20 @@ if TYPE_CHECKING:
 
     from userstream.typing import DeviceLike, StreamLike
 
-__all__ = ["CaptureInfo", "Stream"]
+__all__ = [
+    "CaptureInfo",
+    "FlushRemoteWrites",
+    "MemoryBarrier",
+    "Stream",
+    "WaitFlags",
+    "WaitValue",
+    "WriteValue",
+]
 
 _NONBLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
 
-class Stream(CapturedStream):
+class Stream(MemoryStream):
     """A CUDA stream.
 
     Everything that takes a `cuda.core.Stream` takes it, and so does everything that takes an
