@@ -119,6 +119,10 @@ def use_memory(stream: us.Stream, address: int) -> None:
     stream.wait_value_64(address, 1)
     stream.memcpy_dtod(address, address + 64, 8)
     stream.attach_mem_async(managed)
+    stream.set_attribute("sync_policy", "spin")
+    stream.get_attribute("sync_policy")
+    us.get_stream(0).copy_attributes_from(stream)
+    stream.wait_event(stream.record())
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from userstream import errors
 from userstream._buffers import BufferInfo, describe, device_of
 from userstream._registry import UserStream
 from userstream._stream import (
+    AccessPolicyWindow,
     CaptureInfo,
     FlushRemoteWrites,
     MemoryBarrier,
@@ -33,6 +34,7 @@ streams = _registry.streams
 close = _registry.close
 
 __all__ = [
+    "AccessPolicyWindow",
     "BufferInfo",
     "CaptureInfo",
     "FlushRemoteWrites",

@@ -4,6 +4,18 @@ Every function here raises `DriverError` (or a more telling error) instead of re
 Nothing here changes the caller's current context or capture mode beyond its own call.
 """
 
+from userstream._driver.attributes import (
+    ATTRIBUTES,
+    DOMAINS,
+    SYNC_POLICIES,
+    Attribute,
+    Window,
+    copy_attributes,
+    domain_count,
+    get_attribute,
+    largest_window,
+    set_attribute,
+)
 from userstream._driver.capture import (
     CaptureMode,
     begin_capture,
@@ -25,6 +37,7 @@ from userstream._driver.contexts import (
     synchronize_context,
     within,
 )
+from userstream._driver.event_waits import EXTERNAL, wait_for_event
 from userstream._driver.events import (
     create_event,
     destroy_event,
@@ -87,13 +100,19 @@ from userstream._driver.values import (
 )
 
 __all__ = [
+    "ATTRIBUTES",
     "COMPARISONS",
+    "DOMAINS",
+    "EXTERNAL",
     "FLUSH_FLAG",
     "LEGACY",
     "PER_THREAD",
+    "SYNC_POLICIES",
+    "Attribute",
     "Bits",
     "CaptureMode",
     "Memory",
+    "Window",
     "allocate_pinned",
     "allocation_of_pointer",
     "attach_memory",
@@ -102,6 +121,7 @@ __all__ = [
     "capture_facts",
     "check_capture_mode",
     "check_device",
+    "copy_attributes",
     "copy_on_device",
     "core_errors",
     "create_event",
@@ -116,6 +136,7 @@ __all__ = [
     "device_of_primary",
     "device_report",
     "device_word",
+    "domain_count",
     "end_capture",
     "ensure",
     "entered",
@@ -123,9 +144,11 @@ __all__ = [
     "exchange_capture_mode",
     "flush_operation",
     "free_pinned",
+    "get_attribute",
     "is_capturing",
     "is_host_pointer",
     "is_managed_pointer",
+    "largest_window",
     "primary_context",
     "primary_context_if_active",
     "primary_device_of_pointer",
@@ -138,6 +161,7 @@ __all__ = [
     "relaxed",
     "require_flush",
     "require_values",
+    "set_attribute",
     "stream_context",
     "stream_flags",
     "stream_id",
@@ -147,6 +171,7 @@ __all__ = [
     "version",
     "version_text",
     "wait_event",
+    "wait_for_event",
     "wait_operation",
     "wait_value",
     "within",

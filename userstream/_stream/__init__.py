@@ -1,8 +1,8 @@
 """`Stream`: cuda.core's stream, made in the right context, with waits that can be stopped.
 
 Built up in layers, a subject each: `_base` (handle, device, end), `_order` (order and waits),
-`_capture` (graphs), `_values` and `_memory` (raw memory), and here the factories. `_default`
-holds the two default streams.
+`_capture` (graphs), `_values` and `_memory` (raw memory), `_attributes`, `_event_waits` (events of
+anybody), and here the factories. `_default` holds the two default streams.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from cuda.bindings import driver
 
 from userstream import _devices, _driver
 from userstream._stream import _base
+from userstream._stream._attributes import AccessPolicyWindow
 from userstream._stream._capture import CaptureInfo
-from userstream._stream._memory import MemoryStream
+from userstream._stream._event_waits import EventWaitingStream
 from userstream._stream._operations import (
     FlushRemoteWrites,
     MemoryBarrier,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from userstream.typing import DeviceLike, StreamLike
 
 __all__ = [
+    "AccessPolicyWindow",
     "CaptureInfo",
     "FlushRemoteWrites",
     "MemoryBarrier",
@@ -43,7 +45,7 @@ __all__ = [
 _NONBLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
 
-class Stream(MemoryStream):
+class Stream(EventWaitingStream):
     """A CUDA stream.
 
     Everything that takes a `cuda.core.Stream` takes it, and so does everything that takes an
