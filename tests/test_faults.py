@@ -39,7 +39,9 @@ def functions() -> list[str]:
         and node.attr.startswith("cu")
         and node.attr[2].isupper()  # the others are types
     }
-    return sorted(found | {"cuStreamCreateWithPriority", "cuPointerGetAttribute"})
+    return sorted(
+        found | {"cuStreamCreateWithPriority", "cuPointerGetAttribute", "cuLaunchHostFunc"}
+    )
 
 
 # Asked once a process, in `test_first_calls`.
@@ -123,6 +125,9 @@ def use_memory(stream: us.Stream, address: int) -> None:
     stream.get_attribute("sync_policy")
     us.get_stream(0).copy_attributes_from(stream)
     stream.wait_event(stream.record())
+    stream.launch_host_func(int)
+    stream.add_callback(lambda stream, error: None)
+    stream.sync(timeout=10)
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ from userstream._driver.events import (
     record_context,
     record_event,
 )
+from userstream._driver.host_functions import call_native
 from userstream._driver.library import (
     check_device,
     device_attribute,
@@ -118,6 +119,7 @@ __all__ = [
     "attach_memory",
     "barrier_operation",
     "begin_capture",
+    "call_native",
     "capture_facts",
     "check_capture_mode",
     "check_device",

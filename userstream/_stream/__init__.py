@@ -2,7 +2,8 @@
 
 Built up in layers, a subject each: `_base` (handle, device, end), `_order` (order and waits),
 `_capture` (graphs), `_values` and `_memory` (raw memory), `_attributes`, `_event_waits` (events of
-anybody), and here the factories. `_default` holds the two default streams.
+anybody), `_host_functions` (Python functions), and here the factories. `_default` holds the two
+default streams.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from userstream import _devices, _driver
 from userstream._stream import _base
 from userstream._stream._attributes import AccessPolicyWindow
 from userstream._stream._capture import CaptureInfo
-from userstream._stream._event_waits import EventWaitingStream
+from userstream._stream._host_functions import CallingStream
 from userstream._stream._operations import (
     FlushRemoteWrites,
     MemoryBarrier,
@@ -45,7 +46,7 @@ __all__ = [
 _NONBLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
 
-class Stream(EventWaitingStream):
+class Stream(CallingStream):
     """A CUDA stream.
 
     Everything that takes a `cuda.core.Stream` takes it, and so does everything that takes an
