@@ -22,7 +22,12 @@ _SPIN_SECONDS = 100e-6  # a short wait is over before a sleep would be
 _SLEEP_SHARE = 0.05  # so a wait is at most this share late
 _LONGEST_SLEEP = 5e-3
 
-_thread = threading.local()
+
+class _Thread(threading.local):
+    runs_host_functions = False
+
+
+_thread = _Thread()
 
 
 class Waitable(Protocol):
@@ -62,7 +67,7 @@ def forbid_waits_here() -> None:
 
 def refuse_in_host_function(what: str) -> None:
     """Raise if the calling thread is the one that runs host functions."""
-    if getattr(_thread, "runs_host_functions", False):
+    if _thread.runs_host_functions:
         raise RuntimeError(
             f"{what} was called in a host function or callback of a stream, which may not wait for "
             "the GPU: the stream may be waiting for the function; do it on another thread"
