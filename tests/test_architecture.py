@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
+from cuda.bindings import driver
 
 import userstream
 from helpers import run_python
@@ -84,6 +86,15 @@ def test_the_driver_is_called_from_one_room() -> None:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         }
         assert not {name for name in calls if name.startswith("cu") and name[2:3].isupper()}, module
+
+
+def test_every_stream_function_is_answered() -> None:
+    page = (PACKAGE.parent / "docs/reference/driver-functions.rst").read_text()
+    answered = set(re.findall(r"``(cu\w+)``", page.split("Every stream function")[1]))
+    there = {name for name in dir(driver) if re.match("cu(Stream|ThreadExchange|LaunchHost)", name)}
+    # cuda-bindings 12.9 names the newest signature by a suffix.
+    suffixed = {"cuStreamGetCtx_v2", "cuStreamGetCaptureInfo_v3"}
+    assert there - answered <= suffixed | {"cuStreamUpdateCaptureDependencies_v2"}
 
 
 def test_no_framework_is_imported() -> None:

@@ -18,18 +18,26 @@ class WaitFlags(enum.IntEnum):
 
     A comparison may be combined with ``FLUSH``, as in ``WaitFlags.EQ | WaitFlags.FLUSH``. The
     numbers are the driver's, ``CUstreamWaitValue_flags``.
+
+    Attributes
+    ----------
+    GEQ
+        Until ``m - v >= 0`` as a signed number of that width: right across an overflow.
+    EQ
+        Until ``m == v``.
+    AND
+        Until ``m & v != 0``.
+    NOR
+        Until ``~(m | v) != 0``. Not every device has it.
+    FLUSH
+        Let what other devices wrote before the value be seen after it. Not every device has it.
     """
 
     GEQ = 0
-    """Until ``m - v >= 0`` as a signed number of that width: right across an overflow."""
     EQ = 1
-    """Until ``m == v``."""
     AND = 2
-    """Until ``m & v != 0``."""
     NOR = 3
-    """Until ``~(m | v) != 0``. Not every device has it."""
     FLUSH = 1 << 30
-    """Let what other devices wrote before the value be seen after it. Not every device has it."""
 
 
 @dataclass(frozen=True, slots=True)
