@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import userstream as us
+from conftest import SIMULATED
 from helpers import current_context, eventually, in_thread, pinned_memory, run_python
 from userstream import _dispatcher, _driver, testing
 
@@ -366,6 +367,21 @@ def test_after_an_error_of_the_gpu_nobody_waits_for_ever() -> None:
 
 
 @pytest.mark.simulated
+def test_an_error_is_noticed_though_the_driver_calls_nobody() -> None:
+    function = functools.partial(print, "it ran")
+    alive = weakref.ref(function)
+    stream = us.Stream.create(0)
+    with testing.latch(stream) as latch:
+        testing.async_error(stream, 700)
+        stream.launch_host_func(function)
+        del function
+        time.sleep(0.1)
+        assert alive() is not None
+        latch.release()
+        assert eventually(lambda: alive() is None)
+
+
+@pytest.mark.simulated
 @pytest.mark.parametrize(
     "function",
     ["cuMemHostGetDevicePointer", "cuEventRecord", "cuLaunchHostFunc", "cuStreamWaitValue32"],
@@ -518,6 +534,31 @@ def test_an_exit_with_functions_pending() -> None:
         """
     )
     assert printed == "", "they are dropped"
+
+
+def test_nothing_runs_after_the_exit_has_begun() -> None:
+    simulate = "from userstream import testing; testing.simulate(2)" if SIMULATED else ""
+    done = run_python(
+        f"""
+        import atexit, threading, time
+
+        def last():  # registered first, so called after the handlers of userstream
+            gate.set()
+            time.sleep(0.2)
+
+        atexit.register(last)
+        {simulate}
+        import userstream as us
+
+        gate = threading.Event()
+        for each in (us.Stream.create(0), us.Stream.create(0)):
+            each.launch_host_func(gate.wait, 20)
+            each.launch_host_func(print, "it ran")
+        time.sleep(0.1)
+        """,
+        simulate=None,
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_an_exit_with_a_held_stream() -> None:

@@ -15,7 +15,7 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from userstream import _driver, _process, _waiting
+from userstream import _driver, _waiting
 from userstream._semaphore import Semaphore
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Dispatcher:
                 self._queues.pop(stream, None)
 
 
-_dispatcher = Dispatcher()
+_dispatcher = Dispatcher()  # of no use in a forked child, where no stream is
 
 
 def started() -> Dispatcher:
@@ -164,14 +164,8 @@ def started() -> Dispatcher:
     return _dispatcher
 
 
-def _in_child() -> None:
-    global _dispatcher  # noqa: PLW0603 -- its thread, and who holds its locks, stayed in the parent
-    _dispatcher = Dispatcher()
-
-
 def _at_exit() -> None:
     _dispatcher.end()
 
 
-_process.after_fork(_in_child)
 atexit.register(_at_exit)
