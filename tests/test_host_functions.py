@@ -17,10 +17,13 @@ import userstream as us
 from conftest import SIMULATED
 from helpers import current_context, eventually, in_thread, pinned_memory, run_python
 from userstream import _dispatcher, _driver, testing
+from userstream._stream import _words
+from userstream._stream._words import Word
 
 
 @pytest.fixture
 def stream() -> Iterator[us.Stream]:
+    Word(0).release()  # so that no test pins memory while a stream is held
     with us.Stream.create(0) as stream:
         yield stream
         stream.sync(timeout=20)
@@ -396,6 +399,20 @@ def test_a_driver_that_refuses(stream: us.Stream, function: str) -> None:
     assert called == [2]
 
 
+def test_a_launch_that_fails_half_way_lets_the_stream_go(
+    stream: us.Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise MemoryError("mine")
+
+    free = len(_words._free[0])
+    monkeypatch.setattr(_dispatcher, "Call", fail)
+    with pytest.raises(MemoryError, match="mine"):
+        stream.launch_host_func(print)
+    stream.sync(timeout=10)
+    assert len(_words._free[0]) == free
+
+
 @pytest.mark.simulated
 def test_no_thread(stream: us.Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: object) -> None:
@@ -559,6 +576,20 @@ def test_nothing_runs_after_the_exit_has_begun() -> None:
         simulate=None,
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_the_first_one_beside_a_held_stream() -> None:
+    passes(
+        """
+        import userstream as us
+        from userstream import testing
+
+        held, stream = us.Stream.create(0), us.Stream.create(0)
+        with testing.latch(held):
+            stream.launch_host_func(int)
+            stream.sync(timeout=10)
+        """
+    )
 
 
 def test_an_exit_with_a_held_stream() -> None:
