@@ -68,6 +68,15 @@ def _always_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.fixture(autouse=True)
+def _quick_collections() -> Iterator[None]:
+    """Leave the objects of other tests out of the many garbage collections here."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def test_every_function_is_covered() -> None:
     """A new driver call cannot be forgotten: the scenario has to come by it."""
     with device_memory(0) as address:

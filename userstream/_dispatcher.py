@@ -75,7 +75,7 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self.semaphore = Semaphore()
-        self._lock = threading.Lock()  # held for moments, never across a call of anything
+        self._lock = threading.Lock()  # held for moments, never while a function runs
         self._queues: dict[Hashable, _Queue] = {}
         self._ready: deque[Callable[[], None]] = deque()
         self._running = False

@@ -15,7 +15,7 @@ from cuda.bindings import driver
 
 from userstream import _devices, _driver
 from userstream._stream import _base
-from userstream._stream._attributes import AccessPolicyWindow
+from userstream._stream._access_policy import AccessPolicyWindow
 from userstream._stream._capture import CaptureInfo
 from userstream._stream._host_functions import CallingStream
 from userstream._stream._operations import (

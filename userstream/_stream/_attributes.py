@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from cuda.bindings import driver
 
 from userstream import _driver
+from userstream._stream._access_policy import AccessPolicyWindow
 from userstream._stream._addresses import address_and_size
 from userstream._stream._base import address_of
 from userstream._stream._memory import MemoryStream
@@ -17,51 +17,10 @@ from userstream.errors import CaptureError, DeviceMismatchError, NotSupportedErr
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from userstream.typing import Buffer, StreamLike
+    from userstream.typing import StreamLike
 
     _SyncPolicy: TypeAlias = Literal["auto", "spin", "yield", "blocking"]
     _Domain: TypeAlias = Literal["default", "remote"]
-    _Property: TypeAlias = Literal["normal", "streaming", "persisting"]
-
-
-@dataclass(frozen=True, slots=True)
-class AccessPolicyWindow:
-    """A range of memory that the L2 cache treats in a way of its own: a stream's attribute.
-
-    Parameters
-    ----------
-    address : int, CUdeviceptr or GPU buffer
-        Where it begins.
-    nbytes : int
-        Its length; 0 for no window.
-    hit_ratio : float, default 1.0
-        The share of the accesses, 0 to 1, that are treated as ``hit`` says.
-    hit : {"persisting", "streaming", "normal"}, default "persisting"
-        How long these stay in the cache.
-    miss : {"streaming", "normal"}, default "streaming"
-        How long the others stay.
-
-    Raises
-    ------
-    TypeError, ValueError
-        An argument is none of these.
-    """
-
-    address: int | Buffer
-    nbytes: int
-    hit_ratio: float = 1.0
-    hit: _Property = "persisting"
-    miss: _Property = "streaming"
-
-    def __post_init__(self) -> None:
-        if operator.index(self.nbytes) < 0:
-            raise ValueError(f"a window has at least 0 bytes, not {self.nbytes}")
-        if not 0 <= self.hit_ratio <= 1:
-            raise ValueError(f"hit_ratio is a share from 0 to 1, not {self.hit_ratio!r}")
-        if self.hit not in ("persisting", "streaming", "normal"):
-            raise ValueError(f'hit is "persisting", "streaming" or "normal", not {self.hit!r}')
-        if self.miss not in ("streaming", "normal"):
-            raise ValueError(f'miss is "streaming" or "normal", not {self.miss!r}')
 
 
 class ConfiguredStream(MemoryStream):
