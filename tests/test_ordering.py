@@ -31,6 +31,8 @@ from helpers import (
 )
 from userstream import _driver, testing
 
+pytestmark = pytest.mark.usefixtures("no_garbage")
+
 
 @pytest.fixture
 def producer() -> Iterator[us.Stream]:
