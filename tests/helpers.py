@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from cuda.bindings import driver
 from cuda.core import Event
+from cuda.core.graph import Graph, GraphDefinition
 
 import userstream as us
 from userstream import _driver, _events
@@ -31,6 +32,12 @@ def checked(answer: tuple[Any, ...]) -> Any:
 
 def current_context() -> int:
     return int(checked(driver.cuCtxGetCurrent()))
+
+
+def instantiated(graph: GraphDefinition, device: int = 0) -> Graph:
+    """Make a graph executable, which takes a current context."""
+    with _driver.entered(_driver.primary_context(device)):
+        return graph.instantiate()
 
 
 def pooled_events(device: int = 0) -> list[Event]:

@@ -637,6 +637,7 @@ def test_a_user_stream_joins_no_capture(producer: us.Stream, memory: int) -> Non
         lambda: us.acquire(array(memory, producer)),
         lambda: us.acquire(array(memory, producer), stream=named),
         lambda: us.borrow(array(memory, None), producer=producer).__enter__(),
+        lambda: us.acquire(array(memory, producer), stream=int(stream.handle)),
         lambda: stream.wait(producer),
     ):
         with pytest.raises(us.CaptureError, match="would become part of that graph"):
@@ -793,8 +794,10 @@ def test_activation_of_what_has_no_current_stream(torch: types.ModuleType, memor
         stream.activate("dali")
     with pytest.raises(TypeError):
         stream.activate(torch)  # type: ignore[arg-type]
+    us.close(timeout=10)
     with pytest.raises(ValueError, match="none of the buffers"):
         us.borrow(CAI(memory, stream=None), activate=True).__enter__()
+    assert not us.streams()
     assert torch.cuda.current_stream(0).cuda_stream == 0
 
 

@@ -8,7 +8,15 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from helpers import CAI, checked, current_context, in_thread, pinned_memory, run_python
+from helpers import (
+    CAI,
+    checked,
+    current_context,
+    in_thread,
+    instantiated,
+    pinned_memory,
+    run_python,
+)
 from userstream import AccessPolicyWindow, _driver, testing
 from userstream._driver import attributes
 
@@ -286,7 +294,7 @@ def test_an_external_wait_is_captured(stream: us.Stream) -> None:
             stream.wait_event(event, driver.CUevent_wait_flags.CU_EVENT_WAIT_EXTERNAL)
             stream.write_value_32(word, 1)
         assert checked(driver.cuGraphGetNodes(graph.handle, 0))[1] == 2
-        executable = graph.instantiate()
+        executable = instantiated(graph)
         with testing.latch(other) as latch:
             other.record(event)
             executable.launch(stream)

@@ -18,6 +18,7 @@ from helpers import (
     current_context,
     device_memory,
     in_thread,
+    instantiated,
     managed_memory,
     pinned_memory,
     run_python,
@@ -206,7 +207,7 @@ def test_under_capture_they_are_nodes(stream: us.Stream, pinned: int) -> None:
     assert len(graph.nodes()) == 3
     stream.sync(timeout=10)
     assert Word(pinned).value == 0
-    graph.instantiate().launch(stream)
+    instantiated(graph).launch(stream)
     stream.sync(timeout=10)
     assert Word(pinned).value == 2
 
@@ -450,7 +451,7 @@ def test_a_captured_copy(stream: us.Stream, numbers: int) -> None:
     with device_memory(0) as other:
         with stream.capture() as graph:
             stream.memcpy_dtod(other, numbers, 8)
-        graph.instantiate().launch(stream)
+        instantiated(graph).launch(stream)
         stream.sync(timeout=10)
         assert bytes_at(other, 8) == bytes(range(8))
 

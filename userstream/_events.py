@@ -81,7 +81,7 @@ class EventPool:
         try:
             event = _record(stream)
         except Exception as error:
-            raise _driver.core_failure("cuEventCreate", error, stream) from error
+            raise _driver.core_failure("cuEventRecord", error, stream) from error
         _process.leak_at_end(event)
         return event
 

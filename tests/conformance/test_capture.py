@@ -106,8 +106,9 @@ def test_only_a_relaxed_capture_ends_on_another_thread(context, stream, mode):
         result, graph = elsewhere(lambda: driver.cuStreamEndCapture(stream), context)
         if result == SUCCESS:
             ok(driver.cuGraphDestroy(graph))
-            capture._ended = True
+        capture._ended = True
         assert result == expected
+        assert ok(driver.cuStreamIsCapturing(stream)) == NOT_CAPTURING, "it is over all the same"
 
 
 def test_a_joined_stream_cannot_end_the_capture(event, make_stream):

@@ -8,6 +8,7 @@ import pytest
 from cuda.bindings import driver
 
 from conformance.support import (
+    INVALID_CONTEXT,
     INVALID_VALUE,
     NOT_READY,
     SUCCESS,
@@ -16,6 +17,7 @@ from conformance.support import (
     Word,
     completes,
     finishes,
+    no_context,
     node_count,
     ok,
     stays,
@@ -51,6 +53,12 @@ def graphs():
 def node_types(graph):
     nodes, count = ok(driver.cuGraphGetNodes(graph, node_count(graph)))
     return sorted(int(ok(driver.cuGraphNodeGetType(node))) for node in nodes[: int(count)])
+
+
+def test_a_graph_is_instantiated_in_a_context(stream, word, graphs):
+    graph = graphs.capture(stream, lambda: word.write(stream, 7))
+    with no_context():
+        assert driver.cuGraphInstantiate(graph, 0)[0] == INVALID_CONTEXT
 
 
 def test_a_launch_does_the_captured_work(stream, word, graphs):

@@ -39,10 +39,6 @@ _ENDS = {
         "work of other streams that joined it was not joined again; let this stream wait() for "
         "them before the end"
     ),
-    driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD: (
-        'it was begun by another thread, which has to end it; only with mode="relaxed" may any '
-        "thread do so"
-    ),
 }
 
 

@@ -40,9 +40,11 @@ class Borrow:
     def __enter__(self) -> Stream:
         if self._ordering is not None:
             raise RuntimeError("this borrow has not ended yet; call borrow() for another one")
-        ordering = self._order(*self._asked)
-        if self._activate is not False:
+        if self._activate is False:
+            ordering = self._order(*self._asked)
+        else:  # what may be refused comes first
             frameworks = _frameworks(self._activate, self._asked[0])
+            ordering = self._order(*self._asked)
             self._activation = _activation.Activation(ordering.consumer, frameworks)
         self._kept = ordering.acquire()
         if self._activation is not None:

@@ -154,7 +154,7 @@ class Stream(CallingStream):
         Returns
         -------
         Stream
-            A `Stream` is returned as it is.
+            A `Stream` is returned as it is, also for the handle of one.
 
         Raises
         ------
@@ -191,6 +191,9 @@ class Stream(CallingStream):
             return cls.legacy_default()
         if address == _driver.PER_THREAD:
             return cls.per_thread_default()
+        ours = _base.ours_at(address) if owner is None else None
+        if isinstance(ours, Stream):
+            return ours
         return _base.adopt(cls, address, handle if owner is None else owner)
 
     @classmethod
@@ -307,7 +310,8 @@ class Stream(CallingStream):
         For the calling thread, and for the device of the stream; the current device stays as it
         is. At its begin this stream waits for the streams that were current, and at its end those
         wait for this one, so memory that is freed to this stream's arena is not used again before
-        its time. What was made inside is safe to use after the block; before that, see `hand_over`.
+        its time. What was made inside is safe to use after the block, on the stream that is
+        current then; before that, or in another thread, see `hand_over`.
         Does not block. Driver calls: those of `wait`.
 
         Examples

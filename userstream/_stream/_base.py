@@ -7,6 +7,7 @@ and nowhere else.
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import cuda.core
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound="BaseStream")
 T = TypeVar("T")
+
+# Ours by their handles, so that one that comes back by its handle is the same object.
+_ours: weakref.WeakValueDictionary[int, BaseStream] = weakref.WeakValueDictionary()
 
 _core_contexts: dict[int, Context] = {}
 
@@ -163,7 +167,9 @@ class BaseStream(cuda.core.Stream):  # type: ignore[misc] # to a type checker, c
             self._on_close(self)
         from userstream._stream import _foreign  # which is built upon this
 
-        _foreign.forget(self, int(self._handle))
+        handle = int(self._handle)
+        _foreign.forget(self, handle)
+        _ours.pop(handle, None)
         self._handle = None
         _given_away.pop(id(self), None)
         super().close()
@@ -296,6 +302,13 @@ def complete(
     if context is not None:
         stream._pool = _events.pool_of(context)
     _process.leak_at_end(stream)
+    if owned:
+        _ours[int(stream._live())] = stream
+
+
+def ours_at(address: int) -> BaseStream | None:
+    """Return the open stream of that handle, if userstream made it."""
+    return _ours.get(address)
 
 
 def clamp_priority(device: int, priority: int) -> int:

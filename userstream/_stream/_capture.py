@@ -7,6 +7,7 @@ graph that the driver makes.
 from __future__ import annotations
 
 import contextlib
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
     from userstream._driver import CaptureMode
 
-# The graphs of the captures that were begun here, by the identity of the stream.
-_graphs: dict[tuple[int, int, int], GraphDefinition] = {}
+# The captures that were begun here, by the identity of the stream: the graph, and the thread that
+# has to end it, if not any thread may.
+_begun: dict[tuple[int, int, int], tuple[GraphDefinition, int | None]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +119,8 @@ class CapturedStream(OrderedStream):
         Returns
         -------
         cuda.core.graph.GraphDefinition
-            ``graph.instantiate()`` makes it executable (``upload(stream)``, ``launch(stream)``),
-            and ``graph.debug_dot_print(path)`` draws it.
+            ``graph.instantiate()`` makes it executable (``upload(stream)``, ``launch(stream)``);
+            it takes a current context. And ``graph.debug_dot_print(path)`` draws it.
 
         Raises
         ------
@@ -136,7 +138,9 @@ class CapturedStream(OrderedStream):
 
         Examples
         --------
+        >>> from cuda.core import Device
         >>> from userstream import Stream
+        >>> Device(0).set_current()
         >>> stream = Stream.create()
         >>> stream.begin_capture("relaxed")
         >>> executable = stream.end_capture().instantiate()
@@ -172,7 +176,9 @@ class CapturedStream(OrderedStream):
 
         Examples
         --------
+        >>> from cuda.core import Device
         >>> from userstream import Stream
+        >>> Device(0).set_current()
         >>> stream, branch = Stream.create(), Stream.create()
         >>> with stream.capture() as graph:
         ...     branch.wait(stream)  # joins the capture
@@ -253,7 +259,8 @@ class CapturedStream(OrderedStream):
             graph = GraphDefinition()
         _process.leak_at_end(graph)
         _driver.begin_capture(handle, graph, wanted, self)
-        _graphs[self._identity()] = graph
+        thread = None if mode == "relaxed" else threading.get_ident()
+        _begun[self._identity()] = graph, thread
         return graph
 
     def _end_capture(self) -> GraphDefinition:
@@ -262,16 +269,22 @@ class CapturedStream(OrderedStream):
             raise CaptureError(
                 f"{self!r} is not being captured; begin_capture() comes first", stream=repr(self)
             )
-        graph = _graphs.get(identity)
+        graph, thread = _begun.get(identity, (None, None))
         if graph is None:
             raise CaptureError(
                 f"the capture of {self!r} was not begun on this stream by userstream; it can be "
                 "ended only where it was begun",
                 stream=repr(self),
             )
+        if thread not in (None, threading.get_ident()):  # the driver would drop the capture
+            raise CaptureError(
+                f"the capture of {self!r} was begun by another thread, which has to end it; only "
+                'with mode="relaxed" may any thread do so',
+                stream=repr(self),
+            )
         try:
             _driver.end_capture(handle, self)
         finally:
             if not _driver.is_capturing(handle, self):
-                _graphs.pop(identity, None)
+                _begun.pop(identity, None)
         return graph

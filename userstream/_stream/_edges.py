@@ -103,7 +103,7 @@ def _check_captures(
         raise CaptureError(
             f"{source!r} is being captured into a graph, and {destination!r} is not: it would "
             "become part of that graph, with all that others do on it; pass a stream of your own "
-            "(Stream.create) as stream=, or capture on both",
+            "(Stream.create) instead, or capture on both",
             stream=repr(source),
         )
     one = _driver.capture_facts(source._live(), source)

@@ -18,8 +18,11 @@ def stream_at(handle: int, device: int) -> Stream:
         return _known[device][handle]
     except KeyError:
         pass
+    ours = _base.ours_at(handle)
     if handle in (_driver.LEGACY, _driver.PER_THREAD):
         stream: Stream = DefaultStream.at(handle, device)
+    elif isinstance(ours, Stream):
+        stream = ours
     else:
         context = _driver.primary_context(device)
         stream = _base.wrap(Stream, handle, None, device, context)

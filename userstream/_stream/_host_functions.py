@@ -73,9 +73,11 @@ class CallingStream(EventWaitingStream):
         --------
         >>> from userstream import Stream
         >>> stream = Stream.create()
-        >>> stream.launch_host_func(print, "half way")
+        >>> called = []
+        >>> stream.launch_host_func(called.append, "half way")
         >>> stream.sync(timeout=10)
-        half way
+        >>> called
+        ['half way']
         """
         _check_function(fn)
         _waiting.refuse_in_host_function("launch_host_func()")

@@ -181,8 +181,8 @@ DRIVER_FUNCTION(cuStreamEndCapture, 10000, (Stream *handle, Graph **out), (handl
     }
     /* "If the mode argument is not RELAXED, this must be called from the same thread." */
     if (capture->mode != CAPTURE_RELAXED && capture->thread != this_thread()->id)
-        return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-    if (capture->invalidated)
+        result = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD; /* and the capture is over */
+    else if (capture->invalidated)
         result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     else if (!all_joined(capture))
         result = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;

@@ -5,6 +5,9 @@
 static CUresult instantiate(GraphExec **out, Graph *graph, uint64_t flags) {
     if (!out || !handle_is(KIND_GRAPH, graph))
         return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = context_usable(context_current());
+    if (result != CUDA_SUCCESS)
+        return result;
     GraphExec *exec = handle_new(KIND_GRAPH_EXEC);
     exec->flags = flags;
     exec->references = 1;
