@@ -6,6 +6,7 @@ there is an NVIDIA device node, and the simulated one where there is none.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import types
@@ -79,6 +80,12 @@ def _leave_nothing() -> Iterator[None]:
         testing.reset()
     us.close(timeout=20)
     assert current_context() == before, "the test, or what it tested, left another context current"
+
+
+@pytest.fixture
+def no_garbage() -> None:
+    """Let no destructor of an earlier test's objects invalidate a capture of this one."""
+    gc.collect()
 
 
 @pytest.fixture

@@ -419,3 +419,33 @@ def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_contiguous_strides_are_numpys(shape: tuple[int, ...]) -> None:
     assert contiguous_strides(shape, 8) == np.empty(shape, dtype="f8").strides
+
+
+def test_an_interface_of_numpy_integers(memory: int) -> None:
+    shape, strides = (np.int64(2), np.int32(3)), [np.int64(24), np.int64(8)]
+    array = CAI(np.uint64(memory), shape, strides=strides, stream=np.int64(1), version=np.int8(3))
+    assert resolves(array)
+    info = us.describe(array)
+    assert (info.address, info.shape, info.strides) == (memory, (2, 3), (24, 8))
+    assert all(type(each) is int for each in (info.address, *info.shape, *info.strides))
+    assert (info.producer, info.ordering) == (1, "exact")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"typestr": "float32x"},
+        {"typestr": 4},
+        {"shape": 3},
+        {"shape": ("a",)},
+        {"strides": 4},
+        {"strides": (1.5,)},
+        {"version": "3"},
+        {"stream": "side"},
+        {"stream": -1},
+    ],
+    ids=str,
+)
+def test_a_malformed_interface(wrong: dict[str, object], memory: int) -> None:
+    with pytest.raises(us.UnsupportedBufferError, match="malformed"):
+        us.describe(CAI(memory, **wrong))

@@ -12,6 +12,8 @@ import userstream as us
 from helpers import checked, in_thread, is_blocked, on, running
 from userstream import _driver, testing
 
+pytestmark = pytest.mark.usefixtures("no_garbage")
+
 GLOBAL = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 THREAD_LOCAL = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import gc
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,8 +37,11 @@ def functions() -> list[str]:
         if isinstance(node, ast.Attribute)
         and ast.unparse(node.value) == "driver"
         and node.attr.startswith("cu")
+        and node.attr[2].isupper()  # the others are types
     }
-    return sorted(found | {"cuStreamCreateWithPriority", "cuPointerGetAttribute"})
+    return sorted(
+        found | {"cuStreamCreateWithPriority", "cuPointerGetAttribute", "cuLaunchHostFunc"}
+    )
 
 
 # Asked once a process, in `test_first_calls`.
@@ -64,6 +68,15 @@ def _always_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.fixture(autouse=True)
+def _quick_collections() -> Iterator[None]:
+    """Leave the objects of other tests out of the many garbage collections here."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def test_every_function_is_covered() -> None:
     """A new driver call cannot be forgotten: the scenario has to come by it."""
     with device_memory(0) as address:
@@ -86,6 +99,9 @@ def scenario(address: int) -> None:
         other.record()
         theirs = us.Stream.from_handle(int(other.handle))
         theirs.flags, theirs.stream_id, theirs.is_done  # noqa: B018
+        use_memory(other, address)
+        with other.capture("relaxed"):
+            other.capture_info  # noqa: B018
     us.Stream.legacy_default().sync(timeout=10)
     _order(address)
     us.wait(timeout=10)
@@ -105,13 +121,32 @@ def _order(address: int) -> None:
         with us.borrow(buffer, stream=mine):
             pass
         us.hold(buffer, stream=mine)
-        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        checked(driver.cuStreamBeginCapture(producer._live(), mode))
-        try:
-            with us.borrow(buffer, stream=mine, keep=False):
-                us.acquire(buffer, stream=mine)
-        finally:
-            checked(driver.cuGraphDestroy(checked(driver.cuStreamEndCapture(producer._live()))))
+        with producer.capture("relaxed"), us.borrow(buffer, stream=mine, keep=False):
+            us.acquire(buffer, stream=mine)
+
+
+@functools.cache
+def places() -> tuple[int, int]:
+    """Return the addresses of a pinned word and of managed memory, made once."""
+    with _driver.entered(_driver.primary_context(0)):
+        pinned = checked(driver.cuMemHostAlloc(64, 0))
+        return int(pinned), int(checked(driver.cuMemAllocManaged(64, 1)))
+
+
+def use_memory(stream: us.Stream, address: int) -> None:
+    pinned, managed = places()
+    stream.write_value_32(pinned, 0)
+    stream.write_value_64(address, 1)
+    stream.batch_mem_op([us.WriteValue(address, 1), us.WaitValue(address, 1)])
+    stream.wait_value_32(address, 1)
+    stream.wait_value_64(address, 1)
+    stream.memcpy_dtod(address, address + 64, 8)
+    stream.attach_mem_async(managed)
+    stream.set_attribute("sync_policy", "spin")
+    stream.get_attribute("sync_policy")
+    us.get_stream(0).copy_attributes_from(stream)
+    stream.wait_event(stream.record())
+    stream.launch_host_func(int, blocking=False)
 
 
 @pytest.fixture
@@ -157,7 +192,8 @@ def test_one_failure_leaves_nothing_behind(function: str, code: int, address: in
         gc.collect()
         after = _simulated.stats()
         assert after.streams <= before.streams + _handed_out()
-        assert after.events <= before.events + 1
+        # The threads of the library may use some at once that they used in turn before.
+        assert after.events <= before.events + 3
         if function not in NEEDED_TO_FREE:
             assert after.allocations == before.allocations
     assert failures, "nobody noticed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -29,6 +30,8 @@ from helpers import (
     run_python,
 )
 from userstream import _driver, testing
+
+pytestmark = pytest.mark.usefixtures("no_garbage")
 
 
 @pytest.fixture
@@ -510,7 +513,9 @@ def held_while(stream: us.Stream, use: Callable[[Any], object], memory: int) -> 
         gc.collect()
         during = alive() is not None
         latch.release()
+    since = time.monotonic()
     eventually(lambda: alive() is None, 5)
+    assert time.monotonic() - since < 2, "it is let go of at once"
     return [during, alive() is not None]
 
 

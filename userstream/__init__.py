@@ -8,7 +8,16 @@
 from userstream import errors
 from userstream._buffers import BufferInfo, describe, device_of
 from userstream._registry import UserStream
-from userstream._stream import Stream
+from userstream._stream import (
+    AccessPolicyWindow,
+    CaptureInfo,
+    FlushRemoteWrites,
+    MemoryBarrier,
+    Stream,
+    WaitFlags,
+    WaitValue,
+    WriteValue,
+)
 from userstream.errors import *  # noqa: F403 -- the tree, as errors.__all__ lists it
 
 __version__ = "0.1.0"
@@ -30,9 +39,16 @@ streams = _registry.streams
 close = _registry.close
 
 __all__ = [
+    "AccessPolicyWindow",
     "BufferInfo",
+    "CaptureInfo",
+    "FlushRemoteWrites",
+    "MemoryBarrier",
     "Stream",
     "UserStream",
+    "WaitFlags",
+    "WaitValue",
+    "WriteValue",
     "acquire",
     "borrow",
     "close",

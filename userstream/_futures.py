@@ -50,6 +50,18 @@ class Completion(Future[None]):
             return None
         return _waiting.outcome(late, failed, timeout, grouped=self._grouped)
 
+    def result(self, timeout: float | None = None) -> None:
+        """Wait for it; refused in host functions."""
+        if not self.done():
+            _waiting.refuse_in_host_function("result()")
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for it; refused in host functions."""
+        if not self.done():
+            _waiting.refuse_in_host_function("exception()")
+        return super().exception(timeout)
+
     def cancel(self) -> bool:
         """Watch no more; tell whether that was possible, as it was not done yet."""
         if not self._settle():

@@ -110,7 +110,7 @@ class _Sweeper:
         pass
 
 
-_queues: dict[tuple[int, int, int | None], _Queue] = {}  # by handle, context and thread
+_queues: dict[tuple[int, int, int], _Queue] = {}  # by the identity of the stream
 _watched = False
 
 
@@ -119,16 +119,20 @@ def hold(stream: EdgeStream, event: Event, objects: object) -> None:
     global _watched  # noqa: PLW0603 -- one watcher, one flag
     queue = stream._held
     if queue is None:
-        handle = int(stream._live())
-        # What is the per-thread default stream of one thread is another one in the next.
-        thread = threading.get_ident() if handle == _driver.PER_THREAD else None
-        queue = _queues.setdefault((handle, int(stream._context), thread), _Queue())
-        if thread is None:
+        identity = stream._identity()
+        queue = _queues.setdefault(identity, _Queue())
+        if stream._anywhere:  # what a default stream is differs between threads
             stream._held = queue
     queue.add((event, stream._pool, objects))
     if not _watched:
         _watched = True
-        _watcher.watch(_Sweeper(), lambda _: None)
+        _watcher.watch(_Sweeper(), _unwatched)
+
+
+def _unwatched(error: Exception | None) -> None:
+    global _watched  # noqa: PLW0603 -- one watcher, one flag
+    if error is not None:  # the next call begins anew
+        _watched = False
 
 
 def _anything_held() -> bool:

@@ -6,6 +6,7 @@ Nothing here blocks inside the driver. A wait covers what was queued when it was
 from __future__ import annotations
 
 import math
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -20,6 +21,10 @@ Policy = Literal["auto", "spin"]
 _SPIN_SECONDS = 100e-6  # a short wait is over before a sleep would be
 _SLEEP_SHARE = 0.05  # so a wait is at most this share late
 _LONGEST_SLEEP = 5e-3
+
+
+# The thread that runs host functions; no thread has the identifier 0.
+_host_functions_thread = 0
 
 
 class Waitable(Protocol):
@@ -52,6 +57,21 @@ def check_arguments(timeout: float | None, policy: str) -> None:
         raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
 
 
+def forbid_waits_here() -> None:
+    """Let the waits of the calling thread be refused from now on."""
+    global _host_functions_thread  # noqa: PLW0603 -- there is one
+    _host_functions_thread = threading.get_ident()
+
+
+def refuse_in_host_function(what: str) -> None:
+    """Raise if the calling thread is the one that runs host functions."""
+    if threading.get_ident() == _host_functions_thread:
+        raise RuntimeError(
+            f"{what} was called in a host function or callback of a stream, which may not wait for "
+            "the GPU: the stream may be waiting for the function; do it on another thread"
+        )
+
+
 def wait_for(
     targets: Sequence[Waitable],
     *,
@@ -74,7 +94,13 @@ def wait_for(
         Whether failures are raised as `WaitErrors`, or the one failure as itself.
     closed_is_done : bool
         Whether a stream that another thread closed meanwhile is left out instead of refused.
+
+    Raises
+    ------
+    RuntimeError
+        The calling thread runs host functions.
     """
+    refuse_in_host_function("a wait")
     since = time.perf_counter()
     pending, failed = start(targets, closed_is_done=closed_is_done)
     try:

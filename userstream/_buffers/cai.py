@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from userstream._buffers._rule import (
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from userstream._driver import Memory
 
@@ -35,15 +36,24 @@ def interface(obj: Any) -> Mapping[str, Any]:
     """Return the interface of an object, with what every version must have."""
     found: Mapping[str, Any] = getattr(obj, ATTRIBUTE)
     try:
-        data, _readonly = found["data"]
         found["shape"], found["typestr"]
+        where, _readonly = found["data"]
     except (KeyError, TypeError, ValueError) as error:
         raise _malformed(obj, "it needs shape, typestr and data: (address, read-only)") from error
-    if not isinstance(data, int) or isinstance(data, bool) or data < 0:
-        raise _malformed(obj, f"its address is {data!r}")
+    try:
+        wrong = isinstance(where, bool) or operator.index(where) < 0
+    except TypeError:
+        wrong = True
+    if wrong:
+        raise _malformed(obj, f"its address is {where!r}")
     if found.get("stream") == 0:
         raise _malformed(obj, "its stream is 0, which the interface forbids; 1 is the legacy one")
     return found
+
+
+def address(found: Mapping[str, Any]) -> int:
+    """Return the address of the first element, as an int of Python's."""
+    return operator.index(found["data"][0])
 
 
 def _malformed(obj: object, why: str) -> UnsupportedBufferError:
@@ -52,19 +62,27 @@ def _malformed(obj: object, why: str) -> UnsupportedBufferError:
 
 def device_id(obj: Any) -> int:
     """Return the device of the memory that the interface points to."""
-    return device_at(interface(obj)["data"][0], obj)
+    return device_at(address(interface(obj)), obj)
 
 
-def producer(found: Mapping[str, Any]) -> tuple[int, Ordering]:
+def producer(obj: Any, found: Mapping[str, Any]) -> tuple[int, Ordering]:
     """Return the producer's stream as the interface tells it."""
-    if found.get("version", 0) < 3:
-        return UNKNOWN, "unknown"  # before version 3 there was no way to tell
-    stream = found.get("stream")
-    return (NOTHING_PENDING, "none") if stream is None else (int(stream), "exact")
+    try:
+        if operator.index(found.get("version", 0)) < 3:
+            return UNKNOWN, "unknown"  # before version 3 there was no way to tell
+        stream = found.get("stream")
+        handle = NOTHING_PENDING if stream is None else operator.index(stream)
+    except TypeError as error:
+        raise _malformed(obj, "its version and its stream are no integers") from error
+    if stream is None:
+        return handle, "none"
+    if handle < 0:
+        raise _malformed(obj, f"its stream is {stream!r}")
+    return handle, "exact"
 
 
 def _producer(obj: Any, device: int) -> tuple[int, object]:  # noqa: ARG001
-    return producer(interface(obj))[0], None
+    return producer(obj, interface(obj))[0], None
 
 
 def describe_interface(obj: Any, source: str, *, device: int | None = None) -> BufferInfo:
@@ -73,28 +91,44 @@ def describe_interface(obj: Any, source: str, *, device: int | None = None) -> B
     `device` is where it is if it is empty, because then its address is 0.
     """
     found = interface(obj)
-    address = found["data"][0]
+    where = address(found)
     memory: Memory = "device"
-    if address or device is None:
-        device, memory = locate(address, obj)
-    # A structured type is spelled out in descr; DALI writes "=f" where NumPy writes "<f4".
-    fields = found.get("descr")
-    structured = fields and found["typestr"][1] == "V"
-    dtype = np.dtype(fields if structured else found["typestr"])
-    shape = tuple(found["shape"])
-    stream, ordering = producer(found)
+    if where or device is None:
+        device, memory = locate(where, obj)
+    try:
+        shape = _integers(found["shape"])
+        dtype = _dtype(found)
+        strides = found.get("strides")
+        if strides is not None:
+            strides = _integers(strides)
+    except (TypeError, ValueError) as error:
+        raise _malformed(obj, f"its shape, strides or typestr is none ({error})") from error
+    if strides is None:
+        strides = contiguous_strides(shape, dtype.itemsize)
+    stream, ordering = producer(obj, found)
     return BufferInfo(
         source=source,
         device_id=device,
         memory=memory,
-        address=address,
+        address=where,
         nbytes=math.prod(shape) * dtype.itemsize,
         shape=shape,
-        strides=found.get("strides") or contiguous_strides(shape, dtype.itemsize),
+        strides=strides,
         dtype=dtype,
         producer=stream if stream > 0 else None,
         ordering=ordering,
     )
+
+
+def _integers(found: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(map(operator.index, found))
+
+
+def _dtype(found: Mapping[str, Any]) -> np.dtype[Any]:
+    # A structured type is spelled out in descr; DALI writes "=f" where NumPy writes "<f4".
+    fields, typestr = found.get("descr"), found["typestr"]
+    dtype: np.dtype[Any] = np.dtype(fields if fields and typestr[1:2] == "V" else typestr)
+    return dtype
 
 
 def _describe(obj: Any) -> BufferInfo:

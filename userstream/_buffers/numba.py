@@ -20,7 +20,7 @@ def rule_for(kind: type) -> Rule | None:
 
 
 def _device_id(array: Any) -> int:  # DeviceNDArray
-    address = cai.interface(array)["data"][0]
+    address = cai.address(cai.interface(array))
     return device_at(address, array) if address else _device_of_empty(array)
 
 
@@ -35,7 +35,7 @@ def _default_stream() -> int:
 
 
 def _producer(array: Any, device: int) -> tuple[int, None]:  # noqa: ARG001
-    handle, _ = cai.producer(cai.interface(array))
+    handle, _ = cai.producer(array, cai.interface(array))
     # Not bound to a stream, which for numba means its default stream.
     return (_default_stream() if handle == NOTHING_PENDING else handle), None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from cuda.bindings import driver
@@ -77,6 +78,12 @@ def check_device(device: int) -> None:
             f"(ordinals 0 to {_device_count - 1})",
             device=device,
         )
+
+
+@functools.cache
+def device_attribute(device: int, which: driver.CUdevice_attribute) -> int:
+    """Return an attribute of a device, which never changes."""
+    return int(call(driver.cuDeviceGetAttribute, which, call(driver.cuDeviceGet, device)))
 
 
 class DeviceReport(NamedTuple):

@@ -18,3 +18,27 @@ def allocate_pinned(context: driver.CUcontext, size: int) -> int:
 def free_pinned(context: driver.CUcontext, address: int) -> None:
     """Free what `allocate_pinned` gave. Waits for the device."""
     within(context, relaxed, call, driver.cuMemFreeHost, address)
+
+
+def device_address(address: int) -> int:
+    """Return where the current context's device sees page-locked host memory."""
+    return int(relaxed(call, driver.cuMemHostGetDevicePointer, address, 0))
+
+
+def copy_on_device(
+    destination: int, source: int, size: int, handle: driver.CUstream, stream: object
+) -> None:
+    """Queue a copy between addresses of one device."""
+    call(driver.cuMemcpyDtoDAsync, destination, source, size, handle, stream=stream)
+
+
+ATTACHMENTS = {
+    "global": int(driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL),
+    "host": int(driver.CUmemAttach_flags.CU_MEM_ATTACH_HOST),
+    "single": int(driver.CUmemAttach_flags.CU_MEM_ATTACH_SINGLE),
+}
+
+
+def attach_memory(address: int, to: str, handle: driver.CUstream, stream: object) -> None:
+    """Queue a change of who may access a whole allocation of managed memory."""
+    call(driver.cuStreamAttachMemAsync, handle, address, 0, ATTACHMENTS[to], stream=stream)

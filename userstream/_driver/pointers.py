@@ -29,6 +29,9 @@ _MEMORY_TYPE = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
 _CONTEXT = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_CONTEXT)
 _ORDINAL = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
 _MANAGED = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED)
+_DEVICE_POINTER = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER)
+_RANGE_START = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)
+_RANGE_SIZE = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_RANGE_SIZE)
 
 
 @functools.cache
@@ -75,3 +78,14 @@ def primary_device_of_pointer(address: int) -> int | None:
         return None
     # The memory of a pool belongs to no context, but to the device.
     return device if context in (0, int(primary_context(device))) else None
+
+
+def allocation_of_pointer(address: int) -> tuple[int, int] | None:
+    """Return the address and the size of the allocation that an address is in."""
+    start, size = _attribute(_RANGE_START, address), _attribute(_RANGE_SIZE, address)
+    return None if start is None or size is None else (start, size)
+
+
+def can_access(address: int) -> bool:
+    """Tell whether the device of the current context can access the memory at an address."""
+    return _attribute(_DEVICE_POINTER, address) is not None

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED to _WRONG_THREAD
 _CAPTURE_CODES = range(900, 909)
 
+# The CUDA version of the drivers that first had a function, where ours may lack it.
+_SINCE = {
+    "cuStreamBeginCaptureToGraph": "12.3",
+    "cuStreamGetCaptureInfo": "12.3",
+    "cuCtxRecordEvent": "12.5",
+}
+
 SUCCESS = driver.CUresult.CUDA_SUCCESS
 NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
 
@@ -50,8 +57,9 @@ def raised(function: str, error: Exception) -> Exception:
     """Turn what cuda-bindings raised inside a call into an exception of ours."""
     # A RuntimeError with this text in cuda-bindings 12.9, and of a class of its own later.
     if re.match(r'[Ff]unction "?\w+"? (is )?not found', str(error)):
+        since = f" of CUDA {_SINCE[function]} or newer" if function in _SINCE else ""
         return NotSupportedError(
-            f"{function} is not in the installed driver; install a newer NVIDIA driver",
+            f"{function} is not in the installed driver; install a newer NVIDIA driver{since}",
             function=function,
         )
     # A CUresult that is newer than the bindings fails in its conversion to the enum.

@@ -88,11 +88,6 @@ def both_free(first: driver.CUstream, second: driver.CUstream) -> bool:
         return False
 
 
-def capture_id(handle: driver.CUstream, stream: object) -> int:
-    """Return the number of the capture that a stream takes part in."""
-    return int(call(driver.cuStreamGetCaptureInfo, handle, stream=stream)[1])
-
-
 def refuse_capturing(handle: driver.CUstream, stream: object) -> None:
     """Raise `CaptureError` if a query of this stream would break a capture that it is part of."""
     if capture_status(handle, stream) != NOT_CAPTURING:

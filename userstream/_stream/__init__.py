@@ -1,7 +1,9 @@
 """`Stream`: cuda.core's stream, made in the right context, with waits that can be stopped.
 
-Built up in layers, a subject each: `_base` (handle, device, end), `_order` (order and waits), and
-here the factories. `_default` holds the two default streams.
+Built up in layers, a subject each: `_base` (handle, device, end), `_order` (order and waits),
+`_capture` (graphs), `_values` and `_memory` (raw memory), `_attributes`, `_event_waits` (events of
+anybody), `_host_functions` (Python functions), and here the factories. `_default` holds the two
+default streams.
 """
 
 from __future__ import annotations
@@ -13,7 +15,16 @@ from cuda.bindings import driver
 
 from userstream import _devices, _driver
 from userstream._stream import _base
-from userstream._stream._order import OrderedStream
+from userstream._stream._access_policy import AccessPolicyWindow
+from userstream._stream._capture import CaptureInfo
+from userstream._stream._host_functions import CallingStream
+from userstream._stream._operations import (
+    FlushRemoteWrites,
+    MemoryBarrier,
+    WaitFlags,
+    WaitValue,
+    WriteValue,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -22,10 +33,21 @@ if TYPE_CHECKING:
     from userstream._stream._activation import Activation
     from userstream.typing import DeviceLike, StreamLike
 
+__all__ = [
+    "AccessPolicyWindow",
+    "CaptureInfo",
+    "FlushRemoteWrites",
+    "MemoryBarrier",
+    "Stream",
+    "WaitFlags",
+    "WaitValue",
+    "WriteValue",
+]
+
 _NONBLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
 
-class Stream(OrderedStream):
+class Stream(CallingStream):
     """A CUDA stream.
 
     Everything that takes a `cuda.core.Stream` takes it, and so does everything that takes an

@@ -6,6 +6,7 @@ and nowhere else.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import cuda.core
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from userstream.typing import StreamLike
 
 S = TypeVar("S", bound="BaseStream")
+T = TypeVar("T")
 
 _core_contexts: dict[int, Context] = {}
 
@@ -190,6 +192,21 @@ class BaseStream(cuda.core.Stream):  # type: ignore[misc] # to a type checker, c
 
     def _device(self) -> int:
         return self._device_id
+
+    def _where(self) -> driver.CUcontext:
+        """Return the context in which the handle means this stream."""
+        return self._context
+
+    def _here(self, function: Callable[..., T], *args: object) -> T:
+        """Call a function in that context, if the stream is open."""
+        self._live()
+        return _driver.within(self._where(), function, *args)
+
+    def _identity(self) -> tuple[int, int, int]:
+        """Return what tells the driver's streams apart; two objects may stand for one of them."""
+        handle = int(self._live())
+        thread = threading.get_ident() if handle == _driver.PER_THREAD else 0
+        return (int(self._where()), handle, thread)
 
     def _is_in(self, context: driver.CUcontext) -> bool:
         """Tell whether it is open and belongs to a context; a default stream belongs to none."""

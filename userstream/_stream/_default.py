@@ -9,8 +9,6 @@ from userstream import _driver, _events
 from userstream._stream import Stream, _base
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from cuda.bindings import driver
     from cuda.core import Event, EventOptions
 
@@ -85,13 +83,9 @@ class DefaultStream(Stream):
     def _is_in(self, context: driver.CUcontext) -> bool:  # noqa: ARG002
         return False
 
-    def _place(self) -> driver.CUcontext:
+    def _where(self) -> driver.CUcontext:
         """Return the context that it stands for: the current one, or device 0's without one."""
         return self._context or _driver.default_context()
-
-    def _here(self, function: Callable[..., T], *args: object) -> T:
-        """Call a function where the handle means this stream."""
-        return _driver.within(self._place(), function, *args)
 
     def _settled(self) -> DefaultStream:
         """Return the stream of one context that it stands for now."""
@@ -144,5 +138,5 @@ class DefaultStream(Stream):
         return (
             self == other
             and isinstance(other, DefaultStream)
-            and int(self._place()) == int(other._place())
+            and int(self._where()) == int(other._where())
         )

@@ -106,11 +106,11 @@ def _check_captures(
             "(Stream.create) as stream=, or capture on both",
             stream=repr(source),
         )
-    if _driver.capture_id(source._live(), source) != _driver.capture_id(
-        destination._live(), destination
-    ):
+    one = _driver.capture_facts(source._live(), source)
+    other = _driver.capture_facts(destination._live(), destination)
+    if one is None or other is None or one.id is None or one.id != other.id:
         raise CaptureError(
             f"{source!r} and {destination!r} are being captured into two graphs, which cannot "
-            "depend on each other",
+            "depend on each other, or their capture was invalidated",
             stream=repr(source),
         )

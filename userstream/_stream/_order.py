@@ -50,6 +50,8 @@ class OrderedStream(EdgeStream):
             The stream is closed.
         DriverError
             The GPU failed.
+        RuntimeError
+            Called in a host function or callback, which may not wait.
         TypeError, ValueError
             ``timeout`` or ``policy`` is none.
 
@@ -66,6 +68,7 @@ class OrderedStream(EdgeStream):
         """
         if timeout is not None or policy != "auto":
             _waiting.check_arguments(timeout, policy)
+        _waiting.refuse_in_host_function("sync()")
         if not self._is_idle():
             _waiting.wait_for((self,), timeout=timeout, policy=policy, grouped=False)
         _holding.sweep()

@@ -119,8 +119,10 @@ static const struct {
     {99, 1},            /* HOST_REGISTER_SUPPORTED */
     {115, 1},           /* MEMORY_POOLS_SUPPORTED */
     /* H200: the attributes of the first version of memory operations, 92 to 94, are 0. */
+    {109, 134213632},   /* MAX_ACCESS_POLICY_WINDOW_SIZE */
     {122, 1},           /* CAN_USE_64_BIT_STREAM_MEM_OPS */
     {123, 1},           /* CAN_USE_STREAM_WAIT_VALUE_NOR */
+    {126, 4},           /* MEM_SYNC_DOMAIN_COUNT */
     {144, 1},           /* HOST_MEMORY_POOLS_SUPPORTED */
 };
 

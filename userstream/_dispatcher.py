@@ -1,0 +1,171 @@
+"""The dispatcher: the one thread on which host functions and callbacks run.
+
+A stream that comes to a host function posts a semaphore, natively: no Python runs on a thread of
+the driver's, and none of these is ever blocked. The dispatcher wakes up and looks which events are
+complete. It looks now and then without being woken too, as after an error of the GPU the driver
+calls nobody.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import threading
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from userstream import _driver, _waiting
+from userstream._semaphore import Semaphore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator
+
+    from userstream._waiting import Pending
+
+_LONGEST_SLEEP = 0.05  # seconds until an error of the GPU is noticed
+
+
+class Call:
+    """A function that is to run when a stream has come to a point."""
+
+    __slots__ = ("_completion", "_finished", "_function")
+
+    def __init__(
+        self, completion: Pending, function: Callable[[], None], finished: Callable[[], None]
+    ) -> None:
+        self._completion = completion
+        self._function = function
+        self._finished = finished  # whether the function ran or not
+
+    def is_over(self) -> bool:
+        """Run the function if its time has come; tell whether it needs no more looking after."""
+        try:
+            if not self._completion.is_done():
+                return False
+        except Exception:  # the GPU failed: like the driver, call nobody
+            self._completion.abandon()
+            self._finished()
+            return True
+        try:
+            run(self._function)
+        finally:
+            self._finished()
+        return True
+
+
+def run(function: Callable[[], None]) -> None:
+    """Call a function; let `sys.unraisablehook` report what it raises, be it `SystemExit`."""
+    ctypes.PYFUNCTYPE(None)(function)()
+
+
+class _Queue:
+    """The calls of one stream, in the order in which the stream comes by them."""
+
+    __slots__ = ("calls", "order", "users")
+
+    def __init__(self) -> None:
+        self.order = threading.Lock()  # held while the stream and the queue are given a call
+        self.calls: deque[Call] = deque()
+        self.users = 0
+
+
+class Dispatcher:
+    """The thread, and what it has to run."""
+
+    def __init__(self) -> None:
+        self.semaphore = Semaphore()
+        self._lock = threading.Lock()  # held for moments, never while a function runs
+        self._queues: dict[Hashable, _Queue] = {}
+        self._ready: deque[Callable[[], None]] = deque()
+        self._running = False
+        self._ended = False
+
+    def start(self) -> None:
+        """Make sure that the thread runs."""
+        with self._lock:
+            if self._ended:
+                raise RuntimeError("the interpreter is going down: no function can run any more")
+            if not self._running:
+                name = "userstream-dispatcher"
+                threading.Thread(target=self._run, name=name, daemon=True).start()
+                self._running = True
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Let the thread run a function as soon as it can."""
+        self._ready.append(function)
+        self.semaphore.post()
+
+    @contextmanager
+    def in_order(self, stream: Hashable) -> Iterator[deque[Call]]:
+        """Yield the calls of a stream, so that one can be given to the stream and to them."""
+        with self._lock:
+            queue = self._queues.setdefault(stream, _Queue())
+            queue.users += 1
+        try:
+            # A stream that is full blocks inside the driver: nobody but its own users waits here.
+            with queue.order:
+                yield queue.calls
+        finally:
+            with self._lock:
+                queue.users -= 1
+            self.semaphore.post()
+
+    def end(self) -> None:
+        """Let the thread end; nothing more is run."""
+        self._ended = True
+        self.semaphore.post()
+
+    def _run(self) -> None:
+        _waiting.forbid_waits_here()
+        self._relax()
+        while not self._ended:
+            if not self._turn():
+                self.semaphore.wait(_LONGEST_SLEEP if self._queues else None)
+
+    def _relax(self) -> None:
+        while not self._ended:
+            try:
+                _driver.relax_capture_of_this_thread()
+            except Exception:  # without it, to look at events breaks captures
+                self.semaphore.wait(_LONGEST_SLEEP)
+            else:
+                break
+
+    def _turn(self) -> bool:
+        """Run what is ready, one of each stream; tell whether there may be more."""
+        progress = False
+        while self._ready and not self._ended:
+            run(self._ready.popleft())
+        with self._lock:
+            queues = list(self._queues.items())
+        for stream, queue in queues:
+            if self._ended:
+                break
+            if queue.calls and queue.calls[0].is_over():
+                queue.calls.popleft()
+                progress = True
+            elif not queue.calls:
+                self._forget(stream, queue)
+        return progress
+
+    def _forget(self, stream: Hashable, queue: _Queue) -> None:
+        with self._lock:
+            if not queue.users and not queue.calls:
+                self._queues.pop(stream, None)
+
+
+_dispatcher = Dispatcher()  # of no use in a forked child, where no stream is
+
+
+def started() -> Dispatcher:
+    """Return the dispatcher, running."""
+    _dispatcher.start()
+    return _dispatcher
+
+
+def _at_exit() -> None:
+    _dispatcher.end()
+
+
+atexit.register(_at_exit)

@@ -1,0 +1,126 @@
+"""Graph captures: to begin and to end one, and what a stream tells of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+from cuda.bindings import driver
+
+from userstream._driver.status import SUCCESS, ask, call, failed
+from userstream.errors import CaptureError
+
+if TYPE_CHECKING:
+    from cuda.core.graph import GraphDefinition
+
+CaptureMode: TypeAlias = Literal["global", "thread_local", "relaxed"]
+
+_MODES = {
+    "global": driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL,
+    "thread_local": driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+    "relaxed": driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED,
+}
+_STATES: dict[driver.CUstreamCaptureStatus, Literal["active", "invalidated"]] = {
+    driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE: "active",
+    driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_INVALIDATED: "invalidated",
+}
+
+_IMPLICIT = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+
+# What went wrong at the end of a capture, and what to do.
+_ENDS = {
+    driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED: (
+        "a call that no capture allows (a query or a wait, in most cases) has invalidated it; "
+        "capture again without it"
+    ),
+    driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNMATCHED: (
+        "it joined the capture of another stream; end that one"
+    ),
+    driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNJOINED: (
+        "work of other streams that joined it was not joined again; let this stream wait() for "
+        "them before the end"
+    ),
+    driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD: (
+        'it was begun by another thread, which has to end it; only with mode="relaxed" may any '
+        "thread do so"
+    ),
+}
+
+
+class CaptureFacts(NamedTuple):
+    """What the driver tells of a capture that a stream is part of."""
+
+    state: Literal["active", "invalidated"]
+    id: int | None
+    graph: driver.CUgraph | None
+    dependencies: tuple[driver.CUgraphNode, ...]
+
+
+def check_capture_mode(mode: CaptureMode) -> driver.CUstreamCaptureMode:
+    """Return the driver's name of a capture mode."""
+    try:
+        return _MODES[mode]
+    except (KeyError, TypeError):
+        raise ValueError(
+            f'a capture mode is "global", "thread_local" or "relaxed", not {mode!r}'
+        ) from None
+
+
+def is_capturing(handle: driver.CUstream, stream: object) -> bool:
+    """Tell whether a stream is part of a capture, be it an invalidated one. Breaks none."""
+    status, state = ask(driver.cuStreamIsCapturing, handle)
+    if status == _IMPLICIT:  # of the legacy stream: others are captured, it cannot be
+        return False
+    if status != SUCCESS:
+        raise failed("cuStreamIsCapturing", status, stream)
+    return state in _STATES
+
+
+def begin_capture(
+    handle: driver.CUstream,
+    graph: GraphDefinition,
+    mode: driver.CUstreamCaptureMode,
+    stream: object,
+) -> None:
+    """Let a stream note its work in a graph instead of doing it."""
+    # Into a graph of cuda.core's, as it can wrap none that the driver makes.
+    begin = driver.cuStreamBeginCaptureToGraph
+    call(begin, handle, graph.handle, None, None, 0, mode, stream=stream)
+
+
+def end_capture(handle: driver.CUstream, stream: object) -> None:
+    """End a capture that `begin_capture` began."""
+    status, _graph = ask(driver.cuStreamEndCapture, handle)
+    if status in _ENDS:
+        raise CaptureError(
+            f"the capture of {stream!r} gave no graph: {_ENDS[status]} ({status.name})",
+            stream=repr(stream),
+        )
+    if status != SUCCESS:
+        raise failed("cuStreamEndCapture", status, stream)
+
+
+def capture_facts(handle: driver.CUstream, stream: object) -> CaptureFacts | None:
+    """Return what is known of the capture that a stream is part of, if it is. Breaks none."""
+    status, *facts = ask(driver.cuStreamGetCaptureInfo, handle)
+    if status == _IMPLICIT:
+        return None
+    if status != SUCCESS:
+        raise failed("cuStreamGetCaptureInfo", status, stream)
+    # cuda-bindings 13 returns the data of the edges too.
+    capture, number, graph, dependencies, *_ = facts
+    state = _STATES.get(capture)
+    if state is None:
+        return None
+    if state == "invalidated":  # it tells nothing else
+        return CaptureFacts(state, None, None, ())
+    return CaptureFacts(state, int(number), graph, tuple(_copied(dependencies)))
+
+
+def _copied(nodes: list[driver.CUgraphNode] | None) -> list[driver.CUgraphNode]:
+    # Those of the driver lie in an array of its own, which the next call overwrites.
+    return [driver.CUgraphNode(int(node)) for node in nodes or ()]
+
+
+def exchange_capture_mode(mode: driver.CUstreamCaptureMode) -> Any:
+    """Set the calling thread's capture mode; return the one before."""
+    return call(driver.cuThreadExchangeStreamCaptureMode, mode)

@@ -1,0 +1,152 @@
+"""Values in memory that streams write and wait for."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+from cuda.bindings import driver
+
+from userstream._driver.library import device_attribute
+from userstream._driver.memory import device_address
+from userstream._driver.pointers import (
+    allocation_of_pointer,
+    can_access,
+    is_host_pointer,
+    is_managed_pointer,
+)
+from userstream._driver.status import call
+from userstream.errors import NotSupportedError
+
+Bits: TypeAlias = Literal[32, 64]
+
+_Attribute = driver.CUdevice_attribute
+_64_BITS = _Attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+_NOR = _Attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR
+_FLUSH = _Attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
+
+_Type = driver.CUstreamBatchMemOpType
+_Flags = driver.CUstreamWaitValue_flags
+COMPARISONS = 3  # the bits of the flags that say how to compare
+FLUSH_FLAG = int(_Flags.CU_STREAM_WAIT_VALUE_FLUSH)
+_NOR_FLAG = int(_Flags.CU_STREAM_WAIT_VALUE_NOR)
+_BARRIERS = driver.CUstreamMemoryBarrier_flags
+BARRIERS = {
+    "system": int(_BARRIERS.CU_STREAM_MEMORY_BARRIER_TYPE_SYS),
+    "gpu": int(_BARRIERS.CU_STREAM_MEMORY_BARRIER_TYPE_GPU),
+}
+
+
+def require_values(device: int, *, bits: Bits = 32, flags: int = 0) -> None:
+    """Raise `NotSupportedError` if a device lacks what an operation takes."""
+    if bits == 64:
+        _require(device, _64_BITS, "values of 64 bits; write and wait for 32 of them")
+    if flags & COMPARISONS == _NOR_FLAG:
+        _require(device, _NOR, "the NOR comparison; wait with another one")
+    if flags & FLUSH_FLAG:
+        require_flush(device)
+
+
+def require_flush(device: int) -> None:
+    """Raise `NotSupportedError` if a device cannot flush remote writes."""
+    _require(device, _FLUSH, "flushes of remote writes; leave the flush out")
+
+
+def _require(device: int, attribute: driver.CUdevice_attribute, lacking: str) -> None:
+    if not device_attribute(device, attribute):
+        raise NotSupportedError(f"device {device} has no {lacking}", device=device)
+
+
+def device_word(address: int, width: int, device: int) -> int:
+    """Return where the current context's device sees a word, if it may be written or waited for."""
+    where = f"address {address:#x}"
+    if address % width:
+        raise ValueError(f"{where} is no multiple of {width}, the size of the value")
+    on_host = is_host_pointer(address) if address > 0 else None
+    if on_host is None:
+        raise ValueError(
+            f"{where} is in no memory that CUDA knows; take device memory or pinned host memory"
+        )
+    if is_managed_pointer(address):
+        raise ValueError(
+            f"{where} is in managed memory, of which CUDA allows no values; take device memory or "
+            "pinned host memory"
+        )
+    allocation = allocation_of_pointer(address)
+    if allocation is None:
+        is_inside = is_host_pointer(address + width - 1) is not None
+    else:
+        is_inside = address + width <= sum(allocation)
+    if not is_inside:
+        raise ValueError(f"a value of {width} bytes at {where} ends behind its allocation")
+    if on_host:
+        return device_address(address)
+    if not can_access(address):
+        raise ValueError(f"{where} is in memory that device {device} cannot access")
+    return address
+
+
+def write_value(
+    handle: driver.CUstream, address: int, value: int, *, bits: Bits, stream: object
+) -> None:
+    """Let a stream write a value when it gets there."""
+    write = driver.cuStreamWriteValue32 if bits == 32 else driver.cuStreamWriteValue64
+    call(write, handle, address, value, 0, stream=stream)
+
+
+def wait_value(
+    handle: driver.CUstream, address: int, value: int, flags: int, *, bits: Bits, stream: object
+) -> None:
+    """Hold a stream until the value in memory compares with one."""
+    wait = driver.cuStreamWaitValue32 if bits == 32 else driver.cuStreamWaitValue64
+    call(wait, handle, address, value, flags, stream=stream)
+
+
+def write_operation(address: int, value: int, bits: Bits) -> driver.CUstreamBatchMemOpParams:
+    """Return a write as part of a batch."""
+    operation = driver.CUstreamBatchMemOpParams()
+    write = operation.writeValue
+    write.operation = getattr(_Type, f"CU_STREAM_MEM_OP_WRITE_VALUE_{bits}")
+    _fill(write, address, value, 0, bits)
+    return operation
+
+
+def wait_operation(
+    address: int, value: int, flags: int, bits: Bits
+) -> driver.CUstreamBatchMemOpParams:
+    """Return a wait as part of a batch."""
+    operation = driver.CUstreamBatchMemOpParams()
+    wait = operation.waitValue
+    wait.operation = getattr(_Type, f"CU_STREAM_MEM_OP_WAIT_VALUE_{bits}")
+    _fill(wait, address, value, flags, bits)
+    return operation
+
+
+def _fill(word: Any, address: int, value: int, flags: int, bits: Bits) -> None:
+    word.address = address
+    if bits == 32:
+        word.value = driver.cuuint32_t(value)
+    else:
+        word.value64 = driver.cuuint64_t(value)
+    word.flags = flags
+
+
+def flush_operation() -> driver.CUstreamBatchMemOpParams:
+    """Return a flush of remote writes as part of a batch."""
+    operation = driver.CUstreamBatchMemOpParams()
+    operation.flushRemoteWrites.operation = _Type.CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES
+    return operation
+
+
+def barrier_operation(scope: str) -> driver.CUstreamBatchMemOpParams:
+    """Return a memory barrier as part of a batch."""
+    operation = driver.CUstreamBatchMemOpParams()
+    operation.memoryBarrier.operation = _Type.CU_STREAM_MEM_OP_BARRIER
+    operation.memoryBarrier.flags = BARRIERS[scope]
+    return operation
+
+
+def submit_batch(
+    handle: driver.CUstream, operations: list[driver.CUstreamBatchMemOpParams], stream: object
+) -> None:
+    """Let a stream do several operations in order."""
+    call(driver.cuStreamBatchMemOp, handle, len(operations), operations, 0, stream=stream)

@@ -1,0 +1,50 @@
+"""The access-policy window of a stream, as a value that is checked when it is made."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from userstream.typing import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class AccessPolicyWindow:
+    """A range of memory that the L2 cache treats in a way of its own: a stream's attribute.
+
+    Parameters
+    ----------
+    address : int, CUdeviceptr or GPU buffer
+        Where it begins.
+    nbytes : int
+        Its length; 0 for no window.
+    hit_ratio : float, default 1.0
+        The share of the accesses, 0 to 1, that are treated as ``hit`` says.
+    hit : {"persisting", "streaming", "normal"}, default "persisting"
+        How long these stay in the cache.
+    miss : {"streaming", "normal"}, default "streaming"
+        How long the others stay.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is none of these.
+    """
+
+    address: int | Buffer
+    nbytes: int
+    hit_ratio: float = 1.0
+    hit: Literal["persisting", "streaming", "normal"] = "persisting"
+    miss: Literal["streaming", "normal"] = "streaming"
+
+    def __post_init__(self) -> None:
+        if operator.index(self.nbytes) < 0:
+            raise ValueError(f"a window has at least 0 bytes, not {self.nbytes}")
+        if not 0 <= self.hit_ratio <= 1:
+            raise ValueError(f"hit_ratio is a share from 0 to 1, not {self.hit_ratio!r}")
+        if self.hit not in ("persisting", "streaming", "normal"):
+            raise ValueError(f'hit is "persisting", "streaming" or "normal", not {self.hit!r}')
+        if self.miss not in ("streaming", "normal"):
+            raise ValueError(f'miss is "streaming" or "normal", not {self.miss!r}')

@@ -1,0 +1,53 @@
+"""What a method that works on raw memory is given: an address or a buffer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, SupportsIndex
+
+from cuda.bindings import driver
+
+from userstream import _buffers
+from userstream._buffers._info import contiguous_strides
+from userstream._buffers._rule import type_name
+
+if TYPE_CHECKING:
+    from userstream.typing import Buffer
+
+
+def address_and_size(memory: int | Buffer) -> tuple[int, int | None]:
+    """Return the address of raw memory or a buffer, and the size of a buffer.
+
+    Raises
+    ------
+    TypeError
+        It is neither.
+    ValueError
+        It is a buffer whose elements do not lie side by side.
+    """
+    if isinstance(memory, bool):
+        raise TypeError(f"an address is a number or a buffer, not {memory!r}")
+    if isinstance(memory, (int, driver.CUdeviceptr)):
+        return int(memory), None
+    rule = _buffers.rule_of(memory)
+    if rule is None and isinstance(memory, SupportsIndex):  # NumPy's integers
+        return memory.__index__(), None
+    info = _buffers.require_rule(memory).describe(memory)
+    if info.address is None or info.parts:
+        raise ValueError(f"{type_name(memory)} is made of several buffers; pass one of them")
+    if info.strides is not None and info.shape is not None and info.nbytes:
+        count = 1
+        for length in info.shape:
+            count *= length
+        if _steps(info.strides, info.shape) != _steps(
+            contiguous_strides(info.shape, info.nbytes // count), info.shape
+        ):
+            raise ValueError(
+                f"the elements of this {type_name(memory)} do not lie side by side in C "
+                f"order (strides {info.strides}); pass a contiguous one"
+            )
+    return info.address, info.nbytes
+
+
+def _steps(strides: tuple[int, ...], shape: tuple[int, ...]) -> list[int]:
+    # Along a dimension of length 1 no step is ever taken.
+    return [step for step, length in zip(strides, shape, strict=True) if length > 1]

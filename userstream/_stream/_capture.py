@@ -1,0 +1,277 @@
+"""Capturing the work of a stream into a graph.
+
+The graph is cuda.core's: the driver is told to capture into one, as cuda.core 1.2 cannot wrap a
+graph that the driver makes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from cuda.core.graph import GraphDefinition
+
+from userstream import _driver, _process
+from userstream._stream._order import OrderedStream
+from userstream.errors import CaptureError, UserStreamError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cuda.bindings import driver
+
+    from userstream._driver import CaptureMode
+
+# The graphs of the captures that were begun here, by the identity of the stream.
+_graphs: dict[tuple[int, int, int], GraphDefinition] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureInfo:
+    """What the driver tells of the capture that a stream is part of.
+
+    Attributes
+    ----------
+    state : {"active", "invalidated"}
+        An invalidated capture gives no graph and still has to be ended.
+    id : int or None
+        The same for all streams of a capture, and never used again. `None` once invalidated.
+    graph : CUgraph or None
+        What is captured into. It must not be destroyed or launched. `None` once invalidated.
+    dependencies : tuple of CUgraphNode
+        The nodes that the next one of this stream will depend on.
+    """
+
+    state: Literal["active", "invalidated"]
+    id: int | None
+    graph: driver.CUgraph | None
+    dependencies: tuple[driver.CUgraphNode, ...]
+
+
+class CapturedStream(OrderedStream):
+    """Graph capture of a `Stream`."""
+
+    __slots__ = ()
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether it is being captured into a graph, by whomever. Does not block.
+
+        True of an invalidated capture too, until that is ended. Harmless to any capture. Driver
+        call: ``cuStreamIsCapturing``.
+        """
+        return self._here(_driver.is_capturing, self._live(), self)
+
+    @property
+    def capture_info(self) -> CaptureInfo | None:
+        """What the driver tells of the capture that it is part of; `None` if it is of none.
+
+        Does not block, and is harmless to any capture. Driver call: ``cuStreamGetCaptureInfo``.
+        """
+        facts = self._here(_driver.capture_facts, self._live(), self)
+        return None if facts is None else CaptureInfo(*facts)
+
+    def begin_capture(self, mode: CaptureMode = "global") -> None:
+        """Note the work that is queued from now on in a graph, instead of doing it.
+
+        Parameters
+        ----------
+        mode : {"global", "thread_local", "relaxed"}, default "global"
+            Which calls are forbidden meanwhile, because they might wait for work that never runs:
+            of all threads, of this thread, or none. A forbidden call invalidates the capture.
+
+        Raises
+        ------
+        CaptureError
+            It is being captured already; or it is the legacy default stream, of which CUDA allows
+            no capture.
+        NotSupportedError
+            The driver is older than CUDA 12.3.
+        ValueError
+            ``mode`` is none.
+        ClosedError, ForkedError, DriverError
+            The stream is closed, CUDA may not be used, or the driver refused.
+
+        Notes
+        -----
+        Work that any thread queues on the stream is captured: capture on a stream of your own
+        rather than on the shared user stream. The thread that began ends it, unless the mode is
+        relaxed. Thread-safe; does not block. Driver call: ``cuStreamBeginCaptureToGraph``. After
+        baracuda's ``begin_capture``.
+
+        Examples
+        --------
+        >>> from userstream import Stream
+        >>> stream = Stream.create()
+        >>> stream.begin_capture()
+        >>> stream.is_capturing
+        True
+        >>> graph = stream.end_capture()
+        """
+        self._here(self._begin_capture, mode)
+
+    def end_capture(self) -> GraphDefinition:
+        """End the capture that `begin_capture` began, and return its graph.
+
+        Returns
+        -------
+        cuda.core.graph.GraphDefinition
+            ``graph.instantiate()`` makes it executable (``upload(stream)``, ``launch(stream)``),
+            and ``graph.debug_dot_print(path)`` draws it.
+
+        Raises
+        ------
+        CaptureError
+            Nothing is captured on this stream, or the capture was not begun here; or it gave no
+            graph: it was invalidated, streams that joined it were not joined again, or another
+            thread began it. It is over then, except in the last case.
+        ClosedError, ForkedError, DriverError
+            The stream is closed, CUDA may not be used, or the driver refused.
+
+        Notes
+        -----
+        Does not block. The graph keeps alive nothing that the captured work uses. Driver call:
+        ``cuStreamEndCapture``. After baracuda's ``end_capture``.
+
+        Examples
+        --------
+        >>> from userstream import Stream
+        >>> stream = Stream.create()
+        >>> stream.begin_capture("relaxed")
+        >>> executable = stream.end_capture().instantiate()
+        >>> executable.launch(stream)
+        >>> stream.sync(timeout=10)
+        """
+        return self._here(self._end_capture)
+
+    @contextlib.contextmanager
+    def capture(self, mode: CaptureMode = "global") -> Iterator[GraphDefinition]:
+        """Capture what the block queues on this stream.
+
+        Parameters
+        ----------
+        mode : {"global", "thread_local", "relaxed"}, default "global"
+            As `begin_capture`.
+
+        Yields
+        ------
+        cuda.core.graph.GraphDefinition
+            The graph, which is whole after the block. If the block raises, the capture is ended
+            and the graph is of no use.
+
+        Raises
+        ------
+        CaptureError, NotSupportedError, ValueError, ClosedError, ForkedError, DriverError
+            As `begin_capture` and `end_capture`.
+
+        Notes
+        -----
+        Does not block. Driver calls: ``cuStreamBeginCaptureToGraph``, ``cuStreamEndCapture``.
+        After baracuda's ``capture``.
+
+        Examples
+        --------
+        >>> from userstream import Stream
+        >>> stream, branch = Stream.create(), Stream.create()
+        >>> with stream.capture() as graph:
+        ...     branch.wait(stream)  # joins the capture
+        ...     stream.wait(branch)
+        >>> executable = graph.instantiate()
+        >>> executable.upload(stream)
+        >>> executable.launch(stream)
+        >>> stream.sync(timeout=10)
+        """
+        graph = self._here(self._begin_capture, mode)
+        try:
+            yield graph
+        except BaseException:
+            # It may be over, by the same error; the block's own is the one to tell.
+            with contextlib.suppress(UserStreamError):
+                self.end_capture()
+            raise
+        self.end_capture()
+
+    @staticmethod
+    @contextlib.contextmanager
+    def capture_mode(mode: CaptureMode) -> Iterator[None]:
+        """Set the calling thread's capture mode for a block.
+
+        Parameters
+        ----------
+        mode : {"global", "thread_local", "relaxed"}
+            Whose captures forbid this thread's calls: those of all threads and its own (CUDA's
+            default), its own, or none. In a ``"relaxed"`` block a query cannot invalidate the
+            capture of another stream.
+
+        Raises
+        ------
+        ValueError
+            ``mode`` is none.
+        DriverNotFoundError, ForkedError, DriverError
+            The driver is not there, may not be used, or refused.
+
+        Notes
+        -----
+        The mode before comes back at the end, also if the block raises. It belongs to the thread:
+        do not leave the block open across a ``yield`` or an ``await``. userstream's own waits and
+        queries need none of it. Does not block. Driver call:
+        ``cuThreadExchangeStreamCaptureMode``.
+
+        Examples
+        --------
+        >>> from userstream import Stream
+        >>> stream = Stream.create()
+        >>> event = stream.record()
+        >>> with Stream.create().capture(), Stream.capture_mode("relaxed"):
+        ...     event.sync()
+        """
+        wanted = _driver.check_capture_mode(mode)
+        _driver.ensure()
+        before = _driver.exchange_capture_mode(wanted)
+        try:
+            yield
+        finally:
+            _driver.exchange_capture_mode(before)
+
+    def _begin_capture(self, mode: CaptureMode) -> GraphDefinition:
+        wanted = _driver.check_capture_mode(mode)
+        handle = self._live()
+        if int(handle) == _driver.LEGACY:
+            raise CaptureError(
+                f"{self!r} cannot be captured: CUDA allows it for no legacy default stream; "
+                "capture on a stream of Stream.create()",
+                stream=repr(self),
+            )
+        if _driver.is_capturing(handle, self):
+            raise CaptureError(
+                f"{self!r} is being captured already; end that capture first, or capture on "
+                "another stream",
+                stream=repr(self),
+            )
+        with _driver.core_errors("cuGraphCreate", self):
+            graph = GraphDefinition()
+        _process.leak_at_end(graph)
+        _driver.begin_capture(handle, graph, wanted, self)
+        _graphs[self._identity()] = graph
+        return graph
+
+    def _end_capture(self) -> GraphDefinition:
+        handle, identity = self._live(), self._identity()
+        if not _driver.is_capturing(handle, self):
+            raise CaptureError(
+                f"{self!r} is not being captured; begin_capture() comes first", stream=repr(self)
+            )
+        graph = _graphs.get(identity)
+        if graph is None:
+            raise CaptureError(
+                f"the capture of {self!r} was not begun on this stream by userstream; it can be "
+                "ended only where it was begun",
+                stream=repr(self),
+            )
+        try:
+            _driver.end_capture(handle, self)
+        finally:
+            if not _driver.is_capturing(handle, self):
+                _graphs.pop(identity, None)
+        return graph

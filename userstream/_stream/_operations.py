@@ -1,0 +1,140 @@
+"""The memory operations of a stream, as values that are checked when they are made."""
+
+from __future__ import annotations
+
+import enum
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from userstream import _driver
+
+if TYPE_CHECKING:
+    from userstream.typing import Buffer
+
+
+class WaitFlags(enum.IntEnum):
+    """How `Stream.wait_value_32` compares the value in memory (*m*) with the one given (*v*).
+
+    A comparison may be combined with ``FLUSH``, as in ``WaitFlags.EQ | WaitFlags.FLUSH``. The
+    numbers are the driver's, ``CUstreamWaitValue_flags``.
+
+    Attributes
+    ----------
+    GEQ
+        Until ``m - v >= 0`` as a signed number of that width: right across an overflow.
+    EQ
+        Until ``m == v``.
+    AND
+        Until ``m & v != 0``.
+    NOR
+        Until ``~(m | v) != 0``. Not every device has it.
+    FLUSH
+        Let what other devices wrote before the value be seen after it. Not every device has it.
+    """
+
+    GEQ = 0
+    EQ = 1
+    AND = 2
+    NOR = 3
+    FLUSH = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class WriteValue:
+    """A write of `Stream.batch_mem_op`.
+
+    Parameters
+    ----------
+    address : int, CUdeviceptr or GPU buffer
+        Where, as for `Stream.write_value_32`.
+    value : int
+        What; from 0 to the largest number of that many bits.
+    bits : {32, 64}, default 32
+        Its width.
+
+    Raises
+    ------
+    TypeError, ValueError
+        ``value`` or ``bits`` is none.
+    """
+
+    address: int | Buffer
+    value: int
+    bits: _driver.Bits = 32
+
+    def __post_init__(self) -> None:
+        _check_value(self.value, self.bits)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitValue:
+    """A wait of `Stream.batch_mem_op`.
+
+    Parameters
+    ----------
+    address : int, CUdeviceptr or GPU buffer
+        Where, as for `Stream.wait_value_32`.
+    value : int
+        What to compare with; from 0 to the largest number of that many bits.
+    flags : WaitFlags or int, default WaitFlags.GEQ
+        How to compare.
+    bits : {32, 64}, default 32
+        Its width.
+
+    Raises
+    ------
+    TypeError, ValueError
+        ``value``, ``flags`` or ``bits`` is none.
+    """
+
+    address: int | Buffer
+    value: int
+    flags: int = WaitFlags.GEQ
+    bits: _driver.Bits = 32
+
+    def __post_init__(self) -> None:
+        _check_value(self.value, self.bits)
+        flags = operator.index(self.flags)
+        if flags & ~(_driver.COMPARISONS | _driver.FLUSH_FLAG):
+            raise ValueError(
+                f"flags of a wait are one of WaitFlags.GEQ, EQ, AND and NOR, or that | FLUSH, not "
+                f"{self.flags!r}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class FlushRemoteWrites:
+    """A flush of `Stream.batch_mem_op`: what other devices wrote before is seen afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBarrier:
+    """A memory barrier of `Stream.batch_mem_op`.
+
+    Parameters
+    ----------
+    scope : {"system", "gpu"}, default "system"
+        For whom what was written before is seen before what is written afterwards.
+
+    Raises
+    ------
+    ValueError
+        ``scope`` is none.
+    """
+
+    scope: Literal["system", "gpu"] = "system"
+
+    def __post_init__(self) -> None:
+        if self.scope not in ("system", "gpu"):
+            raise ValueError(f'the scope of a barrier is "system" or "gpu", not {self.scope!r}')
+
+
+MemoryOperation: TypeAlias = WriteValue | WaitValue | FlushRemoteWrites | MemoryBarrier
+
+
+def _check_value(value: int, bits: int) -> None:
+    if bits not in (32, 64):
+        raise ValueError(f"bits must be 32 or 64, not {bits!r}")
+    if not 0 <= operator.index(value) < 1 << bits:
+        raise ValueError(f"{value!r} is no unsigned number of {bits} bits")

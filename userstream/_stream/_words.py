@@ -1,0 +1,49 @@
+"""Words of pinned memory that hold a stream until they are written.
+
+The pages are never freed, which would wait for the device, and lie in primary contexts, which
+nobody destroys.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import defaultdict, deque
+
+from userstream import _driver
+
+_PAGE = 4096
+_WIDTH = 4
+
+# By device. Deques, because their ends are safe to use without a lock.
+_free: defaultdict[int, deque[int]] = defaultdict(deque)
+
+
+class Word:
+    """A word that a stream waits for: at `address`, until it is `value` or later."""
+
+    __slots__ = ("_device", "_released", "address", "value")
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._released = False
+        self.address = _take(device)
+        # One more than the use before, whose waits a later value satisfies as well.
+        self.value = (ctypes.c_uint32.from_address(self.address).value + 1) & 0xFFFFFFFF
+
+    def release(self) -> None:
+        """Let the stream go on; the word may be used again at once."""
+        if not self._released:
+            self._released = True
+            ctypes.c_uint32.from_address(self.address).value = self.value
+            _free[self._device].append(self.address)
+
+
+def _take(device: int) -> int:
+    free = _free[device]
+    try:
+        return free.pop()
+    except IndexError:
+        page = _driver.allocate_pinned(_driver.primary_context(device), _PAGE)
+        ctypes.memset(page, 0, _PAGE)
+        free.extend(range(page + _WIDTH, page + _PAGE, _WIDTH))
+        return page
