@@ -21,6 +21,8 @@ simulate(devices=2)
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
 FRAMEWORKS = {
+    "hand_over.py": "torch",
+    "own_kernel.py": "torch",
     "with_cupy.py": "cupy",
     "with_dali.py": "nvidia.dali",
     "with_jax.py": "jax",

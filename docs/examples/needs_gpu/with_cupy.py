@@ -3,15 +3,14 @@ import cupy
 import userstream as us
 
 array = cupy.ones(1 << 20)
-stream = us.get_stream(array)
 
-# Your stream after CuPy's work on the array; the host does not wait.
-stream.wait(cupy.cuda.get_current_stream())
+# After CuPy's work on the array; CuPy goes on after yours. The host does not wait.
+with us.borrow(array, activate=True) as stream:
+    assert cupy.cuda.get_current_stream().ptr == int(stream.handle)
+    doubled = array * 2  # on the user stream
 
-# Work of CuPy's on your stream.
-with cupy.cuda.Stream.from_external(stream):
-    doubled = array * 2
+assert float(doubled.sum()) == 2 << 20  # on CuPy's own stream again
 
-us.wait(array, timeout=60)  # for that work, and not for the device
-assert us.describe(array).source == "cupy.ndarray"
-assert float(doubled.sum()) == 2 << 20
+us.wait(array, timeout=60)  # for your work, and not for the device
+info = us.describe(array)
+assert (info.source, info.ordering) == ("cupy.ndarray", "current")

@@ -12,13 +12,9 @@ built = pipeline()
 built.build()
 for _ in range(3):
     (batch,) = built.run()
-    stream = us.get_stream(batch)
-    info = us.describe(batch)
-    assert (info.source, info.ordering) == ("dali TensorListGPU", "exact")
-
-    # Your stream after DALI's, which the batch names; the host does not wait.
-    stream.wait(us.Stream.from_handle(info.producer))
-
-    # ... queue work on the batch here ...
-
+    with us.borrow(batch) as stream:  # after DALI's work on the batch; the host does not wait
+        pass  # ... queue work on the batch here, on `stream` ...
     us.wait(batch, timeout=60)  # before DALI writes the next batch over this one
+
+info = us.describe(batch)
+assert (info.source, info.ordering) == ("dali TensorListGPU", "exact")

@@ -3,16 +3,15 @@ import torch
 import userstream as us
 
 tensor = torch.ones(1 << 20, device="cuda:0")
-stream = us.get_stream(tensor)
 
-# Your stream after PyTorch's work on the tensor; the host does not wait.
-stream.wait(torch.cuda.current_stream(tensor.device))
+# After PyTorch's work on the tensor; PyTorch goes on after yours. The host does not wait.
+with us.borrow(tensor, activate=True) as stream:
+    current = torch.cuda.current_stream(tensor.device)
+    assert current.cuda_stream == int(stream.handle)
+    doubled = tensor * 2  # on the user stream
 
-# Work of PyTorch's on your stream.
-external = torch.cuda.ExternalStream(int(stream.handle), device=tensor.device)
-with torch.cuda.stream(external):
-    doubled = tensor * 2
+assert doubled.sum().item() == 2 << 20  # on PyTorch's own stream again
 
-us.wait(tensor, timeout=60)  # for that work, and not for the device
-assert us.describe(tensor).source == "torch.Tensor"
-assert doubled.sum().item() == 2 << 20
+us.wait(tensor, timeout=60)  # for your work, and not for the device
+info = us.describe(tensor)
+assert (info.source, info.ordering) == ("torch.Tensor", "current")
