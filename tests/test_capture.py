@@ -94,10 +94,12 @@ def test_waiting_for_a_captured_stream_is_refused(mode: driver.CUstreamCaptureMo
 
 def test_what_cannot_be_asked_during_a_capture() -> None:
     """The driver invalidates a capture when the flags, priority or id of its stream are asked."""
-    with us.Stream.create(0) as mine:
-        theirs = us.Stream.from_handle(int(mine.handle))
-        with capturing(mine):
-            assert mine.stream_id > 0, "known from its making"
+    with us.Stream.create(0) as mine, capturing(mine):
+        assert mine.stream_id > 0, "known from its making"
+    with _driver.entered(_driver.primary_context(0)):
+        handle = checked(driver.cuStreamCreateWithPriority(1, 0))
+        theirs = us.Stream.from_handle(handle)
+        with capturing(theirs):
             for ask in (
                 lambda: theirs.stream_id,
                 lambda: theirs.flags,
@@ -106,9 +108,11 @@ def test_what_cannot_be_asked_during_a_capture() -> None:
             ):
                 with pytest.raises(us.CaptureError):
                     ask()
-            assert us.Stream.from_handle(driver.CUstream(int(mine.handle))).device.device_id == 0
+            assert us.Stream.from_handle(handle).device.device_id == 0
             repr(theirs)
         assert theirs.flags == 1
+        theirs.close()
+        checked(driver.cuStreamDestroy(handle))
 
 
 def test_the_legacy_stream_beside_a_capture_on_a_blocking_stream() -> None:

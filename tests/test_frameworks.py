@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import warnings
@@ -65,6 +66,7 @@ def _current_context() -> Any:
     """Frameworks make a context current on first use: let it be one that is there before."""
     with _driver.entered(_driver.primary_context(0)):
         yield
+        gc.collect()  # what destructors of frameworks make current goes as well
 
 
 def resolves(buffer: object, device: int = 0) -> us.BufferInfo:

@@ -7,6 +7,7 @@ writes its number; what was read is looked at in the end, so that nothing but ed
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -44,6 +45,7 @@ def framework(name: str) -> ModuleType:
 def _current_context() -> Iterator[None]:
     with _driver.entered(_driver.primary_context(0)):
         yield
+        gc.collect()  # what destructors of frameworks make current goes as well
 
 
 _kernels: dict[int, Any] = {}
