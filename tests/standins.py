@@ -10,6 +10,7 @@ from collections import defaultdict
 from typing import Any, Self
 
 import numpy as np
+from cuda.bindings import driver
 
 
 class _Interface:
@@ -112,6 +113,7 @@ def cupy(stream: int = 0) -> types.ModuleType:
             self.ptr, self.device_id = ptr, device_id
 
         def __enter__(self) -> Self:
+            assert int(driver.cuCtxGetDevice()[1]) == self.device_id, "as CuPy insists"
             entered.setdefault(self.device_id, []).append(current_stream(self.device_id))
             return self.use()
 

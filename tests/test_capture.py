@@ -9,8 +9,8 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from helpers import checked, in_thread, is_blocked, on, running
-from userstream import _driver, testing
+from helpers import checked, eventually, in_thread, is_blocked, on, running
+from userstream import _driver, _holding, testing
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -192,9 +192,10 @@ def test_a_capture_that_begins_in_between() -> None:
     """After the question and before the record: an error of its own, and no event is spoilt."""
     stream, other = us.get_stream(0), us.get_stream(0, name="other")
     invalidated = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    assert eventually(lambda: not _holding._queues), "the watcher would ask its events"
     with testing.latch(stream):
         with testing.inject("cuEventQuery", invalidated), pytest.raises(us.CaptureError):
-            stream.sync()
+            stream.sync(timeout=10)
     other.wait(stream)
     us.wait_all(timeout=10)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from cuda.bindings import driver
@@ -16,6 +18,7 @@ from cuda.core import Device
 
 import standins
 import userstream as us
+from conftest import SIMULATED
 from helpers import (
     CAI,
     checked,
@@ -25,11 +28,14 @@ from helpers import (
     eventually,
     fill,
     in_thread,
+    is_blocked,
     on,
     pooled_events,
     run_python,
+    running,
 )
-from userstream import _driver, testing
+from userstream import _buffers, _driver, _holding, testing
+from userstream._ordering import _plan, _who
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -396,6 +402,7 @@ def test_edges_leave_no_more_events_than_there_are_callers(
     producer: us.Stream, memory: int
 ) -> None:
     buffer = array(memory, producer)
+    assert eventually(lambda: not _holding._queues)
     us.acquire(buffer)
     before = len(pooled_events())
     for _ in range(500):
@@ -403,6 +410,23 @@ def test_edges_leave_no_more_events_than_there_are_callers(
         with us.borrow(buffer, keep=False):
             pass
     assert len(pooled_events()) == before
+
+
+def test_held_events_are_used_again(memory: int) -> None:
+    stream, buffer = us.get_stream(0), array(memory, None)
+
+    def use() -> int:
+        for _ in range(50):
+            us.release(buffer)
+        us.wait(stream, timeout=10)
+        assert eventually(lambda: not _holding._queues)
+        return len(pooled_events())
+
+    use()
+    assert use() <= use() + 1
+    events = testing.calls("cuEventCreate") if SIMULATED else 0
+    use()
+    assert not SIMULATED or testing.calls("cuEventCreate") <= events + 1
 
 
 def test_a_per_thread_stream_ends_in_its_thread(producer: us.Stream, memory: int) -> None:
@@ -766,7 +790,7 @@ def test_activation_orders_the_arenas(torch: types.ModuleType, producer: us.Stre
 def test_what_was_made_current_inside_does_not_stay(cupy: types.ModuleType) -> None:
     before = cupy.cuda.stream._BaseStream(0, 0).use()
     with us.get_stream(0).activate("cupy"):
-        with cupy.cuda.stream._BaseStream(77, 0):
+        with _driver.entered(_driver.primary_context(0)), cupy.cuda.stream._BaseStream(77, 0):
             pass
         assert cupy.cuda.get_current_stream(0).ptr == int(us.get_stream(0).handle)
         cupy.cuda.stream._BaseStream(88, 0).use()
@@ -889,3 +913,220 @@ def test_a_stream_that_a_framework_destroyed_is_asked_nothing(
         checked(driver.cuStreamDestroy(handle))
     us.wait_for_device(0, timeout=10)
     us.wait_all(timeout=10)
+
+
+# -- what is held, under pressure -----------------------------------------------------------------
+
+
+class Thing:
+    pass
+
+
+@pytest.mark.parametrize("kind", ["user", "per-thread"])
+def test_threads_hold_on_one_stream(kind: str) -> None:
+    """Nothing is let go of before its time, though the events of threads come in no order."""
+    stream = us.get_stream(0) if kind == "user" else us.Stream.per_thread_default()
+    early: list[int] = []
+    end = time.monotonic() + 0.5
+
+    def work() -> None:
+        with _driver.entered(_driver.primary_context(0)):
+            while time.monotonic() < end:
+                thing = Thing()
+                alive = weakref.ref(thing)
+                with testing.latch(stream):
+                    us.hold(thing, stream=stream)
+                    del thing
+                    for _ in range(3):
+                        us.hold(1, stream=stream)
+                    if alive() is None:
+                        early.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not early
+    assert eventually(lambda: not _holding._queues)
+
+
+def test_what_is_held_is_the_buffers_and_not_their_list(memory: int) -> None:
+    stream = us.get_stream(0)
+
+    def use(buffer: Any) -> None:
+        batch = [buffer, {"a": buffer}]
+        with us.borrow(batch):
+            pass
+        batch.clear()
+
+    assert held_while(stream, use, memory) == [True, False]
+
+    def within(buffer: Any) -> None:
+        batch = [buffer]
+        with us.borrow(batch):
+            batch[0] = array(memory, None)
+            del buffer
+
+    assert held_while(stream, within, memory) == [True, False]
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("function", ["cuEventRecord", "cuStreamIsCapturing"])
+def test_a_release_that_fails_frees_nothing(function: str, memory: int) -> None:
+    stream = us.get_stream(0)
+
+    def use(buffer: Any) -> None:
+        borrow = us.borrow(buffer)
+        borrow.__enter__()
+        with testing.inject(function, 999, count=3), pytest.raises(us.DriverError):
+            borrow.__exit__(None, None, None)
+
+    buffer = array(memory, None)
+    alive = weakref.ref(buffer)
+    with testing.latch(stream):
+        use(buffer)
+        del buffer
+        gc.collect()
+    stream.sync(timeout=10)
+    assert alive() is not None, "nobody can tell when it is safe"
+
+
+def test_a_release_that_is_interrupted_frees_nothing(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = us.get_stream(0)
+    buffer = array(memory, None)
+    alive = weakref.ref(buffer)
+    with testing.latch(stream):
+        borrow = us.borrow(buffer)
+        borrow.__enter__()
+        with monkeypatch.context() as patch:
+            patch.setattr(us.Stream, "_mark", _interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                borrow.__exit__(None, None, None)
+        del buffer, borrow
+        gc.collect()
+        assert alive() is not None
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_destructors_break_no_capture(memory: int) -> None:
+    stream = us.get_stream(0)
+    event = us.Stream.create(0).record()
+
+    class Freeing:
+        def __del__(self) -> None:
+            driver.cuEventQuery(event.handle)
+
+    with us.Stream.create(0) as captured:
+        latch = testing.latch(stream)
+        latch.__enter__()
+        us.hold(Freeing(), stream=stream)
+        with captured.capture():
+            latch.release()
+            in_thread(lambda: us.wait(stream, timeout=10))
+            in_thread(lambda: us.hold(1, stream=stream))
+
+
+@pytest.mark.simulated
+def test_activation_adds_no_edge_to_those_of_the_borrow(
+    torch: types.ModuleType, producer: us.Stream, memory: int
+) -> None:
+    tensor = torch.Tensor(torch.device("cuda", 0), memory)
+    torch.cuda.set_stream(torch.cuda.ExternalStream(int(producer.handle), 0))
+    us.get_stream(0)
+
+    def use() -> None:
+        with us.borrow(tensor, activate=True):
+            pass
+
+    assert edges(use) == 2
+
+
+def test_hand_over_to_a_default_stream(torch: types.ModuleType, memory: int) -> None:
+    """The default stream of the device of the result, whichever device is current."""
+    tensor = torch.Tensor(torch.device("cuda", 0), memory)
+    with us.Stream.create(0) as theirs:
+        torch.cuda.set_stream(torch.cuda.ExternalStream(int(theirs.handle), 0))
+        with _driver.entered(_driver.primary_context(0)):
+            latch = testing.latch(us.Stream.legacy_default())
+            latch.__enter__()
+        elsewhere = _driver.primary_context(_driver.device_count() - 1)
+        with _driver.entered(elsewhere):
+            us.hand_over(tensor, stream=us.Stream.legacy_default())
+        assert not eventually(lambda: theirs.is_done, 0.03)
+        latch.release()
+        theirs.sync(timeout=10)
+
+
+def test_modules_that_are_mocks(monkeypatch: pytest.MonkeyPatch, memory: int) -> None:
+    for name in ("torch", "cupy", "jax", "cupy.cuda", "jax.core"):
+        monkeypatch.setitem(sys.modules, name, MagicMock())
+    monkeypatch.setattr(_buffers, "learned", {})
+    monkeypatch.setattr(_buffers, "_strangers", set())
+    assert us.acquire(array(memory, None)) is us.get_stream(0)
+
+
+@pytest.mark.multi_device
+def test_a_release_to_a_default_stream_of_another_device(torch: types.ModuleType) -> None:
+    with device_memory(1) as address, _driver.entered(_driver.primary_context(0)):
+        tensor = torch.Tensor(torch.device("cuda", 1), address)
+        stream = us.get_stream(1)
+        legacy = us.Stream.legacy_default()
+        legacy.sync(timeout=10)
+        with testing.latch(stream) as latch:
+            us.release(tensor)
+            legacy.sync(timeout=10)  # of device 0
+            with _driver.entered(_driver.primary_context(1)):
+                assert not legacy.is_done
+            latch.release()
+
+
+def test_the_per_thread_stream_of_a_framework(torch: types.ModuleType, memory: int) -> None:
+    tensor = torch.Tensor(torch.device("cuda", 0), memory)
+    us.acquire(tensor)
+    torch.cuda.set_stream(torch.cuda.ExternalStream(2, 0))
+    borrow = us.borrow(tensor)
+    borrow.__enter__()
+    with pytest.raises(RuntimeError, match="in the thread where it began"):
+        in_thread(lambda: borrow.__exit__(None, None, None))
+    borrow.__exit__(None, None, None)
+
+
+def test_sync_of_the_usual_buffers(
+    torch: types.ModuleType, producer: us.Stream, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = torch.Tensor(torch.device("cuda", 0), memory)
+    torch.cuda.set_stream(torch.cuda.ExternalStream(int(producer.handle), 0))
+    us.acquire(tensor)
+    for module in (_plan, _who):
+        monkeypatch.setattr(module, "SYNC", True)
+    with testing.latch(producer) as latch, running(lambda: us.acquire(tensor)) as result:
+        assert is_blocked(result)
+        latch.release()
+        result()
+
+
+def test_a_producer_of_ones_own_may_join(memory: int) -> None:
+    with us.Stream.create(0) as mine, us.Stream.create(0) as other:
+        begin(mine)
+        us.release(array(memory, None), stream=mine, producer=other)
+        assert is_captured(other)
+        us.acquire(array(memory, None), stream=mine, producer=other)
+        end(mine)
+
+
+@pytest.mark.simulated
+def test_after_an_error_of_the_gpu_nothing_is_held() -> None:
+    thing = Thing()
+    alive = weakref.ref(thing)
+    with us.Stream.create(0) as stream:
+        with testing.latch(stream):
+            us.hold(thing, stream=stream)
+            del thing
+            testing.async_error(stream, 700)
+        assert eventually(lambda: alive() is None)

@@ -15,7 +15,7 @@ def report(failures: Sequence[Exception], error: BaseException | None) -> None:
     """
     if not failures:
         return
-    raised = error or failures[0]
+    raised = failures[0] if error is None else error
     for failure in failures:
         if failure is not raised:
             raised.add_note(f"and at the end of the block: {type(failure).__name__}: {failure}")

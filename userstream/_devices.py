@@ -50,7 +50,7 @@ def _ordinal(obj: Any) -> int | None:
     for module, name, ordinal in _FRAMEWORKS:
         framework = sys.modules.get(module)
         kind = getattr(framework, name, None)
-        if kind is not None and isinstance(obj, kind):
+        if isinstance(kind, type) and isinstance(obj, kind):
             return ordinal(obj)
     return None
 

@@ -9,31 +9,35 @@ import contextlib
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from userstream import _driver, _events, _process, _watcher
-from userstream.errors import UserStreamError
+from userstream.errors import DriverError, UserStreamError
 
 if TYPE_CHECKING:
     from cuda.core import Event
 
     from userstream._stream._edges import EdgeStream
 
-_SWEEP_SECONDS = 200e-6  # at most so often for each stream: asking an event takes half a µs
-_MOST_UNSWEPT = 64
+_SWEEP_SECONDS = 200e-6  # at most so often for each stream: asking an event takes a µs
 _IDLE_LOOKS = 20  # of the watcher, before it is told to look no more: beginning again costs more
 
 
-# A point, the pool of its event, and what is held up to there.
-_Held: TypeAlias = "tuple[Event, _events.EventPool, object]"
+class _Held(NamedTuple):
+    event: Event
+    began: float  # before the event was recorded
+    ended: float  # after that
+    objects: object
 
 
 class _Queue:
-    """What is held for a stream, the oldest first."""
+    """What is held for a stream. Thread-safe."""
 
-    __slots__ = ("__weakref__", "_held", "_lock", "_sweeping", "_swept")
+    __slots__ = ("__weakref__", "_held", "_in_order", "_lock", "_pool", "_sweeping", "_swept")
 
-    def __init__(self) -> None:
+    def __init__(self, pool: _events.EventPool, *, in_order: bool) -> None:
+        self._pool = pool
+        self._in_order = in_order  # whether it is one stream, which passes its events in order
         self._held: deque[_Held] = deque()
         # Reentrant: the garbage collector may run anybody's destructor in the middle of a sweep.
         self._lock = threading.RLock()
@@ -44,44 +48,46 @@ class _Queue:
     def __len__(self) -> int:
         return len(self._held)
 
-    def add(self, held: _Held) -> None:
-        self._held.append(held)
+    def add(self, event: Event, began: float, objects: object) -> None:
         now = time.monotonic()
-        if now - self._swept > _SWEEP_SECONDS or len(self._held) > _MOST_UNSWEPT:
+        self._held.append(_Held(event, began, now, objects))
+        if now - self._swept > _SWEEP_SECONDS:
             self._swept = now
             self.sweep()
 
     def sweep(self) -> None:
         """Let go of what the stream has passed."""
-        passed: list[object] = []
+        # Relaxed also while the objects go: to free memory would break the captures of others.
+        _driver.relaxed(self._let_go)
+
+    def _let_go(self) -> None:
+        passed: list[_Held] = []
         with self._lock:
-            if self._sweeping:
+            if self._sweeping:  # by such a destructor
                 return
             self._sweeping = True
             try:
-                _driver.relaxed(self._take_passed, passed)
+                self._take_passed(passed)
             finally:
                 self._sweeping = False
-        # Here, outside of the lock, the objects go.
+        for held in passed:
+            self._pool.give_back(held.event)
+        # The objects go when `passed` does, outside of the lock.
 
-    def _take_passed(self, passed: list[object]) -> None:
-        # One stream passes its events in their order: if the newest is done, they all are.
-        if self._held and _is_passed(self._held[-1]):
-            for _ in range(len(self._held)):
-                self._take(passed)
-        while len(self._held) > 1 and _is_passed(self._held[0]):
-            self._take(passed)
-
-    def _take(self, passed: list[object]) -> None:
-        event, pool, objects = self._held.popleft()
-        passed.append(objects)
-        pool.give_back(event)
+    def _take_passed(self, passed: list[_Held]) -> None:
+        newest = self._held[-1] if self._in_order and self._held else None
+        if newest is not None and len(self._held) > 1 and _is_passed(newest):
+            # So are all whose events were recorded before it; of some the order is not known.
+            while self._held[0] is not newest and self._held[0].ended < newest.began:
+                passed.append(self._held.popleft())
+        while self._held and _is_passed(self._held[0]):
+            passed.append(self._held.popleft())
 
 
 def _is_passed(held: _Held) -> bool:
     try:
-        return _events.is_done(held[0], None)
-    except UserStreamError:  # the GPU failed, and nothing runs there any more
+        return _events.is_done(held.event, None)
+    except DriverError:  # the GPU failed, and nothing runs there any more
         return True
 
 
@@ -95,61 +101,75 @@ class _Sweeper:
         self._idle = 0
 
     def is_done(self) -> bool:
-        global _watched  # noqa: PLW0603 -- one watcher, one flag
         with contextlib.suppress(UserStreamError):  # to be tried again
             sweep()
-        self._idle = 0 if _anything_held() else self._idle + 1
-        if self._idle < _IDLE_LOOKS:
-            return False
-        # First the flag, then the last look: what is added in between is watched anew.
-        _watched = False
-        _watched = _anything_held()
-        return not _watched
+        self._idle = 0 if _queues else self._idle + 1
+        return self._idle >= _IDLE_LOOKS and _end_watch()
 
     def abandon(self) -> None:
         pass
 
 
-_queues: dict[tuple[int, int, int], _Queue] = {}  # by the identity of the stream
+_lock = threading.RLock()  # for these two
+_queues: set[_Queue] = set()  # that hold something
 _watched = False
 
 
-def hold(stream: EdgeStream, event: Event, objects: object) -> None:
-    """Hold objects until an event that `stream` has marked has completed; takes the event."""
-    global _watched  # noqa: PLW0603 -- one watcher, one flag
+def hold(stream: EdgeStream, event: Event, began: float, objects: object) -> None:
+    """Hold objects until an event has completed that `stream` has marked since `began`.
+
+    The event is no more the caller's.
+    """
     queue = stream._held
     if queue is None:
-        identity = stream._identity()
-        queue = _queues.setdefault(identity, _Queue())
-        if stream._anywhere:  # what a default stream is differs between threads
-            stream._held = queue
-    queue.add((event, stream._pool, objects))
-    if not _watched:
-        _watched = True
-        _watcher.watch(_Sweeper(), _unwatched)
+        queue = stream._held = _Queue(stream._pool, in_order=stream._anywhere)
+    queue.add(event, began, objects)
+    if queue not in _queues or not _watched:
+        _begin_watch(queue)
+
+
+def _begin_watch(queue: _Queue) -> None:
+    global _watched
+    with _lock:
+        _queues.add(queue)
+        watched, _watched = _watched, True
+    if not watched:
+        try:
+            _watcher.watch(_Sweeper(), _unwatched)
+        except RuntimeError as error:  # no thread can be started: later calls let go all the same
+            _unwatched(error)
+
+
+def _end_watch() -> bool:
+    global _watched  # noqa: PLW0603 -- one watcher, one flag
+    with _lock:
+        _watched = bool(_queues)
+        return not _watched
 
 
 def _unwatched(error: Exception | None) -> None:
     global _watched  # noqa: PLW0603 -- one watcher, one flag
     if error is not None:  # the next call begins anew
-        _watched = False
-
-
-def _anything_held() -> bool:
-    return any(map(len, list(_queues.values())))
+        with _lock:
+            _watched = False
 
 
 def sweep() -> None:
     """Let go of what is not needed any more."""
-    if not _watched:  # nothing is held; a wait on an idle stream comes by here
+    if not _queues:  # a wait on an idle stream comes by here
         return
-    for queue in list(_queues.values()):
-        if queue:
-            queue.sweep()
+    with _lock:
+        queues = list(_queues)
+    for queue in queues:
+        queue.sweep()
+        with _lock:
+            if not queue:
+                _queues.discard(queue)
 
 
 def _in_child() -> None:
-    global _watched  # noqa: PLW0603 -- one watcher, one flag
+    global _lock, _watched  # noqa: PLW0603 -- a thread that is not here may have held it
+    _lock = threading.RLock()
     _queues.clear()
     _watched = False
 

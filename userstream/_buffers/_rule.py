@@ -41,9 +41,9 @@ class Rule(NamedTuple):
     # The ordinal of the device. Raises HostBufferError, or DeviceMismatchError for parts.
     device_id: Callable[[Any], int]
     describe: Callable[[Any], BufferInfo]
-    # The handle of the stream that works on a buffer of that device, NOTHING_PENDING or UNKNOWN;
-    # and what keeps that stream alive. By default the current stream of the framework stands in.
-    producer: Callable[[Any, int], tuple[int, object]] | None = None
+    # The handle of the stream that a buffer names, which it keeps alive; NOTHING_PENDING or
+    # UNKNOWN. By default the current stream of the framework stands in.
+    producer: Callable[[Any], int] | None = None
     framework: Framework | None = None
     # What it is made of, each on one device.
     parts: Callable[[Any], Sequence[Any]] | None = None

@@ -81,8 +81,8 @@ def producer(obj: Any, found: Mapping[str, Any]) -> tuple[int, Ordering]:
     return handle, "exact"
 
 
-def _producer(obj: Any, device: int) -> tuple[int, object]:  # noqa: ARG001
-    return producer(obj, interface(obj))[0], None
+def _producer(obj: Any) -> int:
+    return producer(obj, interface(obj))[0]
 
 
 def describe_interface(obj: Any, source: str, *, device: int | None = None) -> BufferInfo:

@@ -22,7 +22,7 @@ def rule_for(kind: type) -> Rule | None:
     if issubclass(kind, driver.CUdeviceptr):
         return _POINTER
     view = getattr(sys.modules.get("cuda.core.utils"), "StridedMemoryView", None)
-    return _VIEW if view is not None and issubclass(kind, view) else None
+    return _VIEW if isinstance(view, type) and issubclass(kind, view) else None
 
 
 def _buffer_device_id(buffer: Buffer) -> int:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def rule_for(kind: type) -> Rule | None:
     """Return the rule if `kind` is an array type of CuPy."""
     array = getattr(sys.modules.get("cupy"), "ndarray", None)
-    return _RULE if array is not None and issubclass(kind, array) else None
+    return _RULE if isinstance(array, type) and issubclass(kind, array) else None
 
 
 def _device_id(array: Any) -> int:  # cupy.ndarray

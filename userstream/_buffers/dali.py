@@ -107,17 +107,16 @@ def _handle(stream: int | None) -> int:
     return UNKNOWN if stream is None else stream or _driver.LEGACY
 
 
-def _output_producer(output: Any, device: int) -> tuple[int, None]:  # noqa: ARG001
-    return _handle(output.stream), None
+def _output_producer(output: Any) -> int:
+    return _handle(output.stream)
 
 
-def _tensor_producer(tensor: Any, device: int) -> tuple[int, None]:  # noqa: ARG001
-    return _handle(getattr(tensor.evaluate()._storage, "stream", None)), None
+def _tensor_producer(tensor: Any) -> int:
+    return _handle(getattr(tensor.evaluate()._storage, "stream", None))
 
 
-def _batch_producer(batch: Any, device: int) -> tuple[int, None]:
-    streams = {_tensor_producer(tensor, device)[0] for tensor in batch.tensors}
-    return (streams.pop() if len(streams) == 1 else UNKNOWN), None
+def _tensors(batch: Any) -> list[Any]:
+    return list(batch.tensors)
 
 
 def _is_usable() -> bool:
@@ -146,7 +145,7 @@ _KINDS = (
     (("TensorCPU", "TensorListCPU"), _HOST),
     (
         ("Batch",),
-        Rule(_dynamic_device_id, _describe_batch, _batch_producer, framework=FRAMEWORK),
+        Rule(_dynamic_device_id, _describe_batch, framework=FRAMEWORK, parts=_tensors),
     ),
     (
         ("Tensor",),

@@ -16,10 +16,10 @@ _ordinals: dict[Any, int] = {}
 def rule_for(kind: type) -> Rule | None:
     """Return the rule if `kind` is an array type of JAX."""
     array = getattr(sys.modules.get("jax"), "Array", None)
-    if array is not None and issubclass(kind, array):
+    if isinstance(array, type) and issubclass(kind, array):
         return _RULE
     tracer = getattr(sys.modules.get("jax.core"), "Tracer", None)
-    return _TRACED if tracer is not None and issubclass(kind, tracer) else None
+    return _TRACED if isinstance(tracer, type) and issubclass(kind, tracer) else None
 
 
 def _device_id(array: Any) -> int:  # jax.Array

@@ -34,10 +34,10 @@ def _default_stream() -> int:
     return _driver.PER_THREAD if per_thread else _driver.LEGACY
 
 
-def _producer(array: Any, device: int) -> tuple[int, None]:  # noqa: ARG001
+def _producer(array: Any) -> int:
     handle, _ = cai.producer(array, cai.interface(array))
     # Not bound to a stream, which for numba means its default stream.
-    return (_default_stream() if handle == NOTHING_PENDING else handle), None
+    return _default_stream() if handle == NOTHING_PENDING else handle
 
 
 def _describe(array: Any) -> BufferInfo:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def rule_for(kind: type) -> Rule | None:
     """Return the rule if `kind` is a tensor type."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    return _RULE if tensor is not None and issubclass(kind, tensor) else None
+    return _RULE if isinstance(tensor, type) and issubclass(kind, tensor) else None
 
 
 def _device_id(tensor: Any) -> int:  # torch.Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from userstream import _cleanup, _targets
+from userstream import _cleanup, _process, _targets
 from userstream._stream import _activation
 
 if TYPE_CHECKING:
@@ -17,10 +17,15 @@ if TYPE_CHECKING:
     from userstream.typing import Producer, StreamLike
 
 
+# What is borrowed, until its release has taken over. If that fails or is interrupted it stays here
+# for ever: the GPU may be using it.
+_in_use: dict[int, object] = {}
+
+
 class Borrow:
     """The context manager of `UserStream.borrow`; it can be entered again after its end."""
 
-    __slots__ = ("_activate", "_activation", "_asked", "_keep", "_kept", "_order", "_ordering")
+    __slots__ = ("_activate", "_activation", "_asked", "_keep", "_order", "_ordering")
 
     def __init__(
         self,
@@ -35,20 +40,27 @@ class Borrow:
         self._activate = activate
         self._ordering: Ordering | None = None
         self._activation: _activation.Activation | None = None
-        self._kept: list[object] = []
 
     def __enter__(self) -> Stream:
         if self._ordering is not None:
             raise RuntimeError("this borrow has not ended yet; call borrow() for another one")
+        activation = None
         if self._activate is False:
             ordering = self._order(*self._asked)
         else:  # what may be refused comes first
             frameworks = _frameworks(self._activate, self._asked[0])
             ordering = self._order(*self._asked)
-            self._activation = _activation.Activation(ordering.consumer, frameworks)
-        self._kept = ordering.acquire()
-        if self._activation is not None:
-            self._activation.__enter__()
+            activation = _activation.Activation(
+                ordering.consumer, frameworks, ordered=ordering.producers
+            )
+        _in_use[id(self)] = ordering.buffers, ordering.acquire()
+        if activation is not None:
+            try:
+                activation.__enter__()
+            except BaseException:
+                del _in_use[id(self)]
+                raise
+        self._activation = activation
         self._ordering = ordering
         return ordering.consumer
 
@@ -61,21 +73,24 @@ class Borrow:
         ordering, activation = self._ordering, self._activation
         if ordering is None:
             raise RuntimeError("this borrow was not entered")
+        _process.check_fork()
         if ordering.thread is not None:
             ordering.check_thread()
-        failures: list[Exception] = []
         if activation is not None:
             activation.check_thread()
-            try:
-                activation.__exit__(None, None, None)
-            except Exception as failure:
-                failures.append(failure)
-        kept, self._kept = self._kept, []
         self._ordering = self._activation = None
+        failures: list[Exception] = []
         try:
-            ordering.release((self._asked[0], kept) if self._keep else None)
+            if activation is not None:
+                activation.__exit__(None, None, None)
         except Exception as failure:
             failures.append(failure)
+        finally:  # also if Ctrl-C came
+            try:
+                ordering.release(_in_use[id(self)] if self._keep else None)
+                del _in_use[id(self)]
+            except Exception as failure:
+                failures.append(failure)
         if failures:
             _cleanup.report(failures, error)
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from userstream import _cleanup, _driver, _holding
 from userstream._buffers import type_name
 from userstream._stream._default import DefaultStream
 from userstream._stream._edges import usual_edge
-from userstream.errors import CaptureError, DeviceMismatchError, UnknownProducerError
+from userstream.errors import (
+    CaptureError,
+    DeviceMismatchError,
+    UnknownProducerError,
+    UserStreamError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,6 +32,7 @@ class Ordering:
 
     # What few buffers need has its default here.
     exports: Sequence[tuple[Any, int, Callable[[Any, int], object]]] = ()
+    buffers: Sequence[Any] = ()
     may_join = False  # whether the producers may join a capture of the consumer
     thread: int | None = None  # the one whose per-thread default stream takes part
 
@@ -60,6 +67,8 @@ class Ordering:
             )
         try:
             return export(buffer, int(consumer.handle))
+        except UserStreamError:
+            raise
         except Exception as error:
             raise UnknownProducerError(
                 f"this {type_name(buffer)} could not order {consumer!r} after its producer "
@@ -73,8 +82,9 @@ class Ordering:
 
         One producer that cannot wait does not stop the others.
         """
-        if objects is None and not self.producers:
+        if objects is None and not self.producers and not SYNC:
             return
+        began = time.monotonic()
         consumer, producers = self.consumer, self.producers
         failures: list[Exception] = []
         event = None
@@ -96,7 +106,7 @@ class Ordering:
         if objects is None or capture != _driver.NOT_CAPTURING:
             consumer._pool.give_back(event)
         else:
-            _holding.hold(consumer, event, objects)
+            _holding.hold(consumer, event, began, objects)
         if SYNC:
             self._wait_on_host()
         if failures:

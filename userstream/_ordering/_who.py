@@ -31,7 +31,7 @@ def usual_streams_of(
     if not buffers or SYNC:
         return None
     rule = _buffers.learned.get(type(buffers[0]))
-    if rule is None or rule.producer is not None or rule.framework is None:
+    if rule is None or rule.framework is None or rule.producer or rule.parts:
         return None
     device = rule.device_id(buffers[0])
     if len(buffers) > 1:
@@ -55,8 +55,8 @@ def ordering_of(
     """Find out who produces the buffers, and who uses them."""
     leaves = [
         (part, rule, rule.device_id(part))
-        for buffer, rule in _targets.buffers_in(buffers, named="buffers")
-        for part in (rule.parts(buffer) if rule.parts else (buffer,))
+        for buffer, whole in _targets.buffers_in(buffers, named="buffers")
+        for part, rule in _parts(buffer, whole)
     ]
     devices = list(dict.fromkeys(device for _, _, device in leaves))
     if not devices:
@@ -70,13 +70,23 @@ def ordering_of(
         found = []
     else:
         given = given_stream(producer, "producer")
-        found = [(_on(given, device), producer) for device in devices]
+        found = [(on_device(given, device), producer) for device in devices]
         may_join = not given._is_shared()
     # Last, because it may make a stream.
     ordering = _ordering(_consumer(stream, devices, user_stream), found)
+    # These are held, and not the list that they came in: it may be filled with others.
+    ordering.buffers = [buffer for buffer, _, _ in leaves]
     ordering.exports = exports
     ordering.may_join = may_join
     return ordering
+
+
+def _parts(buffer: Any, rule: Rule) -> Iterator[tuple[Any, Rule]]:
+    if rule.parts is None:
+        yield buffer, rule
+    else:
+        for part in rule.parts(buffer):
+            yield part, _buffers.require_rule(part)
 
 
 def _ordering(consumer: Stream, found: Iterable[tuple[Stream, object]]) -> Ordering:
@@ -98,27 +108,32 @@ def _producers(leaves: Iterable[tuple[Any, Rule, int]]) -> Iterator[tuple[Stream
     for buffer, rule, device in leaves:
         if rule.export is not None:  # it orders our stream itself
             continue
+        owner: object = None
         if rule.producer is not None:
-            handle, owner = rule.producer(buffer, device)
+            handle = rule.producer(buffer)
         elif rule.framework is not None:
             handle, owner = rule.framework.current_stream(device)
         else:
-            handle, owner = UNKNOWN, None
+            handle = UNKNOWN
         if handle == UNKNOWN:
             raise UnknownProducerError(
                 f"nothing tells which stream works on this {type_name(buffer)}: pass producer=, "
                 "the stream that writes it, or None if nothing is pending",
                 device=device,
             )
-        if handle != NOTHING_PENDING:
+        if handle == NOTHING_PENDING:
+            continue
+        if rule.producer is None:
             yield stream_at(handle, device), owner
+        else:  # it names the stream, which may be of another device
+            yield on_device(Stream.from_handle(handle), device), None
 
 
 def _consumer(
     stream: StreamLike | int | None, devices: list[int], user_stream: Callable[[int], Stream]
 ) -> Stream:
     if stream is not None:
-        return _on(given_stream(stream, "stream"), devices[0])
+        return on_device(given_stream(stream, "stream"), devices[0])
     if len(devices) > 1:
         raise DeviceMismatchError(
             f"the buffers live on devices {devices}, each of which has its own user stream; pass "
@@ -136,6 +151,6 @@ def given_stream(stream: StreamLike | int, argument: str) -> Stream:
         raise TypeError(f"{argument}=: {error}") from None
 
 
-def _on(stream: Stream, device: int) -> Stream:
+def on_device(stream: Stream, device: int) -> Stream:
     """Return the stream, of a default stream the one of a device."""
     return stream.on(device) if isinstance(stream, DefaultStream) else stream

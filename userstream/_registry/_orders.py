@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from userstream import _driver, _holding, _targets
-from userstream._buffers import type_name
+from userstream._buffers import NOTHING_PENDING, type_name
 from userstream._ordering import (
     Borrow,
     Ordering,
     given_stream,
+    on_device,
     ordering_of,
     usual_streams_of,
 )
 from userstream._registry._waits import Waits
 from userstream._stream._foreign import stream_at
-from userstream.errors import CaptureError, UnsupportedBufferError
+from userstream.errors import CaptureError, DeviceMismatchError, UnsupportedBufferError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -157,7 +159,8 @@ class Orders(Waits):
         >>> stream = us.acquire(buffer, producer=producer)
         >>> us.release(buffer, producer=producer)
         """
-        self._ordering(buffers, stream, producer).release(buffers)
+        ordering = self._ordering(buffers, stream, producer)
+        ordering.release(ordering.buffers)
 
     def borrow(
         self,
@@ -266,6 +269,7 @@ class Orders(Waits):
         """
         self._check_open()
         where = given_stream(stream, "stream")._settled()
+        began = time.monotonic()
         event, capture = where._mark()
         if capture != _driver.NOT_CAPTURING:
             where._pool.give_back(event)
@@ -274,7 +278,7 @@ class Orders(Waits):
                 "keep the objects as long as the graph",
                 stream=repr(where),
             )
-        _holding.hold(where, event, objects)
+        _holding.hold(where, event, began, objects)
 
     def hand_over(self, *results: Buffer, stream: StreamLike | int | None = None) -> None:
         """Hand results that were made on a stream over to the current streams of their frameworks.
@@ -317,8 +321,14 @@ class Orders(Waits):
                     "could be handed over to; let a stream of yours wait for the user stream"
                 )
             device = rule.device_id(buffer)
-            source = self._user_stream(device) if given is None else given
+            source = self._user_stream(device) if given is None else on_device(given, device)
             handle, _owner = framework.current_stream(device)
+            if handle == NOTHING_PENDING:
+                raise DeviceMismatchError(
+                    f"{framework.name} has no current stream on device {device}, where this "
+                    f"{type_name(buffer)} is, as its current context is on another one",
+                    device=device,
+                )
             current = stream_at(handle, device)
             if current._is_same(source):
                 continue
@@ -333,7 +343,9 @@ class Orders(Waits):
             usual = usual_streams_of(buffers, self._unnamed)
             if usual is not None:
                 consumer, source, owner = usual
-                return Ordering(consumer, () if source is None else (source,), owner)
+                ordering = Ordering(consumer, () if source is None else (source,), owner)
+                ordering.buffers = buffers
+                return ordering
         self._check_open()
         return ordering_of(buffers, stream, producer, self._user_stream)
 

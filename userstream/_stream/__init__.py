@@ -310,8 +310,9 @@ class Stream(CallingStream):
         For the calling thread, and for the device of the stream; the current device stays as it
         is. At its begin this stream waits for the streams that were current, and at its end those
         wait for this one, so memory that is freed to this stream's arena is not used again before
-        its time. What was made inside is safe to use after the block, on the stream that is
-        current then; before that, or in another thread, see `hand_over`.
+        its time. What was made inside is safe to use after the block, on the streams that were
+        current before it; for any other use see `hand_over`. Blocks must end in the reverse
+        order of their begin: take care with generators and asyncio tasks.
         Does not block. Driver calls: those of `wait`.
 
         Examples

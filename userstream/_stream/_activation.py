@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from userstream import _cleanup, _driver
+from userstream import _cleanup, _driver, _process
 from userstream._buffers import FRAMEWORKS, NOTHING_PENDING, Framework
 from userstream._stream._foreign import stream_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
     from userstream._stream import Stream
@@ -41,34 +41,49 @@ def usable() -> list[Framework]:
 class _Before(NamedTuple):
     """A framework's current stream before, and how to make it current again."""
 
-    stream: Stream | None
+    stream: Stream
+    before: Stream | None  # to be ordered after the stream
     owner: object
     undo: Callable[[], object]
 
+    def restore(self) -> None:
+        try:
+            _driver.within(self.stream._context, self.undo)
+        finally:
+            if self.before is not None:
+                self.before._wait_for(self.stream, may_join=False)
+
 
 class Activation:
-    """The context manager of `Stream.activate`."""
+    """The context manager of `Stream.activate`.
 
-    __slots__ = ("_before", "_frameworks", "_stream", "_thread")
+    `ordered` are streams that somebody else orders with this one.
+    """
 
-    def __init__(self, stream: Stream, frameworks: Iterable[Framework]) -> None:
+    __slots__ = ("_before", "_frameworks", "_ordered", "_stream", "_thread")
+
+    def __init__(
+        self, stream: Stream, frameworks: Iterable[Framework], ordered: Sequence[Stream] = ()
+    ) -> None:
         self._stream = stream
         self._frameworks = tuple(frameworks)
+        self._ordered = ordered
         self._before: list[_Before] = []
         self._thread: int | None = None
 
     def __enter__(self) -> Stream:
+        self._stream._live()
         if self._thread is not None:
             raise RuntimeError("this block was entered already; call activate() for another one")
         self._thread = threading.get_ident()
-        self._stream = self._stream._settled()
+        stream = self._stream._settled()
         try:
             for framework in self._frameworks:
-                self._before.append(self._enter(framework))
+                self._before.append(self._enter(framework, stream))
         except BaseException as error:
             self._leave(error)
             raise
-        return self._stream
+        return stream
 
     def __exit__(
         self,
@@ -76,6 +91,7 @@ class Activation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        _process.check_fork()
         self.check_thread()
         self._leave(error)
 
@@ -86,25 +102,28 @@ class Activation:
                 "a block that makes a stream current must end in the thread where it began"
             )
 
-    def _enter(self, framework: Framework) -> _Before:
-        stream = self._stream
+    def _enter(self, framework: Framework, stream: Stream) -> _Before:
         device, context = stream._device_id, stream._context
         handle, owner = _driver.within(context, framework.current_stream, device)
         before = None if handle == NOTHING_PENDING else stream_at(handle, device)
+        if before is not None and any(map(before._is_same, (stream, *self._ordered))):
+            before = None
         # Memory that was freed to the stream's arena may still be in use on the stream before.
-        if before is not None and not before._is_same(stream):
+        if before is not None:
             stream._wait_for(before, may_join=not stream._is_shared())
-        return _Before(before, owner, _driver.within(context, framework.activate, stream, device))
+        undo = _driver.within(context, framework.activate, stream, device)
+        return _Before(stream, before, owner, undo)
 
     def _leave(self, error: BaseException | None) -> None:
-        stream, failures = self._stream, []
-        while self._before:
-            before = self._before.pop()
-            try:
-                _driver.within(stream._context, before.undo)
-                if before.stream is not None and not before.stream._is_same(stream):
-                    before.stream._wait_for(stream, may_join=False)
-            except Exception as failure:
-                failures.append(failure)
+        failures: list[Exception] = []
+        try:
+            while self._before:
+                try:
+                    self._before.pop().restore()
+                except Exception as failure:
+                    failures.append(failure)
+        finally:
+            if self._before:  # Ctrl-C came in between
+                self._leave(error)
         self._thread = None
         _cleanup.report(failures, error)

@@ -114,9 +114,6 @@ class DefaultStream(Stream):
         completion = functools.partial(_events.Completion, stream._pool, stream, ordered=False)
         return stream._here(completion)
 
-    def _wait_for(self, source: EdgeStream, *, may_join: bool) -> None:
-        super(DefaultStream, self._settled())._wait_for(source, may_join=may_join)
-
     def _capture_status(self) -> driver.CUstreamCaptureStatus:
         return self._here(super()._capture_status)
 
