@@ -509,6 +509,7 @@ def test_activate_torch_and_cupy(torch: ModuleType, cupy: ModuleType) -> None:
     tensor, array = torch.ones(1000, device="cuda:0"), cupy.ones(1000)
     side = torch.cuda.Stream(0)
     stream = us.get_stream(0)
+    assert (tensor + 1).sum() == float((array + 1).sum())  # no kernel is loaded beside a latch
 
     def now() -> tuple[Any, ...]:
         return (
