@@ -18,6 +18,7 @@ LAYERS = [
     "_report",
     "__init__",
     "_registry",
+    "_transfer",
     "_targets",
     "_device_wait",
     "_stream",

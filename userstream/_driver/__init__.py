@@ -16,6 +16,14 @@ from userstream._driver.contexts import (
     synchronize_context,
     within,
 )
+from userstream._driver.copies import (
+    Copy,
+    allocation_range,
+    copy,
+    copy_peer,
+    copy_shaped,
+    copy_shaped_peer,
+)
 from userstream._driver.events import (
     create_event,
     destroy_event,
@@ -57,9 +65,15 @@ from userstream._driver.streams import (
 __all__ = [
     "LEGACY",
     "PER_THREAD",
+    "Copy",
     "Memory",
     "allocate_pinned",
+    "allocation_range",
     "check_device",
+    "copy",
+    "copy_peer",
+    "copy_shaped",
+    "copy_shaped_peer",
     "core_errors",
     "create_event",
     "current_context",
