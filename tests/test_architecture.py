@@ -21,6 +21,7 @@ LAYERS = [
     "__init__",
     "_registry",
     "_ordering",
+    "_transfer",
     "_targets",
     "_device_wait",
     "_stream",

@@ -35,6 +35,8 @@ release = _registry.release
 borrow = _registry.borrow
 hold = _registry.hold
 hand_over = _registry.hand_over
+asnumpy = _registry.asnumpy
+copyto = _registry.copyto
 streams = _registry.streams
 close = _registry.close
 
@@ -50,9 +52,11 @@ __all__ = [
     "WaitValue",
     "WriteValue",
     "acquire",
+    "asnumpy",
     "borrow",
     "close",
     "completion",
+    "copyto",
     "describe",
     "device_of",
     "errors",

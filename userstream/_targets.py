@@ -42,7 +42,7 @@ def devices_of(target: Any) -> list[int]:
     device = _devices.device_id_of(target)
     if device is not None:
         return [device]
-    if _is_collection(target):
+    if is_collection(target):
         devices = list(dict.fromkeys(rule.device_id(item) for item, rule in buffers_in(target)))
         if not devices:
             raise InvalidDeviceError(
@@ -56,7 +56,8 @@ def devices_of(target: Any) -> list[int]:
     )
 
 
-def _is_collection(target: object) -> bool:
+def is_collection(target: object) -> bool:
+    """Tell whether it is a sequence or a mapping that may hold buffers."""
     return isinstance(target, (Sequence, Mapping)) and not isinstance(
         target, (str, bytes, bytearray, memoryview, range)
     )
@@ -71,7 +72,7 @@ def buffers_in(
         rule = _buffers.rule_of(item)
         if rule is not None:
             yield item, rule
-        elif _is_collection(item):
+        elif is_collection(item):
             yield from buffers_in(item, (*path, key), named=named)
         else:
             where = "".join(f"[{_shown(key)}]" for key in (*path, key))

@@ -45,8 +45,12 @@ class Rule(NamedTuple):
     # UNKNOWN. By default the current stream of the framework stands in.
     producer: Callable[[Any], int] | None = None
     framework: Framework | None = None
-    # What it is made of, each on one device.
+    # What it is made of, each on one device; and where these are in the whole, if it is an array.
     parts: Callable[[Any], Sequence[Any]] | None = None
+    places: Callable[[Any], Sequence[tuple[Any, Any]]] | None = None
+    # Makes a contiguous copy on the framework's current stream; whether its memory says too little.
+    pack: Callable[[Any], Any] | None = None
+    must_pack: Callable[[Any], bool] | None = None
     # Instead of naming the producer: orders the stream of that handle after it, and returns what
     # keeps the memory.
     export: Callable[[Any, int], object] | None = None

@@ -72,5 +72,9 @@ def _describe(array: Any) -> BufferInfo:
     )
 
 
+def _pack(array: Any) -> Any:
+    return sys.modules["cupy"].ascontiguousarray(array)
+
+
 FRAMEWORK = Framework("cupy", _is_usable, _current_stream, _activate)
-_RULE = Rule(_device_id, _describe, framework=FRAMEWORK)
+_RULE = Rule(_device_id, _describe, framework=FRAMEWORK, pack=_pack)

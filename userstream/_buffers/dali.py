@@ -115,6 +115,10 @@ def _tensor_producer(tensor: Any) -> int:
     return _handle(getattr(tensor.evaluate()._storage, "stream", None))
 
 
+def _items(batch: Any) -> list[Any]:
+    return [batch[i] for i in range(len(batch))]
+
+
 def _tensors(batch: Any) -> list[Any]:
     return list(batch.tensors)
 
@@ -141,8 +145,9 @@ FRAMEWORK = Framework("dali", _is_usable, _current_stream, _activate)
 _HOST = Rule(_host_device_id, _host_device_id)  # type: ignore[arg-type]
 _KINDS = (
     (("TensorGPU",), Rule(_device_id, _describe_tensor, _output_producer)),
-    (("TensorListGPU",), Rule(_device_id, _describe_list, _output_producer)),
-    (("TensorCPU", "TensorListCPU"), _HOST),
+    (("TensorListGPU",), Rule(_device_id, _describe_list, _output_producer, parts=_items)),
+    (("TensorCPU",), _HOST),
+    (("TensorListCPU",), _HOST._replace(parts=_items)),
     (
         ("Batch",),
         Rule(_dynamic_device_id, _describe_batch, framework=FRAMEWORK, parts=_tensors),

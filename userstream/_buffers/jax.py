@@ -87,10 +87,21 @@ def _parts(array: Any) -> list[Any]:
     return [shard.data for shard in array.addressable_shards]
 
 
+def _places(array: Any) -> list[tuple[Any, Any]]:
+    if not array.is_fully_addressable:
+        raise UnsupportedBufferError(
+            f"this {type_name(array)} has shards on devices of other processes; pass its "
+            "addressable_shards[i].data"
+        )
+    return [
+        (shard.data, shard.index) for shard in array.addressable_shards if shard.replica_id == 0
+    ]
+
+
 def _export(array: Any, handle: int) -> Any:
     """Order a stream after JAX's work; the capsule keeps the memory, also from donation."""
     return array.__dlpack__(stream=handle)
 
 
-_RULE = Rule(_device_id, _describe, parts=_parts, export=_export)
+_RULE = Rule(_device_id, _describe, parts=_parts, places=_places, export=_export)
 _TRACED = Rule(_refuse_traced, _refuse_traced)

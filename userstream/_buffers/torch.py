@@ -11,6 +11,7 @@ import numpy as np
 from userstream import _driver
 from userstream._buffers._info import BufferInfo
 from userstream._buffers._rule import Framework, Rule, host_error, locate
+from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +65,11 @@ def _record_use(tensor: Any) -> None:
 
 
 def _describe(tensor: Any) -> BufferInfo:
+    if str(tensor.layout) != "torch.strided":
+        raise UnsupportedBufferError(
+            f"this tensor has the layout {tensor.layout}: it is made of several; pass those, such "
+            "as its values()"
+        )
     address = tensor.data_ptr()
     if tensor.is_cuda:
         device = tensor.get_device()
@@ -97,5 +103,14 @@ def _dtype(dtype: Any) -> np.dtype | str:  # torch.dtype
         return name
 
 
+def _pack(tensor: Any) -> Any:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _must_pack(tensor: Any) -> bool:
+    # Its memory holds the other sign, and a flag says so.
+    return tensor.is_conj() or tensor.is_neg()  # type: ignore[no-any-return]
+
+
 FRAMEWORK = Framework("torch", _is_usable, _current_stream, _activate, _record_use)
-_RULE = Rule(_device_id, _describe, framework=FRAMEWORK)
+_RULE = Rule(_device_id, _describe, framework=FRAMEWORK, pack=_pack, must_pack=_must_pack)

@@ -38,6 +38,14 @@ from userstream._driver.contexts import (
     synchronize_context,
     within,
 )
+from userstream._driver.copies import (
+    Copy,
+    allocation_range,
+    copy,
+    copy_peer,
+    copy_shaped,
+    copy_shaped_peer,
+)
 from userstream._driver.event_waits import EXTERNAL, wait_for_event
 from userstream._driver.events import (
     create_event,
@@ -114,10 +122,12 @@ __all__ = [
     "Attribute",
     "Bits",
     "CaptureMode",
+    "Copy",
     "Memory",
     "Window",
     "allocate_pinned",
     "allocation_of_pointer",
+    "allocation_range",
     "attach_memory",
     "barrier_operation",
     "begin_capture",
@@ -127,8 +137,12 @@ __all__ = [
     "capture_status",
     "check_capture_mode",
     "check_device",
+    "copy",
     "copy_attributes",
     "copy_on_device",
+    "copy_peer",
+    "copy_shaped",
+    "copy_shaped_peer",
     "core_errors",
     "core_failure",
     "create_event",

@@ -82,7 +82,7 @@ def ordering_of(
 
 
 def _parts(buffer: Any, rule: Rule) -> Iterator[tuple[Any, Rule]]:
-    if rule.parts is None:
+    if rule.parts is None or rule.producer is not None:
         yield buffer, rule
     else:
         for part in rule.parts(buffer):

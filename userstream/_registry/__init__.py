@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from userstream import _buffers, _waiting
-from userstream._registry._orders import Orders
+from userstream import _buffers, _transfer, _waiting
+from userstream._registry._transfers import Transfers
 from userstream.errors import WaitErrors
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-class UserStream(Orders):
+class UserStream(Transfers):
     """The user streams of a process, a library or a test: one per device and name.
 
     The functions of the `userstream` module act on the registry of the process,
@@ -79,9 +79,11 @@ class UserStream(Orders):
 
         Notes
         -----
-        Streams that somebody still holds stay usable; the others are destroyed, unless their
-        handle was given away (see `Stream`). Only applications close the registry of the process:
-        others may be using it. Blocks, but never inside the driver; thread-safe.
+        The registry of the process gives the page-locked memory of `asnumpy` back as well, as far
+        as no array is on it. Streams that somebody still holds stay usable; the others are
+        destroyed, unless their handle was given away (see `Stream`). Only applications close the
+        registry of the process: others may be using it. Blocks, but never inside the driver;
+        thread-safe.
 
         Examples
         --------
@@ -106,6 +108,8 @@ class UserStream(Orders):
             self._remove(streams)
             raise
         self._remove(streams)
+        if self is _process_registry:
+            _transfer.trim()
 
     def __enter__(self) -> Self:
         self._check_open()

@@ -162,7 +162,7 @@ COPY_ASYNC(cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync, 3020, KNOWN_BOTH)
 COPY_ASYNC(cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync, 3020, KNOWN_DESTINATION)
 COPY_ASYNC(cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync, 3020, KNOWN_SOURCE)
 
-static CUresult check_peers(const Context *destination, const Context *source) {
+CUresult copy_check_peers(const Context *destination, const Context *source) {
     bool known = handle_is(KIND_CONTEXT, destination) && handle_is(KIND_CONTEXT, source);
     return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
@@ -171,7 +171,7 @@ DRIVER_FUNCTION(cuMemcpyPeer, 4000,
                 (CUdeviceptr destination, Context *to, CUdeviceptr source, Context *from,
                  size_t size),
                 (destination, to, source, from, size)) {
-    CUresult result = check_peers(to, from);
+    CUresult result = copy_check_peers(to, from);
     if (result != CUDA_SUCCESS)
         return result;
     return copy_now(destination, source, contiguous(size), KNOWN_BOTH);
@@ -181,7 +181,7 @@ DRIVER_FUNCTION(cuMemcpyPeerAsync, 4000,
                 (CUdeviceptr destination, Context *to, CUdeviceptr source, Context *from,
                  size_t size, Stream *handle),
                 (destination, to, source, from, size, handle)) {
-    CUresult result = check_peers(to, from);
+    CUresult result = copy_check_peers(to, from);
     if (result != CUDA_SUCCESS)
         return result;
     return copy_async(destination, source, contiguous(size), handle, KNOWN_BOTH);

@@ -24,4 +24,7 @@ CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known
 /* The stream on which synchronous copies and fills run. */
 CUresult copy_check_synchronous(Stream **stream);
 
+/* Both must be contexts. */
+CUresult copy_check_peers(const Context *destination, const Context *source);
+
 #endif

@@ -113,3 +113,15 @@ static CUresult copy_2d(Stream *stream, const CUDA_MEMCPY2D *copy, bool synchron
 
 COPY_SHAPED(2D, copy_2d)
 COPY_SHAPED(3D, copy_3d)
+
+/* The same structure with a context in the place of `reserved`. */
+DRIVER_FUNCTION(cuMemcpy3DPeerAsync, 4000, (const CUDA_MEMCPY3D *copy, Stream *handle),
+                (copy, handle)) {
+    Stream *stream;
+    if (!copy)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = copy_check_peers(copy->destination.reserved, copy->source.reserved);
+    if (result == CUDA_SUCCESS)
+        result = stream_find(handle, &stream);
+    return result == CUDA_SUCCESS ? copy_3d(stream, copy, false) : result;
+}

@@ -1,0 +1,349 @@
+"""Looking at buffers and changing them, in order with their producers: `asnumpy` and `copyto`."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda.bindings import driver
+
+import standins
+import userstream as us
+from helpers import (
+    CAI,
+    checked,
+    device_memory,
+    eventually,
+    fill,
+    in_thread,
+    is_blocked,
+    pinned_memory,
+    running,
+)
+from userstream import _driver, testing
+
+pytestmark = pytest.mark.usefixtures("no_garbage")
+
+
+@pytest.fixture
+def producer() -> Iterator[us.Stream]:
+    with us.Stream.create(0) as stream:
+        yield stream
+
+
+def write(address: int, array: np.ndarray, device: int = 0) -> None:
+    with _driver.entered(_driver.primary_context(device)):
+        checked(driver.cuMemcpyHtoD(address, np.ascontiguousarray(array), array.nbytes))
+
+
+def array(address: int, stream: us.Stream | None = None, **more: Any) -> CAI:
+    return CAI(address, stream=None if stream is None else int(stream._live()), **more)
+
+
+NUMBERS = np.arange(6, dtype="f4").reshape(2, 3)
+
+
+# -- asnumpy --------------------------------------------------------------------------------------
+
+
+def test_it_waits_for_the_producer_and_for_nobody_else(producer: us.Stream, memory: int) -> None:
+    fill(producer, memory, 1)
+    buffer = array(memory, producer, shape=(8,), typestr="|u1")
+    with us.Stream.create(0) as other, testing.latch(other):
+        assert us.asnumpy(buffer).tolist() == [1] * 8
+    with testing.latch(producer) as latch:
+        fill(producer, memory, 2)
+        with running(lambda: us.asnumpy(buffer)) as result:
+            assert is_blocked(result)
+            latch.release()
+            assert result().tolist() == [2] * 8
+
+
+def test_layouts_and_types(memory: int) -> None:
+    numbers = np.arange(24, dtype="i2").reshape(2, 3, 4)
+    write(memory, numbers)
+    for view in (
+        numbers,
+        numbers[::-1],
+        numbers[:, 1:, ::2],
+        numbers.transpose(2, 0, 1),
+        numbers[0, 0, 1:2].reshape(()),
+        numbers[:0],
+        np.broadcast_to(numbers[0, 0], (5, 4)),
+    ):
+        shown = view.__array_interface__
+        offset = shown["data"][0] - numbers.ctypes.data if view.size else 0
+        buffer = array(memory + offset, shape=view.shape, typestr="<i2", strides=view.strides)
+        result = us.asnumpy(buffer)
+        np.testing.assert_array_equal(result, view, strict=True)
+        out = np.zeros_like(view, subok=False) if view.ndim else np.zeros((), "i2")
+        assert us.asnumpy(buffer, out=out) is out
+        np.testing.assert_array_equal(out, view)
+    fields = [("a", "<i2"), ("b", "<i2")]
+    result = us.asnumpy(array(memory, shape=(3,), typestr="|V4", descr=fields))
+    assert result["b"].tolist() == [1, 3, 5]
+
+
+def test_composites(jax: types.ModuleType, memory: int) -> None:
+    write(memory, NUMBERS)
+    one = array(memory, shape=(2, 3))
+    results = us.asnumpy([one, (one,), {"a": one}, np.ones(2)])
+    np.testing.assert_array_equal(results[0], NUMBERS)
+    np.testing.assert_array_equal(results[1][0], NUMBERS)
+    np.testing.assert_array_equal(results[2]["a"], NUMBERS)
+    assert results[3].tolist() == [1, 1]
+    assert us.asnumpy([]) == []
+    assert list(us.asnumpy({"x": one})) == ["x"]
+    tensor = standins.DaliTensor(0, memory, 6, typestr="=f", version=2)
+    for batch in (
+        standins.DaliList([tensor, tensor]),
+        standins.DaliBatch([standins.DaliDynamic(0, memory, 6, version=2)] * 2),
+    ):
+        assert [each.tolist() for each in us.asnumpy(batch)] == [list(range(6))] * 2
+    for composite in ([one], {"a": one}, standins.DaliList([tensor])):
+        with pytest.raises(TypeError, match="made of several"):
+            us.asnumpy(composite, out=np.empty((2, 3), "f4"))
+
+
+def test_a_sharded_array_is_put_together(jax: types.ModuleType, memory: int) -> None:
+    write(memory, NUMBERS)
+    devices = [jax.Device(0), jax.Device(0)]
+    whole = jax.Array(*devices)
+    whole.is_fully_addressable, whole.shape = True, (2, 3)
+    for row, shard in enumerate(whole.addressable_shards):
+        shard.index, shard.replica_id = (slice(row, row + 1), slice(None)), 0
+        part = shard.data
+        part.is_fully_addressable, part.shape, part.nbytes = True, (1, 3), 12
+        part.addressable_shards[0].replica_id = 0
+        part.addressable_shards[0].index = (slice(None),) * 2
+        part.unsafe_buffer_pointer = lambda row=row: memory + 12 * row
+    jax.Array.__dlpack__ = lambda self, *, stream: object()
+    np.testing.assert_array_equal(us.asnumpy(whole), NUMBERS, strict=True)
+    out = np.zeros((2, 3), "f4")
+    assert us.asnumpy(whole, out=out) is out
+    np.testing.assert_array_equal(out, NUMBERS)
+    with pytest.raises(ValueError, match="out has shape"):
+        us.asnumpy(whole, out=np.zeros(6, "f4"))
+    whole.is_fully_addressable = False
+    with pytest.raises(us.UnsupportedBufferError, match="other processes"):
+        us.asnumpy(whole)
+
+
+def test_host_buffers(memory: int) -> None:
+    numbers = np.arange(3)
+    assert us.asnumpy(numbers) is numbers
+    out = np.zeros(3, numbers.dtype)
+    assert us.asnumpy(numbers, out=out) is out
+    assert out.tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="out has shape"):
+        us.asnumpy(numbers, out=np.zeros(4))
+    host = standins.DaliHostList()
+    type(host).__len__ = lambda self: 2  # type: ignore[attr-defined]
+    type(host).__getitem__ = lambda self, index: np.full(2, index)  # type: ignore[attr-defined]
+    assert [each.tolist() for each in us.asnumpy(host)] == [[0, 0], [1, 1]]
+
+
+def test_what_is_refused(memory: int) -> None:
+    buffer = array(memory, shape=(2, 3))
+    for out, error in (
+        (np.zeros((3, 2), "f4"), ValueError),
+        (np.zeros((2, 3), "f8"), TypeError),
+        (np.broadcast_to(np.float32(1), (2, 3)), ValueError),
+        ([0], TypeError),
+    ):
+        with pytest.raises(error):
+            us.asnumpy(buffer, out=out)
+    with pytest.raises(us.UnsupportedBufferError, match="__cuda_array_interface__"):
+        us.asnumpy(driver.CUdeviceptr(memory))
+    with pytest.raises(us.UnknownProducerError):
+        us.asnumpy(array(memory, shape=(1,), version=2))
+    for wrong in (3, object()):
+        with pytest.raises(us.UnsupportedBufferError):
+            us.asnumpy(wrong)
+    with pytest.raises(ValueError, match="timeout"):
+        us.asnumpy(buffer, timeout=-1)
+    us.close(timeout=10)
+    with pytest.raises(us.UnsupportedBufferError):
+        us.asnumpy(driver.CUdeviceptr(memory), producer=None)
+    assert not us.streams()
+
+
+def test_a_timeout_leaves_all_in_order(producer: us.Stream, memory: int) -> None:
+    buffer = array(memory, producer, shape=(8,), typestr="|u1")
+    alive = weakref.ref(buffer)
+    stream = us.get_stream(0)
+    fill(producer, memory, 1)
+    with testing.latch(stream) as latch:
+        with pytest.raises(us.WaitTimeout) as caught:
+            us.asnumpy(buffer, timeout=0.02)
+        assert caught.value.seconds == 0.02
+        assert not producer.is_done, "it goes on after the copy, which is still to come"
+        del buffer, caught
+        gc.collect()
+        assert alive() is not None
+        latch.release()
+    us.wait(stream, timeout=10)
+    assert us.asnumpy(array(memory, producer, shape=(2,), typestr="|u1")).tolist() == [1, 1]
+    assert eventually(lambda: alive() is None)
+
+
+def test_captures(producer: us.Stream, memory: int) -> None:
+    buffer = array(memory, shape=(2, 3))
+    write(memory, NUMBERS)
+    with us.Stream.create(0) as mine:
+        with mine.capture(), pytest.raises(us.CaptureError):
+            us.asnumpy(buffer, stream=mine)
+        with mine.capture():
+            for _ in range(3):
+                result = in_thread(lambda: us.asnumpy(buffer))
+                np.testing.assert_array_equal(result, NUMBERS)
+            in_thread(lambda: us.copyto(buffer, NUMBERS))
+
+
+def test_results_stay_as_they_are(memory: int) -> None:
+    """A result that is still there is on memory of its own."""
+    results = []
+    for number in range(5):
+        write(memory, NUMBERS + number)
+        results.append(us.asnumpy(array(memory, shape=(2, 3))))
+    for number, result in enumerate(results):
+        np.testing.assert_array_equal(result, NUMBERS + number)
+        result[:] = 0
+
+
+def test_a_framework_packs_what_is_scattered(torch: types.ModuleType, memory: int) -> None:
+    write(memory, np.arange(16, dtype="f4"))
+    packed = []
+
+    class Tensor(torch.Tensor):  # type: ignore[name-defined]
+        layout = "torch.strided"
+        lazy = True
+
+        def is_conj(self) -> bool:
+            return self.lazy
+
+        def is_neg(self) -> bool:
+            return False
+
+        def detach(self) -> Any:
+            return self
+
+        resolve_conj = resolve_neg = detach
+
+        def contiguous(self) -> Any:
+            packed.append(torch.cuda.current_stream(0).cuda_stream)
+            copy = Tensor(self.device, self.address)
+            copy.stride = lambda: (3, 1)
+            copy.lazy = False
+            return copy
+
+    result = us.asnumpy(Tensor(torch.device("cuda", 0), memory))
+    assert packed == [int(us.get_stream(0).handle)]
+    assert torch.cuda.current_stream(0).cuda_stream == 0
+    np.testing.assert_array_equal(result, np.arange(6, dtype="f4").reshape(2, 3))
+
+
+# -- copyto ---------------------------------------------------------------------------------------
+
+
+def test_copyto_in_all_directions(memory: int) -> None:
+    with device_memory(0) as other:
+        one, two = array(memory, shape=(2, 3)), array(other, shape=(2, 3))
+        numbers = NUMBERS.copy()
+        assert us.copyto(one, numbers) is us.get_stream(0)
+        numbers[:] = -1  # it may be reused
+        assert us.copyto(two, one) is us.get_stream(0)
+        out = np.zeros((2, 3), "f4")
+        us.copyto(out, two)
+        np.testing.assert_array_equal(out, NUMBERS)
+        us.copyto(one, np.full((), 7, "f4"))
+        np.testing.assert_array_equal(us.asnumpy(one), np.full((2, 3), 7, "f4"))
+        us.copyto(one, array(other, shape=(3,)))
+        np.testing.assert_array_equal(us.asnumpy(one), np.broadcast_to(NUMBERS[0], (2, 3)))
+        with us.Stream.create(0) as mine:
+            assert us.copyto(one, two, stream=mine) is mine
+
+
+@pytest.mark.multi_device
+def test_copyto_another_device(memory: int) -> None:
+    write(memory, NUMBERS)
+    with device_memory(1) as there:
+        one, two = array(memory, shape=(2, 3)), array(there, shape=(2, 3))
+        assert us.copyto(two, one) is us.get_stream(1)
+        np.testing.assert_array_equal(us.asnumpy(two), NUMBERS)
+        us.copyto(array(there, shape=(3, 2), strides=(4, 12)), one.__class__(memory, (3, 2)))
+        assert us.asnumpy(two).ravel().tolist() == NUMBERS.reshape(3, 2).T.ravel().tolist()
+
+
+def test_copyto_is_ordered_on_both_sides(producer: us.Stream, memory: int) -> None:
+    with device_memory(0) as other, us.Stream.create(0) as reader:
+        source = array(memory, producer, shape=(8,), typestr="|u1")
+        target = array(other, reader, shape=(8,), typestr="|u1")
+        with testing.latch(producer) as latch:
+            fill(producer, memory, 1)
+            stream = us.copyto(target, source)
+            fill(producer, memory, 2)
+            assert not stream.is_done
+            assert not reader.is_done, "it reads what is copied there"
+            latch.release()
+        reader.sync(timeout=10)
+        assert us.asnumpy(target).tolist() == [1] * 8
+        assert us.asnumpy(source).tolist() == [2] * 8
+
+
+def test_copyto_refuses(jax: types.ModuleType, memory: int) -> None:
+    buffer = array(memory, shape=(2, 3))
+    read_only = array(memory, shape=(2, 3), data=(memory, True))
+    frozen = np.zeros((2, 3), "f4")
+    frozen.flags.writeable = False
+    for dst, src, error in (
+        (read_only, NUMBERS, ValueError),
+        (jax.Array(jax.Device(0)), NUMBERS, ValueError),
+        (frozen, buffer, ValueError),
+        (buffer, NUMBERS.astype("f8"), TypeError),
+        (buffer, np.zeros((4, 2, 3), "f4"), ValueError),
+        (NUMBERS.copy(), NUMBERS, TypeError),
+        (buffer, driver.CUdeviceptr(memory), us.UnsupportedBufferError),
+        (buffer, 3, us.UnsupportedBufferError),
+        (buffer, [buffer], us.UnsupportedBufferError),
+        (buffer, buffer.__class__(memory + 4, (2, 3)), ValueError),
+    ):
+        with pytest.raises(error):
+            us.copyto(dst, src, producer=None)
+
+
+def test_copyto_from_pinned_memory(memory: int) -> None:
+    with pinned_memory() as address:
+        host = array(address, shape=(2, 3))
+        us.copyto(array(memory, shape=(2, 3)), NUMBERS)
+        us.copyto(np.zeros((2, 3), "f4"), array(memory, shape=(2, 3)))
+        del host
+
+
+@pytest.mark.simulated
+def test_a_copy_that_fails_leaves_the_stream_usable(producer: us.Stream, memory: int) -> None:
+    write(memory, NUMBERS)
+    buffer = array(memory, producer, shape=(2, 3))
+    for function in ("cuMemcpyAsync", "cuEventRecord", "cuStreamWaitEvent", "cuMemHostAlloc"):
+        us.close(timeout=10)
+        with testing.inject(function, 2):
+            with contextlib.suppress(us.DriverError):
+                us.asnumpy(buffer)
+        np.testing.assert_array_equal(us.asnumpy(buffer, timeout=10), NUMBERS)
+
+
+def test_the_limit_of_pinned_memory(memory: int) -> None:
+    write(memory, NUMBERS)
+    try:
+        us.UserStream.set_pinned_limit(0)
+        np.testing.assert_array_equal(us.asnumpy(array(memory, shape=(2, 3))), NUMBERS)
+        with pytest.raises(ValueError, match="limit"):
+            us.UserStream.set_pinned_limit(-1)
+    finally:
+        us.UserStream.set_pinned_limit(1 << 30)

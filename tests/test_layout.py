@@ -1,0 +1,155 @@
+"""What a copy of a strided array moves: played through on host memory, against NumPy."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided, sliding_window_view
+
+from layouts import random_target, same, views
+from userstream._driver import Copy
+from userstream._transfer import _layout
+from userstream._transfer._layout import Moves
+
+
+def perform(plan: Moves, to: int, source: int) -> int:
+    """Do with host memory what the driver calls of a plan do; return how many there are."""
+    if not plan.axes:
+        ctypes.memmove(to + plan.to_offset, source + plan.from_offset, plan.width)
+        return 1
+    count, copies = _layout.copies(plan)
+    made = 0
+    for copy in copies:
+        check(copy)
+        made += 1
+        for z in range(copy.slices):
+            for y in range(copy.rows):
+                ctypes.memmove(
+                    to + copy.to_offset + (z * copy.to_height + y) * copy.to_pitch,
+                    source + copy.from_offset + (z * copy.from_height + y) * copy.from_pitch,
+                    copy.width,
+                )
+    assert made == count
+    return count
+
+
+def check(copy: Copy) -> None:
+    """Insist on what cuMemcpy3D demands."""
+    for pitch, height in ((copy.to_pitch, copy.to_height), (copy.from_pitch, copy.from_height)):
+        assert copy.width <= pitch < 1 << 31
+        assert height >= copy.rows
+
+
+def address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_packing_is_what_numpy_sees(seed: int) -> None:
+    for view in views(seed):
+        side = _layout.packed(view.shape, view.strides, view.itemsize)
+        plan = _layout.moves(view.shape, view.itemsize, side.strides, view.strides)
+        memory = np.zeros(side.nbytes, "u1")
+        host = side.array(memory, view.shape, view.dtype)
+        perform(plan, address(host), address(view))
+        assert same(host, view)
+        assert side.nbytes <= view.nbytes
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_covering_span_is_what_numpy_sees(seed: int) -> None:
+    for view in views(seed):
+        side = _layout.spread(view.shape, view.strides, view.itemsize)
+        memory = np.zeros(side.nbytes, "u1")
+        host = side.array(memory, view.shape, view.dtype)
+        plan = Moves(side.nbytes, (), -side.offset, -side.offset)
+        perform(plan, address(host), address(view))
+        assert same(host, view)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_layout_to_any_other(seed: int) -> None:
+    for number, view in enumerate(views(seed + 100)):
+        memory, target = random_target(np.random.default_rng([seed, number]), view)
+        expected, numpys = random_target(np.random.default_rng([seed, number]), view)
+        numpys[...] = view
+        assert not _layout.may_alias(target.shape, target.strides, target.itemsize)
+        plan = _layout.moves(view.shape, view.itemsize, target.strides, view.strides)
+        perform(plan, address(target), address(view))
+        assert same(memory, expected)  # between its elements as well
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pieces_are_the_whole(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    for view in views(seed + 200, 100):
+        limit = int(random.integers(1, 200))
+        copy, times = np.zeros(view.shape, view.dtype), np.zeros(view.shape, int)
+        for index in _layout.pieces(view.shape, view.strides, view.itemsize, limit):
+            part = view[index]
+            side = _layout.packed(part.shape, part.strides, view.itemsize)
+            assert side.nbytes <= max(limit, view.itemsize)
+            copy[index] = part
+            times[index] += 1
+        assert same(copy, np.ascontiguousarray(view).reshape(view.shape))
+        assert (times == 1).all()
+
+
+def plan_of(view: np.ndarray) -> Moves:
+    side = _layout.packed(view.shape, view.strides, view.itemsize)
+    return _layout.moves(view.shape, view.itemsize, side.strides, view.strides)
+
+
+def strided(shape: tuple[int, ...], *strides: int) -> np.ndarray:
+    """Return an array of bytes that nobody may look into."""
+    return as_strided(np.zeros(1, "u1"), shape, strides)
+
+
+@pytest.mark.parametrize(
+    ("view", "axes", "calls"),
+    [
+        (np.zeros(()), 0, 1),
+        (np.zeros((3, 4, 5)), 0, 1),
+        (np.zeros((3, 4, 5)).T, 0, 1),
+        (np.zeros((3, 4, 5)).transpose(1, 0, 2)[:, ::-1, ::-1], 0, 1),
+        (np.broadcast_to(np.zeros(4), (1 << 40, 4)), 0, 1),
+        (np.zeros((3, 1, 4))[:, ::-1], 0, 1),
+        (np.zeros((6, 100))[:, :90], 1, 1),
+        (np.zeros((6, 100))[::-2], 1, 1),
+        (np.zeros((4, 6, 100))[:, :5, :90], 2, 1),
+        (np.zeros((4, 7, 100))[:, :6:2, :90], 2, 4),  # slices at halves of rows
+        (np.zeros((3, 4, 6, 100))[:, :3, :5, :90], 3, 3),
+        (strided((3, 5, 600), 3001, 700, 1), 2, 3),  # slices that are no whole number of rows
+        (strided((3, 600), 1 << 31, 1), 1, 3),  # a pitch that the driver does not take
+        (strided((9, 600), 1, 1), 1, 9),  # rows that overlap
+    ],
+    ids=lambda value: "" if isinstance(value, np.ndarray) else str(value),
+)
+def test_how_many_calls(view: np.ndarray, axes: int, calls: int) -> None:
+    plan = plan_of(view)
+    assert len(plan.axes) == axes
+    assert _layout.copies(plan)[0] == calls
+
+
+def test_short_rows_are_scattered() -> None:
+    assert not _layout.is_scattered(plan_of(np.zeros((1000, 1))))
+    assert _layout.is_scattered(plan_of(np.zeros((9, 64))[:, :63]))
+    assert not _layout.is_scattered(plan_of(np.zeros((9, 65))[:, :64]))
+
+
+@pytest.mark.parametrize(
+    ("view", "alias"),
+    [
+        (np.zeros((3, 4)), False),
+        (np.zeros((3, 4)).T[::-1, ::2], False),
+        (np.broadcast_to(np.zeros(1), (1,)), False),
+        (np.broadcast_to(np.zeros(1), (2,)), True),
+        (sliding_window_view(np.zeros(9), 3), True),
+        (sliding_window_view(np.zeros(9), 3)[::3], False),
+    ],
+    ids=str,
+)
+def test_may_alias(view: np.ndarray, alias: bool) -> None:
+    assert _layout.may_alias(view.shape, view.strides, view.itemsize) is alias

@@ -1,0 +1,319 @@
+"""The cache of page-locked memory: when memory is used again, and when it is not."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import userstream as us
+from helpers import eventually, in_thread, run_python, running
+from userstream import _driver, testing
+from userstream._transfer import _pinned, trim
+from userstream.testing import _simulated
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _cache() -> Iterator[None]:
+    """Every test starts with an empty cache and a bound of 64 MiB."""
+    before = _pinned.limit()
+    assert eventually(nothing_is_left)
+    _pinned.set_limit(64 * MIB)
+    yield
+    _pinned.set_limit(before)
+
+
+def free_all() -> None:
+    gc.collect()
+    thread = trim()
+    if thread is not None:
+        thread.join(30)
+
+
+def nothing_is_left() -> bool:
+    free_all()
+    return _pinned._total == 0  # the thread of somebody else's trim may still be at it
+
+
+def take(nbytes: int) -> _pinned.Lease | None:
+    return _pinned.take(nbytes, _driver.primary_context(0))
+
+
+def array(nbytes: int) -> np.ndarray:
+    """Take memory as results do: a view keeps it, and nothing else."""
+    lease = take(nbytes)
+    assert lease is not None
+    return np.ndarray((nbytes,), "u1", lease)
+
+
+def address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def test_memory_is_used_again() -> None:
+    first = array(5000)
+    where = address(first)
+    second = array(5000)
+    assert address(second) != where
+    del first
+    assert address(array(5000)) == where
+
+
+def test_any_view_keeps_it() -> None:
+    first = array(5000)
+    where = address(first)
+    view = first.view("<f4")[3:9].reshape(2, 3).T
+    memory = memoryview(view[0])
+    del first, view
+    assert address(array(5000)) != where
+    memory.release()
+    assert address(array(5000)) == where
+
+
+def test_in_whatever_thread_it_goes() -> None:
+    held = [array(5000)]
+    where = address(held[0])
+    in_thread(held.clear)
+    assert address(array(5000)) == where
+
+
+def test_a_garbage_collection_while_the_lock_is_held() -> None:
+    cycle: list[object] = [array(5000)]
+    where = address(cycle[0])  # type: ignore[arg-type]
+    cycle.append(cycle)
+    del cycle
+    with _pinned._accounts, _pinned._sweeping:
+        gc.collect()
+    assert address(array(5000)) == where
+
+
+def test_an_array_that_a_finalizer_saves_is_not_used_again() -> None:
+    saved = []
+
+    class Phoenix:
+        def __del__(self) -> None:
+            saved.append(self.array)
+
+    bird = Phoenix()
+    bird.array, bird.itself = array(5000), bird
+    where = address(bird.array)
+    del bird
+    gc.collect()
+    assert address(saved[0]) == where
+    assert address(array(5000)) != where
+
+
+@pytest.mark.parametrize("nbytes", [1, 4096, 4097, 65536, 65537, 10**6, 10**8, 2**30 + 1])
+def test_little_is_wasted(nbytes: int) -> None:
+    size = _pinned._rounded(nbytes)
+    assert nbytes <= size <= max(nbytes + 4095, nbytes * 9 // 8)
+    assert _pinned._rounded(size) == size
+
+
+def test_what_users_hold_counts() -> None:
+    held = [array(16 * MIB) for _ in range(4)]
+    assert take(4096) is None
+    held.pop()
+    assert take(16 * MIB) is not None
+
+
+def test_at_the_bound_a_larger_block_does() -> None:
+    held = [array(16 * MIB) for _ in range(4)]
+    where = address(held.pop())
+    assert address(array(9 * MIB)) == where
+    assert take(3 * MIB) is None  # far too large for that
+
+
+def test_at_the_bound_smaller_blocks_make_room() -> None:
+    held = [array(16 * MIB) for _ in range(3)]
+    smaller = [array(4 * MIB) for _ in range(4)]
+    smaller.clear()
+    assert take(14 * MIB) is None
+    assert eventually(lambda: _pinned._total <= 50 * MIB)
+    held.append(array(14 * MIB))
+
+
+def test_too_large_for_ever_frees_nothing() -> None:
+    where = address(array(4096))
+    assert take(65 * MIB) is None
+    assert address(array(4096)) == where
+
+
+def test_a_limit_of_nothing() -> None:
+    _pinned.set_limit(0)
+    assert take(1) is None
+    with pytest.raises(ValueError, match="at least 0"):
+        _pinned.set_limit(-1)
+
+
+def test_a_lower_limit_frees() -> None:
+    array(MIB)
+    _pinned.set_limit(4096)
+    assert eventually(lambda: _pinned._total == 0)
+
+
+def test_trim_frees_what_nobody_holds() -> None:
+    held = array(MIB)
+    array(2 * MIB)
+    free_all()
+    assert _pinned._total == MIB
+    held[:] = 1
+    del held
+    free_all()
+    assert _pinned._total == 0
+    assert trim() is None
+
+
+def test_nobody_waits_for_trim() -> None:
+    stream = us.get_stream(0)
+    array(MIB)
+    with testing.latch(stream) as latch:
+        stream.record()
+        thread = trim()  # freeing waits for the device
+        assert thread is not None
+        array(2 * MIB)
+        latch.release()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_memory_in_use_stays_out_until_the_gpu_got_there() -> None:
+    stream = us.get_stream(0)
+    lease = take(5000)
+    assert lease is not None
+    where = address(np.ndarray(1, "u1", lease))
+    with testing.latch(stream) as latch:
+        _pinned.hold(lease)
+        _pinned.let_go_after(stream._completion(), lease)
+        del lease
+        assert address(array(5000)) != where
+        latch.release()
+        assert eventually(lambda: (_pinned.sweep(), not _pinned._late)[1])
+    assert where in _pinned._free[8192]
+
+
+def test_many_threads() -> None:
+    """No two arrays are on the same memory."""
+    failures = []
+
+    def work(number: int) -> None:
+        random = np.random.default_rng(number)
+        held: list[np.ndarray] = []
+        for _ in range(300):
+            lease = take(int(random.integers(1, 100_000)))
+            if lease is None:
+                held.clear()
+                continue
+            mine = np.ndarray(100, "u1", lease)
+            mine[:] = number
+            held.append(mine)
+            failures.extend(each for each in held if not (each == number).all())
+            del held[: int(random.integers(0, 3))]
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+
+
+@pytest.mark.simulated
+def test_a_failed_allocation_does_not_count() -> None:
+    with testing.inject("cuMemHostAlloc", 2), pytest.raises(us.DriverError) as error:
+        take(MIB)
+    assert error.value.function == "cuMemHostAlloc"
+    assert _pinned._total == 0
+
+
+@pytest.mark.simulated
+def test_what_could_not_be_freed_is_used_again() -> None:
+    where = address(array(MIB))
+    with testing.inject("cuMemFreeHost", 1):
+        free_all()
+    assert _pinned._total == MIB
+    assert address(array(MIB)) == where
+
+
+@pytest.mark.simulated
+def test_trim_really_frees() -> None:
+    before = _simulated.stats().allocations
+    array(MIB)
+    assert _simulated.stats().allocations == before + 1
+    free_all()
+    assert _simulated.stats().allocations == before
+
+
+def test_the_environment_sets_the_limit() -> None:
+    code = "from userstream._transfer import limit; print(limit())"
+    assert run_python(code, USERSTREAM_PINNED_LIMIT="12345").stdout == "12345\n"
+    assert "must be a number of bytes" in run_python(code, USERSTREAM_PINNED_LIMIT="-1").stderr
+
+
+def test_the_limit_by_default() -> None:
+    done = run_python("from userstream._transfer import limit; print(limit())")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert int(done.stdout) == min(4 << 30, memory // 8)
+
+
+def test_exit_and_fork_free_nothing() -> None:
+    done = run_python(
+        """
+        import os, sys
+        import numpy as np
+        import userstream as us
+        from userstream import _driver, testing
+        from userstream._transfer import _pinned, trim
+
+        stream = us.get_stream(0)
+        def array():
+            return np.ndarray(5000, "u1", _pinned.take(5000, _driver.primary_context(0)))
+        held = [array(), array()]
+        held.pop()
+        child = os.fork()
+        if child == 0:
+            held.clear()
+            assert trim() is None
+            with _pinned._accounts, _pinned._sweeping:
+                os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        held.append(array())
+        latch = testing.latch(stream)
+        latch.__enter__()  # never released: exit does not wait
+        print("end")
+        """
+    )
+    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+
+
+def test_interrupting_a_wait_keeps_the_memory() -> None:
+    from helpers import device_memory
+    from userstream._transfer import to_host
+
+    stream = us.get_stream(0)
+    with device_memory(0, 5000) as source:
+        info = us.BufferInfo(
+            device_id=0, source="test", ordering="none", address=source, nbytes=5000
+        )
+        where = address(to_host(info, stream))
+        with testing.latch(stream) as latch:
+            main = threading.main_thread().ident
+
+            def interrupt() -> None:
+                assert eventually(lambda: bool(_pinned._in_use))
+                threading.Event().wait(0.02)
+                signal.pthread_kill(main, signal.SIGINT)
+
+            with running(interrupt), pytest.raises(KeyboardInterrupt):
+                to_host(info, stream)
+            assert address(array(5000)) != where
+            latch.release()
+            assert eventually(lambda: (_pinned.sweep(), not _pinned._late)[1])
+        assert address(array(5000)) == where

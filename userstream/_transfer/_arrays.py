@@ -1,0 +1,128 @@
+"""The operands of a copy: arrays on a device and on the host, and what is refused of them."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from userstream import _driver
+from userstream._buffers import cai
+from userstream._buffers._info import contiguous_strides
+from userstream._transfer import _layout
+from userstream._transfer._dtypes import numpy_dtype
+from userstream.errors import UnsupportedBufferError
+
+if TYPE_CHECKING:
+    from userstream._buffers import BufferInfo
+    from userstream._transfer._layout import Shape
+
+
+class DeviceArray(NamedTuple):
+    """A buffer, as far as a copy is concerned."""
+
+    address: int  # of the first element
+    shape: Shape
+    strides: Shape
+    dtype: np.dtype
+    device: int
+
+    def part(self, index: tuple[slice, ...]) -> DeviceArray:
+        """Return the part that an index with a slice for each axis cuts out."""
+        address, shape = self.address, []
+        for cut, count, stride in zip(index, self.shape, self.strides, strict=True):
+            start, stop, _ = cut.indices(count)
+            address += start * stride
+            shape.append(stop - start)
+        return self._replace(address=address, shape=tuple(shape))
+
+
+def device_array(info: BufferInfo) -> DeviceArray:
+    """Return the array that a buffer is; one without a shape is its bytes."""
+    shape, strides, address, device = info.shape, info.strides, info.address, info.device_id
+    if address is None or device is None or (shape is None and info.nbytes is None):
+        raise UnsupportedBufferError(_SHAPELESS.format(info.source))
+    if shape is None:
+        return DeviceArray(address, (info.nbytes or 0,), (1,), _BYTE, device)
+    dtype = numpy_dtype(info.dtype, info.source)
+    if strides is None:
+        strides = contiguous_strides(shape, dtype.itemsize)
+    return DeviceArray(address, shape, strides, dtype, device)
+
+
+_BYTE = np.dtype(np.uint8)
+_SHAPELESS = """\
+this {} is no single array with an address and a shape; pass its parts one by one; of a pointer:
+    class Array:
+        __cuda_array_interface__ = {{
+            "version": 3, "shape": (2, 3), "typestr": "<f4", "stream": 1,
+            "data": (address, False),
+        }}"""
+
+
+def check_same(to: Any, source: Any) -> None:
+    """Refuse to convert: the types of two arrays must be the same."""
+    if to.dtype != source.dtype:
+        raise TypeError(
+            f"a copy does not convert: the target has dtype {to.dtype}, the source {source.dtype}"
+        )
+
+
+def check_out(out: object, source: DeviceArray) -> None:
+    """Refuse an array that cannot take the result."""
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be a numpy.ndarray, not {type(out).__name__}")
+    if out.shape != source.shape:
+        raise ValueError(f"out has shape {out.shape}, and the buffer {source.shape}")
+    check_same(out, source)
+    if not out.flags.writeable:
+        raise ValueError("out is read-only")
+
+
+def check_target(to: DeviceArray) -> None:
+    """Refuse a target whose elements overlap, as it makes no sense."""
+    if _layout.may_alias(to.shape, to.strides, to.dtype.itemsize):
+        raise ValueError(
+            f"the elements of the target may share memory (shape {to.shape}, strides {to.strides})"
+        )
+
+
+def refuse_read_only(buffer: Any, info: BufferInfo) -> None:
+    """Refuse a target that its framework declares read-only."""
+    read_only = info.source == "jax.Array" or getattr(buffer, "readonly", False) is True
+    # A tensor of PyTorch is always writable, and this attribute of it may raise.
+    if not read_only and info.source != "torch.Tensor":
+        interface = getattr(buffer, cai.ATTRIBUTE, None)
+        read_only = interface is not None and bool(interface["data"][1])
+    if read_only:
+        raise ValueError(f"the target is read-only: it is a {info.source} that says so")
+
+
+def broadcast_strides(source: DeviceArray, shape: Shape) -> Shape:
+    """Return the strides of an array seen in another shape, by NumPy's rules."""
+    missing = len(shape) - len(source.shape)
+    fits = missing >= 0 and all(
+        count in (1, wanted) for count, wanted in zip(source.shape, shape[missing:], strict=False)
+    )
+    if not fits:
+        raise ValueError(f"could not broadcast from shape {source.shape} into shape {shape}")
+    return (0,) * missing + tuple(
+        0 if count == 1 else stride
+        for count, stride in zip(source.shape, source.strides, strict=True)
+    )
+
+
+def is_pinned(array: np.ndarray) -> bool:
+    """Tell whether a host array is page-locked, so that a copy of it does not block."""
+    span = _layout.spread(array.shape, array.strides, array.itemsize)
+    lowest = array.ctypes.data - span.offset
+    ends = (lowest, lowest + span.nbytes - 1)
+    return all(map(_driver.is_host_pointer, ends)) and not _driver.is_managed_pointer(lowest)
+
+
+def host_view(array: DeviceArray) -> np.ndarray:
+    """Return an array of pinned memory as the host sees it; keeps nothing alive."""
+    span = _layout.spread(array.shape, array.strides, array.dtype.itemsize)
+    memory = (ctypes.c_char * span.nbytes).from_address(array.address - span.offset)
+    return span.array(memory, array.shape, array.dtype)

@@ -1,0 +1,137 @@
+"""Copies of what is too large for the cache: through two page-locked chunks per device.
+
+While the GPU fills or reads one of them, the host reads or fills the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from userstream import _process
+from userstream._transfer import _layout, _pinned
+from userstream._transfer._ways import way
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from userstream._transfer._arrays import DeviceArray
+    from userstream._transfer._lane import Lane
+    from userstream._transfer._pinned import Lease
+    from userstream._waiting import Pending
+
+SIZE = 4 << 20
+
+_turns: dict[int, threading.RLock] = {}
+_spare: dict[int, tuple[Lease, Lease]] = {}  # by device; they are there past the limit too
+
+
+def to_host(lane: Lane, source: DeviceArray, out: np.ndarray) -> None:
+    """Copy a device array to a host array of its shape; on an error parts of it are written."""
+    scattered = way(source, lane.context).scattered
+    # What a scattered part comes with, from between its elements, has to fit as well.
+    parts = _parts(source, SIZE // _layout.MOST_SPREAD if scattered else SIZE)
+    with _chunks(lane, source.device) as chunks:
+        earlier = None
+        for index, chunk in zip(parts, itertools.cycle(chunks), strict=False):
+            queued = _fetch(lane, source.part(index), out[index], chunk)
+            if earlier is not None:
+                earlier.unload(lane)
+            earlier = queued
+        if earlier is not None:
+            earlier.unload(lane)
+
+
+class _Fetched(NamedTuple):
+    """A part that is on its way to a chunk."""
+
+    there: Pending
+    staged: np.ndarray
+    out: np.ndarray
+
+    def unload(self, lane: Lane) -> None:
+        lane.wait(self.there)
+        np.copyto(self.out, self.staged)
+
+
+def _fetch(lane: Lane, part: DeviceArray, out: np.ndarray, chunk: Lease) -> _Fetched:
+    chosen = way(part, lane.context, most=SIZE)
+    to = ctypes.addressof(chunk) + chosen.side.offset
+    there = lane.copy(to, part.address, chosen.moves)
+    return _Fetched(there, chosen.array(chunk, part.shape, part.dtype), out)
+
+
+def from_host(lane: Lane, to: DeviceArray, source: np.ndarray) -> None:
+    """Copy a host array to a device array of its shape, and wait for it."""
+    with _chunks(lane, to.device) as chunks:
+        queued: list[Pending] = []
+        for index, chunk in zip(_parts(to, SIZE), itertools.cycle(chunks), strict=False):
+            if len(queued) == len(chunks):
+                lane.wait(queued.pop(0))
+            queued.append(send(lane, to.part(index), source[index], chunk))
+        for each in queued:
+            lane.wait(each)
+
+
+def send(lane: Lane, to: DeviceArray, source: np.ndarray, memory: Lease) -> Pending:
+    """Copy a host array to page-locked memory now, and queue the copy from there."""
+    side = _layout.packed(to.shape, to.strides, to.dtype.itemsize)
+    np.copyto(side.array(memory, to.shape, to.dtype), source)
+    plan = _layout.moves(to.shape, to.dtype.itemsize, to.strides, side.strides)
+    return lane.copy(to.address, ctypes.addressof(memory) + side.offset, plan)
+
+
+def _parts(array: DeviceArray, limit: int) -> Iterator[tuple[slice, ...]]:
+    return _layout.pieces(array.shape, array.strides, array.dtype.itemsize, limit)
+
+
+@contextmanager
+def _chunks(lane: Lane, device: int) -> Iterator[tuple[Lease, Lease]]:
+    """Lend the two chunks of a device, to one thread at a time."""
+    left = lane.left()
+    turn = _turns.get(device) or _turns.setdefault(device, threading.RLock())
+    try:
+        if not turn.acquire(timeout=-1 if left is None else min(left, threading.TIMEOUT_MAX)):
+            raise lane.too_late()
+        chunks = _spare.pop(device, None) or _new(lane)
+        for each in chunks:
+            _pinned.hold(each)
+        try:
+            yield chunks
+        except BaseException:
+            lane.let_go_later(*chunks)
+            raise
+        for each in chunks:
+            _pinned.let_go(each)
+        _spare[device] = chunks
+    finally:
+        # It refuses if this thread does not have it: right also if a Ctrl-C came in between.
+        with contextlib.suppress(RuntimeError):
+            turn.release()
+
+
+def _new(lane: Lane) -> tuple[Lease, Lease]:
+    return (
+        _pinned.take_always(SIZE, lane.context),
+        _pinned.take_always(SIZE, lane.context),
+    )
+
+
+def trim() -> threading.Thread | None:
+    """Free the page-locked memory that nobody uses; return the thread that does it, if any."""
+    _spare.clear()
+    return _pinned.trim()
+
+
+def _forget() -> None:
+    _turns.clear()
+    _spare.clear()
+
+
+_process.after_fork(_forget)

@@ -1,0 +1,67 @@
+"""Copies between device buffers, of one device or of two."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from userstream import _driver
+from userstream._transfer import _layout
+from userstream._transfer._arrays import (
+    broadcast_strides,
+    check_same,
+    check_target,
+    device_array,
+    host_view,
+)
+from userstream._transfer._host import from_host, into_host
+from userstream._transfer._lane import Lane
+
+if TYPE_CHECKING:
+    from userstream._buffers import BufferInfo
+    from userstream._stream import Stream
+    from userstream._transfer._arrays import DeviceArray
+    from userstream._transfer._lane import Peers
+
+
+def between(
+    to_info: BufferInfo, from_info: BufferInfo, stream: Stream, timeout: float | None = None
+) -> None:
+    """Copy a buffer to another behind the work on `stream`; waits for nothing.
+
+    Pinned memory is the host's, though: see `from_host` and `into_host`.
+    """
+    if from_info.memory == "pinned":
+        from_host(host_view(device_array(from_info)), to_info, stream, timeout)
+        return
+    if to_info.memory == "pinned":
+        into_host(host_view(device_array(to_info)), from_info, stream, timeout)
+        return
+    to, source = device_array(to_info), device_array(from_info)
+    check_same(to, source)
+    check_target(to)
+    source = source._replace(shape=to.shape, strides=broadcast_strides(source, to.shape))
+    lane = Lane(stream, to.device, timeout)
+    if 0 in to.shape or source == to:
+        return
+    _refuse_overlap(to, source)
+    plan = _layout.moves(to.shape, to.dtype.itemsize, to.strides, source.strides)
+    lane.copy(to.address, source.address, plan, _peers(to, source))
+
+
+def _peers(to: DeviceArray, source: DeviceArray) -> Peers | None:
+    if to.device == source.device:
+        return None
+    return _driver.primary_context(to.device), _driver.primary_context(source.device)
+
+
+def _refuse_overlap(to: DeviceArray, source: DeviceArray) -> None:
+    """Refuse what the driver leaves undefined. Two interleaved arrays are refused as well."""
+    (to_begin, to_end), (begin, end) = (_extent(array) for array in (to, source))
+    if begin < to_end and to_begin < end:
+        raise ValueError("the target and the source overlap in memory; copy through another buffer")
+
+
+def _extent(array: DeviceArray) -> tuple[int, int]:
+    span = _layout.spread(array.shape, array.strides, array.dtype.itemsize)
+    lowest = array.address - span.offset
+    return lowest, lowest + span.nbytes

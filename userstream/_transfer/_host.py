@@ -1,0 +1,165 @@
+"""Copies between a device and the host."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from userstream._transfer import _chunks, _layout, _pinned, _ways
+from userstream._transfer._arrays import (
+    DeviceArray,
+    broadcast_strides,
+    check_out,
+    check_same,
+    check_target,
+    device_array,
+    host_view,
+    is_pinned,
+)
+from userstream._transfer._lane import Lane
+
+if TYPE_CHECKING:
+    from userstream._buffers import BufferInfo
+    from userstream._stream import Stream
+
+_BYTE = np.dtype(np.uint8)
+_STAGED = 16 << 20  # bytes of a host array that are copied aside, so that nothing is waited for
+_FEW = 64  # driver calls for one array
+
+
+def is_scattered(info: BufferInfo) -> bool:
+    """Tell whether the framework of a buffer should make it contiguous before `to_host`."""
+    array = device_array(info)
+    return 0 not in array.shape and _ways.is_scattered(array)
+
+
+def to_host(
+    info: BufferInfo, stream: Stream, out: np.ndarray | None = None, timeout: float | None = None
+) -> np.ndarray:
+    """Copy a buffer to the host behind the work on `stream`, and wait for that copy.
+
+    The result has the order in memory that the buffer has. It is read-only where elements share
+    memory, as in NumPy's broadcast views. On an error, what `out` holds is undefined; and after a
+    timeout or a Ctrl-C the GPU may still write a page-locked `out`.
+    """
+    source = device_array(info)
+    if out is not None:
+        check_out(out, source)
+    lane = Lane(stream, source.device, timeout)
+    if out is not None:
+        _into(out, source, info, lane)
+        return out
+    if 0 in source.shape:
+        return np.empty(source.shape, source.dtype)
+    if info.memory == "pinned":
+        lane.wait(lane.mark())
+        return host_view(source).copy(order="K")
+    chosen = _ways.way(source, lane.context)
+    memory = _pinned.take(chosen.side.nbytes, lane.context)
+    if memory is None:
+        return _pageable(source, lane)
+    to = ctypes.addressof(memory) + chosen.side.offset
+    lane.copy_and_wait(to, source.address, chosen.moves, memory)
+    return chosen.array(memory, source.shape, source.dtype)
+
+
+def into_host(
+    out: np.ndarray, info: BufferInfo, stream: Stream, timeout: float | None = None
+) -> None:
+    """Copy a buffer to a host array as `to_host`, but broadcast it to the shape of the array."""
+    source = device_array(info)
+    source = source._replace(shape=out.shape, strides=broadcast_strides(source, out.shape))
+    check_out(out, source)
+    _into(out, source, info, Lane(stream, source.device, timeout))
+
+
+def _into(out: np.ndarray, source: DeviceArray, info: BufferInfo, lane: Lane) -> None:
+    if 0 in source.shape:
+        return
+    if info.memory == "pinned":
+        lane.wait(lane.mark())
+        np.copyto(out, host_view(source))
+        return
+    if is_pinned(out) and not _layout.may_alias(out.shape, out.strides, out.itemsize):
+        plan = _layout.moves(source.shape, out.itemsize, out.strides, source.strides)
+        if _is_direct(plan):
+            lane.copy_and_wait(out.ctypes.data, source.address, plan, out)
+            return
+    if out.nbytes > 2 * _chunks.SIZE:
+        _chunks.to_host(lane, source, out)
+        return
+    chosen = _ways.way(source, lane.context)
+    memory = _pinned.take(chosen.side.nbytes, lane.context)
+    if memory is None:
+        _chunks.to_host(lane, source, out)
+        return
+    to = ctypes.addressof(memory) + chosen.side.offset
+    lane.copy_and_wait(to, source.address, chosen.moves, memory)
+    np.copyto(out, chosen.array(memory, source.shape, source.dtype))
+
+
+def _is_direct(plan: _layout.Moves) -> bool:
+    """Tell whether a copy needs no staging to be fast."""
+    return not _layout.is_scattered(plan) and _layout.copies(plan)[0] <= _FEW
+
+
+def _pageable(source: DeviceArray, lane: Lane) -> np.ndarray:
+    """Copy to memory that is not page-locked, because the cache has none left."""
+    chosen = _ways.way(source, lane.context)
+    memory = np.empty(chosen.side.nbytes, _BYTE)
+    if not chosen.moves.axes:  # one run of bytes, whatever its shape
+        start = source.address + chosen.moves.from_offset
+        _chunks.to_host(lane, DeviceArray(start, memory.shape, (1,), _BYTE, source.device), memory)
+        return chosen.array(memory, source.shape, source.dtype)
+    # One element stands for all of a broadcast axis, on both sides.
+    shape = tuple(
+        count if stride else 1 for count, stride in zip(source.shape, source.strides, strict=True)
+    )
+    target = chosen.side.array(memory, shape, source.dtype)
+    _chunks.to_host(lane, source._replace(shape=shape), target)
+    return chosen.array(memory, source.shape, source.dtype)
+
+
+def from_host(
+    source: np.ndarray, info: BufferInfo, stream: Stream, timeout: float | None = None
+) -> None:
+    """Copy a host array to a buffer behind the work on `stream`; it may be reused on return.
+
+    Up to 16 MiB are copied aside, and nothing is waited for. A larger array is waited for; after a
+    timeout or a Ctrl-C what the buffer holds is undefined, and the GPU may still read the array if
+    it is page-locked.
+    """
+    to = device_array(info)
+    check_same(to, source)
+    check_target(to)
+    source = np.broadcast_to(source, to.shape)
+    lane = Lane(stream, to.device, timeout)
+    if 0 in to.shape:
+        return
+    if info.memory == "pinned":
+        lane.wait(lane.mark())
+        np.copyto(host_view(to), source)
+        return
+    if source.nbytes <= _STAGED:
+        memory = _pinned.take(source.nbytes, lane.context)
+        if memory is not None:
+            _send(lane, to, source, memory)
+            return
+    elif is_pinned(source):
+        plan = _layout.moves(to.shape, to.dtype.itemsize, to.strides, source.strides)
+        if _is_direct(plan):
+            lane.copy_and_wait(to.address, source.ctypes.data, plan, source)
+            return
+    _chunks.from_host(lane, to, source)
+
+
+def _send(lane: Lane, to: DeviceArray, source: np.ndarray, memory: _pinned.Lease) -> None:
+    _pinned.hold(memory)
+    try:
+        sent = _chunks.send(lane, to, source, memory)
+    except BaseException:
+        lane.let_go_later(memory)
+        raise
+    _pinned.let_go_after(sent, memory)

@@ -1,0 +1,136 @@
+"""`Lane`: a stream to copy on, and until when."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from userstream import _driver, _waiting
+from userstream._transfer import _layout, _pinned
+from userstream.errors import UnsupportedBufferError, UserStreamError, WaitTimeout
+
+if TYPE_CHECKING:
+    from cuda.bindings import driver
+
+    from userstream._stream import Stream
+    from userstream._transfer._layout import Moves
+    from userstream._waiting import Pending
+
+    Peers = tuple[driver.CUcontext, driver.CUcontext]  # of the target and of the source
+
+
+class Lane:
+    """A stream to copy on, in its context, and the deadline of what is done there.
+
+    Raises `CaptureError` where the stream is being captured: a copy in a graph is not for now.
+    """
+
+    __slots__ = ("_handle", "_stream", "_timeout", "_until", "context")
+
+    def __init__(self, stream: Stream, device: int, timeout: float | None) -> None:
+        self._handle = stream._live()
+        self._stream = stream
+        # A default stream is that of the buffer's device, whichever is current.
+        self.context = stream._context or _driver.primary_context(device)
+        self._timeout = timeout
+        if timeout is not None:
+            _waiting.check_arguments(timeout, "auto")
+            self._until = time.monotonic() + timeout
+        _driver.within(self.context, _driver.refuse_capturing, self._handle, stream)
+
+    def wait(self, completion: Pending) -> None:
+        """Wait for a point on this lane."""
+        left = self.left()
+        try:
+            _waiting.wait_for(
+                (_Point(self._stream, completion),), timeout=left, policy="auto", grouped=False
+            )
+        except WaitTimeout:
+            raise self.too_late() from None
+
+    def left(self) -> float | None:
+        """Return the seconds that are left."""
+        if self._timeout is None:
+            return None
+        return max(0.0, self._until - time.monotonic())
+
+    def too_late(self) -> Exception:
+        """Return the error for a deadline that has passed."""
+        late: Any = _Point(self._stream)  # only its target is looked at
+        return _waiting.outcome([late], (), self._timeout, grouped=False)
+
+    def copy_and_wait(self, to: int, source: int, plan: Moves, memory: object) -> None:
+        """Copy, and keep the memory alive until the GPU has finished, whatever comes in between."""
+        _pinned.hold(memory)
+        try:
+            self.wait(self.copy(to, source, plan))
+        except BaseException:
+            self.let_go_later(memory)
+            raise
+        _pinned.let_go(memory)
+
+    def let_go_later(self, *memory: object) -> None:
+        """Keep memory that is held until all that is queued here now is over."""
+        # If not even that can be found out, it is kept for ever.
+        with contextlib.suppress(UserStreamError):
+            _driver.within(self.context, _driver.refuse_capturing, self._handle, self._stream)
+            _pinned.let_go_after(self.mark(), *memory)
+
+    def copy(self, to: int, source: int, plan: Moves, peers: Peers | None = None) -> Pending:
+        """Queue a copy between two first elements; return the point where it is over."""
+        return _driver.within(self.context, self._copy, to, source, plan, peers)
+
+    def _copy(self, to: int, source: int, plan: Moves, peers: Peers | None) -> Pending:
+        handle, stream = self._handle, self._stream
+        if not plan.axes:
+            to, source = to + plan.to_offset, source + plan.from_offset
+            if peers is None:
+                _driver.copy(to, source, plan.width, handle, stream)
+            else:
+                _driver.copy_peer(
+                    to, source, plan.width, contexts=peers, handle=handle, stream=stream
+                )
+        else:
+            count, calls = _layout.copies(plan)
+            if count > _layout.MOST_COPIES:
+                raise UnsupportedBufferError(
+                    f"an array that is laid out like this takes {count} copies, more than "
+                    f"{_layout.MOST_COPIES}; make it contiguous first, in its framework"
+                )
+            for what in calls:
+                if peers is None:
+                    _driver.copy_shaped(to, source, what, handle, stream)
+                else:
+                    _driver.copy_shaped_peer(
+                        to, source, what, contexts=peers, handle=handle, stream=stream
+                    )
+        return self._mark()
+
+    def mark(self) -> Pending:
+        """Return the point up to which there is something queued now."""
+        return _driver.within(self.context, self._mark)
+
+    def _mark(self) -> Pending:
+        return self._stream._completion()
+
+
+class _Point:
+    """A point on a stream, as something to wait for."""
+
+    __slots__ = ("_there", "ordered", "target")
+
+    def __init__(self, target: Stream, there: Pending | None = None) -> None:
+        self.target = target
+        self.ordered = True
+        self._there = there
+
+    def _is_idle(self) -> bool:
+        return False  # a stream that others feed says nothing of this point
+
+    def _completion(self) -> Pending:
+        assert self._there is not None
+        return self._there
+
+    def _device(self) -> int:
+        return self.target._device()
