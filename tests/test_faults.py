@@ -7,13 +7,15 @@ import functools
 import gc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from cuda.bindings import driver
 
 import userstream as us
 from helpers import CAI, checked, current_context, device_memory, on, run_python
-from userstream import _driver, testing
+from userstream import _driver, _transfer, testing
 from userstream._driver import contexts
 from userstream.testing import _simulated
 
@@ -86,8 +88,47 @@ def test_every_function_is_covered() -> None:
     assert set(functions()) - reached <= FIRST | ELSEWHERE
 
 
+def array(address: int, shape: tuple[int, ...], strides: tuple[int, ...], device: int = 0) -> Any:
+    return us.BufferInfo(
+        source="test",
+        ordering="none",
+        device_id=device,
+        address=address,
+        shape=shape,
+        strides=strides,
+        dtype=np.dtype("u1"),
+        memory="device",
+    )
+
+
+def copies(address: int, elsewhere: int) -> None:
+    """Copy in every way, with the cache and past its bound."""
+    stream = us.get_stream(0)
+    ones = np.ones(64, "u1")
+    whole, tail = array(address, (64,), (1,)), array(address + 128, (64,), (1,))
+    rows, other = array(address, (4, 16), (32, 1)), array(elsewhere, (4, 16), (32, 1), 1)
+    for limit in (1 << 20, 0):
+        _transfer.set_limit(limit)
+        _transfer.from_host(ones, whole, stream)
+        _transfer.from_host(ones.reshape(4, 16), rows, stream)
+        _transfer.between(tail, whole, stream)
+        _transfer.between(other, rows, stream)
+        _transfer.between(array(elsewhere, (64,), (1,), 1), whole, stream)
+        assert _transfer.to_host(tail, stream, timeout=10).all()
+        assert _transfer.to_host(rows, stream).all()
+        assert _transfer.to_host(whole, stream, np.zeros(64, "u1")).all()
+    thread = _transfer.trim()
+    if thread is not None:
+        thread.join(10)
+
+
 def scenario(address: int) -> None:
     """Come by every driver call."""
+    with device_memory(1) as elsewhere:
+        try:
+            copies(address, elsewhere)
+        finally:
+            us.close(timeout=10)
     stream = us.get_stream(0)
     us.get_stream(CAI(address))
     us.describe(CAI(address))

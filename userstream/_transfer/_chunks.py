@@ -10,7 +10,7 @@ import ctypes
 import itertools
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -40,7 +40,7 @@ def to_host(lane: Lane, source: DeviceArray, out: np.ndarray) -> None:
     with _chunks(lane, source.device) as chunks:
         earlier = None
         for index, chunk in zip(parts, itertools.cycle(chunks), strict=False):
-            queued = _fetch(lane, source.part(index), out[index], chunk)
+            queued = _fetch(lane, source.part(index), _part(out, index), chunk)
             if earlier is not None:
                 earlier.unload(lane)
             earlier = queued
@@ -74,7 +74,7 @@ def from_host(lane: Lane, to: DeviceArray, source: np.ndarray) -> None:
         for index, chunk in zip(_parts(to, SIZE), itertools.cycle(chunks), strict=False):
             if len(queued) == len(chunks):
                 lane.wait(queued.pop(0))
-            queued.append(send(lane, to.part(index), source[index], chunk))
+            queued.append(send(lane, to.part(index), _part(source, index), chunk))
         for each in queued:
             lane.wait(each)
 
@@ -89,6 +89,12 @@ def send(lane: Lane, to: DeviceArray, source: np.ndarray, memory: Lease) -> Pend
 
 def _parts(array: DeviceArray, limit: int) -> Iterator[tuple[slice, ...]]:
     return _layout.pieces(array.shape, array.strides, array.dtype.itemsize, limit)
+
+
+def _part(array: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
+    whole: tuple[Any, ...] = (*index, ...)  # an array also where there are no axes
+    part: np.ndarray = array[whole]
+    return part
 
 
 @contextmanager

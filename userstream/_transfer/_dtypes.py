@@ -10,8 +10,8 @@ import numpy as np
 
 from userstream.errors import UnsupportedBufferError
 
-_OF_ML_DTYPES = re.compile(r"bfloat16|float8_\w+")
-_BELOW_A_BYTE = re.compile(r"u?int[124]|float[46]_\w+")  # several elements to a byte on the device
+# Several elements to a byte on the device, and one in NumPy.
+_BELOW_A_BYTE = re.compile(r"u?int[124]|float[46]_\w+")
 
 
 def numpy_dtype(dtype: np.dtype | str | None, source: str) -> np.dtype:
@@ -21,30 +21,31 @@ def numpy_dtype(dtype: np.dtype | str | None, source: str) -> np.dtype:
     if isinstance(dtype, np.dtype):
         if dtype.hasobject:
             raise UnsupportedBufferError(f"this {source} holds Python objects ({dtype})")
-        if dtype.isbuiltin == 2 and _BELOW_A_BYTE.fullmatch(dtype.name):  # of ml_dtypes
-            raise _no_dtype(dtype.name, source)
+        if dtype.isbuiltin == 2:  # of ml_dtypes
+            _refuse_parts_of_bytes(dtype.name, source)
         return dtype
     return _named(dtype, source)
 
 
 @functools.cache
 def _named(name: str, source: str) -> np.dtype:
-    if not _OF_ML_DTYPES.fullmatch(name):
-        try:
-            return np.dtype(name)
-        except TypeError:
-            raise _no_dtype(name, source) from None
+    _refuse_parts_of_bytes(name, source)
+    try:
+        return np.dtype(name)
+    except TypeError:
+        pass
     try:
         extended: np.dtype = np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
     except (ImportError, AttributeError) as error:
         raise UnsupportedBufferError(
-            f"the elements of this {source} are {name}, which NumPy has not: install a package "
-            f"ml_dtypes that has it (pip install -U ml_dtypes), or convert them first ({error})"
+            f"the elements of this {source} are {name}, which NumPy does not have: install or "
+            f"upgrade the package ml_dtypes (it says: {error}), or convert them first"
         ) from error
     return extended
 
 
-def _no_dtype(name: str, source: str) -> UnsupportedBufferError:
-    return UnsupportedBufferError(
-        f"the elements of this {source} are {name}, which no NumPy type is like; convert them first"
-    )
+def _refuse_parts_of_bytes(name: str, source: str) -> None:
+    if _BELOW_A_BYTE.fullmatch(name):
+        raise UnsupportedBufferError(
+            f"the elements of this {source} are {name}, several to a byte; convert them first"
+        )

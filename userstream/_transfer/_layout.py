@@ -86,6 +86,8 @@ def _outermost_first(shape: Shape, strides: Shape) -> list[int]:
 
 def may_alias(shape: Shape, strides: Shape, itemsize: int) -> bool:
     """Tell whether elements may share memory: an axis does not step over all that is inside it."""
+    if 0 in shape:
+        return False
     if any(count > 1 and not stride for count, stride in zip(shape, strides, strict=True)):
         return True
     inside = itemsize

@@ -10,6 +10,7 @@ nobody waits in the driver.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -186,11 +187,9 @@ def _give_back(blocks: list[tuple[int, int]]) -> threading.Thread | None:
 
 def _release(blocks: Iterable[tuple[int, int]]) -> None:
     for address, size in blocks:
-        try:
-            _driver.free_pinned(_contexts[address], address)
-        except UserStreamError:
-            _free[size][address] = None  # still there, so use it
-        else:
+        # What fails may have been freed or not: it is not used again, and counts.
+        with contextlib.suppress(Exception):
+            _driver.free_pinned(_contexts.pop(address), address)
             _unreserve(size)
 
 
@@ -232,12 +231,9 @@ def _sweep() -> None:
     while _late:
         # Looked at, and taken out afterwards: a Ctrl-C in between loses nothing.
         completion, memory = _late[0]
-        try:
+        done = False
+        with contextlib.suppress(UserStreamError):  # nobody's business; it is not over, then
             done = completion.is_done()
-        except UserStreamError:  # nobody knows whether it is over: kept for ever
-            _late.popleft()
-            completion.abandon()
-            continue
         if not done:
             _late.rotate(-1)  # next time another, whose stream may be further
             return
