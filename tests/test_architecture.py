@@ -22,6 +22,7 @@ LAYERS = [
     "_device_wait",
     "_stream",
     "_futures",
+    "_points",
     "_watcher",
     "_waiting",
     "_events",
