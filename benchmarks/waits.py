@@ -91,15 +91,15 @@ def thread_cpu(name: str) -> float:
     return 0.0
 
 
-def await_many(count: int, streams: list[us.Stream], seconds: float) -> None:
-    """Await many times at once; print lateness and what the watcher took."""
+def await_many(count: int, streams: list[us.Stream], seconds: float) -> tuple[float, float, float]:
+    """Await many times at once; return the lateness (median, p99) and the watcher's CPU share."""
     late: list[float] = []
 
     async def one(stream: us.Stream, when: list[float]) -> None:
         await us.wait_async(stream)
         late.append(time.perf_counter() - when[0])
 
-    async def main() -> None:
+    async def main() -> float:
         latches = [testing.latch(stream) for stream in streams]
         for latch in latches:
             latch.__enter__()
@@ -116,14 +116,60 @@ def await_many(count: int, streams: list[us.Stream], seconds: float) -> None:
         share = (thread_cpu("userstream-watcher") - cpu) / (time.perf_counter() - started)
         await asyncio.gather(*tasks)
         thread.join()
-        ranked = sorted(late)
-        print(
-            f"{count} awaits over {len(streams)} streams, {seconds} s: late by "
-            f"{ranked[len(ranked) // 2] * 1e3:.2f} ms (median), "
-            f"{ranked[int(len(ranked) * 0.99)] * 1e3:.2f} ms (p99); watcher {share:.1%} of a core"
-        )
+        return share
+
+    share = asyncio.run(main())
+    return *middle_and_end(late), share
+
+
+def await_bare(count: int) -> tuple[float, float]:
+    """Do the same with futures that one callback sets; return what asyncio alone is late."""
+    late: list[float] = []
+    when: list[float] = []
+
+    async def one(future: asyncio.Future[None]) -> None:
+        await future
+        late.append(time.perf_counter() - when[0])
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in range(count)]
+
+        def settle() -> None:
+            when.append(time.perf_counter())
+            for future in futures:
+                future.set_result(None)
+
+        tasks = [asyncio.create_task(one(future)) for future in futures]
+        await asyncio.sleep(0)
+        loop.call_soon(settle)
+        await asyncio.gather(*tasks)
 
     asyncio.run(main())
+    return middle_and_end(late)
+
+
+def middle_and_end(late: list[float]) -> tuple[float, float]:
+    """Return the median and the 99th percentile."""
+    ranked = sorted(late)
+    return ranked[len(ranked) // 2], ranked[int(len(ranked) * 0.99)]
+
+
+def awaits(streams: list[us.Stream]) -> None:
+    lengths = [(8, 0.1, 5), (8, 0.3, 5), (1000, 0.5, 5), (10_000, 2.0, 5)]
+    for count, seconds, runs in lengths:
+        results: list[tuple[float, float, float]] = []
+        bare: list[tuple[float, float]] = []
+        for _ in range(runs):
+            results.append(await_many(count, streams, seconds))
+            bare.append(await_bare(count))
+        late, end, share = map(statistics.median, zip(*results, strict=True))
+        bare_late, bare_end = map(statistics.median, zip(*bare, strict=True))
+        print(
+            f"{count} awaits over {len(streams)} streams, {seconds} s: late by {late * 1e3:.2f} ms "
+            f"(median), {end * 1e3:.2f} ms (p99); watcher {share:.1%} of a core; of that asyncio "
+            f"alone {bare_late * 1e3:.2f} ms, {bare_end * 1e3:.2f} ms"
+        )
 
 
 def await_numba(seconds: float) -> None:
@@ -161,8 +207,7 @@ def main() -> None:
     stream = us.get_stream(0)
     table(stream)
     streams = [us.get_stream(0, name=f"await {number}") for number in range(8)]
-    for count, seconds in ((8, 0.1), (8, 0.3), (1000, 0.5), (10_000, 2.0), (10_000, 2.0)):
-        await_many(count, streams, seconds)
+    awaits(streams)
     if "numba.cuda" in sys.modules:
         await_numba(0.1)
 

@@ -28,6 +28,7 @@ LAYERS = [
     "_holding",
     "_dispatcher",
     "_futures",
+    "_points",
     "_watcher",
     "_waiting",
     "_events",

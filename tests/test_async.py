@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import gc
+import os
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from cuda.bindings import driver
@@ -22,6 +26,17 @@ def is_idle() -> bool:
     """Tell whether the watcher has nothing left to watch or to give up."""
     watcher = _watcher._watcher
     return not watcher._queues and not watcher._dropped
+
+
+def finish_meanwhile(latch: testing.latch) -> None:
+    """Release a stream, and block the event loop until the watcher has told of it all."""
+    latch.release()
+    assert eventually(lambda: is_idle() and sleeps_for_long())
+
+
+def sleeps_for_long() -> bool:
+    """Tell whether the watcher sleeps until there is something to watch."""
+    return _watcher._watcher._pause == threading.TIMEOUT_MAX
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +76,73 @@ def test_it_covers_what_was_queued_and_no_more() -> None:
         late.result(timeout=10)
 
 
+def test_all_that_is_done_is_told_of_and_no_more() -> None:
+    """Also where the watcher has looked at an event before, or at many of a stream in one go."""
+    stream = us.get_stream(0)
+    with testing.latch(stream) as first:
+        early = [us.completion(0) for _ in range(250)]
+        with testing.latch(stream) as second:
+            late = [us.completion(0) for _ in range(250)]
+            early[50].cancel()
+            first.release()
+            done = early[:50] + early[51:]
+            assert not concurrent.futures.wait(done, timeout=10).not_done
+            time.sleep(0.02)
+            assert not any(future.done() for future in late)
+            second.release()
+        assert not concurrent.futures.wait(late, timeout=10).not_done
+
+
+def test_many_of_a_stream_are_told_of_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = us.get_stream(0)
+    told: list[int] = []
+    tell = _watcher._tell
+
+    def count(over: list[Any]) -> None:
+        told.append(len(over))
+        tell(over)
+
+    monkeypatch.setattr(_watcher, "_tell", count)
+    with testing.latch(stream) as latch:
+        futures = [us.completion(0) for _ in range(500)]
+        latch.release()
+        assert not concurrent.futures.wait(futures, timeout=10).not_done
+    assert sum(told) == 500
+    assert len(told) < 100
+
+
+def test_threads_that_come_in_another_order_than_they_recorded() -> None:
+    """Nobody is told early: an event that is done says nothing of those it found there."""
+    stream = us.get_stream(0)
+    with testing.latch(stream) as first:
+        told: list[str] = []
+        early = stream._completion()
+        with testing.latch(stream) as second:
+            late = stream._completion()
+            _watcher.watch([_watcher.Watch(late, lambda *_: told.append("late"))])
+            _watcher.watch([_watcher.Watch(early, lambda *_: told.append("early"))])
+            first.release()
+            time.sleep(0.05)
+            assert "late" not in told
+            second.release()
+        assert eventually(lambda: told == ["late", "early"])
+
+
+def test_a_young_wait_is_not_as_late_as_an_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also behind an old one on the same stream."""
+    monkeypatch.setattr(_watcher, "_LONGEST_SLEEP", 20)
+    stream = us.get_stream(0)
+    with testing.latch(stream) as latch:
+        old = us.completion(0)
+        _watcher._watcher._added -= 1000
+        assert eventually(lambda: _watcher._watcher._pause == 20)
+        young = us.completion(0)
+        assert eventually(lambda: 0 < _watcher._watcher._pause < 1)
+        latch.release()
+        young.result(timeout=10)
+        old.result(timeout=10)
+
+
 @pytest.mark.multi_device
 def test_a_future_of_several_streams_is_done_with_the_last() -> None:
     streams = us.get_stream(0), us.get_stream(1)
@@ -83,6 +165,60 @@ def test_callbacks_run_in_the_watcher() -> None:
         latch.release()
         future.result(timeout=10)
     assert eventually(lambda: names == ["userstream-watcher"])
+
+
+def test_a_callback_may_cancel_what_is_to_be_told_next(caplog: pytest.LogCaptureFixture) -> None:
+    stream = us.get_stream(0)
+    with testing.latch(stream) as latch:
+        futures = [us.completion(0) for _ in range(21)]
+        for future, following in zip(futures[1::2], futures[2::2], strict=True):
+            future.add_done_callback(lambda _, following=following: following.cancel())
+        latch.release()
+        concurrent.futures.wait(futures, timeout=10)
+    assert eventually(is_idle)
+    assert [future.cancelled() for future in futures] == [False] + 10 * [False, True]
+    assert not caplog.records
+
+
+def test_a_callback_may_fail(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever it raises: the thread that calls it tells the others as well."""
+    stream = us.get_stream(0)
+    with testing.latch(stream) as latch:
+        futures = [us.completion(0) for _ in range(3)]
+        futures[0].add_done_callback(lambda _: sys.exit(1))
+        latch.release()
+        for future in futures:
+            future.result(timeout=10)
+    assert eventually(lambda: [record.name for record in caplog.records] == ["userstream"])
+    assert repr(stream) in caplog.text
+
+
+def test_the_event_of_a_cancelled_future_is_not_used_before_it_completed() -> None:
+    stream = us.get_stream(0)
+    with testing.latch(stream) as latch:
+        future = us.completion(0)
+        (watch,) = future._points._pending  # type: ignore[attr-defined]
+        context, event = watch.completion._context, watch.completion._event
+        others = [us.completion(0) for _ in range(2)]
+        assert future.cancel()
+        assert eventually(lambda: event in _events._abandoned[context])
+        others += [us.completion(0) for _ in range(2)]
+        assert event not in _events._free[context]
+        latch.release()
+        for other in others:
+            other.result(timeout=10)
+    assert _events._free[context].count(event) + _events._abandoned[context].count(event) == 1
+
+
+def test_the_event_of_a_wait_given_up_when_it_was_done_is_pooled_once() -> None:
+    stream = us.get_stream(0)
+    with testing.latch(stream) as latch:
+        completion = stream._completion()
+        context, event = completion._context, completion._event
+        latch.release()
+        assert eventually(lambda: _driver.relaxed(completion.is_done))
+    completion.abandon()
+    assert _events._free[context].count(event) + _events._abandoned[context].count(event) == 1
 
 
 def test_a_cancelled_future_leaves_the_others_alone() -> None:
@@ -213,7 +349,133 @@ def test_timeouts(wait: Callable[[], object]) -> None:
 
     with testing.latch(stream):
         asyncio.run(main())
+        assert eventually(is_idle), "nothing is left of what is late"
     asyncio.run(us.wait_async(0, timeout=10))
+
+
+def test_a_wait_that_is_done_when_its_time_is_over_is_not_late() -> None:
+    stream = us.get_stream(0)
+
+    async def main(latch: testing.latch) -> None:
+        task = asyncio.create_task(us.wait_async(0, timeout=0.02))
+        await asyncio.sleep(0)
+        finish_meanwhile(latch)
+        time.sleep(0.03)
+        await task
+
+    with testing.latch(stream) as latch:
+        asyncio.run(main(latch))
+
+
+@pytest.mark.simulated
+def test_a_wait_that_failed_when_its_time_is_over_has_failed() -> None:
+    stream = us.get_stream(0)
+
+    async def main(latch: testing.latch) -> None:
+        testing.async_error(stream, driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS)
+        task = asyncio.create_task(us.wait_async(0, timeout=0.02))
+        await asyncio.sleep(0)
+        finish_meanwhile(latch)
+        time.sleep(0.03)
+        with pytest.raises(us.DriverError):
+            await task
+
+    try:
+        with testing.latch(stream) as latch:
+            asyncio.run(main(latch))
+    finally:
+        testing.reset()
+    us.close()
+
+
+def test_a_loop_is_woken_up_once_for_all_that_is_done() -> None:
+    stream = us.get_stream(0)
+    wakes = 0
+
+    class Loop(asyncio.SelectorEventLoop):
+        def call_soon_threadsafe(self, *args: Any, **kwargs: Any) -> asyncio.Handle:
+            nonlocal wakes
+            wakes += threading.current_thread().name == "userstream-watcher"
+            return super().call_soon_threadsafe(*args, **kwargs)
+
+    async def main(latch: testing.latch) -> None:
+        tasks = [asyncio.create_task(us.wait_async(0)) for _ in range(300)]
+        await asyncio.sleep(0)
+        finish_meanwhile(latch)
+        await asyncio.gather(*tasks)
+        assert wakes == 1
+
+    with testing.latch(stream) as latch, asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(main(latch))
+
+
+def test_a_task_that_is_cancelled_when_it_is_to_be_woken_up() -> None:
+    stream = us.get_stream(0)
+
+    async def main(latch: testing.latch) -> None:
+        tasks = [asyncio.create_task(us.wait_async(0)) for _ in range(3)]
+        await asyncio.sleep(0)
+        finish_meanwhile(latch)
+        tasks[0].cancel()
+        async with asyncio.timeout(10):
+            await asyncio.gather(*tasks[1:])
+        assert tasks[0].cancelled()
+
+    with testing.latch(stream) as latch:
+        asyncio.run(main(latch))
+
+
+def test_a_loop_that_is_closed_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
+    stream = us.get_stream(0)
+    with testing.latch(stream) as latch:
+        loops = [asyncio.new_event_loop(), asyncio.new_event_loop()]
+        tasks = [loop.create_task(us.wait_async(0)) for loop in loops]
+        for loop in loops:
+            loop.run_until_complete(asyncio.sleep(0))
+        loops[0].close()
+        latch.release()
+        loops[1].run_until_complete(asyncio.wait_for(tasks[1], 10))
+        loops[1].close()
+        tasks[0]._log_destroy_pending = False  # type: ignore[attr-defined]
+        tasks[0].get_coro().close()  # type: ignore[union-attr]
+    assert not caplog.records
+
+
+def test_a_ctrl_c_leaves_the_other_waits_of_the_loop_alone() -> None:
+    """Where it hits hardest: while the loop is called."""
+    stream = us.get_stream(0)
+
+    class Loop(asyncio.SelectorEventLoop):
+        hit = True
+
+        def call_soon_threadsafe(self, *args: Any, **kwargs: Any) -> asyncio.Handle:
+            if self.hit:
+                self.hit = False
+                raise KeyboardInterrupt
+            return super().call_soon_threadsafe(*args, **kwargs)
+
+    with testing.latch(stream) as latch, contextlib.closing(Loop()) as loop:
+        other = loop.create_task(us.wait_async(0))
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        idle = us.Stream.create(0)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(us.wait_async(idle))
+        latch.release()
+        loop.run_until_complete(asyncio.wait_for(other, 10))
+
+
+def test_no_loop_is_kept_alive() -> None:
+    us.get_stream(0)
+    loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
+
+    async def main() -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        await us.wait_async(0)
+
+    asyncio.run(main())
+    gc.collect()
+    assert loops[0]() is None
 
 
 def test_cancelling_a_task_ends_its_wait_alone() -> None:
@@ -226,6 +488,7 @@ def test_cancelling_a_task_ends_its_wait_alone() -> None:
         with pytest.raises(asyncio.CancelledError):
             await tasks[2]
         assert not any(task.done() for task in (*tasks[:2], *tasks[3:]))
+        assert sum(map(len, _watcher._watcher._queues.values())) == 4
         latch.release()
         await asyncio.gather(*tasks[:2], *tasks[3:])
 
@@ -285,18 +548,18 @@ def test_many_waits_leave_no_more_events_than_there_were_at_once() -> None:
 
 def test_a_future_that_is_done_is_no_garbage() -> None:
     """It goes with its last reference: thousands of them would be a load for the collector."""
-    stream = us.get_stream(0)
+    stream = us.Stream.create(0)
     gc.collect()
     gc.disable()
     try:
-        with testing.latch(stream) as latch:
-            future, dropped = us.completion(0), us.completion(0)
-            gone = [weakref.ref(future), weakref.ref(dropped)]
+        with testing.latch(stream._live()) as latch:
+            future, dropped = us.completion(stream), us.completion(stream)
+            gone = [weakref.ref(future), weakref.ref(dropped), weakref.ref(stream)]
             dropped.cancel()
             latch.release()
             future.result(timeout=10)
-        del future, dropped
-        assert eventually(lambda: [each() for each in gone] == [None, None])
+        del future, dropped, stream
+        assert eventually(lambda: [each() for each in gone] == [None, None, None])
     finally:
         gc.enable()
 
@@ -315,12 +578,25 @@ def test_without_an_event_loop() -> None:
 def test_an_error_of_the_gpu_ends_all_waits_of_its_context() -> None:
     illegal = driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
     stream, other = us.get_stream(0), us.get_stream(0, name="other")
+
+    async def awaits() -> list[object]:
+        calls = (us.wait_async(stream), us.wait_async(other, timeout=20), us.wait_all_async())
+        return await asyncio.gather(*calls, return_exceptions=True)
+
     try:
         with testing.latch(stream) as a, testing.latch(other):
-            futures = [us.completion(stream), us.completion(other), us.completion(stream)]
             testing.async_error(stream, illegal)
-            a.release()
-            for future in futures[1:]:
+            futures = [us.completion(stream), us.completion(other), us.completion(stream)]
+            with running(lambda: asyncio.run(awaits())) as errors:
+                queues = _watcher._watcher._queues
+                assert eventually(lambda: sum(map(len, list(queues.values()))) == 7)
+                a.release()
+            assert [type(error) for error in errors()] == [
+                us.DriverError,
+                us.DriverError,
+                us.WaitErrors,
+            ]
+            for future in futures:
                 error = future.exception(timeout=10)
                 assert isinstance(error, us.DriverError)
                 assert error.code == 700
@@ -352,6 +628,24 @@ def test_a_watcher_that_cannot_begin_leaves_nobody_waiting() -> None:
         """
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_without_a_thread_the_next_wait_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    stream = us.get_stream(0)
+    monkeypatch.setattr(_watcher, "_watcher", _watcher.Watcher())
+    with testing.latch(stream) as latch:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="new thread"):
+                us.completion(0)
+        future = us.completion(0)
+        latch.release()
+        future.result(timeout=10)
+    assert eventually(is_idle)
+    _watcher._watcher.end()
 
 
 @pytest.mark.parametrize("how", ["", "raise SystemExit(0)", "future.cancel()"])
@@ -405,8 +699,45 @@ def test_a_forked_child_is_refused() -> None:
     assert done.returncode == 7, done.stderr
 
 
+def test_the_watcher_ends_with_the_interpreter() -> None:
+    done = run_python(
+        """
+        import atexit, threading
+
+        @atexit.register  # before the watcher, so called after it was
+        def tell():
+            for thread in threading.enumerate():
+                if thread.name == "userstream-watcher":
+                    thread.join(10)
+                    print("it is alive" if thread.is_alive() else "it ended")
+
+        import userstream as us
+        from userstream import testing
+        from conftest import SIMULATED
+        if SIMULATED:
+            testing.simulate(1)
+        stream = us.get_stream(0)
+        with testing.latch(stream) as latch:
+            future = us.completion(0)
+            latch.release()
+            future.result(timeout=10)
+        """,
+        simulate=None,
+        PYTHONPATH=os.pathsep.join(sys.path),
+    )
+    assert (done.returncode, done.stdout) == (0, "it ended\n"), done.stderr
+
+
+def test_the_watcher_sleeps_until_there_is_something() -> None:
+    stream = us.get_stream(0)
+    with testing.latch(stream):
+        future = us.completion(0)
+    future.result(timeout=10)
+    assert eventually(sleeps_for_long)
+
+
 def test_the_watcher_sleeps() -> None:
-    """It costs next to nothing while it waits, and nothing at all while there is nothing."""
+    """It costs next to nothing while it waits."""
     done = run_python(
         """
         import time
@@ -424,6 +755,6 @@ def test_the_watcher_sleeps() -> None:
         # The worker thread of a held stream of the simulated driver polls as well.
         assert share < (0.5 if SIMULATED else 0.1), share
         """,
-        PYTHONPATH=__import__("os").pathsep.join(__import__("sys").path),
+        PYTHONPATH=os.pathsep.join(sys.path),
     )
     assert done.returncode == 0, done.stderr

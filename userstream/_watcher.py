@@ -1,21 +1,23 @@
 """The watcher: one thread that tells, without a waiting thread each, when the GPU got there.
 
 It sleeps while there is nothing to watch. The events of one stream complete in the order in which
-they were recorded, so only the oldest of each stream is looked at.
+they were recorded, so it looks at the oldest of each stream, and behind it once that is over.
 """
 
 from __future__ import annotations
 
 import atexit
+import itertools
+import logging
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING
 
 from userstream import _driver, _process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from userstream._waiting import Pending
 
@@ -24,49 +26,58 @@ _SLEEP_SHARE = 0.05
 _SHORTEST_SLEEP = 5e-4
 _LONGEST_SLEEP = 5e-3
 
+# So many watches of a stream are looked at, and told of, before it is another stream's turn.
+_AT_ONCE = 100
+
+_logger = logging.getLogger("userstream")
+
 
 class Watch:
-    """A completion that is watched, and whom to tell."""
+    """A completion that is watched, and whom to tell: of the watch, and of the error if any."""
 
-    __slots__ = ("completion", "queue", "since", "tell")
+    __slots__ = ("completion", "queue", "tell")
 
-    def __init__(self, completion: Pending, tell: Callable[[Exception | None], None]) -> None:
+    def __init__(
+        self, completion: Pending, tell: Callable[[Watch, Exception | None], None]
+    ) -> None:
         self.completion = completion
         self.tell = tell
-        self.since = time.monotonic()
         self.queue = id(completion.target if completion.ordered else self)
 
 
 class Watcher:
-    """The thread, and per stream the watches in the order of their events."""
+    """The thread, and per stream the watches in the order of their events.
+
+    Threads that record on one stream at the same time may come here in another order. So every
+    event is asked for itself: what is behind an event that is over may not be.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._queues: dict[int, OrderedDict[Watch, None]] = {}
+        self._queues: defaultdict[int, OrderedDict[Watch, None]] = defaultdict(OrderedDict)
         self._dropped: list[Watch] = []
+        self._added = 0.0  # the time of the last one
+        self._pause = 0.0  # for how long the thread sleeps now
+        self._depth = 1  # how many of each stream it looks at
         self._running = False
         self._ended = False
 
-    def add(self, completion: Pending, tell: Callable[[Exception | None], None]) -> Watch:
-        """Call `tell` in the watcher's thread, once: when the completion is done or has failed."""
-        watch = Watch(completion, tell)
+    def add(self, watches: Sequence[Watch]) -> None:
+        """Tell in the watcher's thread of each of these: once, when it is done or has failed."""
         with self._changed:
+            for watch in watches:
+                self._queues[watch.queue][watch] = None
+            self._added = time.monotonic()
             if not self._running:
-                self._running = True
-                threading.Thread(target=self._run, name="userstream-watcher", daemon=True).start()
-            queue = self._queues.setdefault(watch.queue, OrderedDict())
-            queue[watch] = None
-            if len(queue) == 1:
+                self._start()
+            elif self._pause > _SHORTEST_SLEEP:  # else it comes soon enough
                 self._changed.notify()
-        return watch
 
-    def drop(self, watch: Watch) -> None:
-        """Tell nobody, if nobody was told yet."""
+    def drop(self, watches: Sequence[Watch]) -> None:
+        """Look at these no more. Whoever is told at this moment is told still."""
         with self._changed:
-            if self._take(watch):
-                # Its event is the thread's, which may be looking at it right now.
-                self._dropped.append(watch)
-                self._changed.notify()
+            # Their events are the thread's, which may be looking at them right now.
+            self._dropped += [watch for watch in watches if self._take(watch)]
 
     def end(self) -> None:
         """Let the thread end; nothing is told any more."""
@@ -75,7 +86,7 @@ class Watcher:
             self._changed.notify()
 
     def _take(self, watch: Watch) -> bool:
-        """Take a watch out of its queue; tell whether it was there."""
+        """Take a watch out of its queue; return whether it was there."""
         queue = self._queues.get(watch.queue)
         if queue is None or watch not in queue:
             return False
@@ -83,6 +94,14 @@ class Watcher:
         if not queue:
             del self._queues[watch.queue]
         return True
+
+    def _start(self) -> None:
+        self._running = True  # first: a Ctrl-C may come when the thread is on its way
+        try:
+            threading.Thread(target=self._run, name="userstream-watcher", daemon=True).start()
+        except RuntimeError:  # there are too many threads; the next watch tries again
+            self._running = False
+            raise
 
     def _run(self) -> None:
         try:
@@ -96,38 +115,48 @@ class Watcher:
     def _turn(self) -> None:
         """Look at the oldest of each stream, and sleep if none of them was over."""
         # A function of its own, so that nothing is kept alive through the sleep in `_oldest`.
-        watches = self._oldest()
-        if watches and sum(map(self._look, watches)) == 0:
-            youngest = time.monotonic() - max(watch.since for watch in watches)
-            pause = min(max(youngest * _SLEEP_SHARE, _SHORTEST_SLEEP), _LONGEST_SLEEP)
-            with self._changed:
-                self._changed.wait(pause)
+        if sum(map(self._look, self._oldest())):
+            self._depth = _AT_ONCE  # those behind are likely to be over as well
+            return
+        self._depth = 1
+        with self._changed:
+            youngest = time.monotonic() - self._added
+            self._sleep(min(max(youngest * _SLEEP_SHARE, _SHORTEST_SLEEP), _LONGEST_SLEEP))
 
-    def _oldest(self) -> list[Watch]:
-        """Wait until there is something to watch; return the oldest watch of each stream."""
+    def _oldest(self) -> list[list[Watch]]:
+        """Wait until there is something to watch; return the oldest watches of each stream."""
         with self._changed:
             while not self._ended:
                 while self._dropped:
                     self._dropped.pop().completion.abandon()
                 if self._queues:
-                    return [next(iter(queue)) for queue in list(self._queues.values())]
-                self._changed.wait()
+                    queues = list(self._queues.values())
+                    return [list(itertools.islice(queue, self._depth)) for queue in queues]
+                self._sleep(threading.TIMEOUT_MAX)
             return []
 
-    def _look(self, watch: Watch) -> bool:
-        """Tell whom it concerns if a watch is over; return whether it is."""
-        error: Exception | None = None
-        try:
-            if not watch.completion.is_done():
-                return False
-        except Exception as failure:  # whatever it is, nobody may wait for ever
-            watch.completion.abandon()
-            error = failure
-        with self._changed:
-            concerns = self._take(watch)
-        if concerns:
-            watch.tell(error)
-        return True
+    def _sleep(self, seconds: float) -> None:
+        self._pause = seconds
+        self._changed.wait(seconds)
+        self._pause = 0.0
+
+    def _look(self, watches: list[Watch]) -> bool:
+        """Tell of the watches of a stream that are over; return whether there are any."""
+        over: list[tuple[Watch, Exception | None]] = []
+        for watch in watches:
+            try:
+                if not watch.completion.is_done():
+                    break
+                over.append((watch, None))
+            except Exception as error:  # whatever it is, nobody may wait for ever
+                watch.completion.abandon()
+                over.append((watch, error))
+        if over:
+            with self._changed:
+                for watch, _ in over:
+                    self._take(watch)
+            _tell(over)
+        return bool(over)
 
     def _fail(self, error: Exception) -> None:
         """Let nobody wait for a thread that could not begin; the next watch starts another."""
@@ -137,20 +166,28 @@ class Watcher:
             self._running = False
         for watch in watches:
             watch.completion.abandon()
-            watch.tell(error)
+        _tell([(watch, error) for watch in watches])
+
+
+def _tell(over: list[tuple[Watch, Exception | None]]) -> None:
+    for watch, error in over:
+        try:
+            watch.tell(watch, error)
+        except BaseException:  # a callback's, SystemExit say: the others are still to be told
+            _logger.exception("a callback failed when %r was done", watch.completion.target)
 
 
 _watcher = Watcher()
 
 
-def watch(completion: Pending, tell: Callable[[Exception | None], None]) -> Watch:
-    """Call `tell` in the watcher's thread, once: when the completion is done or has failed."""
-    return _watcher.add(completion, tell)
+def watch(watches: Sequence[Watch]) -> None:
+    """Tell in the watcher's thread of each of these: once, when it is done or has failed."""
+    _watcher.add(watches)
 
 
-def unwatch(watch: Watch) -> None:
-    """Tell nobody, if nobody was told yet."""
-    _watcher.drop(watch)
+def unwatch(watches: Sequence[Watch]) -> None:
+    """Look at these no more. Whoever is told at this moment is told still."""
+    _watcher.drop(watches)
 
 
 def _in_child() -> None:
