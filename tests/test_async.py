@@ -198,27 +198,27 @@ def test_the_event_of_a_cancelled_future_is_not_used_before_it_completed() -> No
     with testing.latch(stream) as latch:
         future = us.completion(0)
         (watch,) = future._points._pending  # type: ignore[attr-defined]
-        context, event = watch.completion._context, watch.completion._event
+        pool, event = watch.completion._pool, watch.completion._event
         others = [us.completion(0) for _ in range(2)]
         assert future.cancel()
-        assert eventually(lambda: event in _events._abandoned[context])
+        assert eventually(lambda: event in pool._abandoned)
         others += [us.completion(0) for _ in range(2)]
-        assert event not in _events._free[context]
+        assert event not in pool._free
         latch.release()
         for other in others:
             other.result(timeout=10)
-    assert _events._free[context].count(event) + _events._abandoned[context].count(event) == 1
+    assert pool._free.count(event) + pool._abandoned.count(event) == 1
 
 
 def test_the_event_of_a_wait_given_up_when_it_was_done_is_pooled_once() -> None:
     stream = us.get_stream(0)
     with testing.latch(stream) as latch:
         completion = stream._completion()
-        context, event = completion._context, completion._event
+        pool, event = completion._pool, completion._event
         latch.release()
         assert eventually(lambda: _driver.relaxed(completion.is_done))
     completion.abandon()
-    assert _events._free[context].count(event) + _events._abandoned[context].count(event) == 1
+    assert pool._free.count(event) + pool._abandoned.count(event) == 1
 
 
 def test_a_cancelled_future_leaves_the_others_alone() -> None:

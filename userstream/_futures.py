@@ -9,6 +9,7 @@ import weakref
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from userstream import _waiting
 from userstream._points import Points
 
 if TYPE_CHECKING:

@@ -135,7 +135,7 @@ def _begin_watch(queue: _Queue) -> None:
         watched, _watched = _watched, True
     if not watched:
         try:
-            _watcher.watch(_Sweeper(), _unwatched)
+            _watcher.watch([_watcher.Watch(_Sweeper(), lambda _, error: _unwatched(error))])
         except RuntimeError as error:  # no thread can be started: later calls let go all the same
             _unwatched(error)
 

@@ -149,12 +149,12 @@ class CallingStream(EventWaitingStream):
         dispatcher = _dispatcher.started()
         completion = self._completion()
 
-        def tell(error: Exception | None) -> None:
+        def tell(_watch: object, error: Exception | None) -> None:
             # Nothing but DriverError comes of looking at an event.
             dispatcher.post(_named(fn, self, error))  # type: ignore[arg-type]
 
         try:
-            _watcher.watch(completion, tell)
+            _watcher.watch([_watcher.Watch(completion, tell)])
         except BaseException:
             completion.abandon()
             raise
