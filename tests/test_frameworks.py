@@ -568,3 +568,102 @@ def test_activate_on_a_device_that_is_not_current(torch: ModuleType, cupy: Modul
             assert float((array + 1).sum()) == 2000
     assert (torch.cuda.current_stream(1), cupy.cuda.get_current_stream(1)) == before
     assert torch.cuda.current_device() == 0
+
+
+# -- to the host and back ---------------------------------------------------------------------
+
+
+def views(array: Any) -> list[Any]:
+    """Return views of an array of shape (4, 6, 5), of all kinds of strides."""
+    return [
+        array,
+        array[1:3],
+        array[:, ::2],
+        array[..., 1:4],
+        array[2, 3],
+        array[0, 0, 0],
+        array[:0],
+        array.T if array.ndim == 2 else array.transpose(0, 1) if _is_torch(array) else array.T,
+    ]
+
+
+def _is_torch(array: Any) -> bool:
+    return type(array).__module__.startswith("torch")
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float64", "float16", "int8", "int64", "uint8", "bool", "complex64"]
+)
+def test_asnumpy_as_the_frameworks_do(
+    torch: ModuleType, cupy: ModuleType, jax: ModuleType, dtype: str
+) -> None:
+    numbers = np.random.default_rng(0).integers(0, 2 if dtype == "bool" else 100, (4, 6, 5))
+    numbers = numbers.astype(dtype)
+    tensor = torch.as_tensor(numbers, device="cuda:0")
+    for view in views(tensor):
+        np.testing.assert_array_equal(us.asnumpy(view), view.cpu().numpy(), strict=True)
+    array = cupy.asarray(numbers)
+    for view in [*views(array), array[::-1], cupy.broadcast_to(array[0], (3, 6, 5))]:
+        np.testing.assert_array_equal(us.asnumpy(view), cupy.asnumpy(view), strict=True)
+    with jax.enable_x64(True):
+        array = jax.numpy.asarray(numbers)
+        np.testing.assert_array_equal(us.asnumpy(array), np.asarray(array), strict=True)
+        np.testing.assert_array_equal(us.asnumpy(array.T), np.asarray(array.T), strict=True)
+
+
+def test_asnumpy_of_unusual_tensors(torch: ModuleType, jax: ModuleType) -> None:
+    numbers = torch.randn(3, 4, dtype=torch.complex64, device="cuda:0")
+    for tensor in (numbers.conj(), numbers.conj().imag, numbers.requires_grad_()):
+        np.testing.assert_array_equal(
+            us.asnumpy(tensor), tensor.detach().cpu().resolve_conj().resolve_neg().numpy()
+        )
+    half = torch.randn(3, 4, dtype=torch.bfloat16, device="cuda:0")
+    result = us.asnumpy(half)  # jax has brought ml_dtypes
+    np.testing.assert_array_equal(result.astype("f4"), half.float().cpu().numpy())
+    array = jax.numpy.arange(6, dtype="bfloat16")
+    assert us.asnumpy(array).dtype == array.dtype
+    host = torch.arange(3)
+    assert us.asnumpy(host).tolist() == us.asnumpy(jax.numpy.arange(3)).tolist() == [0, 1, 2]
+    with pytest.raises(us.UnsupportedBufferError, match="layout"):
+        us.asnumpy(torch.eye(3, device="cuda:0").to_sparse())
+    scattered = torch.arange(1 << 20, device="cuda:0").reshape(1024, 1024)[:, ::7]
+    np.testing.assert_array_equal(us.asnumpy(scattered), scattered.cpu().numpy())
+
+
+def test_copyto_between_frameworks(
+    torch: ModuleType, cupy: ModuleType, jax: ModuleType, numba_cuda: ModuleType
+) -> None:
+    numbers = np.arange(12, dtype="f4").reshape(3, 4)
+    tensor = torch.zeros(3, 4, device="cuda:0")
+    array = cupy.zeros((3, 4), dtype="f4")
+    device_array = numba_cuda.device_array((3, 4), dtype=np.float32)
+    us.copyto(tensor, numbers)
+    assert tensor.cpu().numpy().tolist() == numbers.tolist()
+    us.copyto(array, tensor)
+    assert array.get().tolist() == numbers.tolist()
+    us.copyto(device_array, array.T[::-1].T)
+    assert us.asnumpy(device_array).tolist() == numbers[:, ::-1].tolist()
+    us.copyto(tensor.T, jax.numpy.asarray(numbers.T.copy()))
+    assert tensor.cpu().numpy().tolist() == numbers.tolist()
+    us.copyto(tensor, jax.numpy.float32(3))
+    out = torch.zeros(3, 4)
+    us.copyto(out, tensor)
+    assert (out == 3).all()
+    with pytest.raises(ValueError, match="read-only"):
+        us.copyto(jax.numpy.zeros((3, 4)), numbers)
+
+
+@pytest.mark.multi_device
+def test_copies_between_devices(torch: ModuleType, cupy: ModuleType, jax: ModuleType) -> None:
+    numbers = np.arange(12, dtype="f4").reshape(3, 4)
+    there = torch.as_tensor(numbers, device="cuda:1")
+    here = cupy.zeros((3, 4), dtype="f4")
+    us.copyto(here, there)
+    assert here.get().tolist() == us.asnumpy(there).tolist() == numbers.tolist()
+    us.copyto(there[:, ::2], here[:, 1::2])
+    assert us.asnumpy(there)[:, ::2].tolist() == numbers[:, 1::2].tolist()
+    mesh = jax.sharding.Mesh(np.array(jax.devices("gpu")[:2]), ("x",))
+    for spec in (jax.sharding.PartitionSpec("x"), jax.sharding.PartitionSpec()):
+        sharded = jax.device_put(np.arange(8.0), jax.sharding.NamedSharding(mesh, spec))
+        np.testing.assert_array_equal(us.asnumpy(sharded), np.asarray(sharded), strict=True)
+    assert torch.cuda.current_device() == 0
