@@ -443,7 +443,7 @@ def test_a_loop_that_is_closed_meanwhile(caplog: pytest.LogCaptureFixture) -> No
 
 def test_a_ctrl_c_leaves_the_other_waits_of_the_loop_alone() -> None:
     """Where it hits hardest: while the loop is called."""
-    stream = us.get_stream(0)
+    stream, idle = us.get_stream(0), us.Stream.create(0)
 
     class Loop(asyncio.SelectorEventLoop):
         hit = True
@@ -458,7 +458,6 @@ def test_a_ctrl_c_leaves_the_other_waits_of_the_loop_alone() -> None:
         other = loop.create_task(us.wait_async(0))
         loop.call_soon(loop.stop)
         loop.run_forever()
-        idle = us.Stream.create(0)
         with pytest.raises(KeyboardInterrupt):
             loop.run_until_complete(us.wait_async(idle))
         latch.release()
