@@ -57,7 +57,7 @@ def torch(stream: int = 0) -> types.ModuleType:
     class Tensor:
         def __init__(self, device: Any, address: int = 0, *, dtype: str = "float32") -> None:
             self.device, self.address, self.dtype = device, address, f"torch.{dtype}"
-            self.shape = (2, 3)
+            self.shape, self.layout = (2, 3), "torch.strided"
             self.recorded: list[int] = []
 
         def record_stream(self, stream: Stream) -> None:

@@ -137,6 +137,8 @@ class Transfers(Orders):
         places = () if rule.places is None else rule.places(buffer)
         if len(places) > 1:
             return _joined(buffer, places, copy, out)
+        if places:  # the whole on one device, or on each of several
+            buffer = places[0][0]
         try:
             rule.device_id(buffer)
         except HostBufferError:
