@@ -158,10 +158,17 @@ COPYING = COPIES | {
 
 
 @pytest.fixture(autouse=True)
-def _limit() -> Iterator[None]:
-    before = _transfer.limit()
+def _caches() -> Iterator[None]:
+    """Begin with no pinned memory, and with as many events as can be pending at a time."""
+    limit = _transfer.limit()
+    gc.collect()
+    free_pinned()
+    stream = us.get_stream(0)
+    points = [stream._completion() for _ in range(8)]
+    stream.sync(timeout=10)
+    assert all(_driver.relaxed(point.is_done) for point in points)
     yield
-    _transfer.set_limit(before)
+    _transfer.set_limit(limit)
 
 
 @pytest.fixture
