@@ -38,14 +38,17 @@ def to_host(lane: Lane, source: DeviceArray, out: np.ndarray) -> None:
     # What a scattered part comes with, from between its elements, has to fit as well.
     parts = _parts(source, SIZE // _layout.MOST_SPREAD if scattered else SIZE)
     with _chunks(lane, source.device) as chunks:
-        earlier = None
-        for index, chunk in zip(parts, itertools.cycle(chunks), strict=False):
-            queued = _fetch(lane, source.part(index), _part(out, index), chunk)
-            if earlier is not None:
-                earlier.unload(lane)
-            earlier = queued
-        if earlier is not None:
-            earlier.unload(lane)
+        queued: list[_Fetched] = []
+        try:
+            for index, chunk in zip(parts, itertools.cycle(chunks), strict=False):
+                queued.append(_fetch(lane, source.part(index), _part(out, index), chunk))
+                if len(queued) == len(chunks):
+                    queued.pop(0).unload(lane)
+            for each in queued:
+                each.unload(lane)
+        finally:
+            for each in queued:
+                each.there.abandon()
 
 
 class _Fetched(NamedTuple):
@@ -71,12 +74,16 @@ def from_host(lane: Lane, to: DeviceArray, source: np.ndarray) -> None:
     """Copy a host array to a device array of its shape, and wait for it."""
     with _chunks(lane, to.device) as chunks:
         queued: list[Pending] = []
-        for index, chunk in zip(_parts(to, SIZE), itertools.cycle(chunks), strict=False):
-            if len(queued) == len(chunks):
-                lane.wait(queued.pop(0))
-            queued.append(send(lane, to.part(index), _part(source, index), chunk))
-        for each in queued:
-            lane.wait(each)
+        try:
+            for index, chunk in zip(_parts(to, SIZE), itertools.cycle(chunks), strict=False):
+                if len(queued) == len(chunks):
+                    lane.wait(queued.pop(0))
+                queued.append(send(lane, to.part(index), _part(source, index), chunk))
+            for each in queued:
+                lane.wait(each)
+        finally:
+            for each in queued:
+                each.abandon()
 
 
 def send(lane: Lane, to: DeviceArray, source: np.ndarray, memory: Lease) -> Pending:

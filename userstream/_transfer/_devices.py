@@ -45,7 +45,7 @@ def between(
         return
     _refuse_overlap(to, source)
     plan = _layout.moves(to.shape, to.dtype.itemsize, to.strides, source.strides)
-    lane.copy(to.address, source.address, plan, _peers(to, source))
+    lane.move(to.address, source.address, plan, _peers(to, source))
 
 
 def _peers(to: DeviceArray, source: DeviceArray) -> Peers | None:

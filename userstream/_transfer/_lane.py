@@ -77,11 +77,19 @@ class Lane:
             _driver.within(self.context, _driver.refuse_capturing, self._handle, self._stream)
             _pinned.let_go_after(self.mark(), *memory)
 
-    def copy(self, to: int, source: int, plan: Moves, peers: Peers | None = None) -> Pending:
+    def copy(self, to: int, source: int, plan: Moves) -> Pending:
         """Queue a copy between two first elements; return the point where it is over."""
-        return _driver.within(self.context, self._copy, to, source, plan, peers)
+        return _driver.within(self.context, self._copy, to, source, plan)
 
-    def _copy(self, to: int, source: int, plan: Moves, peers: Peers | None) -> Pending:
+    def _copy(self, to: int, source: int, plan: Moves) -> Pending:
+        self._move(to, source, plan)
+        return self._mark()
+
+    def move(self, to: int, source: int, plan: Moves, peers: Peers | None) -> None:
+        """Queue a copy that nobody waits for, on one device or between two."""
+        _driver.within(self.context, self._move, to, source, plan, peers)
+
+    def _move(self, to: int, source: int, plan: Moves, peers: Peers | None = None) -> None:
         handle, stream = self._handle, self._stream
         if not plan.axes:
             to, source = to + plan.to_offset, source + plan.from_offset
@@ -105,7 +113,6 @@ class Lane:
                     _driver.copy_shaped_peer(
                         to, source, what, contexts=peers, handle=handle, stream=stream
                     )
-        return self._mark()
 
     def mark(self) -> Pending:
         """Return the point up to which there is something queued now."""
