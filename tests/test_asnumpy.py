@@ -27,6 +27,7 @@ from helpers import (
     running,
 )
 from userstream import _driver, testing
+from userstream._transfer import _pinned
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -343,10 +344,11 @@ def test_a_copy_that_fails_leaves_the_stream_usable(producer: us.Stream, memory:
 
 def test_the_limit_of_pinned_memory(memory: int) -> None:
     write(memory, NUMBERS)
+    before = _pinned.limit()
     try:
         us.UserStream.set_pinned_limit(0)
         np.testing.assert_array_equal(us.asnumpy(array(memory, shape=(2, 3))), NUMBERS)
         with pytest.raises(ValueError, match="limit"):
             us.UserStream.set_pinned_limit(-1)
     finally:
-        us.UserStream.set_pinned_limit(1 << 30)
+        us.UserStream.set_pinned_limit(before)

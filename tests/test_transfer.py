@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -103,9 +104,14 @@ def memory_of(view: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_in_use() -> None:
-    """Forget what an error of the GPU left behind, which is kept for ever."""
+def _nothing_in_use() -> Iterator[None]:
+    """Forget what an error of the GPU left behind, which is kept for ever; bound the cache."""
+    gc.collect()
     _pinned._in_use.clear()
+    before = _pinned.limit()
+    _pinned.set_limit(1 << 28)
+    yield
+    _pinned.set_limit(before)
 
 
 @pytest.fixture

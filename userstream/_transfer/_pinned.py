@@ -79,7 +79,7 @@ def take(nbytes: int, context: driver.CUcontext) -> Lease | None:
     if _late:
         sweep()
     size = _rounded(nbytes)
-    address = _pop(size)
+    address = _pop(size) if _total <= limit() else None  # the limit may be new
     if address is not None:
         return _lend(address, size)
     if _reserve(size, most=limit()):
