@@ -12,6 +12,7 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,6 +87,15 @@ def _leave_nothing() -> Iterator[None]:
 def no_garbage() -> None:
     """Let no destructor of an earlier test's objects invalidate a capture of this one."""
     gc.collect()
+
+
+@pytest.fixture
+def producer() -> Iterator[Any]:
+    """A stream of a framework's, on device 0."""
+    import userstream as us
+
+    with us.Stream.create(0) as stream:
+        yield stream
 
 
 @pytest.fixture

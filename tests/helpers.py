@@ -120,6 +120,11 @@ class CAI:
         return self.interface
 
 
+def array(address: int, stream: us.Stream | None = None, **more: Any) -> CAI:
+    """Return an array that names its producer's stream, in the words of its interface."""
+    return CAI(address, stream=None if stream is None else int(stream._live()), **more)
+
+
 class DLPack:
     """An array with nothing but the device query of DLPack."""
 
@@ -209,3 +214,27 @@ def run_python(
         check=False,
         env={**os.environ, **environment},
     )
+
+
+def refused_in_a_child(uses: str) -> None:
+    """Insist that a forked child gets `ForkedError` from each of some calls on a ``stream``."""
+    done = run_python(
+        f"""
+        import os
+        import userstream as us
+
+        stream = us.Stream.create(0)
+        event = stream.record()
+        child = os.fork()
+        if child == 0:
+            for use in ({uses}):
+                try:
+                    use()
+                except us.ForkedError:
+                    continue
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        """
+    )
+    assert done.returncode == 0, done.stderr

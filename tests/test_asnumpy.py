@@ -6,7 +6,6 @@ import contextlib
 import gc
 import types
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from cuda.bindings import driver
 import standins
 import userstream as us
 from helpers import (
-    CAI,
+    array,
     checked,
     device_memory,
     eventually,
@@ -32,19 +31,9 @@ from userstream._transfer import _pinned
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
 
-@pytest.fixture
-def producer() -> Iterator[us.Stream]:
-    with us.Stream.create(0) as stream:
-        yield stream
-
-
 def write(address: int, array: np.ndarray, device: int = 0) -> None:
     with _driver.entered(_driver.primary_context(device)):
         checked(driver.cuMemcpyHtoD(address, np.ascontiguousarray(array), array.nbytes))
-
-
-def array(address: int, stream: us.Stream | None = None, **more: Any) -> CAI:
-    return CAI(address, stream=None if stream is None else int(stream._live()), **more)
 
 
 NUMBERS = np.arange(6, dtype="f4").reshape(2, 3)

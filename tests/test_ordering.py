@@ -21,6 +21,7 @@ import userstream as us
 from conftest import SIMULATED
 from helpers import (
     CAI,
+    array,
     checked,
     content,
     copy,
@@ -41,20 +42,9 @@ pytestmark = pytest.mark.usefixtures("no_garbage")
 
 
 @pytest.fixture
-def producer() -> Iterator[us.Stream]:
-    with us.Stream.create(0) as stream:
-        yield stream
-
-
-@pytest.fixture
 def other() -> Iterator[int]:
     with device_memory(0) as address:
         yield address
-
-
-def array(address: int, stream: us.Stream | None, **more: Any) -> CAI:
-    """Return an array that names its producer's stream, in the words of its interface."""
-    return CAI(address, stream=None if stream is None else int(stream._live()), **more)
 
 
 class Exporting:
@@ -1130,3 +1120,14 @@ def test_after_an_error_of_the_gpu_nothing_is_held() -> None:
             del thing
             testing.async_error(stream, 700)
         assert eventually(lambda: alive() is None)
+
+
+@pytest.mark.simulated
+def test_results_are_handed_over_with_one_edge(
+    torch: types.ModuleType, producer: us.Stream, memory: int
+) -> None:
+    tensor = torch.Tensor(torch.device("cuda", 0), memory)
+    torch.cuda.set_stream(torch.cuda.ExternalStream(int(producer.handle), 0))
+    us.get_stream(0)
+    assert edges(lambda: us.hand_over(*[tensor] * 8)) == 1
+    assert len(tensor.recorded) == 8

@@ -15,7 +15,7 @@ from helpers import (
     in_thread,
     instantiated,
     pinned_memory,
-    run_python,
+    refused_in_a_child,
 )
 from userstream import AccessPolicyWindow, _driver, testing
 from userstream._driver import attributes
@@ -330,26 +330,11 @@ def test_legacy_beside_a_capture_on_a_blocking_stream(stream: us.Stream) -> None
 
 
 def test_in_a_forked_child() -> None:
-    done = run_python(
+    refused_in_a_child(
         """
-        import os
-        import userstream as us
-
-        stream = us.Stream.create(0)
-        event = stream.record()
-        child = os.fork()
-        if child == 0:
-            for use in (lambda: stream.get_attribute("priority"),
-                        lambda: stream.set_attribute("sync_policy", "spin"),
-                        lambda: stream.copy_attributes_from(stream),
-                        lambda: stream.wait_event(event)):
-                try:
-                    use()
-                except us.ForkedError:
-                    continue
-                os._exit(1)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
+        lambda: stream.get_attribute("priority"),
+        lambda: stream.set_attribute("sync_policy", "spin"),
+        lambda: stream.copy_attributes_from(stream),
+        lambda: stream.wait_event(event),
         """
     )
-    assert done.returncode == 0, done.stderr

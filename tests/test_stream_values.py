@@ -21,7 +21,7 @@ from helpers import (
     instantiated,
     managed_memory,
     pinned_memory,
-    run_python,
+    refused_in_a_child,
 )
 from userstream import (
     FlushRemoteWrites,
@@ -503,25 +503,12 @@ def test_a_driver_that_refuses(stream: us.Stream, memory: int, pinned: int) -> N
 
 
 def test_in_a_forked_child() -> None:
-    done = run_python(
+    refused_in_a_child(
         """
-        import os
-        import userstream as us
-
-        stream = us.Stream.create(0)
-        child = os.fork()
-        if child == 0:
-            for use in (lambda: stream.write_value_32(4096, 1),
-                        lambda: stream.wait_value_32(4096, 1),
-                        lambda: stream.batch_mem_op([us.WriteValue(4096, 1)]),
-                        lambda: stream.memcpy_dtod(1, 2, 3), lambda: stream.attach_mem_async(1)):
-                try:
-                    use()
-                except us.ForkedError:
-                    continue
-                os._exit(1)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
+        lambda: stream.write_value_32(4096, 1),
+        lambda: stream.wait_value_32(4096, 1),
+        lambda: stream.batch_mem_op([us.WriteValue(4096, 1)]),
+        lambda: stream.memcpy_dtod(1, 2, 3),
+        lambda: stream.attach_mem_async(1),
         """
     )
-    assert done.returncode == 0, done.stderr

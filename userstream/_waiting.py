@@ -57,6 +57,20 @@ def check_arguments(timeout: float | None, policy: str) -> None:
         raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
 
 
+class Deadline:
+    """When a timeout is over, whatever is done until then."""
+
+    __slots__ = ("_until", "seconds")
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
+        self._until = None if seconds is None else time.monotonic() + seconds
+
+    def left(self) -> float | None:
+        """Return the seconds that are left."""
+        return None if self._until is None else max(0.0, self._until - time.monotonic())
+
+
 def forbid_waits_here() -> None:
     """Let the waits of the calling thread be refused from now on."""
     global _host_functions_thread  # noqa: PLW0603 -- there is one

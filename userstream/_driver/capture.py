@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from cuda.bindings import driver
 
 from userstream._driver.status import SUCCESS, ask, call, failed
+from userstream._driver.streams import CAPTURE_IMPLICIT
 from userstream.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ _STATES: dict[driver.CUstreamCaptureStatus, Literal["active", "invalidated"]] = 
     driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE: "active",
     driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_INVALIDATED: "invalidated",
 }
-
-_IMPLICIT = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 
 # What went wrong at the end of a capture, and what to do.
 _ENDS = {
@@ -64,7 +63,7 @@ def check_capture_mode(mode: CaptureMode) -> driver.CUstreamCaptureMode:
 def is_capturing(handle: driver.CUstream, stream: object) -> bool:
     """Tell whether a stream is part of a capture, be it an invalidated one. Breaks none."""
     status, state = ask(driver.cuStreamIsCapturing, handle)
-    if status == _IMPLICIT:  # of the legacy stream: others are captured, it cannot be
+    if status == CAPTURE_IMPLICIT:  # of the legacy stream: others are captured, it cannot be
         return False
     if status != SUCCESS:
         raise failed("cuStreamIsCapturing", status, stream)
@@ -98,7 +97,7 @@ def end_capture(handle: driver.CUstream, stream: object) -> None:
 def capture_facts(handle: driver.CUstream, stream: object) -> CaptureFacts | None:
     """Return what is known of the capture that a stream is part of, if it is. Breaks none."""
     status, *facts = ask(driver.cuStreamGetCaptureInfo, handle)
-    if status == _IMPLICIT:
+    if status == CAPTURE_IMPLICIT:
         return None
     if status != SUCCESS:
         raise failed("cuStreamGetCaptureInfo", status, stream)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 LEGACY = 1
 PER_THREAD = 2
 
-_CAPTURE_IMPLICIT = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+CAPTURE_IMPLICIT = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 NOT_CAPTURING = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 _FREE = (SUCCESS, NOT_CAPTURING)
 _GLOBAL = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
@@ -68,7 +68,7 @@ def capture_status(handle: driver.CUstream, stream: object) -> driver.CUstreamCa
     status, capture = answer
     if status == SUCCESS:
         return capture
-    if status == _CAPTURE_IMPLICIT:
+    if status == CAPTURE_IMPLICIT:
         raise CaptureError(
             f"{stream!r} cannot be used now: a blocking stream of its context is being captured, "
             "and the legacy default stream would invalidate that capture",
@@ -88,14 +88,19 @@ def both_free(first: driver.CUstream, second: driver.CUstream) -> bool:
         return False
 
 
-def refuse_capturing(handle: driver.CUstream, stream: object) -> None:
-    """Raise `CaptureError` if a query of this stream would break a capture that it is part of."""
+_NEVER_RUNS = (
+    " into a graph, and work that is captured never runs: wait for the stream on which the graph "
+    "is launched"
+)
+
+
+def refuse_capturing(handle: driver.CUstream, stream: object, why: str = _NEVER_RUNS) -> None:
+    """Raise `CaptureError` if this stream is part of a capture, or its use would break one.
+
+    `why` is how the message goes on after "is being captured".
+    """
     if capture_status(handle, stream) != NOT_CAPTURING:
-        raise CaptureError(
-            f"{stream!r} is being captured into a graph, and work that is captured never runs: "
-            "wait for the stream on which the graph is launched",
-            stream=repr(stream),
-        )
+        raise CaptureError(f"{stream!r} is being captured{why}", stream=repr(stream))
 
 
 def stream_context(handle: driver.CUstream) -> driver.CUcontext:

@@ -102,7 +102,7 @@ class Orders(Waits):
                 if source is not None:
                     consumer._wait_for(source, may_join=False)
                 return consumer
-        ordering = self._ordering(buffers, stream, producer)
+        ordering = self._any_ordering(buffers, stream, producer)
         ordering.acquire()
         return ordering.consumer
 
@@ -125,21 +125,12 @@ class Orders(Waits):
 
         Raises
         ------
-        UnknownProducerError
-            Nothing tells who writes a buffer (see :doc:`/reference/buffers`): pass ``producer=``.
-        DeviceMismatchError
-            The buffers live on several devices, and no ``stream`` is given.
-        UnsupportedBufferError, HostBufferError
-            Something that was passed is no GPU buffer.
-        CaptureError
-            One stream is being captured into a graph and the other is not, or into another one; or
-            the legacy default stream would break a capture. The captures go on.
-        ClosedError
-            A stream that was passed, or this registry, is closed.
-        ValueError, TypeError
-            No buffer was passed; ``stream`` or ``producer`` is none.
+        UnknownProducerError, DeviceMismatchError, UnsupportedBufferError, HostBufferError
+            As `acquire`.
+        CaptureError, ClosedError, ValueError, TypeError
+            As `acquire`.
         DriverNotFoundError, ForkedError, DriverError
-            The driver is not there, may not be used, or refused.
+            As `acquire`.
 
         Notes
         -----
@@ -196,21 +187,12 @@ class Orders(Waits):
 
         Raises
         ------
-        UnknownProducerError
-            Nothing tells who writes a buffer (see :doc:`/reference/buffers`): pass ``producer=``.
-        DeviceMismatchError
-            The buffers live on several devices, and no ``stream`` is given.
-        UnsupportedBufferError, HostBufferError
-            Something that was passed is no GPU buffer.
-        CaptureError
-            One stream is being captured into a graph and the other is not, or into another one; or
-            the legacy default stream would break a capture. The captures go on.
-        ClosedError
-            A stream that was passed, or this registry, is closed.
-        ValueError, TypeError
-            No buffer was passed; ``stream`` or ``producer`` is none.
+        UnknownProducerError, DeviceMismatchError, UnsupportedBufferError, HostBufferError
+            As `acquire`.
+        CaptureError, ClosedError, ValueError, TypeError
+            As `acquire`.
         DriverNotFoundError, ForkedError, DriverError
-            The driver is not there, may not be used, or refused.
+            As `acquire`.
         RuntimeError
             The block ends in another thread than it began in, and the per-thread default stream
             takes part, or a framework's current stream was set.
@@ -313,6 +295,7 @@ class Orders(Waits):
         """
         self._check_open()
         given = None if stream is None else given_stream(stream, "stream")
+        ordered: set[tuple[int, int]] = set()
         for buffer, rule in _targets.buffers_in(results, named="results"):
             framework = rule.framework
             if framework is None:
@@ -332,7 +315,9 @@ class Orders(Waits):
             current = stream_at(handle, device)
             if current._is_same(source):
                 continue
-            current._wait_for(source, may_join=False)
+            if (handle, device) not in ordered:
+                current._wait_for(source, may_join=False)
+                ordered.add((handle, device))
             if framework.record_use is not None:
                 framework.record_use(buffer)
 
@@ -346,6 +331,11 @@ class Orders(Waits):
                 ordering = Ordering(consumer, () if source is None else (source,), owner)
                 ordering.buffers = buffers
                 return ordering
+        return self._any_ordering(buffers, stream, producer)
+
+    def _any_ordering(
+        self, buffers: Sequence[Any], stream: StreamLike | int | None, producer: Producer
+    ) -> Ordering:
         self._check_open()
         return ordering_of(buffers, stream, producer, self._user_stream)
 

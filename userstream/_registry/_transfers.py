@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import time
 from collections.abc import Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, overload
@@ -119,7 +118,7 @@ class Transfers(Orders):
         """
         _waiting.check_arguments(timeout, "auto")
         self._check_open()
-        left = _Deadline(timeout).left
+        left = _waiting.Deadline(timeout).left
 
         def copy(part: Any, out: np.ndarray | None = None) -> Any:
             return self.asnumpy(part, out=out, stream=stream, producer=producer, timeout=left())
@@ -139,11 +138,9 @@ class Transfers(Orders):
             return _joined(buffer, places, copy, out)
         if places:  # the whole on one device, or on each of several
             buffer = places[0][0]
-        try:
-            rule.device_id(buffer)
-        except HostBufferError:
+        info = _described(buffer, rule)
+        if info is None:
             return _from_host(buffer, out)
-        info = rule.describe(buffer)
         _transfer.device_array(info)  # what has no shape is refused first
         with self._ordered((buffer,), stream, producer) as ordering:
             _keep, info = _packed(buffer, rule, info, ordering)
@@ -216,13 +213,13 @@ class Transfers(Orders):
         """
         _waiting.check_arguments(timeout, "auto")
         self._check_open()
-        to, source = _described(dst), _described(src)
+        to, source = (_described(each, _buffers.require_rule(each)) for each in (dst, src))
         if to is None and source is None:
             raise TypeError("both are on the host: use numpy.copyto")
         buffers = [buffer for buffer, info in ((dst, to), (src, source)) if info is not None]
         if to is not None:
             _transfer.refuse_read_only(dst, to)
-        target = to if to is not None else source
+        target = to or source
         if stream is None and target is not None and target.device_id is not None:
             stream = self._user_stream(target.device_id)
         with self._ordered(buffers, stream, producer, always=True) as ordering:
@@ -293,19 +290,6 @@ class Transfers(Orders):
             ordering.release(held)
 
 
-class _Deadline:
-    """The seconds that are left of a timeout."""
-
-    def __init__(self, timeout: float | None) -> None:
-        self._timeout = timeout
-        self._since = time.monotonic()
-
-    def left(self) -> float | None:
-        if self._timeout is None:
-            return None
-        return max(0.0, self._timeout - (time.monotonic() - self._since))
-
-
 def _packed(
     buffer: Any, rule: Rule, info: BufferInfo, ordering: Ordering, *, if_scattered: bool = True
 ) -> tuple[Any, BufferInfo]:
@@ -342,9 +326,8 @@ def _joined(
     return out
 
 
-def _described(buffer: Any) -> BufferInfo | None:
+def _described(buffer: Any, rule: Rule) -> BufferInfo | None:
     """Describe a GPU buffer; `None` if it is on the host."""
-    rule = _buffers.require_rule(buffer)
     try:
         rule.device_id(buffer)
     except HostBufferError:
@@ -352,11 +335,7 @@ def _described(buffer: Any) -> BufferInfo | None:
     return rule.describe(buffer)
 
 
-def _from_host(buffer: Any, out: np.ndarray | None) -> Any:
-    rule = _buffers.require_rule(buffer)
-    if rule.parts is not None:
-        _refuse_out(out, buffer)
-        return [np.asarray(part) for part in rule.parts(buffer)]
+def _from_host(buffer: Any, out: np.ndarray | None) -> np.ndarray:
     array = np.asarray(buffer)
     if out is None:
         return array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, SupportsIndex
 
 from cuda.bindings import driver
@@ -35,9 +36,7 @@ def address_and_size(memory: int | Buffer) -> tuple[int, int | None]:
     if info.address is None or info.parts:
         raise ValueError(f"{type_name(memory)} is made of several buffers; pass one of them")
     if info.strides is not None and info.shape is not None and info.nbytes:
-        count = 1
-        for length in info.shape:
-            count *= length
+        count = math.prod(info.shape)
         if _steps(info.strides, info.shape) != _steps(
             contiguous_strides(info.shape, info.nbytes // count), info.shape
         ):

@@ -12,7 +12,7 @@ from userstream._stream._access_policy import AccessPolicyWindow
 from userstream._stream._addresses import address_and_size
 from userstream._stream._base import address_of
 from userstream._stream._memory import MemoryStream
-from userstream.errors import CaptureError, DeviceMismatchError, NotSupportedError
+from userstream.errors import DeviceMismatchError, NotSupportedError
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     _SyncPolicy: TypeAlias = Literal["auto", "spin", "yield", "blocking"]
     _Domain: TypeAlias = Literal["default", "remote"]
+
+_NOT_NOW = "; its attributes can be asked and set after the capture"
 
 
 class ConfiguredStream(MemoryStream):
@@ -192,7 +194,7 @@ class ConfiguredStream(MemoryStream):
             source = other._live()
         else:
             source = driver.CUstream(address_of(other))
-        _refuse_capturing(source, other)
+        _driver.refuse_capturing(source, other, _NOT_NOW)
         here, there = self._where(), _driver.stream_context(source)
         if int(here) != int(there):
             own, device = self._device(), _driver.within(there, _driver.current_device)
@@ -208,8 +210,8 @@ class ConfiguredStream(MemoryStream):
 
     def _configurable(self) -> driver.CUstream:
         """Return the handle, if asking for attributes or setting them breaks no capture."""
-        handle = self._workable()
-        _refuse_capturing(handle, self)
+        handle = self._live()
+        _driver.refuse_capturing(handle, self, _NOT_NOW)
         return handle
 
     def _checked(self, name: _driver.Attribute, value: Any) -> Any:
@@ -231,14 +233,6 @@ def _check_name(name: object) -> None:
     if not isinstance(name, str) or name not in _driver.ATTRIBUTES:
         raise ValueError(
             f"a stream has the attributes {', '.join(map(repr, _driver.ATTRIBUTES))}, not {name!r}"
-        )
-
-
-def _refuse_capturing(handle: driver.CUstream, stream: object) -> None:
-    if _driver.is_capturing(handle, stream):
-        raise CaptureError(
-            f"{stream!r} is being captured; its attributes can be asked and set after the capture",
-            stream=repr(stream),
         )
 
 

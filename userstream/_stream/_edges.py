@@ -41,14 +41,14 @@ class EdgeStream(BaseStream):
 
     def _mark(self) -> tuple[Event, CUstreamCaptureStatus]:
         """Record a pooled event behind the work queued here; tell whether that was captured."""
-        capture = _driver.capture_status(self._handle or self._live(), self)
+        capture = self._capture_status()
         return self._pool.record(self), capture
 
     def _follow(
         self, event: Event, source: EdgeStream, capture: CUstreamCaptureStatus, *, may_join: bool
     ) -> None:
         """Make later work here wait for what another stream's `_mark` returned."""
-        here = _driver.capture_status(self._handle or self._live(), self)
+        here = self._capture_status()
         if here != _NONE or capture != _NONE:
             _check_captures(source, capture, self, here, may_join=may_join)
         _events.wait(self, event)

@@ -8,7 +8,6 @@ from userstream import _dispatcher, _driver, _waiting, _watcher
 from userstream._stream._event_waits import EventWaitingStream
 from userstream._stream._operations import WaitFlags
 from userstream._stream._words import Word
-from userstream.errors import CaptureError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,13 +160,12 @@ class CallingStream(EventWaitingStream):
 
     def _callable(self) -> driver.CUstream:
         """Return the handle, if it can call functions now."""
-        handle = self._workable()
-        if _driver.is_capturing(handle, self):
-            raise CaptureError(
-                f"{self!r} is being captured, and Python functions cannot be captured; cuda.core "
-                "can: GraphBuilder.callback()",
-                stream=repr(self),
-            )
+        handle = self._live()
+        _driver.refuse_capturing(
+            handle,
+            self,
+            ", and Python functions cannot be captured; cuda.core can: GraphBuilder.callback()",
+        )
         return handle
 
 

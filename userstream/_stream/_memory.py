@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from userstream import _driver
 from userstream._stream._addresses import address_and_size
 from userstream._stream._values import ValueStream
-from userstream.errors import CaptureError, DeviceMismatchError
+from userstream.errors import DeviceMismatchError
 
 if TYPE_CHECKING:
     from userstream.typing import Buffer
@@ -147,16 +147,12 @@ class MemoryStream(ValueStream):
             )
 
     def _attach(self, memory: int | Buffer, to: str) -> None:
-        handle = self._workable()
+        handle = self._live()
+        _driver.refuse_capturing(handle, self, ", and an attachment cannot be captured")
         if to == "single" and int(handle) == _driver.LEGACY:
             raise ValueError(
                 f"memory cannot be attached to {self!r} alone: CUDA does not allow it; pass "
                 'to="global", or use another stream'
-            )
-        if _driver.is_capturing(handle, self):
-            raise CaptureError(
-                f"{self!r} is being captured, and an attachment cannot be captured",
-                stream=repr(self),
             )
         address, _size = address_and_size(memory)
         known = address > 0 and _driver.is_host_pointer(address) is not None

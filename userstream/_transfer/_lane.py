@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import TYPE_CHECKING, Any
 
 from userstream import _driver, _waiting
@@ -26,17 +25,15 @@ class Lane:
     Raises `CaptureError` where the stream is being captured: a copy in a graph is not for now.
     """
 
-    __slots__ = ("_handle", "_stream", "_timeout", "_until", "context")
+    __slots__ = ("_deadline", "_handle", "_stream", "context")
 
     def __init__(self, stream: Stream, device: int, timeout: float | None) -> None:
         self._handle = stream._live()
         self._stream = stream
         # A default stream is that of the buffer's device, whichever is current.
         self.context = stream._context or _driver.primary_context(device)
-        self._timeout = timeout
-        if timeout is not None:
-            _waiting.check_arguments(timeout, "auto")
-            self._until = time.monotonic() + timeout
+        _waiting.check_arguments(timeout, "auto")
+        self._deadline = _waiting.Deadline(timeout)
         _driver.within(self.context, _driver.refuse_capturing, self._handle, stream)
 
     def wait(self, completion: Pending) -> None:
@@ -51,14 +48,12 @@ class Lane:
 
     def left(self) -> float | None:
         """Return the seconds that are left."""
-        if self._timeout is None:
-            return None
-        return max(0.0, self._until - time.monotonic())
+        return self._deadline.left()
 
     def too_late(self) -> Exception:
         """Return the error for a deadline that has passed."""
         late: Any = _Point(self._stream)  # only its target is looked at
-        return _waiting.outcome([late], (), self._timeout, grouped=False)
+        return _waiting.outcome([late], (), self._deadline.seconds, grouped=False)
 
     def copy_and_wait(self, to: int, source: int, plan: Moves, memory: object) -> None:
         """Copy, and keep the memory alive until the GPU has finished, whatever comes in between."""
