@@ -325,7 +325,7 @@ def test_a_copy_that_fails_leaves_the_stream_usable(producer: us.Stream, memory:
     buffer = array(memory, producer, shape=(2, 3))
     for function in ("cuMemcpyAsync", "cuEventRecord", "cuStreamWaitEvent", "cuMemHostAlloc"):
         us.close(timeout=10)
-        with testing.inject(function, 2):
+        with testing.inject(function, 2, this_thread=True):
             with contextlib.suppress(us.DriverError):
                 us.asnumpy(buffer)
         np.testing.assert_array_equal(us.asnumpy(buffer, timeout=10), NUMBERS)

@@ -9,8 +9,8 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from helpers import checked, eventually, in_thread, is_blocked, on, running
-from userstream import _driver, _holding, testing
+from helpers import checked, in_thread, is_blocked, on, reclaim, running
+from userstream import _driver, testing
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -192,12 +192,25 @@ def test_a_capture_that_begins_in_between() -> None:
     """After the question and before the record: an error of its own, and no event is spoilt."""
     stream, other = us.get_stream(0), us.get_stream(0, name="other")
     invalidated = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-    assert eventually(lambda: not _holding._queues), "the watcher would ask its events"
+    reclaim(stream)
     with testing.latch(stream):
-        with testing.inject("cuEventQuery", invalidated), pytest.raises(us.CaptureError):
+        with (
+            testing.inject("cuEventQuery", invalidated, this_thread=True),
+            pytest.raises(us.CaptureError),
+        ):
             stream.sync(timeout=10)
     other.wait(stream)
     us.wait_all(timeout=10)
+
+
+@pytest.mark.simulated
+def test_a_capture_mode_that_cannot_be_set_stays_as_it_was() -> None:
+    """The watcher has to stay relaxed for good, or it would break the captures of others."""
+    before = checked(driver.cuThreadExchangeStreamCaptureMode(RELAXED))
+    with testing.inject("cuThreadExchangeStreamCaptureMode", 999, this_thread=True):
+        with pytest.raises(us.DriverError):
+            _driver.relaxed(pytest.fail, "called all the same")
+    assert checked(driver.cuThreadExchangeStreamCaptureMode(before)) == RELAXED
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])

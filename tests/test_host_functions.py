@@ -393,7 +393,7 @@ def test_an_error_is_noticed_though_the_driver_calls_nobody() -> None:
 )
 def test_a_driver_that_refuses(stream: us.Stream, function: str) -> None:
     called: list[int] = []
-    with testing.inject(function, 2), pytest.raises(us.DriverError) as error:
+    with testing.inject(function, 2, this_thread=True), pytest.raises(us.DriverError) as error:
         stream.launch_host_func(called.append, 1)
     assert error.value.function == function
     stream.launch_host_func(called.append, 2)

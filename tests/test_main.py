@@ -335,7 +335,9 @@ def statuses(section: dict[str, Any]) -> list[str]:
 @pytest.mark.simulated
 def test_a_step_that_fails(main: Callable[..., tuple[int, Any]]) -> None:
     copies = 3  # a device
-    with testing.inject("cuMemcpyAsync", CUresult.CUDA_ERROR_INVALID_VALUE, skip=copies):
+    with testing.inject(
+        "cuMemcpyAsync", CUresult.CUDA_ERROR_INVALID_VALUE, skip=copies, this_thread=True
+    ):
         status, found = main("--json")
     assert (status, found["ok"], found["problems"]) == (1, False, [])
     first, second, *others = found["self_check"]
@@ -353,7 +355,7 @@ def test_a_step_that_fails(main: Callable[..., tuple[int, Any]]) -> None:
 @pytest.mark.simulated
 def test_a_step_that_fails_as_text(main: Callable[..., tuple[int, Any]]) -> None:
     error = CUresult.CUDA_ERROR_OUT_OF_MEMORY
-    with testing.inject("cuStreamCreateWithPriority", error):
+    with testing.inject("cuStreamCreateWithPriority", error, this_thread=True):
         status, out = main()
     assert status == 1
     lines = out.splitlines()
@@ -379,7 +381,7 @@ def test_a_step_that_fails_as_text(main: Callable[..., tuple[int, Any]]) -> None
     ],
 )
 def test_each_step_can_fail(main: Callable[..., tuple[int, Any]], function: str, step: str) -> None:
-    with testing.inject(function, CUresult.CUDA_ERROR_UNKNOWN):
+    with testing.inject(function, CUresult.CUDA_ERROR_UNKNOWN, this_thread=True):
         status, found = main("--json")
     assert status == 1
     steps = {found["name"]: found for found in found["self_check"][0]["steps"]}
@@ -489,7 +491,7 @@ def test_what_cannot_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.simulated
 def test_a_fact_that_cannot_be_had(main: Callable[..., tuple[int, Any]]) -> None:
-    with testing.inject("cuDeviceGetUuid", CUresult.CUDA_ERROR_UNKNOWN):
+    with testing.inject("cuDeviceGetUuid", CUresult.CUDA_ERROR_UNKNOWN, this_thread=True):
         status, found = main("--json")
     assert status == 1
     device, *others = found["devices"]
@@ -498,7 +500,7 @@ def test_a_fact_that_cannot_be_had(main: Callable[..., tuple[int, Any]]) -> None
     (problem,) = found["problems"]
     assert (problem["about"], problem["type"]) == ("device 0", "DriverError")
     assert all(set(statuses(section)) == {"ok"} for section in found["self_check"])
-    with testing.inject("cuDeviceGetUuid", CUresult.CUDA_ERROR_UNKNOWN):
+    with testing.inject("cuDeviceGetUuid", CUresult.CUDA_ERROR_UNKNOWN, this_thread=True):
         status, out = main()
     assert status == 1
     assert "Devices\n  0  unknown\n  1  Sim" in out
@@ -561,7 +563,7 @@ def test_colour(
         monkeypatch.delenv(name, raising=False)
     assert "\033" not in main()[1], "stdout is no terminal"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    with testing.inject("cuMemHostAlloc", CUresult.CUDA_ERROR_UNKNOWN):
+    with testing.inject("cuMemHostAlloc", CUresult.CUDA_ERROR_UNKNOWN, this_thread=True):
         out = main()[1]
     assert f"{show.GREEN}ok     {show.PLAIN}" in out
     assert f"{show.RED}failed {show.PLAIN}" in out

@@ -449,7 +449,7 @@ def test_an_exception_releases_as_well(producer: us.Stream, memory: int) -> None
 def test_an_error_at_the_end_never_hides_ones_own(producer: us.Stream, memory: int) -> None:
     def use(error: Exception | None) -> None:
         with us.borrow(array(memory, producer)):
-            testing.inject("cuStreamWaitEvent", 999)
+            testing.inject("cuStreamWaitEvent", 999, this_thread=True)
             if error is not None:
                 raise error
 
@@ -465,7 +465,10 @@ def test_buffers_are_held_though_a_producer_cannot_wait(producer: us.Stream, mem
     stream = us.get_stream(0)
 
     def use(buffer: Any) -> None:
-        with testing.inject("cuStreamWaitEvent", 999), pytest.raises(us.DriverError):
+        with (
+            testing.inject("cuStreamWaitEvent", 999, this_thread=True),
+            pytest.raises(us.DriverError),
+        ):
             us.release(buffer, producer=producer)
 
     assert held_while(stream, use, memory) == [True, False]
@@ -479,7 +482,10 @@ def test_one_producer_that_cannot_wait_does_not_stop_the_others(
         borrow = us.borrow(array(memory, producer), array(memory, second))
         stream = borrow.__enter__()
         with testing.latch(stream) as latch:
-            with testing.inject("cuStreamWaitEvent", 999), pytest.raises(us.DriverError):
+            with (
+                testing.inject("cuStreamWaitEvent", 999, this_thread=True),
+                pytest.raises(us.DriverError),
+            ):
                 borrow.__exit__(None, None, None)
             producer.sync(timeout=10)
             assert not second.is_done
@@ -969,7 +975,10 @@ def test_a_release_that_fails_frees_nothing(function: str, memory: int) -> None:
     def use(buffer: Any) -> None:
         borrow = us.borrow(buffer)
         borrow.__enter__()
-        with testing.inject(function, 999, count=3), pytest.raises(us.DriverError):
+        with (
+            testing.inject(function, 999, count=3, this_thread=True),
+            pytest.raises(us.DriverError),
+        ):
             borrow.__exit__(None, None, None)
 
     buffer = array(memory, None)

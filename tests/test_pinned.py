@@ -227,7 +227,10 @@ def test_many_threads() -> None:
 
 @pytest.mark.simulated
 def test_a_failed_allocation_does_not_count() -> None:
-    with testing.inject("cuMemHostAlloc", 2), pytest.raises(us.DriverError) as error:
+    with (
+        testing.inject("cuMemHostAlloc", 2, this_thread=True),
+        pytest.raises(us.DriverError) as error,
+    ):
         take(MIB)
     assert error.value.function == "cuMemHostAlloc"
     assert _pinned._total == 0

@@ -253,7 +253,7 @@ def test_a_closed_stream() -> None:
 def test_a_driver_that_refuses(function: str) -> None:
     before = _simulated.stats()
     with us.Stream.create(0) as stream:
-        with testing.inject(function, 2), pytest.raises(us.DriverError) as error:
+        with testing.inject(function, 2, this_thread=True), pytest.raises(us.DriverError) as error:
             with stream.capture():
                 pass
         assert error.value.function == function

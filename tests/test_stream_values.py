@@ -496,7 +496,7 @@ def test_a_driver_that_refuses(stream: us.Stream, memory: int, pinned: int) -> N
         ("cuMemHostGetDevicePointer", lambda: stream.write_value_32(pinned, 1)),
         ("cuMemcpyDtoDAsync", lambda: stream.memcpy_dtod(memory, memory + 64, 8)),
     ):
-        with testing.inject(function, 2), pytest.raises(us.DriverError) as error:
+        with testing.inject(function, 2, this_thread=True), pytest.raises(us.DriverError) as error:
             use()
         assert error.value.function == function
     assert stream.is_done

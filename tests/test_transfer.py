@@ -25,6 +25,7 @@ from helpers import (
     in_thread,
     is_blocked,
     pinned_memory,
+    reclaim,
     run_python,
     running,
 )
@@ -756,7 +757,8 @@ def test_a_failure_in_the_middle(
             stream.sync(timeout=20)
             assert eventually(settled)
             for skip in range(3 if past else 1):
-                with testing.inject(function, 719, skip=skip):
+                reclaim(stream)
+                with testing.inject(function, 719, skip=skip, this_thread=True):
                     with pytest.raises(us.DriverError) as error:
                         use()
                 assert error.value.function == function

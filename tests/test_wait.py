@@ -367,7 +367,7 @@ def test_an_abandoned_event_that_cannot_be_asked_harms_nobody() -> None:
         stream.sync(timeout=0)
     pool = stream._pool
     abandoned = len(pool._abandoned)
-    with testing.inject("cuEventQuery", 999):
+    with testing.inject("cuEventQuery", 999, this_thread=True):
         stream.wait(other)
     assert len(pool._abandoned) == abandoned - 1
     us.wait_all(timeout=10)

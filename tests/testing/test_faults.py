@@ -9,6 +9,7 @@ import pytest
 from cuda.bindings import driver
 from cuda.core import Device
 
+from helpers import in_thread
 from userstream.testing import _simulated, async_error, calls, inject, latch, reset
 
 pytestmark = pytest.mark.simulated
@@ -118,6 +119,12 @@ def test_a_block_ends_only_its_own_injection(stream):
     with inject("cuStreamQuery", ILLEGAL, skip=100):
         pass
     assert queries(stream, 3) == [0, 1, 0]
+
+
+def test_an_injection_for_this_thread_leaves_the_others_alone(stream):
+    with inject("cuStreamQuery", ILLEGAL, skip=1, this_thread=True):
+        assert in_thread(lambda: queries(stream, 3)) == [0, 0, 0]
+        assert queries(stream, 3) == [0, 700, 0]
 
 
 def test_a_used_up_injection_ends_quietly(stream):

@@ -29,11 +29,16 @@ def relaxed(function: Callable[..., T], *args: object) -> T:
     """Call a function whose driver calls leave the captures of other threads alone."""
     previous = _GLOBAL  # what a Ctrl-C between the exchange and its assignment restores
     try:
-        previous = call(driver.cuThreadExchangeStreamCaptureMode, _RELAXED)
+        try:
+            previous = call(driver.cuThreadExchangeStreamCaptureMode, _RELAXED)
+        except Exception:
+            previous = None  # nothing was exchanged: a thread of ours stays relaxed
+            raise
         return function(*args)
     finally:
-        # A builtin, before which no Ctrl-C can come.
-        driver.cuThreadExchangeStreamCaptureMode(previous)
+        if previous is not None:
+            # A builtin, before which no Ctrl-C can come.
+            driver.cuThreadExchangeStreamCaptureMode(previous)
 
 
 def relax_capture_of_this_thread() -> None:

@@ -148,7 +148,7 @@ def _load(path: str) -> ctypes.CDLL:
         "configure": (ctypes.c_bool, [ctypes.c_int, ctypes.c_int, ctypes.c_size_t]),
         "inject": (
             ctypes.c_uint64,
-            [ctypes.c_char_p, ctypes.c_int, ctypes.c_long, ctypes.c_long],
+            [ctypes.c_char_p, ctypes.c_int, ctypes.c_long, ctypes.c_long, ctypes.c_bool],
         ),
         "withdraw": (None, [ctypes.c_char_p, ctypes.c_uint64]),
         "calls": (ctypes.c_long, [ctypes.c_char_p]),
@@ -222,6 +222,9 @@ class inject:  # noqa: N801 - used like a function
         How many calls.
     skip
         How many calls work as usual before that.
+    this_thread
+        Whether only calls of the thread that injects count and fail, and those of other threads
+        (userstream's watcher, say) work as usual.
 
     Raises
     ------
@@ -240,7 +243,15 @@ class inject:  # noqa: N801 - used like a function
     'CUDA_ERROR_OUT_OF_MEMORY'
     """
 
-    def __init__(self, function: str, result: SupportsIndex, count: int = 1, skip: int = 0) -> None:
+    def __init__(
+        self,
+        function: str,
+        result: SupportsIndex,
+        count: int = 1,
+        skip: int = 0,
+        *,
+        this_thread: bool = False,
+    ) -> None:
         self._library = _side_door("inject()")
         self._function = _plain_name(function)
         code = _code(result)
@@ -250,7 +261,9 @@ class inject:  # noqa: N801 - used like a function
             raise ValueError(
                 f"count must be at least 1 and skip at least 0, not {count} and {skip}"
             )
-        self._id = self._library.userstream_inject(self._function, code, count, skip)
+        self._id = self._library.userstream_inject(
+            self._function, code, count, skip, bool(this_thread)
+        )
         if not self._id:
             raise _unknown(function)
 

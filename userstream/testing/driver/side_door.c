@@ -6,6 +6,7 @@
 /* The next `count` calls, after `skip`, answer `result`. */
 typedef struct Fault {
     uint64_t id;
+    uint64_t thread;            /* 0: of any */
     int result;
     long count;
     long skip;
@@ -15,6 +16,8 @@ typedef struct Fault {
 CUresult fault_for(Function *function) {
     for (Fault **link = &function->shared->faults; *link; link = &(*link)->next) {
         Fault *fault = *link;
+        if (fault->thread && fault->thread != this_thread()->id)
+            continue;
         if (fault->skip > 0) {
             fault->skip--;
             continue;
@@ -43,7 +46,8 @@ static void remove_faults(Function *function, uint64_t id) {
 
 /* Declared here as well: nobody but Python calls these. */
 SIDE_DOOR bool userstream_configure(int devices, int driver_version, size_t memory);
-SIDE_DOOR uint64_t userstream_inject(const char *name, int result, long count, long skip);
+SIDE_DOOR uint64_t userstream_inject(const char *name, int result, long count, long skip,
+                                     bool here);
 SIDE_DOOR void userstream_withdraw(const char *name, uint64_t id);
 SIDE_DOOR long userstream_calls(const char *name);
 SIDE_DOOR int userstream_async_error(Stream *handle, int error);
@@ -62,7 +66,7 @@ bool userstream_configure(int devices, int driver_version, size_t memory) {
 }
 
 /* 0: there is no such function. */
-uint64_t userstream_inject(const char *name, int result, long count, long skip) {
+uint64_t userstream_inject(const char *name, int result, long count, long skip, bool here) {
     lock();
     uint64_t id = 0;
     Function *function = function_find(name);
@@ -72,7 +76,7 @@ uint64_t userstream_inject(const char *name, int result, long count, long skip) 
             end = &(*end)->next;
         id = new_id();
         *end = malloc(sizeof **end);
-        **end = (Fault){id, result, count, skip, NULL};
+        **end = (Fault){id, here ? this_thread()->id : 0, result, count, skip, NULL};
     }
     unlock();
     return id;
