@@ -108,7 +108,7 @@ def copy(stream: us.Stream, destination: int, source: int, size: int = 256) -> N
 def content(address: int, size: int = 256) -> set[int]:
     """Return the bytes that memory consists of, after the work that is queued on its device."""
     host = bytearray(size)
-    with _driver.entered(_driver.primary_context(_driver.device_of_pointer(address))):
+    with _driver.entered(_driver.primary_context(_driver.place_of(address).device)):
         checked(driver.cuCtxSynchronize())
         checked(driver.cuMemcpyDtoH(host, address, size))
     return set(host)

@@ -43,7 +43,13 @@ def functions() -> list[str]:
         and node.attr[2].isupper()  # the others are types
     }
     return sorted(
-        found | {"cuStreamCreateWithPriority", "cuPointerGetAttribute", "cuLaunchHostFunc"}
+        found
+        | {
+            "cuStreamCreateWithPriority",
+            "cuPointerGetAttribute",
+            "cuPointerGetAttributes",
+            "cuLaunchHostFunc",
+        }
     )
 
 
@@ -58,7 +64,7 @@ NEEDED_TO_FREE = {
     "cuThreadExchangeStreamCaptureMode",
 }
 # Only with a driver before CUDA 12.5; only if two threads meet a new device at once; only to look
-# up `cuPointerGetAttribute`; only for events of other contexts, or that failed.
+# up `cuPointerGetAttributes`; only for events of other contexts, or that failed.
 ELSEWHERE = {"cuCtxSynchronize", "cuDevicePrimaryCtxRelease", "cuGetProcAddress", "cuEventDestroy"}
 
 
@@ -154,16 +160,7 @@ def use_memory(stream: us.Stream, address: int) -> None:
 
 
 def array(address: int, shape: tuple[int, ...], strides: tuple[int, ...], device: int = 0) -> Any:
-    return us.BufferInfo(
-        source="test",
-        ordering="none",
-        device_id=device,
-        address=address,
-        shape=shape,
-        strides=strides,
-        dtype=np.dtype("u1"),
-        memory="device",
-    )
+    return _transfer.DeviceArray(address, shape, strides, np.dtype("u1"), device)
 
 
 def copies(address: int) -> None:
@@ -202,7 +199,6 @@ def free_pinned() -> None:
 
 # What copies alone call, and what they are made of.
 COPIES = {
-    "cuMemGetAddressRange",
     "cuMemcpy3DAsync",
     "cuMemcpy3DPeerAsync",
     "cuMemcpyAsync",
@@ -212,7 +208,7 @@ COPYING = COPIES | {
     "cuEventQuery",
     "cuEventRecord",
     "cuMemHostAlloc",
-    "cuPointerGetAttribute",
+    "cuPointerGetAttributes",
     "cuStreamIsCapturing",
 }
 

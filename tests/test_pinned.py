@@ -299,14 +299,12 @@ def test_exit_and_fork_free_nothing() -> None:
 
 def test_interrupting_a_wait_keeps_the_memory() -> None:
     from helpers import device_memory
-    from userstream._transfer import to_host
+    from userstream._transfer import DeviceArray, to_host
 
     stream = us.get_stream(0)
     with device_memory(0, 5000) as source:
-        info = us.BufferInfo(
-            device_id=0, source="test", ordering="none", address=source, nbytes=5000
-        )
-        where = address(to_host(info, stream))
+        memory = DeviceArray(source, (5000,), (1,), np.dtype("u1"), 0)
+        where = address(to_host(memory, stream))
         with testing.latch(stream) as latch:
             main = threading.main_thread().ident
 
@@ -316,7 +314,7 @@ def test_interrupting_a_wait_keeps_the_memory() -> None:
                 signal.pthread_kill(main, signal.SIGINT)
 
             with running(interrupt), pytest.raises(KeyboardInterrupt):
-                to_host(info, stream)
+                to_host(memory, stream)
             assert address(array(5000)) != where
             latch.release()
             assert eventually(lambda: (_pinned.sweep(), not _pinned._late)[1])

@@ -32,16 +32,19 @@ from helpers import (
 from layouts import random_target, same, views
 from userstream import _driver, testing
 from userstream._transfer import (
+    DeviceArray,
     _chunks,
     _layout,
     _pinned,
     between,
+    device_array,
     from_host,
     into_host,
     is_scattered,
     refuse_read_only,
     to_host,
 )
+from userstream._transfer._arrays import pinned_address
 from userstream._transfer._dtypes import numpy_dtype
 from userstream._transfer._lane import Lane
 from userstream.testing import _simulated
@@ -78,22 +81,26 @@ def info(view: np.ndarray, where: int, device: int = 0, **more: Any) -> us.Buffe
     )
 
 
+def array(view: np.ndarray, where: int, device: int = 0, **more: Any) -> DeviceArray:
+    return device_array(info(view, where, device, **more))
+
+
 @contextmanager
-def on_device(view: np.ndarray, device: int = 0, **more: Any) -> Iterator[us.BufferInfo]:
+def on_device(view: np.ndarray, device: int = 0, **more: Any) -> Iterator[DeviceArray]:
     """Put a view of host memory on a device, with what lies between its elements."""
     offset, size = span(view)
     size = size if view.size else 1
     with device_memory(device, size) as where, _driver.entered(_driver.primary_context(device)):
         if view.size:
             checked(driver.cuMemcpyHtoD(where, address(view) - offset, size))
-        yield info(view, where + offset, device, **more)
+        yield array(view, where + offset, device, **more)
 
 
-def read(memory: us.BufferInfo, view: np.ndarray) -> np.ndarray:
+def read(memory: DeviceArray, view: np.ndarray) -> np.ndarray:
     """Read the memory of a view, as bytes."""
     offset, size = span(view)
     found = np.empty(size, "u1")
-    with _driver.entered(_driver.primary_context(memory.device_id)):
+    with _driver.entered(_driver.primary_context(memory.device)):
         checked(driver.cuMemcpyDtoH(address(found), memory.address - offset, size))
     return found
 
@@ -185,13 +192,13 @@ def test_chunks_that_do_not_divide(stream: us.Stream, no_cache: None) -> None:
     with on_device(view) as memory:
         result = to_host(memory, stream)
         assert same(result, view)
-        assert not _driver.is_host_pointer(address(result))
+        assert pinned_address(result) is None
 
 
 def test_results_are_page_locked_and_writable(stream: us.Stream) -> None:
     with on_device(LARGE) as memory:
         result = to_host(memory, stream)
-    assert _driver.is_host_pointer(address(result))
+    assert pinned_address(result) == address(result)
     result += 1
     assert same(result, LARGE + 1)
 
@@ -223,7 +230,8 @@ def test_what_is_read_stays_within_its_allocation(
     view = LARGE[0, 0, ::2]
     with on_device(view) as memory:
         ends = memory.address + 100
-        monkeypatch.setattr(_driver, "allocation_range", lambda *_: (memory.address, 100))
+        place = _driver.place_of(memory.address)._replace(size=100)
+        monkeypatch.setattr(_driver, "place_of", lambda _: place)
         spans = []
         copy = _driver.copy
         monkeypatch.setattr(
@@ -241,10 +249,10 @@ def test_too_many_copies_are_refused(stream: us.Stream) -> None:
 
 
 def test_scattered_arrays_are_for_their_framework() -> None:
-    assert is_scattered(info(LAYOUTS["every second"], 512))
-    assert is_scattered(info(LAYOUTS["column"], 512))
+    assert is_scattered(array(LAYOUTS["every second"], 512))
+    assert is_scattered(array(LAYOUTS["column"], 512))
     for name in ("contiguous", "transposed", "long rows", "windows", "broadcast", "0-d", "empty"):
-        assert not is_scattered(info(LAYOUTS[name], 512)), name
+        assert not is_scattered(array(LAYOUTS[name], 512)), name
 
 
 @layouts
@@ -333,7 +341,7 @@ def test_broadcasting_into_the_host(stream: us.Stream) -> None:
 
 def test_pinned_memory_as_the_buffer(stream: us.Stream) -> None:
     with pinned_memory() as where:
-        memory = info(np.zeros(64, "f4"), where, memory="pinned")
+        memory = array(np.zeros(64, "f4"), where, memory="pinned")
         from_host(np.arange(64, dtype="f4"), memory, stream)
         result = to_host(memory, stream)
         assert (result == np.arange(64)).all()
@@ -347,9 +355,9 @@ def test_a_buffer_without_a_shape(stream: us.Stream) -> None:
         bytes_ = us.BufferInfo(
             device_id=0, source="x", ordering="none", address=memory.address, nbytes=100
         )
-        assert same(to_host(bytes_, stream), np.arange(100, dtype="u1"))
+        assert same(to_host(device_array(bytes_), stream), np.arange(100, dtype="u1"))
         with pytest.raises(us.UnsupportedBufferError, match="__cuda_array_interface__"):
-            to_host(us.describe(driver.CUdeviceptr(memory.address)), stream)
+            device_array(us.describe(driver.CUdeviceptr(memory.address)))
 
 
 # ---- from the host ------------------------------------------------------------------------------
@@ -490,7 +498,7 @@ def test_between_waits_for_nothing(stream: us.Stream) -> None:
 
 def test_between_pinned_and_device_memory(stream: us.Stream) -> None:
     with pinned_memory() as where, on_device(np.zeros(64, "f4")) as memory:
-        pinned = info(np.zeros(64, "f4"), where, memory="pinned")
+        pinned = array(np.zeros(64, "f4"), where, memory="pinned")
         from_host(np.arange(64, dtype="f4"), pinned, stream)
         between(memory, pinned, stream)
         from_host(np.zeros(64, "f4"), pinned, stream)
@@ -501,14 +509,14 @@ def test_between_pinned_and_device_memory(stream: us.Stream) -> None:
 def test_between_what_overlaps(stream: us.Stream) -> None:
     with on_device(LARGE[0]) as memory:
         between(memory, memory, stream)  # nothing to do
-        first = info(LARGE[0, :20], memory.address)
-        other = info(LARGE[0, :20], memory.address + 4)
+        first = array(LARGE[0, :20], memory.address)
+        other = array(LARGE[0, :20], memory.address + 4)
         with pytest.raises(ValueError, match="overlap"):
             between(first, other, stream)
-        between(first, info(LARGE[0, :20], memory.address + first.nbytes), stream)
+        between(first, array(LARGE[0, :20], memory.address + LARGE[0, :20].nbytes), stream)
         assert same(to_host(first, stream), LARGE[0, 20:])
         with pytest.raises(TypeError, match="convert"):
-            between(first, info(LARGE[0, :20].view("i4"), memory.address), stream)
+            between(first, array(LARGE[0, :20].view("i4"), memory.address), stream)
 
 
 # ---- streams, contexts, captures ----------------------------------------------------------------
@@ -520,7 +528,7 @@ def everything(stream: us.Stream, device: int = 0) -> None:
     with ExitStack() as stack:
         for view in fresh:
             memory = stack.enter_context(on_device(np.zeros_like(LARGE), device))
-            memory = info(view, memory.address, device)
+            memory = array(view, memory.address, device)
             other = stack.enter_context(on_device(np.zeros(view.shape, "f4"), device))
             from_host(view, memory, stream)
             between(other, memory, stream)
@@ -529,7 +537,7 @@ def everything(stream: us.Stream, device: int = 0) -> None:
         before = _pinned.limit()
         _pinned.set_limit(0)
         try:
-            from_host(LARGE, memory := info(LARGE, memory.address, device), stream)
+            from_host(LARGE, memory := array(LARGE, memory.address, device), stream)
             assert same(to_host(memory, stream), LARGE)
         finally:
             _pinned.set_limit(before)
@@ -591,7 +599,7 @@ def test_a_capturing_stream_is_refused(cached: bool, stream: us.Stream) -> None:
                 lambda: to_host(memory, captured),
                 lambda: to_host(memory, captured, np.zeros_like(LARGE)),
                 lambda: from_host(LARGE, memory, captured),
-                lambda: between(memory, info(LARGE, memory.address + 4), captured),
+                lambda: between(memory, array(LARGE, memory.address + 4), captured),
             ):
                 with pytest.raises(us.CaptureError):
                     use()
@@ -606,7 +614,7 @@ def test_a_capture_elsewhere_survives(stream: us.Stream) -> None:
         thread = _chunks.trim()
         if thread is not None:
             thread.join(20)
-        every = info(LARGE[..., ::2], memory.address)
+        every = array(LARGE[..., ::2], memory.address)
 
         def use() -> None:
             assert same(to_host(memory, stream), LARGE)

@@ -117,6 +117,29 @@ def wait_for(
     refuse_in_host_function("a wait")
     since = time.perf_counter()
     pending, failed = start(targets, closed_is_done=closed_is_done)
+    if pending:
+        pending = _poll(pending, failed, since, timeout, policy)
+    if pending or failed:
+        raise outcome(pending, failed, timeout, grouped=grouped)
+
+
+def wait_until(there: Pending, timeout: float | None) -> None:
+    """Wait until a point is reached; otherwise as `wait_for`."""
+    refuse_in_host_function("a wait")
+    failed: list[DriverError] = []
+    pending = _poll([there], failed, time.perf_counter(), timeout, "auto")
+    if pending or failed:
+        raise outcome(pending, failed, timeout, grouped=False)
+
+
+def _poll(
+    pending: list[Pending],
+    failed: list[DriverError],
+    since: float,
+    timeout: float | None,
+    policy: str,
+) -> list[Pending]:
+    """Poll until all of these are over; return, and abandon, those that are late."""
     try:
         while pending:
             pending = _driver.relaxed(_still_pending, pending, failed)
@@ -128,8 +151,7 @@ def wait_for(
     finally:
         for each in pending:
             each.abandon()
-    if pending or failed:
-        raise outcome(pending, failed, timeout, grouped=grouped)
+    return pending
 
 
 def start(
@@ -174,21 +196,27 @@ def _sleep(elapsed: float, timeout: float | None) -> None:
 
 
 def outcome(
-    late: list[Pending], failed: Sequence[Exception], timeout: float | None, *, grouped: bool
+    pending: Sequence[Pending],
+    failed: Sequence[Exception],
+    timeout: float | None,
+    *,
+    grouped: bool,
 ) -> Exception:
     """Return the error of a wait of which something was late or failed."""
     problems: list[Exception] = [*failed]
-    if late:
-        targets = [each.target for each in late]
-        names = ", ".join(map(repr, targets))
-        problems.append(
-            WaitTimeout(
-                f"not done within {timeout} s: {names}; nothing was cancelled, wait again to go on",
-                seconds=timeout,
-                devices=sorted({target._device() for target in targets}),
-                streams=[repr(target) for target in targets],
-            )
-        )
+    if pending:
+        problems.append(late([each.target for each in pending], timeout))
     if failed and grouped:
         return WaitErrors(f"{len(problems)} of the waits failed", problems)
     return problems[0]
+
+
+def late(targets: Sequence[Any], timeout: float | None) -> WaitTimeout:
+    """Return the error for targets that were not done in time."""
+    names = ", ".join(map(repr, targets))
+    return WaitTimeout(
+        f"not done within {timeout} s: {names}; nothing was cancelled, wait again to go on",
+        seconds=timeout,
+        devices=sorted({target._device() for target in targets}),
+        streams=[repr(target) for target in targets],
+    )

@@ -12,7 +12,7 @@ from cuda.core import Device
 
 from userstream import _driver
 from userstream._buffers import cai, cuda_core, cupy, dali, dlpack, jax, numba, torch
-from userstream._buffers._info import BufferInfo
+from userstream._buffers._info import BufferInfo, Layout
 from userstream._buffers._rule import NOTHING_PENDING, UNKNOWN, Framework, Rule, type_name
 from userstream.errors import UnsupportedBufferError
 
@@ -25,6 +25,7 @@ __all__ = [
     "UNKNOWN",
     "BufferInfo",
     "Framework",
+    "Layout",
     "Rule",
     "describe",
     "device_of",

@@ -1,10 +1,10 @@
-"""`BufferInfo`: what is known of a buffer."""
+"""`BufferInfo`: what is known of a buffer; and `Layout`: what its framework alone tells."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,6 +61,19 @@ class BufferInfo:
     memory: Memory | None = None
     producer: int | None = None
     parts: tuple[BufferInfo, ...] = ()
+
+
+class Layout(NamedTuple):
+    """Where the elements of an array lie in device memory; the fields are those of `BufferInfo`."""
+
+    source: str
+    device_id: int
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype | str
+    memory: Memory = "device"
+    nbytes: None = None  # as the shape tells
 
 
 def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:

@@ -10,8 +10,8 @@ from userstream.errors import HostBufferError, UnsupportedBufferError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from userstream._buffers._info import BufferInfo
-    from userstream._driver import Memory
+    from userstream._buffers._info import BufferInfo, Layout
+    from userstream._driver import Memory, Place
     from userstream.typing import StreamLike
 
 
@@ -54,6 +54,8 @@ class Rule(NamedTuple):
     # Instead of naming the producer: orders the stream of that handle after it, and returns what
     # keeps the memory.
     export: Callable[[Any, int], object] | None = None
+    # What `describe` tells, as far as a copy needs it and without the driver; of what has a device.
+    layout: Callable[[Any], Layout] | None = None
 
 
 def is_named(kind: type, packages: tuple[str, ...], names: tuple[str, ...]) -> bool:
@@ -87,38 +89,38 @@ def device_at(address: int, obj: object) -> int:
     UnsupportedBufferError
         It is 0, no memory that the driver knows, or of a context that is not a primary one.
     """
-    on_host = _on_host(address, obj)
-    if on_host and not _driver.is_managed_pointer(address):
+    place = _place(address, obj)
+    if place.kind == "pinned":
         raise host_error(obj, "pinned host memory")
-    device = _driver.primary_device_of_pointer(address)
-    if device is None:
-        raise UnsupportedBufferError(
-            f"address {address:#x} of this {type_name(obj)} was allocated in a CUDA context that "
-            "is not the primary one of its device, where the user streams are"
-        )
-    return device
+    return _usable(place, address, obj)
 
 
 def locate(address: int, obj: object) -> tuple[int, Memory]:
     """Return the device and the kind of memory at an address of `obj`, pinned memory included."""
-    on_host = _on_host(address, obj)
-    if _driver.is_managed_pointer(address):
-        return device_at(address, obj), "managed"
-    if on_host:
-        return _driver.device_of_pointer(address) or 0, "pinned"
-    return device_at(address, obj), "device"
+    place = _place(address, obj)
+    kind = place.kind
+    return place.device if kind == "pinned" else _usable(place, address, obj), kind
 
 
-def _on_host(address: int, obj: object) -> bool:
+def _place(address: int, obj: object) -> Place:
     if address == 0:
         raise UnsupportedBufferError(
             f"this {type_name(obj)} has address 0 (it is empty, or was freed), which does not tell "
             "its device; pass the device itself"
         )
     _driver.ensure()
-    on_host = _driver.is_host_pointer(address)
-    if on_host is None:
+    place = _driver.place_of(address)
+    if place is None:
         raise UnsupportedBufferError(
             f"address {address:#x} of this {type_name(obj)} is no memory that the CUDA driver knows"
         )
-    return on_host
+    return place
+
+
+def _usable(place: Place, address: int, obj: object) -> int:
+    if not place.is_in_primary_context():
+        raise UnsupportedBufferError(
+            f"address {address:#x} of this {type_name(obj)} was allocated in a CUDA context that "
+            "is not the primary one of its device, where the user streams are"
+        )
+    return place.device

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from userstream import _driver
-from userstream._buffers._info import BufferInfo
+from userstream._buffers._info import BufferInfo, Layout
 from userstream._buffers._rule import Framework, Rule, locate
 
 if TYPE_CHECKING:
@@ -56,19 +56,30 @@ def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
 
 
 def _describe(array: Any) -> BufferInfo:
-    device = _device_id(array)
-    address: int = array.data.ptr
+    layout = _layout(array)
+    address, device = layout.address, layout.device_id
     return BufferInfo(
-        source="cupy.ndarray",
+        source=layout.source,
         device_id=device,
         memory=locate(address, array)[1] if address else "device",
         address=address,
         nbytes=array.nbytes,
+        shape=layout.shape,
+        strides=layout.strides,
+        dtype=layout.dtype,
+        producer=_current_stream(device)[0],
+        ordering="current",
+    )
+
+
+def _layout(array: Any) -> Layout:
+    return Layout(
+        source="cupy.ndarray",
+        device_id=_device_id(array),
+        address=array.data.ptr,
         shape=array.shape,
         strides=array.strides,
         dtype=array.dtype,
-        producer=_current_stream(device)[0],
-        ordering="current",
     )
 
 
@@ -77,4 +88,4 @@ def _pack(array: Any) -> Any:
 
 
 FRAMEWORK = Framework("cupy", _is_usable, _current_stream, _activate)
-_RULE = Rule(_device_id, _describe, framework=FRAMEWORK, pack=_pack)
+_RULE = Rule(_device_id, _describe, framework=FRAMEWORK, pack=_pack, layout=_layout)

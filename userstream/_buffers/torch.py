@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from userstream import _driver
-from userstream._buffers._info import BufferInfo
+from userstream._buffers._info import BufferInfo, Layout
 from userstream._buffers._rule import Framework, Rule, host_error, locate
 from userstream.errors import UnsupportedBufferError
 
@@ -65,36 +65,50 @@ def _record_use(tensor: Any) -> None:
 
 
 def _describe(tensor: Any) -> BufferInfo:
-    if str(tensor.layout) != "torch.strided":
-        raise UnsupportedBufferError(
-            f"this tensor has the layout {tensor.layout}: it is made of several; pass those, such "
-            "as its values()"
-        )
-    address = tensor.data_ptr()
+    layout = _layout(tensor)
+    address = layout.address
     if tensor.is_cuda:
-        device = tensor.get_device()
+        device = layout.device_id
         memory = locate(address, tensor)[1] if address else "device"
-        producer, _ = _current_stream(device)
     elif tensor.device.type == "cpu" and address and tensor.is_pinned():
         device, memory = locate(address, tensor)
-        producer, _ = _current_stream(device)
     else:
         raise host_error(tensor, f"the memory of torch device {str(tensor.device)!r}")
-    itemsize = tensor.element_size()
     return BufferInfo(
-        source="torch.Tensor",
+        source=layout.source,
         device_id=device,
         memory=memory,
         address=address,
-        nbytes=tensor.nelement() * itemsize,
-        shape=tuple(tensor.shape),
-        strides=tuple(step * itemsize for step in tensor.stride()),
-        dtype=_dtype(tensor.dtype),
-        producer=producer,
+        nbytes=tensor.nelement() * tensor.element_size(),
+        shape=layout.shape,
+        strides=layout.strides,
+        dtype=layout.dtype,
+        producer=_current_stream(device)[0],
         ordering="current",
     )
 
 
+def _layout(tensor: Any) -> Layout:
+    if _text(tensor.layout) != "torch.strided":
+        raise UnsupportedBufferError(
+            f"this tensor has the layout {tensor.layout}: it is made of several; pass those, such "
+            "as its values()"
+        )
+    itemsize = tensor.element_size()
+    return Layout(
+        source="torch.Tensor",
+        device_id=tensor.get_device(),
+        address=tensor.data_ptr(),
+        shape=tuple(tensor.shape),
+        strides=tuple([step * itemsize for step in tensor.stride()]),
+        dtype=_dtype(tensor.dtype),
+    )
+
+
+_text = functools.cache(str)
+
+
+@functools.cache
 def _dtype(dtype: Any) -> np.dtype | str:  # torch.dtype
     name = str(dtype).removeprefix("torch.")
     try:
@@ -113,4 +127,11 @@ def _must_pack(tensor: Any) -> bool:
 
 
 FRAMEWORK = Framework("torch", _is_usable, _current_stream, _activate, _record_use)
-_RULE = Rule(_device_id, _describe, framework=FRAMEWORK, pack=_pack, must_pack=_must_pack)
+_RULE = Rule(
+    _device_id,
+    _describe,
+    framework=FRAMEWORK,
+    pack=_pack,
+    must_pack=_must_pack,
+    layout=_layout,
+)

@@ -40,7 +40,6 @@ from userstream._driver.contexts import (
 )
 from userstream._driver.copies import (
     Copy,
-    allocation_range,
     copy,
     copy_peer,
     copy_shaped,
@@ -70,14 +69,7 @@ from userstream._driver.memory import (
     device_address,
     free_pinned,
 )
-from userstream._driver.pointers import (
-    Memory,
-    allocation_of_pointer,
-    device_of_pointer,
-    is_host_pointer,
-    is_managed_pointer,
-    primary_device_of_pointer,
-)
+from userstream._driver.pointers import Memory, Place, place_of
 from userstream._driver.status import core_errors, core_failure
 from userstream._driver.streams import (
     LEGACY,
@@ -124,10 +116,9 @@ __all__ = [
     "CaptureMode",
     "Copy",
     "Memory",
+    "Place",
     "Window",
     "allocate_pinned",
-    "allocation_of_pointer",
-    "allocation_range",
     "attach_memory",
     "barrier_operation",
     "begin_capture",
@@ -153,7 +144,6 @@ __all__ = [
     "device_address",
     "device_attribute",
     "device_count",
-    "device_of_pointer",
     "device_of_primary",
     "device_report",
     "device_word",
@@ -168,12 +158,10 @@ __all__ = [
     "get_attribute",
     "is_capturing",
     "is_current",
-    "is_host_pointer",
-    "is_managed_pointer",
     "largest_window",
+    "place_of",
     "primary_context",
     "primary_context_if_active",
-    "primary_device_of_pointer",
     "priority_range",
     "record_context",
     "refuse_capturing",

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cuda.bindings import driver
 
-from userstream._driver.contexts import within
 from userstream._driver.status import call
-from userstream._driver.streams import relaxed
 
 if TYPE_CHECKING:
     from typing import Any
@@ -86,9 +84,3 @@ def _fill(parameters: Any, to: int, source: int, what: Copy) -> None:
     parameters.WidthInBytes = what.width
     parameters.Height = what.rows
     parameters.Depth = what.slices
-
-
-def allocation_range(context: driver.CUcontext, address: int) -> tuple[int, int]:
-    """Return the address and the size of the allocation that an address is in."""
-    base, size = within(context, relaxed, call, driver.cuMemGetAddressRange, address)
-    return int(base), int(size)

@@ -1,14 +1,15 @@
 """What the driver knows of an address, whoever allocated it.
 
-``cuPointerGetAttribute`` is called by its address here: cuda-bindings 12.9.6 to 12.9.8 and 13.2.0
-to 13.4.1 answer 0 for the device ordinal of any memory.
+The functions are called by their addresses here: cuda-bindings 12.9.6 to 12.9.8 and 13.2.0 to
+13.4.1 answer 0 for the device ordinal of any memory.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from typing import TYPE_CHECKING, Literal
+from collections import deque
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from cuda.bindings import driver
 
@@ -20,72 +21,101 @@ if TYPE_CHECKING:
 
 Memory = Literal["device", "managed", "pinned"]
 
-_FUNCTION = "cuPointerGetAttribute"
-_INTRODUCED = 4000  # the CUDA version, which selects the signature
 _INVALID_VALUE = int(driver.CUresult.CUDA_ERROR_INVALID_VALUE)
 _HOST = int(driver.CUmemorytype.CU_MEMORYTYPE_HOST)
-
-_MEMORY_TYPE = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
-_CONTEXT = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_CONTEXT)
-_ORDINAL = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
-_MANAGED = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED)
 _DEVICE_POINTER = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER)
-_RANGE_START = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)
-_RANGE_SIZE = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_RANGE_SIZE)
+
+_WANTED = (
+    driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+    driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED,
+    driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+    driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_CONTEXT,
+    driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+    driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+)
+_COUNT = len(_WANTED)
+_ATTRIBUTES = (ctypes.c_int * _COUNT)(*map(int, _WANTED))
 
 
-@functools.cache
-def _function() -> Callable[..., int]:
-    address, _found = call(driver.cuGetProcAddress, _FUNCTION.encode(), _INTRODUCED, 0)
-    prototype = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64)
-    return prototype(int(address))
+class Place(NamedTuple):
+    """The memory at an address."""
+
+    is_host: bool  # page-locked; managed memory may be on the host as well
+    is_managed: bool
+    device: int
+    context: int  # 0 if it belongs to none, like that of a pool
+    start: int  # of the allocation
+    size: int
+
+    @property
+    def kind(self) -> Memory:
+        """Return its name for users."""
+        return "managed" if self.is_managed else "pinned" if self.is_host else "device"
+
+    def is_in_primary_context(self) -> bool:
+        """Tell whether it belongs to the primary context of its device, or to the device."""
+        if device_of_primary(self.context) is not None:
+            return True
+        return self.context in (0, int(primary_context(self.device)))
+
+    def covers(self, start: int, nbytes: int) -> bool:
+        """Tell whether bytes lie in the allocation."""
+        return self.start <= start and start + nbytes <= self.start + self.size
 
 
-def _attribute(which: int, address: int) -> int | None:
-    value = ctypes.c_uint64()  # no attribute is larger
-    status = _function()(ctypes.byref(value), which, address)
-    if status == 0:
-        return value.value
-    if status == _INVALID_VALUE:
+class _Answers:
+    """Where the driver writes; no attribute is larger, and what is beside them stays 0."""
+
+    __slots__ = ("places", "values")
+
+    def __init__(self) -> None:
+        self.values = (ctypes.c_uint64 * _COUNT)()
+        first = ctypes.addressof(self.values)
+        self.places = (ctypes.c_void_p * _COUNT)(*range(first, first + 8 * _COUNT, 8))
+
+
+_spare: deque[_Answers] = deque()  # one for each thread that is asking, for the next
+
+
+def place_of(address: int) -> Place | None:
+    """Tell what memory is at an address; `None` if it is not CUDA's."""
+    try:
+        answers = _spare.pop()
+    except IndexError:
+        answers = _Answers()
+    status = _several()(_COUNT, _ATTRIBUTES, answers.places, address)
+    kind, managed, device, context, start, size = answers.values
+    _spare.append(answers)
+    if status:
+        raise failed("cuPointerGetAttributes", status)
+    if not kind:
         return None
-    raise failed(_FUNCTION, status)
-
-
-def is_host_pointer(address: int) -> bool | None:
-    """Tell whether the memory at an address is pinned host memory; `None` if it is not CUDA's."""
-    kind = _attribute(_MEMORY_TYPE, address)
-    return None if kind is None else kind == _HOST
-
-
-def is_managed_pointer(address: int) -> bool:
-    """Tell whether the memory at an address is managed."""
-    return bool(_attribute(_MANAGED, address))
-
-
-def device_of_pointer(address: int) -> int | None:
-    """Return the device of the memory at an address."""
-    return _attribute(_ORDINAL, address)
-
-
-def primary_device_of_pointer(address: int) -> int | None:
-    """Return the device of an address, or `None` if it belongs to a context not its primary one."""
-    context = _attribute(_CONTEXT, address)
-    device = None if context is None else device_of_primary(context)
-    if device is not None:
-        return device
-    device = device_of_pointer(address)
-    if device is None:  # freed meanwhile
-        return None
-    # The memory of a pool belongs to no context, but to the device.
-    return device if context in (0, int(primary_context(device))) else None
-
-
-def allocation_of_pointer(address: int) -> tuple[int, int] | None:
-    """Return the address and the size of the allocation that an address is in."""
-    start, size = _attribute(_RANGE_START, address), _attribute(_RANGE_SIZE, address)
-    return None if start is None or size is None else (start, size)
+    return Place(kind == _HOST, bool(managed), device, context, start, size)
 
 
 def can_access(address: int) -> bool:
     """Tell whether the device of the current context can access the memory at an address."""
-    return _attribute(_DEVICE_POINTER, address) is not None
+    value = ctypes.c_uint64()
+    status = _single()(ctypes.byref(value), _DEVICE_POINTER, address)
+    if status not in (0, _INVALID_VALUE):
+        raise failed("cuPointerGetAttribute", status)
+    return status == 0
+
+
+@functools.cache
+def _several() -> Callable[..., int]:
+    pointer = ctypes.c_void_p
+    return _looked_up(
+        "cuPointerGetAttributes", 7000, ctypes.c_uint, pointer, pointer, ctypes.c_uint64
+    )
+
+
+@functools.cache
+def _single() -> Callable[..., int]:
+    return _looked_up("cuPointerGetAttribute", 4000, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64)
+
+
+def _looked_up(name: str, since: int, *arguments: Any) -> Callable[..., int]:
+    """Return a function of the driver, with the signature that it has since a CUDA version."""
+    address, _found = call(driver.cuGetProcAddress, name.encode(), since, 0)
+    return ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(int(address))

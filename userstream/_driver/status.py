@@ -95,19 +95,22 @@ def core_errors(function: str, stream: object = None) -> Iterator[None]:
         raise failure from error
 
 
-def ask(function: Callable[..., Any], *args: object) -> tuple[Any, ...]:
+def ask(function: Callable[..., tuple[Any, ...]], *args: object) -> tuple[Any, ...]:
     """Call a driver function whose status is an answer; return the status and the values."""
     try:
-        return tuple(function(*args))
+        return function(*args)
     except (RuntimeError, ValueError) as error:
         raise raised(function.__name__, error) from error
 
 
-def call(function: Callable[..., Any], *args: object, stream: object = None) -> Any:
+def call(function: Callable[..., tuple[Any, ...]], *args: object, stream: object = None) -> Any:
     """Call a driver function and return its one value, its values, or `None`."""
-    status, *values = ask(function, *args)
-    if status != SUCCESS:
-        raise failed(function.__name__, status, stream)
-    if len(values) > 1:
-        return values
-    return values[0] if values else None
+    try:
+        answer = function(*args)  # not by `ask`, which would cost as much as some driver calls
+    except (RuntimeError, ValueError) as error:
+        raise raised(function.__name__, error) from error
+    if answer[0] != SUCCESS:
+        raise failed(function.__name__, answer[0], stream)
+    if len(answer) == 2:
+        return answer[1]
+    return list(answer[1:]) or None

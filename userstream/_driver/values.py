@@ -8,12 +8,7 @@ from cuda.bindings import driver
 
 from userstream._driver.library import device_attribute
 from userstream._driver.memory import device_address
-from userstream._driver.pointers import (
-    allocation_of_pointer,
-    can_access,
-    is_host_pointer,
-    is_managed_pointer,
-)
+from userstream._driver.pointers import can_access, place_of
 from userstream._driver.status import call
 from userstream.errors import NotSupportedError
 
@@ -61,24 +56,19 @@ def device_word(address: int, width: int, device: int) -> int:
     where = f"address {address:#x}"
     if address % width:
         raise ValueError(f"{where} is no multiple of {width}, the size of the value")
-    on_host = is_host_pointer(address) if address > 0 else None
-    if on_host is None:
+    place = place_of(address)
+    if place is None:
         raise ValueError(
             f"{where} is in no memory that CUDA knows; take device memory or pinned host memory"
         )
-    if is_managed_pointer(address):
+    if place.is_managed:
         raise ValueError(
             f"{where} is in managed memory, of which CUDA allows no values; take device memory or "
             "pinned host memory"
         )
-    allocation = allocation_of_pointer(address)
-    if allocation is None:
-        is_inside = is_host_pointer(address + width - 1) is not None
-    else:
-        is_inside = address + width <= sum(allocation)
-    if not is_inside:
+    if not place.covers(address, width):
         raise ValueError(f"a value of {width} bytes at {where} ends behind its allocation")
-    if on_host:
+    if place.is_host:
         return device_address(address)
     if not can_access(address):
         raise ValueError(f"{where} is in memory that device {device} cannot access")

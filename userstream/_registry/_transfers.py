@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
 from userstream import _buffers, _cleanup, _targets, _transfer, _waiting
 from userstream._buffers import type_name
+from userstream._registry import _operands
 from userstream._registry._orders import Orders
-from userstream.errors import HostBufferError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from userstream._buffers import BufferInfo, Rule
+    from userstream._buffers import Rule
     from userstream._ordering import Ordering
     from userstream._stream import Stream
     from userstream.typing import Buffer, Producer, StreamLike
+
+T = TypeVar("T")
 
 
 class Transfers(Orders):
@@ -118,33 +119,33 @@ class Transfers(Orders):
         """
         _waiting.check_arguments(timeout, "auto")
         self._check_open()
-        left = _waiting.Deadline(timeout).left
+        rule = _buffers.rule_of(buffer)
+        if rule is not None and rule.parts is None:
+            return self._to_host(
+                buffer, rule, out, stream=stream, producer=producer, timeout=timeout
+            )
+        deadline = _waiting.Deadline(timeout)
 
         def copy(part: Any, out: np.ndarray | None = None) -> Any:
-            return self.asnumpy(part, out=out, stream=stream, producer=producer, timeout=left())
+            left = deadline.left()
+            if rule is None:  # anything may be in a collection
+                return self.asnumpy(part, stream=stream, producer=producer, timeout=left)
+            rule_of_part = _buffers.require_rule(part)
+            return self._to_host(
+                part, rule_of_part, out, stream=stream, producer=producer, timeout=left
+            )
 
-        rule = _buffers.rule_of(buffer)
-        if rule is None and _targets.is_collection(buffer):
-            _refuse_out(out, buffer)
-            if isinstance(buffer, Mapping):
-                return {key: copy(part) for key, part in buffer.items()}
-            return [copy(part) for part in iter(buffer)]  # type: ignore[arg-type] # a sequence
-        rule = rule or _buffers.require_rule(buffer)
-        if rule.parts is not None and rule.places is None:
-            _refuse_out(out, buffer)
+        if rule is not None and rule.places is not None:
+            return _operands.joined(buffer, rule.places(buffer), copy, out)
+        if rule is None and not _targets.is_collection(buffer):
+            _buffers.require_rule(buffer)
+        if out is not None:
+            raise TypeError(f"out= takes one array, and {type_name(buffer)} is made of several")
+        if rule is not None and rule.parts is not None:
             return [copy(part) for part in rule.parts(buffer)]
-        places = () if rule.places is None else rule.places(buffer)
-        if len(places) > 1:
-            return _joined(buffer, places, copy, out)
-        if places:  # the whole on one device, or on each of several
-            buffer = places[0][0]
-        info = _described(buffer, rule)
-        if info is None:
-            return _from_host(buffer, out)
-        _transfer.device_array(info)  # what has no shape is refused first
-        with self._ordered((buffer,), stream, producer) as ordering:
-            _keep, info = _packed(buffer, rule, info, ordering)
-            return _transfer.to_host(info, ordering.consumer, out, timeout)
+        if isinstance(buffer, Mapping):
+            return {key: copy(part) for key, part in buffer.items()}
+        return [copy(part) for part in iter(buffer)]  # type: ignore[arg-type] # a sequence
 
     def copyto(
         self,
@@ -213,28 +214,29 @@ class Transfers(Orders):
         """
         _waiting.check_arguments(timeout, "auto")
         self._check_open()
-        to, source = (_described(each, _buffers.require_rule(each)) for each in (dst, src))
-        if to is None and source is None:
-            raise TypeError("both are on the host: use numpy.copyto")
-        buffers = [buffer for buffer, info in ((dst, to), (src, source)) if info is not None]
-        if to is not None:
-            _transfer.refuse_read_only(dst, to)
+        to, source = (_operands.array_of(each, writable=each is dst) for each in (dst, src))
         target = to or source
-        if stream is None and target is not None and target.device_id is not None:
-            stream = self._user_stream(target.device_id)
-        with self._ordered(buffers, stream, producer, always=True) as ordering:
+        if target is None:
+            raise TypeError("both are on the host: use numpy.copyto")
+        buffers = [buffer for buffer, array in ((dst, to), (src, source)) if array is not None]
+        if stream is None:
+            stream = self._user_stream(target.device)
+
+        def copy(ordering: Ordering) -> Stream:
             consumer = ordering.consumer
-            if source is not None:
-                rule = _buffers.require_rule(src)
-                src, source = _packed(src, rule, source, ordering, if_scattered=to is None)
-            if to is None:
-                assert source is not None
-                _transfer.into_host(_writable(dst), source, consumer, timeout)
-            elif source is None:
+            if source is None:
+                assert to is not None
                 _transfer.from_host(np.asarray(src), to, consumer, timeout)
+                return consumer
+            rule = _buffers.require_rule(src)
+            _keep, packed = _operands.packed(src, rule, source, ordering, if_scattered=to is None)
+            if to is None:
+                _transfer.into_host(_operands.writable(dst), packed, consumer, timeout)
             else:
-                _transfer.between(to, source, consumer, timeout)
-        return consumer
+                _transfer.between(to, packed, consumer, timeout)
+            return consumer
+
+        return self._in_order(copy, buffers, stream, producer, release=True)
 
     @staticmethod
     def set_pinned_limit(nbytes: int) -> None:
@@ -263,98 +265,52 @@ class Transfers(Orders):
         """
         _transfer.set_limit(operator.index(nbytes))
 
-    @contextmanager
-    def _ordered(
+    def _to_host(
         self,
+        buffer: Any,
+        rule: Rule,
+        out: np.ndarray | None,
+        *,
+        stream: StreamLike | int | None,
+        producer: Producer,
+        timeout: float | None,
+    ) -> np.ndarray:
+        """Copy one buffer, wherever it is."""
+        info = _operands.described(buffer, rule)
+        if info is None:
+            return _operands.from_host(buffer, out)
+        array = _transfer.device_array(info)  # what has no shape is refused first
+
+        def copy(ordering: Ordering) -> np.ndarray:
+            _keep, packed = _operands.packed(buffer, rule, array, ordering)
+            return _transfer.to_host(packed, ordering.consumer, out, timeout)
+
+        return self._in_order(copy, (buffer,), stream, producer)
+
+    def _in_order(
+        self,
+        work: Callable[[Ordering], T],
         buffers: Sequence[Any],
         stream: StreamLike | int | None,
         producer: Producer,
         *,
-        always: bool = False,
-    ) -> Iterator[Ordering]:
-        """Acquire buffers for a block; release them after an error in it, or `always`.
+        release: bool = False,
+    ) -> T:
+        """Do work with buffers between their acquisition and, if need be, their release.
 
-        A copy that was waited for needs no release: what the producers do next comes after it.
+        A copy that was waited for needs none: what the producers do next comes after it. One that
+        failed may go on.
         """
         ordering = self._ordering(buffers, stream, producer)
         held = ordering.buffers, ordering.acquire()
         try:
-            yield ordering
+            result = work(ordering)
         except BaseException as error:
             try:
                 ordering.release(held)
             except Exception as failure:
                 _cleanup.report([failure], error)
             raise
-        if always:
+        if release:
             ordering.release(held)
-
-
-def _packed(
-    buffer: Any, rule: Rule, info: BufferInfo, ordering: Ordering, *, if_scattered: bool = True
-) -> tuple[Any, BufferInfo]:
-    """Let the framework of a buffer make it contiguous on our stream, if need be or if quicker."""
-    if rule.pack is None or rule.framework is None:
-        return buffer, info
-    if not (rule.must_pack is not None and rule.must_pack(buffer)) and not (
-        if_scattered and _transfer.is_scattered(info)
-    ):
-        return buffer, info
-    with ordering.consumer.activate(rule.framework.name):
-        packed = rule.pack(buffer)
-    # Its memory belongs to our stream's arena: what is freed there is used in order.
-    return packed, rule.describe(packed)
-
-
-def _joined(
-    buffer: Any,
-    places: Sequence[tuple[Any, Any]],
-    copy: Callable[..., np.ndarray],
-    out: np.ndarray | None,
-) -> np.ndarray:
-    """Copy the parts of a buffer into one array."""
-    if out is not None and out.shape != tuple(buffer.shape):
-        raise ValueError(f"out has shape {out.shape}, and the buffer {tuple(buffer.shape)}")
-    for part, index in places:
-        if out is None:
-            first = copy(part)
-            out = np.empty(buffer.shape, first.dtype)
-            out[index] = first
-        else:
-            copy(part, out[index])
-    assert out is not None
-    return out
-
-
-def _described(buffer: Any, rule: Rule) -> BufferInfo | None:
-    """Describe a GPU buffer; `None` if it is on the host."""
-    try:
-        rule.device_id(buffer)
-    except HostBufferError:
-        return None
-    return rule.describe(buffer)
-
-
-def _from_host(buffer: Any, out: np.ndarray | None) -> np.ndarray:
-    array = np.asarray(buffer)
-    if out is None:
-        return array
-    if out.shape != array.shape or out.dtype != array.dtype:
-        raise ValueError(
-            f"out has shape {out.shape} and dtype {out.dtype}, and the buffer {array.shape} and "
-            f"{array.dtype}"
-        )
-    np.copyto(out, array)
-    return out
-
-
-def _writable(buffer: Any) -> np.ndarray:
-    array = np.asarray(buffer)
-    if not array.flags.writeable:
-        raise ValueError(f"the target is read-only: {type_name(buffer)}")
-    return array
-
-
-def _refuse_out(out: np.ndarray | None, buffer: object) -> None:
-    if out is not None:
-        raise TypeError(f"out= takes one array, and {type_name(buffer)} is made of several")
+        return result

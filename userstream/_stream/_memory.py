@@ -123,26 +123,25 @@ class MemoryStream(ValueStream):
         _driver.copy_on_device(to, from_, size, handle, self)
 
     def _check_place(self, role: str, address: int, size: int) -> None:
-        on_host = _driver.is_host_pointer(address) if address > 0 else None
-        if on_host is None:
+        place = _driver.place_of(address)
+        if place is None:
             raise ValueError(f"{role} ({address:#x}) is in no memory that CUDA knows")
-        if on_host:
+        if place.kind == "pinned":
             raise ValueError(
                 f"{role} ({address:#x}) is in pinned host memory; memcpy_dtod copies between "
                 "device memory"
             )
-        allocation = _driver.allocation_of_pointer(address)
-        if allocation is not None and address + size > sum(allocation):
+        if not place.covers(address, size):
             raise ValueError(
                 f"{size} bytes at {role} ({address:#x}) end behind the allocation there, of "
-                f"{allocation[1]} bytes at {allocation[0]:#x}"
+                f"{place.size} bytes at {place.start:#x}"
             )
-        device, own = _driver.device_of_pointer(address), self._device()
-        if device != own and not _driver.is_managed_pointer(address):
+        own = self._device()
+        if place.device != own and not place.is_managed:
             raise DeviceMismatchError(
-                f"{role} ({address:#x}) is in the memory of device {device}, and {self!r} is on "
-                f"device {own}; memcpy_dtod copies within one device",
-                devices=[own] if device is None else [own, device],
+                f"{role} ({address:#x}) is in the memory of device {place.device}, and {self!r} is "
+                f"on device {own}; memcpy_dtod copies within one device",
+                devices=[own, place.device],
                 stream=repr(self),
             )
 
@@ -155,16 +154,15 @@ class MemoryStream(ValueStream):
                 'to="global", or use another stream'
             )
         address, _size = address_and_size(memory)
-        known = address > 0 and _driver.is_host_pointer(address) is not None
-        if not known or not _driver.is_managed_pointer(address):
+        place = _driver.place_of(address)
+        if place is None or not place.is_managed:
             raise ValueError(
                 f"address {address:#x} is in no managed memory, and cannot be attached"
             )
-        allocation = _driver.allocation_of_pointer(address)
-        if allocation is not None and allocation[0] != address:
+        if place.start != address:
             raise ValueError(
                 f"address {address:#x} is not the start of its allocation, which is at "
-                f"{allocation[0]:#x}; managed memory is attached as a whole"
+                f"{place.start:#x}; managed memory is attached as a whole"
             )
         _driver.attach_memory(address, to, handle, self)
 

@@ -15,7 +15,7 @@ from userstream._transfer._dtypes import numpy_dtype
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
-    from userstream._buffers import BufferInfo
+    from userstream._buffers import BufferInfo, Layout
     from userstream._transfer._layout import Shape
 
 
@@ -27,6 +27,7 @@ class DeviceArray(NamedTuple):
     strides: Shape
     dtype: np.dtype
     device: int
+    is_pinned: bool = False  # it is page-locked memory of the host
 
     def part(self, index: tuple[slice, ...]) -> DeviceArray:
         """Return the part that an index with a slice for each axis cuts out."""
@@ -38,17 +39,18 @@ class DeviceArray(NamedTuple):
         return self._replace(address=address, shape=tuple(shape))
 
 
-def device_array(info: BufferInfo) -> DeviceArray:
+def device_array(info: BufferInfo | Layout) -> DeviceArray:
     """Return the array that a buffer is; one without a shape is its bytes."""
     shape, strides, address, device = info.shape, info.strides, info.address, info.device_id
     if address is None or device is None or (shape is None and info.nbytes is None):
         raise UnsupportedBufferError(_SHAPELESS.format(info.source))
     if shape is None:
-        return DeviceArray(address, (info.nbytes or 0,), (1,), _BYTE, device)
-    dtype = numpy_dtype(info.dtype, info.source)
-    if strides is None:
-        strides = contiguous_strides(shape, dtype.itemsize)
-    return DeviceArray(address, shape, strides, dtype, device)
+        shape, strides, dtype = (info.nbytes or 0,), (1,), _BYTE
+    else:
+        dtype = numpy_dtype(info.dtype, info.source)
+        if strides is None:
+            strides = contiguous_strides(shape, dtype.itemsize)
+    return DeviceArray(address, shape, strides, dtype, device, info.memory == "pinned")
 
 
 _BYTE = np.dtype(np.uint8)
@@ -88,7 +90,7 @@ def check_target(to: DeviceArray) -> None:
         )
 
 
-def refuse_read_only(buffer: Any, info: BufferInfo) -> None:
+def refuse_read_only(buffer: Any, info: BufferInfo | Layout) -> None:
     """Refuse a target that its framework declares read-only."""
     read_only = info.source == "jax.Array" or getattr(buffer, "readonly", False) is True
     # A tensor of PyTorch is always writable, and this attribute of it may raise.
@@ -113,12 +115,15 @@ def broadcast_strides(source: DeviceArray, shape: Shape) -> Shape:
     )
 
 
-def is_pinned(array: np.ndarray) -> bool:
-    """Tell whether a host array is page-locked, so that a copy of it does not block."""
+def pinned_address(array: np.ndarray) -> int | None:
+    """Return the address of a page-locked host array, of which copies do not block."""
     span = _layout.spread(array.shape, array.strides, array.itemsize)
-    lowest = array.ctypes.data - span.offset
-    ends = (lowest, lowest + span.nbytes - 1)
-    return all(map(_driver.is_host_pointer, ends)) and not _driver.is_managed_pointer(lowest)
+    address = int(array.ctypes.data)
+    lowest = address - span.offset
+    place = _driver.place_of(lowest)
+    if place is None or place.kind != "pinned" or not place.covers(lowest, span.nbytes):
+        return None
+    return address
 
 
 def host_view(array: DeviceArray) -> np.ndarray:

@@ -34,7 +34,7 @@ _spare: dict[int, tuple[Lease, Lease]] = {}  # by device; they are there past th
 
 def to_host(lane: Lane, source: DeviceArray, out: np.ndarray) -> None:
     """Copy a device array to a host array of its shape; on an error parts of it are written."""
-    scattered = way(source, lane.context).scattered
+    scattered = way(source).scattered
     # What a scattered part comes with, from between its elements, has to fit as well.
     parts = _parts(source, SIZE // _layout.MOST_SPREAD if scattered else SIZE)
     with _chunks(lane, source.device) as chunks:
@@ -64,7 +64,7 @@ class _Fetched(NamedTuple):
 
 
 def _fetch(lane: Lane, part: DeviceArray, out: np.ndarray, chunk: Lease) -> _Fetched:
-    chosen = way(part, lane.context, most=SIZE)
+    chosen = way(part, most=SIZE)
     to = ctypes.addressof(chunk) + chosen.side.offset
     there = lane.copy(to, part.address, chosen.moves)
     return _Fetched(there, chosen.array(chunk, part.shape, part.dtype), out)

@@ -10,33 +10,30 @@ from userstream._transfer._arrays import (
     broadcast_strides,
     check_same,
     check_target,
-    device_array,
     host_view,
 )
 from userstream._transfer._host import from_host, into_host
 from userstream._transfer._lane import Lane
 
 if TYPE_CHECKING:
-    from userstream._buffers import BufferInfo
     from userstream._stream import Stream
     from userstream._transfer._arrays import DeviceArray
     from userstream._transfer._lane import Peers
 
 
 def between(
-    to_info: BufferInfo, from_info: BufferInfo, stream: Stream, timeout: float | None = None
+    to: DeviceArray, source: DeviceArray, stream: Stream, timeout: float | None = None
 ) -> None:
-    """Copy a buffer to another behind the work on `stream`; waits for nothing.
+    """Copy an array to another behind the work on `stream`; waits for nothing.
 
     Pinned memory is the host's, though: see `from_host` and `into_host`.
     """
-    if from_info.memory == "pinned":
-        from_host(host_view(device_array(from_info)), to_info, stream, timeout)
+    if source.is_pinned:
+        from_host(host_view(source), to, stream, timeout)
         return
-    if to_info.memory == "pinned":
-        into_host(host_view(device_array(to_info)), from_info, stream, timeout)
+    if to.is_pinned:
+        into_host(host_view(to), source, stream, timeout)
         return
-    to, source = device_array(to_info), device_array(from_info)
     check_same(to, source)
     check_target(to)
     source = source._replace(shape=to.shape, strides=broadcast_strides(source, to.shape))

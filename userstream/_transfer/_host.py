@@ -14,14 +14,12 @@ from userstream._transfer._arrays import (
     check_out,
     check_same,
     check_target,
-    device_array,
     host_view,
-    is_pinned,
+    pinned_address,
 )
 from userstream._transfer._lane import Lane
 
 if TYPE_CHECKING:
-    from userstream._buffers import BufferInfo
     from userstream._stream import Stream
 
 _BYTE = np.dtype(np.uint8)
@@ -29,34 +27,35 @@ _STAGED = 16 << 20  # bytes of a host array that are copied aside, so that nothi
 _FEW = 64  # driver calls for one array
 
 
-def is_scattered(info: BufferInfo) -> bool:
-    """Tell whether the framework of a buffer should make it contiguous before `to_host`."""
-    array = device_array(info)
+def is_scattered(array: DeviceArray) -> bool:
+    """Tell whether the framework of an array should make it contiguous before `to_host`."""
     return 0 not in array.shape and _ways.is_scattered(array)
 
 
 def to_host(
-    info: BufferInfo, stream: Stream, out: np.ndarray | None = None, timeout: float | None = None
+    source: DeviceArray,
+    stream: Stream,
+    out: np.ndarray | None = None,
+    timeout: float | None = None,
 ) -> np.ndarray:
-    """Copy a buffer to the host behind the work on `stream`, and wait for that copy.
+    """Copy an array to the host behind the work on `stream`, and wait for that copy.
 
-    The result has the order in memory that the buffer has. It is read-only where elements share
+    The result has the order in memory that the array has. It is read-only where elements share
     memory, as in NumPy's broadcast views. On an error, what `out` holds is undefined; and after a
     timeout or a Ctrl-C the GPU may still write a page-locked `out`.
     """
-    source = device_array(info)
     if out is not None:
         check_out(out, source)
     lane = Lane(stream, source.device, timeout)
     if out is not None:
-        _into(out, source, info, lane)
+        _into(out, source, lane)
         return out
     if 0 in source.shape:
         return np.empty(source.shape, source.dtype)
-    if info.memory == "pinned":
+    if source.is_pinned:
         lane.wait(lane.mark())
         return host_view(source).copy(order="K")
-    chosen = _ways.way(source, lane.context)
+    chosen = _ways.way(source)
     memory = _pinned.take(chosen.side.nbytes, lane.context)
     if memory is None:
         return _pageable(source, lane)
@@ -66,31 +65,31 @@ def to_host(
 
 
 def into_host(
-    out: np.ndarray, info: BufferInfo, stream: Stream, timeout: float | None = None
+    out: np.ndarray, source: DeviceArray, stream: Stream, timeout: float | None = None
 ) -> None:
-    """Copy a buffer to a host array as `to_host`, but broadcast it to the shape of the array."""
-    source = device_array(info)
+    """Copy an array to a host array as `to_host`, but broadcast it to the shape of the array."""
     source = source._replace(shape=out.shape, strides=broadcast_strides(source, out.shape))
     check_out(out, source)
-    _into(out, source, info, Lane(stream, source.device, timeout))
+    _into(out, source, Lane(stream, source.device, timeout))
 
 
-def _into(out: np.ndarray, source: DeviceArray, info: BufferInfo, lane: Lane) -> None:
+def _into(out: np.ndarray, source: DeviceArray, lane: Lane) -> None:
     if 0 in source.shape:
         return
-    if info.memory == "pinned":
+    if source.is_pinned:
         lane.wait(lane.mark())
         np.copyto(out, host_view(source))
         return
-    if is_pinned(out) and not _layout.may_alias(out.shape, out.strides, out.itemsize):
+    to = pinned_address(out)
+    if to is not None and not _layout.may_alias(out.shape, out.strides, out.itemsize):
         plan = _layout.moves(source.shape, out.itemsize, out.strides, source.strides)
         if _is_direct(plan):
-            lane.copy_and_wait(out.ctypes.data, source.address, plan, out)
+            lane.copy_and_wait(to, source.address, plan, out)
             return
     if out.nbytes > 2 * _chunks.SIZE:
         _chunks.to_host(lane, source, out)
         return
-    chosen = _ways.way(source, lane.context)
+    chosen = _ways.way(source)
     memory = _pinned.take(chosen.side.nbytes, lane.context)
     if memory is None:
         _chunks.to_host(lane, source, out)
@@ -102,12 +101,14 @@ def _into(out: np.ndarray, source: DeviceArray, info: BufferInfo, lane: Lane) ->
 
 def _is_direct(plan: _layout.Moves) -> bool:
     """Tell whether a copy needs no staging to be fast."""
+    if not plan.axes:
+        return True
     return not _layout.is_scattered(plan) and _layout.copies(plan)[0] <= _FEW
 
 
 def _pageable(source: DeviceArray, lane: Lane) -> np.ndarray:
     """Copy to memory that is not page-locked, because the cache has none left."""
-    chosen = _ways.way(source, lane.context)
+    chosen = _ways.way(source)
     memory = np.empty(chosen.side.nbytes, _BYTE)
     if not chosen.moves.axes:  # one run of bytes, whatever its shape
         start = source.address + chosen.moves.from_offset
@@ -123,22 +124,21 @@ def _pageable(source: DeviceArray, lane: Lane) -> np.ndarray:
 
 
 def from_host(
-    source: np.ndarray, info: BufferInfo, stream: Stream, timeout: float | None = None
+    source: np.ndarray, to: DeviceArray, stream: Stream, timeout: float | None = None
 ) -> None:
-    """Copy a host array to a buffer behind the work on `stream`; it may be reused on return.
+    """Copy a host array to an array behind the work on `stream`; it may be reused on return.
 
     Up to 16 MiB are copied aside, and nothing is waited for. A larger array is waited for; after a
-    timeout or a Ctrl-C what the buffer holds is undefined, and the GPU may still read the array if
+    timeout or a Ctrl-C what that holds is undefined, and the GPU may still read the array if
     it is page-locked.
     """
-    to = device_array(info)
     check_same(to, source)
     check_target(to)
     source = np.broadcast_to(source, to.shape)
     lane = Lane(stream, to.device, timeout)
     if 0 in to.shape:
         return
-    if info.memory == "pinned":
+    if to.is_pinned:
         lane.wait(lane.mark())
         np.copyto(host_view(to), source)
         return
@@ -147,10 +147,10 @@ def from_host(
         if memory is not None:
             _send(lane, to, source, memory)
             return
-    elif is_pinned(source):
+    elif (address := pinned_address(source)) is not None:
         plan = _layout.moves(to.shape, to.dtype.itemsize, to.strides, source.strides)
         if _is_direct(plan):
-            lane.copy_and_wait(to.address, source.ctypes.data, plan, source)
+            lane.copy_and_wait(to.address, address, plan, source)
             return
     _chunks.from_host(lane, to, source)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from userstream import _driver, _waiting
 from userstream._transfer import _layout, _pinned
@@ -34,15 +34,19 @@ class Lane:
         self.context = stream._context or _driver.primary_context(device)
         _waiting.check_arguments(timeout, "auto")
         self._deadline = _waiting.Deadline(timeout)
-        _driver.within(self.context, _driver.refuse_capturing, self._handle, stream)
+        self._refuse_capturing()
+
+    def _refuse_capturing(self) -> None:
+        refuse, handle, stream = _driver.refuse_capturing, self._handle, self._stream
+        if stream._anywhere:
+            refuse(handle, stream)
+        else:
+            _driver.within(self.context, refuse, handle, stream)
 
     def wait(self, completion: Pending) -> None:
         """Wait for a point on this lane."""
-        left = self.left()
         try:
-            _waiting.wait_for(
-                (_Point(self._stream, completion),), timeout=left, policy="auto", grouped=False
-            )
+            _waiting.wait_until(completion, self.left())
         except WaitTimeout:
             raise self.too_late() from None
 
@@ -52,8 +56,7 @@ class Lane:
 
     def too_late(self) -> Exception:
         """Return the error for a deadline that has passed."""
-        late: Any = _Point(self._stream)  # only its target is looked at
-        return _waiting.outcome([late], (), self._deadline.seconds, grouped=False)
+        return _waiting.late((self._stream,), self._deadline.seconds)
 
     def copy_and_wait(self, to: int, source: int, plan: Moves, memory: object) -> None:
         """Copy, and keep the memory alive until the GPU has finished, whatever comes in between."""
@@ -69,7 +72,7 @@ class Lane:
         """Keep memory that is held until all that is queued here now is over."""
         # If not even that can be found out, it is kept for ever.
         with contextlib.suppress(UserStreamError):
-            _driver.within(self.context, _driver.refuse_capturing, self._handle, self._stream)
+            self._refuse_capturing()
             _pinned.let_go_after(self.mark(), *memory)
 
     def copy(self, to: int, source: int, plan: Moves) -> Pending:
@@ -115,24 +118,3 @@ class Lane:
 
     def _mark(self) -> Pending:
         return self._stream._completion()
-
-
-class _Point:
-    """A point on a stream, as something to wait for."""
-
-    __slots__ = ("_there", "ordered", "target")
-
-    def __init__(self, target: Stream, there: Pending | None = None) -> None:
-        self.target = target
-        self.ordered = True
-        self._there = there
-
-    def _is_idle(self) -> bool:
-        return False  # a stream that others feed says nothing of this point
-
-    def _completion(self) -> Pending:
-        assert self._there is not None
-        return self._there
-
-    def _device(self) -> int:
-        return self.target._device()

@@ -57,6 +57,7 @@ class Moves(NamedTuple):
     from_offset: int
 
 
+@functools.lru_cache(maxsize=256)
 def spread(shape: Shape, strides: Shape, itemsize: int) -> Side:
     """Return the array where it is, as the span of memory that covers it."""
     steps = [(count - 1) * stride for count, stride in zip(shape, strides, strict=True)]
@@ -84,6 +85,7 @@ def _outermost_first(shape: Shape, strides: Shape) -> list[int]:
     return sorted(axes, key=lambda axis: -abs(strides[axis]))
 
 
+@functools.lru_cache(maxsize=256)
 def may_alias(shape: Shape, strides: Shape, itemsize: int) -> bool:
     """Tell whether elements may share memory: an axis does not step over all that is inside it."""
     if 0 in shape:

@@ -11,7 +11,6 @@ from userstream._transfer._layout import Moves, Shape, Side
 
 if TYPE_CHECKING:
     import numpy as np
-    from cuda.bindings import driver
 
     from userstream._transfer._arrays import DeviceArray
 
@@ -53,12 +52,12 @@ def is_scattered(source: DeviceArray) -> bool:
     return _ways(source.shape, source.strides, source.dtype.itemsize)[0].scattered
 
 
-def way(source: DeviceArray, context: driver.CUcontext, most: int | None = None) -> Way:
+def way(source: DeviceArray, most: int | None = None) -> Way:
     """Return how an array that is not empty is copied to the host, in `most` bytes there."""
     packing, covering = _ways(source.shape, source.strides, source.dtype.itemsize)
     if covering is None or (most is not None and covering.side.nbytes > most):
         return packing
     lowest = source.address - covering.side.offset
-    base, size = _driver.allocation_range(context, lowest)
+    place = _driver.place_of(lowest)
     # What lies beyond may be nobody's memory.
-    return covering if lowest + covering.side.nbytes <= base + size else packing
+    return covering if place and place.covers(lowest, covering.side.nbytes) else packing

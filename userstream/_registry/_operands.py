@@ -1,0 +1,97 @@
+"""What is copied: the arrays that buffers are, whatever their frameworks and wherever they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from userstream import _buffers, _transfer
+from userstream._buffers import type_name
+from userstream.errors import HostBufferError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from userstream._buffers import BufferInfo, Layout, Rule
+    from userstream._ordering import Ordering
+    from userstream._transfer import DeviceArray
+
+
+def packed(
+    buffer: Any, rule: Rule, array: DeviceArray, ordering: Ordering, *, if_scattered: bool = True
+) -> tuple[Any, DeviceArray]:
+    """Let the framework of a buffer make it contiguous on our stream, if need be or if quicker."""
+    if rule.pack is None or rule.framework is None:
+        return buffer, array
+    if not (rule.must_pack is not None and rule.must_pack(buffer)) and not (
+        if_scattered and _transfer.is_scattered(array)
+    ):
+        return buffer, array
+    with ordering.consumer.activate(rule.framework.name):
+        copy = rule.pack(buffer)
+    # Its memory belongs to our stream's arena: what is freed there is used in order.
+    return copy, _transfer.device_array((rule.layout or rule.describe)(copy))
+
+
+def joined(
+    buffer: Any,
+    places: Sequence[tuple[Any, Any]],
+    copy: Callable[..., np.ndarray],
+    out: np.ndarray | None,
+) -> np.ndarray:
+    """Copy the parts of a buffer into one array."""
+    if len(places) == 1:  # the whole, on one device or on each of several
+        return copy(places[0][0], out)
+    if out is not None and out.shape != tuple(buffer.shape):
+        raise ValueError(f"out has shape {out.shape}, and the buffer {tuple(buffer.shape)}")
+    for part, index in places:
+        if out is None:
+            first = copy(part)
+            out = np.empty(buffer.shape, first.dtype)
+            out[index] = first
+        else:
+            copy(part, out[index])
+    assert out is not None
+    return out
+
+
+def array_of(buffer: Any, *, writable: bool) -> DeviceArray | None:
+    """Return the array that an operand of `copyto` is; `None` if it is on the host."""
+    info = described(buffer, _buffers.require_rule(buffer))
+    if info is None:
+        return None
+    if writable:
+        _transfer.refuse_read_only(buffer, info)
+    return _transfer.device_array(info)
+
+
+def described(buffer: Any, rule: Rule) -> BufferInfo | Layout | None:
+    """Describe a GPU buffer as far as a copy needs it; `None` if it is on the host."""
+    try:
+        rule.device_id(buffer)
+    except HostBufferError:
+        return None
+    return (rule.layout or rule.describe)(buffer)
+
+
+def from_host(buffer: Any, out: np.ndarray | None) -> np.ndarray:
+    """Return a host buffer as an array, or copied to one."""
+    array = np.asarray(buffer)
+    if out is None:
+        return array
+    if out.shape != array.shape or out.dtype != array.dtype:
+        raise ValueError(
+            f"out has shape {out.shape} and dtype {out.dtype}, and the buffer {array.shape} and "
+            f"{array.dtype}"
+        )
+    np.copyto(out, array)
+    return out
+
+
+def writable(buffer: Any) -> np.ndarray:
+    """Return a host buffer as an array that may be written."""
+    array = np.asarray(buffer)
+    if not array.flags.writeable:
+        raise ValueError(f"the target is read-only: {type_name(buffer)}")
+    return array
