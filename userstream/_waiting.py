@@ -5,7 +5,6 @@ Nothing here blocks inside the driver. A wait covers what was queued when it was
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -53,7 +52,11 @@ def check_arguments(timeout: float | None, policy: str) -> None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
         raise TypeError(f"timeout must be seconds (a number) or None, not {timeout!r}")
-    if math.isnan(timeout) or timeout < 0:
+    try:
+        possible = float(timeout) >= 0  # NaN is not
+    except OverflowError:
+        possible = False
+    if not possible:
         raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from userstream import _buffers, _driver, _process, _targets
-from userstream._stream import Stream, _base
+from userstream._stream import Stream, _making
 from userstream.errors import ClosedError, DeviceMismatchError
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class StreamTable:
             )
         (device,) = devices
         if wanted is not None:
-            wanted = _base.clamp_priority(device, wanted)
+            wanted = _making.clamp_priority(device, wanted)
         stream = self._named.get(name, {}).get(device) or self._create(device, name, wanted or 0)
         if wanted is not None and stream.priority != wanted:
             raise ValueError(
@@ -142,7 +142,7 @@ class StreamTable:
             streams = self._named.setdefault(name, {})
             stream = streams.get(device)
             if stream is None:
-                stream = _base.create(
+                stream = _making.create(
                     Stream, device, name=name, nonblocking=True, priority=priority
                 )
                 stream._on_close = functools.partial(_forget, weakref.ref(self))

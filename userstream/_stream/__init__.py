@@ -1,9 +1,9 @@
 """`Stream`: cuda.core's stream, made in the right context, with waits that can be stopped.
 
-Built up in layers, a subject each: `_base` (handle, device, end), `_order` (order and waits),
-`_capture` (graphs), `_values` and `_memory` (raw memory), `_attributes`, `_event_waits` (events of
-anybody), `_host_functions` (Python functions), and here the factories. `_default` holds the two
-default streams.
+Built up in layers, a subject each: `_base` (handle, device, end), `_edges` and `_order` (order and
+waits), `_capture` (graphs), `_values` and `_memory` (raw memory), `_attributes`, `_event_waits`
+(events of anybody), `_host_functions` (Python functions), and here the factories, which `_making`
+makes streams for. `_default` holds the two default streams.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from cuda.bindings import driver
 
 from userstream import _devices, _driver
-from userstream._stream import _base
+from userstream._stream import _base, _making
 from userstream._stream._access_policy import AccessPolicyWindow
 from userstream._stream._capture import CaptureInfo
 from userstream._stream._host_functions import CallingStream
@@ -129,7 +129,7 @@ class Stream(CallingStream):
                 f"flags={flags!r} contradicts nonblocking={nonblocking!r}: CU_STREAM_NON_BLOCKING "
                 "(1) goes with True, CU_STREAM_DEFAULT (0) with False, and there are no others"
             )
-        stream = _base.create(
+        stream = _making.create(
             cls,
             _devices.device_id_or_current(device),
             nonblocking=bool(nonblocking),
@@ -185,7 +185,7 @@ class Stream(CallingStream):
         if isinstance(handle, Stream):
             handle._live()
             return handle
-        address = _base.address_of(handle)
+        address = _making.address_of(handle)
         _driver.ensure()
         if address == _driver.LEGACY:
             return cls.legacy_default()
@@ -194,7 +194,7 @@ class Stream(CallingStream):
         ours = _base.ours_at(address) if owner is None else None
         if isinstance(ours, Stream):
             return ours
-        return _base.adopt(cls, address, handle if owner is None else owner)
+        return _making.adopt(cls, address, handle if owner is None else owner)
 
     @classmethod
     def legacy_default(cls) -> Stream:

@@ -10,7 +10,7 @@ from cuda.bindings import driver
 from userstream import _driver
 from userstream._stream._access_policy import AccessPolicyWindow
 from userstream._stream._addresses import address_and_size
-from userstream._stream._base import address_of
+from userstream._stream._making import address_of
 from userstream._stream._memory import MemoryStream
 from userstream.errors import DeviceMismatchError, NotSupportedError
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cuda.bindings import driver
+    from cuda.core.graph import GraphBuilder
 
     from userstream._driver import CaptureMode
 
@@ -197,6 +198,27 @@ class CapturedStream(OrderedStream):
                 self.end_capture()
             raise
         self.end_capture()
+
+    def create_graph_builder(self) -> GraphBuilder:
+        """Return a builder of cuda.core's, which captures on this stream.
+
+        Raises
+        ------
+        ClosedError, ForkedError
+            The stream is closed, or CUDA may not be used.
+
+        Notes
+        -----
+        As `cuda.core.Stream.create_graph_builder`; `capture` takes no builder. Does not block.
+
+        Examples
+        --------
+        >>> from userstream import Stream
+        >>> builder = Stream.create().create_graph_builder().begin_building()
+        >>> graph = builder.end_building().complete()
+        """
+        self._live()
+        return super().create_graph_builder()
 
     @staticmethod
     @contextlib.contextmanager

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from userstream import _driver, _events
-from userstream._stream import Stream, _base
+from userstream._stream import Stream, _making
 
 if TYPE_CHECKING:
     from cuda.bindings import driver
@@ -41,7 +41,7 @@ class DefaultStream(Stream):
     def _make(cls, handle: int, device: int, context: driver.CUcontext | None) -> DefaultStream:
         make = cls._legacy_default if handle == _driver.LEGACY else cls._per_thread_default
         stream: DefaultStream = make()
-        _base.complete(stream, device, context, owned=False)
+        _making.complete(stream, device, context, owned=False)
         return stream
 
     def on(self, device: int) -> DefaultStream:

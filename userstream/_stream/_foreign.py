@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from userstream import _driver, _process
-from userstream._stream import Stream, _base
+from userstream._stream import Stream, _base, _making
 from userstream._stream._default import DefaultStream
 
 # By device and handle, so that the next edge finds its stream at once. Nothing is known of them
@@ -25,7 +25,7 @@ def stream_at(handle: int, device: int) -> Stream:
         stream = ours
     else:
         context = _driver.primary_context(device)
-        stream = _base.wrap(Stream, handle, None, device, context)
+        stream = _making.wrap(Stream, handle, None, device, context)
     known = _known.setdefault(device, {})
     if len(known) >= _MOST_KNOWN:
         known.clear()
