@@ -13,7 +13,7 @@ import pytest
 
 import userstream as us
 from helpers import eventually, in_thread, run_python, running
-from userstream import _driver, testing
+from userstream import _driver, _holding, testing
 from userstream._transfer import _pinned, trim
 from userstream.testing import _simulated
 
@@ -89,7 +89,7 @@ def test_a_garbage_collection_while_the_lock_is_held() -> None:
     where = address(cycle[0])  # type: ignore[arg-type]
     cycle.append(cycle)
     del cycle
-    with _pinned._accounts, _pinned._sweeping:
+    with _pinned._accounts:
         gc.collect()
     assert address(array(5000)) == where
 
@@ -190,12 +190,11 @@ def test_memory_in_use_stays_out_until_the_gpu_got_there() -> None:
     assert lease is not None
     where = address(np.ndarray(1, "u1", lease))
     with testing.latch(stream) as latch:
-        _pinned.hold(lease)
-        _pinned.let_go_after(stream._completion(), lease)
+        us.hold(lease, stream=stream)
         del lease
         assert address(array(5000)) != where
         latch.release()
-        assert eventually(lambda: (_pinned.sweep(), not _pinned._late)[1])
+        assert eventually(lambda: (_holding.sweep(), not _holding._queues)[1])
     assert where in _pinned._free[8192]
 
 
@@ -273,7 +272,7 @@ def test_exit_and_fork_free_nothing() -> None:
         import os, sys
         import numpy as np
         import userstream as us
-        from userstream import _driver, testing
+        from userstream import _driver, _holding, testing
         from userstream._transfer import _pinned, trim
 
         stream = us.get_stream(0)
@@ -285,7 +284,7 @@ def test_exit_and_fork_free_nothing() -> None:
         if child == 0:
             held.clear()
             assert trim() is None
-            with _pinned._accounts, _pinned._sweeping:
+            with _pinned._accounts:
                 os._exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         held.append(array())
@@ -309,7 +308,7 @@ def test_interrupting_a_wait_keeps_the_memory() -> None:
             main = threading.main_thread().ident
 
             def interrupt() -> None:
-                assert eventually(lambda: bool(_pinned._in_use))
+                assert eventually(lambda: bool(_holding.in_use))
                 threading.Event().wait(0.02)
                 signal.pthread_kill(main, signal.SIGINT)
 
@@ -317,5 +316,5 @@ def test_interrupting_a_wait_keeps_the_memory() -> None:
                 to_host(memory, stream)
             assert address(array(5000)) != where
             latch.release()
-            assert eventually(lambda: (_pinned.sweep(), not _pinned._late)[1])
+            assert eventually(lambda: (_holding.sweep(), not _holding._queues)[1])
         assert address(array(5000)) == where

@@ -30,7 +30,7 @@ from helpers import (
     running,
 )
 from layouts import random_target, same, views
-from userstream import _driver, testing
+from userstream import _driver, _holding, testing
 from userstream._transfer import (
     DeviceArray,
     _chunks,
@@ -115,7 +115,7 @@ def memory_of(view: np.ndarray) -> np.ndarray:
 def _nothing_in_use() -> Iterator[None]:
     """Forget what an error of the GPU left behind, which is kept for ever; bound the cache."""
     gc.collect()
-    _pinned._in_use.clear()
+    _holding.in_use.clear()
     before = _pinned.limit()
     _pinned.set_limit(1 << 28)
     yield
@@ -639,8 +639,8 @@ def test_a_capture_elsewhere_survives(stream: us.Stream) -> None:
 
 
 def settled() -> bool:
-    _pinned.sweep()
-    return not _pinned._late and not _pinned._in_use
+    _holding.sweep()
+    return not _holding._queues and not _holding.in_use
 
 
 def test_a_timeout(stream: us.Stream) -> None:
@@ -697,7 +697,7 @@ def test_timeouts_lose_no_events(stream: us.Stream, small_chunks: None) -> None:
 def test_waiting_for_the_chunks_times_out(stream: us.Stream, small_chunks: None) -> None:
     with on_device(LARGE) as memory, us.Stream.create(0) as other, testing.latch(stream) as latch:
         with running(lambda: to_host(memory, stream)) as result:
-            assert eventually(lambda: bool(_pinned._in_use))
+            assert eventually(lambda: bool(_holding.in_use))
             with pytest.raises(us.WaitTimeout):
                 to_host(memory, other, timeout=0.02)
             latch.release()
@@ -736,7 +736,7 @@ def test_ctrl_c(past: bool, stream: us.Stream, request: pytest.FixtureRequest) -
         with testing.latch(stream) as latch:
 
             def interrupt() -> None:
-                assert eventually(lambda: bool(_pinned._in_use))
+                assert eventually(lambda: bool(_holding.in_use))
                 threading.Event().wait(0.02)
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from userstream import _cleanup, _process, _targets
+from userstream import _cleanup, _holding, _process, _targets
 from userstream._stream import _activation
 
 if TYPE_CHECKING:
@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from userstream._ordering import Ordering
     from userstream._stream import Stream
     from userstream.typing import Producer, StreamLike
-
-
-# What is borrowed, until its release has taken over. If that fails or is interrupted it stays here
-# for ever: the GPU may be using it.
-_in_use: dict[int, object] = {}
 
 
 class Borrow:
@@ -53,12 +48,12 @@ class Borrow:
             activation = _activation.Activation(
                 ordering.consumer, frameworks, ordered=ordering.producers
             )
-        _in_use[id(self)] = ordering.buffers, ordering.acquire()
+        _holding.in_use[id(self)] = ordering.buffers, ordering.acquire()
         if activation is not None:
             try:
                 activation.__enter__()
             except BaseException:
-                del _in_use[id(self)]
+                del _holding.in_use[id(self)]
                 raise
         self._activation = activation
         self._ordering = ordering
@@ -87,8 +82,8 @@ class Borrow:
             failures.append(failure)
         finally:  # also if Ctrl-C came
             try:
-                ordering.release(_in_use[id(self)] if self._keep else None)
-                del _in_use[id(self)]
+                ordering.release(_holding.in_use[id(self)] if self._keep else None)
+                del _holding.in_use[id(self)]
             except Exception as failure:
                 failures.append(failure)
         if failures:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from userstream import _process
+from userstream import _holding, _process
 from userstream._transfer import _layout, _pinned
 from userstream._transfer._ways import way
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from userstream._transfer._arrays import DeviceArray
     from userstream._transfer._lane import Lane
+    from userstream._transfer._layout import Moves
     from userstream._transfer._pinned import Lease
     from userstream._waiting import Pending
 
@@ -78,7 +79,9 @@ def from_host(lane: Lane, to: DeviceArray, source: np.ndarray) -> None:
             for index, chunk in zip(_parts(to, SIZE), itertools.cycle(chunks), strict=False):
                 if len(queued) == len(chunks):
                     lane.wait(queued.pop(0))
-                queued.append(send(lane, to.part(index), _part(source, index), chunk))
+                part = to.part(index)
+                start, plan = stage(part, _part(source, index), chunk)
+                queued.append(lane.copy(part.address, start, plan))
             for each in queued:
                 lane.wait(each)
         finally:
@@ -86,12 +89,12 @@ def from_host(lane: Lane, to: DeviceArray, source: np.ndarray) -> None:
                 each.abandon()
 
 
-def send(lane: Lane, to: DeviceArray, source: np.ndarray, memory: Lease) -> Pending:
-    """Copy a host array to page-locked memory now, and queue the copy from there."""
+def stage(to: DeviceArray, source: np.ndarray, memory: Lease) -> tuple[int, Moves]:
+    """Copy a host array to page-locked memory; return where it begins, and the copy from there."""
     side = _layout.packed(to.shape, to.strides, to.dtype.itemsize)
     np.copyto(side.array(memory, to.shape, to.dtype), source)
     plan = _layout.moves(to.shape, to.dtype.itemsize, to.strides, side.strides)
-    return lane.copy(to.address, ctypes.addressof(memory) + side.offset, plan)
+    return ctypes.addressof(memory) + side.offset, plan
 
 
 def _parts(array: DeviceArray, limit: int) -> Iterator[tuple[slice, ...]]:
@@ -113,15 +116,13 @@ def _chunks(lane: Lane, device: int) -> Iterator[tuple[Lease, Lease]]:
         if not turn.acquire(timeout=-1 if left is None else min(left, threading.TIMEOUT_MAX)):
             raise lane.too_late()
         chunks = _spare.pop(device, None) or _new(lane)
-        for each in chunks:
-            _pinned.hold(each)
+        _holding.in_use[id(chunks)] = chunks
         try:
             yield chunks
         except BaseException:
-            lane.let_go_later(*chunks)
+            lane.hold_after_error(chunks)
             raise
-        for each in chunks:
-            _pinned.let_go(each)
+        del _holding.in_use[id(chunks)]
         _spare[device] = chunks
     finally:
         # It refuses if this thread does not have it: right also if a Ctrl-C came in between.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from userstream import _holding
 from userstream._transfer import _chunks, _layout, _pinned, _ways
 from userstream._transfer._arrays import (
     DeviceArray,
@@ -156,10 +157,11 @@ def from_host(
 
 
 def _send(lane: Lane, to: DeviceArray, source: np.ndarray, memory: _pinned.Lease) -> None:
-    _pinned.hold(memory)
+    start, plan = _chunks.stage(to, source, memory)
+    _holding.in_use[id(memory)] = memory
     try:
-        sent = _chunks.send(lane, to, source, memory)
+        lane.move(to.address, start, plan, None)
+        lane.hold(memory)
     except BaseException:
-        lane.let_go_later(memory)
+        lane.hold_after_error(memory)
         raise
-    _pinned.let_go_after(sent, memory)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING
 
-from userstream import _driver, _waiting
-from userstream._transfer import _layout, _pinned
+from userstream import _driver, _holding, _waiting
+from userstream._stream._default import DefaultStream
+from userstream._transfer import _layout
 from userstream.errors import UnsupportedBufferError, UserStreamError, WaitTimeout
 
 if TYPE_CHECKING:
@@ -28,10 +30,11 @@ class Lane:
     __slots__ = ("_deadline", "_handle", "_stream", "context")
 
     def __init__(self, stream: Stream, device: int, timeout: float | None) -> None:
+        if isinstance(stream, DefaultStream):
+            stream = stream.on(device)  # whichever is current
         self._handle = stream._live()
         self._stream = stream
-        # A default stream is that of the buffer's device, whichever is current.
-        self.context = stream._context or _driver.primary_context(device)
+        self.context = stream._context
         _waiting.check_arguments(timeout, "auto")
         self._deadline = _waiting.Deadline(timeout)
         self._refuse_capturing()
@@ -60,20 +63,27 @@ class Lane:
 
     def copy_and_wait(self, to: int, source: int, plan: Moves, memory: object) -> None:
         """Copy, and keep the memory alive until the GPU has finished, whatever comes in between."""
-        _pinned.hold(memory)
+        use = (memory,)  # of its own, as several threads may be copying from one array
+        _holding.in_use[id(use)] = use
         try:
             self.wait(self.copy(to, source, plan))
         except BaseException:
-            self.let_go_later(memory)
+            self.hold_after_error(use)
             raise
-        _pinned.let_go(memory)
+        del _holding.in_use[id(use)]
 
-    def let_go_later(self, *memory: object) -> None:
-        """Keep memory that is held until all that is queued here now is over."""
-        # If not even that can be found out, it is kept for ever.
+    def hold(self, memory: object) -> None:
+        """Keep what is in `_holding.in_use` until all that is queued here now is over."""
+        began = time.monotonic()
+        self._refuse_capturing()
+        event = _driver.within(self.context, self._stream._pool.record, self._stream)
+        _holding.hold(self._stream, event, began, memory)
+        _holding.in_use.pop(id(memory), None)
+
+    def hold_after_error(self, memory: object) -> None:
+        """As `hold`; if not even that can be found out, it is kept for ever."""
         with contextlib.suppress(UserStreamError):
-            self._refuse_capturing()
-            _pinned.let_go_after(self.mark(), *memory)
+            self.hold(memory)
 
     def copy(self, to: int, source: int, plan: Moves) -> Pending:
         """Queue a copy between two first elements; return the point where it is over."""

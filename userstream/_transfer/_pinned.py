@@ -15,19 +15,15 @@ import ctypes
 import os
 import threading
 import weakref
-from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from userstream import _driver, _process
-from userstream.errors import UserStreamError
+from userstream import _driver, _holding, _process
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from cuda.bindings import driver
-
-    from userstream._waiting import Pending
 
 Lease: TypeAlias = "ctypes.Array[ctypes.c_char]"  # what arrays are built on
 
@@ -76,8 +72,7 @@ def _initial_limit() -> int:
 
 def take(nbytes: int, context: driver.CUcontext) -> Lease | None:
     """Return page-locked memory of at least so many bytes, or `None` if the bound forbids it."""
-    if _late:
-        sweep()
+    _holding.sweep()  # some may be free by now
     size = _rounded(nbytes)
     address = _pop(size) if _total <= limit() else None  # the limit may be new
     if address is not None:
@@ -167,8 +162,7 @@ def _make_room(size: int) -> None:
 
 def trim() -> threading.Thread | None:
     """Free all the blocks that are free; return the thread that does it, if there are any."""
-    for _ in range(len(_late)):
-        sweep()
+    _holding.sweep()
     found = []
     for size in list(_free):
         while (address := _pop(size)) is not None:
@@ -193,64 +187,14 @@ def _release(blocks: Iterable[tuple[int, int]]) -> None:
             _unreserve(size)
 
 
-# ---- what the GPU still reads or writes ---------------------------------------------------------
-
-# By id. What is here stays, whoever forgets it: a second Ctrl-C, or an error in the clean-up.
-_in_use: dict[int, object] = {}
-_late: deque[tuple[Pending, tuple[object, ...]]] = deque()
-_sweeping = threading.Lock()
-
-
-def hold(memory: object) -> None:
-    """Keep memory alive, because the GPU is about to use it."""
-    _in_use[id(memory)] = memory
-
-
-def let_go(memory: object) -> None:
-    """Keep memory no longer: the GPU has finished, or never began."""
-    _in_use.pop(id(memory), None)
-
-
-def let_go_after(completion: Pending, *memory: object) -> None:
-    """Keep memory that is held until the GPU has got there, and wait for nothing."""
-    _late.append((completion, memory))
-    sweep()
-
-
-def sweep() -> None:
-    """Let go of what the GPU has finished with, as far as the first that is not over."""
-    if not _late or not _sweeping.acquire(blocking=False):
-        return
-    try:
-        _driver.relaxed(_sweep)
-    finally:
-        _sweeping.release()
-
-
-def _sweep() -> None:
-    while _late:
-        # Looked at, and taken out afterwards: a Ctrl-C in between loses nothing.
-        completion, memory = _late[0]
-        done = False
-        with contextlib.suppress(UserStreamError):  # nobody's business; it is not over, then
-            done = completion.is_done()
-        if not done:
-            _late.rotate(-1)  # next time another, whose stream may be further
-            return
-        for each in memory:
-            let_go(each)
-        _late.popleft()
-
-
 def _forget() -> None:
-    global _accounts, _sweeping, _total  # noqa: PLW0603
-    # In a forked child nothing is freed, and a thread that is not here may have held a lock.
-    _accounts, _sweeping = threading.Lock(), threading.Lock()
+    global _accounts, _total  # noqa: PLW0603
+    # In a forked child nothing is freed, and a thread that is not here may have held it.
+    _accounts = threading.Lock()
     _total = 0
     _free.clear()
     _leases.clear()
     _contexts.clear()
-    _late.clear()
 
 
 _process.after_fork(_forget)
