@@ -389,6 +389,21 @@ def test_from_host(
     check_from_host(RANDOM.random(target.shape, "f4"), target, stream)
 
 
+def test_what_is_staged_stays_until_the_gpu_has_read_it(stream: us.Stream) -> None:
+    values = [np.full(1000, number, "f4") for number in range(4)]
+    with ExitStack() as stack:
+        buffers = [stack.enter_context(on_device(np.zeros(1000, "f4"))) for _ in values]
+        context = _driver.primary_context(0)  # beside a held stream none could be allocated:
+        blocks = [_pinned.take(values[0].nbytes, context) for _ in values]
+        del blocks
+        with testing.latch(stream):
+            for value, buffer in zip(values, buffers, strict=True):
+                from_host(value, buffer, stream)
+                value[:] = -1
+        for number, buffer in enumerate(buffers):
+            assert (to_host(buffer, stream, timeout=20) == number).all()
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_from_host_of_any_layout(seed: int, stream: us.Stream) -> None:
     random = np.random.default_rng(seed)
