@@ -119,15 +119,3 @@ def test_no_framework_is_imported() -> None:
         """,
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_public_names() -> None:
-    for name in userstream.__all__:
-        thing = getattr(userstream, name)
-        if name == "errors":
-            continue
-        assert thing.__doc__, name
-        owner = getattr(thing, "__self__", thing)
-        assert type(owner).__module__ == "userstream" or owner.__module__ == "userstream", name
-    own = [name for name in userstream.__all__ if name not in userstream.errors.__all__]
-    assert sorted(own) == own
