@@ -25,6 +25,7 @@ from userstream.errors import *  # noqa: F403 -- the tree, as errors.__all__ lis
 
 __version__ = "0.1.0"
 
+# Final, so that type checkers agree on what they are.
 _registry = UserStream.get()
 get_stream: Final = _registry.get_stream
 wait: Final = _registry.wait
