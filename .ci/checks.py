@@ -52,6 +52,7 @@ def text() -> None:
     """Check what people read against what is there."""
     problems = [
         *_foreign(),
+        *_citation(),
         *_readme_example(),
         *_readme_links(),
         *_dali_table(),
@@ -90,6 +91,17 @@ def _foreign() -> Iterator[str]:
             found = FOREIGN.search(line)
             if found:
                 yield f"{path.relative_to(ROOT)}:{number}: names {found[0]!r}"
+
+
+def _version() -> str:
+    module = (ROOT / "userstream/__init__.py").read_text(encoding="utf-8")
+    (version,) = re.findall(r'^__version__ = "(.*)"$', module, re.MULTILINE)
+    return version
+
+
+def _citation() -> Iterator[str]:
+    if f"\nversion: {_version()}\n" not in (ROOT / "CITATION.cff").read_text(encoding="utf-8"):
+        yield f"CITATION.cff: the version is not {_version()}"
 
 
 def _readme_example() -> Iterator[str]:
@@ -133,6 +145,17 @@ def _differences(page: str, described: set[str], there: set[str]) -> Iterator[st
         yield f"{page}: {name} does not exist"
 
 
+def release(tag: str) -> None:
+    """Check that a tag names the version that is here, and that the changelog has it."""
+    if tag != f"v{_version()}":
+        sys.exit(f"the tag is {tag}, and userstream.__version__ is {_version()}")
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    if not re.search(
+        rf"^## \[{re.escape(_version())}\] - \d{{4}}-\d\d-\d\d$", changelog, re.MULTILINE
+    ):
+        sys.exit(f"CHANGELOG.md has no heading with a date for {_version()}")
+
+
 def dist(directory: str) -> None:
     """Check what the wheel and the sdist in a directory contain."""
     (wheel,) = Path(directory).glob("*.whl")
@@ -143,22 +166,17 @@ def dist(directory: str) -> None:
         in_wheel = set(archive.namelist())
     with tarfile.open(sdist) as archive:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
-    package = {
-        str(path.relative_to(ROOT)) for path in _files() if path.is_relative_to(ROOT / "userstream")
-    }
+    here = {path.relative_to(ROOT).as_posix() for path in _files()}
+    package = {name for name in here if name.startswith("userstream/")}
+    public = {name for name in here if not name.startswith(".")}  # what CI and git have is not
     sources = {name for name in package if name.endswith((".c", ".h"))}
+    in_wheel = {name for name in in_wheel if ".dist-info/" not in name}
+    in_sdist -= {".gitignore", "PKG-INFO"}
     problems = [
         *(f"the wheel lacks {name}" for name in sorted(package - in_wheel)),
-        *(
-            f"the wheel has {name}"
-            for name in sorted(in_wheel - package)
-            if ".dist-info/" not in name
-        ),
-        *(
-            f"the sdist lacks {name}"
-            for name in sorted({*package, "README.md", "CHANGELOG.md", "LICENSE"} - in_sdist)
-        ),
-        *(f"the sdist lacks {part}" for part in ("tests", "docs") if not _has(in_sdist, part)),
+        *(f"the wheel has {name}" for name in sorted(in_wheel - package)),
+        *(f"the sdist lacks {name}" for name in sorted(public - in_sdist)),
+        *(f"the sdist has {name}" for name in sorted(in_sdist - public)),
     ]
     if not sources or "userstream/py.typed" not in in_wheel:
         problems.append("the wheel lacks the simulated driver or py.typed")
@@ -167,9 +185,6 @@ def dist(directory: str) -> None:
         sys.exit(1)
 
 
-def _has(names: set[str], part: str) -> bool:
-    return any(name.startswith(f"{part}/") for name in names)
-
-
 if __name__ == "__main__":
-    {"readme": readme, "lowest": lowest, "text": text, "dist": dist}[sys.argv[1]](*sys.argv[2:])
+    check = {"readme": readme, "lowest": lowest, "text": text, "release": release, "dist": dist}
+    check[sys.argv[1]](*sys.argv[2:])

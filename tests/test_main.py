@@ -117,11 +117,25 @@ def test_json_of_the_self_check() -> None:
             assert step["ms"] >= 0
 
 
+def test_every_key_is_documented() -> None:
+    def keys(value: Any) -> set[str]:
+        if isinstance(value, list):
+            return set().union(*map(keys, value))
+        if not isinstance(value, dict):
+            return set()
+        return set(value).union(*(keys(it) for it in value.values()))
+
+    page = (Path(__file__).parents[1] / "docs/reference/command.rst").read_text()
+    found = document(run("--json")) | {"frameworks": {}, "environment": {}}
+    assert {"ok", "uuid", "ms"} < keys(found)
+    assert {key for key in keys(found) if f"``{key}``" not in page} == set()
+
+
 def test_text() -> None:
     done = run()
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[-1] == "ok: all of it held"
+    assert lines[-1] == "ok: all of it held" + (", on the simulated driver" if SIMULATED else "")
     assert lines[0].startswith("SIMULATED DRIVER" if SIMULATED else "Versions")
     assert max(map(len, lines)) <= 80
     assert "Self-check, device 0" in lines
@@ -227,7 +241,9 @@ def test_without_a_c_compiler(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
     assert "RuntimeError: the C compiler '/nowhere/cc'" in done.stdout
     assert "Traceback" not in done.stdout
-    assert done.stdout.endswith("Self-check\n  not run\n\nfailed: not all of it held\n")
+    assert done.stdout.endswith(
+        "Self-check\n  not run\n\nfailed: not all of it held, on the simulated driver\n"
+    )
     found = document(run_bare("--simulate", "--json", **nothing))
     assert found["problems"][0]["about"] == "simulated driver"
 
@@ -359,7 +375,7 @@ def test_a_step_that_fails_as_text(main: Callable[..., tuple[int, Any]]) -> None
         status, out = main()
     assert status == 1
     lines = out.splitlines()
-    assert lines[-1] == "failed: not all of it held"
+    assert lines[-1] == "failed: not all of it held, on the simulated driver"
     at = lines.index("Self-check, device 0")
     assert lines[at + 1].startswith("  failed   get_stream(0)")
     assert all(line.startswith(" " * 11) for line in lines[at + 2 : at + 4])
@@ -567,6 +583,7 @@ def test_colour(
         out = main()[1]
     assert f"{show.GREEN}ok     {show.PLAIN}" in out
     assert f"{show.RED}failed {show.PLAIN}" in out
+    assert f"\n{show.BOLD}Devices{show.PLAIN}\n" in out
     assert "\033" not in json.dumps(main("--json")[1])
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\033" not in main()[1]
@@ -581,6 +598,8 @@ def test_usual_values_fit(capsys: pytest.CaptureFixture[str]) -> None:
     uuid = "GPU-01234567-89ab-cdef-0123-456789abcdef"
     name = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"
     found.devices = [facts.DeviceFacts(10, name, "12.0", 98 << 30, uuid)]
+    devices = ",".join([uuid] * 8)
+    found.environment = {"CUDA_VISIBLE_DEVICES": devices, "USERSTREAM_SYNC": "1"}
     found.problems = [facts.Problem("driver", "DriverError", "word " * 60 + "\n" + "word " * 60)]
     show.report(found, simulated=False)
     title = "get_stream(10), while device 11 is current"
@@ -592,6 +611,8 @@ def test_usual_values_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, lines)) <= 80
     assert "  driver         580.95.05, for CUDA 13.0" in lines
     assert "     compute capability 12.0, 98.0 GiB" in lines
+    at, end = lines.index("Environment") + 1, lines.index("  USERSTREAM_SYNC       1")
+    assert "".join(line[24:] for line in lines[at:end]) == devices
 
 
 def test_it_uses_a_registry_of_its_own() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import gc
+import inspect
 import pickle
 import threading
 import weakref
@@ -16,6 +18,7 @@ from cuda.core import Device, Event, EventOptions
 import userstream as us
 from helpers import checked, current_context, in_thread, is_blocked, running
 from userstream import _driver, _process, testing
+from userstream._stream import _core
 
 
 @pytest.fixture
@@ -25,6 +28,16 @@ def device() -> Device:
     with _driver.entered(_driver.primary_context(0)):
         device.set_current()
         yield device
+
+
+def test_type_checkers_are_told_what_cuda_core_has() -> None:
+    (told,) = (
+        {node.name for node in kind.body if isinstance(node, ast.FunctionDef)}
+        for kind in ast.walk(ast.parse(inspect.getsource(_core)))
+        if isinstance(kind, ast.ClassDef)
+    )
+    assert told <= set(dir(cuda.core.Stream))
+    assert {"context", "is_closed", "record"} <= told
 
 
 def test_it_is_a_cuda_core_stream(device: Device) -> None:

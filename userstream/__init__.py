@@ -5,6 +5,9 @@
 >>> us.wait(0)
 """
 
+from types import FunctionType
+from typing import Final
+
 from userstream import errors
 from userstream._buffers import BufferInfo, describe, device_of
 from userstream._registry import UserStream
@@ -22,23 +25,24 @@ from userstream.errors import *  # noqa: F403 -- the tree, as errors.__all__ lis
 
 __version__ = "0.1.0"
 
+# Final, so that type checkers agree on what they are.
 _registry = UserStream.get()
-get_stream = _registry.get_stream
-wait = _registry.wait
-wait_for_device = _registry.wait_for_device
-wait_all = _registry.wait_all
-wait_async = _registry.wait_async
-wait_all_async = _registry.wait_all_async
-completion = _registry.completion
-acquire = _registry.acquire
-release = _registry.release
-borrow = _registry.borrow
-hold = _registry.hold
-hand_over = _registry.hand_over
-asnumpy = _registry.asnumpy
-copyto = _registry.copyto
-streams = _registry.streams
-close = _registry.close
+get_stream: Final = _registry.get_stream
+wait: Final = _registry.wait
+wait_for_device: Final = _registry.wait_for_device
+wait_all: Final = _registry.wait_all
+wait_async: Final = _registry.wait_async
+wait_all_async: Final = _registry.wait_all_async
+completion: Final = _registry.completion
+acquire: Final = _registry.acquire
+release: Final = _registry.release
+borrow: Final = _registry.borrow
+hold: Final = _registry.hold
+hand_over: Final = _registry.hand_over
+asnumpy: Final = _registry.asnumpy
+copyto: Final = _registry.copyto
+streams: Final = _registry.streams
+close: Final = _registry.close
 
 __all__ = [
     "AccessPolicyWindow",
@@ -73,9 +77,17 @@ __all__ = [
 ]
 __all__ += errors.__all__
 
-# Tracebacks, pickles and documentation show the path that users import from.
+# Messages, tracebacks, pickles and documentation show the path that users import from, and not the
+# layers that a class is built up in.
 for _name in __all__:
     _object = globals()[_name]
     if isinstance(_object, type) or _object in (describe, device_of):
         _object.__module__ = __name__
-del _name, _object
+for _class in (Stream, UserStream):
+    for _layer in _class.__mro__:
+        for _object in vars(_layer).values():
+            _object = getattr(_object, "__func__", _object)
+            if isinstance(_object, FunctionType) and _object.__module__ != __name__:
+                _object.__module__ = __name__
+                _object.__qualname__ = f"{_class.__name__}.{_object.__name__}"
+del _class, _layer, _name, _object

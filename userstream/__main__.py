@@ -5,23 +5,8 @@ self-check of the main job on every device, with real bytes, on streams of its o
 neither an NVIDIA device node nor a driver runs the self-check on the simulated driver.
 
 ``--json``
-    One JSON document on stdout, nothing else. Its keys, which stay:
-
-    - ``simulated``: whether the simulated driver was chosen.
-    - ``ok``: whether all of it held, as the exit status tells.
-    - ``versions``: of ``python``, ``userstream``, ``cuda-core``, ``cuda-bindings``, ``numpy``;
-      null where unknown.
-    - ``platform``: of the machine.
-    - ``driver``: null if it cannot be used, or ``version`` (null where unknown) and ``cuda``.
-    - ``devices``: a list of ``ordinal``, ``name``, ``compute_capability``, ``memory`` (bytes) and
-      ``uuid``; null where unknown.
-    - ``frameworks``: from the names of installed distributions to their versions.
-    - ``environment``: the variables that matter here and are set.
-    - ``problems``: a list of ``about``, ``type`` (of the exception) and ``message``.
-    - ``self_check``: a list of sections, one per device and one after all of them. Each has
-      ``device`` (null for the last one) and ``steps``: ``name``, ``title`` (for people), ``status``
-      ("ok", "failed" or "not run"), ``ms`` (null if not run) and ``error`` (null, or as in
-      ``problems``). Empty without a driver.
+    One JSON document on stdout, nothing else. ``docs/reference/command.rst`` has its keys, which
+    stay.
 ``--simulate``
     Run on the simulated driver, GPU or not.
 ``--require-gpu``
@@ -100,7 +85,7 @@ def _print_text(
         ok = ok and section.ok
     if not found.devices:
         show.no_section()
-    show.verdict(ok=ok)
+    show.verdict(ok=ok, simulated=simulated)
     return 0 if ok else 1
 
 

@@ -19,6 +19,15 @@
     └── WaitErrors                (ExceptionGroup) several waits failed
 
 Every one of them pickles, with its facts as attributes; a fact that is not known is `None`.
+
+Examples
+--------
+>>> import userstream as us
+>>> try:
+...     us.get_stream("cuda")
+... except us.UserStreamError as error:
+...     print(type(error).__name__)
+UnsupportedBufferError
 """
 
 from __future__ import annotations
@@ -58,6 +67,15 @@ class UserStreamError(Exception):
         Ordinal of the device concerned.
     stream : str, optional
         ``repr`` of the stream concerned.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> try:
+    ...     us.get_stream(99)
+    ... except us.UserStreamError as error:
+    ...     print(type(error).__name__, error.device)
+    InvalidDeviceError 99
     """
 
     def __init__(
@@ -84,8 +102,18 @@ class DriverError(UserStreamError, RuntimeError):
         The ``CUresult`` as a number.
     name : str, optional
         The ``CUresult`` by name; of a code newer than cuda-bindings, the number as text.
-    device, stream
-        As in `UserStreamError`.
+    device : int, optional
+        Ordinal of the device concerned.
+    stream : str, optional
+        ``repr`` of the stream concerned.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> try:
+    ...     us.wait_for_device(0)
+    ... except us.DriverError as error:  # the GPU failed
+    ...     print(error.function, error.name)
     """
 
     def __init__(
@@ -105,7 +133,16 @@ class DriverError(UserStreamError, RuntimeError):
 
 
 class DriverNotFoundError(UserStreamError, RuntimeError):
-    """No usable NVIDIA driver on this machine, or no device that it sees."""
+    """No usable NVIDIA driver on this machine, or no device that it sees.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> try:
+    ...     stream = us.get_stream()
+    ... except us.DriverNotFoundError:
+    ...     stream = None  # no GPU: work on the host
+    """
 
 
 class NotSupportedError(UserStreamError, RuntimeError):
@@ -117,8 +154,19 @@ class NotSupportedError(UserStreamError, RuntimeError):
         What is missing and what would have it.
     function : str, optional
         The driver function that is missing.
-    device, stream
-        As in `UserStreamError`.
+    device : int, optional
+        Ordinal of the device concerned.
+    stream : str, optional
+        ``repr`` of the stream concerned.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> stream = us.get_stream(0)
+    >>> try:
+    ...     stream.batch_mem_op([us.MemoryBarrier()])
+    ... except us.NotSupportedError:
+    ...     pass  # do without
     """
 
     def __init__(
@@ -137,6 +185,11 @@ class ForkedError(UserStreamError, RuntimeError):
     """The process was forked after the driver was used; CUDA cannot be used in the child.
 
     Start workers with the ``"spawn"`` or ``"forkserver"`` method of `multiprocessing` instead.
+
+    Examples
+    --------
+    >>> import multiprocessing
+    >>> workers = multiprocessing.get_context("spawn")  # and workers.Process, workers.Pool
     """
 
 
@@ -144,19 +197,59 @@ class CaptureError(UserStreamError, RuntimeError):
     """The call would break a CUDA graph capture, or cannot be captured.
 
     Raised before the driver is asked, so that the capture goes on.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> stream = us.Stream.create(0)
+    >>> with stream.capture():
+    ...     stream.sync()
+    Traceback (most recent call last):
+        ...
+    userstream.CaptureError: ...
     """
 
 
 class ClosedError(UserStreamError, RuntimeError):
-    """The stream or the registry was closed."""
+    """The stream or the registry was closed.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> stream = us.Stream.create(0)
+    >>> stream.close()
+    >>> stream.sync()
+    Traceback (most recent call last):
+        ...
+    userstream.ClosedError: ...
+    """
 
 
 class UnsupportedBufferError(UserStreamError, TypeError):
-    """No rule tells where this object lives: it is not a GPU buffer that userstream knows."""
+    """No rule tells where this object lives: it is not a GPU buffer that userstream knows.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> us.get_stream("cuda")
+    Traceback (most recent call last):
+        ...
+    userstream.UnsupportedBufferError: 'cuda' names no device: pass a GPU buffer, ...
+    """
 
 
 class HostBufferError(UnsupportedBufferError):
-    """The object lives in host memory (pinned memory included), so it has no device."""
+    """The object lives in host memory (pinned memory included), so it has no device.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import userstream as us
+    >>> us.get_stream(np.zeros(4))
+    Traceback (most recent call last):
+        ...
+    userstream.HostBufferError: this numpy.ndarray is in host memory, ...
+    """
 
 
 class DeviceMismatchError(UserStreamError, ValueError):
@@ -168,8 +261,21 @@ class DeviceMismatchError(UserStreamError, ValueError):
         Which devices were named.
     devices : sequence of int
         The ordinals of those devices.
-    device, stream
-        As in `UserStreamError`.
+    device : int, optional
+        Ordinal of the device concerned.
+    stream : str, optional
+        ``repr`` of the stream concerned.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> from cuda.core import Device
+    >>> Device(0).set_current()
+    >>> buffers = [Device(0).allocate(1024, stream=us.get_stream(0))]
+    >>> try:
+    ...     streams = [us.get_stream(buffers)]
+    ... except us.DeviceMismatchError as error:  # buffers of several devices
+    ...     streams = [us.get_stream(device) for device in error.devices]
     """
 
     def __init__(
@@ -181,21 +287,51 @@ class DeviceMismatchError(UserStreamError, ValueError):
         stream: str | None = None,
     ) -> None:
         super().__init__(message, device=device, stream=stream)
-        self.devices = tuple(devices)
+        self.devices: tuple[int, ...] = tuple(devices)
 
 
 class InvalidDeviceError(UserStreamError, ValueError):
-    """There is no such CUDA device in this process."""
+    """There is no such CUDA device in this process.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> us.get_stream(99)
+    Traceback (most recent call last):
+        ...
+    userstream.InvalidDeviceError: there is no CUDA device 99: ...
+    """
 
 
 class UnknownProducerError(UserStreamError, ValueError):
-    """Nothing tells which stream the buffer's producer works on; pass ``producer=``."""
+    """Nothing tells which stream the buffer's producer works on; pass ``producer=``.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> from cuda.bindings import driver
+    >>> from cuda.core import Device
+    >>> Device(0).set_current()
+    >>> buffer = Device(0).allocate(1024, stream=us.get_stream(0))
+    >>> us.acquire(driver.CUdeviceptr(int(buffer.handle)))
+    Traceback (most recent call last):
+        ...
+    userstream.UnknownProducerError: ...
+    """
 
 
 class NoUserStreamError(UserStreamError, LookupError):
     """The device has no user stream (of that name), so there is nothing to wait for.
 
     As in DALI: "Can only wait on user streams".
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> us.wait(0, name="nobody made this one")
+    Traceback (most recent call last):
+        ...
+    userstream.NoUserStreamError: device 0 has no user stream named 'nobody made this one': ...
     """
 
 
@@ -212,6 +348,17 @@ class WaitTimeout(UserStreamError, TimeoutError):
         The devices that had not finished.
     streams : sequence of str
         The ``repr`` of each stream that had not finished; empty for `wait_for_device`.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> from userstream.testing import latch
+    >>> with latch(us.get_stream(0)):
+    ...     try:
+    ...         us.wait(0, timeout=0.01)
+    ...     except us.WaitTimeout as error:
+    ...         print(error.seconds, error.devices)
+    0.01 (0,)
     """
 
     def __init__(
@@ -228,8 +375,8 @@ class WaitTimeout(UserStreamError, TimeoutError):
             stream=streams[0] if len(streams) == 1 else None,
         )
         self.seconds = seconds
-        self.devices = tuple(devices)
-        self.streams = tuple(streams)
+        self.devices: tuple[int, ...] = tuple(devices)
+        self.streams: tuple[str, ...] = tuple(streams)
 
 
 class WaitErrors(UserStreamError, ExceptionGroup[Exception]):
@@ -244,13 +391,23 @@ class WaitErrors(UserStreamError, ExceptionGroup[Exception]):
         What was waited for.
     exceptions : sequence of Exception
         One per stream that failed or was late.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> try:
+    ...     us.wait_all(timeout=10)
+    ... except* us.DriverError as failed:
+    ...     print(failed.exceptions)
+    ... except* us.WaitTimeout as late:
+    ...     print(late.exceptions)
     """
 
     # BaseExceptionGroup keeps its arguments in __new__; there is nothing left to initialise.
     def __init__(self, message: str, exceptions: Sequence[Exception], /) -> None:
         super(UserStreamError, self).__init__(message, exceptions)
-        self.device = None
-        self.stream = None
+        self.device: int | None = None
+        self.stream: str | None = None
 
     def derive(self, excs: Sequence[Any], /) -> WaitErrors:  # type: ignore[override]
         """Make a group of the same class; what ``split`` and ``except*`` call.
@@ -264,5 +421,13 @@ class WaitErrors(UserStreamError, ExceptionGroup[Exception]):
         -------
         WaitErrors
             The new group, with this one's message.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> both = us.WaitErrors("2 streams", [us.DriverError("one"), us.WaitTimeout("the other")])
+        >>> late, failed = both.split(us.WaitTimeout)
+        >>> late
+        WaitErrors('2 streams', [WaitTimeout('the other')])
         """
         return WaitErrors(self.message, excs)

@@ -1,6 +1,18 @@
 """Types for annotations: what userstream's functions take.
 
 Nothing here is needed at run time, and no framework is imported for it.
+
+Examples
+--------
+>>> import userstream as us
+>>> from userstream.typing import Buffer, DeviceLike, Producer, StreamLike, Target
+>>> def finish(target: Target) -> None:
+...     us.wait(target, timeout=10)
+>>> def clear(buffer: Buffer, producer: Producer = "auto") -> None:
+...     with us.borrow(buffer, producer=producer) as stream:
+...         buffer.fill(0, stream=stream)
+>>> def follow(theirs: StreamLike, device: DeviceLike = 0) -> None:
+...     us.get_stream(device).wait(theirs)
 """
 
 from __future__ import annotations
@@ -33,7 +45,15 @@ __all__ = [
 
 @runtime_checkable
 class StreamLike(Protocol):
-    """A stream of any library: an object with the ``__cuda_stream__`` protocol of cuda.core."""
+    """A stream of any library: an object with the ``__cuda_stream__`` protocol of cuda.core.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> from userstream.typing import StreamLike
+    >>> isinstance(us.get_stream(0), StreamLike)
+    True
+    """
 
     def __cuda_stream__(self) -> tuple[int, int]:
         """Return the version of the protocol, 0, and the address of the stream."""
@@ -42,7 +62,15 @@ class StreamLike(Protocol):
 
 @runtime_checkable
 class DLPackBuffer(Protocol):
-    """An array of any library that speaks DLPack."""
+    """An array of any library that speaks DLPack.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from userstream.typing import DLPackBuffer
+    >>> isinstance(np.zeros(4), DLPackBuffer)
+    True
+    """
 
     def __dlpack__(self, *, stream: Any = None) -> Any:  # a capsule
         """Export the array, ordered for a stream of the consumer."""
@@ -55,7 +83,15 @@ class DLPackBuffer(Protocol):
 
 @runtime_checkable
 class CUDAArrayInterface(Protocol):
-    """An array of any library that speaks the CUDA Array Interface."""
+    """An array of any library that speaks the CUDA Array Interface.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from userstream.typing import CUDAArrayInterface
+    >>> isinstance(np.zeros(4), CUDAArrayInterface)
+    False
+    """
 
     @property
     def __cuda_array_interface__(self) -> Mapping[str, Any]:

@@ -48,6 +48,15 @@ class BufferInfo:
         The rule that answered, such as ``"torch.Tensor"`` or ``"__cuda_array_interface__"``.
     parts : tuple of BufferInfo
         Of a buffer that is made of several, such as a sharded array: each of them.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> from cuda.core import Device
+    >>> Device(0).set_current()
+    >>> info = us.describe(Device(0).allocate(1024, stream=us.get_stream(0)))
+    >>> info.device_id, info.nbytes, info.memory
+    (0, 1024, 'device')
     """
 
     device_id: int | None

@@ -6,7 +6,7 @@ here the registry of the process and the end of one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from userstream import _buffers, _transfer, _waiting
 from userstream._registry._transfers import Transfers
@@ -130,8 +130,8 @@ class UserStream(Transfers):
         state = "closed" if self._closed else f"{sum(map(len, self._named.values()))} streams"
         return f"<userstream.UserStream{which}: {state}>"
 
-    device_of = staticmethod(_buffers.device_of)
-    describe = staticmethod(_buffers.describe)
+    device_of: Final = staticmethod(_buffers.device_of)
+    describe: Final = staticmethod(_buffers.describe)
 
 
 _process_registry = UserStream()

@@ -178,7 +178,7 @@ class StreamTable:
         }
         return MappingProxyType(found)
 
-    def _remove(self, streams: Mapping[tuple[int, str | None], Stream]) -> None:
+    def _remove(self, streams: Mapping[tuple[int, str | None], BaseStream]) -> None:
         with self._lock:
             for (device, name), stream in streams.items():
                 if self._named.get(name, {}).get(device) is stream:

@@ -256,7 +256,9 @@ class Waits(StreamTable):
 
         Parameters
         ----------
-        target, name
+        target : GPU buffer, sequence or mapping of them, device, int or stream, optional
+            As for `wait`.
+        name : str, optional
             As for `wait`.
         timeout : float, optional
             Seconds for all of it, at least 0; `None` waits for ever. ``asyncio.timeout`` works

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from userstream._report.selfcheck import Section, Step
 
 WIDTH = 80
-GREEN, RED, PLAIN = "\033[32m", "\033[31m", "\033[0m"
+BOLD, GREEN, RED, PLAIN = "\033[1m", "\033[32m", "\033[31m", "\033[0m"
 
 
 def say(line: str = "") -> None:
@@ -49,13 +49,15 @@ def no_section() -> None:
     _block("Self-check", iter(["not run"]))
 
 
-def verdict(*, ok: bool) -> None:
-    """Print the last line."""
-    say(_coloured("ok: all of it held" if ok else "failed: not all of it held", ok=ok))
+def verdict(*, ok: bool, simulated: bool) -> None:
+    """Print the last line, which may be all that somebody reads."""
+    text = "ok: all of it held" if ok else "failed: not all of it held"
+    where = ", on the simulated driver" if simulated else ""
+    say(_styled(f"{text}{where}", GREEN if ok else RED))
 
 
 def _block(heading: str, lines: Iterator[str]) -> None:
-    say(heading)
+    say(_styled(heading, BOLD))
     empty = True
     for line in lines:
         say(f"  {line}")
@@ -69,7 +71,9 @@ def _aligned(values: Mapping[str, str]) -> Iterator[str]:
     width = max(map(len, values), default=0)
     for name, value in values.items():
         # What the environment holds must not steer the terminal.
-        yield f"{name:<{width}}  {value if value and value.isprintable() else ascii(value)}"
+        shown = value if value and value.isprintable() else ascii(value)
+        for at in range(0, len(shown), WIDTH - 4 - width):
+            yield f"{'' if at else name:<{width}}  {shown[at : at + WIDTH - 4 - width]}"
 
 
 def _device(device: DeviceFacts) -> Iterator[str]:
@@ -83,7 +87,7 @@ def _device(device: DeviceFacts) -> Iterator[str]:
 def _step(step: Step) -> Iterator[str]:
     status = f"{step.status:<7}"
     if step.status != "not run":
-        status = _coloured(status, ok=step.status == "ok")
+        status = _styled(status, GREEN if step.status == "ok" else RED)
     time = "" if step.ms is None else f"{step.ms:>9.2f} ms"
     yield f"{status}  {step.title:<55}{time}".rstrip()
     if step.error is not None:
@@ -102,7 +106,7 @@ def _wrapped(text: str, *, indent: int) -> Iterator[str]:
             yield " " * indent + part
 
 
-def _coloured(text: str, *, ok: bool) -> str:
+def _styled(text: str, style: str) -> str:
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return text
-    return f"{GREEN if ok else RED}{text}{PLAIN}"
+    return f"{style}{text}{PLAIN}"

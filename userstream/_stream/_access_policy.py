@@ -31,6 +31,16 @@ class AccessPolicyWindow:
     ------
     TypeError, ValueError
         An argument is none of these.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> from cuda.core import Device
+    >>> Device(0).set_current()
+    >>> stream = us.Stream.create(0)
+    >>> table = Device(0).allocate(1024, stream=stream)
+    >>> window = us.AccessPolicyWindow(table, 1024, hit_ratio=0.5)
+    >>> stream.set_attribute("access_policy_window", window)
     """
 
     address: int | Buffer

@@ -102,7 +102,7 @@ class ConfiguredStream(MemoryStream):
         ----------
         name : str
             Which attribute.
-        value
+        value : AccessPolicyWindow, str, tuple of int or int
             Of ``"access_policy_window"`` an `AccessPolicyWindow`. Of ``"sync_policy"``, how the
             driver's own waits wait: ``"auto"``, ``"spin"``, ``"yield"`` or ``"blocking"``. Of
             ``"mem_sync_domain"``, ``"default"`` or ``"remote"``, and of

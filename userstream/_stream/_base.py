@@ -6,10 +6,10 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-import cuda.core
 from cuda.core import Device
 
 from userstream import _driver, _events, _process
+from userstream._stream._core import CoreStream
 from userstream.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _ours: weakref.WeakValueDictionary[int, BaseStream] = weakref.WeakValueDictionar
 _given_away: dict[int, BaseStream] = {}
 
 
-class BaseStream(cuda.core.Stream):  # type: ignore[misc] # to a type checker, cuda.core is Any
+class BaseStream(CoreStream):
     """The identity and the lifetime of a `Stream`."""
 
     __slots__ = (
@@ -70,6 +70,13 @@ class BaseStream(cuda.core.Stream):  # type: ignore[misc] # to a type checker, c
 
         Reading it keeps a stream that userstream created alive until exit, because whoever takes
         the handle may keep it. Raises `ClosedError` once the stream is closed.
+
+        Examples
+        --------
+        >>> from userstream import Stream
+        >>> stream = Stream.create(0)
+        >>> int(stream.handle) == stream.__cuda_stream__()[1]
+        True
         """
         handle = self._live()
         if self._owned:
@@ -82,7 +89,14 @@ class BaseStream(cuda.core.Stream):  # type: ignore[misc] # to a type checker, c
 
     @property
     def device(self) -> Device:
-        """The `cuda.core.Device` of this stream; of a default stream, the current one."""
+        """The `cuda.core.Device` of this stream; of a default stream, the current one.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> us.get_stream(0).device.device_id
+        0
+        """
         _process.check_fork()
         return Device(self._device())
 
@@ -106,7 +120,14 @@ class BaseStream(cuda.core.Stream):  # type: ignore[misc] # to a type checker, c
 
     @property
     def name(self) -> str | None:
-        """The name under which `get_stream` made it; `None` for any other stream."""
+        """The name under which `get_stream` made it; `None` for any other stream.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> us.get_stream(0, name="copies").name
+        'copies'
+        """
         return self._name
 
     @property
@@ -115,6 +136,12 @@ class BaseStream(cuda.core.Stream):  # type: ignore[misc] # to a type checker, c
 
         Driver call: ``cuStreamGetFlags``. Raises `CaptureError` while the stream is being
         captured, because the driver invalidates the capture of a stream that is asked.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> us.get_stream(0).flags
+        1
         """
         handle = self._live()
         _driver.refuse_capturing(handle, self)
@@ -122,7 +149,14 @@ class BaseStream(cuda.core.Stream):  # type: ignore[misc] # to a type checker, c
 
     @property
     def is_nonblocking(self) -> bool:
-        """Whether it runs beside the legacy default stream; as ``flags``."""
+        """Whether it runs beside the legacy default stream; as ``flags``.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> us.get_stream(0).is_nonblocking
+        True
+        """
         return bool(self.flags & 1)
 
     @property
@@ -131,6 +165,12 @@ class BaseStream(cuda.core.Stream):  # type: ignore[misc] # to a type checker, c
 
         Driver call: ``cuStreamGetPriority``. Raises `CaptureError` while the stream is being
         captured, as ``flags``.
+
+        Examples
+        --------
+        >>> from userstream import Stream
+        >>> Stream.create(0, priority=-1).priority
+        -1
         """
         _driver.refuse_capturing(self._live(), self)
         return int(super().priority)
@@ -141,6 +181,12 @@ class BaseStream(cuda.core.Stream):  # type: ignore[misc] # to a type checker, c
 
         Driver call: ``cuStreamGetId``, once. Raises `CaptureError` for a stream of somebody else
         that is being captured when it is asked first.
+
+        Examples
+        --------
+        >>> from userstream import Stream
+        >>> Stream.create(0).stream_id == Stream.create(0).stream_id
+        False
         """
         handle = self._live()
         if self._id is None:

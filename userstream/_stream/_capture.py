@@ -44,6 +44,14 @@ class CaptureInfo:
         What is captured into. It must not be destroyed or launched. `None` once invalidated.
     dependencies : tuple of CUgraphNode
         The nodes that the next one of this stream will depend on.
+
+    Examples
+    --------
+    >>> from userstream import Stream
+    >>> stream = Stream.create(0)
+    >>> with stream.capture():
+    ...     stream.capture_info.dependencies  # nothing was queued yet
+    ()
     """
 
     state: Literal["active", "invalidated"]
@@ -63,6 +71,14 @@ class CapturedStream(OrderedStream):
 
         True of an invalidated capture too, until that is ended. Harmless to any capture. Driver
         call: ``cuStreamIsCapturing``.
+
+        Examples
+        --------
+        >>> from userstream import Stream
+        >>> stream = Stream.create(0)
+        >>> with stream.capture():
+        ...     stream.is_capturing
+        True
         """
         return self._here(_driver.is_capturing, self._live(), self)
 
@@ -71,6 +87,16 @@ class CapturedStream(OrderedStream):
         """What the driver tells of the capture that it is part of; `None` if it is of none.
 
         Does not block, and is harmless to any capture. Driver call: ``cuStreamGetCaptureInfo``.
+
+        Examples
+        --------
+        >>> from userstream import Stream
+        >>> stream = Stream.create(0)
+        >>> stream.capture_info is None
+        True
+        >>> with stream.capture():
+        ...     stream.capture_info.state
+        'active'
         """
         facts = self._here(_driver.capture_facts, self._live(), self)
         return None if facts is None else CaptureInfo(*facts)

@@ -40,7 +40,7 @@ class DefaultStream(Stream):
     @classmethod
     def _make(cls, handle: int, device: int, context: driver.CUcontext | None) -> DefaultStream:
         make = cls._legacy_default if handle == _driver.LEGACY else cls._per_thread_default
-        stream: DefaultStream = make()
+        stream = make()
         _making.complete(stream, device, context, owned=False)
         return stream
 

@@ -9,6 +9,8 @@ from userstream._stream._base import BaseStream
 from userstream.errors import CaptureError
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from cuda.bindings.driver import CUstreamCaptureStatus
     from cuda.core import Event
 
@@ -53,7 +55,7 @@ class EdgeStream(BaseStream):
             _check_captures(source, capture, self, here, may_join=may_join)
         _events.wait(self, event)
 
-    def _settled(self) -> EdgeStream:
+    def _settled(self) -> Self:
         """Return the stream of one context that it stands for now."""
         return self
 

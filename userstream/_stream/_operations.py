@@ -31,6 +31,17 @@ class WaitFlags(enum.IntEnum):
         Until ``~(m | v) != 0``. Not every device has it.
     FLUSH
         Let what other devices wrote before the value be seen after it. Not every device has it.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> from cuda.core import Device
+    >>> Device(0).set_current()
+    >>> stream = us.get_stream(0)
+    >>> word = Device(0).allocate(4, stream=stream)
+    >>> stream.write_value_32(word, 3)
+    >>> stream.wait_value_32(word, 3, us.WaitFlags.EQ)
+    >>> stream.sync(timeout=10)
     """
 
     GEQ = 0
@@ -57,6 +68,15 @@ class WriteValue:
     ------
     TypeError, ValueError
         ``value`` or ``bits`` is none.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> from cuda.core import Device
+    >>> Device(0).set_current()
+    >>> stream = us.get_stream(0)
+    >>> word = Device(0).allocate(4, stream=stream)
+    >>> stream.batch_mem_op([us.WriteValue(word, 1)])
     """
 
     address: int | Buffer
@@ -86,6 +106,16 @@ class WaitValue:
     ------
     TypeError, ValueError
         ``value``, ``flags`` or ``bits`` is none.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> from cuda.core import Device
+    >>> Device(0).set_current()
+    >>> stream = us.get_stream(0)
+    >>> word = Device(0).allocate(4, stream=stream)
+    >>> stream.batch_mem_op([us.WriteValue(word, 7), us.WaitValue(word, 7, us.WaitFlags.EQ)])
+    >>> stream.sync(timeout=10)
     """
 
     address: int | Buffer
@@ -105,7 +135,17 @@ class WaitValue:
 
 @dataclass(frozen=True, slots=True)
 class FlushRemoteWrites:
-    """A flush of `Stream.batch_mem_op`: what other devices wrote before is seen afterwards."""
+    """A flush of `Stream.batch_mem_op`: what other devices wrote before is seen afterwards.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> stream = us.get_stream(0)
+    >>> try:
+    ...     stream.batch_mem_op([us.FlushRemoteWrites()])
+    ... except us.NotSupportedError:
+    ...     pass  # not every device has it
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +161,15 @@ class MemoryBarrier:
     ------
     ValueError
         ``scope`` is none.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> stream = us.get_stream(0)
+    >>> try:
+    ...     stream.batch_mem_op([us.MemoryBarrier("gpu")])
+    ... except us.NotSupportedError:
+    ...     pass  # not every device has it
     """
 
     scope: Literal["system", "gpu"] = "system"

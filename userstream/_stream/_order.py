@@ -26,6 +26,14 @@ class OrderedStream(EdgeStream):
         A stream that others keep feeding may never be done; `sync` waits for what is there now.
         Raises `CaptureError` while the stream is being captured, and `DriverError` if the GPU
         failed. Driver call: ``cuStreamQuery``, without harm to anybody's capture.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> stream = us.get_stream(0)
+        >>> stream.sync()
+        >>> stream.is_done
+        True
         """
         return self._is_idle()
 

@@ -80,8 +80,8 @@ class latch:  # noqa: N801 - used like a function
 
     Parameters
     ----------
-    stream
-        Anything with ``__cuda_stream__``, a ``driver.CUstream`` or a handle as an int.
+    stream : object with ``__cuda_stream__``, CUstream or int
+        Which stream; an int is its handle.
 
     Raises
     ------
@@ -120,7 +120,18 @@ class latch:  # noqa: N801 - used like a function
 
     @property
     def is_released(self) -> bool:
-        """Whether the stream may go on."""
+        """Whether the stream may go on.
+
+        Examples
+        --------
+        >>> from userstream import Stream
+        >>> from userstream.testing import latch
+        >>> with latch(Stream.create(0)) as held:
+        ...     held.is_released
+        False
+        >>> held.is_released
+        True
+        """
         return self._released
 
     def __enter__(self) -> Self:
@@ -156,7 +167,17 @@ class latch:  # noqa: N801 - used like a function
         self.release()
 
     def release(self) -> None:
-        """Let the stream go on. Does not block and makes no driver call."""
+        """Let the stream go on. Does not block and makes no driver call.
+
+        Examples
+        --------
+        >>> from userstream import Stream
+        >>> from userstream.testing import latch
+        >>> stream = Stream.create(0)
+        >>> with latch(stream) as held:
+        ...     held.release()
+        ...     stream.sync(timeout=10)
+        """
         with self._lock:
             if not self._entered:
                 raise RuntimeError("this latch holds nothing: enter it with a with statement")

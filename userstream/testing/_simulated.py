@@ -59,12 +59,12 @@ def simulate(devices: int = 2, *, driver_version: int = 13000, memory: int = 1 <
 
     Parameters
     ----------
-    devices
+    devices : int, default 2
         How many GPUs there are: 0 to 16.
-    driver_version
+    driver_version : int, default 13000
         What ``cuDriverGetVersion`` answers, as 13000 for CUDA 13.0. Functions newer than that are
         not found.
-    memory
+    memory : int, default 2**30
         Bytes of memory of each device; more is ``CUDA_ERROR_OUT_OF_MEMORY``.
 
     Raises
@@ -214,13 +214,13 @@ class inject:  # noqa: N801 - used like a function
 
     Parameters
     ----------
-    function
+    function : str
         The plain name, such as ``"cuStreamQuery"``; a version suffix (``_v2``) does not matter.
-    result
+    result : CUresult or int
         A ``driver.CUresult``, or any integer: codes that the bindings do not know too.
-    count
+    count : int, default 1
         How many calls.
-    skip
+    skip : int, default 0
         How many calls work as usual before that.
     this_thread
         Whether only calls of the thread that injects count and fail, and those of other threads
@@ -302,10 +302,10 @@ def async_error(stream: object, result: SupportsIndex) -> None:
 
     Parameters
     ----------
-    stream
-        Anything with ``__cuda_stream__``, a ``driver.CUstream`` or a handle as an int.
-    result
-        The error: a ``driver.CUresult`` or an integer.
+    stream : object with ``__cuda_stream__``, CUstream or int
+        Which stream; an int is its handle.
+    result : CUresult or int
+        The error.
 
     Raises
     ------
@@ -353,6 +353,16 @@ def calls(function: str) -> int:
 
     All versions of the function (``_v2``) count, and calls that an injection answered. Thread-safe;
     does not block.
+
+    Parameters
+    ----------
+    function : str
+        The plain name, such as ``"cuStreamQuery"``.
+
+    Returns
+    -------
+    int
+        How often it was called.
 
     Raises
     ------

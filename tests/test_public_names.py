@@ -1,0 +1,114 @@
+"""Every public name is documented, with an example, and shows the path that users import it from.
+
+That each has a type is for ``pyright --verifytypes`` to say: see the lint step of ``.ci/run``.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import tomllib
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import userstream
+import userstream.testing
+import userstream.typing
+
+MODULES = (userstream, userstream.errors, userstream.testing, userstream.typing)
+PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+OF_A_CLASS = (types.FunctionType, classmethod, staticmethod, property)
+
+
+def _members(kind: type) -> dict[str, Any]:
+    """Return the public methods and properties of a class, without those of cuda.core."""
+    members = {name: inspect.getattr_static(kind, name) for name in dir(kind) if name[0] != "_"}
+    return {name: thing for name, thing in members.items() if isinstance(thing, OF_A_CLASS)}
+
+
+def _public() -> dict[str, Any]:
+    """Return what users see, by the path under which they do."""
+    found: dict[str, Any] = {}
+    for module in MODULES:
+        for name in module.__all__:
+            path, thing = f"{module.__name__}.{name}", getattr(module, name)
+            if module is userstream.errors or isinstance(thing, types.ModuleType):
+                continue  # seen as userstream.X, and as a module
+            found[path] = thing
+            if isinstance(thing, type):
+                found |= {f"{path}.{member}": it for member, it in _members(thing).items()}
+    return found
+
+
+PUBLIC = _public()
+ALIASES = [
+    path
+    for path in PUBLIC
+    if path.startswith("userstream.typing.") and not isinstance(PUBLIC[path], type)
+]
+THINGS = [path for path in PUBLIC if path not in ALIASES]
+
+
+def test_the_lists_are_right() -> None:
+    for path in ("Stream.wait", "Stream.is_done", "UserStream.get", "WaitErrors.derive", "wait"):
+        assert f"userstream.{path}" in THINGS
+    assert "userstream.testing.latch" in THINGS
+    assert "userstream.typing.Target" in ALIASES
+    assert "userstream.Stream.context" not in PUBLIC, "that is cuda.core's"
+
+
+@pytest.mark.parametrize("path", THINGS)
+def test_it_has_an_example(path: str) -> None:
+    assert ">>> " in (inspect.getdoc(PUBLIC[path]) or "")
+
+
+@pytest.mark.parametrize("path", THINGS)
+def test_it_shows_where_it_is_imported_from(path: str) -> None:
+    thing = PUBLIC[path]
+    if isinstance(thing, property):
+        return  # only its class is shown
+    thing = getattr(thing, "__func__", thing)
+    public = [module.__name__ for module in MODULES]
+    assert thing.__module__ in public
+    assert path.endswith(thing.__qualname__.removeprefix("UserStream."))
+
+
+def test_docstrings_are_in_order() -> None:
+    numpydoc = pytest.importorskip("numpydoc.validate")
+    chosen = tomllib.loads(PYPROJECT.read_text())["tool"]["numpydoc_validation"]["checks"]
+    checks = numpydoc.get_validation_checks(set(chosen))
+    wrong = []
+    for path in THINGS:
+        thing, ignored = PUBLIC[path], set()
+        if isinstance(thing, type) and "\nParameters\n" not in (inspect.getdoc(thing) or ""):
+            ignored = {"PR01"}  # a class that users do not make: its attributes say what it has
+        errors = numpydoc.validate(path)["errors"]
+        wrong += [f"{path}: {code} {text}" for code, text in errors if code in checks - ignored]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_is_documented(module: types.ModuleType) -> None:
+    assert ">>> " in (module.__doc__ or "")
+
+
+def test_aliases_are_documented() -> None:
+    body = ast.parse(inspect.getsource(userstream.typing)).body
+    documented = {
+        f"userstream.typing.{name.target.id}"
+        for name, text in itertools.pairwise(body)
+        if isinstance(name, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+    assert documented == set(ALIASES)
+    example = userstream.typing.__doc__ or ""
+    for path in ALIASES:
+        assert path.rpartition(".")[2] in example
+
+
+def test_the_names_are_sorted() -> None:
+    own = [name for name in userstream.__all__ if name not in userstream.errors.__all__]
+    assert sorted(own) == own

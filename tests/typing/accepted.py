@@ -1,0 +1,146 @@
+"""What type-checks, and the types that it has. Read by mypy and pyright, and never run."""
+
+# cuda.core hides its names from pyright:
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, assert_type
+
+import cuda.core
+import numpy as np
+from cuda.bindings import driver
+
+import userstream as us
+from userstream import testing
+from userstream.typing import Buffer, CUDAArrayInterface, DLPackBuffer, Producer, StreamLike, Target
+
+
+class Array:
+    """An array type of a user's own."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {}
+
+
+class Exporter:
+    def __dlpack__(self, *, stream: int | None = None, max_version: Any = None) -> object: ...
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0)
+
+
+class TheirStream:
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, 1)
+
+
+class Ordinal:
+    def __index__(self) -> int:
+        return 0
+
+
+def the_user_stream(array: Array, device: cuda.core.Device) -> None:
+    assert_type(us.get_stream(), us.Stream)
+    assert_type(us.get_stream(array, name="copies", priority=-1), us.Stream)
+    us.get_stream([array, {"nested": (array,)}])
+    us.get_stream(device)
+    us.get_stream(Ordinal())
+    us.get_stream(TheirStream())
+    assert_type(us.UserStream().get_stream(0), us.Stream)
+    assert_type(us.streams(), Mapping[tuple[int, str | None], us.Stream])
+
+
+def a_stream_of_ours_is_theirs(stream: us.Stream, device: cuda.core.Device) -> None:
+    theirs: cuda.core.Stream = stream
+    like: StreamLike = stream
+    theirs.wait(like)
+    device.allocate(1024, stream=stream)
+    assert_type(stream.is_done, bool)
+    assert_type(stream.stream_id, int)
+    assert_type(stream.name, str | None)
+    assert_type(stream.is_closed, bool)  # cuda.core's
+    stream.record()
+    stream.sync(timeout=1, policy="spin")
+    with us.Stream.create(0) as mine:
+        assert_type(mine, us.Stream)
+    assert_type(us.Stream.from_handle(TheirStream()), us.Stream)
+    assert_type(us.Stream.priority_range(0), tuple[int, int])
+    with stream.activate("torch", "cupy") as active:
+        assert_type(active, us.Stream)
+
+
+def waits(array: Array) -> None:
+    us.wait()
+    us.wait(array, name="copies", timeout=0.5, policy="spin")
+    us.wait([0, 1], timeout=1)
+    us.wait_for_device(0, timeout=None)
+    us.wait_all(timeout=1)
+    assert_type(us.completion(array), Future[None])
+    asyncio.run(us.wait_async(array, timeout=1))
+
+
+def order(array: Array, pointer: driver.CUdeviceptr, theirs: TheirStream) -> None:
+    assert_type(us.acquire(array, pointer, stream=theirs, producer=7), us.Stream)
+    us.release(array, producer=None)
+    with us.borrow(array, producer=theirs, activate=["torch", "cupy"], keep=False) as stream:
+        assert_type(stream, us.Stream)
+    with us.borrow(array, producer="auto", activate=True):
+        us.hold(array, stream=theirs)
+    us.hand_over(array, stream=7)
+
+
+def copies(array: Array) -> None:
+    out = np.empty(4)
+    assert_type(us.asnumpy(array, out=out), np.ndarray)
+    assert_type(us.asnumpy(array), Any)  # an array, or a list of them
+    assert_type(us.copyto(array, out, timeout=1), us.Stream)
+    info = us.describe(array)
+    assert_type(info, us.BufferInfo)
+    assert_type(info.shape, tuple[int, ...] | None)
+    assert_type(info.parts, tuple[us.BufferInfo, ...])
+
+
+def protocols() -> None:
+    dlpack: DLPackBuffer = Exporter()
+    interface: CUDAArrayInterface = Array()
+    buffer: Buffer = interface
+    producer: Producer = TheirStream()
+    target: Target = {"a": [dlpack, buffer]}
+    us.acquire(buffer, producer=producer)
+    us.wait(target)
+
+
+def callbacks(stream: us.Stream, done: Callable[[str], None]) -> None:
+    stream.launch_host_func(done, "epoch 1")
+
+
+def memory(stream: us.Stream, word: Array) -> None:
+    stream.write_value_32(word, 1)
+    stream.batch_mem_op([us.WaitValue(word, 1, us.WaitFlags.EQ), us.MemoryBarrier("gpu")])
+    stream.set_attribute("priority", -1)
+
+
+def failures() -> None:
+    try:
+        us.wait(0)
+    except us.WaitTimeout as error:
+        assert_type(error.seconds, float | None)
+        assert_type(error.devices, tuple[int, ...])
+        late: TimeoutError = error
+        raise late from None
+    except us.DriverError as error:
+        assert_type(error.code, int | None)
+
+
+def tests(stream: us.Stream) -> None:
+    testing.simulate(devices=1)
+    with testing.inject("cuStreamQuery", driver.CUresult.CUDA_ERROR_UNKNOWN, count=2):
+        us.wait(0)
+    with testing.latch(stream) as held:
+        held.release()
+    assert_type(testing.calls("cuStreamQuery"), int)

@@ -1,0 +1,82 @@
+"""The class that `Stream` extends: `cuda.core.Stream`, as type checkers can know it.
+
+cuda.core chooses its modules for the installed CUDA major when it is imported. No type checker can
+follow that: the base class would be unknown, and with it all of `Stream`. So they are told here
+what a `Stream` has of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import cuda.core
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from cuda.bindings import driver
+    from cuda.core import Context, Device, Event, EventOptions, StreamOptions
+
+    from userstream.typing import StreamLike
+
+    class CoreStream:
+        """A queue of work of a GPU."""
+
+        @classmethod
+        def _init(
+            cls,
+            obj: StreamLike | None = None,
+            options: StreamOptions | None = None,
+            device_id: int | None = None,
+            ctx: Context | None = None,
+        ) -> Self: ...
+        @classmethod
+        def _legacy_default(cls) -> Self: ...
+        @classmethod
+        def _per_thread_default(cls) -> Self: ...
+        @property
+        def handle(self) -> driver.CUstream:
+            """The ``CUstream``."""
+
+        def __cuda_stream__(self) -> tuple[int, int]: ...
+        @property
+        def device(self) -> Device:
+            """The device of the stream."""
+
+        @property
+        def context(self) -> Context:
+            """The context of the stream."""
+
+        @property
+        def resources(self) -> Any:  # cuda.core.DeviceResources
+            """The resources of the device that the stream may use."""
+
+        @property
+        def priority(self) -> int:
+            """Its priority; lower numbers run first."""
+
+        @property
+        def is_nonblocking(self) -> bool:
+            """Whether it runs beside the legacy default stream."""
+
+        @property
+        def is_closed(self) -> bool:
+            """Whether it was closed."""
+
+        def close(self) -> None:
+            """Close the stream."""
+
+        def sync(self) -> None:
+            """Wait on the host for the work that is queued on it."""
+
+        def wait(self, event_or_stream: Event | StreamLike) -> None:
+            """Make later work on it wait for an event or a stream."""
+
+        def record(self, event: Event | None = None, options: EventOptions | None = None) -> Event:
+            """Record an event behind the work that is queued on it."""
+
+        def create_graph_builder(self) -> Any:  # cuda.core.graph.GraphBuilder
+            """Make a builder that captures this stream into a graph."""
+
+else:
+    CoreStream = cuda.core.Stream
