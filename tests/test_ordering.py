@@ -406,8 +406,9 @@ def test_held_events_are_used_again(memory: int) -> None:
     stream, buffer = us.get_stream(0), array(memory, None)
 
     def use() -> int:
-        for _ in range(50):
-            us.release(buffer)
+        with testing.latch(stream):  # so that each time 50 are needed at once
+            for _ in range(50):
+                us.release(buffer)
         us.wait(stream, timeout=10)
         assert eventually(lambda: not _holding._queues)
         return len(pooled_events())

@@ -102,18 +102,28 @@ class BaseStream(CoreStream):
 
     @property
     def context(self) -> Context:
-        """The `cuda.core.Context` of this stream; of a default stream, the current one's.
+        """The `cuda.core.Context` of this stream; of a default stream, the current one.
 
         Raises `ClosedError` once the stream is closed.
+
+        Examples
+        --------
+        >>> from userstream import Stream
+        >>> context = Stream.create().context
         """
         self._live()
         return super().context
 
     @property
     def resources(self) -> DeviceResources:
-        """What `cuda.core.Stream.resources` tells of this stream.
+        """The hardware that the work of this stream may use, as `cuda.core.Stream.resources`.
 
         Raises `ClosedError` once the stream is closed.
+
+        Examples
+        --------
+        >>> from userstream import Stream
+        >>> resources = Stream.create().resources
         """
         self._live()
         return super().resources

@@ -228,6 +228,11 @@ class CapturedStream(OrderedStream):
     def create_graph_builder(self) -> GraphBuilder:
         """Return a builder of cuda.core's, which captures on this stream.
 
+        Returns
+        -------
+        cuda.core.graph.GraphBuilder
+            Its ``begin_building`` begins the capture.
+
         Raises
         ------
         ClosedError, ForkedError

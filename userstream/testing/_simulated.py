@@ -222,7 +222,7 @@ class inject:  # noqa: N801 - used like a function
         How many calls.
     skip : int, default 0
         How many calls work as usual before that.
-    this_thread
+    this_thread : bool, default False
         Whether only calls of the thread that injects count and fail, and those of other threads
         (userstream's watcher, say) work as usual.
 
