@@ -70,10 +70,9 @@ def current_device() -> int:
 def is_current(context: driver.CUcontext | None) -> bool:
     """Tell whether a context is known to be the current one; `False` also if that fails."""
     try:
-        current = driver.cuCtxGetCurrent()[1]
+        return context is not None and bool(driver.cuCtxGetCurrent()[1] == context)
     except (RuntimeError, ValueError):
         return False
-    return current is not None and context is not None and int(current) == int(context)
 
 
 def default_context() -> driver.CUcontext:
@@ -85,7 +84,7 @@ def default_context() -> driver.CUcontext:
 def within(context: driver.CUcontext, function: Callable[..., T], *args: object) -> T:
     """Call a function with `context` current; afterwards the caller's is current again."""
     before = call(driver.cuCtxGetCurrent)
-    if int(before) == int(context):
+    if before == context:
         return function(*args)
     try:
         call(driver.cuCtxSetCurrent, context)

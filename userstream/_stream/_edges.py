@@ -74,7 +74,7 @@ def usual_edge(source: EdgeStream, destination: EdgeStream) -> Event | None:
     Otherwise it does nothing and returns `None`. The event is the caller's, to be given back.
     """
     if (
-        destination._anywhere
+        (destination._anywhere or _driver.is_current(destination._context))
         and (source._anywhere or _driver.is_current(source._context))
         and _driver.both_free(
             source._handle or source._live(), destination._handle or destination._live()
