@@ -1,6 +1,6 @@
 """The exceptions of userstream.
 
-::
+.. code-block:: text
 
     UserStreamError
     ├── DriverError               (RuntimeError)   a driver call failed, or the GPU did
