@@ -15,7 +15,7 @@ def make_slot(number):
 
 
 async def answer(request, slots):
-    slot = stream, buffer, host = await slots.get()  # so many requests at once, and no more
+    slot = stream, buffer, host = await slots.get()  # at most SLOTS at once
     try:
         buffer.fill(request, stream=stream)  # your work
         buffer.copy_to(host, stream=stream)
