@@ -24,6 +24,14 @@ FOREIGN = re.compile(
     r"|\bpythonhosted\."
 )
 
+# Blocks of a language that could be run, and unmarked ones, which Sphinx takes for Python.
+UNRUN = (
+    r"^ *\.\. (?:code|code-block|sourcecode)::(?! (?:console|text)$).*$"
+    r"|^```(?:py|pycon|{code).*$"
+    r"|^(?! *\.\. ).*::$"
+)
+INCLUDED = r"^ *\.\. literalinclude:: (\S+)\n((?: +:.*\n)*)"
+
 
 def readme(which: str) -> None:
     """Print the command of the README that runs the main job (`run`) or the tests (`test`)."""
@@ -55,6 +63,8 @@ def text() -> None:
         *_citation(),
         *_readme_example(),
         *_readme_links(),
+        *_code_blocks(),
+        *_pictures(),
         *_dali_table(),
         *_driver_functions(),
     ]
@@ -115,6 +125,34 @@ def _readme_links() -> Iterator[str]:
     for target in re.findall(r"\]\(([^)]+)\)", README):
         if "://" not in target and not (ROOT / target).exists():
             yield f"README.md: there is no {target}"
+
+
+def _code_blocks() -> Iterator[str]:
+    """Tell of code that nothing runs: neither a doctest, nor a file of docs/examples."""
+    for path in _files():
+        name = str(path.relative_to(ROOT))
+        if not re.fullmatch(r"docs/.*\.(rst|md)|userstream/.*\.py|[^/]*\.md", name):
+            continue
+        text = path.read_text(encoding="utf-8")
+        for line in re.findall(UNRUN, text, re.MULTILINE):
+            if not (name == "README.md" and line == "```python"):  # which _readme_example checks
+                yield f"{name}: nothing runs {line.strip()!r}: a doctest, or a literalinclude"
+        for included, options in re.findall(INCLUDED, text, re.MULTILINE):
+            if "/examples/" not in f"/{included}":
+                yield f"{name}: includes {included}, which is no example that is run"
+            if "needs_gpu" in included and "   :caption: Needs a GPU" not in options:
+                yield f"{name}: does not say that {included} needs a GPU"
+
+
+def _pictures() -> Iterator[str]:
+    drawn = subprocess.run(
+        [sys.executable, str(ROOT / "docs/pictures"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if drawn.returncode:
+        yield (drawn.stdout + drawn.stderr).strip()
 
 
 def _dali_table() -> Iterator[str]:

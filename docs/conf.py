@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import doctest
 import os
 import re
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 
+import inventories  # noqa: E402
 import numpydoc.xref  # noqa: E402
 import run_examples  # noqa: E402
 from sphinx.util import logging  # noqa: E402
@@ -69,25 +69,13 @@ numpydoc_xref_aliases = {
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
-# Links into other projects need their inventories from the network, so they are an extra.
-LINKED = {
-    "python": "https://docs.python.org/3",
-    "numpy": "https://numpy.org/doc/stable",
-    "cupy": "https://docs.cupy.dev/en/stable",
-    "torch": "https://docs.pytorch.org/docs/stable",
-    "cuda.core": "https://nvidia.github.io/cuda-python/cuda-core/latest",
-}
-intersphinx_mapping: dict[str, Any] = {}
-if os.environ.get("USERSTREAM_DOCS_INTERSPHINX") == "1":
-    intersphinx_mapping = {name: (address, None) for name, address in LINKED.items()}
-else:
-    numpydoc.xref.DEFAULT_LINKS.clear()  # to types of Python and NumPy
-
-_modules = "|".join([*map(re.escape, LINKED), "cuda", "jax", *sorted(sys.stdlib_module_names)])
-nitpick_ignore_regex = [
-    (r"py:.*", rf"({_modules})(\..*)?"),
-    (r"py:.*", "|".join(re.escape(name) for name in dir(builtins))),
-]
+# Without a network, docs/inventory.txt lists the pages of others that are linked to: a link to
+# another one is an error that names it.
+intersphinx_mapping = inventories.mapping(
+    DOCS / "_build" / "inventories",
+    published=os.environ.get("USERSTREAM_DOCS_INTERSPHINX") == "1",
+)
+numpydoc.xref.DEFAULT_LINKS.clear()  # to types of Python and NumPy
 
 # Doctests run on the simulated driver; on a machine with a GPU, on that.
 doctest_default_flags = doctest.ELLIPSIS

@@ -1,12 +1,12 @@
 """The exceptions of userstream.
 
-::
+.. code-block:: text
 
     UserStreamError
     ├── DriverError               (RuntimeError)   a driver call failed, or the GPU did
     ├── DriverNotFoundError       (RuntimeError)   no usable NVIDIA driver or device
     ├── NotSupportedError         (RuntimeError)   this driver or device lacks the function
-    ├── ForkedError               (RuntimeError)   CUDA does not survive ``os.fork``
+    ├── ForkedError               (RuntimeError)   CUDA does not survive os.fork
     ├── CaptureError              (RuntimeError)   would break a graph capture
     ├── ClosedError               (RuntimeError)   the stream or registry is closed
     ├── UnsupportedBufferError    (TypeError)      no rule knows this object

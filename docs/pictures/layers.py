@@ -1,0 +1,85 @@
+"""The rooms of the package, in the order in which they may import each other."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import svg
+
+ORDER = Path(__file__).parents[2] / "tests" / "test_architecture.py"
+LABELS = 124
+BOX = 28
+GAP = 6
+A_LINE = 4  # boxes side by side, at most
+
+# The first room of each layer; those after it in LAYERS belong to it.
+STARTS = {
+    "__main__": "The command",
+    "__init__": "Public names",
+    "_registry": "User streams",
+    "_ordering": "What calls do",
+    "_stream": "Streams",
+    "_dispatcher": "Completion",
+    "_buffers": "Buffers, devices",
+    "_driver": "The driver",
+    "_semaphore": "Ground",
+}
+NAMES = {"__main__": "python -m userstream", "__init__": "userstream"}
+BELOW = {
+    "cuda-python": ["cuda.core", "cuda.bindings"],
+    "libcuda": ["NVIDIA's driver", "or the simulated one"],
+}
+
+
+def _layers() -> dict[str, list[str]]:
+    """Return the rooms of each layer, from the list that the tests check the imports with."""
+    for node in ast.parse(ORDER.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LAYERS":
+            rooms = ast.literal_eval(node.value)
+    layers: dict[str, list[str]] = {}
+    for room in rooms:
+        if room in STARTS:
+            layers[STARTS[room]] = []
+        layers[list(layers)[-1]].append(NAMES.get(room, room))
+    assert list(layers) == list(STARTS.values())
+    return layers
+
+
+def _row(name: str, rooms: list[str], top: float, kind: str) -> tuple[list[str], float]:
+    left = svg.MARGIN + LABELS
+    lines = -(-len(rooms) // A_LINE)
+    a_line = -(-len(rooms) // lines)
+    middle = top + (lines * (BOX + GAP) - GAP) / 2
+    shapes = [svg.text(svg.MARGIN, middle, name, "faint")]
+    for start in range(0, len(rooms), a_line):
+        line = rooms[start : start + a_line]
+        width = (svg.WIDTH - svg.MARGIN - left - GAP * (len(line) - 1)) / len(line)
+        for column, room in enumerate(line):
+            x = left + column * (width + GAP)
+            shapes.append(svg.box(x, top, width, BOX, kind))
+            words = "mono text" if kind == "box" else "mono on"
+            shapes.append(svg.text(x + width / 2, top + BOX / 2, room, words, "middle"))
+        top += BOX + GAP
+    return shapes, top + 5
+
+
+def _draw() -> str:
+    shapes: list[str] = []
+    top = float(svg.MARGIN)
+    for name, rooms in _layers().items():
+        more, top = _row(name, rooms, top, "box")
+        shapes += more
+    for name, rooms in BELOW.items():
+        more, top = _row(name, rooms, top, "host")
+        shapes += more
+    told = "; ".join(f"{name}: {', '.join(rooms)}" for name, rooms in _layers().items())
+    return svg.document(
+        shapes,
+        top - GAP - 5 + svg.MARGIN,
+        "The rooms of userstream: each imports from below itself",
+        told,
+    )
+
+
+LAYERS = _draw()
