@@ -86,7 +86,7 @@ BORROW = draw(
     "stops.",
     Timeline(
         "torch.cuda.synchronize()",
-        "The host waits for all streams, and nothing is queued meanwhile",
+        "The host waits for all streams, and feeds none meanwhile",
         {
             "host": [
                 (0, 1.4, "host", "queues"),
