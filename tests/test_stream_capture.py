@@ -139,6 +139,14 @@ def test_what_cannot_be_begun() -> None:
     assert not us.get_stream(0).is_capturing
 
 
+@pytest.mark.simulated
+def test_the_capture_of_a_stream_that_is_closed_is_forgotten() -> None:
+    stream = us.Stream.create(0)
+    stream.begin_capture("relaxed")
+    stream.close()
+    assert not _capture._begun
+
+
 def test_what_cannot_be_ended() -> None:
     with us.Stream.create(0) as stream, us.Stream.create(0) as branch:
         with pytest.raises(us.CaptureError, match="is not being captured"):

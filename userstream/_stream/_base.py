@@ -232,10 +232,12 @@ class BaseStream(CoreStream):
         # First out of its registry: a Ctrl-C in between may not leave a closed stream there.
         if self._on_close is not None:
             self._on_close(self)
-        from userstream._stream import _foreign  # which is built upon this
+        from userstream._stream import _capture, _foreign  # which are built upon this
 
         handle = int(self._handle)
         _foreign.forget(self, handle)
+        if self._owned:
+            _capture.forget(self)
         _ours.pop(handle, None)
         self._handle = None
         _given_away.pop(id(self), None)

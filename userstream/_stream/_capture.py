@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cuda.core.graph import GraphBuilder
 
     from userstream._driver import CaptureMode
+    from userstream._stream._base import BaseStream
 
 # The captures that were begun here, by the identity of the stream: the graph, and the thread that
 # has to end it, if not any thread may.
@@ -341,3 +342,8 @@ class CapturedStream(OrderedStream):
             if not _driver.is_capturing(handle, self):
                 _begun.pop(identity, None)
         return graph
+
+
+def forget(stream: BaseStream) -> None:
+    """Let go of the capture of a stream that is being destroyed: it ends with it."""
+    _begun.pop(stream._identity(), None)
