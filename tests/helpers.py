@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -196,6 +197,17 @@ def is_blocked(result: Any, seconds: float = 0.05) -> bool:
     return bool(result.thread.is_alive())
 
 
+@contextmanager
+def untraced() -> Iterator[None]:
+    """Measure no coverage, which takes a lock of its own: a Ctrl-C in there is a deadlock."""
+    tracer = sys.gettrace()
+    sys.settrace(None)
+    try:
+        yield
+    finally:
+        sys.settrace(tracer)
+
+
 def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
     """Wait until a condition holds; tell whether it did in time."""
     deadline = time.monotonic() + seconds
@@ -217,14 +229,19 @@ def run_python(
 
     start = f"from userstream import testing; testing.simulate({simulate})\n"
     text = (start if SIMULATED and simulate is not None else "") + textwrap.dedent(code)
-    return subprocess.run(
-        [sys.executable, "-c", text, *arguments],
-        capture_output=True,
+    process = subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", "-c", text, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
-        check=False,
         env={**os.environ, **environment},
     )
+    try:
+        out, err = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)  # it says where it hangs
+        raise AssertionError("the process hangs:\n" + "\n".join(process.communicate())) from None
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def refused_in_a_child(uses: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import userstream as us
-from helpers import eventually, in_thread, run_python, running
+from helpers import eventually, in_thread, run_python, running, untraced
 from userstream import _driver, _holding, testing
 from userstream._transfer import _pinned, trim
 from userstream.testing import _simulated
@@ -312,7 +312,7 @@ def test_interrupting_a_wait_keeps_the_memory() -> None:
                 threading.Event().wait(0.02)
                 signal.pthread_kill(main, signal.SIGINT)
 
-            with running(interrupt), pytest.raises(KeyboardInterrupt):
+            with untraced(), running(interrupt), pytest.raises(KeyboardInterrupt):
                 to_host(memory, stream)
             assert address(array(5000)) != where
             latch.release()

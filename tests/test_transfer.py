@@ -28,6 +28,7 @@ from helpers import (
     reclaim,
     run_python,
     running,
+    untraced,
 )
 from layouts import random_target, same, views
 from userstream import _driver, _holding, testing
@@ -755,7 +756,7 @@ def test_ctrl_c(past: bool, stream: us.Stream, request: pytest.FixtureRequest) -
                 threading.Event().wait(0.02)
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-            with running(interrupt), pytest.raises(KeyboardInterrupt):
+            with untraced(), running(interrupt), pytest.raises(KeyboardInterrupt):
                 to_host(memory, stream)
             assert not settled()
             latch.release()
