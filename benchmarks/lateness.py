@@ -1,22 +1,20 @@
-"""What a host wait costs: CPU time and lateness, beside what PyTorch and numba-cuda offer.
-
-Run it on a machine with a GPU: ``python benchmarks/waits.py``. Every figure is the median of some
-runs, and the peers are measured in the same process, in turns.
-"""
+"""Host waits for work that ends later: the CPU time that they take, and how late they end."""
 
 from __future__ import annotations
 
 import asyncio
-import statistics
-import sys
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from cuda.bindings import driver
 
 import userstream as us
+from benchmarks.harness import Comparison, Comparisons, Run, Skipped, case
+from benchmarks.work import external
 from userstream import testing
 
 
@@ -35,7 +33,7 @@ def after(seconds: float, latches: list[testing.latch]) -> tuple[threading.Threa
 
 
 def measure(stream: us.Stream, wait: Callable[[], object], seconds: float) -> tuple[float, float]:
-    """Return the share of a core that a wait takes, and how late it ends, in µs."""
+    """Return how late a wait ends, and the share of a core that it takes."""
     latch = testing.latch(stream)
     with latch:
         thread, when = after(seconds, [latch])
@@ -44,42 +42,34 @@ def measure(stream: us.Stream, wait: Callable[[], object], seconds: float) -> tu
         wait()
         ended, cpu = time.perf_counter(), time.thread_time() - cpu
         thread.join()
-    return cpu / (ended - started), (ended - when[0]) * 1e6
+    return ended - when[0], cpu / (ended - started)
 
 
-def waits(stream: us.Stream) -> dict[str, Callable[[], object]]:
-    """Return what is compared."""
-    found: dict[str, Callable[[], object]] = {
+@case
+def one_wait(run: Run) -> Comparisons:
+    """What one wait takes of a core, and how late it ends."""
+    stream = us.get_stream(0)
+    waits: dict[str, Callable[[], object]] = {
         "us.wait": lambda: us.wait(stream),
-        'us.wait, "spin"': lambda: us.wait(stream, policy="spin"),
-        "us.completion": lambda: us.completion(stream).result(),
+        'us.wait, policy="spin"': lambda: us.wait(stream, policy="spin"),
+        "us.completion(…).result()": lambda: us.completion(stream).result(),
         "us.wait_for_device": lambda: us.wait_for_device(0),
         "cuStreamSynchronize": lambda: driver.cuStreamSynchronize(stream.handle),
     }
-    if "torch" in sys.modules:
-        torch = sys.modules["torch"]
-        theirs = torch.cuda.ExternalStream(int(stream.handle))
-        found["torch synchronize()"] = theirs.synchronize
-    return found
-
-
-def table(stream: us.Stream) -> None:
-    compared = waits(stream)
-    print(f"{'':24}{'CPU share, late (µs)':>40}")
+    with contextlib.suppress(Skipped):  # the others are measured without it
+        waits["torch.cuda.Stream.synchronize"] = external(run.need("torch"), stream).synchronize
     lengths = [(0.0002, 15), (0.001, 15), (0.01, 11), (0.1, 5), (0.3, 3)]
-    print(f"{'':24}" + "".join(f"{seconds * 1e3:>15g} ms" for seconds, _ in lengths))
-    rows: dict[str, str] = dict.fromkeys(compared, "")
-    for seconds, runs in lengths:
-        seen: dict[str, list[tuple[float, float]]] = {name: [] for name in compared}
-        for _ in range(runs):
-            for name, wait in compared.items():
-                seen[name].append(measure(stream, wait, seconds))
-        for name, results in seen.items():
-            share = statistics.median(result[0] for result in results)
-            late = statistics.median(result[1] for result in results)
-            rows[name] += f"{share:>9.1%}{late:>9.0f}"
-    for name, row in rows.items():
-        print(f"{name:24}{row}")
+    for seconds, rounds in run.scaled(lengths, lengths[:3]):
+        yield Comparison(
+            f"a wait for {seconds * 1e3:g} ms",
+            {
+                name: lambda wait=wait, seconds=seconds: measure(stream, wait, seconds)
+                for name, wait in waits.items()
+            },
+            rounds=rounds,
+            measures=(("how late it ends", "s"), ("of a core", "share")),
+            returns=True,
+        )
 
 
 def thread_cpu(name: str) -> float:
@@ -155,62 +145,58 @@ def middle_and_end(late: list[float]) -> tuple[float, float]:
     return ranked[len(ranked) // 2], ranked[int(len(ranked) * 0.99)]
 
 
-def awaits(streams: list[us.Stream]) -> None:
-    lengths = [(8, 0.1, 5), (8, 0.3, 5), (1000, 0.5, 5), (10_000, 2.0, 5)]
-    for count, seconds, runs in lengths:
-        results: list[tuple[float, float, float]] = []
-        bare: list[tuple[float, float]] = []
-        for _ in range(runs):
-            results.append(await_many(count, streams, seconds))
-            bare.append(await_bare(count))
-        late, end, share = map(statistics.median, zip(*results, strict=True))
-        bare_late, bare_end = map(statistics.median, zip(*bare, strict=True))
-        print(
-            f"{count} awaits over {len(streams)} streams, {seconds} s: late by {late * 1e3:.2f} ms "
-            f"(median), {end * 1e3:.2f} ms (p99); watcher {share:.1%} of a core; of that asyncio "
-            f"alone {bare_late * 1e3:.2f} ms, {bare_end * 1e3:.2f} ms"
+@case
+def many_awaits(run: Run) -> Comparisons:
+    """How late many awaits at once are; asyncio's own part is beside it."""
+    streams = [us.get_stream(0, name=f"await {number}") for number in range(8)]
+    lengths = [(8, 0.1), (8, 0.3), (1000, 0.5), (10_000, 2.0)]
+    for count, seconds in run.scaled(lengths, lengths[:1]):
+        yield Comparison(
+            f"{count:,} awaits over 8 streams, {seconds:g} s",
+            {
+                "us.wait_async": lambda n=count, s=seconds: await_many(n, streams, s),
+                "futures of asyncio, set at once": lambda n=count: (*await_bare(n), 0.0),
+            },
+            rounds=5,
+            measures=(("median late", "s"), ("slowest hundredth", "s"), ("watcher", "share")),
+            returns=True,
         )
 
 
-def await_numba(seconds: float) -> None:
-    """Do the same with numba's ``async_done``, for one stream."""
-    from numba import cuda
-
-    stream = cuda.stream()
+@case
+def one_await(run: Run) -> Comparisons:
+    """One await, beside numba's ``async_done``."""
+    stream = run.need("numba.cuda").stream()
     mine = us.get_stream(stream)
 
+    async def theirs() -> None:
+        await stream.async_done()
+
+    yield Comparison(
+        "one await, 0.1 s",
+        {
+            "us.wait_async": lambda: await_one(lambda: us.wait_async(mine), mine, 0.1),
+            "numba async_done": lambda: await_one(theirs, mine, 0.1),
+        },
+        rounds=5,
+        returns=True,
+    )
+
+
+def await_one(
+    awaiting: Callable[[], Coroutine[Any, Any, None]], stream: us.Stream, seconds: float
+) -> float:
+    """Return how late an await of a held stream ends."""
+
     async def main() -> float:
-        latch = testing.latch(mine)
-        with latch:
+        with testing.latch(stream) as latch:
             thread, when = after(seconds, [latch])
-            done = stream.async_done()
+            task = asyncio.create_task(awaiting())
+            await asyncio.sleep(0)
             thread.start()
-            await done
+            await task
             late = time.perf_counter() - when[0]
             thread.join()
         return late
 
-    try:
-        late = statistics.median(asyncio.run(main()) for _ in range(5))
-    except AttributeError as error:  # of numba-cuda 0.30.4 on its own streams
-        print(f"numba async_done fails: {error}")
-        return
-    print(f"numba async_done, 1 await, {seconds} s: late by {late * 1e3:.2f} ms (median)")
-
-
-def main() -> None:
-    for name in ("torch", "numba.cuda"):
-        try:
-            __import__(name)
-        except ImportError:
-            print(f"{name} is not here: not compared")
-    stream = us.get_stream(0)
-    table(stream)
-    streams = [us.get_stream(0, name=f"await {number}") for number in range(8)]
-    awaits(streams)
-    if "numba.cuda" in sys.modules:
-        await_numba(0.1)
-
-
-if __name__ == "__main__":
-    main()
+    return asyncio.run(main())
