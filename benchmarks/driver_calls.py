@@ -37,5 +37,6 @@ def functions(run: Run) -> Comparisons:
             "cuMemcpyAsync": lambda: driver.cuMemcpyAsync(destination, source, NBYTES, handle),
         },
         number=500,
+        plain=True,
     )
     buffer.close()

@@ -12,7 +12,7 @@ from cuda.core.utils import StridedMemoryView
 
 import userstream as us
 from benchmarks.harness import Comparison, Comparisons, Run, case
-from benchmarks.numbers import at_most, at_most_added
+from benchmarks.numbers import at_most, at_most_added, shown
 
 ADDED = 250e-9
 
@@ -103,4 +103,7 @@ def dlpack(run: Run) -> Comparisons:
 def cuda_core(run: Run) -> Comparisons:
     del run
     with Device(0).allocate(64, stream=Device(0).create_stream()) as buffer:
-        yield beside("cuda.core buffer", buffer, "buffer.device_id", lambda: buffer.device_id)
+        peer = "buffer.device_id"
+        calls = {"us.get_stream(buffer)": lambda: us.get_stream(buffer)}
+        calls[peer] = lambda: buffer.device_id
+        yield Comparison("get_stream of a cuda.core buffer", calls, (shown(peer, added=True),))

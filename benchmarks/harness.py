@@ -37,6 +37,7 @@ class Comparison:
     # What the calls return, instead of being timed: (what, unit) of each value.
     measures: tuple[tuple[str, str], ...] = (("", "s"),)
     returns: bool = False
+    plain: bool = False  # without the ratios that have no limit
     # The driver functions that ours calls, for their share of its time.
     driver: tuple[str, ...] = ()
 
@@ -59,9 +60,11 @@ class Run:
         return not (self.quick or self.simulated)
 
     def scaled(self, full: Any, quick: Any) -> Any:
+        """Choose by how thorough it is to be."""
         return quick if self.quick else full
 
     def need_gpu(self) -> None:
+        """Skip the case on the simulated driver."""
         if self.simulated:
             raise Skipped("needs a GPU")
 

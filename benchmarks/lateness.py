@@ -47,7 +47,7 @@ def measure(stream: us.Stream, wait: Callable[[], object], seconds: float) -> tu
 
 @case
 def one_wait(run: Run) -> Comparisons:
-    """What one wait takes of a core, and how late it ends."""
+    """Measure what one wait takes of a core, and how late it ends."""
     stream = us.get_stream(0)
     waits: dict[str, Callable[[], object]] = {
         "us.wait": lambda: us.wait(stream),
@@ -69,6 +69,7 @@ def one_wait(run: Run) -> Comparisons:
             rounds=rounds,
             measures=(("how late it ends", "s"), ("of a core", "share")),
             returns=True,
+            plain=True,
         )
 
 
@@ -147,7 +148,7 @@ def middle_and_end(late: list[float]) -> tuple[float, float]:
 
 @case
 def many_awaits(run: Run) -> Comparisons:
-    """How late many awaits at once are; asyncio's own part is beside it."""
+    """Measure how late many awaits at once are; asyncio's own part is beside it."""
     streams = [us.get_stream(0, name=f"await {number}") for number in range(8)]
     lengths = [(8, 0.1), (8, 0.3), (1000, 0.5), (10_000, 2.0)]
     for count, seconds in run.scaled(lengths, lengths[:1]):
@@ -160,12 +161,13 @@ def many_awaits(run: Run) -> Comparisons:
             rounds=5,
             measures=(("median late", "s"), ("slowest hundredth", "s"), ("watcher", "share")),
             returns=True,
+            plain=True,
         )
 
 
 @case
 def one_await(run: Run) -> Comparisons:
-    """One await, beside numba's ``async_done``."""
+    """Compare one await with numba's ``async_done``."""
     stream = run.need("numba.cuda").stream()
     mine = us.get_stream(stream)
 

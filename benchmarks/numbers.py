@@ -24,6 +24,7 @@ class Limit:
     measure: int = 0
 
     def holds(self, found: float, limit: float) -> bool:
+        """Whether what was found keeps to a limit."""
         return found >= limit if self.at_least else found <= limit
 
 
@@ -47,6 +48,11 @@ def no_more_than(value: float, *, measure: int = 0) -> Limit:
     return Limit(value, measure=measure)
 
 
+def shown(against: str, *, added: bool = False) -> Limit:
+    """Show it beside another, without a limit."""
+    return Limit(None, (against,), added=added)
+
+
 @dataclass(frozen=True)
 class Spread:
     """A median and the quartiles beside it."""
@@ -57,6 +63,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
+        """Return that of some values, at least one."""
         if len(values) == 1:
             return cls(values[0], values[0], values[0])
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")

@@ -48,8 +48,9 @@ def rows_of(case: str, comparison: Comparison, samples: Samples, *, judged: bool
         values = {name: each[number] for name, each in samples.items()}
         limits = [limit for limit in comparison.limits if limit.measure == number]
         named = {name for limit in limits for name in limit.against}
+        others = [] if comparison.plain else list(values)[1:]
         # Beside calls without a limit stands their ratio all the same.
-        limits += [Limit(None, (name,)) for name in list(values)[1:] if name not in named]
+        limits += [Limit(None, (name,)) for name in others if name not in named]
         rows.append(
             {
                 "case": case,

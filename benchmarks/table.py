@@ -9,7 +9,7 @@ from benchmarks.numbers import significant
 from benchmarks.report import Row
 
 WIDTH = 98
-HEAD = f"{'':46}{'median':>9}{'quartiles':>18}  {'ratio, at most':22}"
+HEAD = f"{'':46}{'median':>9}{'quartiles':>20}  {'ratio, at most':22}"
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
@@ -22,24 +22,27 @@ def quantity(value: float, unit: str) -> str:
         return f"{significant(value / scale)} {unit}"
     if unit == "share":
         return f"{value:.1%}"
-    return f"{significant(value)} {unit}"
+    return f"{significant(value)} {unit}".rstrip()
 
 
 def block(row: Row, driver: Mapping[str, float]) -> Iterator[str]:
     """Write a row of the report; `driver` has the seconds that each driver function takes."""
     unit = row["unit"]
-    yield row["name"]
+    single = len(row["calls"]) == 1
+    if not single:
+        yield row["name"]
     compared = {tuple(each["against"]): each for each in row["compared"]}
     for number, (name, call) in enumerate(row["calls"].items()):
         low, high = (quantity(value, unit) for value in call["quartiles"])
-        line = f"  {name:44.44}{quantity(call['median'], unit):>9}{low + '–' + high:>18}"
+        line = f"{row['name']:46.46}" if single else f"  {name:44.44}"
+        line += f"{quantity(call['median'], unit):>9}{low + ' - ' + high:>20}"
         alone = [each for against, each in compared.items() if against == (name,)]
         if number == 0:
             alone = [each for against, each in compared.items() if not against]
         yield (line + "".join(f"  {_found(each, unit)}" for each in alone)).rstrip()
     for against, each in compared.items():
         if len(against) > 1:
-            yield f"  {'the fastest of these':71}  {_found(each, unit)}"
+            yield f"  {'the fastest of these':73}  {_found(each, unit)}"
     if row["driver"] and all(name in driver for name in row["driver"]):
         share = sum(driver[name] for name in row["driver"])
         ours = next(iter(row["calls"].values()))["median"]
@@ -93,6 +96,7 @@ def heading(where: Mapping[str, Any]) -> Iterator[str]:
     if where["simulated"]:
         gpus = f"SIMULATED DRIVER, {len(where['gpus'])} devices: the cost of Python, no GPU's"
     yield gpus
-    yield f"driver {where['driver']}, CUDA {where['cuda']}, {where['cpus']} × {where['processor']}"
+    kernel = f"driver {where['driver']}, " if where["driver"] else ""
+    yield f"{kernel}CUDA {where['cuda']}, {where['cpus']} CPUs ({where['processor']})"
     yield ", ".join(f"{name} {version}" for name, version in where["versions"].items() if version)
     yield f"{where['date']}{', quick: numbers mean nothing' if where['quick'] else ''}"
