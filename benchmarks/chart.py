@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from benchmarks.report import Row
 
@@ -23,7 +24,7 @@ def draw(path: Path, report: Row) -> None:
         for each in row["compared"]
         if each["kind"] == "ratio" and "limit" in each and not each["at_least"]
     ][::-1]
-    style = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), INK)
+    style: dict[str, Any] = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), INK)
     style |= dict.fromkeys(("xtick.color", "ytick.color"), INK)
     style |= {"svg.hashsalt": "userstream", "font.size": 9, "svg.fonttype": "none"}
     style |= {"font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans", "Arial"]}

@@ -23,12 +23,15 @@ def settle() -> None:
     driver.cuCtxSynchronize()
 
 
+Call = Callable[[], Any]
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Calls that do the same, ours first."""
 
     name: str
-    calls: Mapping[str, Callable[[], Any]]
+    calls: Mapping[str, Call]
     limits: tuple[Limit, ...] = ()
     # So many calls are timed as one. With 1 the result is let go of after the clock has stopped.
     number: int = 1000
@@ -111,7 +114,7 @@ def _returned(values: Any) -> tuple[float, ...]:
     return values if isinstance(values, tuple) else (values,)
 
 
-def timed(call: Callable[[], Any], number: int = 1) -> float:
+def timed(call: Call, number: int = 1) -> float:
     """Return the seconds that a call takes, without the garbage collector."""
     collects = gc.isenabled()
     gc.disable()

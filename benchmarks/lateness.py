@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,7 @@ def one_wait(run: Run) -> Comparisons:
     for seconds, rounds in run.scaled(lengths, lengths[:3]):
         yield Comparison(
             f"a wait for {seconds * 1e3:g} ms",
-            {
-                name: lambda wait=wait, seconds=seconds: measure(stream, wait, seconds)
-                for name, wait in waits.items()
-            },
+            {name: partial(measure, stream, wait, seconds) for name, wait in waits.items()},
             rounds=rounds,
             measures=(("how late it ends", "s"), ("of a core", "share")),
             returns=True,
@@ -113,8 +111,8 @@ def await_many(count: int, streams: list[us.Stream], seconds: float) -> tuple[fl
     return *middle_and_end(late), share
 
 
-def await_bare(count: int) -> tuple[float, float]:
-    """Do the same with futures that one callback sets; return what asyncio alone is late."""
+def await_bare(count: int) -> tuple[float, float, float]:
+    """Do the same with futures that one callback sets: what asyncio alone is late."""
     late: list[float] = []
     when: list[float] = []
 
@@ -137,7 +135,7 @@ def await_bare(count: int) -> tuple[float, float]:
         await asyncio.gather(*tasks)
 
     asyncio.run(main())
-    return middle_and_end(late)
+    return *middle_and_end(late), 0.0
 
 
 def middle_and_end(late: list[float]) -> tuple[float, float]:
@@ -155,8 +153,8 @@ def many_awaits(run: Run) -> Comparisons:
         yield Comparison(
             f"{count:,} awaits over 8 streams, {seconds:g} s",
             {
-                "us.wait_async": lambda n=count, s=seconds: await_many(n, streams, s),
-                "futures of asyncio, set at once": lambda n=count: (*await_bare(n), 0.0),
+                "us.wait_async": partial(await_many, count, streams, seconds),
+                "futures of asyncio, set at once": partial(await_bare, count),
             },
             rounds=5,
             measures=(("median late", "s"), ("slowest hundredth", "s"), ("watcher", "share")),
@@ -174,6 +172,10 @@ def one_await(run: Run) -> Comparisons:
     async def theirs() -> None:
         await stream.async_done()
 
+    try:
+        await_one(theirs, mine, 0.1)
+    except AttributeError as error:  # of numba-cuda 0.30.4 on its own streams
+        raise Skipped(f"numba async_done fails: {error}") from error
     yield Comparison(
         "one await, 0.1 s",
         {
@@ -196,7 +198,7 @@ def await_one(
             task = asyncio.create_task(awaiting())
             await asyncio.sleep(0)
             thread.start()
-            await task
+            await asyncio.wait_for(task, 30)
             late = time.perf_counter() - when[0]
             thread.join()
         return late

@@ -38,7 +38,7 @@ def beside_torch(torch: Any, where: str) -> Comparisons:
         user.wait_stream(torch.cuda.current_stream())
         torch.cuda.current_stream().wait_stream(user)
 
-    one, two = "user.wait_stream(torch.cuda.current_stream())", "two wait_stream"
+    one, two = "user.wait_stream(current_stream())", "two wait_stream"
     yield Comparison(
         f"acquire(tensor), {where}",
         {"us.acquire(tensor)": lambda: us.acquire(tensor), one: there},

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.numbers import significant
 from benchmarks.report import Row
 
 WIDTH = 98
-HEAD = f"{'':46}{'median':>9}{'quartiles':>20}  {'ratio, at most':22}"
+HEAD = f"{'':42}{'median':>9}{'quartiles':>18}  {'ratio, at most':22}"
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
@@ -33,44 +34,55 @@ def block(row: Row, driver: Mapping[str, float]) -> Iterator[str]:
         yield row["name"]
     compared = {tuple(each["against"]): each for each in row["compared"]}
     for number, (name, call) in enumerate(row["calls"].items()):
-        low, high = (quantity(value, unit) for value in call["quartiles"])
-        line = f"{row['name']:46.46}" if single else f"  {name:44.44}"
-        line += f"{quantity(call['median'], unit):>9}{low + ' - ' + high:>20}"
+        between = _between(call["quartiles"], unit) if len(call["samples"]) > 1 else ""
+        line = f"{row['name']:42.42}" if single else f"  {name:40.40}"
+        line += f"{quantity(call['median'], unit):>9}{between:>18}"
         alone = [each for against, each in compared.items() if against == (name,)]
         if number == 0:
             alone = [each for against, each in compared.items() if not against]
         yield (line + "".join(f"  {_found(each, unit)}" for each in alone)).rstrip()
     for against, each in compared.items():
         if len(against) > 1:
-            yield f"  {'the fastest of these':73}  {_found(each, unit)}"
+            yield f"  {'the fastest of these':67}  {_found(each, unit)}"
     if row["driver"] and all(name in driver for name in row["driver"]):
         share = sum(driver[name] for name in row["driver"])
         ours = next(iter(row["calls"].values()))["median"]
-        yield f"  of that {quantity(share, 's')} ({share / ours:.0%}) in the driver: " + _counted(
-            row["driver"]
-        )
+        text = f"of that {quantity(share, 's')} ({share / ours:.0%}) in the driver: "
+        yield from _wrapped(text + _counted(row["driver"]), "  ")
+
+
+def _between(quartiles: Sequence[float], unit: str) -> str:
+    first, last = (quantity(value, unit) for value in quartiles)
+    number, _, scale = first.partition(" ")
+    return f"{number if last.endswith(' ' + scale) else first} - {last}"
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=" " * len(indent))
 
 
 def _counted(names: list[str]) -> str:
     return ", ".join(
-        name if names.count(name) == 1 else f"{names.count(name)} {name}"
+        name if names.count(name) == 1 else f"{names.count(name)}*{name}"
         for name in dict.fromkeys(names)
     )
 
 
 def _found(each: Row, unit: str) -> str:
     """Write a ratio, a difference or a value beside its limit."""
-    text = {
-        "ratio": lambda value: f"{value:.2f}",
-        "added": lambda value: f"{'+' if value >= 0 else ''}{quantity(value, unit)}",
-        "value": lambda value: quantity(value, unit),
-    }[each["kind"]]
+
+    def text(value: float) -> str:
+        if each["kind"] == "ratio":
+            return f"{value:.2f}"
+        sign = "+" if each["kind"] == "added" and value >= 0 else ""
+        return sign + quantity(value, unit)
+
     found = text(each["median"]) if each["kind"] != "value" else ""
     if "limit" not in each:
         return found
     sign = "≥" if each["at_least"] else "≤"
     stretch = f" [{text(each['stretch'])}]" if each["stretch"] is not None else ""
-    said = {"missed": "MISSED", None: ""}.get(each["verdict"], each["verdict"])
+    said = {"missed": "MISSED", "stretch met": "stretch", "met": "met", None: ""}[each["verdict"]]
     return f"{found:>5} {sign} {text(each['limit'])}{stretch} {said}".rstrip()
 
 
@@ -83,11 +95,13 @@ def summary(report: Row) -> Iterator[str]:
     else:
         yield "No target was judged: they are for a GPU."
     for row, each in missed:
-        against = f" beside {', '.join(each['against'])}" if each["against"] else ""
-        yield f"MISSED  {row['name']}{against}: {_found(each, row['unit'])}"
+        against = f", beside {' and '.join(each['against'])}" if each["against"] else ""
+        yield from _wrapped(
+            f"{row['name']}{against}: {_found(each, row['unit']).strip()}", "missed  "
+        )
     for what in ("skipped", "failed"):
         for name, why in report[what].items():
-            yield f"{what:7} {name}: {why.strip().splitlines()[-1]}"
+            yield from _wrapped(f"{name}: {why.strip().splitlines()[-1]}", f"{what:7} ")
 
 
 def heading(where: Mapping[str, Any]) -> Iterator[str]:
@@ -98,5 +112,6 @@ def heading(where: Mapping[str, Any]) -> Iterator[str]:
     yield gpus
     kernel = f"driver {where['driver']}, " if where["driver"] else ""
     yield f"{kernel}CUDA {where['cuda']}, {where['cpus']} CPUs ({where['processor']})"
-    yield ", ".join(f"{name} {version}" for name, version in where["versions"].items() if version)
+    versions = where["versions"].items()
+    yield from _wrapped(", ".join(f"{name} {version}" for name, version in versions if version))
     yield f"{where['date']}{', quick: numbers mean nothing' if where['quick'] else ''}"

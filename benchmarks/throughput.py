@@ -104,7 +104,7 @@ def inspected(run: Run) -> Comparisons:
         },
         (at_least(0.97, alone), shown(SYNC)),
         rounds=9,
-        measures=(("", "steps/s"), ("what it looks at", "looks/s")),
+        measures=(("steps", "/s"), ("looks", "/s")),
         returns=True,
         plain=True,
     )
