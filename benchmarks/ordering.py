@@ -61,14 +61,14 @@ def beside_torch(torch: Any, where: str) -> Comparisons:
 
 @case
 def torch_default_stream(run: Run) -> Comparisons:
-    yield from beside_torch(run.need("torch"), "PyTorch on its default stream")
+    yield from beside_torch(run.need("torch"), "default stream")
 
 
 @case
 def torch_side_stream(run: Run) -> Comparisons:
     torch = run.need("torch")
     with torch.cuda.stream(torch.cuda.Stream(0)):
-        yield from beside_torch(torch, "PyTorch on a side stream")
+        yield from beside_torch(torch, "side stream")
 
 
 @case
