@@ -116,6 +116,5 @@ def interface(run: Run) -> Comparisons:
         yield Comparison(
             "borrow of 8 arrays of one stream",
             {"with us.borrow(*arrays): pass": borrowing(*arrays), single: borrowing(array)},
-            (at_most(1.8, single),),
         )
         us.wait(array)
