@@ -88,10 +88,8 @@ def await_many(count: int, streams: list[us.Stream], seconds: float) -> tuple[fl
         await us.wait_async(stream)
         late.append(time.perf_counter() - when[0])
 
-    async def main() -> float:
-        latches = [testing.latch(stream) for stream in streams]
-        for latch in latches:
-            latch.__enter__()
+    async def main(stack: contextlib.ExitStack) -> float:
+        latches = [stack.enter_context(testing.latch(stream)) for stream in streams]
         thread, when = after(seconds, latches)
         tasks = [
             asyncio.create_task(one(streams[number % len(streams)], when))
@@ -107,7 +105,8 @@ def await_many(count: int, streams: list[us.Stream], seconds: float) -> tuple[fl
         thread.join()
         return share
 
-    share = asyncio.run(main())
+    with contextlib.ExitStack() as stack:  # no stream stays held after a failure
+        share = asyncio.run(main(stack))
     return *middle_and_end(late), share
 
 

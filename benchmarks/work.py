@@ -1,4 +1,4 @@
-"""Work of a known length for a GPU, and buffers that are framework's and nobody's."""
+"""Work of a known length for a GPU, and an array that names its producer's stream."""
 
 from __future__ import annotations
 
