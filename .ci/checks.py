@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -224,6 +227,38 @@ def dist(directory: str) -> None:
         sys.exit(1)
 
 
+def benchmarks(results: str, chart: str) -> None:
+    """Check that a run of the benchmarks left out only what needs a GPU, and drew the rest."""
+    report = json.loads(Path(results).read_text(encoding="utf-8"))
+    measured = {row["case"] for row in report["rows"]}
+    cases = report["seconds"].keys()
+    problems = [f"{name} failed: {why}" for name, why in report["failed"].items()]
+    problems += [f"{name} measured nothing" for name in cases - measured - report["skipped"].keys()]
+    for row in report["rows"]:
+        for name, call in row["calls"].items():
+            if not call["samples"] or not all(map(math.isfinite, call["samples"])):
+                problems.append(f"{row['name']}: {name} has the samples {call['samples']}")
+    drawn = "".join(ElementTree.parse(chart).getroot().itertext())
+    compared = [
+        row["name"]
+        for row in report["rows"]
+        if any(each["kind"] == "ratio" and each.get("limit") for each in row["compared"])
+    ]
+    problems += [f"{chart} lacks {name}" for name in compared if name not in drawn]
+    if not compared or not report["where"]["gpus"]:
+        problems.append(f"{results} compares nothing, or knows no device")
+    print("\n".join(problems) or f"benchmarks: {len(measured)} of {len(cases)} cases measured, ok")
+    if problems:
+        sys.exit(1)
+
+
 if __name__ == "__main__":
-    check = {"readme": readme, "lowest": lowest, "text": text, "release": release, "dist": dist}
+    check = {
+        "readme": readme,
+        "lowest": lowest,
+        "text": text,
+        "release": release,
+        "dist": dist,
+        "benchmarks": benchmarks,
+    }
     check[sys.argv[1]](*sys.argv[2:])

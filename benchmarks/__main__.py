@@ -1,0 +1,118 @@
+"""Measure userstream beside what its users would call instead: ``python -m benchmarks``.
+
+On a machine with a GPU it takes some minutes. Without one, or with ``--simulate``, a smaller set
+runs on the simulated driver: what Python costs there, and whether all of this works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from cuda.core import Device
+
+from benchmarks import chart, harness, report, table
+from benchmarks.harness import Run
+from userstream import testing
+from userstream._report.driver_choice import is_gpu_machine
+
+SUBJECTS = (
+    "driver_calls",  # first: the others show their share
+    "finding",
+    "waiting",
+    "ordering",
+    "copies",
+    "growth",
+    "throughput",
+    "lateness",
+    "importing",
+)
+DRIVER = "driver_calls.functions"
+
+
+def main() -> int:
+    arguments = _arguments()
+    if arguments.redraw:
+        chart.draw(arguments.chart, json.loads(arguments.redraw.read_text(encoding="utf-8")))
+        return 0
+    for subject in SUBJECTS:
+        importlib.import_module(f"benchmarks.{subject}")
+    parts = arguments.only or [""]
+    chosen = [name for name in harness.cases if any(part in name for part in parts)]
+    if arguments.list:
+        print("\n".join(chosen))
+        return 0
+    if not chosen:
+        print(f"no case has one of {parts} in its name: see --list", file=sys.stderr)
+        return 2
+    run = Run(quick=arguments.quick, simulated=arguments.simulate or not is_gpu_machine())
+    if run.simulated:
+        testing.simulate(devices=2)
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most memory
+    Device(0).set_current()
+    result = measure(chosen, run, arguments.json)
+    if arguments.chart:
+        try:
+            chart.draw(arguments.chart, result)
+        except ImportError as error:
+            print(f"no chart, draw it with --redraw where matplotlib is: {error}", file=sys.stderr)
+            return 1
+    return 1 if result["failed"] else 0
+
+
+def measure(chosen: list[str], run: Run, file: Path | None) -> report.Row:
+    """Run cases, show and write each result at once; a case that fails costs no other."""
+    result: report.Row = {
+        "where": report.where(simulated=run.simulated, quick=run.quick),
+        "rows": [],
+        "skipped": {},
+        "failed": {},
+        "seconds": {},
+    }
+    print("\n".join((*table.heading(result["where"]), "", table.HEAD)), flush=True)
+    driver: dict[str, float] = {}
+    for name in chosen:
+        started = time.monotonic()
+        try:
+            for comparison in harness.cases[name](run):
+                samples = harness.measure(comparison, run)
+                for row in report.rows_of(name, comparison, samples, judged=run.judges):
+                    result["rows"].append(row)
+                    if name == DRIVER:
+                        driver |= {call: has["median"] for call, has in row["calls"].items()}
+                    print("\n".join(table.block(row, driver)), flush=True)
+        except harness.Skipped as why:
+            result["skipped"][name] = str(why)
+        except Exception:
+            result["failed"][name] = traceback.format_exc()
+            traceback.print_exc()
+        result["seconds"][name] = round(time.monotonic() - started, 1)
+        if file:
+            report.write(file, result)
+    print("\n".join(("", *table.summary(result))), flush=True)
+    return result
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="seconds: see that it works")
+    parser.add_argument("--simulate", action="store_true", help="though there is a GPU")
+    parser.add_argument("--only", nargs="+", metavar="PART", help="cases with that in their names")
+    parser.add_argument("--list", action="store_true", help="the names of the cases")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the results")
+    parser.add_argument("--chart", type=Path, metavar="FILE", help="where to draw an SVG")
+    parser.add_argument("--redraw", type=Path, metavar="JSON", help="only draw what was measured")
+    arguments = parser.parse_args()
+    if arguments.redraw and not arguments.chart:
+        parser.error("--redraw needs --chart")
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())
