@@ -181,8 +181,7 @@ class StreamTable:
     def __reduce__(self) -> NoReturn:
         _process.refuse_copy(
             self,
-            "send a function of a module of yours that calls userstream there: each process has a "
-            "registry of its own",
+            "send a function that calls userstream there: each process has a registry of its own",
         )
 
     def _remove(self, streams: Mapping[tuple[int, str | None], BaseStream]) -> None:
