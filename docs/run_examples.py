@@ -26,6 +26,7 @@ FRAMEWORKS = {
     "dask_workers.py": "distributed",
     "hand_over.py": "torch",
     "own_kernel.py": "torch",
+    "process_pool.py": "multiprocessing",
     "torchrun_deadline.py": "torch",
     "torchrun_nccl.py": "torch",
     "with_cupy.py": "cupy",
