@@ -94,10 +94,11 @@ def test_a_late_wait_crosses(way: Callable[[Any], Any]) -> None:
 @ways
 def test_a_group_of_errors_crosses(way: Callable[[Any], Any]) -> None:
     late, failing = us.get_stream(0), us.get_stream(1)
-    with testing.latch(late):
-        testing.async_error(failing, CUresult.CUDA_ERROR_ILLEGAL_ADDRESS)
-        with pytest.raises(us.WaitErrors) as caught:
-            us.wait_all(timeout=0.2)
+    testing.async_error(failing, CUresult.CUDA_ERROR_ILLEGAL_ADDRESS)
+    with pytest.raises(us.DriverError):
+        failing.sync(timeout=20)
+    with testing.latch(late), pytest.raises(us.WaitErrors) as caught:
+        us.wait_all(timeout=0)
     group = way(caught.value)
     failed, timeout = group.exceptions
     uuids = [_driver.device_report(device).uuid for device in (0, 1)]

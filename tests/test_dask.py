@@ -161,11 +161,14 @@ def test_a_worker_that_does_not_answer(client: distributed.Client) -> None:
     pid = client.run(workers.process)[stopped]
     os.kill(pid, signal.SIGSTOP)
     try:
-        answers = finish(client, 0.1, grace=4)
+        for grace in (2, 10, 40):  # a slow machine may need longer to say that all is well
+            answers = finish(client, 0, grace=grace)
+            assert type(answers[stopped]) is TimeoutError
+            if answers[other] is None:
+                break
     finally:
         os.kill(pid, signal.SIGCONT)
     assert answers[other] is None
-    assert type(answers[stopped]) is TimeoutError
 
 
 def test_tasks_await(client: distributed.Client) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import SIMULATED
 from userstream import _driver
 
 EXAMPLES = Path(__file__).parents[1] / "docs/examples"
@@ -17,6 +18,9 @@ EXAMPLES = Path(__file__).parents[1] / "docs/examples"
 pytestmark = [
     # Not imported here, where other tests put a stand-in in its place.
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch"),
+    pytest.mark.skipif(
+        SIMULATED and Path("/dev/nvidiactl").exists(), reason="the example would use the GPU"
+    ),
     pytest.mark.multi_device,
     pytest.mark.timeout(300),
 ]

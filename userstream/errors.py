@@ -62,7 +62,7 @@ def _unknown(device: int) -> str | None:  # noqa: ARG001
 
 
 # The driver, which is built upon this module, puts the function that asks it here.
-uuid_of: Callable[[int], str | None] = _unknown
+_uuid_of: Callable[[int], str | None] = _unknown
 
 
 class UserStreamError(Exception):
@@ -97,7 +97,7 @@ class UserStreamError(Exception):
     ) -> None:
         super().__init__(message)
         self.device = device
-        self.device_uuid = None if device is None else uuid_of(device)
+        self.device_uuid: str | None = None if device is None else _uuid_of(device)
         self.stream = stream
 
 
@@ -308,7 +308,7 @@ class DeviceMismatchError(UserStreamError, ValueError):
     ) -> None:
         super().__init__(message, device=device, stream=stream)
         self.devices: tuple[int, ...] = tuple(devices)
-        self.device_uuids = tuple(map(uuid_of, self.devices))
+        self.device_uuids: tuple[str | None, ...] = tuple(map(_uuid_of, self.devices))
 
 
 class InvalidDeviceError(UserStreamError, ValueError):
@@ -402,7 +402,7 @@ class WaitTimeout(UserStreamError, TimeoutError):
         )
         self.seconds = seconds
         self.devices: tuple[int, ...] = tuple(devices)
-        self.device_uuids = tuple(map(uuid_of, self.devices))
+        self.device_uuids: tuple[str | None, ...] = tuple(map(_uuid_of, self.devices))
         self.streams: tuple[str, ...] = tuple(streams)
 
 

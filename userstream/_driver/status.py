@@ -57,7 +57,7 @@ def failed(
 
 def uuids(devices: Iterable[int | None]) -> str:
     """Return the end of a message, which names devices as every process knows them."""
-    named = {device: errors.uuid_of(device) for device in devices if device is not None}
+    named = {device: errors._uuid_of(device) for device in devices if device is not None}
     return "".join(f"; device {device} is {uuid}" for device, uuid in named.items() if uuid)
 
 
