@@ -13,6 +13,7 @@ local_rank = int(os.environ["LOCAL_RANK"])
 device = torch.device("cuda", local_rank)
 torch.cuda.set_device(device)
 dist.init_process_group("nccl", device_id=device)
+control = dist.new_group(backend="gloo")  # does not need the GPU
 rank, world = dist.get_rank(), dist.get_world_size()
 
 for _ in range(20):
@@ -37,5 +38,6 @@ with testing.latch(stream) if rank == 1 else nullcontext():
         print(f"rank {rank}: {error}", flush=True)
     else:
         raise AssertionError("it did not wait for the rank that is stuck")
+    dist.barrier(group=control)  # stuck until every rank has seen it
 us.wait(tensor, timeout=60)
 dist.destroy_process_group()
