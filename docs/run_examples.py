@@ -2,7 +2,8 @@
 
 On a machine with a GPU they run there, and those in ``needs_gpu/`` run too if their framework is
 installed. Otherwise they run on the simulated driver. ``USERSTREAM_TEST_DRIVER=simulated`` or
-``real`` decides instead.
+``real`` decides instead. Those in ``engines/`` start processes, and run wherever the engine is
+installed.
 """
 
 from __future__ import annotations
@@ -20,9 +21,14 @@ from userstream.testing import simulate
 simulate(devices=2)
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 FRAMEWORKS = {
+    "dask_workers.py": "distributed",
     "hand_over.py": "torch",
     "own_kernel.py": "torch",
+    "process_pool.py": "multiprocessing",
+    "torchrun_deadline.py": "torch",
+    "torchrun_nccl.py": "torch",
     "with_cupy.py": "cupy",
     "with_dali.py": "nvidia.dali",
     "with_jax.py": "jax",
@@ -46,15 +52,24 @@ def main() -> int:
     print(f"on the {'simulated' if simulated else 'real'} driver", flush=True)
     prefix = ["-c", SIMULATE] if simulated else []
     failed = [path.name for path in sorted(EXAMPLES.glob("*.py")) if not _run(path, prefix)]
-    for path in sorted((EXAMPLES / "needs_gpu").glob("*.py")):
+    for path in sorted([*EXAMPLES.glob("needs_gpu/*.py"), *EXAMPLES.glob("engines/*.py")]):
         framework = FRAMEWORKS[path.name]
-        if simulated:
+        ranks = path.name.startswith("torchrun")
+        if simulated and path.parent.name == "needs_gpu":
             print(f"skipped  {path.name}: needs a GPU")
         elif not _is_installed(framework):
             print(f"skipped  {path.name}: {framework} is not installed")
-        elif not _run(path, []):
+        elif ranks and not simulated and _device_count() < 2:
+            print(f"skipped  {path.name}: needs two GPUs")
+        elif not _run(path, TORCHRUN if ranks else []):
             failed.append(path.name)
     return 1 if failed else 0
+
+
+def _device_count() -> int:
+    from cuda.core import Device
+
+    return len(Device.get_all_devices())
 
 
 def _is_installed(framework: str) -> bool:

@@ -47,6 +47,7 @@ def test_torch(torch: types.ModuleType, memory: int) -> None:
     assert resolves(tensor)
     assert us.describe(tensor) == us.BufferInfo(
         device_id=0,
+        device_uuid=_driver.device_report(0).uuid,
         source="torch.Tensor",
         ordering="current",
         address=memory,

@@ -21,7 +21,7 @@ class DeviceWork:
     """Everything that is queued on a device, as something to wait for."""
 
     def __init__(self, device: int, context: driver.CUcontext) -> None:
-        self._ordinal = device
+        self._device_id = device
         self._context = context
 
     def refuse_captures(self) -> None:
@@ -34,7 +34,7 @@ class DeviceWork:
                 _driver.refuse_capturing(stream._live(), stream)
 
     def _device(self) -> int:
-        return self._ordinal
+        return self._device_id
 
     def _is_idle(self) -> bool:
         return False  # nobody can be asked; an event of an idle context is done at once
@@ -46,7 +46,7 @@ class DeviceWork:
             return _Synchronizing(self._context, self)
 
     def __repr__(self) -> str:
-        return f"<device {self._ordinal}>"
+        return f"<device {self._device_id}>"
 
 
 def other_context(stream: Stream | None, target: object) -> DeviceWork | None:

@@ -7,9 +7,9 @@ import functools
 import threading
 import weakref
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from userstream import _waiting
+from userstream import _process, _waiting
 from userstream._points import Points
 
 if TYPE_CHECKING:
@@ -49,6 +49,11 @@ class Completion(Future[None]):
         super().cancel()
         self.set_running_or_notify_cancel()
         return True
+
+    def __reduce__(self) -> NoReturn:
+        _process.refuse_copy(
+            self, "send its result or its exception(), or let the other process wait for it here"
+        )
 
     def _finish(self, error: Exception | None) -> None:
         if error is None:

@@ -16,6 +16,7 @@ from userstream.errors import ForkedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import NoReturn
 
 # True in a forked child of a process that had used the driver. Read on every path, so a plain flag.
 forked = False
@@ -63,6 +64,13 @@ def keep_for_ever(obj: object) -> None:
 def after_fork(callback: Callable[[], None]) -> None:
     """Call `callback` in a forked child of a process that had used the driver."""
     _after_fork.append(callback)
+
+
+def refuse_copy(obj: object, instead: str) -> NoReturn:
+    """Refuse to copy or pickle what is of this process alone; for a ``__reduce__``."""
+    raise TypeError(
+        f"{obj!r} cannot be copied or pickled: it belongs to the process that made it; {instead}"
+    )
 
 
 def _leak() -> None:

@@ -217,9 +217,11 @@ def outcome(
 def late(targets: Sequence[Any], timeout: float | None) -> WaitTimeout:
     """Return the error for targets that were not done in time."""
     names = ", ".join(map(repr, targets))
+    devices = sorted({target._device() for target in targets})
     return WaitTimeout(
-        f"not done within {timeout} s: {names}; nothing was cancelled, wait again to go on",
+        f"not done within {timeout} s: {names}{_driver.uuids(devices)}; nothing was cancelled, "
+        "wait again to go on",
         seconds=timeout,
-        devices=sorted({target._device() for target in targets}),
+        devices=devices,
         streams=[repr(target) for target in targets],
     )

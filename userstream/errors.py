@@ -18,7 +18,8 @@
     ├── WaitTimeout               (TimeoutError)   not finished in time; nothing was cancelled
     └── WaitErrors                (ExceptionGroup) several waits failed
 
-Every one of them pickles, with its facts as attributes; a fact that is not known is `None`.
+Every one of them pickles, with its facts as attributes; a fact that is not known is `None`. A
+device has an ordinal, which counts what the process sees, and a UUID, which is the same in all.
 
 Examples
 --------
@@ -35,7 +36,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "CaptureError",
@@ -56,6 +57,14 @@ __all__ = [
 ]
 
 
+def _unknown(device: int) -> str | None:  # noqa: ARG001
+    return None
+
+
+# The driver, which is built upon this module, puts the function that asks it here.
+_uuid_of: Callable[[int], str | None] = _unknown
+
+
 class UserStreamError(Exception):
     """Base class of every exception that userstream raises on its own account.
 
@@ -67,6 +76,11 @@ class UserStreamError(Exception):
         Ordinal of the device concerned.
     stream : str, optional
         ``repr`` of the stream concerned.
+
+    Attributes
+    ----------
+    device_uuid : str or None
+        UUID of the device concerned, as ``nvidia-smi -L`` names it.
 
     Examples
     --------
@@ -83,6 +97,7 @@ class UserStreamError(Exception):
     ) -> None:
         super().__init__(message)
         self.device = device
+        self.device_uuid: str | None = None if device is None else _uuid_of(device)
         self.stream = stream
 
 
@@ -266,6 +281,11 @@ class DeviceMismatchError(UserStreamError, ValueError):
     stream : str, optional
         ``repr`` of the stream concerned.
 
+    Attributes
+    ----------
+    device_uuids : tuple of (str or None)
+        The UUID of each of ``devices``.
+
     Examples
     --------
     >>> import userstream as us
@@ -288,6 +308,7 @@ class DeviceMismatchError(UserStreamError, ValueError):
     ) -> None:
         super().__init__(message, device=device, stream=stream)
         self.devices: tuple[int, ...] = tuple(devices)
+        self.device_uuids: tuple[str | None, ...] = tuple(map(_uuid_of, self.devices))
 
 
 class InvalidDeviceError(UserStreamError, ValueError):
@@ -347,7 +368,12 @@ class WaitTimeout(UserStreamError, TimeoutError):
     devices : sequence of int
         The devices that had not finished.
     streams : sequence of str
-        The ``repr`` of each stream that had not finished; empty for `wait_for_device`.
+        The ``repr`` of each stream that had not finished.
+
+    Attributes
+    ----------
+    device_uuids : tuple of (str or None)
+        The UUID of each of ``devices``.
 
     Examples
     --------
@@ -376,6 +402,7 @@ class WaitTimeout(UserStreamError, TimeoutError):
         )
         self.seconds = seconds
         self.devices: tuple[int, ...] = tuple(devices)
+        self.device_uuids: tuple[str | None, ...] = tuple(map(_uuid_of, self.devices))
         self.streams: tuple[str, ...] = tuple(streams)
 
 
@@ -407,6 +434,7 @@ class WaitErrors(UserStreamError, ExceptionGroup[Exception]):
     def __init__(self, message: str, exceptions: Sequence[Exception], /) -> None:
         super(UserStreamError, self).__init__(message, exceptions)
         self.device: int | None = None
+        self.device_uuid: str | None = None
         self.stream: str | None = None
 
     def derive(self, excs: Sequence[Any], /) -> WaitErrors:  # type: ignore[override]

@@ -6,6 +6,7 @@ an object of theirs exists.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cuda.core import Device
@@ -158,7 +159,8 @@ def describe(buffer: Any) -> BufferInfo:  # any framework's buffer
     Notes
     -----
     Thread-safe; orders nothing and imports no framework. A lazy tensor of DALI's dynamic mode is
-    evaluated. Driver call: ``cuPointerGetAttributes``.
+    evaluated. Driver calls: ``cuPointerGetAttributes``, and once for each device
+    ``cuDeviceGetUuid``.
 
     Examples
     --------
@@ -170,4 +172,13 @@ def describe(buffer: Any) -> BufferInfo:  # any framework's buffer
     (1024, 'device', 'cuda.core.Buffer')
     """
     _driver.ensure()
-    return require_rule(buffer).describe(buffer)
+    return _with_uuid(require_rule(buffer).describe(buffer))
+
+
+def _with_uuid(info: BufferInfo) -> BufferInfo:
+    device = info.device_id
+    return replace(
+        info,
+        device_uuid=None if device is None else _driver.device_uuid(device),
+        parts=tuple(map(_with_uuid, info.parts)),
+    )

@@ -24,6 +24,8 @@ class BufferInfo:
     ----------
     device_id : int or None
         Ordinal of the device whose memory it is; `None` for parts on several devices.
+    device_uuid : str or None
+        UUID of that device, as ``nvidia-smi -L`` names it: the same in every process.
     address : int or None
         Address of the first element; 0 for most empty arrays.
     nbytes : int or None
@@ -70,6 +72,7 @@ class BufferInfo:
     memory: Memory | None = None
     producer: int | None = None
     parts: tuple[BufferInfo, ...] = ()
+    device_uuid: str | None = None
 
 
 class Layout(NamedTuple):

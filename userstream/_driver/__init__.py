@@ -58,6 +58,7 @@ from userstream._driver.library import (
     device_attribute,
     device_count,
     device_report,
+    device_uuid,
     ensure,
     version,
     version_text,
@@ -70,7 +71,7 @@ from userstream._driver.memory import (
     free_pinned,
 )
 from userstream._driver.pointers import Memory, Place, place_of
-from userstream._driver.status import core_errors, core_failure
+from userstream._driver.status import core_errors, core_failure, uuids
 from userstream._driver.streams import (
     LEGACY,
     NOT_CAPTURING,
@@ -146,6 +147,7 @@ __all__ = [
     "device_count",
     "device_of_primary",
     "device_report",
+    "device_uuid",
     "device_word",
     "domain_count",
     "end_capture",
@@ -176,6 +178,7 @@ __all__ = [
     "stream_is_idle",
     "submit_batch",
     "synchronize_context",
+    "uuids",
     "version",
     "version_text",
     "wait_for_event",

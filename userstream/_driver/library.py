@@ -7,15 +7,19 @@ from typing import NamedTuple
 
 from cuda.bindings import driver
 
-from userstream import _process
+from userstream import _process, errors
 from userstream._driver.status import SUCCESS, call
 from userstream.errors import DriverNotFoundError, ForkedError, InvalidDeviceError
+
+# Of a MIG instance the first version told the UUID of the whole GPU; CUDA 13 has the second alone.
+_get_uuid = getattr(driver, "cuDeviceGetUuid_v2", driver.cuDeviceGetUuid)
 
 _NOT_INITIALIZED = driver.CUresult.CUDA_ERROR_NOT_INITIALIZED
 
 _ready = False
 _version = 0
 _device_count = 0
+_uuids: dict[int, str] = {}
 
 
 def ensure() -> None:
@@ -100,7 +104,7 @@ def device_report(device: int) -> DeviceReport:
     check_device(device)
     attribute = driver.CUdevice_attribute
     handle = call(driver.cuDeviceGet, device)
-    name = call(driver.cuDeviceGetName, 128, handle).split(b"\0")[0].decode()
+    name = _name(handle)
     major, minor = (
         call(driver.cuDeviceGetAttribute, which, handle)
         for which in (
@@ -108,6 +112,35 @@ def device_report(device: int) -> DeviceReport:
             attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
         )
     )
-    raw = bytes(call(driver.cuDeviceGetUuid, handle).bytes).hex()
-    uuid = f"GPU-{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}"
-    return DeviceReport(name, f"{major}.{minor}", call(driver.cuDeviceTotalMem, handle), uuid)
+    memory = call(driver.cuDeviceTotalMem, handle)
+    return DeviceReport(name, f"{major}.{minor}", memory, _uuid(handle, name))
+
+
+def device_uuid(device: int) -> str | None:
+    """Return the UUID of a device; `None` if the driver cannot be asked, and never an exception.
+
+    For errors, so the driver is not brought into being here.
+    """
+    uuid = _uuids.get(device)
+    if uuid is None and _ready and not _process.forked and 0 <= device < _device_count:
+        try:
+            handle = call(driver.cuDeviceGet, device)
+            uuid = _uuids[device] = _uuid(handle, _name(handle))
+        except Exception:  # the error that is being made says more
+            return None
+    return uuid
+
+
+def _name(handle: driver.CUdevice) -> str:
+    name: bytes = call(driver.cuDeviceGetName, 128, handle)
+    return name.split(b"\0")[0].decode()
+
+
+def _uuid(handle: driver.CUdevice, name: str) -> str:
+    """Return the UUID as nvidia-smi writes it; only the name tells that it is a MIG instance."""
+    raw = bytes(call(_get_uuid, handle).bytes).hex()
+    kind = "MIG" if " MIG " in name else "GPU"
+    return f"{kind}-{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}"
+
+
+errors._uuid_of = device_uuid

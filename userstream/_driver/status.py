@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
 
+from userstream import errors
 from userstream.errors import CaptureError, DriverError, NotSupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED to _WRONG_THREAD
 _CAPTURE_CODES = range(900, 909)
@@ -43,14 +44,21 @@ def failed(
             "between, which may be invalid now",
             stream=None if stream is None else repr(stream),
         )
+    device = getattr(stream, "_device_id", None)
     return DriverError(
-        f"{function}{where} failed with {name} ({code})",
+        f"{function}{where} failed with {name} ({code}){uuids([device])}",
         function=function,
         code=code,
         name=name,
         stream=None if stream is None else repr(stream),
-        device=getattr(stream, "_device_id", None),
+        device=device,
     )
+
+
+def uuids(devices: Iterable[int | None]) -> str:
+    """Return the end of a message, which names devices as every process knows them."""
+    named = {device: errors._uuid_of(device) for device in devices if device is not None}
+    return "".join(f"; device {device} is {uuid}" for device, uuid in named.items() if uuid)
 
 
 def raised(function: str, error: Exception) -> Exception:

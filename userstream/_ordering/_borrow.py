@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from userstream import _cleanup, _holding, _process, _targets
 from userstream._stream import _activation
@@ -35,6 +35,9 @@ class Borrow:
         self._activate = activate
         self._ordering: Ordering | None = None
         self._activation: _activation.Activation | None = None
+
+    def __reduce__(self) -> NoReturn:
+        _process.refuse_copy(self, "call borrow() where the buffers are")
 
     def __enter__(self) -> Stream:
         if self._ordering is not None:

@@ -250,7 +250,9 @@ class BaseStream(CoreStream):
         return f"<userstream.Stream device={self._device_id}{name}{number} {state}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"{self!r} cannot be copied or pickled: a stream belongs to its process")
+        _process.refuse_copy(
+            self, "send the device or the name, and call userstream.get_stream() there"
+        )
 
     def _live(self) -> driver.CUstream:
         """Return the handle of an open stream."""
