@@ -26,7 +26,6 @@ STAY = {
     "a stream": lambda: (us.get_stream(0), "userstream.get_stream()"),
     "a default stream": lambda: (us.Stream.legacy_default(), "userstream.get_stream()"),
     "a registry": lambda: (us.UserStream(), "a function"),
-    "the registry of the process": lambda: (us.UserStream.get(), "a function"),
     "a future": lambda: (us.completion(us.get_stream(0)), "its result"),
     "a borrow": lambda: (us.borrow(on(0)), "call borrow()"),
 }
@@ -42,6 +41,13 @@ def test_what_belongs_to_its_process_stays_there(
         way(obj)
     assert repr(obj) in str(caught.value)
     assert advice in str(caught.value)
+
+
+@ways
+def test_the_registry_of_the_process_becomes_that_of_the_other(way: Callable[[Any], Any]) -> None:
+    assert way(us.UserStream.get()) is us.UserStream.get()
+    for function in (us.get_stream, us.wait_all_async, us.describe, us.borrow):
+        assert way(function) == function
 
 
 def test_a_pending_future_stays_too() -> None:

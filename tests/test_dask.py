@@ -188,9 +188,11 @@ def test_results_come_back(client: distributed.Client) -> None:
     assert info.device_uuid in client.run(workers.uuid).values()
 
 
-def test_a_registry_is_not_sent(client: distributed.Client) -> None:
+def test_the_functions_of_userstream_can_be_sent(client: distributed.Client) -> None:
+    answers = client.run(us.wait_all_async, timeout=SECONDS, on_error="return")
+    assert list(answers.values()) == [None] * len(answers)
     with pytest.raises(TypeError, match="send a function that calls userstream there"):
-        client.run(us.wait_all_async)
+        client.run(us.UserStream().wait_all_async)
 
 
 def test_forkserver(tmp_path: Path) -> None:

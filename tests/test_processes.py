@@ -29,6 +29,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[ProcessPoolExecutor]:
 def test_a_worker_process(pool: ProcessPoolExecutor) -> None:
     us.get_stream(0)  # CUDA is in use here as well
     pool.submit(workers.wait, SECONDS).result(SECONDS)
+    pool.submit(us.wait_all, timeout=SECONDS).result(SECONDS)
     with pytest.raises(us.WaitTimeout) as caught:
         pool.submit(workers.wait_while_stuck, 0.05).result(SECONDS)
     error = caught.value

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from userstream import _buffers, _transfer, _waiting
+from userstream import _buffers, _process, _transfer, _waiting
 from userstream._registry._transfers import Transfers
 from userstream.errors import WaitErrors
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Self
 
@@ -50,7 +51,8 @@ class UserStream(Transfers):
         Returns
         -------
         UserStream
-            The same object on every call, in every thread.
+            The same object on every call, in every thread. Pickled, it becomes that of the process
+            where it is unpickled; and so do the functions of the `userstream` module.
 
         Examples
         --------
@@ -124,6 +126,13 @@ class UserStream(Transfers):
         self.close()
         self._closed = True
         self._remove(self.streams())  # made meanwhile
+
+    def __reduce__(self) -> tuple[Callable[[], UserStream], tuple[()]]:
+        if self is not _process_registry:
+            _process.refuse_copy(
+                self, "send a function that calls userstream there: each process has a registry"
+            )
+        return UserStream.get, ()  # the functions of the package are bound to it
 
     def __repr__(self) -> str:
         which = " of the process" if self is _process_registry else ""

@@ -7,7 +7,7 @@ import operator
 import threading
 import weakref
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from userstream import _buffers, _driver, _process, _targets
 from userstream._stream import Stream, _making
@@ -177,12 +177,6 @@ class StreamTable:
             for device, stream in list(streams.items())
         }
         return MappingProxyType(found)
-
-    def __reduce__(self) -> NoReturn:
-        _process.refuse_copy(
-            self,
-            "send a function that calls userstream there: each process has a registry of its own",
-        )
 
     def _remove(self, streams: Mapping[tuple[int, str | None], BaseStream]) -> None:
         with self._lock:

@@ -33,7 +33,8 @@ def main():
     if not gpu:  # this example also runs without a GPU
         testing.simulate(devices=int(os.environ["LOCAL_WORLD_SIZE"]))
     dist.init_process_group("gloo")  # or "nccl", for the collectives of the job itself
-    control = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
+    # Longer than any wait, and than the ranks may arrive apart: else it ends with gloo's error.
+    control = dist.new_group(backend="gloo", timeout=timedelta(minutes=10))
 
     stream = us.get_stream(local_rank)  # ... queue work on it here ...
     finish_everywhere(control, seconds=60)
