@@ -41,6 +41,7 @@ def sleeps_for_long() -> bool:
 
 @pytest.fixture(autouse=True)
 def _nothing_left() -> object:
+    assert eventually(is_idle), "it watches for an earlier test"
     yield
     assert eventually(is_idle), "the watcher still watches"
 
