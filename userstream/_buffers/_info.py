@@ -88,6 +88,24 @@ class Layout(NamedTuple):
     nbytes: None = None  # as the shape tells
 
 
+def info_of(
+    layout: Layout, *, device_id: int, memory: Memory, nbytes: int, producer: int
+) -> BufferInfo:
+    """Describe an array whose framework has a current stream, which stands in for its producer."""
+    return BufferInfo(
+        source=layout.source,
+        device_id=device_id,
+        memory=memory,
+        address=layout.address,
+        nbytes=nbytes,
+        shape=layout.shape,
+        strides=layout.strides,
+        dtype=layout.dtype,
+        producer=producer,
+        ordering="current",
+    )
+
+
 def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     """Return the strides in bytes of an array in C order."""
     if 0 in shape:

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from userstream import _driver
-from userstream._buffers._info import BufferInfo, Layout
+from userstream._buffers._info import BufferInfo, Layout, info_of
 from userstream._buffers._rule import Framework, Rule, locate
 
 if TYPE_CHECKING:
@@ -58,17 +58,12 @@ def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
 def _describe(array: Any) -> BufferInfo:
     layout = _layout(array)
     address, device = layout.address, layout.device_id
-    return BufferInfo(
-        source=layout.source,
+    return info_of(
+        layout,
         device_id=device,
         memory=locate(address, array)[1] if address else "device",
-        address=address,
         nbytes=array.nbytes,
-        shape=layout.shape,
-        strides=layout.strides,
-        dtype=layout.dtype,
         producer=_current_stream(device)[0],
-        ordering="current",
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from userstream import _driver
-from userstream._buffers._info import BufferInfo, Layout
+from userstream._buffers._info import BufferInfo, Layout, info_of
 from userstream._buffers._rule import Framework, Rule, host_error, locate
 from userstream.errors import UnsupportedBufferError
 
@@ -74,17 +74,12 @@ def _describe(tensor: Any) -> BufferInfo:
         device, memory = locate(address, tensor)
     else:
         raise host_error(tensor, f"the memory of torch device {str(tensor.device)!r}")
-    return BufferInfo(
-        source=layout.source,
+    return info_of(
+        layout,
         device_id=device,
         memory=memory,
-        address=address,
         nbytes=tensor.nelement() * tensor.element_size(),
-        shape=layout.shape,
-        strides=layout.strides,
-        dtype=layout.dtype,
         producer=_current_stream(device)[0],
-        ordering="current",
     )
 
 

@@ -76,9 +76,9 @@ def device_count() -> int:
 
 def check_device(device: int) -> None:
     """Raise `InvalidDeviceError` unless there is a device of that ordinal."""
-    if _ready and not _process.forked and 0 <= device < _device_count:  # nearly always
-        return
-    if not 0 <= device < device_count():
+    if not _ready or _process.forked:  # `ensure`, without the call that costs most here
+        ensure()
+    if not 0 <= device < _device_count:
         raise InvalidDeviceError(
             f"there is no CUDA device {device}: this process sees {_device_count} "
             f"(ordinals 0 to {_device_count - 1})",

@@ -6,6 +6,6 @@ both ends of a block.
 
 from userstream._ordering._borrow import Borrow
 from userstream._ordering._plan import Ordering
-from userstream._ordering._who import given_stream, on_device, ordering_of, usual_streams_of
+from userstream._ordering._who import given_stream, ordering_of, usual_streams_of
 
-__all__ = ["Borrow", "Ordering", "given_stream", "on_device", "ordering_of", "usual_streams_of"]
+__all__ = ["Borrow", "Ordering", "given_stream", "ordering_of", "usual_streams_of"]

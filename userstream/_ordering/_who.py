@@ -9,7 +9,7 @@ from userstream import _buffers, _driver, _targets
 from userstream._buffers import NOTHING_PENDING, UNKNOWN, type_name
 from userstream._ordering._plan import SYNC, Ordering
 from userstream._stream import Stream
-from userstream._stream._default import DefaultStream
+from userstream._stream._default import on_device
 from userstream._stream._foreign import stream_at
 from userstream.errors import DeviceMismatchError, UnknownProducerError
 
@@ -149,8 +149,3 @@ def given_stream(stream: StreamLike | int, argument: str) -> Stream:
         return Stream.from_handle(stream)
     except TypeError as error:
         raise TypeError(f"{argument}=: {error}") from None
-
-
-def on_device(stream: Stream, device: int) -> Stream:
-    """Return the stream, of a default stream the one of a device."""
-    return stream.on(device) if isinstance(stream, DefaultStream) else stream

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
-from userstream import _driver, _holding, _targets
+from userstream import _targets
 from userstream._buffers import NOTHING_PENDING, type_name
 from userstream._ordering import (
     Borrow,
     Ordering,
     given_stream,
-    on_device,
     ordering_of,
     usual_streams_of,
 )
 from userstream._registry._waits import Waits
+from userstream._stream._default import on_device
 from userstream._stream._foreign import stream_at
-from userstream.errors import CaptureError, DeviceMismatchError, UnsupportedBufferError
+from userstream.errors import DeviceMismatchError, UnsupportedBufferError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -250,17 +249,7 @@ class Orders(Waits):
         >>> us.hold(scratch, stream=stream)
         """
         self._check_open()
-        where = given_stream(stream, "stream")._settled()
-        began = time.monotonic()
-        event, capture = where._mark()
-        if capture != _driver.NOT_CAPTURING:
-            where._pool.give_back(event)
-            raise CaptureError(
-                f"{where!r} is being captured into a graph, and what is captured never completes: "
-                "keep the objects as long as the graph",
-                stream=repr(where),
-            )
-        _holding.hold(where, event, began, objects)
+        given_stream(stream, "stream")._settled()._hold(objects)
 
     def hand_over(self, *results: Buffer, stream: StreamLike | int | None = None) -> None:
         """Hand results that were made on a stream over to the current streams of their frameworks.

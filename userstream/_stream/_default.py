@@ -137,3 +137,8 @@ class DefaultStream(Stream):
             and isinstance(other, DefaultStream)
             and int(self._where()) == int(other._where())
         )
+
+
+def on_device(stream: Stream, device: int) -> Stream:
+    """Return the stream, of a default stream the one of a device."""
+    return stream.on(device) if isinstance(stream, DefaultStream) else stream

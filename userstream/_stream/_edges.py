@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
-from userstream import _driver, _events
+from userstream import _driver, _events, _holding
 from userstream._stream._base import BaseStream
 from userstream.errors import CaptureError
 
@@ -54,6 +55,19 @@ class EdgeStream(BaseStream):
         if here != _NONE or capture != _NONE:
             _check_captures(source, capture, self, here, may_join=may_join)
         _events.wait(self, event)
+
+    def _hold(self, objects: object) -> None:
+        """Keep objects alive until the work queued here now is done, whatever it is."""
+        began = time.monotonic()
+        event, capture = self._mark()
+        if capture != _NONE:
+            self._pool.give_back(event)
+            raise CaptureError(
+                f"{self!r} is being captured into a graph, and what is captured never completes: "
+                "keep the objects as long as the graph",
+                stream=repr(self),
+            )
+        _holding.hold(self, event, began, objects)
 
     def _settled(self) -> Self:
         """Return the stream of one context that it stands for now."""

@@ -54,12 +54,18 @@ def to_host(
     if 0 in source.shape:
         return np.empty(source.shape, source.dtype)
     if source.is_pinned:
-        lane.wait(lane.mark())
+        lane.wait_for_all()
         return host_view(source).copy(order="K")
+    result = _cached(source, lane)
+    return _pageable(source, lane) if result is None else result
+
+
+def _cached(source: DeviceArray, lane: Lane) -> np.ndarray | None:
+    """Copy to page-locked memory of the cache; return `None` if it has none left."""
     chosen = _ways.way(source)
     memory = _pinned.take(chosen.side.nbytes, lane.context)
     if memory is None:
-        return _pageable(source, lane)
+        return None
     to = ctypes.addressof(memory) + chosen.side.offset
     lane.copy_and_wait(to, source.address, chosen.moves, memory)
     return chosen.array(memory, source.shape, source.dtype)
@@ -78,7 +84,7 @@ def _into(out: np.ndarray, source: DeviceArray, lane: Lane) -> None:
     if 0 in source.shape:
         return
     if source.is_pinned:
-        lane.wait(lane.mark())
+        lane.wait_for_all()
         np.copyto(out, host_view(source))
         return
     to = pinned_address(out)
@@ -90,14 +96,11 @@ def _into(out: np.ndarray, source: DeviceArray, lane: Lane) -> None:
     if out.nbytes > 2 * _chunks.SIZE:
         _chunks.to_host(lane, source, out)
         return
-    chosen = _ways.way(source)
-    memory = _pinned.take(chosen.side.nbytes, lane.context)
-    if memory is None:
+    staged = _cached(source, lane)
+    if staged is None:
         _chunks.to_host(lane, source, out)
-        return
-    to = ctypes.addressof(memory) + chosen.side.offset
-    lane.copy_and_wait(to, source.address, chosen.moves, memory)
-    np.copyto(out, chosen.array(memory, source.shape, source.dtype))
+    else:
+        np.copyto(out, staged)
 
 
 def _is_direct(plan: _layout.Moves) -> bool:
@@ -140,7 +143,7 @@ def from_host(
     if 0 in to.shape:
         return
     if to.is_pinned:
-        lane.wait(lane.mark())
+        lane.wait_for_all()
         np.copyto(host_view(to), source)
         return
     if source.nbytes <= _STAGED:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import TYPE_CHECKING
 
 from userstream import _driver, _holding, _waiting
-from userstream._stream._default import DefaultStream
+from userstream._stream._default import on_device
 from userstream._transfer import _layout
 from userstream.errors import UnsupportedBufferError, UserStreamError, WaitTimeout
 
@@ -30,8 +29,7 @@ class Lane:
     __slots__ = ("_deadline", "_handle", "_stream", "context")
 
     def __init__(self, stream: Stream, device: int, timeout: float | None) -> None:
-        if isinstance(stream, DefaultStream):
-            stream = stream.on(device)  # whichever is current
+        stream = on_device(stream, device)  # whichever is current
         self._handle = stream._live()
         self._stream = stream
         self.context = stream._context
@@ -52,6 +50,10 @@ class Lane:
             _waiting.wait_until(completion, self.left())
         except WaitTimeout:
             raise self.too_late() from None
+
+    def wait_for_all(self) -> None:
+        """Wait for what is queued on this lane now."""
+        self.wait(_driver.within(self.context, self._stream._completion))
 
     def left(self) -> float | None:
         """Return the seconds that are left."""
@@ -74,10 +76,7 @@ class Lane:
 
     def hold(self, memory: object) -> None:
         """Keep what is in `_holding.in_use` until all that is queued here now is over."""
-        began = time.monotonic()
-        self._refuse_capturing()
-        event = _driver.within(self.context, self._stream._pool.record, self._stream)
-        _holding.hold(self._stream, event, began, memory)
+        self._stream._hold(memory)
         _holding.in_use.pop(id(memory), None)
 
     def hold_after_error(self, memory: object) -> None:
@@ -91,7 +90,7 @@ class Lane:
 
     def _copy(self, to: int, source: int, plan: Moves) -> Pending:
         self._move(to, source, plan)
-        return self._mark()
+        return self._stream._completion()
 
     def move(self, to: int, source: int, plan: Moves, peers: Peers | None) -> None:
         """Queue a copy that nobody waits for, on one device or between two."""
@@ -121,10 +120,3 @@ class Lane:
                     _driver.copy_shaped_peer(
                         to, source, what, contexts=peers, handle=handle, stream=stream
                     )
-
-    def mark(self) -> Pending:
-        """Return the point up to which there is something queued now."""
-        return _driver.within(self.context, self._mark)
-
-    def _mark(self) -> Pending:
-        return self._stream._completion()
