@@ -84,9 +84,12 @@ def _leave_nothing() -> Iterator[None]:
 
 
 @pytest.fixture
-def no_garbage() -> None:
-    """Let no destructor of an earlier test's objects invalidate a capture of this one."""
+def no_garbage() -> Iterator[None]:
+    """Let no destructor of an earlier test's objects disturb a capture or a count of this one."""
     gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

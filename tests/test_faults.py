@@ -20,7 +20,7 @@ from userstream import _driver, _transfer, testing
 from userstream._driver import contexts
 from userstream.testing import _simulated
 
-pytestmark = pytest.mark.simulated
+pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("no_garbage")]
 
 ROOM = Path(_driver.__file__).parent
 UNKNOWN_CODE = 123456

@@ -246,6 +246,7 @@ def test_what_could_not_be_freed_counts() -> None:
 
 
 @pytest.mark.simulated
+@pytest.mark.usefixtures("no_garbage")
 def test_trim_really_frees() -> None:
     before = _simulated.stats().allocations
     array(MIB)

@@ -12,7 +12,7 @@ from cuda.core import Device
 from helpers import in_thread
 from userstream.testing import _simulated, async_error, calls, inject, latch, reset
 
-pytestmark = pytest.mark.simulated
+pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("no_garbage")]
 
 Result = driver.CUresult
 SUCCESS = Result.CUDA_SUCCESS

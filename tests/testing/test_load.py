@@ -1,143 +1,17 @@
-"""Many threads, many devices, all at once. ``USERSTREAM_LOAD_SECONDS`` makes it longer."""
+"""Many threads, many devices, all at once."""
 
 from __future__ import annotations
 
-import ctypes
-import os
-import random
-import threading
-import time
+from pathlib import Path
 
 import pytest
-from cuda.bindings import driver
 
-from userstream.testing import _simulated, latch, reset
+from testing.programs import check
+
+LOAD = Path(__file__).with_name("load.py")
 
 pytestmark = pytest.mark.simulated
 
-SECONDS = float(os.environ.get("USERSTREAM_LOAD_SECONDS", "1"))
-THREADS = 12
-
-
-def ok(answer):
-    result, *values = answer
-    assert result == driver.CUresult.CUDA_SUCCESS, result
-    return values[0] if len(values) == 1 else tuple(values)
-
-
-class Worker:
-    """Uses all that the driver offers, in random order, and checks what comes out."""
-
-    def __init__(self, seed, devices, deadline):
-        self.random = random.Random(seed)
-        self.devices = devices
-        self.deadline = deadline
-        self.rounds = 0
-
-    def __call__(self):
-        while time.monotonic() < self.deadline:
-            device = self.random.randrange(self.devices)
-            context = ok(driver.cuDevicePrimaryCtxRetain(device))
-            ok(driver.cuCtxPushCurrent(context))
-            try:
-                self.random.choice([self.chain, self.memory, self.graph, self.hold])()
-            finally:
-                ok(driver.cuCtxPopCurrent())
-                ok(driver.cuDevicePrimaryCtxRelease(device))
-            self.rounds += 1
-
-    def chain(self):
-        """Values written on two streams that wait for each other come in order."""
-        first, second = ok(driver.cuStreamCreate(1)), ok(driver.cuStreamCreate(0))
-        event = ok(driver.cuEventCreate(2))
-        address = ok(driver.cuMemHostAlloc(64, 0))
-        for value in range(10):
-            ok(driver.cuStreamWriteValue32(first, address, value, 0))
-            ok(driver.cuEventRecord(event, first))
-            ok(driver.cuStreamWaitEvent(second, event, 0))
-            ok(driver.cuStreamWaitValue32(second, address, value, 1))
-            ok(driver.cuEventRecord(event, second))
-            ok(driver.cuStreamWaitEvent(first, event, 0))
-        ok(driver.cuStreamSynchronize(first))
-        ok(driver.cuEventSynchronize(event))
-        ok(driver.cuEventDestroy(event))
-        ok(driver.cuStreamDestroy(second))
-        ok(driver.cuStreamDestroy(first))
-        ok(driver.cuMemFreeHost(address))
-
-    def memory(self):
-        stream = ok(driver.cuStreamCreate(1))
-        size = self.random.randrange(1, 1 << 16)
-        value = self.random.randrange(256)
-        source = ok(driver.cuMemAllocAsync(size, stream))
-        destination = ok(driver.cuMemAllocAsync(size, stream))
-        host = bytearray(size)
-        view = (ctypes.c_char * size).from_buffer(host)
-        ok(driver.cuMemsetD8Async(source, value, size, stream))
-        ok(driver.cuMemcpyDtoDAsync(destination, source, size, stream))
-        ok(driver.cuMemcpyDtoHAsync(ctypes.addressof(view), destination, size, stream))
-        ok(driver.cuMemFreeAsync(source, stream))
-        ok(driver.cuMemFreeAsync(destination, stream))
-        ok(driver.cuStreamDestroy(stream))
-        del view
-        assert host == bytes([value]) * size
-
-    def graph(self):
-        stream, event = ok(driver.cuStreamCreate(1)), ok(driver.cuEventCreate(2))
-        address = ok(driver.cuMemHostAlloc(64, 0))
-        ok(driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode(2)))
-        ok(driver.cuStreamWriteValue32(stream, address, 5, 0))
-        ok(driver.cuEventRecord(event, stream))
-        graph = ok(driver.cuStreamEndCapture(stream))
-        executable = ok(driver.cuGraphInstantiate(graph, 0))
-        ok(driver.cuGraphDestroy(graph))
-        for _ in range(3):
-            ok(driver.cuGraphLaunch(executable, stream))
-        ok(driver.cuGraphExecDestroy(executable))
-        ok(driver.cuStreamSynchronize(stream))
-        ok(driver.cuStreamDestroy(stream))
-        ok(driver.cuEventDestroy(event))
-        ok(driver.cuMemFreeHost(address))
-
-    def hold(self):
-        stream, event = ok(driver.cuStreamCreate(1)), ok(driver.cuEventCreate(2))
-        with latch(stream) as held:
-            ok(driver.cuEventRecord(event, stream))
-            assert driver.cuEventQuery(event)[0] == driver.CUresult.CUDA_ERROR_NOT_READY
-            held.release()
-            ok(driver.cuEventSynchronize(event))
-        ok(driver.cuStreamDestroy(stream))
-        ok(driver.cuEventDestroy(event))
-
 
 def test_load():
-    reset()
-    ok(driver.cuInit(0))
-    devices = ok(driver.cuDeviceGetCount())
-    kept = [ok(driver.cuDevicePrimaryCtxRetain(device)) for device in range(devices)]
-    before = _simulated.stats()
-    deadline = time.monotonic() + SECONDS
-    workers = [Worker(seed, devices, deadline) for seed in range(THREADS)]
-    errors = []
-
-    def run(worker):
-        try:
-            worker()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(worker,), daemon=True) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SECONDS + 30)
-    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
-    assert errors == []
-    assert all(worker.rounds for worker in workers)
-    assert len(kept) == devices
-    after = _simulated.stats()
-    assert (after.streams, after.events) == (before.streams, before.events)
-    assert after.holds == before.holds
-    assert after.captures == before.captures
-    for device in range(devices):
-        ok(driver.cuDevicePrimaryCtxRelease(device))
+    check(f"import runpy; runpy.run_path({str(LOAD)!r}, run_name='__main__')")
