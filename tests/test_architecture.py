@@ -36,6 +36,7 @@ LAYERS = [
     "_devices",
     "_driver",
     "_semaphore",
+    "_daemon",
     "_process",
     "_cleanup",
     "typing",

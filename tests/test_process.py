@@ -119,6 +119,7 @@ EXITS = {
         import threading
         threading.Thread(target=stream.sync, daemon=True).start()
         threading.Thread(target=us.wait_for_device, daemon=True).start()
+        time.sleep(0.3)  # they have made their events: see "Exit" of docs/explanation
     """,
     "given away": "handle = int(stream.handle)",
     "a cycle": "cycle = [stream]; cycle.append(cycle)",
@@ -138,6 +139,7 @@ def test_exit_with_work_in_flight(code: str) -> None:
     import textwrap
 
     done = run_python(
+        "import time\n"
         "import userstream as us\n"
         "from userstream import testing\n"
         "stream = us.get_stream(0)\n"

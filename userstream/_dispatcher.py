@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from userstream import _driver, _waiting
+from userstream._daemon import Daemon
 from userstream._semaphore import Semaphore
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Dispatcher:
         self._lock = threading.Lock()  # held for moments, never while a function runs
         self._queues: dict[Hashable, _Queue] = {}
         self._ready: deque[Callable[[], None]] = deque()
-        self._running = False
+        self._daemon = Daemon(self._run, "userstream-dispatcher")
         self._ended = False
 
     def start(self) -> None:
@@ -86,10 +87,7 @@ class Dispatcher:
         with self._lock:
             if self._ended:
                 raise RuntimeError("the interpreter is going down: no function can run any more")
-            if not self._running:
-                name = "userstream-dispatcher"
-                threading.Thread(target=self._run, name=name, daemon=True).start()
-                self._running = True
+            self._daemon.start()
 
     def post(self, function: Callable[[], None]) -> None:
         """Let the thread run a function as soon as it can."""
@@ -115,6 +113,7 @@ class Dispatcher:
         """Let the thread end; nothing more is run."""
         self._ended = True
         self.semaphore.post()
+        self._daemon.join()
 
     def _run(self) -> None:
         _waiting.forbid_waits_here()

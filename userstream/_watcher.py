@@ -15,6 +15,7 @@ from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING
 
 from userstream import _driver, _process
+from userstream._daemon import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,7 +60,7 @@ class Watcher:
         self._added = 0.0  # the time of the last one
         self._pause = 0.0  # for how long the thread sleeps now
         self._depth = 1  # how many of each stream it looks at
-        self._running = False
+        self._daemon = Daemon(self._run, "userstream-watcher")
         self._ended = False
 
     def add(self, watches: Sequence[Watch]) -> None:
@@ -68,9 +69,8 @@ class Watcher:
             for watch in watches:
                 self._queues[watch.queue][watch] = None
             self._added = time.monotonic()
-            if not self._running:
-                self._start()
-            elif self._pause > _SHORTEST_SLEEP:  # else it comes soon enough
+            self._daemon.start()
+            if self._pause > _SHORTEST_SLEEP:  # else it comes soon enough
                 self._changed.notify()
 
     def drop(self, watches: Sequence[Watch]) -> None:
@@ -84,6 +84,7 @@ class Watcher:
         with self._changed:
             self._ended = True
             self._changed.notify()
+        self._daemon.join()
 
     def _take(self, watch: Watch) -> bool:
         """Take a watch out of its queue; return whether it was there."""
@@ -94,14 +95,6 @@ class Watcher:
         if not queue:
             del self._queues[watch.queue]
         return True
-
-    def _start(self) -> None:
-        self._running = True  # first: a Ctrl-C may come when the thread is on its way
-        try:
-            threading.Thread(target=self._run, name="userstream-watcher", daemon=True).start()
-        except RuntimeError:  # there are too many threads; the next watch tries again
-            self._running = False
-            raise
 
     def _run(self) -> None:
         try:
@@ -163,7 +156,7 @@ class Watcher:
         with self._changed:
             watches = [watch for queue in self._queues.values() for watch in queue]
             self._queues.clear()
-            self._running = False
+            self._daemon.forget()
         for watch in watches:
             watch.completion.abandon()
         _tell([(watch, error) for watch in watches])

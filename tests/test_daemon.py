@@ -1,0 +1,112 @@
+"""The library's own threads: begun once, and let end when Python ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from helpers import run_python
+from userstream import _daemon
+from userstream._daemon import Daemon
+
+
+def test_it_is_begun_once() -> None:
+    runs: list[int] = []
+    daemon = Daemon(lambda: runs.append(1), "mine")
+    daemon.join()  # nothing was begun
+    for _ in range(3):
+        daemon.start()
+    daemon.join()
+    assert runs == [1]
+    daemon.forget()
+    daemon.start()
+    daemon.join()
+    assert runs == [1, 1]
+
+
+def test_a_thread_that_could_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+    daemon = Daemon(lambda: runs.append(1), "mine")
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            daemon.start()
+    daemon.start()
+    daemon.join()
+    assert runs == [1]
+
+
+def test_an_interrupt_when_it_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+    daemon = Daemon(lambda: runs.append(1), "mine")
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            daemon.start()
+    daemon.start()
+    daemon.join()
+    assert runs == [1]
+
+
+def test_nobody_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_daemon, "_LAST_MOMENT", 0.05)
+    release = threading.Event()
+    daemon = Daemon(release.wait, "mine")  # type: ignore[arg-type]
+    daemon.start()
+    daemon.join()
+    assert not release.is_set()
+    release.set()
+
+
+def test_it_does_not_wait_for_itself() -> None:
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            daemon.join()
+        except BaseException as error:
+            errors.append(error)
+
+    daemon = Daemon(run, "mine")
+    daemon.start()
+    daemon.join()
+    assert not errors
+
+
+@pytest.mark.parametrize("call", ["launch_host_func(slow)", "add_callback(slow)"])
+@pytest.mark.parametrize(("seconds", "said"), [(0.3, "begun ended"), (60, "begun")])
+def test_what_runs_at_exit_has_a_moment(call: str, seconds: float, said: str) -> None:
+    """Python up to 3.13 ends the thread wherever it is, inside cuda.core say, which aborts."""
+    started = time.monotonic()
+    done = run_python(
+        f"""
+        import threading, time
+        import userstream as us
+
+        begun = threading.Event()
+
+        def slow(*_):
+            print("begun", end=" ", flush=True)
+            begun.set()
+            time.sleep({seconds})
+            print("ended", flush=True)
+
+        us.get_stream(0).{call}
+        assert begun.wait(20)
+        """
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == said.split()
+    assert time.monotonic() - started < 30
