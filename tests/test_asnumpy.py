@@ -175,6 +175,9 @@ def test_a_timeout_leaves_all_in_order(producer: us.Stream, memory: int) -> None
         with pytest.raises(us.WaitTimeout) as caught:
             us.asnumpy(buffer, timeout=0.02)
         assert caught.value.seconds == 0.02
+        with pytest.raises(us.WaitTimeout) as caught:
+            us.asnumpy({"a": [np.ones(2), buffer]}, timeout=0.02)  # one timeout for all of them
+        assert caught.value.seconds == 0.02
         assert not producer.is_done, "it goes on after the copy, which is still to come"
         del buffer, caught
         gc.collect()
@@ -309,6 +312,8 @@ def test_copyto_refuses(jax: types.ModuleType, memory: int) -> None:
     ):
         with pytest.raises(error):
             us.copyto(dst, src, producer=None)
+    with pytest.raises(ValueError, match="timeout"):
+        us.copyto(buffer, NUMBERS, producer=None, timeout=-1)
 
 
 def test_copyto_from_pinned_memory(memory: int) -> None:

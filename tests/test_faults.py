@@ -18,6 +18,7 @@ import userstream as us
 from helpers import CAI, checked, current_context, device_memory, on, run_python
 from userstream import _driver, _transfer, testing
 from userstream._driver import contexts
+from userstream._waiting import Deadline
 from userstream.testing import _simulated
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("no_garbage")]
@@ -185,7 +186,7 @@ def copy_everywhere(address: int, elsewhere: int) -> None:
         _transfer.between(tail, whole, stream)
         _transfer.between(other, rows, stream)
         _transfer.between(array(elsewhere, (64,), (1,), 1), whole, stream)
-        assert _transfer.to_host(tail, stream, timeout=10).all()
+        assert _transfer.to_host(tail, stream, deadline=Deadline(10)).all()
         assert _transfer.to_host(rows, stream).all()
         assert _transfer.to_host(whole, stream, np.zeros(64, "u1")).all()
 

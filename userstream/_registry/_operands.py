@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from userstream import _buffers, _transfer
+from userstream import _buffers, _targets, _transfer
 from userstream._buffers import type_name
 from userstream.errors import HostBufferError
 
@@ -34,13 +35,33 @@ def packed(
     return copy, _transfer.device_array((rule.layout or rule.describe)(copy))
 
 
-def joined(
+def copied(
+    buffer: Any, copy: Callable[..., np.ndarray], out: np.ndarray | None = None
+) -> np.ndarray | list[Any] | dict[Any, Any]:
+    """Copy each array that a buffer or a collection is made of; return them in its form."""
+    rule = _buffers.rule_of(buffer)
+    if rule is None and not _targets.is_collection(buffer):
+        rule = _buffers.require_rule(buffer)  # which raises
+    if rule is not None and rule.parts is None:
+        return copy(buffer, out)
+    if rule is not None and rule.places is not None:
+        return _joined(buffer, rule.places(buffer), copy, out)
+    if out is not None:
+        raise TypeError(f"out= takes one array, and {type_name(buffer)} is made of several")
+    if rule is not None and rule.parts is not None:
+        return [copy(part) for part in rule.parts(buffer)]
+    if isinstance(buffer, Mapping):
+        return {key: copied(item, copy) for key, item in buffer.items()}
+    return [copied(item, copy) for item in buffer]
+
+
+def _joined(
     buffer: Any,
     places: Sequence[tuple[Any, Any]],
     copy: Callable[..., np.ndarray],
     out: np.ndarray | None,
 ) -> np.ndarray:
-    """Copy the parts of a buffer into one array."""
+    """Copy the parts of an array to their places in one."""
     if len(places) == 1:  # the whole, on one device or on each of several
         return copy(places[0][0], out)
     if out is not None and out.shape != tuple(buffer.shape):
@@ -56,13 +77,18 @@ def joined(
     return out
 
 
-def array_of(buffer: Any, *, writable: bool) -> DeviceArray | None:
-    """Return the array that an operand of `copyto` is; `None` if it is on the host."""
+def source_of(buffer: Any) -> DeviceArray | None:
+    """Return the array that `copyto` reads; `None` if it is on the host."""
+    info = described(buffer, _buffers.require_rule(buffer))
+    return None if info is None else _transfer.device_array(info)
+
+
+def target_of(buffer: Any) -> DeviceArray | None:
+    """Return the array that `copyto` writes; `None` if it is on the host."""
     info = described(buffer, _buffers.require_rule(buffer))
     if info is None:
         return None
-    if writable:
-        _transfer.refuse_read_only(buffer, info)
+    _transfer.refuse_read_only(buffer, info)
     return _transfer.device_array(info)
 
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
-from userstream import _buffers, _cleanup, _targets, _transfer, _waiting
-from userstream._buffers import type_name
+from userstream import _buffers, _cleanup, _transfer, _waiting
 from userstream._registry import _operands
 from userstream._registry._orders import Orders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from userstream._buffers import Rule
     from userstream._ordering import Ordering
     from userstream._stream import Stream
+    from userstream._waiting import Deadline
     from userstream.typing import Buffer, Producer, StreamLike
 
 T = TypeVar("T")
@@ -119,33 +118,13 @@ class Transfers(Orders):
         """
         _waiting.check_arguments(timeout, "auto")
         self._check_open()
-        rule = _buffers.rule_of(buffer)
-        if rule is not None and rule.parts is None:
-            return self._to_host(
-                buffer, rule, out, stream=stream, producer=producer, timeout=timeout
-            )
-        deadline = _waiting.Deadline(timeout)
-
-        def copy(part: Any, out: np.ndarray | None = None) -> Any:
-            left = deadline.left()
-            if rule is None:  # anything may be in a collection
-                return self.asnumpy(part, stream=stream, producer=producer, timeout=left)
-            rule_of_part = _buffers.require_rule(part)
-            return self._to_host(
-                part, rule_of_part, out, stream=stream, producer=producer, timeout=left
-            )
-
-        if rule is not None and rule.places is not None:
-            return _operands.joined(buffer, rule.places(buffer), copy, out)
-        if rule is None and not _targets.is_collection(buffer):
-            _buffers.require_rule(buffer)
-        if out is not None:
-            raise TypeError(f"out= takes one array, and {type_name(buffer)} is made of several")
-        if rule is not None and rule.parts is not None:
-            return [copy(part) for part in rule.parts(buffer)]
-        if isinstance(buffer, Mapping):
-            return {key: copy(part) for key, part in buffer.items()}
-        return [copy(part) for part in iter(buffer)]  # type: ignore[arg-type] # a sequence
+        copy = functools.partial(
+            self._to_host,
+            stream=stream,
+            producer=producer,
+            deadline=_waiting.Deadline(timeout),  # one for all that is copied
+        )
+        return _operands.copied(buffer, copy, out)
 
     def copyto(
         self,
@@ -214,7 +193,8 @@ class Transfers(Orders):
         """
         _waiting.check_arguments(timeout, "auto")
         self._check_open()
-        to, source = (_operands.array_of(each, writable=each is dst) for each in (dst, src))
+        deadline = _waiting.Deadline(timeout)
+        to, source = _operands.target_of(dst), _operands.source_of(src)
         target = to or source
         if target is None:
             raise TypeError("both are on the host: use numpy.copyto")
@@ -226,14 +206,14 @@ class Transfers(Orders):
             consumer = ordering.consumer
             if source is None:
                 assert to is not None
-                _transfer.from_host(np.asarray(src), to, consumer, timeout)
+                _transfer.from_host(np.asarray(src), to, consumer, deadline)
                 return consumer
             rule = _buffers.require_rule(src)
             _keep, packed = _operands.packed(src, rule, source, ordering, if_scattered=to is None)
             if to is None:
-                _transfer.into_host(_operands.writable(dst), packed, consumer, timeout)
+                _transfer.into_host(_operands.writable(dst), packed, consumer, deadline)
             else:
-                _transfer.between(to, packed, consumer, timeout)
+                _transfer.between(to, packed, consumer, deadline)
             return consumer
 
         return self._in_order(copy, buffers, stream, producer, release=True)
@@ -268,14 +248,14 @@ class Transfers(Orders):
     def _to_host(
         self,
         buffer: Any,
-        rule: Rule,
-        out: np.ndarray | None,
+        out: np.ndarray | None = None,
         *,
         stream: StreamLike | int | None,
         producer: Producer,
-        timeout: float | None,
+        deadline: Deadline,
     ) -> np.ndarray:
-        """Copy one buffer, wherever it is."""
+        """Copy one array, wherever it is."""
+        rule = _buffers.require_rule(buffer)
         info = _operands.described(buffer, rule)
         if info is None:
             return _operands.from_host(buffer, out)
@@ -283,7 +263,7 @@ class Transfers(Orders):
 
         def copy(ordering: Ordering) -> np.ndarray:
             _keep, packed = _operands.packed(buffer, rule, array, ordering)
-            return _transfer.to_host(packed, ordering.consumer, out, timeout)
+            return _transfer.to_host(packed, ordering.consumer, out, deadline)
 
         return self._in_order(copy, (buffer,), stream, producer)
 

@@ -19,25 +19,26 @@ if TYPE_CHECKING:
     from userstream._stream import Stream
     from userstream._transfer._arrays import DeviceArray
     from userstream._transfer._lane import Peers
+    from userstream._waiting import Deadline
 
 
 def between(
-    to: DeviceArray, source: DeviceArray, stream: Stream, timeout: float | None = None
+    to: DeviceArray, source: DeviceArray, stream: Stream, deadline: Deadline | None = None
 ) -> None:
     """Copy an array to another behind the work on `stream`; waits for nothing.
 
     Pinned memory is the host's, though: see `from_host` and `into_host`.
     """
     if source.is_pinned:
-        from_host(host_view(source), to, stream, timeout)
+        from_host(host_view(source), to, stream, deadline)
         return
     if to.is_pinned:
-        into_host(host_view(to), source, stream, timeout)
+        into_host(host_view(to), source, stream, deadline)
         return
     check_same(to, source)
     check_target(to)
     source = source._replace(shape=to.shape, strides=broadcast_strides(source, to.shape))
-    lane = Lane(stream, to.device, timeout)
+    lane = Lane(stream, to.device, deadline)
     if 0 in to.shape or source == to:
         return
     _refuse_overlap(to, source)

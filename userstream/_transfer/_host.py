@@ -22,6 +22,7 @@ from userstream._transfer._lane import Lane
 
 if TYPE_CHECKING:
     from userstream._stream import Stream
+    from userstream._waiting import Deadline
 
 _BYTE = np.dtype(np.uint8)
 _STAGED = 16 << 20  # bytes of a host array that are copied aside, so that nothing is waited for
@@ -37,7 +38,7 @@ def to_host(
     source: DeviceArray,
     stream: Stream,
     out: np.ndarray | None = None,
-    timeout: float | None = None,
+    deadline: Deadline | None = None,
 ) -> np.ndarray:
     """Copy an array to the host behind the work on `stream`, and wait for that copy.
 
@@ -47,7 +48,7 @@ def to_host(
     """
     if out is not None:
         check_out(out, source)
-    lane = Lane(stream, source.device, timeout)
+    lane = Lane(stream, source.device, deadline)
     if out is not None:
         _into(out, source, lane)
         return out
@@ -72,12 +73,12 @@ def _cached(source: DeviceArray, lane: Lane) -> np.ndarray | None:
 
 
 def into_host(
-    out: np.ndarray, source: DeviceArray, stream: Stream, timeout: float | None = None
+    out: np.ndarray, source: DeviceArray, stream: Stream, deadline: Deadline | None = None
 ) -> None:
     """Copy an array to a host array as `to_host`, but broadcast it to the shape of the array."""
     source = source._replace(shape=out.shape, strides=broadcast_strides(source, out.shape))
     check_out(out, source)
-    _into(out, source, Lane(stream, source.device, timeout))
+    _into(out, source, Lane(stream, source.device, deadline))
 
 
 def _into(out: np.ndarray, source: DeviceArray, lane: Lane) -> None:
@@ -128,7 +129,7 @@ def _pageable(source: DeviceArray, lane: Lane) -> np.ndarray:
 
 
 def from_host(
-    source: np.ndarray, to: DeviceArray, stream: Stream, timeout: float | None = None
+    source: np.ndarray, to: DeviceArray, stream: Stream, deadline: Deadline | None = None
 ) -> None:
     """Copy a host array to an array behind the work on `stream`; it may be reused on return.
 
@@ -139,7 +140,7 @@ def from_host(
     check_same(to, source)
     check_target(to)
     source = np.broadcast_to(source, to.shape)
-    lane = Lane(stream, to.device, timeout)
+    lane = Lane(stream, to.device, deadline)
     if 0 in to.shape:
         return
     if to.is_pinned:

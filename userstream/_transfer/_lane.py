@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from userstream._stream import Stream
     from userstream._transfer._layout import Moves
-    from userstream._waiting import Pending
+    from userstream._waiting import Deadline, Pending
 
     Peers = tuple[driver.CUcontext, driver.CUcontext]  # of the target and of the source
 
@@ -28,13 +28,12 @@ class Lane:
 
     __slots__ = ("_deadline", "_handle", "_stream", "context")
 
-    def __init__(self, stream: Stream, device: int, timeout: float | None) -> None:
+    def __init__(self, stream: Stream, device: int, deadline: Deadline | None = None) -> None:
         stream = on_device(stream, device)  # whichever is current
         self._handle = stream._live()
         self._stream = stream
         self.context = stream._context
-        _waiting.check_arguments(timeout, "auto")
-        self._deadline = _waiting.Deadline(timeout)
+        self._deadline = deadline or _waiting.Deadline(None)
         self._refuse_capturing()
 
     def _refuse_capturing(self) -> None:
