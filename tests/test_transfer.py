@@ -304,7 +304,9 @@ def test_page_locked_memory_is_written_directly(
     with on_device(LARGE) as memory:
         out = to_host(memory, stream)
         monkeypatch.setattr(
-            _driver, "copy", lambda to, *more: (targets.append(to), copy(to, *more))
+            _driver,
+            "copy",
+            lambda to, *more, **peers: (targets.append(to), copy(to, *more, **peers)),
         )
         to_host(memory, stream, out)
         assert targets == [address(out)]

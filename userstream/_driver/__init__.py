@@ -40,10 +40,10 @@ from userstream._driver.contexts import (
 )
 from userstream._driver.copies import (
     Copy,
+    Peers,
     copy,
-    copy_peer,
+    copy_on_device,
     copy_shaped,
-    copy_shaped_peer,
 )
 from userstream._driver.event_waits import EXTERNAL, wait_for_event
 from userstream._driver.events import (
@@ -66,7 +66,6 @@ from userstream._driver.library import (
 from userstream._driver.memory import (
     allocate_pinned,
     attach_memory,
-    copy_on_device,
     device_address,
     free_pinned,
 )
@@ -117,6 +116,7 @@ __all__ = [
     "CaptureMode",
     "Copy",
     "Memory",
+    "Peers",
     "Place",
     "Window",
     "allocate_pinned",
@@ -132,9 +132,7 @@ __all__ = [
     "copy",
     "copy_attributes",
     "copy_on_device",
-    "copy_peer",
     "copy_shaped",
-    "copy_shaped_peer",
     "core_errors",
     "core_failure",
     "create_event",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from cuda.bindings import driver
 
@@ -10,6 +10,9 @@ from userstream._driver.status import call
 
 if TYPE_CHECKING:
     from typing import Any
+
+# Of a copy between two devices: the contexts of the target and of the source.
+Peers: TypeAlias = tuple[driver.CUcontext, driver.CUcontext]
 
 _UNIFIED = driver.CUmemorytype.CU_MEMORYTYPE_UNIFIED
 _DEVICE = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
@@ -29,49 +32,51 @@ class Copy(NamedTuple):
     from_height: int
 
 
-def copy(to: int, source: int, size: int, handle: driver.CUstream, stream: object) -> None:
-    """Copy contiguous memory."""
-    call(driver.cuMemcpyAsync, to, source, size, handle, stream=stream)
-
-
-def copy_shaped(to: int, source: int, what: Copy, handle: driver.CUstream, stream: object) -> None:
-    """Copy rows that are apart."""
-    parameters = driver.CUDA_MEMCPY3D()
-    parameters.dstMemoryType = parameters.srcMemoryType = _UNIFIED
-    _fill(parameters, to, source, what)
-    call(driver.cuMemcpy3DAsync, parameters, handle, stream=stream)
-
-
-def copy_peer(
+def copy(
     to: int,
     source: int,
     size: int,
-    *,
-    contexts: tuple[driver.CUcontext, driver.CUcontext],
     handle: driver.CUstream,
     stream: object,
+    *,
+    peers: Peers | None = None,
 ) -> None:
-    """Copy contiguous memory between devices; `contexts` are those of the target and the source."""
-    call(
-        driver.cuMemcpyPeerAsync, to, contexts[0], source, contexts[1], size, handle, stream=stream
-    )
+    """Copy contiguous memory."""
+    if peers is None:
+        call(driver.cuMemcpyAsync, to, source, size, handle, stream=stream)
+    else:
+        there, here = peers
+        call(driver.cuMemcpyPeerAsync, to, there, source, here, size, handle, stream=stream)
 
 
-def copy_shaped_peer(
+def copy_shaped(
     to: int,
     source: int,
     what: Copy,
-    *,
-    contexts: tuple[driver.CUcontext, driver.CUcontext],
     handle: driver.CUstream,
     stream: object,
+    *,
+    peers: Peers | None = None,
 ) -> None:
-    """Copy rows that are apart between devices."""
-    parameters = driver.CUDA_MEMCPY3D_PEER()
-    parameters.dstMemoryType = parameters.srcMemoryType = _DEVICE
-    parameters.dstContext, parameters.srcContext = contexts
-    _fill(parameters, to, source, what)
-    call(driver.cuMemcpy3DPeerAsync, parameters, handle, stream=stream)
+    """Copy rows that are apart."""
+    if peers is None:
+        parameters = driver.CUDA_MEMCPY3D()
+        parameters.dstMemoryType = parameters.srcMemoryType = _UNIFIED
+        _fill(parameters, to, source, what)
+        call(driver.cuMemcpy3DAsync, parameters, handle, stream=stream)
+    else:
+        parameters = driver.CUDA_MEMCPY3D_PEER()
+        parameters.dstMemoryType = parameters.srcMemoryType = _DEVICE
+        parameters.dstContext, parameters.srcContext = peers
+        _fill(parameters, to, source, what)
+        call(driver.cuMemcpy3DPeerAsync, parameters, handle, stream=stream)
+
+
+def copy_on_device(
+    to: int, source: int, size: int, handle: driver.CUstream, stream: object
+) -> None:
+    """Copy contiguous memory of one device, by the call that takes no other."""
+    call(driver.cuMemcpyDtoDAsync, to, source, size, handle, stream=stream)
 
 
 def _fill(parameters: Any, to: int, source: int, what: Copy) -> None:

@@ -1,4 +1,4 @@
-"""Page-locked host memory."""
+"""Page-locked host memory, and who may access managed memory."""
 
 from __future__ import annotations
 
@@ -23,13 +23,6 @@ def free_pinned(context: driver.CUcontext, address: int) -> None:
 def device_address(address: int) -> int:
     """Return where the current context's device sees page-locked host memory."""
     return int(relaxed(call, driver.cuMemHostGetDevicePointer, address, 0))
-
-
-def copy_on_device(
-    destination: int, source: int, size: int, handle: driver.CUstream, stream: object
-) -> None:
-    """Queue a copy between addresses of one device."""
-    call(driver.cuMemcpyDtoDAsync, destination, source, size, handle, stream=stream)
 
 
 ATTACHMENTS = {

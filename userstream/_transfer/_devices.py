@@ -16,9 +16,9 @@ from userstream._transfer._host import from_host, into_host
 from userstream._transfer._lane import Lane
 
 if TYPE_CHECKING:
+    from userstream._driver import Peers
     from userstream._stream import Stream
     from userstream._transfer._arrays import DeviceArray
-    from userstream._transfer._lane import Peers
     from userstream._waiting import Deadline
 
 

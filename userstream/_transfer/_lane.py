@@ -11,13 +11,10 @@ from userstream._transfer import _layout
 from userstream.errors import UnsupportedBufferError, UserStreamError, WaitTimeout
 
 if TYPE_CHECKING:
-    from cuda.bindings import driver
-
+    from userstream._driver import Peers
     from userstream._stream import Stream
     from userstream._transfer._layout import Moves
     from userstream._waiting import Deadline, Pending
-
-    Peers = tuple[driver.CUcontext, driver.CUcontext]  # of the target and of the source
 
 
 class Lane:
@@ -99,23 +96,13 @@ class Lane:
         handle, stream = self._handle, self._stream
         if not plan.axes:
             to, source = to + plan.to_offset, source + plan.from_offset
-            if peers is None:
-                _driver.copy(to, source, plan.width, handle, stream)
-            else:
-                _driver.copy_peer(
-                    to, source, plan.width, contexts=peers, handle=handle, stream=stream
-                )
-        else:
-            count, calls = _layout.copies(plan)
-            if count > _layout.MOST_COPIES:
-                raise UnsupportedBufferError(
-                    f"an array that is laid out like this takes {count} copies, more than "
-                    f"{_layout.MOST_COPIES}; make it contiguous first, in its framework"
-                )
-            for what in calls:
-                if peers is None:
-                    _driver.copy_shaped(to, source, what, handle, stream)
-                else:
-                    _driver.copy_shaped_peer(
-                        to, source, what, contexts=peers, handle=handle, stream=stream
-                    )
+            _driver.copy(to, source, plan.width, handle, stream, peers=peers)
+            return
+        count, calls = _layout.copies(plan)
+        if count > _layout.MOST_COPIES:
+            raise UnsupportedBufferError(
+                f"an array that is laid out like this takes {count} copies, more than "
+                f"{_layout.MOST_COPIES}; make it contiguous first, in its framework"
+            )
+        for what in calls:
+            _driver.copy_shaped(to, source, what, handle, stream, peers=peers)
