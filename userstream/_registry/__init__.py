@@ -1,7 +1,7 @@
 """`UserStream`: a registry of user streams.
 
-Built up in layers, a subject each: `_table` (which stream, and when it is made), `_waits`, and
-here the registry of the process and the end of one.
+Built up in layers, a subject each: `_table` (which stream, and when it is made), `_waits`,
+`_orders`, `_transfers` (copies), and here the registry of the process and the end of one.
 """
 
 from __future__ import annotations

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from userstream import _targets
-from userstream._buffers import NOTHING_PENDING, type_name
 from userstream._ordering import (
     Borrow,
     Ordering,
     given_stream,
+    hand_over,
     ordering_of,
     usual_streams_of,
 )
 from userstream._registry._waits import Waits
-from userstream._stream._default import on_device
-from userstream._stream._foreign import stream_at
-from userstream.errors import DeviceMismatchError, UnsupportedBufferError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -284,31 +280,7 @@ class Orders(Waits):
         """
         self._check_open()
         given = None if stream is None else given_stream(stream, "stream")
-        ordered: set[tuple[int, int]] = set()
-        for buffer, rule in _targets.buffers_in(results, named="results"):
-            framework = rule.framework
-            if framework is None:
-                raise UnsupportedBufferError(
-                    f"{type_name(buffer)} belongs to no framework with a current stream, which it "
-                    "could be handed over to; let a stream of yours wait for the user stream"
-                )
-            device = rule.device_id(buffer)
-            source = self._user_stream(device) if given is None else on_device(given, device)
-            handle, _owner = framework.current_stream(device)
-            if handle == NOTHING_PENDING:
-                raise DeviceMismatchError(
-                    f"{framework.name} has no current stream on device {device}, where this "
-                    f"{type_name(buffer)} is, as its current context is on another one",
-                    device=device,
-                )
-            current = stream_at(handle, device)
-            if current._is_same(source):
-                continue
-            if (handle, device) not in ordered:
-                current._wait_for(source, may_join=False)
-                ordered.add((handle, device))
-            if framework.record_use is not None:
-                framework.record_use(buffer)
+        hand_over(results, given, self._user_stream)
 
     def _ordering(
         self, buffers: Sequence[Any], stream: StreamLike | int | None, producer: Producer

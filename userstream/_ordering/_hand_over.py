@@ -1,0 +1,47 @@
+"""Handing results over to the current streams of their frameworks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from userstream import _targets
+from userstream._buffers import NOTHING_PENDING, type_name
+from userstream._stream._default import on_device
+from userstream._stream._foreign import stream_at
+from userstream.errors import DeviceMismatchError, UnsupportedBufferError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from userstream._stream import Stream
+
+
+def hand_over(
+    results: Sequence[Any], stream: Stream | None, user_stream: Callable[[int], Stream]
+) -> None:
+    """Let the frameworks' streams wait for the one that made the results, and note their use."""
+    ordered: set[tuple[int, int]] = set()
+    for buffer, rule in _targets.buffers_in(results, named="results"):
+        framework = rule.framework
+        if framework is None:
+            raise UnsupportedBufferError(
+                f"{type_name(buffer)} belongs to no framework with a current stream, which it "
+                "could be handed over to; let a stream of yours wait for the user stream"
+            )
+        device = rule.device_id(buffer)
+        source = user_stream(device) if stream is None else on_device(stream, device)
+        handle, _owner = framework.current_stream(device)
+        if handle == NOTHING_PENDING:
+            raise DeviceMismatchError(
+                f"{framework.name} has no current stream on device {device}, where this "
+                f"{type_name(buffer)} is, as its current context is on another one",
+                device=device,
+            )
+        current = stream_at(handle, device)
+        if current._is_same(source):
+            continue
+        if (handle, device) not in ordered:
+            current._wait_for(source, may_join=False)
+            ordered.add((handle, device))
+        if framework.record_use is not None:
+            framework.record_use(buffer)
