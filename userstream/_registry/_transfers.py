@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -13,14 +14,12 @@ from userstream._registry import _operands
 from userstream._registry._orders import Orders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator, Sequence
 
     from userstream._ordering import Ordering
     from userstream._stream import Stream
     from userstream._waiting import Deadline
     from userstream.typing import Buffer, Producer, StreamLike
-
-T = TypeVar("T")
 
 
 class Transfers(Orders):
@@ -202,7 +201,7 @@ class Transfers(Orders):
         if stream is None:
             stream = self._user_stream(target.device)
 
-        def copy(ordering: Ordering) -> Stream:
+        with self._ordered(buffers, stream, producer, release=True) as ordering:
             consumer = ordering.consumer
             if source is None:
                 assert to is not None
@@ -215,8 +214,6 @@ class Transfers(Orders):
             else:
                 _transfer.between(to, packed, consumer, deadline)
             return consumer
-
-        return self._in_order(copy, buffers, stream, producer, release=True)
 
     @staticmethod
     def set_pinned_limit(nbytes: int) -> None:
@@ -261,22 +258,20 @@ class Transfers(Orders):
             return _operands.from_host(buffer, out)
         array = _transfer.device_array(info)  # what has no shape is refused first
 
-        def copy(ordering: Ordering) -> np.ndarray:
+        with self._ordered((buffer,), stream, producer) as ordering:
             _keep, packed = _operands.packed(buffer, rule, array, ordering)
             return _transfer.to_host(packed, ordering.consumer, out, deadline)
 
-        return self._in_order(copy, (buffer,), stream, producer)
-
-    def _in_order(
+    @contextlib.contextmanager
+    def _ordered(
         self,
-        work: Callable[[Ordering], T],
         buffers: Sequence[Any],
         stream: StreamLike | int | None,
         producer: Producer,
         *,
         release: bool = False,
-    ) -> T:
-        """Do work with buffers between their acquisition and, if need be, their release.
+    ) -> Iterator[Ordering]:
+        """Acquire buffers for a copy in the block and, if need be, release them.
 
         A copy that was waited for needs none: what the producers do next comes after it. One that
         failed may go on.
@@ -284,7 +279,7 @@ class Transfers(Orders):
         ordering = self._ordering(buffers, stream, producer)
         held = ordering.buffers, ordering.acquire()
         try:
-            result = work(ordering)
+            yield ordering
         except BaseException as error:
             try:
                 ordering.release(held)
@@ -293,4 +288,3 @@ class Transfers(Orders):
             raise
         if release:
             ordering.release(held)
-        return result
