@@ -10,6 +10,7 @@ from cuda.bindings import driver
 from userstream import _driver
 from userstream._stream._access_policy import AccessPolicyWindow
 from userstream._stream._addresses import address_and_size
+from userstream._stream._base import BaseStream
 from userstream._stream._making import address_of
 from userstream._stream._memory import MemoryStream
 from userstream.errors import DeviceMismatchError, NotSupportedError
@@ -190,7 +191,7 @@ class ConfiguredStream(MemoryStream):
                 f"{type(other).__name__}"
             )
         # The address of one of ours counts as given away.
-        if isinstance(other, MemoryStream):
+        if isinstance(other, BaseStream):
             source = other._live()
         else:
             source = driver.CUstream(address_of(other))
