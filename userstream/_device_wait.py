@@ -12,6 +12,8 @@ from userstream._stream._default import DefaultStream
 from userstream.errors import DriverError, NotSupportedError, UserStreamError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cuda.bindings import driver
 
     from userstream._waiting import Pending
@@ -49,21 +51,39 @@ class DeviceWork:
         return f"<device {self._device_id}>"
 
 
-def other_context(stream: Stream | None, target: object) -> DeviceWork | None:
-    """Return the work of a stream's own context, or the current one, that is no primary one."""
-    if stream is not None and not isinstance(stream, DefaultStream):
-        context: driver.CUcontext | None = stream._context
-    elif stream is not None or target is None:
-        context = _driver.current_context()
-    else:
-        return None
+def work_on(
+    devices: Sequence[int], stream: Stream | None, *, and_current: bool
+) -> list[DeviceWork]:
+    """Return the work of the devices that are in use; refuse the captures that can be seen.
+
+    It is that of their primary contexts, and of the stream's own or the current one if that is
+    another.
+    """
+    own = None if isinstance(stream, DefaultStream) else stream
+    contexts = {device: _driver.primary_context_if_active(device) for device in devices}
+    work = [
+        DeviceWork(device, context) for device, context in contexts.items() if context is not None
+    ]
+    if own is not None:
+        work += _work_of_other(own._context)
+    elif stream is not None or and_current:
+        work += _work_of_other(_driver.current_context())
+    if own is not None:
+        _driver.refuse_capturing(own._live(), own)
+    for each in work:
+        each.refuse_captures()
+    return work
+
+
+def _work_of_other(context: driver.CUcontext | None) -> list[DeviceWork]:
+    """Return the work of a context, if there is one and it is not the primary one of a device."""
     if context is None or _driver.device_of_primary(int(context)) is not None:
-        return None
+        return []
     device = _driver.within(context, _driver.current_device)
     known = _driver.primary_context_if_active(device)
     if known is not None and int(known) == int(context):
-        return None
-    return DeviceWork(device, context)
+        return []
+    return [DeviceWork(device, context)]
 
 
 class _Recorded:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from userstream import _device_wait, _driver, _futures, _holding, _targets, _waiting
+from userstream import _device_wait, _futures, _holding, _targets, _waiting
 from userstream._registry._table import StreamTable, check_name
-from userstream._stream._default import DefaultStream
 from userstream.errors import NoUserStreamError
 
 if TYPE_CHECKING:
@@ -152,19 +151,7 @@ class Waits(StreamTable):
         self._check_open()
         given = _targets.stream_of(target)
         devices = [given._device()] if given is not None else _targets.devices_of(target)
-        contexts = {device: _driver.primary_context_if_active(device) for device in devices}
-        work = [
-            _device_wait.DeviceWork(device, context)
-            for device, context in contexts.items()
-            if context is not None
-        ]
-        other = _device_wait.other_context(given, target)
-        if other is not None:
-            work.append(other)
-        if given is not None and not isinstance(given, DefaultStream):
-            _driver.refuse_capturing(given._live(), given)
-        for each in work:
-            each.refuse_captures()
+        work = _device_wait.work_on(devices, given, and_current=target is None)
         _waiting.wait_for(work, timeout=timeout, policy="auto", grouped=len(work) > 1)
         _holding.sweep()
 
