@@ -7,12 +7,16 @@ runs on the simulated driver: what Python costs there, and whether all of this w
 from __future__ import annotations
 
 import argparse
+import contextlib
+import faulthandler
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 from cuda.core import Device
@@ -34,6 +38,7 @@ SUBJECTS = (
     "importing",
 )
 DRIVER = "driver_calls.functions"
+SECONDS = 150.0  # that a case may take
 
 
 def main() -> int:
@@ -80,16 +85,19 @@ def measure(chosen: list[str], run: Run, file: Path | None) -> report.Row:
     for name in chosen:
         started = time.monotonic()
         try:
-            for comparison in harness.cases[name](run):
-                samples = harness.measure(comparison, run)
-                for row in report.rows_of(name, comparison, samples, judged=run.judges):
-                    result["rows"].append(row)
-                    if name == DRIVER:
-                        driver |= {call: has["median"] for call, has in row["calls"].items()}
-                    print("\n".join(table.block(row, driver)), flush=True)
+            with limited(SECONDS):
+                for comparison in harness.cases[name](run):
+                    samples = harness.measure(comparison, run)
+                    for row in report.rows_of(name, comparison, samples, judged=run.judges):
+                        result["rows"].append(row)
+                        if name == DRIVER:
+                            driver |= {call: has["median"] for call, has in row["calls"].items()}
+                        print("\n".join(table.block(row, driver)), flush=True)
+                    if file:
+                        report.write(file, result)
         except harness.Skipped as why:
             result["skipped"][name] = str(why)
-        except Exception:
+        except (Exception, Late):
             result["failed"][name] = traceback.format_exc()
             traceback.print_exc()
         result["seconds"][name] = round(time.monotonic() - started, 1)
@@ -97,6 +105,29 @@ def measure(chosen: list[str], run: Run, file: Path | None) -> report.Row:
             report.write(file, result)
     print("\n".join(("", *table.summary(result))), flush=True)
     return result
+
+
+class Late(BaseException):
+    """A case hangs. No `Exception`, for which code that is measured may have a use of its own."""
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Interrupt what takes longer; end the process if it hangs where nothing can interrupt it."""
+
+    def interrupt(*_: object) -> None:
+        raise Late(f"not done after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    # Again and again: what is cleaned up may hang as well.
+    signal.setitimer(signal.ITIMER_REAL, seconds, 10)
+    faulthandler.dump_traceback_later(seconds + 40, exit=True, file=2)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGALRM, before)
 
 
 def _arguments() -> argparse.Namespace:

@@ -51,10 +51,12 @@ def devices(run: Run) -> Comparisons:
     if count < 2:
         raise Skipped("needs a second GPU")
     buffers = []
-    for device in map(Device, range(count)):
-        device.set_current()
-        buffers.append(device.allocate(NBYTES, stream=device.create_stream()))
-    Device(0).set_current()
+    try:
+        for device in map(Device, range(count)):
+            device.set_current()
+            buffers.append(device.allocate(NBYTES, stream=device.create_stream()))
+    finally:
+        Device(0).set_current()  # for the next case, whatever happens here
     every = [lambda buffer=buffer: us.get_stream(buffer) for buffer in buffers]
     alone = f"{count} buffers on one device"
     yield Comparison(

@@ -20,7 +20,7 @@ class Spinner:
     def __init__(self, torch: Any, device: int = 0) -> None:
         self._torch, self._device = torch, device
         cycles = 20_000_000  # some 10 ms
-        self._spin(cycles)  # loads the kernel, and wakes the GPU
+        self._spin(20 * cycles)  # loads the kernel, and lets the clock rise, which takes a while
         self._cycles_a_second = cycles / statistics.median(self._took(cycles) for _ in range(5))
 
     def _spin(self, cycles: int) -> None:

@@ -21,7 +21,10 @@ from userstream.testing import simulate
 simulate(devices=2)
 runpy.run_path(sys.argv[1], run_name="__main__")
 """
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+# By that address the ranks find each other where the name of the host is not known.
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+TORCHRUN += ["--nproc-per-node", "2"]
+SECONDS = 120  # that an example may take
 FRAMEWORKS = {
     "dask_workers.py": "distributed",
     "hand_over.py": "torch",
@@ -81,18 +84,23 @@ def _is_installed(framework: str) -> bool:
 
 def _run(path: Path, prefix: list[str]) -> bool:
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
-    done = subprocess.run(
+    with subprocess.Popen(
         [sys.executable, *prefix, str(path)],
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=300,
-        check=False,
-    )
-    print(f"{'failed ' if done.returncode else 'ok     '}  {path.name}", flush=True)
-    if done.returncode:
-        print(done.stdout, done.stderr, sep="\n", flush=True)
-    return done.returncode == 0
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # unlike a kill it ends the ranks of torchrun too
+            out, err = process.communicate()
+            err += f"it was not done after {SECONDS} s"
+    print(f"{'failed ' if process.returncode else 'ok     '}  {path.name}", flush=True)
+    if process.returncode:
+        print(out, err, sep="\n", flush=True)
+    return process.returncode == 0
 
 
 if __name__ == "__main__":

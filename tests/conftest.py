@@ -20,6 +20,8 @@ import standins
 
 DEVICES = 4  # simulated
 
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most memory
+
 
 def _simulate() -> bool:
     choice = os.environ.get("USERSTREAM_TEST_DRIVER")

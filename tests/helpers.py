@@ -106,6 +106,15 @@ def copy(stream: us.Stream, destination: int, source: int, size: int = 256) -> N
     checked(driver.cuMemcpyDtoDAsync(destination, source, size, stream._live()))
 
 
+def upload(address: int, source: object, size: int) -> None:
+    """Write device memory of the current context, for whatever stream comes next.
+
+    From pageable memory alone the call may return before the device has it.
+    """
+    checked(driver.cuMemcpyHtoD(address, source, size))
+    checked(driver.cuStreamSynchronize(driver.CUstream(driver.CU_STREAM_LEGACY)))
+
+
 def content(address: int, size: int = 256) -> set[int]:
     """Return the bytes that memory consists of, after the work that is queued on its device."""
     host = bytearray(size)

@@ -16,7 +16,6 @@ import standins
 import userstream as us
 from helpers import (
     array,
-    checked,
     device_memory,
     eventually,
     fill,
@@ -24,6 +23,7 @@ from helpers import (
     is_blocked,
     pinned_memory,
     running,
+    upload,
 )
 from userstream import _driver, testing
 from userstream._transfer import _pinned
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("no_garbage")
 
 def write(address: int, array: np.ndarray, device: int = 0) -> None:
     with _driver.entered(_driver.primary_context(device)):
-        checked(driver.cuMemcpyHtoD(address, np.ascontiguousarray(array), array.nbytes))
+        upload(address, np.ascontiguousarray(array), array.nbytes)
 
 
 NUMBERS = np.arange(6, dtype="f4").reshape(2, 3)

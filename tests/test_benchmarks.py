@@ -176,6 +176,38 @@ def test_a_failure_costs_no_other_case(
     assert "skipped a.skips: no such framework" in printed
 
 
+def test_a_case_that_hangs_costs_no_other(
+    made_up: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = us.get_stream(0)
+
+    def hangs(_: Run) -> Comparisons:
+        with testing.latch(stream):
+            yield Comparison("hangs", {"ours": lambda: us.wait(stream)}, rounds=1)
+
+    monkeypatch.setitem(made_up, "a.hangs", hangs)
+    monkeypatch.setattr(command, "SECONDS", 0.5)
+    result = command.measure(["a.hangs", "a.works"], Run(simulated=True), tmp_path / "results.json")
+    assert "not done after 0.5 s" in result["failed"]["a.hangs"]
+    assert [row["case"] for row in result["rows"]] == ["a.works"]
+    us.wait(stream, timeout=20)  # nothing holds it
+
+
+def test_what_was_measured_is_written_at_once(
+    made_up: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "results.json"
+    written: list[int] = []
+
+    def looks(run: Run) -> Comparisons:
+        yield from made_up["a.works"](run)
+        written.append(len(json.loads(file.read_text())["rows"]))
+
+    monkeypatch.setitem(made_up, "a.looks", looks)
+    command.measure(["a.looks"], Run(simulated=True), file)
+    assert written == [1]
+
+
 def test_the_table_is_narrow() -> None:
     slow = dict.fromkeys(("x" * 80, "peer"), lambda: 0.999)
     limit = at_most(0.25, "peer", stretch=0.2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import os
 import warnings
 from types import ModuleType
 from typing import Any
@@ -18,8 +17,6 @@ from helpers import in_thread, is_blocked, run_python, running
 from userstream import _driver, testing
 
 pytestmark = pytest.mark.gpu
-
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def framework(name: str) -> ModuleType:

@@ -26,8 +26,6 @@ from userstream import _driver
 
 pytestmark = pytest.mark.gpu
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-
 ORDERED_RUNS = int(os.environ.get("USERSTREAM_RACE_RUNS", "200"))
 UNORDERED_RUNS = 50
 LOST = 0.9  # at least this share of the unordered runs

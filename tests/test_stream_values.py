@@ -22,6 +22,7 @@ from helpers import (
     managed_memory,
     pinned_memory,
     refused_in_a_child,
+    upload,
 )
 from userstream import (
     FlushRemoteWrites,
@@ -375,7 +376,7 @@ def test_a_closed_stream(stream: us.Stream, memory: int) -> None:
 def numbers(memory: int) -> int:
     """256 bytes on device 0, numbered."""
     with _driver.entered(_driver.primary_context(0)):
-        checked(driver.cuMemcpyHtoD(memory, bytes(range(256)), 256))
+        upload(memory, bytes(range(256)), 256)
     return memory
 
 

@@ -29,6 +29,7 @@ from helpers import (
     run_python,
     running,
     untraced,
+    upload,
 )
 from layouts import random_target, same, views
 from userstream import _driver, _holding, testing
@@ -94,7 +95,7 @@ def on_device(view: np.ndarray, device: int = 0, **more: Any) -> Iterator[Device
     size = size if view.size else 1
     with device_memory(device, size) as where, _driver.entered(_driver.primary_context(device)):
         if view.size:
-            checked(driver.cuMemcpyHtoD(where, address(view) - offset, size))
+            upload(where, address(view) - offset, size)
         yield array(view, where + offset, device, **more)
 
 
