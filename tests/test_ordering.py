@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import threading
@@ -473,6 +474,16 @@ def test_buffers_are_held_though_a_producer_cannot_wait(producer: us.Stream, mem
             us.release(buffer, producer=producer)
 
     assert held_while(stream, use, memory) == [True, False]
+
+    def borrow(buffer: Any) -> None:
+        with (
+            pytest.raises(us.DriverError),
+            testing.inject("cuStreamWaitEvent", 999, skip=1, this_thread=True),
+            us.borrow(buffer, producer=producer),
+        ):
+            pass
+
+    assert held_while(stream, borrow, memory) == [True, False]
 
 
 @pytest.mark.simulated
@@ -1012,6 +1023,19 @@ def test_a_release_that_is_interrupted_frees_nothing(
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_other_borrows_free_nothing_of_one_that_never_ended(memory: int) -> None:
+    buffer, other = array(memory, None), array(memory, None)
+    alive = weakref.ref(buffer)
+    with testing.latch(us.get_stream(0)):
+        us.borrow(buffer).__enter__()
+        del buffer
+        # One of them usually gets the address of the one that is gone.
+        with contextlib.ExitStack() as stack:
+            for borrow in [us.borrow(other) for _ in range(100)]:
+                stack.enter_context(borrow)
+        assert alive() is not None
 
 
 def test_destructors_break_no_capture(memory: int) -> None:

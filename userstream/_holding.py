@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from userstream._stream._edges import EdgeStream
 
-# What the GPU may be using, by the identity of who says so. It stays here whoever forgets it: after
-# a Ctrl-C, or an error before `hold` has taken over.
+# What the GPU may be using, by its own identity, which nothing else gets meanwhile. It stays here
+# whoever forgets it: after a Ctrl-C, or an error before `hold` has taken over.
 in_use: dict[int, object] = {}
 
 _SWEEP_SECONDS = 200e-6  # at most so often for each stream: asking an event takes a µs

@@ -107,6 +107,7 @@ class Ordering:
             consumer._pool.give_back(event)
         else:
             _holding.hold(consumer, event, began, objects)
+        _holding.in_use.pop(id(objects), None)  # whatever has failed for a producer
         if SYNC:
             self._wait_on_host()
         if failures:
