@@ -134,14 +134,17 @@ def hold(stream: EdgeStream, event: Event, began: float, objects: object) -> Non
 
 def _begin_watch(queue: _Queue) -> None:
     global _watched
-    with _lock:
-        _queues.add(queue)
-        watched, _watched = _watched, True
-    if not watched:
-        try:
+    try:
+        with _lock:
+            _queues.add(queue)
+            watched, _watched = _watched, True
+        if not watched:
             _watcher.watch([_watcher.Watch(_Sweeper(), lambda _, error: _unwatched(error))])
-        except RuntimeError as error:  # no thread can be started: later calls let go all the same
-            _unwatched(error)
+    except RuntimeError as error:  # no thread can be started: later calls let go all the same
+        _unwatched(error)
+    except BaseException as error:  # Ctrl-C
+        _unwatched(error)
+        raise
 
 
 def _end_watch() -> bool:
@@ -151,7 +154,7 @@ def _end_watch() -> bool:
         return not _watched
 
 
-def _unwatched(error: Exception | None) -> None:
+def _unwatched(error: BaseException | None) -> None:
     global _watched  # noqa: PLW0603 -- one watcher, one flag
     if error is not None:  # the next call begins anew
         with _lock:
