@@ -1066,6 +1066,24 @@ def test_a_hold_that_is_interrupted_does_not_stop_the_watcher(
     assert eventually(lambda: alive() is None), "without a further call"
 
 
+def test_what_is_held_when_a_release_is_interrupted_is_let_go_of(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = us.get_stream(0)
+
+    def use(buffer: Any) -> None:
+        block = us.borrow(buffer)
+        block.__enter__()
+        with monkeypatch.context() as patch:
+            patch.setattr(_holding, "_begin_watch", _interrupt)
+            patch.setattr(_holding._Queue, "sweep", _interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                block.__exit__(None, None, None)
+        us.hold(stream=stream)
+
+    assert held_while(stream, use, memory) == [True, False]
+
+
 def test_other_borrows_free_nothing_of_one_that_never_ended(memory: int) -> None:
     buffer, other = array(memory, None), array(memory, None)
     alive = weakref.ref(buffer)

@@ -55,6 +55,7 @@ class _Queue:
     def add(self, event: Event, began: float, objects: object) -> None:
         now = time.monotonic()
         self._held.append(_Held(event, began, now, objects))
+        in_use.pop(id(objects), None)  # it has taken over, whatever comes now
         if now - self._swept > _SWEEP_SECONDS:
             self._swept = now
             self.sweep()

@@ -105,9 +105,9 @@ class Ordering:
         # What is captured never completes: the graph needs the buffers as long as it lives.
         if objects is None or capture != _driver.NOT_CAPTURING:
             consumer._pool.give_back(event)
+            _holding.in_use.pop(id(objects), None)
         else:
             _holding.hold(consumer, event, began, objects)
-        _holding.in_use.pop(id(objects), None)  # whatever has failed for a producer
         if SYNC:
             self._wait_on_host()
         if failures:
