@@ -149,10 +149,10 @@ def array(address: int, stream: us.Stream | None = None, **more: Any) -> CAI:
 class DLPack:
     """An array with nothing but the device query of DLPack."""
 
-    def __init__(self, kind: int, ordinal: int) -> None:
+    def __init__(self, kind: Any, ordinal: Any) -> None:
         self.answer = (kind, ordinal)
 
-    def __dlpack_device__(self) -> tuple[int, int]:
+    def __dlpack_device__(self) -> tuple[Any, Any]:
         return self.answer
 
     def __dlpack__(self, **_: Any) -> Any:

@@ -465,6 +465,35 @@ def test_a_ctrl_c_leaves_the_other_waits_of_the_loop_alone() -> None:
         loop.run_until_complete(asyncio.wait_for(other, 10))
 
 
+def test_a_ctrl_c_keeps_no_lock_of_the_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(threading.Condition):
+        def __enter__(self) -> bool:
+            super().__enter__()
+            raise KeyboardInterrupt  # Python code: it may come here
+
+    stream = us.get_stream(0)
+    monkeypatch.setattr(_watcher._watcher._changed, "__class__", Interrupted)
+    with testing.latch(stream):
+        future = us.completion(0)
+    future.result(timeout=10)
+
+
+def test_a_ctrl_c_in_the_middle_of_a_notification_keeps_nobody_waiting() -> None:
+    stream = us.get_stream(0)
+    us.completion(0).result(timeout=10)
+    watcher = _watcher._watcher
+    with testing.latch(stream):
+        us.completion(0).cancel()  # so that its thread has begun
+    assert eventually(lambda: is_idle() and sleeps_for_long())
+    woken = threading.Lock()
+    woken.acquire()
+    with watcher._lock:  # what it leaves behind
+        watcher._changed._waiters.appendleft(woken)  # type: ignore[attr-defined]
+    with testing.latch(stream):
+        future = us.completion(0)
+    future.result(timeout=10)
+
+
 def test_no_loop_is_kept_alive() -> None:
     us.get_stream(0)
     loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []

@@ -56,6 +56,10 @@ BAD = {
     "vulkan": (lambda: DLPack(7, 0), us.UnsupportedBufferError, "type 7 .Vulkan"),
     "odd dlpack": (lambda: DLPack(99, 0), us.UnsupportedBufferError, "type 99 .unknown"),
     "dlpack ordinal": (lambda: DLPack(2, 99), us.InvalidDeviceError, "no CUDA device 99"),
+    "dlpack text": (lambda: DLPack(2, "0"), us.UnsupportedBufferError, "failed: 'str'"),
+    "dlpack none": (lambda: DLPack(None, 0), us.UnsupportedBufferError, "failed: 'NoneType'"),
+    "dlpack fraction": (lambda: DLPack(2, 0.5), us.UnsupportedBufferError, "failed: 'float'"),
+    "dlpack managed": (lambda: DLPack(13, 0), us.UnsupportedBufferError, "is not exported"),
     "dlpack raises": (Raising, us.UnsupportedBufferError, "broken on purpose"),
 }
 
@@ -85,7 +89,9 @@ def test_bad_targets(
             assert testing.calls(call) == 0, call
 
 
-@pytest.mark.parametrize("key", ["numpy", "bool", "str", "stream 0", "rocm", "dlpack raises"])
+@pytest.mark.parametrize(
+    "key", ["numpy", "bool", "str", "stream 0", "rocm", "dlpack managed", "dlpack raises"]
+)
 @pytest.mark.parametrize("function", [us.device_of, us.describe])
 def test_bad_buffers(function: Callable[[object], object], key: str) -> None:
     make, error, _match = BAD[key]

@@ -437,6 +437,9 @@ def test_an_interface_of_numpy_integers(memory: int) -> None:
     [
         {"typestr": "float32x"},
         {"typestr": 4},
+        {"typestr": None},
+        {"shape": (-1,)},
+        {"shape": (2, 2), "strides": (4,)},
         {"shape": 3},
         {"shape": ("a",)},
         {"strides": 4},
@@ -444,6 +447,7 @@ def test_an_interface_of_numpy_integers(memory: int) -> None:
         {"version": "3"},
         {"stream": "side"},
         {"stream": -1},
+        {"stream": 1 << 64},
     ],
     ids=str,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import threading
@@ -35,7 +36,7 @@ from helpers import (
     run_python,
     running,
 )
-from userstream import _buffers, _driver, _holding, testing
+from userstream import _buffers, _driver, _holding, _watcher, testing
 from userstream._ordering import _plan, _who
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
@@ -474,6 +475,16 @@ def test_buffers_are_held_though_a_producer_cannot_wait(producer: us.Stream, mem
 
     assert held_while(stream, use, memory) == [True, False]
 
+    def borrow(buffer: Any) -> None:
+        with (
+            pytest.raises(us.DriverError),
+            testing.inject("cuStreamWaitEvent", 999, skip=1, this_thread=True),
+            us.borrow(buffer, producer=producer),
+        ):
+            pass
+
+    assert held_while(stream, borrow, memory) == [True, False]
+
 
 @pytest.mark.simulated
 def test_one_producer_that_cannot_wait_does_not_stop_the_others(
@@ -770,6 +781,30 @@ def test_activation(torch: types.ModuleType, cupy: types.ModuleType, memory: int
             assert cupy.cuda.get_current_stream(0) is before
 
 
+def test_a_ctrl_c_at_the_end_of_an_activation(
+    torch: types.ModuleType, cupy: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, within = us.get_stream(0), _driver.within
+    before = cupy.cuda.get_current_stream(0)
+    for after in (False, True):
+        hits = [KeyboardInterrupt]
+
+        def interrupted(*arguments: Any, after: bool = after, hits: Any = hits) -> Any:
+            result = within(*arguments) if after or not hits else None
+            if hits:
+                raise hits.pop()
+            return result
+
+        block = stream.activate("torch", "cupy")
+        block.__enter__()
+        with monkeypatch.context() as patch:
+            patch.setattr(_driver, "within", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                block.__exit__(None, None, None)
+        assert torch.cuda.current_stream(0).cuda_stream == 0
+        assert cupy.cuda.get_current_stream(0) is before
+
+
 def test_activation_orders_the_arenas(torch: types.ModuleType, producer: us.Stream) -> None:
     torch.cuda.set_stream(torch.cuda.ExternalStream(int(producer.handle), 0))
     stream = us.get_stream(0)
@@ -1012,6 +1047,54 @@ def test_a_release_that_is_interrupted_frees_nothing(
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_hold_that_is_interrupted_does_not_stop_the_watcher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = us.get_stream(0)
+    assert eventually(lambda: not _holding._watched)
+    with monkeypatch.context() as patch:
+        patch.setattr(_watcher, "watch", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            us.hold(Thing(), stream=stream)
+    thing = Thing()
+    alive = weakref.ref(thing)
+    with testing.latch(stream):
+        us.hold(thing, stream=stream)
+        del thing
+    assert eventually(lambda: alive() is None), "without a further call"
+
+
+def test_what_is_held_when_a_release_is_interrupted_is_let_go_of(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = us.get_stream(0)
+
+    def use(buffer: Any) -> None:
+        block = us.borrow(buffer)
+        block.__enter__()
+        with monkeypatch.context() as patch:
+            patch.setattr(_holding, "_begin_watch", _interrupt)
+            patch.setattr(_holding._Queue, "sweep", _interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                block.__exit__(None, None, None)
+        us.hold(stream=stream)
+
+    assert held_while(stream, use, memory) == [True, False]
+
+
+def test_other_borrows_free_nothing_of_one_that_never_ended(memory: int) -> None:
+    buffer, other = array(memory, None), array(memory, None)
+    alive = weakref.ref(buffer)
+    with testing.latch(us.get_stream(0)):
+        us.borrow(buffer).__enter__()
+        del buffer
+        # One of them usually gets the address of the one that is gone.
+        with contextlib.ExitStack() as stack:
+            for borrow in [us.borrow(other) for _ in range(100)]:
+                stack.enter_context(borrow)
+        assert alive() is not None
 
 
 def test_destructors_break_no_capture(memory: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import weakref
@@ -295,11 +296,24 @@ def test_an_interrupted_close_leaves_no_closed_stream_behind() -> None:
     assert us.get_stream(0) is not stream
 
 
+def test_a_stream_that_two_threads_close() -> None:
+    stream = us.get_stream(0)
+
+    def meanwhile(_: object) -> None:
+        stream._on_close = None
+        in_thread(stream.close)
+
+    stream._on_close = meanwhile
+    stream.close()
+    assert stream.is_closed
+
+
 def test_a_stream_that_another_thread_closes_meanwhile_is_left_out() -> None:
     closed, stream = us.Stream.create(0), us.get_stream(0)
     closed.close()
     us.UserStream.get()._named["closed"] = {0: closed}
     us.wait_all(timeout=10)
+    asyncio.run(us.wait_all_async(timeout=10))
     with testing.latch(stream), pytest.raises(us.WaitTimeout) as caught:
         us.wait_all(timeout=0.01)
     assert caught.value.streams == (repr(stream),)

@@ -254,6 +254,7 @@ def test_from_handle_finds_the_device(device: Device) -> None:
     [
         (0, ValueError, "no handle of a stream"),
         (-1, ValueError, "no handle of a stream"),
+        (1 << 64, ValueError, "no handle of a stream"),
         (driver.CUstream(0), ValueError, "no handle of a stream"),
         (True, TypeError, "not True"),
         (1.5, TypeError, "not float"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cuda.bindings import driver
@@ -240,6 +242,63 @@ def test_the_capture_mode_of_a_thread() -> None:
             assert now == Mode.CU_STREAM_CAPTURE_MODE_GLOBAL
 
 
+def _interrupted(function: Callable[..., Any], *, after: bool) -> Callable[..., Any]:
+    """Return a function into which a Ctrl-C comes once: before or after what it does."""
+    hit = False
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal hit
+        result = function(*arguments) if hit or after else None
+        if not hit:
+            hit = True
+            raise KeyboardInterrupt
+        return result
+
+    return interrupted
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("function", ["begin_capture", "end_capture"])
+def test_a_ctrl_c_leaves_nothing_captured(
+    function: str, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with us.Stream.create(0) as stream:
+        interrupted = _interrupted(getattr(_driver, function), after=after)
+        monkeypatch.setattr(_driver, function, interrupted)
+        with pytest.raises(KeyboardInterrupt), stream.capture():
+            pass
+        assert not stream.is_capturing
+        assert not _capture._begun
+        with stream.capture():
+            pass
+
+
+def test_what_a_ctrl_c_has_begun_can_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted = _interrupted(_driver.begin_capture, after=True)
+    monkeypatch.setattr(_driver, "begin_capture", interrupted)
+    with us.Stream.create(0) as stream:
+        with pytest.raises(KeyboardInterrupt):
+            stream.begin_capture()
+        stream.end_capture()
+
+
+def test_a_capture_that_goes_on_is_not_ended_by_another_one() -> None:
+    with us.Stream.create(0) as stream, stream.capture():
+        with pytest.raises(us.CaptureError, match="already"), stream.capture():
+            pass
+        assert stream.is_capturing
+
+
+def test_a_ctrl_c_leaves_the_capture_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    from userstream._driver import capture
+
+    monkeypatch.setattr(capture, "call", _interrupted(capture.call, after=True))
+    with pytest.raises(KeyboardInterrupt), us.Stream.capture_mode("relaxed"):
+        pass
+    mode = Mode.CU_STREAM_CAPTURE_MODE_GLOBAL
+    assert checked(driver.cuThreadExchangeStreamCaptureMode(mode)) == mode
+
+
 def test_a_closed_stream() -> None:
     stream = us.Stream.create(0)
     stream.close()
@@ -265,8 +324,6 @@ def test_a_driver_that_refuses(function: str) -> None:
             with stream.capture():
                 pass
         assert error.value.function == function
-        if function == "cuStreamEndCapture":
-            stream.end_capture()
         assert not stream.is_capturing
         assert not _capture._begun
     gc.collect()

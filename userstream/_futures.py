@@ -95,7 +95,13 @@ _mailboxes: weakref.WeakValueDictionary[asyncio.AbstractEventLoop, _Mailbox] = (
 )
 
 
-async def wait(targets: Sequence[Waitable], *, timeout: float | None, grouped: bool) -> None:
+async def wait(
+    targets: Sequence[Waitable],
+    *,
+    timeout: float | None,
+    grouped: bool,
+    closed_is_done: bool = False,
+) -> None:
     """Wait until each target has done what it had to do now, without blocking the event loop."""
     import asyncio
 
@@ -108,7 +114,8 @@ async def wait(targets: Sequence[Waitable], *, timeout: float | None, grouped: b
         ) from None
     mailbox = _mailboxes.setdefault(loop, _Mailbox())
     arrival = loop.create_future()
-    points = Points(targets, functools.partial(mailbox.post, arrival), grouped=grouped)
+    post = functools.partial(mailbox.post, arrival)
+    points = Points(targets, post, grouped=grouped, closed_is_done=closed_is_done)
     late: Exception | None = None
     try:
         if timeout is None:  # ten thousand of them are woken up at once: nothing in vain

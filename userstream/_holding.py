@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from userstream._stream._edges import EdgeStream
 
-# What the GPU may be using, by the identity of who says so. It stays here whoever forgets it: after
-# a Ctrl-C, or an error before `hold` has taken over.
+# What the GPU may be using, by its own identity, which nothing else gets meanwhile. It stays here
+# whoever forgets it: after a Ctrl-C, or an error before `hold` has taken over.
 in_use: dict[int, object] = {}
 
 _SWEEP_SECONDS = 200e-6  # at most so often for each stream: asking an event takes a µs
@@ -55,6 +55,7 @@ class _Queue:
     def add(self, event: Event, began: float, objects: object) -> None:
         now = time.monotonic()
         self._held.append(_Held(event, began, now, objects))
+        in_use.pop(id(objects), None)  # it has taken over, whatever comes now
         if now - self._swept > _SWEEP_SECONDS:
             self._swept = now
             self.sweep()
@@ -134,14 +135,17 @@ def hold(stream: EdgeStream, event: Event, began: float, objects: object) -> Non
 
 def _begin_watch(queue: _Queue) -> None:
     global _watched
-    with _lock:
-        _queues.add(queue)
-        watched, _watched = _watched, True
-    if not watched:
-        try:
+    try:
+        with _lock:
+            _queues.add(queue)
+            watched, _watched = _watched, True
+        if not watched:
             _watcher.watch([_watcher.Watch(_Sweeper(), lambda _, error: _unwatched(error))])
-        except RuntimeError as error:  # no thread can be started: later calls let go all the same
-            _unwatched(error)
+    except RuntimeError as error:  # no thread can be started: later calls let go all the same
+        _unwatched(error)
+    except BaseException as error:  # Ctrl-C
+        _unwatched(error)
+        raise
 
 
 def _end_watch() -> bool:
@@ -151,7 +155,7 @@ def _end_watch() -> bool:
         return not _watched
 
 
-def _unwatched(error: Exception | None) -> None:
+def _unwatched(error: BaseException | None) -> None:
     global _watched  # noqa: PLW0603 -- one watcher, one flag
     if error is not None:  # the next call begins anew
         with _lock:

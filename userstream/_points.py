@@ -28,8 +28,9 @@ class Points:
         tell: Callable[[Exception | None], None],
         *,
         grouped: bool,
+        closed_is_done: bool = False,
     ) -> None:
-        pending, failed = _waiting.start(targets)
+        pending, failed = _waiting.start(targets, closed_is_done=closed_is_done)
         self._failed: list[Exception] = [*failed]
         self._grouped = grouped
         self._lock = threading.Lock()

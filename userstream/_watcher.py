@@ -54,7 +54,9 @@ class Watcher:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        # Entered itself, as Python code of the condition's would do so: a Ctrl-C in there keeps it.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._queues: defaultdict[int, OrderedDict[Watch, None]] = defaultdict(OrderedDict)
         self._dropped: list[Watch] = []
         self._added = 0.0  # the time of the last one
@@ -65,23 +67,23 @@ class Watcher:
 
     def add(self, watches: Sequence[Watch]) -> None:
         """Tell in the watcher's thread of each of these: once, when it is done or has failed."""
-        with self._changed:
+        with self._lock:
             for watch in watches:
                 self._queues[watch.queue][watch] = None
             self._added = time.monotonic()
             self._daemon.start()
             if self._pause > _SHORTEST_SLEEP:  # else it comes soon enough
-                self._changed.notify()
+                self._changed.notify_all()  # a Ctrl-C in `notify` leaves it one to wake in vain
 
     def drop(self, watches: Sequence[Watch]) -> None:
         """Look at these no more. Whoever is told at this moment is told still."""
-        with self._changed:
+        with self._lock:
             # Their events are the thread's, which may be looking at them right now.
             self._dropped += [watch for watch in watches if self._take(watch)]
 
     def end(self) -> None:
         """Let the thread end; nothing is told any more."""
-        with self._changed:
+        with self._lock:
             self._ended = True
             self._changed.notify()
         self._daemon.join()
@@ -112,13 +114,13 @@ class Watcher:
             self._depth = _AT_ONCE  # those behind are likely to be over as well
             return
         self._depth = 1
-        with self._changed:
+        with self._lock:
             youngest = time.monotonic() - self._added
             self._sleep(min(max(youngest * _SLEEP_SHARE, _SHORTEST_SLEEP), _LONGEST_SLEEP))
 
     def _oldest(self) -> list[list[Watch]]:
         """Wait until there is something to watch; return the oldest watches of each stream."""
-        with self._changed:
+        with self._lock:
             while not self._ended:
                 while self._dropped:
                     self._dropped.pop().completion.abandon()
@@ -145,7 +147,7 @@ class Watcher:
                 watch.completion.abandon()
                 over.append((watch, error))
         if over:
-            with self._changed:
+            with self._lock:
                 for watch, _ in over:
                     self._take(watch)
             _tell(over)
@@ -153,7 +155,7 @@ class Watcher:
 
     def _fail(self, error: Exception) -> None:
         """Let nobody wait for a thread that could not begin; the next watch starts another."""
-        with self._changed:
+        with self._lock:
             watches = [watch for queue in self._queues.values() for watch in queue]
             self._queues.clear()
             self._daemon.forget()

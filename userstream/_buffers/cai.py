@@ -76,7 +76,7 @@ def producer(obj: Any, found: Mapping[str, Any]) -> tuple[int, Ordering]:
         raise _malformed(obj, "its version and its stream are no integers") from error
     if stream is None:
         return handle, "none"
-    if handle < 0:
+    if not 0 < handle < 1 << 64:
         raise _malformed(obj, f"its stream is {stream!r}")
     return handle, "exact"
 
@@ -101,6 +101,10 @@ def describe_interface(obj: Any, source: str, *, device: int | None = None) -> B
         strides = found.get("strides")
         if strides is not None:
             strides = _integers(strides)
+            if len(strides) != len(shape):
+                raise ValueError(f"{len(strides)} strides for {len(shape)} axes")
+        if min(shape, default=0) < 0:
+            raise ValueError(f"shape {shape}")
     except (TypeError, ValueError) as error:
         raise _malformed(obj, f"its shape, strides or typestr is none ({error})") from error
     if strides is None:
@@ -127,6 +131,8 @@ def _integers(found: Iterable[Any]) -> tuple[int, ...]:
 def _dtype(found: Mapping[str, Any]) -> np.dtype[Any]:
     # A structured type is spelled out in descr; DALI writes "=f" where NumPy writes "<f4".
     fields, typestr = found.get("descr"), found["typestr"]
+    if not isinstance(typestr, str):  # of None NumPy makes float64
+        raise TypeError(f"typestr {typestr!r}")
     dtype: np.dtype[Any] = np.dtype(fields if fields and typestr[1:2] == "V" else typestr)
     return dtype
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import Any
 
 from userstream import _driver
@@ -28,7 +29,7 @@ def rule_for(kind: type) -> Rule | None:
 
 def _ask(obj: Any) -> tuple[int, int]:
     try:
-        kind, ordinal = obj.__dlpack_device__()
+        kind, ordinal = map(operator.index, obj.__dlpack_device__())
     except Exception as error:
         raise UnsupportedBufferError(
             f"{ATTRIBUTE} of this {type_name(obj)} failed: {error}; pass the device itself"
@@ -39,8 +40,8 @@ def _ask(obj: Any) -> tuple[int, int]:
 def _device_id(obj: Any) -> int:
     kind, ordinal = _ask(obj)
     if kind == _CUDA:
-        _driver.check_device(int(ordinal))
-        return int(ordinal)
+        _driver.check_device(ordinal)
+        return ordinal
     if kind == _CPU:
         raise host_error(obj)
     if kind == _CUDA_HOST:
@@ -48,14 +49,21 @@ def _device_id(obj: Any) -> int:
     if kind == _CUDA_MANAGED:
         return _managed_device_id(obj)
     raise UnsupportedBufferError(
-        f"this {type_name(obj)} is on a device of DLPack type {int(kind)}"
-        f" ({_NAMES.get(int(kind), 'unknown')}), not on a CUDA device"
+        f"this {type_name(obj)} is on a device of DLPack type {kind}"
+        f" ({_NAMES.get(kind, 'unknown')}), not on a CUDA device"
     )
 
 
 def _managed_device_id(obj: Any) -> int:
     # DLPack says device 0 of all managed memory.
-    return device_at(_view(obj).ptr, obj)
+    try:
+        view = _view(obj)
+    except Exception as error:
+        raise UnsupportedBufferError(
+            f"this {type_name(obj)} is in managed memory, and its __dlpack__ failed "
+            f"({error}); pass the device itself"
+        ) from error
+    return device_at(view.ptr, obj)
 
 
 def _view(obj: Any) -> Any:

@@ -22,7 +22,7 @@ from userstream._driver.capture import (
     capture_facts,
     check_capture_mode,
     end_capture,
-    exchange_capture_mode,
+    in_capture_mode,
     is_capturing,
 )
 from userstream._driver.contexts import (
@@ -152,10 +152,10 @@ __all__ = [
     "ensure",
     "entered",
     "event_is_done",
-    "exchange_capture_mode",
     "flush_operation",
     "free_pinned",
     "get_attribute",
+    "in_capture_mode",
     "is_capturing",
     "is_current",
     "largest_window",

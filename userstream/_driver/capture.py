@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from cuda.bindings import driver
 
@@ -11,6 +12,8 @@ from userstream._driver.streams import CAPTURE_IMPLICIT
 from userstream.errors import CaptureError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from cuda.core.graph import GraphDefinition
 
 CaptureMode: TypeAlias = Literal["global", "thread_local", "relaxed"]
@@ -116,6 +119,19 @@ def _copied(nodes: list[driver.CUgraphNode] | None) -> list[driver.CUgraphNode]:
     return [driver.CUgraphNode(int(node)) for node in nodes or ()]
 
 
-def exchange_capture_mode(mode: driver.CUstreamCaptureMode) -> Any:
-    """Set the calling thread's capture mode; return the one before."""
-    return call(driver.cuThreadExchangeStreamCaptureMode, mode)
+@contextmanager
+def in_capture_mode(mode: driver.CUstreamCaptureMode) -> Iterator[None]:
+    """Set the calling thread's capture mode for a block."""
+    # What a Ctrl-C between the exchange and its assignment restores.
+    before = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+    try:
+        try:
+            before = call(driver.cuThreadExchangeStreamCaptureMode, mode)
+        except Exception:
+            before = None  # nothing was exchanged
+            raise
+        yield
+    finally:
+        if before is not None:
+            # A builtin, before which no Ctrl-C can come.
+            driver.cuThreadExchangeStreamCaptureMode(before)

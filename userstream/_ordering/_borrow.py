@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Borrow:
     """The context manager of `UserStream.borrow`; it can be entered again after its end."""
 
-    __slots__ = ("_activate", "_activation", "_asked", "_keep", "_order", "_ordering")
+    __slots__ = ("_activate", "_activation", "_asked", "_held", "_keep", "_order", "_ordering")
 
     def __init__(
         self,
@@ -34,6 +34,7 @@ class Borrow:
         self._keep = keep
         self._activate = activate
         self._ordering: Ordering | None = None
+        self._held: object = None
         self._activation: _activation.Activation | None = None
 
     def __reduce__(self) -> NoReturn:
@@ -51,14 +52,16 @@ class Borrow:
             activation = _activation.Activation(
                 ordering.consumer, frameworks, ordered=ordering.producers
             )
-        _holding.in_use[id(self)] = ordering.buffers, ordering.acquire()
+        held = ordering.buffers, ordering.acquire()
+        _holding.in_use[id(held)] = held
         if activation is not None:
             try:
                 activation.__enter__()
             except BaseException:
-                del _holding.in_use[id(self)]
+                del _holding.in_use[id(held)]
                 raise
         self._activation = activation
+        self._held = held
         self._ordering = ordering
         return ordering.consumer
 
@@ -68,7 +71,7 @@ class Borrow:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        ordering, activation = self._ordering, self._activation
+        ordering, activation, held = self._ordering, self._activation, self._held
         if ordering is None:
             raise RuntimeError("this borrow was not entered")
         _process.check_fork()
@@ -76,7 +79,7 @@ class Borrow:
             ordering.check_thread()
         if activation is not None:
             activation.check_thread()
-        self._ordering = self._activation = None
+        self._ordering = self._activation = self._held = None
         failures: list[Exception] = []
         try:
             if activation is not None:
@@ -85,8 +88,9 @@ class Borrow:
             failures.append(failure)
         finally:  # also if Ctrl-C came
             try:
-                ordering.release(_holding.in_use[id(self)] if self._keep else None)
-                del _holding.in_use[id(self)]
+                if not self._keep:
+                    del _holding.in_use[id(held)]
+                ordering.release(held if self._keep else None)
             except Exception as failure:
                 failures.append(failure)
         if failures:

@@ -105,6 +105,7 @@ class Ordering:
         # What is captured never completes: the graph needs the buffers as long as it lives.
         if objects is None or capture != _driver.NOT_CAPTURING:
             consumer._pool.give_back(event)
+            _holding.in_use.pop(id(objects), None)
         else:
             _holding.hold(consumer, event, began, objects)
         if SYNC:

@@ -304,5 +304,5 @@ class Waits(StreamTable):
         _waiting.check_arguments(timeout, "auto")
         self._check_open()
         streams = list(self.streams().values())
-        await _futures.wait(streams, timeout=timeout, grouped=True)
+        await _futures.wait(streams, timeout=timeout, grouped=True, closed_is_done=True)
         _holding.sweep()

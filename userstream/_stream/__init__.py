@@ -161,7 +161,7 @@ class Stream(CallingStream):
         TypeError
             ``handle`` is none of these.
         ValueError
-            ``handle`` is 0 or negative.
+            ``handle`` is 0, negative, or too large for an address.
         ClosedError
             ``handle`` is a stream that was closed.
         DriverNotFoundError, ForkedError, DriverError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from userstream import _cleanup, _driver, _process
 from userstream._buffers import FRAMEWORKS, NOTHING_PENDING, Framework
@@ -38,20 +38,32 @@ def usable() -> list[Framework]:
     return [framework for framework in FRAMEWORKS.values() if framework.is_usable()]
 
 
-class _Before(NamedTuple):
+class _Before:
     """A framework's current stream before, and how to make it current again."""
 
-    stream: Stream
-    before: Stream | None  # to be ordered after the stream
-    owner: object
-    undo: Callable[[], object]
+    __slots__ = ("_owner", "_undo", "before", "stream")
+
+    def __init__(
+        self, stream: Stream, before: Stream | None, owner: object, undo: Callable[[], object]
+    ) -> None:
+        self.stream = stream
+        self.before = before  # to be ordered after the stream
+        self._owner = owner
+        self._undo: Callable[[], object] | None = undo
 
     def restore(self) -> None:
+        """Make it current again; after a Ctrl-C in the middle, do the rest."""
         try:
-            _driver.within(self.stream._context, self.undo)
+            if self._undo is not None:
+                _driver.within(self.stream._context, self._undo_once)
         finally:
             if self.before is not None:
                 self.before._wait_for(self.stream, may_join=False)
+
+    def _undo_once(self) -> None:
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
 
 
 class Activation:
@@ -119,9 +131,10 @@ class Activation:
         try:
             while self._before:
                 try:
-                    self._before.pop().restore()
+                    self._before[-1].restore()
                 except Exception as failure:
                     failures.append(failure)
+                self._before.pop()
         finally:
             if self._before:  # Ctrl-C came in between
                 self._leave(error)

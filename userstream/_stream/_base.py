@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -228,17 +229,18 @@ class BaseStream(CoreStream):
         """
         if self._handle is None:
             return
-        self._live()
+        handle = self._live()
         # First out of its registry: a Ctrl-C in between may not leave a closed stream there.
         if self._on_close is not None:
             self._on_close(self)
         from userstream._stream import _capture, _foreign  # which are built upon this
 
-        handle = int(self._handle)
-        _foreign.forget(self, handle)
+        _foreign.forget(self, int(handle))
         if self._owned:
-            _capture.forget(self)
-        _ours.pop(handle, None)
+            with contextlib.suppress(ClosedError):  # another thread was faster
+                _capture.forget(self)
+        if _ours.get(int(handle)) is self:  # or it is a new one's by now
+            _ours.pop(int(handle), None)
         self._handle = None
         _given_away.pop(id(self), None)
         super().close()

@@ -216,15 +216,16 @@ class CapturedStream(OrderedStream):
         >>> executable.launch(stream)
         >>> stream.sync(timeout=10)
         """
-        graph = self._here(self._begin_capture, mode)
+        others = _begun.get(self._identity())
         try:
-            yield graph
-        except BaseException:
+            yield self._here(self._begin_capture, mode)
+            self.end_capture()
+        except BaseException:  # Ctrl-C as well, at its begin and at its end
             # It may be over, by the same error; the block's own is the one to tell.
             with contextlib.suppress(UserStreamError):
-                self.end_capture()
+                if _begun.get(self._identity()) is not others:
+                    self.end_capture()
             raise
-        self.end_capture()
 
     def create_graph_builder(self) -> GraphBuilder:
         """Return a builder of cuda.core's, which captures on this stream.
@@ -288,11 +289,8 @@ class CapturedStream(OrderedStream):
         """
         wanted = _driver.check_capture_mode(mode)
         _driver.ensure()
-        before = _driver.exchange_capture_mode(wanted)
-        try:
+        with _driver.in_capture_mode(wanted):
             yield
-        finally:
-            _driver.exchange_capture_mode(before)
 
     def _begin_capture(self, mode: CaptureMode) -> GraphDefinition:
         wanted = _driver.check_capture_mode(mode)
@@ -312,14 +310,21 @@ class CapturedStream(OrderedStream):
         with _driver.core_errors("cuGraphCreate", self):
             graph = GraphDefinition()
         _process.leak_at_end(graph)
-        _driver.begin_capture(handle, graph, wanted, self)
-        thread = None if mode == "relaxed" else threading.get_ident()
-        _begun[self._identity()] = graph, thread
+        identity = self._identity()
+        begun = graph, None if mode == "relaxed" else threading.get_ident()
+        try:
+            _driver.begin_capture(handle, graph, wanted, self)
+        except BaseException:
+            if _driver.is_capturing(handle, self):  # Ctrl-C came when it had begun
+                _begun.setdefault(identity, begun)
+            raise
+        _begun[identity] = begun
         return graph
 
     def _end_capture(self) -> GraphDefinition:
         handle, identity = self._live(), self._identity()
         if not _driver.is_capturing(handle, self):
+            _begun.pop(identity, None)  # a Ctrl-C came when it had ended
             raise CaptureError(
                 f"{self!r} is not being captured; begin_capture() comes first", stream=repr(self)
             )

@@ -133,7 +133,7 @@ def address_of(handle: int | driver.CUstream | StreamLike) -> int:
             "a stream is an address, a CUstream or an object with __cuda_stream__, not "
             f"{type(handle).__name__}"
         )
-    if address <= 0:
+    if not 0 < address < 1 << 64:
         raise ValueError(
             f"{handle!r} is no handle of a stream; for the default streams pass "
             "Stream.legacy_default() or Stream.per_thread_default()"

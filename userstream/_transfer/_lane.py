@@ -73,7 +73,6 @@ class Lane:
     def hold(self, memory: object) -> None:
         """Keep what is in `_holding.in_use` until all that is queued here now is over."""
         self._stream._hold(memory)
-        _holding.in_use.pop(id(memory), None)
 
     def hold_after_error(self, memory: object) -> None:
         """As `hold`; if not even that can be found out, it is kept for ever."""
