@@ -1,12 +1,21 @@
 """Ordering the streams that produce some buffers and the one that uses them.
 
 `_who` finds out which streams these are, `_plan` puts edges between them, and `_borrow` does so at
-both ends of a block. `_hand_over` does it for what was made inside of one.
+both ends of a block. `_acquired` does so for a copy, and `_hand_over` for what was made in a block.
 """
 
+from userstream._ordering._acquired import Acquired
 from userstream._ordering._borrow import Borrow
 from userstream._ordering._hand_over import hand_over
 from userstream._ordering._plan import Ordering
 from userstream._ordering._who import given_stream, ordering_of, usual_streams_of
 
-__all__ = ["Borrow", "Ordering", "given_stream", "hand_over", "ordering_of", "usual_streams_of"]
+__all__ = [
+    "Acquired",
+    "Borrow",
+    "Ordering",
+    "given_stream",
+    "hand_over",
+    "ordering_of",
+    "usual_streams_of",
+]

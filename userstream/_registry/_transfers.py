@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from userstream import _buffers, _cleanup, _transfer, _waiting
+from userstream import _buffers, _transfer, _waiting
+from userstream._ordering import Acquired
 from userstream._registry import _operands
 from userstream._registry._orders import Orders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from userstream._ordering import Ordering
     from userstream._stream import Stream
     from userstream._waiting import Deadline
     from userstream.typing import Buffer, Producer, StreamLike
@@ -201,7 +198,7 @@ class Transfers(Orders):
         if stream is None:
             stream = self._user_stream(target.device)
 
-        with self._ordered(buffers, stream, producer, release=True) as ordering:
+        with Acquired(self._ordering(buffers, stream, producer), release=True) as ordering:
             consumer = ordering.consumer
             if source is None:
                 assert to is not None
@@ -257,34 +254,6 @@ class Transfers(Orders):
         if info is None:
             return _operands.from_host(buffer, out)
         array = _transfer.device_array(info)  # what has no shape is refused first
-
-        with self._ordered((buffer,), stream, producer) as ordering:
+        with Acquired(self._ordering((buffer,), stream, producer)) as ordering:
             _keep, packed = _operands.packed(buffer, rule, array, ordering)
             return _transfer.to_host(packed, ordering.consumer, out, deadline)
-
-    @contextlib.contextmanager
-    def _ordered(
-        self,
-        buffers: Sequence[Any],
-        stream: StreamLike | int | None,
-        producer: Producer,
-        *,
-        release: bool = False,
-    ) -> Iterator[Ordering]:
-        """Acquire buffers for a copy in the block and, if need be, release them.
-
-        A copy that was waited for needs none: what the producers do next comes after it. One that
-        failed may go on.
-        """
-        ordering = self._ordering(buffers, stream, producer)
-        held = ordering.buffers, ordering.acquire()
-        try:
-            yield ordering
-        except BaseException as error:
-            try:
-                ordering.release(held)
-            except Exception as failure:
-                _cleanup.report([failure], error)
-            raise
-        if release:
-            ordering.release(held)
