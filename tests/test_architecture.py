@@ -120,3 +120,20 @@ def test_no_framework_is_imported() -> None:
         """,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_what_takes_long_to_load_is_loaded_when_it_is_needed() -> None:
+    done = run_python(
+        """
+        import sys
+        import cuda.core
+        before = set(sys.modules)
+        import userstream
+        late = {"asyncio", "concurrent.futures", "logging", "ml_dtypes", "userstream._futures"}
+        loaded = set(sys.modules) - before
+        assert "userstream._waiting" in loaded
+        assert not late & loaded, late & loaded
+        """,
+        simulate=None,
+    )
+    assert done.returncode == 0, done.stderr

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import logging
 import threading
 import time
 from collections import OrderedDict, defaultdict
@@ -29,8 +28,6 @@ _LONGEST_SLEEP = 5e-3
 
 # So many watches of a stream are looked at, and told of, before it is another stream's turn.
 _AT_ONCE = 100
-
-_logger = logging.getLogger("userstream")
 
 
 class Watch:
@@ -169,7 +166,10 @@ def _tell(over: list[tuple[Watch, Exception | None]]) -> None:
         try:
             watch.tell(watch, error)
         except BaseException:  # a callback's, SystemExit say: the others are still to be told
-            _logger.exception("a callback failed when %r was done", watch.completion.target)
+            import logging
+
+            logger = logging.getLogger("userstream")
+            logger.exception("a callback failed when %r was done", watch.completion.target)
 
 
 _watcher = Watcher()

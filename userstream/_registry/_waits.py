@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from userstream import _device_wait, _futures, _holding, _targets, _waiting
+from userstream import _device_wait, _holding, _targets, _waiting
 from userstream._registry._table import StreamTable, check_name
 from userstream.errors import NoUserStreamError
 
@@ -233,6 +233,8 @@ class Waits(StreamTable):
         >>> stream = us.get_stream(0)
         >>> us.completion(0).result(timeout=10)
         """
+        from userstream import _futures  # takes longer to load than the rest of the waits
+
         streams = self._waited_for(target, name)
         return _futures.Completion(streams, grouped=len(streams) > 1)
 
@@ -271,6 +273,8 @@ class Waits(StreamTable):
         >>> stream = us.get_stream(0)
         >>> asyncio.run(us.wait_async(0, timeout=10))
         """
+        from userstream import _futures
+
         _waiting.check_arguments(timeout, "auto")
         streams = self._waited_for(target, name)
         await _futures.wait(streams, timeout=timeout, grouped=len(streams) > 1)
@@ -301,6 +305,8 @@ class Waits(StreamTable):
         >>> import userstream as us
         >>> asyncio.run(us.wait_all_async(timeout=10))
         """
+        from userstream import _futures
+
         _waiting.check_arguments(timeout, "auto")
         self._check_open()
         streams = list(self.streams().values())
