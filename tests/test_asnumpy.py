@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import types
 import weakref
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda.bindings import driver
+from cuda.core import LegacyPinnedMemoryResource
 
 import standins
 import userstream as us
@@ -316,14 +318,6 @@ def test_copyto_refuses(jax: types.ModuleType, memory: int) -> None:
         us.copyto(buffer, NUMBERS, producer=None, timeout=-1)
 
 
-def test_copyto_from_pinned_memory(memory: int) -> None:
-    with pinned_memory() as address:
-        host = array(address, shape=(2, 3))
-        us.copyto(array(memory, shape=(2, 3)), NUMBERS)
-        us.copyto(np.zeros((2, 3), "f4"), array(memory, shape=(2, 3)))
-        del host
-
-
 @pytest.mark.simulated
 def test_a_copy_that_fails_leaves_the_stream_usable(producer: us.Stream, memory: int) -> None:
     write(memory, NUMBERS)
@@ -346,3 +340,66 @@ def test_the_limit_of_pinned_memory(memory: int) -> None:
             us.UserStream.set_pinned_limit(-1)
     finally:
         us.UserStream.set_pinned_limit(before)
+
+
+class OnHost:
+    """An array with nothing but DLPack."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **how: Any) -> Any:
+        return self.array.__dlpack__(**how)
+
+
+def test_host_buffers_that_have_nothing_but_dlpack(memory: int) -> None:
+    host, buffer = OnHost(NUMBERS.copy()), array(memory, shape=(2, 3))
+    np.testing.assert_array_equal(us.asnumpy(host), NUMBERS)
+    out = np.zeros_like(NUMBERS)
+    assert us.asnumpy(host, out=out) is out
+    np.testing.assert_array_equal(out, NUMBERS)
+    us.copyto(buffer, host)
+    np.testing.assert_array_equal(us.asnumpy(buffer), NUMBERS)
+
+
+def test_pinned_memory_of_cuda_core(memory: int) -> None:
+    with _driver.entered(_driver.primary_context(0)):
+        pinned = LegacyPinnedMemoryResource().allocate(24)
+    shown = us.asnumpy(pinned)
+    assert shown.ctypes.data == int(pinned.handle)
+    ctypes.memmove(int(pinned.handle), NUMBERS.ctypes.data, 24)
+    us.copyto(array(memory, shape=(24,), typestr=shown.dtype.str), pinned)
+    np.testing.assert_array_equal(us.asnumpy(array(memory, shape=(2, 3))), NUMBERS)
+    with _driver.entered(_driver.primary_context(0)):
+        pinned.close()
+
+
+def test_host_memory_that_numpy_cannot_read(memory: int) -> None:
+    with pinned_memory() as address:
+        host, buffer = array(address, shape=(2, 3)), array(memory, shape=(2, 3))
+        for use in (
+            lambda: us.asnumpy(host),
+            lambda: us.copyto(host, buffer),
+            lambda: us.copyto(buffer, host),
+        ):
+            with pytest.raises(us.HostBufferError, match=r"NumPy cannot read it.*NumPy array"):
+                use()
+
+
+def test_masked_arrays(memory: int) -> None:
+    masked = array(memory, shape=(2, 3), mask=array(memory, shape=(2, 3), typestr="|b1"))
+    whole = array(memory, shape=(2, 3), mask=None)
+    for use in (
+        lambda: us.asnumpy(masked),
+        lambda: us.copyto(masked, whole),
+        lambda: us.copyto(NUMBERS.copy(), masked),
+    ):
+        with pytest.raises(us.UnsupportedBufferError, match=r"CAI is masked.*fill or drop"):
+            use()
+    us.copyto(whole, NUMBERS)
+    assert us.describe(masked).shape == (2, 3)
+    with us.borrow(masked):  # its memory is as good as any
+        pass

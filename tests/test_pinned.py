@@ -258,6 +258,7 @@ def test_trim_really_frees() -> None:
 def test_the_environment_sets_the_limit() -> None:
     code = "from userstream._transfer import limit; print(limit())"
     assert run_python(code, USERSTREAM_PINNED_LIMIT="12345").stdout == "12345\n"
+    assert run_python(code, USERSTREAM_PINNED_LIMIT="").stdout == run_python(code).stdout
     assert "must be a number of bytes" in run_python(code, USERSTREAM_PINNED_LIMIT="-1").stderr
 
 

@@ -24,7 +24,6 @@ from helpers import (
     eventually,
     in_thread,
     is_blocked,
-    pinned_memory,
     reclaim,
     run_python,
     running,
@@ -344,17 +343,6 @@ def test_broadcasting_into_the_host(stream: us.Stream) -> None:
             into_host(np.zeros((), "f4"), memory, stream)
 
 
-def test_pinned_memory_as_the_buffer(stream: us.Stream) -> None:
-    with pinned_memory() as where:
-        memory = array(np.zeros(64, "f4"), where, memory="pinned")
-        from_host(np.arange(64, dtype="f4"), memory, stream)
-        result = to_host(memory, stream)
-        assert (result == np.arange(64)).all()
-        from_host(np.float32(1), memory, stream)
-        assert (result == np.arange(64)).all()
-        assert (to_host(memory, stream, result) == 1).all()
-
-
 def test_a_buffer_without_a_shape(stream: us.Stream) -> None:
     with on_device(np.arange(100, dtype="u1")) as memory:
         bytes_ = us.BufferInfo(
@@ -514,16 +502,6 @@ def test_between_waits_for_nothing(stream: us.Stream) -> None:
         with testing.latch(stream):
             between(to, source, stream)
         assert same(to_host(to, stream), LARGE)
-
-
-def test_between_pinned_and_device_memory(stream: us.Stream) -> None:
-    with pinned_memory() as where, on_device(np.zeros(64, "f4")) as memory:
-        pinned = array(np.zeros(64, "f4"), where, memory="pinned")
-        from_host(np.arange(64, dtype="f4"), pinned, stream)
-        between(memory, pinned, stream)
-        from_host(np.zeros(64, "f4"), pinned, stream)
-        between(pinned, memory, stream)
-        assert (to_host(pinned, stream) == np.arange(64)).all()
 
 
 def test_between_what_overlaps(stream: us.Stream) -> None:

@@ -230,3 +230,10 @@ def test_the_message_reaches_the_user(cache):
     )
     assert done.returncode != 0
     assert done.stderr.splitlines()[-1].startswith("RuntimeError: the C compiler '/nowhere/cc'")
+
+
+@pytest.mark.parametrize("variable", ["CC", "USERSTREAM_CFLAGS"])
+def test_an_unfinished_quotation(variable, cache, tiny, monkeypatch):
+    monkeypatch.setenv(variable, "'gcc")
+    with pytest.raises(RuntimeError, match=rf"{variable} is \"'gcc\": No closing quotation"):
+        _build.library()

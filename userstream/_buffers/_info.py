@@ -84,7 +84,6 @@ class Layout(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: np.dtype | str
-    memory: Memory = "device"
     nbytes: None = None  # as the shape tells
 
 

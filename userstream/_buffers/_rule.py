@@ -54,8 +54,8 @@ class Rule(NamedTuple):
     # Instead of naming the producer: orders the stream of that handle after it, and returns what
     # keeps the memory.
     export: Callable[[Any, int], object] | None = None
-    # What `describe` tells, as far as a copy needs it and without the driver; of what has a device.
-    layout: Callable[[Any], Layout] | None = None
+    # For a copy, instead of `describe`: at least as much as it needs, of what has a device.
+    layout: Callable[[Any], Layout | BufferInfo] | None = None
 
 
 def is_named(kind: type, packages: tuple[str, ...], names: tuple[str, ...]) -> bool:

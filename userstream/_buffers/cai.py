@@ -141,4 +141,13 @@ def _describe(obj: Any) -> BufferInfo:
     return describe_interface(obj, ATTRIBUTE)
 
 
-RULE = Rule(device_id, _describe, _producer)
+def _layout(obj: Any) -> BufferInfo:
+    if interface(obj).get("mask") is not None:
+        raise UnsupportedBufferError(
+            f"this {type_name(obj)} is masked, and a copy would hold what is not valid; fill or "
+            "drop that first, in its framework"
+        )
+    return _describe(obj)
+
+
+RULE = Rule(device_id, _describe, _producer, layout=_layout)

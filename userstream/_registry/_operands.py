@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from userstream._ordering import Ordering
     from userstream._transfer import DeviceArray
 
+_NUMPYS_OWN = ("__array__", "__array_interface__", "__array_struct__")
+
 
 def packed(
     buffer: Any, rule: Rule, array: DeviceArray, ordering: Ordering, *, if_scattered: bool = True
@@ -101,9 +103,22 @@ def described(buffer: Any, rule: Rule) -> BufferInfo | Layout | None:
     return (rule.layout or rule.describe)(buffer)
 
 
+def host_array(buffer: Any) -> np.ndarray:
+    """Return a buffer on the host as an array; copies nothing."""
+    if hasattr(buffer, "__dlpack__") and not any(hasattr(buffer, each) for each in _NUMPYS_OWN):
+        return np.from_dlpack(buffer)
+    array = np.asarray(buffer)
+    if array.dtype == object and array.shape == () and array.item() is buffer:
+        raise HostBufferError(
+            f"this {type_name(buffer)} is in host memory, and NumPy cannot read it: it has none of "
+            f"{', '.join(_NUMPYS_OWN)}, __dlpack__; pass a NumPy array of that memory"
+        )
+    return array
+
+
 def from_host(buffer: Any, out: np.ndarray | None) -> np.ndarray:
     """Return a host buffer as an array, or copied to one."""
-    array = np.asarray(buffer)
+    array = host_array(buffer)
     if out is None:
         return array
     if out.shape != array.shape or out.dtype != array.dtype:
@@ -117,7 +132,7 @@ def from_host(buffer: Any, out: np.ndarray | None) -> np.ndarray:
 
 def writable(buffer: Any) -> np.ndarray:
     """Return a host buffer as an array that may be written."""
-    array = np.asarray(buffer)
+    array = host_array(buffer)
     if not array.flags.writeable:
         raise ValueError(f"the target is read-only: {type_name(buffer)}")
     return array

@@ -6,14 +6,14 @@ import functools
 import operator
 from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-
 from userstream import _buffers, _transfer, _waiting
 from userstream._ordering import Acquired
 from userstream._registry import _operands
 from userstream._registry._orders import Orders
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from userstream._stream import Stream
     from userstream._waiting import Deadline
     from userstream.typing import Buffer, Producer, StreamLike
@@ -76,14 +76,17 @@ class Transfers(Orders):
             ``out``, or a new array that has the order in memory that the buffer has. Of a list
             of tensors of DALI, a sequence or a mapping: a list, or a dict. Of a sharded array of
             JAX: the whole array. Of a host buffer ``numpy.asarray(buffer)``, which copies nothing
-            where it need not. Read-only where elements share memory.
+            where it need not, or ``numpy.from_dlpack``. Read-only where elements share memory.
 
         Raises
         ------
         WaitTimeout
             The copy was not done in time; it goes on.
         UnsupportedBufferError
-            The object is no buffer, has no shape (a bare address), or elements that NumPy lacks.
+            The object is no buffer, has no shape (a bare address), has elements that NumPy lacks,
+            or is masked.
+        HostBufferError
+            It is on the host, and NumPy cannot read it.
         UnknownProducerError, DeviceMismatchError, CaptureError, ClosedError
             As `acquire`; and a copy in a graph is refused.
         ValueError, TypeError
@@ -158,7 +161,9 @@ class Transfers(Orders):
         ------
         WaitTimeout
             The copy was not done in time; it goes on, and what ``dst`` holds is undefined.
-        UnsupportedBufferError, UnknownProducerError, DeviceMismatchError, CaptureError, ClosedError
+        UnsupportedBufferError, HostBufferError
+            As `asnumpy`.
+        UnknownProducerError, DeviceMismatchError, CaptureError, ClosedError
             As `asnumpy`.
         ValueError, TypeError
             The shapes do not fit, or the types differ; ``dst`` is read-only (as arrays of JAX
@@ -202,7 +207,7 @@ class Transfers(Orders):
             consumer = ordering.consumer
             if source is None:
                 assert to is not None
-                _transfer.from_host(np.asarray(src), to, consumer, deadline)
+                _transfer.from_host(_operands.host_array(src), to, consumer, deadline)
                 return consumer
             rule = _buffers.require_rule(src)
             _keep, packed = _operands.packed(src, rule, source, ordering, if_scattered=to is None)

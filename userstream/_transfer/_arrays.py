@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,7 +26,6 @@ class DeviceArray(NamedTuple):
     strides: Shape
     dtype: np.dtype
     device: int
-    is_pinned: bool = False  # it is page-locked memory of the host
 
     def part(self, index: tuple[slice, ...]) -> DeviceArray:
         """Return the part that an index with a slice for each axis cuts out."""
@@ -50,7 +48,7 @@ def device_array(info: BufferInfo | Layout) -> DeviceArray:
         dtype = numpy_dtype(info.dtype, info.source)
         if strides is None:
             strides = contiguous_strides(shape, dtype.itemsize)
-    return DeviceArray(address, shape, strides, dtype, device, info.memory == "pinned")
+    return DeviceArray(address, shape, strides, dtype, device)
 
 
 _BYTE = np.dtype(np.uint8)
@@ -124,10 +122,3 @@ def pinned_address(array: np.ndarray) -> int | None:
     if place is None or place.kind != "pinned" or not place.covers(lowest, span.nbytes):
         return None
     return address
-
-
-def host_view(array: DeviceArray) -> np.ndarray:
-    """Return an array of pinned memory as the host sees it; keeps nothing alive."""
-    span = _layout.spread(array.shape, array.strides, array.dtype.itemsize)
-    memory = (ctypes.c_char * span.nbytes).from_address(array.address - span.offset)
-    return span.array(memory, array.shape, array.dtype)

@@ -6,13 +6,7 @@ from typing import TYPE_CHECKING
 
 from userstream import _driver
 from userstream._transfer import _layout
-from userstream._transfer._arrays import (
-    broadcast_strides,
-    check_same,
-    check_target,
-    host_view,
-)
-from userstream._transfer._host import from_host, into_host
+from userstream._transfer._arrays import broadcast_strides, check_same, check_target
 from userstream._transfer._lane import Lane
 
 if TYPE_CHECKING:
@@ -25,16 +19,7 @@ if TYPE_CHECKING:
 def between(
     to: DeviceArray, source: DeviceArray, stream: Stream, deadline: Deadline | None = None
 ) -> None:
-    """Copy an array to another behind the work on `stream`; waits for nothing.
-
-    Pinned memory is the host's, though: see `from_host` and `into_host`.
-    """
-    if source.is_pinned:
-        from_host(host_view(source), to, stream, deadline)
-        return
-    if to.is_pinned:
-        into_host(host_view(to), source, stream, deadline)
-        return
+    """Copy an array to another behind the work on `stream`; waits for nothing."""
     check_same(to, source)
     check_target(to)
     source = source._replace(shape=to.shape, strides=broadcast_strides(source, to.shape))

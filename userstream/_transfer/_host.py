@@ -15,7 +15,6 @@ from userstream._transfer._arrays import (
     check_out,
     check_same,
     check_target,
-    host_view,
     pinned_address,
 )
 from userstream._transfer._lane import Lane
@@ -54,9 +53,6 @@ def to_host(
         return out
     if 0 in source.shape:
         return np.empty(source.shape, source.dtype)
-    if source.is_pinned:
-        lane.wait_for_all()
-        return host_view(source).copy(order="K")
     result = _cached(source, lane)
     return _pageable(source, lane) if result is None else result
 
@@ -83,10 +79,6 @@ def into_host(
 
 def _into(out: np.ndarray, source: DeviceArray, lane: Lane) -> None:
     if 0 in source.shape:
-        return
-    if source.is_pinned:
-        lane.wait_for_all()
-        np.copyto(out, host_view(source))
         return
     to = pinned_address(out)
     if to is not None and not _layout.may_alias(out.shape, out.strides, out.itemsize):
@@ -142,10 +134,6 @@ def from_host(
     source = np.broadcast_to(source, to.shape)
     lane = Lane(stream, to.device, deadline)
     if 0 in to.shape:
-        return
-    if to.is_pinned:
-        lane.wait_for_all()
-        np.copyto(host_view(to), source)
         return
     if source.nbytes <= _STAGED:
         memory = _pinned.take(source.nbytes, lane.context)

@@ -47,10 +47,6 @@ class Lane:
         except WaitTimeout:
             raise self.too_late() from None
 
-    def wait_for_all(self) -> None:
-        """Wait for what is queued on this lane now."""
-        self.wait(_driver.within(self.context, self._stream._completion))
-
     def left(self) -> float | None:
         """Return the seconds that are left."""
         return self._deadline.left()

@@ -59,8 +59,8 @@ def set_limit(nbytes: int) -> None:
 
 def _initial_limit() -> int:
     """Return what the environment says, or an eighth of the memory, at most 4 GiB."""
-    given = os.environ.get(LIMIT_VARIABLE)
-    if given is None:
+    given = os.environ.get(LIMIT_VARIABLE, "")
+    if not given:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         set_limit(min(_DEFAULT_LIMIT, memory // _DEFAULT_SHARE))
     elif given.isdecimal():

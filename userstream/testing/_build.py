@@ -35,7 +35,7 @@ def library() -> Path:
     """Give the path of the simulated driver, compiled unless that was done before."""
     _check_platform()
     compiler = _compiler()
-    flags = [*FLAGS, *shlex.split(os.environ.get("USERSTREAM_CFLAGS", ""))]
+    flags = [*FLAGS, *_words("USERSTREAM_CFLAGS")]
     directory = _cache_directory()
     path = directory / f"simulated-driver-{_fingerprint(compiler, flags)}.so"
     if not path.exists():
@@ -59,9 +59,8 @@ def _check_platform() -> None:
 
 def _compiler() -> list[str]:
     """Find a C compiler: its command line."""
-    chosen = os.environ.get("CC", "").strip()
-    if chosen:
-        command = shlex.split(chosen)
+    command = _words("CC")
+    if command:
         if not shutil.which(command[0]):
             raise RuntimeError(f"the C compiler {command[0]!r} that $CC names was not found")
         return command
@@ -73,6 +72,15 @@ def _compiler() -> list[str]:
         "gcc or clang (Debian and Ubuntu: build-essential; Fedora: gcc; conda: c-compiler), "
         "or let $CC name one"
     )
+
+
+def _words(variable: str) -> list[str]:
+    """Split what an environment variable says as a shell would."""
+    text = os.environ.get(variable, "")
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise RuntimeError(f"${variable} is {text!r}: {error}") from None
 
 
 def _chosen_directory() -> Path:
