@@ -63,7 +63,7 @@ def test_an_interrupt_when_it_has_begun(monkeypatch: pytest.MonkeyPatch) -> None
 def test_nobody_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_daemon, "_LAST_MOMENT", 0.05)
     release = threading.Event()
-    daemon = Daemon(release.wait, "mine")  # type: ignore[arg-type]
+    daemon = Daemon(release.wait, "mine")
     daemon.start()
     daemon.join()
     assert not release.is_set()

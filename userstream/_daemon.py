@@ -16,7 +16,7 @@ class Daemon:
 
     __slots__ = ("_name", "_run", "_thread")
 
-    def __init__(self, run: Callable[[], None], name: str) -> None:
+    def __init__(self, run: Callable[[], object], name: str) -> None:
         self._run = run
         self._name = name
         self._thread: threading.Thread | None = None

@@ -82,7 +82,7 @@ class Watcher:
         """Let the thread end; nothing is told any more."""
         with self._lock:
             self._ended = True
-            self._changed.notify()
+            self._changed.notify_all()  # as in `add`
         self._daemon.join()
 
     def _take(self, watch: Watch) -> bool:

@@ -229,18 +229,18 @@ class BaseStream(CoreStream):
         """
         if self._handle is None:
             return
-        handle = self._live()
+        address = int(self._live())
         # First out of its registry: a Ctrl-C in between may not leave a closed stream there.
         if self._on_close is not None:
             self._on_close(self)
         from userstream._stream import _capture, _foreign  # which are built upon this
 
-        _foreign.forget(self, int(handle))
+        _foreign.forget(self, address)
         if self._owned:
             with contextlib.suppress(ClosedError):  # another thread was faster
                 _capture.forget(self)
-        if _ours.get(int(handle)) is self:  # or it is a new one's by now
-            _ours.pop(int(handle), None)
+        if _ours.get(address) is self:  # or it is a new one's by now
+            _ours.pop(address, None)
         self._handle = None
         _given_away.pop(id(self), None)
         super().close()
