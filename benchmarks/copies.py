@@ -14,7 +14,7 @@ from cuda.core import Device
 
 import userstream as us
 from benchmarks.harness import Call, Comparison, Comparisons, Run, case
-from benchmarks.numbers import Limit, at_most
+from benchmarks.limits import Limit, at_most
 from benchmarks.work import Interface
 
 TORCH, CUPY = "tensor.cpu().numpy()", "cupy.asnumpy(array)"

@@ -12,7 +12,7 @@ from cuda.core.utils import StridedMemoryView
 
 import userstream as us
 from benchmarks.harness import Comparison, Comparisons, Run, case
-from benchmarks.numbers import at_most, at_most_added, shown
+from benchmarks.limits import at_most, at_most_added, shown
 
 ADDED = 250e-9
 

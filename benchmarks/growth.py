@@ -16,7 +16,7 @@ from cuda.core import Device
 
 import userstream as us
 from benchmarks.harness import Comparison, Comparisons, Run, Skipped, case, timed
-from benchmarks.numbers import at_most, no_more_than
+from benchmarks.limits import at_most, no_more_than
 from benchmarks.ordering import borrowing
 from benchmarks.work import Interface
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from benchmarks.numbers import Limit
+from benchmarks.limits import Limit
 
 
 class Skipped(Exception):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.harness import Comparison, Comparisons, Run, case
-from benchmarks.numbers import at_most_added
+from benchmarks.limits import at_most_added
 
 ROOT = Path(__file__).parents[1]
 

@@ -1,6 +1,6 @@
 """What one wait for the user streams of all Dask workers of a machine costs, and how it grows.
 
-``python benchmarks/processes.py``, with ``distributed`` installed, on a GPU if there is one and on
+``python -m benchmarks.processes``, with ``distributed`` installed, on a GPU if there is one and on
 the simulated driver otherwise. The workers share device 0. Beside the wait stand the same calls
 with an empty function, which is what Dask alone takes, and one call of it for all workers. Times
 are in milliseconds: the median of some runs, and the 10th and 90th percentile.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Comparison, Samples
-from benchmarks.numbers import Limit, Spread, compared, verdict
+from benchmarks.limits import Limit, Spread, compared, verdict
 from userstream._report import facts
 
 Row = dict[str, Any]

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.numbers import significant
+from benchmarks.limits import significant
 from benchmarks.report import Row
 
 WIDTH = 98

@@ -11,7 +11,7 @@ from typing import Any
 
 import userstream as us
 from benchmarks.harness import Comparison, Comparisons, Run, case
-from benchmarks.numbers import at_least, shown
+from benchmarks.limits import at_least, shown
 
 SYNC = "torch.cuda.synchronize(), output.cpu()"
 AHEAD = 4  # steps that are queued before the oldest is waited for

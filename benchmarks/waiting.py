@@ -9,7 +9,7 @@ from cuda.core import Device
 
 import userstream as us
 from benchmarks.harness import Comparison, Comparisons, Run, case
-from benchmarks.numbers import at_most
+from benchmarks.limits import at_most
 from benchmarks.work import Spinner
 
 SYNC = "cuda.core.Stream.sync()"

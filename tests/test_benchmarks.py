@@ -17,7 +17,7 @@ import userstream as us
 from benchmarks import __main__ as command
 from benchmarks import harness, ordering, report, table, waiting
 from benchmarks.harness import Comparison, Comparisons, Run, Skipped
-from benchmarks.numbers import (
+from benchmarks.limits import (
     Limit,
     Spread,
     at_least,
