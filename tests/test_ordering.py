@@ -143,11 +143,11 @@ def test_a_registry_of_ones_own(producer: us.Stream, memory: int) -> None:
 # -- who produces -------------------------------------------------------------------------------
 
 
-def edges(use: Callable[[], object]) -> int:
-    """Return how many edges something makes."""
-    before = testing.calls("cuStreamWaitEvent")
+def edges(use: Callable[[], object], function: str = "cuStreamWaitEvent") -> int:
+    """Return how many edges something makes, or calls of another function of the driver."""
+    before = testing.calls(function)
     use()
-    return testing.calls("cuStreamWaitEvent") - before
+    return testing.calls(function) - before
 
 
 def waits_for(stream: us.Stream, use: Callable[[], us.Stream]) -> bool:
@@ -319,6 +319,11 @@ def test_one_edge_for_each_producer(
         assert edges(lambda: us.release(one, two, one)) == 2
         assert edges(lambda: us.acquire(array(memory, stream))) == 0
         assert edges(lambda: us.acquire(one, producer=stream)) == 0
+        theirs = Device(0).create_stream()
+        foreign = CAI(memory, stream=int(theirs.handle))
+        asked = edges(lambda: us.acquire(foreign), "cuStreamGetCtx")  # to wrap the stream
+        assert asked
+        assert edges(lambda: us.acquire(*[foreign] * 8), "cuStreamGetCtx") == asked
         assert edges(lambda: us.acquire(two, stream=us.Stream.legacy_default())) == 0
         tensor = torch.Tensor(torch.device("cuda", 0), memory)
         assert edges(lambda: us.acquire(*[tensor] * 8)) == 1

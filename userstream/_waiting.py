@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Policy = Literal["auto", "spin"]
 
-_SPIN_SECONDS = 100e-6  # a short wait is over before a sleep would be
+_SPIN_SECONDS = 250e-6  # a short wait is over before a sleep would be
 _SLEEP_SHARE = 0.05  # so a wait is at most this share late
 _LONGEST_SLEEP = 5e-3
 

@@ -104,7 +104,10 @@ def _ordering(consumer: Stream, found: Iterable[tuple[Stream, object]]) -> Order
 
 
 def _producers(leaves: Iterable[tuple[Any, Rule, int]]) -> Iterator[tuple[Stream, object]]:
-    """Yield the stream on which work for each buffer is pending, and what keeps that alive."""
+    """Yield the streams on which work for the buffers is pending, and what keeps each alive."""
+    # By handle and device, as buffers often share a stream, and to wrap one takes long. Some name
+    # theirs themselves, and that may be of another device.
+    found: dict[tuple[int, int, bool], object] = {}
     for buffer, rule, device in leaves:
         if rule.export is not None:  # it orders our stream itself
             continue
@@ -121,12 +124,13 @@ def _producers(leaves: Iterable[tuple[Any, Rule, int]]) -> Iterator[tuple[Stream
                 "the stream that writes it, or None if nothing is pending",
                 device=device,
             )
-        if handle == NOTHING_PENDING:
-            continue
-        if rule.producer is None:
-            yield stream_at(handle, device), owner
-        else:  # it names the stream, which may be of another device
+        if handle != NOTHING_PENDING:
+            found.setdefault((handle, device, rule.producer is not None), owner)
+    for (handle, device, named), owner in found.items():
+        if named:
             yield on_device(Stream.from_handle(handle), device), None
+        else:
+            yield stream_at(handle, device), owner
 
 
 def _consumer(

@@ -41,7 +41,7 @@ class Waits(StreamTable):
         timeout : float, optional
             Seconds for all of it, at least 0; 0 asks once, `None` waits for ever.
         policy : {"auto", "spin"}, default "auto"
-            ``"auto"`` polls for 100 µs and then sleeps between polls, for 5 % of the time waited
+            ``"auto"`` polls for 250 µs and then sleeps between polls, for 5 % of the time waited
             so far and 5 ms at most. ``"spin"`` never sleeps.
 
         Raises

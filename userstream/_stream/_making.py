@@ -72,8 +72,10 @@ def _core_context(device: int) -> Context:
 def adopt(kind: type[S], address: int, owner: object) -> S:
     """Wrap a stream that somebody else made, and keep its owner alive."""
     context = _driver.stream_context(driver.CUstream(address))
-    device = _driver.within(context, _driver.current_device)
-    _driver.primary_context_if_active(device)  # so that this one is known, if it is that
+    device = _driver.device_of_primary(int(context))
+    if device is None:
+        device = _driver.within(context, _driver.current_device)
+        _driver.primary_context_if_active(device)  # so that this one is known, if it is that
     return wrap(kind, address, owner, device, context)
 
 
