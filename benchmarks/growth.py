@@ -15,8 +15,9 @@ from typing import Any
 from cuda.core import Device
 
 import userstream as us
+from benchmarks.finding import pointer_of
 from benchmarks.harness import Comparison, Comparisons, Run, Skipped, case, timed
-from benchmarks.limits import at_most, no_more_than
+from benchmarks.limits import at_most, no_more_than, shown
 from benchmarks.ordering import borrowing
 from benchmarks.work import Interface
 
@@ -102,18 +103,33 @@ def in_threads(count: int, call: Callable[[], Any], calls: int) -> float:
 @case
 def threads(run: Run) -> Comparisons:
     calls = run.scaled(320_000, 3200)
-    with arrays([Device(0).create_stream()]) as (array,):
+    with Device(0).allocate(NBYTES, stream=Device(0).create_stream()) as buffer:
 
-        def find() -> us.Stream:
-            return us.get_stream(array)
+        def look() -> us.Stream:
+            return us.get_stream(buffer)
 
         yield Comparison(
             "get_stream in 32 threads",
-            {f"threads: {count}": partial(in_threads, count, find, calls) for count in (32, 8, 1)},
+            {f"threads: {count}": partial(in_threads, count, look, calls) for count in (32, 8, 1)},
             (at_most(FLAT, "threads: 1"),),
             rounds=7,
             returns=True,
         )
+    # Where the driver is asked, the call lets another thread run, as the bare call does.
+    with arrays([Device(0).create_stream()]) as (array,):
+        find, ask = lambda: us.get_stream(array), pointer_of(array)
+        bare = "its interface, cuPointerGetAttribute"
+        for count in (32, 1):
+            yield Comparison(
+                f"get_stream of an array with an interface, threads: {count}",
+                {
+                    "us.get_stream(array)": partial(in_threads, count, find, calls),
+                    bare: partial(in_threads, count, ask, calls),
+                },
+                (shown(bare),),
+                rounds=7,
+                returns=True,
+            )
 
 
 @case
