@@ -29,12 +29,12 @@ def rule_for(kind: type) -> Rule | None:
 
 def _ask(obj: Any) -> tuple[int, int]:
     try:
-        kind, ordinal = map(operator.index, obj.__dlpack_device__())
+        kind, ordinal = obj.__dlpack_device__()
+        return operator.index(kind), operator.index(ordinal)
     except Exception as error:
         raise UnsupportedBufferError(
             f"{ATTRIBUTE} of this {type_name(obj)} failed: {error}; pass the device itself"
         ) from error
-    return kind, ordinal
 
 
 def _device_id(obj: Any) -> int:
