@@ -664,3 +664,56 @@ def test_copies_between_devices(torch: ModuleType, cupy: ModuleType, jax: Module
         sharded = jax.device_put(np.arange(8.0), jax.sharding.NamedSharding(mesh, spec))
         np.testing.assert_array_equal(us.asnumpy(sharded), np.asarray(sharded), strict=True)
     assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.parametrize("allocator", ["expandable_segments:True", "backend:cudaMallocAsync"])
+def test_other_allocators_of_torch(torch: ModuleType, allocator: str) -> None:
+    """Memory that is mapped page by page, and memory of the driver's pool."""
+    done = run_python(
+        """
+        import torch
+        import userstream as us
+
+        class Interface:  # of which the driver has to be asked
+            def __init__(self, tensor):
+                self.__cuda_array_interface__ = {**tensor.__cuda_array_interface__, "stream": 1}
+
+        def same(one, other):
+            return (us.asnumpy(one) == us.asnumpy(other)).all()
+
+        tensor = torch.arange(1 << 24, device="cuda:0").reshape(4096, 4096)  # of several mappings
+        for view in (tensor, tensor[::2], tensor[:, :1000], tensor[:, ::7], tensor.T):
+            assert (us.asnumpy(view) == view.cpu().numpy()).all(), view.stride()
+            assert same(Interface(view), view)
+        info = us.describe(Interface(tensor))
+        assert (info.device_id, info.memory) == (0, "device"), info
+        with us.borrow(tensor, activate=True):
+            more = tensor + 1
+        us.copyto(tensor.T, more)
+        assert same(tensor, more.T)
+        if torch.cuda.device_count() > 1:
+            there = torch.empty_like(tensor, device="cuda:1")
+            us.copyto(there, tensor)
+            us.copyto(there[:, ::2], tensor[:, 1::2])
+            assert same(there[:, 1::2], tensor[:, 1::2]) and same(there[:, ::2], tensor[:, 1::2])
+        """,
+        PYTORCH_CUDA_ALLOC_CONF=allocator,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.multi_device
+def test_managed_memory_between_devices(cupy: ModuleType) -> None:
+    numbers = np.arange(12, dtype="f4").reshape(3, 4)
+    pool = cupy.cuda.MemoryPool(cupy.cuda.malloc_managed)
+    arrays = []
+    for device in (0, 1):
+        with cupy.cuda.Device(device), cupy.cuda.using_allocator(pool.malloc):
+            arrays.append(cupy.asarray(numbers))
+    here, there = arrays
+    us.copyto(there[:, ::2], here[:, 1::2])
+    assert us.asnumpy(there)[:, ::2].tolist() == numbers[:, 1::2].tolist()
+    with cupy.cuda.Device(1):
+        local = cupy.zeros((3, 4), dtype="f4")
+    us.copyto(local, here[::-1])
+    assert us.asnumpy(local).tolist() == numbers[::-1].tolist()
