@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from cuda.core import Buffer
 
 from userstream import _buffers, _targets, _transfer
 from userstream._buffers import type_name
@@ -41,6 +42,8 @@ def copied(
     buffer: Any, copy: Callable[..., np.ndarray], out: np.ndarray | None = None
 ) -> np.ndarray | list[Any] | dict[Any, Any]:
     """Copy each array that a buffer or a collection is made of; return them in its form."""
+    if out is not None and not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be a numpy.ndarray, not {type(out).__name__}")
     rule = _buffers.rule_of(buffer)
     if rule is None and not _targets.is_collection(buffer):
         rule = _buffers.require_rule(buffer)  # which raises
@@ -105,6 +108,8 @@ def described(buffer: Any, rule: Rule) -> BufferInfo | Layout | None:
 
 def host_array(buffer: Any) -> np.ndarray:
     """Return a buffer on the host as an array; copies nothing."""
+    if isinstance(buffer, Buffer):  # it exports signed bytes
+        return np.from_dlpack(buffer).view(np.uint8)
     if hasattr(buffer, "__dlpack__") and not any(hasattr(buffer, each) for each in _NUMPYS_OWN):
         return np.from_dlpack(buffer)
     array = np.asarray(buffer)
@@ -121,11 +126,7 @@ def from_host(buffer: Any, out: np.ndarray | None) -> np.ndarray:
     array = host_array(buffer)
     if out is None:
         return array
-    if out.shape != array.shape or out.dtype != array.dtype:
-        raise ValueError(
-            f"out has shape {out.shape} and dtype {out.dtype}, and the buffer {array.shape} and "
-            f"{array.dtype}"
-        )
+    _transfer.check_out(out, array)
     np.copyto(out, array)
     return out
 

@@ -69,10 +69,8 @@ def check_same(to: Any, source: Any) -> None:
         )
 
 
-def check_out(out: object, source: DeviceArray) -> None:
+def check_out(out: np.ndarray, source: DeviceArray | np.ndarray) -> None:
     """Refuse an array that cannot take the result."""
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"out must be a numpy.ndarray, not {type(out).__name__}")
     if out.shape != source.shape:
         raise ValueError(f"out has shape {out.shape}, and the buffer {source.shape}")
     check_same(out, source)
