@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from userstream import _cleanup, _holding, _process, _targets
 from userstream._stream import _activation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from types import TracebackType
 
     from userstream._buffers import Framework
@@ -102,6 +103,10 @@ def _frameworks(activate: bool | str | Iterable[str], buffers: tuple[Any, ...]) 
     if isinstance(activate, str):
         return _activation.called([activate])
     if not isinstance(activate, bool):
+        if not isinstance(activate, Iterable):
+            raise TypeError(
+                f"activate= takes True, the name of a framework, or several names, not {activate!r}"
+            )
         return _activation.called(activate)
     rules = [rule for _, rule in _targets.buffers_in(buffers)]
     found = {rule.framework for rule in rules if rule.framework is not None}

@@ -10,7 +10,7 @@ from cuda.core import Buffer
 
 from userstream import _buffers, _targets, _transfer
 from userstream._buffers import type_name
-from userstream.errors import HostBufferError
+from userstream.errors import HostBufferError, UnsupportedBufferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,17 +84,27 @@ def _joined(
 
 def source_of(buffer: Any) -> DeviceArray | None:
     """Return the array that `copyto` reads; `None` if it is on the host."""
-    info = described(buffer, _buffers.require_rule(buffer))
+    info = described(buffer, _rule_for_copy(buffer))
     return None if info is None else _transfer.device_array(info)
 
 
 def target_of(buffer: Any) -> DeviceArray | None:
     """Return the array that `copyto` writes; `None` if it is on the host."""
-    info = described(buffer, _buffers.require_rule(buffer))
+    info = described(buffer, _rule_for_copy(buffer))
     if info is None:
         return None
     _transfer.refuse_read_only(buffer, info)
     return _transfer.device_array(info)
+
+
+def _rule_for_copy(buffer: Any) -> Rule:
+    rule = _buffers.rule_of(buffer)
+    if rule is None:
+        raise UnsupportedBufferError(
+            f"copyto takes GPU buffers and arrays on the host, and {type_name(buffer)} is neither; "
+            "numpy.asarray makes an array of numbers"
+        )
+    return rule
 
 
 def described(buffer: Any, rule: Rule) -> BufferInfo | Layout | None:
