@@ -202,7 +202,7 @@ def test_captures(producer: us.Stream, memory: int) -> None:
     buffer = array(memory, shape=(2, 3))
     write(memory, NUMBERS)
     with us.Stream.create(0) as mine:
-        with mine.capture(), pytest.raises(us.CaptureError):
+        with mine.capture(), pytest.raises(us.CaptureError, match="asnumpy and copyto cannot be"):
             us.asnumpy(buffer, stream=mine)
         with mine.capture():
             for _ in range(3):

@@ -170,6 +170,16 @@ def test_a_device_is_no_stream(device, use):
         use(device)
 
 
+def test_what_a_latch_shows_of_itself(stream):
+    held = latch(stream)
+    name = f"<userstream.testing.latch of stream {int(stream.handle):#x}"
+    assert repr(held) == f"{name}: not entered>"
+    with held:
+        assert repr(held) == f"{name}: holds it>"
+        held.release()
+        assert repr(held) == f"{name}: released>"
+
+
 def test_a_protocol_of_another_version():
     stream = type("S", (), {"__cuda_stream__": lambda self: (1, 5)})()
     with pytest.raises(TypeError, match="version 1"):

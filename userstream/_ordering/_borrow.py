@@ -38,6 +38,12 @@ class Borrow:
         self._held: object = None
         self._activation: _activation.Activation | None = None
 
+    def __repr__(self) -> str:
+        # Not the buffers, whose own may copy them to the host.
+        count = len(self._asked[0])
+        state = "not entered" if self._ordering is None else f"on {self._ordering.consumer!r}"
+        return f"<userstream.borrow of {count} {'buffer' if count == 1 else 'buffers'}: {state}>"
+
     def __reduce__(self) -> NoReturn:
         _process.refuse_copy(self, "call borrow() where the buffers are")
 

@@ -118,6 +118,11 @@ class latch:  # noqa: N801 - used like a function
         self._entered = False
         self._released = False
 
+    def __repr__(self) -> str:
+        entered = "holds it" if self._entered else "not entered"
+        state = "released" if self._released else entered
+        return f"<userstream.testing.latch of stream {self._handle:#x}: {state}>"
+
     @property
     def is_released(self) -> bool:
         """Whether the stream may go on.
