@@ -81,7 +81,7 @@ class latch:  # noqa: N801 - used like a function
     Parameters
     ----------
     stream : object with ``__cuda_stream__``, CUstream or int
-        Which stream; an int is its handle.
+        Which stream; an int is its handle, and not the ordinal of a device.
 
     Raises
     ------
