@@ -262,6 +262,7 @@ def test_an_error_of_the_gpu_is_itself() -> None:
             assert caught.value.code == 700
             assert caught.value.function in ("cuStreamQuery", "cuStreamIsCapturing")
             assert caught.value.device == 0
+            assert str(caught.value).endswith("the context stays so: start a new process")
         with pytest.raises(us.WaitErrors) as group:
             us.wait_all()
         assert len(group.value.exceptions) == 2
