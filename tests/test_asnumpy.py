@@ -123,6 +123,8 @@ def test_a_sharded_array_is_put_together(jax: types.ModuleType, memory: int) -> 
     np.testing.assert_array_equal(out, NUMBERS)
     with pytest.raises(ValueError, match="out has shape"):
         us.asnumpy(whole, out=np.zeros(6, "f4"))
+    with pytest.raises(TypeError, match=r"numpy\.ndarray, not list"):
+        us.asnumpy(whole, out=[0])  # type: ignore[call-overload]
     whole.is_fully_addressable = False
     with pytest.raises(us.UnsupportedBufferError, match="other processes"):
         us.asnumpy(whole)
@@ -134,8 +136,14 @@ def test_host_buffers(memory: int) -> None:
     out = np.zeros(3, numbers.dtype)
     assert us.asnumpy(numbers, out=out) is out
     assert out.tolist() == [0, 1, 2]
-    with pytest.raises(ValueError, match="out has shape"):
-        us.asnumpy(numbers, out=np.zeros(4))
+    for out, error, message in (
+        (np.zeros(4, numbers.dtype), ValueError, "out has shape"),
+        (np.zeros(3, "f4"), TypeError, "does not convert"),
+        (np.broadcast_to(numbers[0], (3,)), ValueError, "out is read-only"),
+        ([0, 1, 2], TypeError, "numpy.ndarray, not list"),
+    ):
+        with pytest.raises(error, match=message):
+            us.asnumpy(numbers, out=out)
     host = standins.DaliHostList()
     type(host).__len__ = lambda self: 2  # type: ignore[attr-defined]
     type(host).__getitem__ = lambda self, index: np.full(2, index)  # type: ignore[attr-defined]
@@ -152,7 +160,7 @@ def test_what_is_refused(memory: int) -> None:
     ):
         with pytest.raises(error):
             us.asnumpy(buffer, out=out)
-    with pytest.raises(us.UnsupportedBufferError, match="__cuda_array_interface__"):
+    with pytest.raises(us.UnsupportedBufferError, match=r"(?s)CUdeviceptr has neither.*__cuda_arr"):
         us.asnumpy(driver.CUdeviceptr(memory))
     with pytest.raises(us.UnknownProducerError):
         us.asnumpy(array(memory, shape=(1,), version=2))
@@ -194,7 +202,7 @@ def test_captures(producer: us.Stream, memory: int) -> None:
     buffer = array(memory, shape=(2, 3))
     write(memory, NUMBERS)
     with us.Stream.create(0) as mine:
-        with mine.capture(), pytest.raises(us.CaptureError):
+        with mine.capture(), pytest.raises(us.CaptureError, match="asnumpy and copyto cannot be"):
             us.asnumpy(buffer, stream=mine)
         with mine.capture():
             for _ in range(3):
@@ -370,9 +378,14 @@ def test_pinned_memory_of_cuda_core(memory: int) -> None:
         pinned = LegacyPinnedMemoryResource().allocate(24)
     shown = us.asnumpy(pinned)
     assert shown.ctypes.data == int(pinned.handle)
+    assert shown.dtype == np.uint8, "as of a buffer on the device"
     ctypes.memmove(int(pinned.handle), NUMBERS.ctypes.data, 24)
-    us.copyto(array(memory, shape=(24,), typestr=shown.dtype.str), pinned)
+    buffer = array(memory, shape=(24,), typestr="|u1")
+    us.copyto(buffer, pinned)
     np.testing.assert_array_equal(us.asnumpy(array(memory, shape=(2, 3))), NUMBERS)
+    shown[:] = 0
+    us.copyto(pinned, buffer)
+    np.testing.assert_array_equal(shown, NUMBERS.reshape(-1).view(np.uint8))
     with _driver.entered(_driver.primary_context(0)):
         pinned.close()
 

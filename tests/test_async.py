@@ -596,7 +596,7 @@ def test_a_future_that_is_done_is_no_garbage() -> None:
 def test_without_an_event_loop() -> None:
     us.get_stream(0)
     coroutine = us.wait_async(0)
-    with pytest.raises(RuntimeError, match=r"asyncio event loop.*trio"):
+    with pytest.raises(RuntimeError, match=r"event loop: await it in a coroutine.*trio"):
         coroutine.send(None)
 
 

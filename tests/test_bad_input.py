@@ -99,6 +99,41 @@ def test_bad_buffers(function: Callable[[object], object], key: str) -> None:
         function(make())
 
 
+@pytest.mark.parametrize(
+    ("use", "error", "advice"),
+    [
+        (lambda: us.get_stream(1 << 40), us.InvalidDeviceError, "address is passed as .*CUdevice"),
+        (lambda: us.describe(1 << 40), us.UnsupportedBufferError, "address is passed as .*CUdevi"),
+        (lambda: us.asnumpy(0), us.UnsupportedBufferError, "^int is no .*an address is passed as"),
+        (lambda: us.describe([on(0)]), us.UnsupportedBufferError, "^list is no .*; pass what it h"),
+        (
+            lambda: us.copyto(np.ones(1), [1.0]),
+            us.UnsupportedBufferError,
+            "list is neither; numpy.asar",
+        ),
+        (
+            lambda: us.copyto(0.0, np.ones(1)),
+            us.UnsupportedBufferError,
+            "float is neither; numpy.asar",
+        ),
+        (us.acquire, ValueError, "pass those that the work reads or writes"),
+        (
+            lambda: us.acquire(on(0), us.Stream.legacy_default()),
+            us.UnsupportedBufferError,
+            r"buffers\[1\] is .*Stream, which is no GPU.*; pass a stream as stream= or producer=",
+        ),
+        (
+            lambda: us.borrow(on(0), activate=3).__enter__(),  # type: ignore[arg-type]
+            TypeError,
+            "activate= takes True, the name of a framework, or several names, not 3",
+        ),
+    ],
+)
+def test_what_to_do_instead(use: Callable[[], object], error: type[Exception], advice: str) -> None:
+    with pytest.raises(error, match=advice):
+        use()
+
+
 @pytest.mark.multi_device
 def test_several_devices_have_no_one_stream() -> None:
     with pytest.raises(us.DeviceMismatchError, match=r"devices \[1, 0\]") as caught:

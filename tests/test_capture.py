@@ -106,7 +106,7 @@ def test_what_cannot_be_asked_during_a_capture() -> None:
                 lambda: theirs.is_nonblocking,
                 lambda: theirs.priority,
             ):
-                with pytest.raises(us.CaptureError):
+                with pytest.raises(us.CaptureError, match="; ask before or after the capture"):
                     ask()
             assert us.Stream.from_handle(handle).device.device_id == 0
             repr(theirs)
@@ -135,10 +135,11 @@ def test_the_legacy_stream_beside_a_capture_on_a_blocking_stream() -> None:
 
 def test_wait_for_device_refuses_captures_that_it_sees() -> None:
     foreign = us.Stream.create(0)
-    with capturing(foreign), pytest.raises(us.CaptureError):
+    advice = "wait for the whole device would invalidate: wait.. for streams, or .* after the"
+    with capturing(foreign), pytest.raises(us.CaptureError, match=advice):
         us.wait_for_device(foreign)
     named = us.get_stream(0, name="io")
-    with capturing(named), pytest.raises(us.CaptureError):
+    with capturing(named), pytest.raises(us.CaptureError, match=advice):
         us.wait_for_device(on(0))
     us.wait_for_device(0, timeout=10)
     foreign.close()

@@ -110,7 +110,7 @@ def test_a_group_of_errors_crosses(way: Callable[[Any], Any]) -> None:
     uuids = [_driver.device_report(device).uuid for device in (0, 1)]
     assert (timeout.devices, timeout.device_uuids) == ((0,), (uuids[0],))
     assert (failed.device, failed.device_uuid) == (1, uuids[1])
-    assert str(failed).endswith(f"; device 1 is {uuids[1]}")
+    assert f"; device 1 is {uuids[1]}; " in str(failed)
     for copied, original in zip(group.exceptions, caught.value.exceptions, strict=True):
         assert vars(copied) == vars(original)
 

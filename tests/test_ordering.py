@@ -754,6 +754,17 @@ def test_nothing_is_held_for_a_graph(memory: int) -> None:
 # -- activation ---------------------------------------------------------------------------------
 
 
+def test_what_a_block_shows_of_itself(torch: types.ModuleType, memory: int) -> None:
+    stream = us.get_stream(0)
+    tensor = torch.Tensor(torch.device("cuda", 0), memory)
+    block, both = us.borrow(tensor), us.borrow(tensor, tensor)
+    assert repr(block) == "<userstream.borrow of 1 buffer: not entered>"
+    assert repr(both) == "<userstream.borrow of 2 buffers: not entered>"
+    with block:
+        assert repr(block) == f"<userstream.borrow of 1 buffer: on {stream!r}>"
+    assert repr(stream.activate("torch")) == f"<userstream.Stream.activate of {stream!r}: torch>"
+
+
 def test_activation(torch: types.ModuleType, cupy: types.ModuleType, memory: int) -> None:
     stream = us.get_stream(0)
     before = cupy.cuda.get_current_stream(0)

@@ -53,6 +53,11 @@ ALIASES = [
 THINGS = [path for path in PUBLIC if path not in ALIASES]
 
 
+def test_completion_offers_public_names_and_modules_alone() -> None:
+    offered = {name for name in dir(userstream) if name[0] != "_"}
+    assert offered <= {*userstream.__all__, "testing", "typing"}
+
+
 def test_the_lists_are_right() -> None:
     for path in ("Stream.wait", "Stream.is_done", "UserStream.get", "WaitErrors.derive", "wait"):
         assert f"userstream.{path}" in THINGS

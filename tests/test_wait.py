@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 
+import numpy as np
 import pytest
 from cuda.bindings import driver
 from cuda.core import Event
@@ -162,10 +163,10 @@ def test_a_timeout_is_at_least_0(timeout: float) -> None:
             wait(timeout=timeout)
 
 
-@pytest.mark.parametrize("timeout", ["1", True, [1], 1j])
+@pytest.mark.parametrize("timeout", ["1", True, [1], 1j, np.int64(1)])
 def test_a_timeout_is_a_number(timeout: object) -> None:
     for wait in (us.wait, us.wait_all, us.wait_for_device, us.close, us.Stream.create(0).sync):
-        with pytest.raises(TypeError, match="timeout must be"):
+        with pytest.raises(TypeError, match="timeout must be seconds, an int or a float, or None"):
             wait(timeout=timeout)  # type: ignore[arg-type]
 
 
@@ -262,6 +263,7 @@ def test_an_error_of_the_gpu_is_itself() -> None:
             assert caught.value.code == 700
             assert caught.value.function in ("cuStreamQuery", "cuStreamIsCapturing")
             assert caught.value.device == 0
+            assert str(caught.value).endswith("the context stays so: start a new process")
         with pytest.raises(us.WaitErrors) as group:
             us.wait_all()
         assert len(group.value.exceptions) == 2

@@ -90,4 +90,4 @@ for _class in (Stream, UserStream):
             if isinstance(_object, FunctionType) and _object.__module__ != __name__:
                 _object.__module__ = __name__
                 _object.__qualname__ = f"{_class.__name__}.{_object.__name__}"
-del _class, _layer, _name, _object
+del Final, FunctionType, _class, _layer, _name, _object

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from userstream._waiting import Pending
 
 
+_BREAKS = (
+    ", which a wait for the whole device would invalidate: wait() for streams, or for the device "
+    "after the capture"
+)
+
+
 class DeviceWork:
     """Everything that is queued on a device, as something to wait for."""
 
@@ -29,11 +35,11 @@ class DeviceWork:
     def refuse_captures(self) -> None:
         """Raise `CaptureError` if a capture can be seen, which waiting would break."""
         legacy = Stream.legacy_default()
-        _driver.within(self._context, _driver.refuse_capturing, legacy._live(), legacy)
+        _driver.within(self._context, _driver.refuse_capturing, legacy._live(), legacy, _BREAKS)
         for stream in _process.tracked():
             # Not those of others, which may be destroyed by now: to ask one would be a crash.
             if isinstance(stream, Stream) and stream._owned and stream._is_in(self._context):
-                _driver.refuse_capturing(stream._live(), stream)
+                _driver.refuse_capturing(stream._live(), stream, _BREAKS)
 
     def _device(self) -> int:
         return self._device_id
@@ -69,7 +75,7 @@ def work_on(
     elif stream is not None or and_current:
         work += _work_of_other(_driver.current_context())
     if own is not None:
-        _driver.refuse_capturing(own._live(), own)
+        _driver.refuse_capturing(own._live(), own, _BREAKS)
     for each in work:
         each.refuse_captures()
     return work

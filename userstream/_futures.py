@@ -109,8 +109,9 @@ async def wait(
         loop = asyncio.get_running_loop()
     except RuntimeError:
         raise RuntimeError(
-            "this wait takes a running asyncio event loop; under trio, run the blocking one in a "
-            "thread: await trio.to_thread.run_sync(userstream.wait, tensor)"
+            "this wait takes a running asyncio event loop: await it in a coroutine, or call the "
+            "blocking one; under trio in a thread: await trio.to_thread.run_sync(userstream.wait, "
+            "tensor)"
         ) from None
     mailbox = _mailboxes.setdefault(loop, _Mailbox())
     arrival = loop.create_future()

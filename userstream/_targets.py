@@ -76,9 +76,12 @@ def buffers_in(
             yield from buffers_in(item, (*path, key), named=named)
         else:
             where = "".join(f"[{_shown(key)}]" for key in (*path, key))
+            if named == "buffers" and hasattr(item, "__cuda_stream__"):
+                advice = "pass a stream as stream= or producer="
+            else:
+                advice = "sequences and mappings hold buffers only"
             raise UnsupportedBufferError(
-                f"{named}{where} is {_shown(item)}, which is no GPU buffer; sequences and mappings "
-                "hold buffers only"
+                f"{named}{where} is {_shown(item)}, which is no GPU buffer; {advice}"
             )
 
 
@@ -88,4 +91,4 @@ def _shown(obj: object) -> str:
         text = repr(obj)
         if len(text) <= 60:
             return text
-    return f"a {type(obj).__module__}.{type(obj).__qualname__}"
+    return f"a {_buffers.type_name(obj)}"

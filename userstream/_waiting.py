@@ -51,7 +51,7 @@ def check_arguments(timeout: float | None, policy: str) -> None:
     if timeout is None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout must be seconds (a number) or None, not {timeout!r}")
+        raise TypeError(f"timeout must be seconds, an int or a float, or None, not {timeout!r}")
     try:
         possible = float(timeout) >= 0  # NaN is not
     except OverflowError:

@@ -10,7 +10,7 @@ from cuda.bindings import driver
 from cuda.core import LEGACY_DEFAULT_STREAM, Device
 
 from testing.programs import check
-from userstream.testing import inject, latch, reset
+from userstream.testing import async_error, inject, latch, reset
 
 Result = driver.CUresult
 SUCCESS = Result.CUDA_SUCCESS
@@ -159,6 +159,25 @@ def test_what_is_a_stream(stream, as_argument):
 def test_what_is_no_stream(thing):
     with pytest.raises(TypeError, match="a stream is an object with __cuda_stream__"):
         latch(thing)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [latch, pytest.param(lambda device: async_error(device, 700), marks=pytest.mark.simulated)],
+)
+def test_a_device_is_no_stream(device, use):
+    with pytest.raises(TypeError, match="not Device"):  # and not the handle of its ordinal
+        use(device)
+
+
+def test_what_a_latch_shows_of_itself(stream):
+    held = latch(stream)
+    name = f"<userstream.testing.latch of stream {int(stream.handle):#x}"
+    assert repr(held) == f"{name}: not entered>"
+    with held:
+        assert repr(held) == f"{name}: holds it>"
+        held.release()
+        assert repr(held) == f"{name}: released>"
 
 
 def test_a_protocol_of_another_version():

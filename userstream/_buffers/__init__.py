@@ -90,9 +90,17 @@ def require_rule(obj: object) -> Rule:
     if rule is None:
         raise UnsupportedBufferError(
             f"{type_name(obj)} is no GPU buffer that userstream knows: it has neither "
-            f"{dlpack.ATTRIBUTE} nor {cai.ATTRIBUTE}, and no rule of its own"
+            f"{dlpack.ATTRIBUTE} nor {cai.ATTRIBUTE}, and no rule of its own{_advice(obj)}"
         )
     return rule
+
+
+def _advice(obj: object) -> str:
+    if isinstance(obj, int):
+        return "; an address is passed as a cuda.bindings.driver.CUdeviceptr"
+    if isinstance(obj, (list, tuple, dict)):
+        return "; pass what it holds, one by one"
+    return ""
 
 
 def device_of(buffer: Any) -> Device:  # any framework's buffer

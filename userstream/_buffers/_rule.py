@@ -68,7 +68,8 @@ def is_named(kind: type, packages: tuple[str, ...], names: tuple[str, ...]) -> b
 def type_name(obj: object) -> str:
     """Return the full name of an object's type, for messages."""
     kind = type(obj)
-    return f"{kind.__module__}.{kind.__qualname__}"
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return module + kind.__qualname__
 
 
 def host_error(obj: object, where: str = "host memory") -> HostBufferError:

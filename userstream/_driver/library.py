@@ -79,9 +79,11 @@ def check_device(device: int) -> None:
     if not _ready or _process.forked:  # `ensure`, without the call that costs most here
         ensure()
     if not 0 <= device < _device_count:
+        pointer = "; an address is passed as a cuda.bindings.driver.CUdeviceptr"
+        advice = pointer if device >= 1 << 16 else ""  # no ordinal is so large
         raise InvalidDeviceError(
             f"there is no CUDA device {device}: this process sees {_device_count} "
-            f"(ordinals 0 to {_device_count - 1})",
+            f"(ordinals 0 to {_device_count - 1}){advice}",
             device=device,
         )
 

@@ -24,6 +24,11 @@ _SINCE = {
     "cuCtxRecordEvent": "12.5",
 }
 
+# CUDA says of these that a context does not get over them: CONTAINED, ILLEGAL_ADDRESS,
+# LAUNCH_TIMEOUT, ASSERT, HARDWARE_STACK_ERROR to LAUNCH_FAILED, TENSOR_MEMORY_LEAK.
+_STICKY = {226, 700, 702, 710, *range(714, 720), 721}
+_STAYS = "; earlier work may have caused it, and the context stays so: start a new process"
+
 SUCCESS = driver.CUresult.CUDA_SUCCESS
 NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
 
@@ -46,7 +51,8 @@ def failed(
         )
     device = getattr(stream, "_device_id", None)
     return DriverError(
-        f"{function}{where} failed with {name} ({code}){uuids([device])}",
+        f"{function}{where} failed with {name} ({code}){uuids([device])}"
+        f"{_STAYS if code in _STICKY else ''}",
         function=function,
         code=code,
         name=name,

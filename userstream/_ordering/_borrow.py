@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from userstream import _cleanup, _holding, _process, _targets
 from userstream._stream import _activation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from types import TracebackType
 
     from userstream._buffers import Framework
@@ -36,6 +37,12 @@ class Borrow:
         self._ordering: Ordering | None = None
         self._held: object = None
         self._activation: _activation.Activation | None = None
+
+    def __repr__(self) -> str:
+        # Not the buffers, whose own may copy them to the host.
+        count = len(self._asked[0])
+        state = "not entered" if self._ordering is None else f"on {self._ordering.consumer!r}"
+        return f"<userstream.borrow of {count} {'buffer' if count == 1 else 'buffers'}: {state}>"
 
     def __reduce__(self) -> NoReturn:
         _process.refuse_copy(self, "call borrow() where the buffers are")
@@ -102,6 +109,10 @@ def _frameworks(activate: bool | str | Iterable[str], buffers: tuple[Any, ...]) 
     if isinstance(activate, str):
         return _activation.called([activate])
     if not isinstance(activate, bool):
+        if not isinstance(activate, Iterable):
+            raise TypeError(
+                f"activate= takes True, the name of a framework, or several names, not {activate!r}"
+            )
         return _activation.called(activate)
     rules = [rule for _, rule in _targets.buffers_in(buffers)]
     found = {rule.framework for rule in rules if rule.framework is not None}

@@ -60,7 +60,7 @@ def ordering_of(
     ]
     devices = list(dict.fromkeys(device for _, _, device in leaves))
     if not devices:
-        raise ValueError("no buffer was passed")
+        raise ValueError("no buffer was passed: pass those that the work reads or writes")
     exports = []
     may_join = False
     if isinstance(producer, str) and producer == "auto":

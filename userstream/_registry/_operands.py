@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from cuda.core import Buffer
 
 from userstream import _buffers, _targets, _transfer
 from userstream._buffers import type_name
-from userstream.errors import HostBufferError
+from userstream.errors import HostBufferError, UnsupportedBufferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +42,8 @@ def copied(
     buffer: Any, copy: Callable[..., np.ndarray], out: np.ndarray | None = None
 ) -> np.ndarray | list[Any] | dict[Any, Any]:
     """Copy each array that a buffer or a collection is made of; return them in its form."""
+    if out is not None and not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be a numpy.ndarray, not {type(out).__name__}")
     rule = _buffers.rule_of(buffer)
     if rule is None and not _targets.is_collection(buffer):
         rule = _buffers.require_rule(buffer)  # which raises
@@ -81,17 +84,27 @@ def _joined(
 
 def source_of(buffer: Any) -> DeviceArray | None:
     """Return the array that `copyto` reads; `None` if it is on the host."""
-    info = described(buffer, _buffers.require_rule(buffer))
+    info = described(buffer, _rule_for_copy(buffer))
     return None if info is None else _transfer.device_array(info)
 
 
 def target_of(buffer: Any) -> DeviceArray | None:
     """Return the array that `copyto` writes; `None` if it is on the host."""
-    info = described(buffer, _buffers.require_rule(buffer))
+    info = described(buffer, _rule_for_copy(buffer))
     if info is None:
         return None
     _transfer.refuse_read_only(buffer, info)
     return _transfer.device_array(info)
+
+
+def _rule_for_copy(buffer: Any) -> Rule:
+    rule = _buffers.rule_of(buffer)
+    if rule is None:
+        raise UnsupportedBufferError(
+            f"copyto takes GPU buffers and arrays on the host, and {type_name(buffer)} is neither; "
+            "numpy.asarray makes an array of numbers"
+        )
+    return rule
 
 
 def described(buffer: Any, rule: Rule) -> BufferInfo | Layout | None:
@@ -105,6 +118,8 @@ def described(buffer: Any, rule: Rule) -> BufferInfo | Layout | None:
 
 def host_array(buffer: Any) -> np.ndarray:
     """Return a buffer on the host as an array; copies nothing."""
+    if isinstance(buffer, Buffer):  # it exports signed bytes
+        return np.from_dlpack(buffer).view(np.uint8)
     if hasattr(buffer, "__dlpack__") and not any(hasattr(buffer, each) for each in _NUMPYS_OWN):
         return np.from_dlpack(buffer)
     array = np.asarray(buffer)
@@ -121,11 +136,7 @@ def from_host(buffer: Any, out: np.ndarray | None) -> np.ndarray:
     array = host_array(buffer)
     if out is None:
         return array
-    if out.shape != array.shape or out.dtype != array.dtype:
-        raise ValueError(
-            f"out has shape {out.shape} and dtype {out.dtype}, and the buffer {array.shape} and "
-            f"{array.dtype}"
-        )
+    _transfer.check_out(out, array)
     np.copyto(out, array)
     return out
 

@@ -188,7 +188,9 @@ class StreamTable:
     def _check_open(self) -> None:
         _process.check_fork()
         if self._closed:
-            raise ClosedError("this UserStream was closed at the end of its with block")
+            raise ClosedError(
+                "this UserStream was closed at the end of its with block; make another one"
+            )
 
 
 def check_name(name: object) -> None:

@@ -211,7 +211,8 @@ class Waits(StreamTable):
         -------
         concurrent.futures.Future
             Its result is `None`. It has the exceptions of `wait`: `DriverError`, or `WaitErrors`
-            if there are several streams. Cancelling it cancels no work.
+            if there are several streams. Its own ``result(timeout=)`` raises a plain
+            `TimeoutError`, and waiting again works. Cancelling it cancels no work.
 
         Raises
         ------

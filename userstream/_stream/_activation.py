@@ -83,6 +83,10 @@ class Activation:
         self._before: list[_Before] = []
         self._thread: int | None = None
 
+    def __repr__(self) -> str:
+        names = ", ".join(framework.name for framework in self._frameworks) or "no framework"
+        return f"<userstream.Stream.activate of {self._stream!r}: {names}>"
+
     def __enter__(self) -> Stream:
         self._stream._live()
         if self._thread is not None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+NOT_NOW = "; ask before or after the capture"  # how a refusal goes on
+
 # Ours by their handles, so that one that comes back by its handle is the same object.
 _ours: weakref.WeakValueDictionary[int, BaseStream] = weakref.WeakValueDictionary()
 
@@ -155,7 +157,7 @@ class BaseStream(CoreStream):
         1
         """
         handle = self._live()
-        _driver.refuse_capturing(handle, self)
+        _driver.refuse_capturing(handle, self, NOT_NOW)
         return _driver.stream_flags(handle, self)
 
     @property
@@ -183,7 +185,7 @@ class BaseStream(CoreStream):
         >>> Stream.create(0, priority=-1).priority
         -1
         """
-        _driver.refuse_capturing(self._live(), self)
+        _driver.refuse_capturing(self._live(), self, NOT_NOW)
         return int(super().priority)
 
     @property
@@ -201,7 +203,7 @@ class BaseStream(CoreStream):
         """
         handle = self._live()
         if self._id is None:
-            _driver.refuse_capturing(handle, self)
+            _driver.refuse_capturing(handle, self, NOT_NOW)
             self._id = _driver.stream_id(handle, self)
         return self._id
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from userstream import _driver, _events
 from userstream._stream import Stream, _making
+from userstream._stream._base import NOT_NOW
 
 if TYPE_CHECKING:
     from cuda.bindings import driver
@@ -101,7 +102,7 @@ class DefaultStream(Stream):
     def _askable(self) -> driver.CUstream:
         """Return the handle, if asking the driver about it breaks no capture."""
         handle = self._live()
-        self._here(_driver.refuse_capturing, handle, self)
+        self._here(_driver.refuse_capturing, handle, self, NOT_NOW)
         return handle
 
     def _is_idle(self) -> bool:

@@ -4,7 +4,7 @@ All but the order with those who write and read the buffers: their streams are f
 order before and after, and the buffers for the caller to keep alive.
 """
 
-from userstream._transfer._arrays import DeviceArray, device_array, refuse_read_only
+from userstream._transfer._arrays import DeviceArray, check_out, device_array, refuse_read_only
 from userstream._transfer._chunks import trim
 from userstream._transfer._devices import between
 from userstream._transfer._host import from_host, into_host, is_scattered, to_host
@@ -13,6 +13,7 @@ from userstream._transfer._pinned import limit, set_limit
 __all__ = [
     "DeviceArray",
     "between",
+    "check_out",
     "device_array",
     "from_host",
     "into_host",

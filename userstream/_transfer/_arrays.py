@@ -40,10 +40,15 @@ class DeviceArray(NamedTuple):
 def device_array(info: BufferInfo | Layout) -> DeviceArray:
     """Return the array that a buffer is; one without a shape is its bytes."""
     shape, strides, address, device = info.shape, info.strides, info.address, info.device_id
-    if address is None or device is None or (shape is None and info.nbytes is None):
-        raise UnsupportedBufferError(_SHAPELESS.format(info.source))
+    if address is None or device is None:
+        raise UnsupportedBufferError(
+            f"this {info.source} is no single array with an address and a shape; pass its parts "
+            "one by one"
+        )
     if shape is None:
-        shape, strides, dtype = (info.nbytes or 0,), (1,), _BYTE
+        if info.nbytes is None:
+            raise UnsupportedBufferError(_SHAPELESS.format(info.source))
+        shape, strides, dtype = (info.nbytes,), (1,), _BYTE
     else:
         dtype = numpy_dtype(info.dtype, info.source)
         if strides is None:
@@ -53,7 +58,7 @@ def device_array(info: BufferInfo | Layout) -> DeviceArray:
 
 _BYTE = np.dtype(np.uint8)
 _SHAPELESS = """\
-this {} is no single array with an address and a shape; pass its parts one by one; of a pointer:
+this {} has neither a shape nor a type; pass an object that tells them:
     class Array:
         __cuda_array_interface__ = {{
             "version": 3, "shape": (2, 3), "typestr": "<f4", "stream": 1,
@@ -65,14 +70,13 @@ def check_same(to: Any, source: Any) -> None:
     """Refuse to convert: the types of two arrays must be the same."""
     if to.dtype != source.dtype:
         raise TypeError(
-            f"a copy does not convert: the target has dtype {to.dtype}, the source {source.dtype}"
+            f"a copy does not convert: the target has dtype {to.dtype}, the source {source.dtype}; "
+            "convert one before, or pass a view of its bytes with the type of the other"
         )
 
 
-def check_out(out: object, source: DeviceArray) -> None:
+def check_out(out: np.ndarray, source: DeviceArray | np.ndarray) -> None:
     """Refuse an array that cannot take the result."""
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"out must be a numpy.ndarray, not {type(out).__name__}")
     if out.shape != source.shape:
         raise ValueError(f"out has shape {out.shape}, and the buffer {source.shape}")
     check_same(out, source)

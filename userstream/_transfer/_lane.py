@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from userstream._waiting import Deadline, Pending
 
 
+_NOT_CAPTURED = "; asnumpy and copyto cannot be captured: copy before or after the capture"
+
+
 class Lane:
     """A stream to copy on, in its context, and the deadline of what is done there.
 
@@ -36,9 +39,9 @@ class Lane:
     def _refuse_capturing(self) -> None:
         refuse, handle, stream = _driver.refuse_capturing, self._handle, self._stream
         if stream._anywhere:
-            refuse(handle, stream)
+            refuse(handle, stream, _NOT_CAPTURED)
         else:
-            _driver.within(self.context, refuse, handle, stream)
+            _driver.within(self.context, refuse, handle, stream, _NOT_CAPTURED)
 
     def wait(self, completion: Pending) -> None:
         """Wait for a point on this lane."""

@@ -81,7 +81,7 @@ class latch:  # noqa: N801 - used like a function
     Parameters
     ----------
     stream : object with ``__cuda_stream__``, CUstream or int
-        Which stream; an int is its handle.
+        Which stream; an int is its handle, and not the ordinal of a device.
 
     Raises
     ------
@@ -117,6 +117,11 @@ class latch:  # noqa: N801 - used like a function
         self._value = 0
         self._entered = False
         self._released = False
+
+    def __repr__(self) -> str:
+        entered = "holds it" if self._entered else "not entered"
+        state = "released" if self._released else entered
+        return f"<userstream.testing.latch of stream {self._handle:#x}: {state}>"
 
     @property
     def is_released(self) -> bool:

@@ -11,6 +11,8 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
+from cuda.bindings import driver
+
 from userstream.testing import _build
 
 if TYPE_CHECKING:
@@ -340,7 +342,7 @@ def handle_of(stream: object) -> int:
         if version != 0:
             raise TypeError(f"__cuda_stream__ of version {version}: only version 0 is known")
         return int(handle)
-    if isinstance(stream, bool) or not hasattr(stream, "__int__") or isinstance(stream, float):
+    if isinstance(stream, bool) or not isinstance(stream, (int, driver.CUstream)):
         raise TypeError(
             "a stream is an object with __cuda_stream__, a driver.CUstream or a handle as an int, "
             f"not {type(stream).__name__}"
