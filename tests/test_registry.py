@@ -243,7 +243,7 @@ def test_a_registry_of_its_own() -> None:
     with us.UserStream() as mine:
         stream = mine.get_stream(0)
         assert stream is not us.get_stream(0)
-        assert "1 streams" in repr(mine)
+        assert "1 stream>" in repr(mine)
         assert "of the process" in repr(us.UserStream.get())
         assert mine.device_of(on(0)).device_id == 0
         assert mine.describe(on(0)).device_id == 0

@@ -118,6 +118,30 @@ def test_several_devices_have_one_deadline() -> None:
     us.wait([on(0), on(1)], timeout=10)
 
 
+def test_several_streams_have_one_deadline() -> None:
+    with us.Stream.create(0) as first, us.Stream.create(0) as second:
+        both = {"one": first, "more": [second, first]}
+        with testing.latch(second) as latch:
+            with pytest.raises(us.WaitTimeout) as caught:
+                us.wait(both, timeout=0.1)
+            assert caught.value.streams == (repr(second),)
+            with pytest.raises(us.WaitTimeout):
+                asyncio.run(us.wait_async(both, timeout=0.1))
+            future = us.completion(both)
+            assert not future.done()
+            latch.release()
+            future.result(timeout=10)
+        us.wait(both, timeout=10)
+        with pytest.raises(us.UnsupportedBufferError, match="streams and other things"):
+            us.wait([first, on(0)])
+        with pytest.raises(ValueError, match="is a stream already: pass no name"):
+            us.wait([first, second], name="io")
+        with pytest.raises(us.UnsupportedBufferError, match="hold buffers only"):
+            us.get_stream([first])
+    with pytest.raises(us.ClosedError):
+        us.wait([first, second])
+
+
 @pytest.mark.multi_device
 def test_a_device_is_waited_for_from_a_thread_without_a_context() -> None:
     stream = us.get_stream(1)

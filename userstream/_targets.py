@@ -25,6 +25,23 @@ def stream_of(target: Any) -> Stream | None:  # see typing.Target
     return None
 
 
+def streams_in(target: Any) -> list[Stream]:
+    """Return the streams that `target` is or holds, each once; none if it holds buffers."""
+    given = stream_of(target)
+    if given is not None:
+        return [given]
+    if not is_collection(target) or _buffers.rule_of(target) is not None:
+        return []
+    streams = [stream_of(item) for _, item, _ in _leaves(target)]
+    found = [stream for stream in streams if stream is not None]
+    if found and len(found) < len(streams):
+        raise UnsupportedBufferError(
+            f"this {type(target).__name__} holds streams and other things; pass streams alone, or "
+            "buffers alone"
+        )
+    return list(dict.fromkeys(found))
+
+
 def devices_of(target: Any) -> list[int]:
     """Return the ordinals of the devices that `target` names, each once, in order.
 
@@ -63,19 +80,11 @@ def is_collection(target: object) -> bool:
     )
 
 
-def buffers_in(
-    collection: Any, path: tuple[object, ...] = (), *, named: str = "target"
-) -> Iterator[tuple[Any, _buffers.Rule]]:
+def buffers_in(collection: Any, *, named: str = "target") -> Iterator[tuple[Any, _buffers.Rule]]:
     """Yield the buffers of a (nested) sequence or mapping, each with its rule."""
-    items = collection.items() if isinstance(collection, Mapping) else enumerate(collection)
-    for key, item in items:
-        rule = _buffers.rule_of(item)
-        if rule is not None:
-            yield item, rule
-        elif is_collection(item):
-            yield from buffers_in(item, (*path, key), named=named)
-        else:
-            where = "".join(f"[{_shown(key)}]" for key in (*path, key))
+    for path, item, rule in _leaves(collection):
+        if rule is None:
+            where = "".join(f"[{_shown(key)}]" for key in path)
             if named == "buffers" and hasattr(item, "__cuda_stream__"):
                 advice = "pass a stream as stream= or producer="
             else:
@@ -83,6 +92,20 @@ def buffers_in(
             raise UnsupportedBufferError(
                 f"{named}{where} is {_shown(item)}, which is no GPU buffer; {advice}"
             )
+        yield item, rule
+
+
+def _leaves(
+    collection: Any, path: tuple[object, ...] = ()
+) -> Iterator[tuple[tuple[object, ...], Any, _buffers.Rule | None]]:
+    """Yield what a (nested) sequence or mapping holds: where it is, itself, and its rule."""
+    items = collection.items() if isinstance(collection, Mapping) else enumerate(collection)
+    for key, item in items:
+        rule = _buffers.rule_of(item)
+        if rule is None and is_collection(item):
+            yield from _leaves(item, (*path, key))
+        else:
+            yield (*path, key), item, rule
 
 
 def _shown(obj: object) -> str:

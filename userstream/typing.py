@@ -117,4 +117,4 @@ DeviceLike: TypeAlias = SupportsIndex | _CUDADevice
 
 Target: TypeAlias = "Buffer | DeviceLike | StreamLike | Sequence[Any] | Mapping[Any, Any] | None"
 """What says where to work: a buffer, a device, a stream, a (nested) sequence or mapping of
-buffers, or `None` for the calling thread's current device."""
+buffers (for a wait also of streams), or `None` for the calling thread's current device."""

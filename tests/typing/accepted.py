@@ -77,7 +77,8 @@ def a_stream_of_ours_is_theirs(stream: us.Stream, device: cuda.core.Device) -> N
 def waits(array: Array) -> None:
     us.wait()
     us.wait(array, name="copies", timeout=0.5, policy="spin")
-    us.wait([0, 1], timeout=1)
+    us.wait([array, array], timeout=1)
+    us.wait({"theirs": TheirStream()}, timeout=1)
     us.wait_for_device(0, timeout=None)
     us.wait_all(timeout=1)
     assert_type(us.completion(array), Future[None])

@@ -136,7 +136,8 @@ class UserStream(Transfers):
 
     def __repr__(self) -> str:
         which = " of the process" if self is _process_registry else ""
-        state = "closed" if self._closed else f"{sum(map(len, self._named.values()))} streams"
+        count = sum(map(len, self._named.values()))
+        state = "closed" if self._closed else f"{count} stream{'' if count == 1 else 's'}"
         return f"<userstream.UserStream{which}: {state}>"
 
     device_of: Final = staticmethod(_buffers.device_of)

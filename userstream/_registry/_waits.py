@@ -33,9 +33,9 @@ class Waits(StreamTable):
 
         Parameters
         ----------
-        target : GPU buffer, sequence or mapping of them, device, int or stream, optional
+        target : GPU buffer, device, int, stream, or sequence or mapping, optional
             Whose user stream, as for `get_stream`, but of several devices it is all of them. A
-            stream is waited for itself, registered or not.
+            stream is waited for itself, registered or not, and so are several in a sequence.
         name : str, optional
             Which of the device's user streams; the one without a name by default.
         timeout : float, optional
@@ -87,11 +87,11 @@ class Waits(StreamTable):
                 return [stream]
         check_name(name)
         self._check_open()
-        given = _targets.stream_of(target)
-        if given is not None:
+        given = _targets.streams_in(target)
+        if given:
             if name is not None:
-                raise ValueError(f"{given!r} is a stream already: pass no name")
-            return [given]
+                raise ValueError(f"{given[0]!r} is a stream already: pass no name")
+            return given
         devices = _targets.devices_of(target)
         streams = self._named.get(name, {})
         found = []
@@ -202,7 +202,7 @@ class Waits(StreamTable):
 
         Parameters
         ----------
-        target : GPU buffer, sequence or mapping of them, device, int or stream, optional
+        target : GPU buffer, device, int, stream, or sequence or mapping, optional
             As for `wait`.
         name : str, optional
             Which of the device's user streams; the one without a name by default.
@@ -246,7 +246,7 @@ class Waits(StreamTable):
 
         Parameters
         ----------
-        target : GPU buffer, sequence or mapping of them, device, int or stream, optional
+        target : GPU buffer, device, int, stream, or sequence or mapping, optional
             As for `wait`.
         name : str, optional
             As for `wait`.

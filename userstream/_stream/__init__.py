@@ -62,7 +62,7 @@ class Stream(CallingStream):
     Notes
     -----
     Thread-safe. It remembers its device, so it is right whichever device is current, also in
-    threads without a context. In a forked child every method raises `ForkedError`.
+    threads without a context. In a forked child what needs CUDA raises `ForkedError`.
 
     Examples
     --------
