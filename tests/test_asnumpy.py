@@ -18,6 +18,7 @@ import standins
 import userstream as us
 from helpers import (
     array,
+    checked,
     device_memory,
     eventually,
     fill,
@@ -244,6 +245,41 @@ def test_a_framework_packs_what_is_scattered(torch: types.ModuleType, memory: in
     assert packed == [int(us.get_stream(0).handle)]
     assert torch.cuda.current_stream(0).cuda_stream == 0
     np.testing.assert_array_equal(result, np.arange(6, dtype="f4").reshape(2, 3))
+
+
+@pytest.mark.multi_device
+def test_a_framework_packs_on_the_device_of_the_array(cupy: types.ModuleType) -> None:
+    packed = []
+
+    def ascontiguousarray(array: Any) -> Any:
+        device = int(checked(driver.cuCtxGetDevice()))
+        packed.append((device, cupy.cuda.get_current_stream(device).ptr))
+        return array
+
+    cupy.ascontiguousarray = ascontiguousarray
+    with device_memory(1, 1024) as there:
+        scattered = cupy.ndarray(1, there)
+        scattered.strides = (256,)
+        with _driver.entered(_driver.primary_context(0)):
+            us.asnumpy(scattered)
+            assert int(checked(driver.cuCtxGetDevice())) == 0
+            assert packed == [(1, int(us.get_stream(1).handle))]
+            # Its framework would do it on another stream, after which nothing is ordered.
+            us.asnumpy(scattered, stream=us.get_stream(0))
+            us.copyto(np.zeros(4, "f4"), scattered, stream=us.get_stream(0))
+        assert len(packed) == 1
+
+
+@pytest.mark.multi_device
+def test_what_has_to_be_packed_takes_a_stream_of_its_device(torch: types.ModuleType) -> None:
+    class Tensor(torch.Tensor):  # type: ignore[name-defined]
+        is_conj = is_neg = lambda self: True
+
+    with device_memory(1) as there:
+        tensor = Tensor(torch.device("cuda", 1), there)
+        with pytest.raises(us.DeviceMismatchError, match=r"on device 1 alone.*stream=") as caught:
+            us.asnumpy(tensor, stream=us.get_stream(0))
+    assert caught.value.devices == (0, 1)
 
 
 # -- copyto ---------------------------------------------------------------------------------------

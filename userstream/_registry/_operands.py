@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from userstream import _buffers, _targets, _transfer
+from userstream import _buffers, _driver, _targets, _transfer
 from userstream._buffers import type_name
-from userstream.errors import HostBufferError
+from userstream.errors import DeviceMismatchError, HostBufferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,12 +27,21 @@ def packed(
     """Let the framework of a buffer make it contiguous on our stream, if need be or if quicker."""
     if rule.pack is None or rule.framework is None:
         return buffer, array
-    if not (rule.must_pack is not None and rule.must_pack(buffer)) and not (
-        if_scattered and _transfer.is_scattered(array)
-    ):
+    must = rule.must_pack is not None and rule.must_pack(buffer)
+    if not must and not (if_scattered and _transfer.is_scattered(array)):
         return buffer, array
-    with ordering.consumer.activate(rule.framework.name):
-        copy = rule.pack(buffer)
+    stream, device = ordering.consumer, array.device
+    if stream._device() != device:  # the framework would do it on another stream, unordered
+        if not must:
+            return buffer, array
+        raise DeviceMismatchError(
+            f"the memory of this {type_name(buffer)} is not what it shows, and its framework can "
+            f"resolve that on device {device} alone, where {stream!r} is not; pass a stream= there",
+            devices=(stream._device(), device),
+        )
+    with stream.activate(rule.framework.name):
+        # CuPy works on the current device, wherever the array is.
+        copy = _driver.within(_driver.primary_context(device), rule.pack, buffer)
     # Its memory belongs to our stream's arena: what is freed there is used in order.
     return copy, _transfer.device_array((rule.layout or rule.describe)(copy))
 
