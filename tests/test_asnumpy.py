@@ -17,6 +17,7 @@ from cuda.core import LegacyPinnedMemoryResource
 import standins
 import userstream as us
 from helpers import (
+    another_context,
     array,
     checked,
     device_memory,
@@ -213,6 +214,15 @@ def test_results_stay_as_they_are(memory: int) -> None:
     for number, result in enumerate(results):
         np.testing.assert_array_equal(result, NUMBERS + number)
         result[:] = 0
+
+
+def test_results_outlive_the_context_of_the_stream(memory: int) -> None:
+    write(memory, np.arange(64, dtype="f4"))
+    with another_context():
+        stream = us.Stream.from_handle(checked(driver.cuStreamCreate(1)))
+        result = us.asnumpy(array(memory, shape=(64,)), stream=stream)
+    assert _driver.place_of(result.ctypes.data) is not None
+    assert result.tolist() == list(range(64))
 
 
 def test_a_framework_packs_what_is_scattered(torch: types.ModuleType, memory: int) -> None:

@@ -17,6 +17,7 @@ import userstream as us
 from helpers import (
     CAI,
     DLPack,
+    another_context,
     checked,
     device_memory,
     managed_memory,
@@ -382,24 +383,13 @@ def test_pinned_memory() -> None:
 
 
 def test_memory_of_another_context() -> None:
-    device = checked(driver.cuDeviceGet(0))
-    arguments = (None, 0, device) if _bindings_major() >= 13 else (0, device)
-    context = checked(driver.cuCtxCreate(*arguments))
-    try:
+    with another_context():
         pointer = checked(driver.cuMemAlloc(64))
         for thing in (pointer, CAI(int(pointer))):
             for function in (us.get_stream, us.device_of, us.describe):
                 with pytest.raises(us.UnsupportedBufferError, match="not the primary one"):
                     function(thing)
         checked(driver.cuMemFree(pointer))
-    finally:
-        checked(driver.cuCtxDestroy(context))
-
-
-def _bindings_major() -> int:
-    import cuda.bindings
-
-    return int(cuda.bindings.__version__.split(".")[0])
 
 
 # -- the table of rules -----------------------------------------------------------------------
