@@ -248,6 +248,19 @@ def test_an_array_that_orders_its_consumer(producer: us.Stream) -> None:
     assert exporting.capsule() is None, "acquire keeps nothing alive"
 
 
+@pytest.mark.multi_device
+def test_an_array_that_orders_a_default_stream_of_its_device() -> None:
+    legacy = us.Stream.legacy_default()
+    with us.Stream.create(1) as writer, _driver.entered(_driver.primary_context(0)):
+        with testing.latch(writer) as latch:
+            us.acquire(Exporting(writer, 1), stream=legacy)
+            assert legacy.is_done, "that of device 0"
+            with _driver.entered(_driver.primary_context(1)):
+                assert not legacy.is_done
+                latch.release()
+                legacy.sync(timeout=10)
+
+
 def test_jax_is_ordered_part_by_part(jax: types.ModuleType, producer: us.Stream) -> None:
     asked = []
 
