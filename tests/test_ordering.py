@@ -1001,6 +1001,28 @@ def test_threads_hold_on_one_stream(kind: str) -> None:
     assert eventually(lambda: not _holding._queues)
 
 
+def test_what_is_held_while_the_last_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody lets go of it without a further call on that stream."""
+    stream, latch = us.get_stream(0), testing.latch(us.get_stream(0))
+    late = [Thing()]
+    alive = weakref.ref(late[0])
+
+    class Queues(set[Any]):
+        def discard(self, queue: Any) -> None:
+            if late and queue is stream._held:
+                latch.__enter__()
+                us.hold(late.pop(), stream=stream)
+            super().discard(queue)
+
+    monkeypatch.setattr(_holding, "_queues", Queues(_holding._queues))
+    us.hold(1, stream=stream)
+    assert eventually(lambda: not late)
+    assert alive() is not None
+    latch.release()
+    assert eventually(lambda: alive() is None)
+    assert eventually(lambda: not _holding._queues)
+
+
 def test_what_is_held_is_the_buffers_and_not_their_list(memory: int) -> None:
     stream = us.get_stream(0)
 
