@@ -16,7 +16,7 @@ import pytest
 import userstream as us
 from conftest import SIMULATED
 from helpers import current_context, eventually, in_thread, pinned_memory, run_python
-from userstream import _dispatcher, _driver, testing
+from userstream import _dispatcher, _driver, _watcher, testing
 from userstream._stream import _words
 from userstream._stream._words import Word
 
@@ -413,6 +413,27 @@ def test_a_launch_that_fails_half_way_lets_the_stream_go(
         stream.launch_host_func(print)
     stream.sync(timeout=10)
     assert len(_words._free[0]) == free
+
+
+def test_a_callback_that_was_refused_is_never_called(
+    stream: us.Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    called: list[str] = []
+    stream.launch_host_func(int)  # so that the other thread is there
+    monkeypatch.setattr(_watcher, "_watcher", _watcher.Watcher())
+    with testing.latch(stream):
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="new thread"):
+                stream.add_callback(lambda *_: called.append("refused"))
+        stream.add_callback(lambda *_: called.append("taken"))
+    assert eventually(lambda: bool(called))
+    assert eventually(lambda: not _watcher._watcher._queues)
+    assert called == ["taken"]
+    _watcher._watcher.end()
 
 
 @pytest.mark.simulated

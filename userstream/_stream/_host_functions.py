@@ -152,10 +152,11 @@ class CallingStream(EventWaitingStream):
             # Nothing but DriverError comes of looking at an event.
             dispatcher.post(_named(fn, self, error))  # type: ignore[arg-type]
 
+        watch = _watcher.Watch(completion, tell)
         try:
-            _watcher.watch([_watcher.Watch(completion, tell)])
+            _watcher.watch([watch])
         except BaseException:
-            completion.abandon()
+            _watcher.unwatch([watch])  # if it came that far
             raise
 
     def _callable(self) -> driver.CUstream:
