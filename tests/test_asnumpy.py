@@ -29,7 +29,7 @@ from helpers import (
     running,
     upload,
 )
-from userstream import _driver, testing
+from userstream import _driver, _holding, testing
 from userstream._transfer import _pinned
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
@@ -374,6 +374,23 @@ def test_a_copy_that_fails_leaves_the_stream_usable(producer: us.Stream, memory:
             with contextlib.suppress(us.DriverError):
                 us.asnumpy(buffer)
         np.testing.assert_array_equal(us.asnumpy(buffer, timeout=10), NUMBERS)
+
+
+@pytest.mark.simulated
+def test_what_is_copied_is_kept_if_nothing_can_hold_it(producer: us.Stream, memory: int) -> None:
+    """The GPU is at it when the release fails."""
+    stream = us.get_stream(0)
+    with device_memory(0) as other:
+        source = array(memory, producer)
+        alive = weakref.ref(source)
+        us.copyto(array(other), source)
+        with testing.latch(stream), testing.inject("cuEventRecord", 2, count=9, skip=1):
+            with pytest.raises(us.DriverError):  # the first event is that of the acquire
+                us.copyto(array(other), source)
+            del source
+            gc.collect()
+            assert alive() is not None
+    _holding.in_use.clear()
 
 
 def test_the_limit_of_pinned_memory(memory: int) -> None:
