@@ -14,6 +14,8 @@ from userstream.errors import InvalidDeviceError, UnsupportedBufferError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_DEEPEST = 100
+
 
 def stream_of(target: Any) -> Stream | None:  # see typing.Target
     """Return the stream that `target` is, or `None` if it is none."""
@@ -63,10 +65,20 @@ def is_collection(target: object) -> bool:
     )
 
 
+def check_depth(depth: int, collection: object) -> None:
+    """Refuse a collection that is nested without end, as one that contains itself."""
+    if depth > _DEEPEST:
+        raise UnsupportedBufferError(
+            f"collections are nested more than {_DEEPEST} deep: does {_shown(collection)} contain "
+            "itself?"
+        )
+
+
 def buffers_in(
     collection: Any, path: tuple[object, ...] = (), *, named: str = "target"
 ) -> Iterator[tuple[Any, _buffers.Rule]]:
     """Yield the buffers of a (nested) sequence or mapping, each with its rule."""
+    check_depth(len(path), collection)
     items = collection.items() if isinstance(collection, Mapping) else enumerate(collection)
     for key, item in items:
         rule = _buffers.rule_of(item)

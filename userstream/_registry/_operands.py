@@ -47,7 +47,7 @@ def packed(
 
 
 def copied(
-    buffer: Any, copy: Callable[..., np.ndarray], out: np.ndarray | None = None
+    buffer: Any, copy: Callable[..., np.ndarray], out: np.ndarray | None = None, depth: int = 0
 ) -> np.ndarray | list[Any] | dict[Any, Any]:
     """Copy each array that a buffer or a collection is made of; return them in its form."""
     rule = _buffers.rule_of(buffer)
@@ -61,9 +61,10 @@ def copied(
         raise TypeError(f"out= takes one array, and {type_name(buffer)} is made of several")
     if rule is not None and rule.parts is not None:
         return [copy(part) for part in rule.parts(buffer)]
+    _targets.check_depth(depth, buffer)
     if isinstance(buffer, Mapping):
-        return {key: copied(item, copy) for key, item in buffer.items()}
-    return [copied(item, copy) for item in buffer]
+        return {key: copied(item, copy, depth=depth + 1) for key, item in buffer.items()}
+    return [copied(item, copy, depth=depth + 1) for item in buffer]
 
 
 def _joined(
