@@ -59,6 +59,20 @@ def reclaim(stream: us.Stream) -> None:
 
 
 @contextmanager
+def another_context(device: int = 0) -> Iterator[None]:
+    """Make a context that is not the primary one, current inside and destroyed at the end."""
+    import cuda.bindings
+
+    ordinal = checked(driver.cuDeviceGet(device))
+    old = cuda.bindings.__version__.startswith("12.")
+    context = checked(driver.cuCtxCreate(*((0, ordinal) if old else (None, 0, ordinal))))
+    try:
+        yield
+    finally:
+        checked(driver.cuCtxDestroy(context))
+
+
+@contextmanager
 def device_memory(device: int = 0, size: int = 256) -> Iterator[int]:
     """Allocate device memory in the primary context; yield its address."""
     context = _driver.primary_context(device)

@@ -17,7 +17,9 @@ from cuda.core import LegacyPinnedMemoryResource
 import standins
 import userstream as us
 from helpers import (
+    another_context,
     array,
+    checked,
     device_memory,
     eventually,
     fill,
@@ -27,7 +29,7 @@ from helpers import (
     running,
     upload,
 )
-from userstream import _driver, testing
+from userstream import _driver, _holding, testing
 from userstream._transfer import _pinned
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
@@ -222,6 +224,15 @@ def test_results_stay_as_they_are(memory: int) -> None:
         result[:] = 0
 
 
+def test_results_outlive_the_context_of_the_stream(memory: int) -> None:
+    write(memory, np.arange(64, dtype="f4"))
+    with another_context():
+        stream = us.Stream.from_handle(checked(driver.cuStreamCreate(1)))
+        result = us.asnumpy(array(memory, shape=(64,)), stream=stream)
+    assert _driver.place_of(result.ctypes.data) is not None
+    assert result.tolist() == list(range(64))
+
+
 def test_a_framework_packs_what_is_scattered(torch: types.ModuleType, memory: int) -> None:
     write(memory, np.arange(16, dtype="f4"))
     packed = []
@@ -252,6 +263,41 @@ def test_a_framework_packs_what_is_scattered(torch: types.ModuleType, memory: in
     assert packed == [int(us.get_stream(0).handle)]
     assert torch.cuda.current_stream(0).cuda_stream == 0
     np.testing.assert_array_equal(result, np.arange(6, dtype="f4").reshape(2, 3))
+
+
+@pytest.mark.multi_device
+def test_a_framework_packs_on_the_device_of_the_array(cupy: types.ModuleType) -> None:
+    packed = []
+
+    def ascontiguousarray(array: Any) -> Any:
+        device = int(checked(driver.cuCtxGetDevice()))
+        packed.append((device, cupy.cuda.get_current_stream(device).ptr))
+        return array
+
+    cupy.ascontiguousarray = ascontiguousarray
+    with device_memory(1, 1024) as there:
+        scattered = cupy.ndarray(1, there)
+        scattered.strides = (256,)
+        with _driver.entered(_driver.primary_context(0)):
+            us.asnumpy(scattered)
+            assert int(checked(driver.cuCtxGetDevice())) == 0
+            assert packed == [(1, int(us.get_stream(1).handle))]
+            # Its framework would do it on another stream, after which nothing is ordered.
+            us.asnumpy(scattered, stream=us.get_stream(0))
+            us.copyto(np.zeros(4, "f4"), scattered, stream=us.get_stream(0))
+        assert len(packed) == 1
+
+
+@pytest.mark.multi_device
+def test_what_has_to_be_packed_takes_a_stream_of_its_device(torch: types.ModuleType) -> None:
+    class Tensor(torch.Tensor):  # type: ignore[name-defined]
+        is_conj = is_neg = lambda self: True
+
+    with device_memory(1) as there:
+        tensor = Tensor(torch.device("cuda", 1), there)
+        with pytest.raises(us.DeviceMismatchError, match=r"on device 1 alone.*stream=") as caught:
+            us.asnumpy(tensor, stream=us.get_stream(0))
+    assert caught.value.devices == (0, 1)
 
 
 # -- copyto ---------------------------------------------------------------------------------------
@@ -336,6 +382,23 @@ def test_a_copy_that_fails_leaves_the_stream_usable(producer: us.Stream, memory:
             with contextlib.suppress(us.DriverError):
                 us.asnumpy(buffer)
         np.testing.assert_array_equal(us.asnumpy(buffer, timeout=10), NUMBERS)
+
+
+@pytest.mark.simulated
+def test_what_is_copied_is_kept_if_nothing_can_hold_it(producer: us.Stream, memory: int) -> None:
+    """The GPU is at it when the release fails."""
+    stream = us.get_stream(0)
+    with device_memory(0) as other:
+        source = array(memory, producer)
+        alive = weakref.ref(source)
+        us.copyto(array(other), source)
+        with testing.latch(stream), testing.inject("cuEventRecord", 2, count=9, skip=1):
+            with pytest.raises(us.DriverError):  # the first event is that of the acquire
+                us.copyto(array(other), source)
+            del source
+            gc.collect()
+            assert alive() is not None
+    _holding.in_use.clear()
 
 
 def test_the_limit_of_pinned_memory(memory: int) -> None:

@@ -18,6 +18,7 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
+from conftest import SIMULATED
 from helpers import eventually, in_thread, on, pooled_events, run_python, running
 from userstream import _driver, _watcher, testing
 
@@ -692,6 +693,39 @@ def test_exit_with_futures_pending(how: str) -> None:
         """
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_nobody_waits_in_vain_at_the_very_end() -> None:
+    """A function that was registered before the import runs when the watcher has ended."""
+    done = run_python(
+        f"""
+        import asyncio, atexit
+
+        def last():
+            with testing.latch(us.get_stream(0)):
+                for wait in (
+                    lambda: us.completion(0).result(),
+                    lambda: asyncio.run(us.wait_async(0)),
+                    lambda: us.get_stream(0).add_callback(print),
+                ):
+                    try:
+                        wait()
+                    except RuntimeError as error:
+                        assert "going down" in str(error), error
+                        print("refused")
+                us.hold(1, stream=us.get_stream(0))
+            us.wait(0, timeout=10)
+
+        atexit.register(last)
+        import userstream as us
+        from userstream import testing
+        if {SIMULATED}:
+            testing.simulate(2)
+        us.get_stream(0).sync()
+        """,
+        simulate=None,
+    )
+    assert (done.stdout, done.stderr) == ("refused\n" * 3, "")
 
 
 def test_a_forked_child_is_refused() -> None:

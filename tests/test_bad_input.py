@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserString
 from collections.abc import Callable
 
 import numpy as np
@@ -140,6 +141,28 @@ def test_several_devices_have_no_one_stream() -> None:
         us.get_stream([on(1), on(0), on(1)])
     assert caught.value.devices == (1, 0)
     assert us.streams() == {}
+
+
+def _cycle() -> list[object]:
+    cycle: list[object] = []
+    cycle.append({"again": cycle})
+    return cycle
+
+
+@pytest.mark.parametrize("make", [_cycle, lambda: UserString("a")])
+@pytest.mark.parametrize("function", [us.get_stream, us.acquire, us.hand_over, us.asnumpy])
+def test_a_collection_without_end(
+    function: Callable[[object], object], make: Callable[[], object]
+) -> None:
+    with pytest.raises(us.UnsupportedBufferError, match="contain itself"):
+        function(make())
+
+
+def test_collections_may_be_deep() -> None:
+    nested: object = on(0)
+    for _ in range(50):
+        nested = [nested]
+    assert us.get_stream(nested) is us.get_stream(0)
 
 
 def test_what_looks_like_an_int_but_is_a_buffer() -> None:

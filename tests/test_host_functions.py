@@ -16,7 +16,7 @@ import pytest
 import userstream as us
 from conftest import SIMULATED
 from helpers import current_context, eventually, in_thread, pinned_memory, run_python
-from userstream import _dispatcher, _driver, testing
+from userstream import _dispatcher, _driver, _watcher, testing
 from userstream._stream import _words
 from userstream._stream._words import Word
 
@@ -413,6 +413,61 @@ def test_a_launch_that_fails_half_way_lets_the_stream_go(
         stream.launch_host_func(print)
     stream.sync(timeout=10)
     assert len(_words._free[0]) == free
+
+
+def test_a_destructor_in_the_middle_of_a_call(
+    stream: us.Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The garbage collector may run it at any moment, as a signal may come."""
+    called: list[str] = []
+    call_native = _driver.call_native
+
+    def in_the_middle(*args: Any) -> None:
+        monkeypatch.setattr(_driver, "call_native", call_native)
+        with pytest.raises(RuntimeError, match="in the middle"):
+            stream.launch_host_func(called.append, "function")
+        stream.add_callback(lambda *_: called.append("callback"))
+        with us.Stream.create(0) as another:
+            another.launch_host_func(called.append, "of another stream")
+        call_native(*args)
+
+    monkeypatch.setattr(_driver, "call_native", in_the_middle)
+    stream.launch_host_func(called.append, "first")
+    stream.launch_host_func(called.append, "last")
+    stream.sync(timeout=10)
+    assert eventually(lambda: len(called) == 4)
+    assert sorted(called) == ["callback", "first", "last", "of another stream"]
+    assert called.index("first") < called.index("last")
+
+
+def test_the_lock_of_the_queues_is_reentrant(stream: us.Stream) -> None:
+    done = threading.Event()
+    with _dispatcher.started()._lock:
+        stream.add_callback(lambda *_: done.set())
+        stream.launch_host_func(int)
+    assert done.wait(10)
+    stream.sync(timeout=10)
+
+
+def test_a_callback_that_was_refused_is_never_called(
+    stream: us.Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    called: list[str] = []
+    stream.launch_host_func(int)  # so that the other thread is there
+    monkeypatch.setattr(_watcher, "_watcher", _watcher.Watcher())
+    with testing.latch(stream):
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="new thread"):
+                stream.add_callback(lambda *_: called.append("refused"))
+        stream.add_callback(lambda *_: called.append("taken"))
+    assert eventually(lambda: bool(called))
+    assert eventually(lambda: not _watcher._watcher._queues)
+    assert called == ["taken"]
+    _watcher._watcher.end()
 
 
 @pytest.mark.simulated

@@ -248,6 +248,19 @@ def test_an_array_that_orders_its_consumer(producer: us.Stream) -> None:
     assert exporting.capsule() is None, "acquire keeps nothing alive"
 
 
+@pytest.mark.multi_device
+def test_an_array_that_orders_a_default_stream_of_its_device() -> None:
+    legacy = us.Stream.legacy_default()
+    with us.Stream.create(1) as writer, _driver.entered(_driver.primary_context(0)):
+        with testing.latch(writer) as latch:
+            us.acquire(Exporting(writer, 1), stream=legacy)
+            assert legacy.is_done, "that of device 0"
+            with _driver.entered(_driver.primary_context(1)):
+                assert not legacy.is_done
+                latch.release()
+                legacy.sync(timeout=10)
+
+
 def test_jax_is_ordered_part_by_part(jax: types.ModuleType, producer: us.Stream) -> None:
     asked = []
 
@@ -996,6 +1009,28 @@ def test_threads_hold_on_one_stream(kind: str) -> None:
     for thread in threads:
         thread.join(60)
     assert not early
+    assert eventually(lambda: not _holding._queues)
+
+
+def test_what_is_held_while_the_last_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody lets go of it without a further call on that stream."""
+    stream, latch = us.get_stream(0), testing.latch(us.get_stream(0))
+    late = [Thing()]
+    alive = weakref.ref(late[0])
+
+    class Queues(set[Any]):
+        def discard(self, queue: Any) -> None:
+            if late and queue is stream._held:
+                latch.__enter__()
+                us.hold(late.pop(), stream=stream)
+            super().discard(queue)
+
+    monkeypatch.setattr(_holding, "_queues", Queues(_holding._queues))
+    us.hold(1, stream=stream)
+    assert eventually(lambda: not late)
+    assert alive() is not None
+    latch.release()
+    assert eventually(lambda: alive() is None)
     assert eventually(lambda: not _holding._queues)
 
 

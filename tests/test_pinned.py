@@ -171,6 +171,38 @@ def test_trim_frees_what_nobody_holds() -> None:
     assert trim() is None
 
 
+def test_without_a_thread_memory_stays_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    where = address(array(MIB))
+    _pinned.set_limit(MIB)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        us.close()
+        assert take(MIB // 16) is None, "there is no room, and none can be made"
+    assert address(array(MIB)) == where
+    free_all()
+    assert _pinned._total == 0
+
+
+def test_close_at_exit() -> None:
+    """From Python 3.12 on no thread can be started then."""
+    done = run_python(
+        """
+        import atexit
+        import userstream as us
+        from cuda.core import Device
+
+        atexit.register(us.close)
+        Device(0).set_current()
+        stream = us.get_stream(0)
+        us.asnumpy(Device(0).allocate(64, stream=stream), producer=stream)
+        """
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_nobody_waits_for_trim() -> None:
     stream = us.get_stream(0)
     array(MIB)

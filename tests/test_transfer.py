@@ -506,6 +506,8 @@ def test_between_waits_for_nothing(stream: us.Stream) -> None:
 def test_between_what_overlaps(stream: us.Stream) -> None:
     with on_device(LARGE[0]) as memory:
         between(memory, memory, stream)  # nothing to do
+        row = array(LARGE[:1], memory.address)
+        between(row, row, stream)
         first = array(LARGE[0, :20], memory.address)
         other = array(LARGE[0, :20], memory.address + 4)
         with pytest.raises(ValueError, match="overlap"):

@@ -12,7 +12,16 @@ from cuda.bindings import driver
 from cuda.core import Event
 
 import userstream as us
-from helpers import checked, eventually, in_thread, is_blocked, on, pooled_events, running
+from helpers import (
+    another_context,
+    checked,
+    eventually,
+    in_thread,
+    is_blocked,
+    on,
+    pooled_events,
+    running,
+)
 from userstream import _events, testing
 from userstream._waiting import check_arguments
 
@@ -401,12 +410,7 @@ def test_an_abandoned_event_that_cannot_be_asked_harms_nobody() -> None:
 
 def test_a_context_of_ones_own() -> None:
     """Its events are not kept, and `wait_for_device` covers it when it is asked for its stream."""
-    import cuda.bindings
-
-    device = checked(driver.cuDeviceGet(0))
-    old = cuda.bindings.__version__.startswith("12.")
-    context = checked(driver.cuCtxCreate(*((0, device) if old else (None, 0, device))))
-    try:
+    with another_context():
         handle = checked(driver.cuStreamCreate(1))
         stream = us.Stream.from_handle(handle)
         assert stream.device.device_id == 0
@@ -423,5 +427,3 @@ def test_a_context_of_ones_own() -> None:
         assert not stream._pool._free
         assert not stream._pool._abandoned
         checked(driver.cuStreamDestroy(handle))
-    finally:
-        checked(driver.cuCtxDestroy(context))

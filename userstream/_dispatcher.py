@@ -63,10 +63,11 @@ def run(function: Callable[[], None]) -> None:
 class _Queue:
     """The calls of one stream, in the order in which the stream comes by them."""
 
-    __slots__ = ("calls", "order", "users")
+    __slots__ = ("calls", "order", "owner", "users")
 
     def __init__(self) -> None:
         self.order = threading.Lock()  # held while the stream and the queue are given a call
+        self.owner: int | None = None  # the thread that holds it
         self.calls: deque[Call] = deque()
         self.users = 0
 
@@ -76,7 +77,9 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self.semaphore = Semaphore()
-        self._lock = threading.Lock()  # held for moments, never while a function runs
+        # Held for moments, never while a function runs. Reentrant, as a signal handler or anybody's
+        # destructor may run in the middle of one.
+        self._lock = threading.RLock()
         self._queues: dict[Hashable, _Queue] = {}
         self._ready: deque[Callable[[], None]] = deque()
         self._daemon = Daemon(self._run, "userstream-dispatcher")
@@ -96,14 +99,31 @@ class Dispatcher:
 
     @contextmanager
     def in_order(self, stream: Hashable) -> Iterator[deque[Call]]:
-        """Yield the calls of a stream, so that one can be given to the stream and to them."""
+        """Yield the calls of a stream, so that one can be given to the stream and to them.
+
+        Raises
+        ------
+        RuntimeError
+            The calling thread is in the middle of that: this is a signal handler or a destructor.
+        """
+        thread = threading.get_ident()
         with self._lock:
             queue = self._queues.setdefault(stream, _Queue())
             queue.users += 1
         try:
+            if queue.owner == thread:
+                raise RuntimeError(
+                    "a signal handler or a destructor called launch_host_func() on a stream while "
+                    "its thread was in the middle of another such call; do it on another thread, "
+                    "or use add_callback()"
+                )
             # A stream that is full blocks inside the driver: nobody but its own users waits here.
             with queue.order:
-                yield queue.calls
+                queue.owner = thread
+                try:
+                    yield queue.calls
+                finally:
+                    queue.owner = None
         finally:
             with self._lock:
                 queue.users -= 1

@@ -171,8 +171,9 @@ def sweep() -> None:
     for queue in queues:
         queue.sweep()
         with _lock:
-            if not queue:
-                _queues.discard(queue)
+            _queues.discard(queue)
+            if queue:  # asked last: `hold` adds to the queue first, and then looks whether it is in
+                _queues.add(queue)
 
 
 def _in_child() -> None:

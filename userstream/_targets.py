@@ -14,6 +14,8 @@ from userstream.errors import InvalidDeviceError, UnsupportedBufferError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_DEEPEST = 100
+
 
 def stream_of(target: Any) -> Stream | None:  # see typing.Target
     """Return the stream that `target` is, or `None` if it is none."""
@@ -80,6 +82,15 @@ def is_collection(target: object) -> bool:
     )
 
 
+def check_depth(depth: int, collection: object) -> None:
+    """Refuse a collection that is nested without end, as one that contains itself."""
+    if depth > _DEEPEST:
+        raise UnsupportedBufferError(
+            f"collections are nested more than {_DEEPEST} deep: does {_shown(collection)} contain "
+            "itself?"
+        )
+
+
 def buffers_in(collection: Any, *, named: str = "target") -> Iterator[tuple[Any, _buffers.Rule]]:
     """Yield the buffers of a (nested) sequence or mapping, each with its rule."""
     for path, item, rule in _leaves(collection):
@@ -99,6 +110,7 @@ def _leaves(
     collection: Any, path: tuple[object, ...] = ()
 ) -> Iterator[tuple[tuple[object, ...], Any, _buffers.Rule | None]]:
     """Yield what a (nested) sequence or mapping holds: where it is, itself, and its rule."""
+    check_depth(len(path), collection)
     items = collection.items() if isinstance(collection, Mapping) else enumerate(collection)
     for key, item in items:
         rule = _buffers.rule_of(item)

@@ -65,10 +65,12 @@ class Watcher:
     def add(self, watches: Sequence[Watch]) -> None:
         """Tell in the watcher's thread of each of these: once, when it is done or has failed."""
         with self._lock:
+            if self._ended:
+                raise RuntimeError("the interpreter is going down: nothing is watched any more")
+            self._daemon.start()  # first: nobody is told of what this refuses
             for watch in watches:
                 self._queues[watch.queue][watch] = None
             self._added = time.monotonic()
-            self._daemon.start()
             if self._pause > _SHORTEST_SLEEP:  # else it comes soon enough
                 self._changed.notify_all()  # a Ctrl-C in `notify` leaves it one to wake in vain
 

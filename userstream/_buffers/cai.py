@@ -88,13 +88,11 @@ def _producer(obj: Any) -> int:
 def describe_interface(obj: Any, source: str, *, device: int | None = None) -> BufferInfo:
     """Describe an object by its interface.
 
-    `device` is where it is if it is empty, because then its address is 0.
+    `device` is where it is if it is empty, because then its address is 0, or behind an allocation.
     """
     found = interface(obj)
     where = address(found)
     memory: Memory = "device"
-    if where or device is None:
-        device, memory = locate(where, obj)
     try:
         shape = _integers(found["shape"])
         dtype = _dtype(found)
@@ -107,6 +105,8 @@ def describe_interface(obj: Any, source: str, *, device: int | None = None) -> B
             raise ValueError(f"shape {shape}")
     except (TypeError, ValueError) as error:
         raise _malformed(obj, f"its shape, strides or typestr is none ({error})") from error
+    if device is None or (where and 0 not in shape):
+        device, memory = locate(where, obj)
     if strides is None:
         strides = contiguous_strides(shape, dtype.itemsize)
     stream, ordering = producer(obj, found)

@@ -61,7 +61,8 @@ def _describe(array: Any) -> BufferInfo:
     return info_of(
         layout,
         device_id=device,
-        memory=locate(address, array)[1] if address else "device",
+        # A slice without elements may begin where its allocation ends.
+        memory=locate(address, array)[1] if array.nbytes else "device",
         nbytes=array.nbytes,
         producer=_current_stream(device)[0],
     )

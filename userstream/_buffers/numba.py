@@ -20,8 +20,9 @@ def rule_for(kind: type) -> Rule | None:
 
 
 def _device_id(array: Any) -> int:  # DeviceNDArray
-    address = cai.address(cai.interface(array))
-    return device_at(address, array) if address else _device_of_empty(array)
+    if array.size == 0:  # its address is 0, or that of what lies behind it
+        return _device_of_empty(array)
+    return device_at(cai.address(cai.interface(array)), array)
 
 
 def _device_of_empty(array: Any) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from userstream import _cleanup
+from userstream import _cleanup, _holding
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -37,6 +37,7 @@ class Acquired:
     ) -> None:
         if error is None:
             if self._release:
+                _holding.in_use[id(self._held)] = self._held  # as long as nothing else holds it
                 self._ordering.release(self._held)
             return
         try:

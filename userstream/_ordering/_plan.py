@@ -66,7 +66,8 @@ class Ordering:
                 stream=repr(consumer),
             )
         try:
-            return export(buffer, int(consumer.handle))
+            # Where its handle means it: that of a default stream means the current context's.
+            return consumer._here(export, buffer, int(consumer.handle))
         except UserStreamError:
             raise
         except Exception as error:

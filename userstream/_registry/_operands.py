@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from cuda.core import Buffer
 
-from userstream import _buffers, _targets, _transfer
+from userstream import _buffers, _driver, _targets, _transfer
 from userstream._buffers import type_name
-from userstream.errors import HostBufferError, UnsupportedBufferError
+from userstream.errors import DeviceMismatchError, HostBufferError, UnsupportedBufferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,18 +28,27 @@ def packed(
     """Let the framework of a buffer make it contiguous on our stream, if need be or if quicker."""
     if rule.pack is None or rule.framework is None:
         return buffer, array
-    if not (rule.must_pack is not None and rule.must_pack(buffer)) and not (
-        if_scattered and _transfer.is_scattered(array)
-    ):
+    must = rule.must_pack is not None and rule.must_pack(buffer)
+    if not must and not (if_scattered and _transfer.is_scattered(array)):
         return buffer, array
-    with ordering.consumer.activate(rule.framework.name):
-        copy = rule.pack(buffer)
+    stream, device = ordering.consumer, array.device
+    if stream._device() != device:  # the framework would do it on another stream, unordered
+        if not must:
+            return buffer, array
+        raise DeviceMismatchError(
+            f"the memory of this {type_name(buffer)} is not what it shows, and its framework can "
+            f"resolve that on device {device} alone, where {stream!r} is not; pass a stream= there",
+            devices=(stream._device(), device),
+        )
+    with stream.activate(rule.framework.name):
+        # CuPy works on the current device, wherever the array is.
+        copy = _driver.within(_driver.primary_context(device), rule.pack, buffer)
     # Its memory belongs to our stream's arena: what is freed there is used in order.
     return copy, _transfer.device_array((rule.layout or rule.describe)(copy))
 
 
 def copied(
-    buffer: Any, copy: Callable[..., np.ndarray], out: np.ndarray | None = None
+    buffer: Any, copy: Callable[..., np.ndarray], out: np.ndarray | None = None, depth: int = 0
 ) -> np.ndarray | list[Any] | dict[Any, Any]:
     """Copy each array that a buffer or a collection is made of; return them in its form."""
     if out is not None and not isinstance(out, np.ndarray):
@@ -55,9 +64,10 @@ def copied(
         raise TypeError(f"out= takes one array, and {type_name(buffer)} is made of several")
     if rule is not None and rule.parts is not None:
         return [copy(part) for part in rule.parts(buffer)]
+    _targets.check_depth(depth, buffer)
     if isinstance(buffer, Mapping):
-        return {key: copied(item, copy) for key, item in buffer.items()}
-    return [copied(item, copy) for item in buffer]
+        return {key: copied(item, copy, depth=depth + 1) for key, item in buffer.items()}
+    return [copied(item, copy, depth=depth + 1) for item in buffer]
 
 
 def _joined(

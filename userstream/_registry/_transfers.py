@@ -88,7 +88,8 @@ class Transfers(Orders):
         HostBufferError
             It is on the host, and NumPy cannot read it.
         UnknownProducerError, DeviceMismatchError, CaptureError, ClosedError
-            As `acquire`; and a copy in a graph is refused.
+            As `acquire`; and a copy in a graph is refused, as is a ``stream`` of another device for
+            a conjugate or negated tensor of PyTorch.
         ValueError, TypeError
             ``out`` has another shape or type, or is read-only; as `acquire`.
         DriverNotFoundError, ForkedError, DriverError

@@ -46,7 +46,8 @@ class CallingStream(EventWaitingStream):
         CaptureError
             The stream is being captured, or is the legacy default stream beside a capture.
         RuntimeError
-            Called from a host function or callback, which might have to wait for itself.
+            Called from a host function or callback, which might have to wait for itself; or by a
+            signal handler or a destructor, in the middle of another such call on this stream.
         ClosedError, ForkedError, DriverError
             The stream is closed, CUDA may not be used, or the driver refused.
 
@@ -152,10 +153,11 @@ class CallingStream(EventWaitingStream):
             # Nothing but DriverError comes of looking at an event.
             dispatcher.post(_named(fn, self, error))  # type: ignore[arg-type]
 
+        watch = _watcher.Watch(completion, tell)
         try:
-            _watcher.watch([_watcher.Watch(completion, tell)])
+            _watcher.watch([watch])
         except BaseException:
-            completion.abandon()
+            _watcher.unwatch([watch])  # if it came that far
             raise
 
     def _callable(self) -> driver.CUstream:

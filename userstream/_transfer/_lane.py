@@ -26,13 +26,15 @@ class Lane:
     Raises `CaptureError` where the stream is being captured: a copy in a graph is not for now.
     """
 
-    __slots__ = ("_deadline", "_handle", "_stream", "context")
+    __slots__ = ("_context", "_deadline", "_handle", "_stream", "primary")
 
     def __init__(self, stream: Stream, device: int, deadline: Deadline | None = None) -> None:
         stream = on_device(stream, device)  # whichever is current
         self._handle = stream._live()
         self._stream = stream
-        self.context = stream._context
+        self._context = stream._context
+        # For page-locked memory, which outlives the copy: nobody destroys this one.
+        self.primary = _driver.primary_context(device)
         self._deadline = deadline or _waiting.Deadline(None)
         self._refuse_capturing()
 
@@ -41,7 +43,7 @@ class Lane:
         if stream._anywhere:
             refuse(handle, stream, _NOT_CAPTURED)
         else:
-            _driver.within(self.context, refuse, handle, stream, _NOT_CAPTURED)
+            _driver.within(self._context, refuse, handle, stream, _NOT_CAPTURED)
 
     def wait(self, completion: Pending) -> None:
         """Wait for a point on this lane."""
@@ -80,7 +82,7 @@ class Lane:
 
     def copy(self, to: int, source: int, plan: Moves) -> Pending:
         """Queue a copy between two first elements; return the point where it is over."""
-        return _driver.within(self.context, self._copy, to, source, plan)
+        return _driver.within(self._context, self._copy, to, source, plan)
 
     def _copy(self, to: int, source: int, plan: Moves) -> Pending:
         self._move(to, source, plan)
@@ -88,7 +90,7 @@ class Lane:
 
     def move(self, to: int, source: int, plan: Moves, peers: Peers | None) -> None:
         """Queue a copy that nobody waits for, on one device or between two."""
-        _driver.within(self.context, self._move, to, source, plan, peers)
+        _driver.within(self._context, self._move, to, source, plan, peers)
 
     def _move(self, to: int, source: int, plan: Moves, peers: Peers | None = None) -> None:
         handle, stream = self._handle, self._stream

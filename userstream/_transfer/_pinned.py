@@ -175,7 +175,12 @@ def _give_back(blocks: list[tuple[int, int]]) -> threading.Thread | None:
         return None
     # It waits for all devices, on which others may be at work for ever.
     thread = threading.Thread(target=_release, args=(blocks,), name="userstream-trim", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # there are too many, or Python is going down: they stay as they were
+        for address, size in blocks:
+            _free[size][address] = None
+        return None
     return thread
 
 
