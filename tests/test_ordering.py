@@ -792,6 +792,7 @@ def test_activation(torch: types.ModuleType, cupy: types.ModuleType, memory: int
         (us.borrow(other, activate=True), (0, ours)),
         (us.borrow(tensor, activate="cupy"), (0, ours)),
         (us.borrow(tensor, activate=["torch", "cupy"]), (ours, ours)),
+        (us.borrow(tensor, activate=iter(["torch", "cupy"])), (ours, ours)),
         (us.borrow(tensor, other, activate=True), (ours, ours)),
         (us.borrow(tensor), (0, 0)),
         (stream.activate("torch"), (ours, 0)),

@@ -33,7 +33,8 @@ class Borrow:
         self._order = order
         self._asked = asked  # the buffers, who uses them, and who produces them
         self._keep = keep
-        self._activate = activate
+        # An iterator gives its names once, and a borrow can be entered again.
+        self._activate = activate if isinstance(activate, (bool, str)) else tuple(activate)
         self._ordering: Ordering | None = None
         self._held: object = None
         self._activation: _activation.Activation | None = None
