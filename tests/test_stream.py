@@ -16,7 +16,7 @@ from cuda.bindings import driver
 from cuda.core import Device, Event, EventOptions
 
 import userstream as us
-from helpers import checked, current_context, in_thread, is_blocked, running
+from helpers import checked, current_context, in_thread, is_blocked, on, running
 from userstream import _driver, _process, testing
 from userstream._stream import _core
 
@@ -164,6 +164,23 @@ def test_a_closed_stream() -> None:
         lambda: us.Stream.from_handle(stream),
     ):
         with pytest.raises(us.ClosedError, match="is closed"):
+            use()
+
+
+def test_a_closed_stream_of_cuda_core() -> None:
+    with _driver.entered(_driver.primary_context(0)):
+        theirs = Device(0).create_stream()
+    theirs.close()
+    for use in (
+        lambda: us.Stream.from_handle(theirs),
+        lambda: us.Stream.from_handle(theirs, owner=1),
+        lambda: us.wait(theirs),
+        lambda: us.get_stream(0).wait(theirs),
+        lambda: us.get_stream(0).copy_attributes_from(theirs),
+        lambda: us.acquire(on(0), stream=theirs),
+        lambda: us.acquire(on(0), producer=theirs),
+    ):
+        with pytest.raises(us.ClosedError, match=r"cuda\.core.* is closed"):
             use()
 
 

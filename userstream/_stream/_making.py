@@ -13,8 +13,10 @@ from cuda.bindings import driver
 from cuda.core import Context, Device, StreamOptions
 
 from userstream import _driver, _events, _process
+from userstream._buffers import type_name
 from userstream._stream import _base
 from userstream._stream._base import BaseStream
+from userstream.errors import ClosedError
 
 if TYPE_CHECKING:
     from userstream.typing import StreamLike
@@ -125,6 +127,8 @@ def address_of(handle: int | driver.CUstream | StreamLike) -> int:
     if isinstance(handle, (int, driver.CUstream)):
         address = int(handle)
     elif hasattr(handle, "__cuda_stream__"):
+        if isinstance(handle, cuda.core.Stream) and handle.is_closed:
+            raise ClosedError(f"this {type_name(handle)} is closed; pass an open stream")
         version, address = handle.__cuda_stream__()
         if version != 0:
             raise TypeError(f"{handle!r} speaks version {version} of __cuda_stream__, not 0")
