@@ -9,7 +9,7 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from helpers import checked, in_thread, is_blocked, on, reclaim, running
+from helpers import CAI, checked, in_thread, is_blocked, on, reclaim, running
 from userstream import _driver, testing
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
@@ -180,6 +180,17 @@ def test_edges_with_the_legacy_stream_beside_a_capture_on_a_blocking_stream() ->
         legacy.wait(stream)
         legacy.sync(timeout=10)
     other.close()
+
+
+@pytest.mark.multi_device
+def test_edges_in_a_capture_of_a_default_stream_of_another_device(memory: int) -> None:
+    per_thread = us.Stream.per_thread_default()
+    first, second = _driver.primary_context(0), _driver.primary_context(1)
+    with us.Stream.create(1) as mine, _driver.entered(first), per_thread.capture("relaxed"):
+        mine.wait(per_thread)
+        with _driver.entered(second):  # where no capture of a default stream is to be seen
+            us.acquire(CAI(memory, stream=2), stream=mine)
+            us.release(CAI(memory, stream=2), stream=mine)
 
 
 def test_wait_for_device_sees_the_captures_of_any_stream_of_ours() -> None:

@@ -122,8 +122,9 @@ def _check_captures(
             "(Stream.create) instead, or capture on both",
             stream=repr(source),
         )
-    one = _driver.capture_facts(source._live(), source)
-    other = _driver.capture_facts(destination._live(), destination)
+    one, other = (
+        each._here(_driver.capture_facts, each._live(), each) for each in (source, destination)
+    )
     if one is None or other is None or one.id is None or one.id != other.id:
         raise CaptureError(
             f"{source!r} and {destination!r} are being captured into two graphs, which cannot "
