@@ -144,6 +144,12 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch, no_cache: None) -> None:
     monkeypatch.setattr(_chunks, "_spare", {})
 
 
+@pytest.fixture
+def held_in_between(monkeypatch: pytest.MonkeyPatch, small_chunks: None) -> None:
+    """Let a stream be held that was free when the chunks were lent."""
+    monkeypatch.setattr(Lane, "reach", lambda lane: None)
+
+
 RANDOM = np.random.default_rng(1)
 LARGE = RANDOM.random((24, 40, 300), "f4")
 LAYOUTS = {
@@ -693,7 +699,21 @@ def test_timeouts_lose_no_events(stream: us.Stream, small_chunks: None) -> None:
     assert counts[3] <= counts[1] + 2, counts
 
 
-def test_waiting_for_the_chunks_times_out(stream: us.Stream, small_chunks: None) -> None:
+def test_a_held_stream_keeps_the_chunks_from_nobody(stream: us.Stream, small_chunks: None) -> None:
+    with on_device(LARGE) as memory, us.Stream.create(0) as other:
+        for copy in (
+            lambda: to_host(memory, stream),
+            lambda: from_host(LARGE, memory, stream, deadline=Deadline(20)),
+        ):
+            with testing.latch(stream) as latch, running(copy) as result:
+                assert is_blocked(result)
+                assert same(to_host(memory, other, deadline=Deadline(20)), LARGE)
+                from_host(LARGE, memory, other, deadline=Deadline(20))
+                latch.release()
+                result()
+
+
+def test_waiting_for_the_chunks_times_out(stream: us.Stream, held_in_between: None) -> None:
     with on_device(LARGE) as memory, us.Stream.create(0) as other, testing.latch(stream) as latch:
         with running(lambda: to_host(memory, stream)) as result:
             assert eventually(lambda: bool(_holding.in_use))
@@ -728,7 +748,7 @@ def test_a_closed_stream_is_refused(stream: us.Stream) -> None:
 @pytest.mark.parametrize("past", [False, True])
 def test_ctrl_c(past: bool, stream: us.Stream, request: pytest.FixtureRequest) -> None:
     if past:
-        request.getfixturevalue("small_chunks")
+        request.getfixturevalue("held_in_between")
     with on_device(LARGE) as memory:
         with testing.latch(stream) as latch:
 

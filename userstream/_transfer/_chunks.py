@@ -38,6 +38,7 @@ def to_host(lane: Lane, source: DeviceArray, out: np.ndarray) -> None:
     scattered = way(source).scattered
     # What a scattered part comes with, from between its elements, has to fit as well.
     parts = _parts(source, SIZE // _layout.MOST_SPREAD if scattered else SIZE)
+    lane.reach()  # a stream that is held up does not keep the chunks from others
     with _chunks(lane, source.device) as chunks:
         queued: list[_Fetched] = []
         try:
@@ -73,6 +74,7 @@ def _fetch(lane: Lane, part: DeviceArray, out: np.ndarray, chunk: Lease) -> _Fet
 
 def from_host(lane: Lane, to: DeviceArray, source: np.ndarray) -> None:
     """Copy a host array to a device array of its shape, and wait for it."""
+    lane.reach()  # as above
     with _chunks(lane, to.device) as chunks:
         queued: list[Pending] = []
         try:

@@ -52,6 +52,11 @@ class Lane:
         except WaitTimeout:
             raise self.too_late() from None
 
+    def reach(self) -> None:
+        """Wait until the stream has done what is queued on it now."""
+        if not self._stream._is_idle():
+            self.wait(self._stream._completion())
+
     def left(self) -> float | None:
         """Return the seconds that are left."""
         return self._deadline.left()
