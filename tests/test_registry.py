@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import weakref
+from typing import Any
 
 import pytest
 from cuda.bindings import driver
@@ -14,7 +15,7 @@ from cuda.core import Device
 import userstream as us
 from helpers import checked, current_context, in_thread, on
 from userstream import _driver, testing
-from userstream._stream import _base
+from userstream._stream import _base, _making
 
 
 def device_of_handle(stream: us.Stream) -> int:
@@ -258,6 +259,44 @@ def test_a_registry_of_its_own() -> None:
         with pytest.raises(us.ClosedError, match=r"UserStream was closed.*; make another one"):
             call()
     stream.sync(timeout=10)
+
+
+def test_a_registry_is_closed_also_if_its_end_fails() -> None:
+    mine = us.UserStream()
+    stream = mine.get_stream(0)
+    stream.begin_capture()
+    with pytest.raises(us.CaptureError), mine:
+        pass
+    with pytest.raises(us.ClosedError):
+        mine.get_stream(0)
+    assert not mine.streams()
+    stream.end_capture()
+
+
+def test_a_stream_that_is_made_while_its_registry_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine, create = us.UserStream(), _making.create
+    begun, go_on = threading.Event(), threading.Event()
+
+    def create_slowly(*arguments: Any, **more: Any) -> Any:
+        begun.set()
+        go_on.wait(20)
+        return create(*arguments, **more)
+
+    monkeypatch.setattr(_making, "create", create_slowly)
+    making = threading.Thread(target=mine.get_stream, args=(0,))
+    # At the last moment: the wait is over.
+    monkeypatch.setattr(us.UserStream, "close", lambda _: (making.start(), begun.wait(20)))
+    closing = threading.Thread(target=mine.__exit__, args=(None, None, None))
+    closing.start()
+    assert begun.wait(20)
+    closing.join(0.1)
+    go_on.set()
+    for thread in (closing, making):
+        thread.join(20)
+    with pytest.raises(us.ClosedError):
+        mine.get_stream(0)
 
 
 def test_a_dropped_registry_leaves_its_streams_alone() -> None:

@@ -123,9 +123,12 @@ class UserStream(Transfers):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
-        self._closed = True
-        self._remove(self.streams())  # made meanwhile
+        try:
+            self.close()
+        finally:
+            with self._lock:  # which a thread that is just making a stream has
+                self._closed = True
+            self._remove(self.streams())  # made meanwhile, or still being captured
 
     def __reduce__(self) -> tuple[Callable[[], UserStream], tuple[()]]:
         if self is not _process_registry:
