@@ -9,6 +9,7 @@ import inspect
 import pickle
 import threading
 import weakref
+from typing import Any
 
 import cuda.core
 import pytest
@@ -240,6 +241,19 @@ def test_from_handle(foreign: int) -> None:
     checked(driver.cuStreamQuery(driver.CUstream(foreign)))  # it was not destroyed
     mine = us.get_stream(0)
     assert us.Stream.from_handle(mine) is mine
+
+
+@pytest.mark.parametrize(
+    "answer", [None, 1, (0,), (0, None), (0, 1.5), ("0", 1), (0, 1, 2)], ids=str
+)
+def test_an_odd_answer_of_the_protocol(answer: Any) -> None:
+    class Odd:
+        def __cuda_stream__(self) -> Any:
+            return answer
+
+    for use in (us.Stream.from_handle, us.get_stream, us.get_stream(0).wait):
+        with pytest.raises(TypeError, match=r"__cuda_stream__ of this .*Odd gives no version"):
+            use(Odd())
 
 
 def test_from_handle_keeps_the_owner(foreign: int) -> None:

@@ -6,6 +6,7 @@ and nowhere else.
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, TypeVar
 
 import cuda.core
@@ -129,7 +130,12 @@ def address_of(handle: int | driver.CUstream | StreamLike) -> int:
     elif hasattr(handle, "__cuda_stream__"):
         if isinstance(handle, cuda.core.Stream) and handle.is_closed:
             raise ClosedError(f"this {type_name(handle)} is closed; pass an open stream")
-        version, address = handle.__cuda_stream__()
+        try:
+            version, address = map(operator.index, handle.__cuda_stream__())
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"__cuda_stream__ of this {type_name(handle)} gives no version and address: {error}"
+            ) from error
         if version != 0:
             raise TypeError(f"{handle!r} speaks version {version} of __cuda_stream__, not 0")
         if address == 0:  # legal there, and CUDA's NULL stream
