@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -9,7 +11,7 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from helpers import CAI, checked, in_thread, is_blocked, on, reclaim, running
+from helpers import CAI, checked, eventually, in_thread, is_blocked, on, reclaim, running
 from userstream import _driver, testing
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
@@ -216,6 +218,27 @@ def test_a_capture_that_begins_in_between() -> None:
 
 
 @pytest.mark.simulated
+def test_a_capture_that_begins_before_the_event_of_what_is_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody can tell when the work before it is done; the next event on that stream does."""
+    stream, held = us.Stream.create(0), {1}
+    alive = weakref.ref(held)
+    stream.begin_capture()
+    with monkeypatch.context() as patch:
+        patch.setattr(_driver, "capture_status", lambda *_: _driver.NOT_CAPTURING)
+        us.hold(held, stream=stream)
+    del held
+    with contextlib.suppress(us.CaptureError):  # to ask that event has invalidated it
+        stream.end_capture()
+    us.get_stream(0).sync(timeout=10)
+    us.wait_all(timeout=10)
+    assert alive() is not None
+    us.hold(1, stream=stream)
+    assert eventually(lambda: alive() is None)
+    stream.close()
+
+
 def test_a_capture_mode_that_cannot_be_set_stays_as_it_was() -> None:
     """The watcher has to stay relaxed for good, or it would break the captures of others."""
     before = checked(driver.cuThreadExchangeStreamCaptureMode(RELAXED))

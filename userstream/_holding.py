@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from userstream import _driver, _events, _process, _watcher
-from userstream.errors import DriverError, UserStreamError
+from userstream.errors import CaptureError, DriverError, UserStreamError
 
 if TYPE_CHECKING:
     from cuda.core import Event
@@ -94,6 +94,8 @@ def _is_passed(held: _Held) -> bool:
         return _events.is_done(held.event, None)
     except DriverError:  # the GPU failed, and nothing runs there any more
         return True
+    except CaptureError:  # one began just before the event was recorded: a later event will tell
+        return False
 
 
 class _Sweeper:
