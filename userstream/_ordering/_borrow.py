@@ -33,8 +33,7 @@ class Borrow:
         self._order = order
         self._asked = asked  # the buffers, who uses them, and who produces them
         self._keep = keep
-        # An iterator gives its names once, and a borrow can be entered again.
-        self._activate = activate if isinstance(activate, (bool, str)) else tuple(activate)
+        self._activate = activate if isinstance(activate, (bool, str)) else _names(activate)
         self._ordering: Ordering | None = None
         self._held: object = None
         self._activation: _activation.Activation | None = None
@@ -105,15 +104,19 @@ class Borrow:
             _cleanup.report(failures, error)
 
 
+def _names(activate: Iterable[str]) -> tuple[str, ...]:
+    if not isinstance(activate, Iterable):
+        raise TypeError(
+            f"activate= takes True, the name of a framework, or several names, not {activate!r}"
+        )
+    return tuple(activate)  # an iterator gives them once, and a borrow can be entered again
+
+
 def _frameworks(activate: bool | str | Iterable[str], buffers: tuple[Any, ...]) -> list[Framework]:
     """Return the frameworks to activate; for `True` those of the buffers."""
     if isinstance(activate, str):
         return _activation.called([activate])
     if not isinstance(activate, bool):
-        if not isinstance(activate, Iterable):
-            raise TypeError(
-                f"activate= takes True, the name of a framework, or several names, not {activate!r}"
-            )
         return _activation.called(activate)
     rules = [rule for _, rule in _targets.buffers_in(buffers)]
     found = {rule.framework for rule in rules if rule.framework is not None}
