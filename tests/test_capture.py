@@ -239,6 +239,7 @@ def test_a_capture_that_begins_before_the_event_of_what_is_held(
     stream.close()
 
 
+@pytest.mark.simulated
 def test_a_capture_mode_that_cannot_be_set_stays_as_it_was() -> None:
     """The watcher has to stay relaxed for good, or it would break the captures of others."""
     before = checked(driver.cuThreadExchangeStreamCaptureMode(RELAXED))

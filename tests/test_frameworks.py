@@ -676,7 +676,8 @@ def test_other_allocators_of_torch(torch: ModuleType, allocator: str) -> None:
 
         class Interface:  # of which the driver has to be asked
             def __init__(self, tensor):
-                self.__cuda_array_interface__ = {**tensor.__cuda_array_interface__, "stream": 1}
+                known = tensor.__cuda_array_interface__  # of version 2, which names no stream
+                self.__cuda_array_interface__ = {**known, "version": 3, "stream": 1}
 
         def same(one, other):
             return (us.asnumpy(one) == us.asnumpy(other)).all()

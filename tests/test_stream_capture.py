@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable
 from pathlib import Path
@@ -106,6 +107,41 @@ def test_a_body_that_invalidates_the_capture() -> None:
         assert not stream.is_capturing
         assert not _capture._begun
         stream.sync(timeout=10)
+
+
+@pytest.mark.simulated
+def test_a_graph_that_the_driver_has_destroyed_is_not_destroyed_again() -> None:
+    def destroyed(use: Callable[[us.Stream], None]) -> int:
+        before = testing.calls("cuGraphDestroy")
+        with us.Stream.create(0) as stream, contextlib.suppress(us.CaptureError):
+            use(stream)
+        gc.collect()
+        return testing.calls("cuGraphDestroy") - before
+
+    def captured(stream: us.Stream) -> None:
+        with stream.capture():
+            pass
+
+    def invalidated(stream: us.Stream) -> None:
+        with stream.capture():
+            driver.cuStreamQuery(stream._live())
+
+    def not_joined_again(stream: us.Stream) -> None:
+        with us.Stream.create(0) as branch, pinned_memory() as word, stream.capture():
+            branch.wait(stream)
+            write(branch, word, 1)
+
+    def collected(stream: us.Stream) -> None:
+        del stream
+        us.Stream.create(0).begin_capture()
+        gc.collect()
+        us.Stream.create(0).begin_capture()  # of the same handle
+
+    assert destroyed(captured) == 1
+    assert destroyed(invalidated) == 0
+    assert destroyed(not_joined_again) == 0
+    assert destroyed(us.Stream.begin_capture) == 0, "the stream is closed"
+    assert destroyed(collected) == 0
 
 
 def test_streams_that_were_not_joined_again() -> None:

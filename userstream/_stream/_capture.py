@@ -190,7 +190,7 @@ class CapturedStream(OrderedStream):
         ------
         cuda.core.graph.GraphDefinition
             The graph, which is whole after the block. If the block raises, the capture is ended
-            and the graph is of no use.
+            and the graph is of no use: do not touch it, the driver may have destroyed it.
 
         Raises
         ------
@@ -312,6 +312,7 @@ class CapturedStream(OrderedStream):
         _process.leak_at_end(graph)
         identity = self._identity()
         begun = graph, None if mode == "relaxed" else threading.get_ident()
+        _drop(identity)  # of a stream that had this handle, and was destroyed
         try:
             _driver.begin_capture(handle, graph, wanted, self)
         except BaseException:
@@ -324,7 +325,7 @@ class CapturedStream(OrderedStream):
     def _end_capture(self) -> GraphDefinition:
         handle, identity = self._live(), self._identity()
         if not _driver.is_capturing(handle, self):
-            _begun.pop(identity, None)  # a Ctrl-C came when it had ended
+            _drop(identity)  # a Ctrl-C came when it had ended
             raise CaptureError(
                 f"{self!r} is not being captured; begin_capture() comes first", stream=repr(self)
             )
@@ -343,12 +344,25 @@ class CapturedStream(OrderedStream):
             )
         try:
             _driver.end_capture(handle, self)
-        finally:
+        except BaseException:
             if not _driver.is_capturing(handle, self):
-                _begun.pop(identity, None)
+                _drop(identity)
+            raise
+        _begun.pop(identity, None)
         return graph
 
 
 def forget(stream: BaseStream) -> None:
     """Let go of the capture of a stream that is being destroyed: it ends with it."""
-    _begun.pop(stream._identity(), None)
+    _drop(stream._identity())
+
+
+def _drop(identity: tuple[int, int, int]) -> None:
+    """Forget a capture that gave no graph.
+
+    The driver destroys its graph then, whoever made it (NVIDIA/cuda-python#2834, #2918). To do it
+    once more, as the destructor of cuda.core's object would, may end the process.
+    """
+    graph, _ = _begun.pop(identity, (None, None))
+    if graph is not None:
+        _process.keep_for_ever(graph)
