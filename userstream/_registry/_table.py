@@ -9,8 +9,7 @@ import weakref
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from userstream import _driver, _process, _targets
-from userstream._buffers import learned
+from userstream import _buffers, _driver, _process, _targets
 from userstream._stream import Stream, _making
 from userstream.errors import ClosedError, DeviceMismatchError
 
@@ -104,7 +103,7 @@ class StreamTable:
     def _known(self, target: Target) -> Stream | None:
         """Return the stream without a name that there is for an ordinal or a buffer."""
         kind = type(target)
-        rule = learned.get(kind)
+        rule = _buffers.learned.get(kind)
         if rule is not None:
             return self._unnamed.get(rule.device_id(target))
         return self._unnamed.get(target) if kind is int else None  # type: ignore[arg-type]
