@@ -142,7 +142,8 @@ def _code_blocks() -> Iterator[str]:
             if not (name in {"README.md", "CONTRIBUTING.md"} and line == "```python"):
                 yield f"{name}: nothing runs {line.strip()!r}: a doctest, or a literalinclude"
         for included, options in re.findall(INCLUDED, text, re.MULTILINE):
-            if "/examples/" not in f"/{included}":
+            # Output is no code.
+            if "/examples/" not in f"/{included}" and not included.startswith("measured/"):
                 yield f"{name}: includes {included}, which is no example that is run"
             if "needs_gpu" in included and "   :caption: Needs a GPU" not in options:
                 yield f"{name}: does not say that {included} needs a GPU"
