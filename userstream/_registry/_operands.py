@@ -126,10 +126,23 @@ def described(buffer: Any, rule: Rule) -> BufferInfo | Layout | None:
     return (rule.layout or rule.describe)(buffer)
 
 
+class _Bytes:
+    """Host memory of cuda.core for NumPy: by DLPack it is signed, and to NumPy 1 read-only."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer  # as long as there is an array on it
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (buffer.size,),
+            "typestr": "|u1",
+            "data": (int(buffer.handle), False),
+        }
+
+
 def host_array(buffer: Any) -> np.ndarray:
     """Return a buffer on the host as an array; copies nothing."""
-    if isinstance(buffer, Buffer):  # it exports signed bytes
-        return np.from_dlpack(buffer).view(np.uint8)
+    if isinstance(buffer, Buffer):
+        return np.asarray(_Bytes(buffer))
     if hasattr(buffer, "__dlpack__") and not any(hasattr(buffer, each) for each in _NUMPYS_OWN):
         return np.from_dlpack(buffer)
     array = np.asarray(buffer)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from userstream.typing import Target
 
 _tables: weakref.WeakSet[StreamTable] = weakref.WeakSet()
+_NONE: Mapping[int, Stream] = MappingProxyType({})
 
 
 class StreamTable:
@@ -94,22 +95,22 @@ class StreamTable:
         'io'
         """
         # The path of every call but the first: one look at the type, one at the table.
-        if name is None and priority is None:
-            stream = self._known(target)
+        streams = self._unnamed if name is None else self._called(name)
+        if priority is None:
+            stream = known(target, streams)
             if stream is not None:
                 return stream
         return self._find_or_create(target, name, priority)
 
-    def _known(self, target: Target) -> Stream | None:
-        """Return the stream without a name that there is for an ordinal or a buffer."""
-        kind = type(target)
-        rule = _buffers.learned.get(kind)
-        if rule is not None:
-            return self._unnamed.get(rule.device_id(target))
-        return self._unnamed.get(target) if kind is int else None  # type: ignore[arg-type]
+    def _called(self, name: str) -> Mapping[int, Stream]:
+        """Return the streams of that name, by device."""
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a string, not {name!r}")
+        if not name:
+            raise ValueError("name must not be empty; leave it out for the stream without a name")
+        return self._named.get(name, _NONE)
 
     def _find_or_create(self, target: Target, name: str | None, priority: int | None) -> Stream:
-        check_name(name)
         wanted = None if priority is None else operator.index(priority)
         self._check_open()
         given = _targets.stream_of(target)
@@ -192,13 +193,13 @@ class StreamTable:
             )
 
 
-def check_name(name: object) -> None:
-    if name is None:
-        return
-    if not isinstance(name, str):
-        raise TypeError(f"name must be a string, not {name!r}")
-    if not name:
-        raise ValueError("name must not be empty; leave it out for the stream without a name")
+def known(target: Target, streams: Mapping[int, Stream]) -> Stream | None:
+    """Return the stream that there is for an ordinal or a buffer."""
+    kind = type(target)
+    rule = _buffers.learned.get(kind)
+    if rule is not None:
+        return streams.get(rule.device_id(target))
+    return streams.get(target) if kind is int else None  # type: ignore[arg-type]
 
 
 def _forget(registry: weakref.ref[StreamTable], stream: BaseStream) -> None:

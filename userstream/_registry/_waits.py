@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from userstream import _device_wait, _holding, _targets, _waiting
-from userstream._registry._table import StreamTable, check_name
+from userstream._registry._table import StreamTable, known
 from userstream.errors import NoUserStreamError
 
 if TYPE_CHECKING:
@@ -81,11 +81,10 @@ class Waits(StreamTable):
             _holding.sweep()
 
     def _waited_for(self, target: Target, name: str | None) -> list[Stream]:
-        if name is None:
-            stream = self._known(target)
-            if stream is not None:
-                return [stream]
-        check_name(name)
+        streams = self._unnamed if name is None else self._called(name)
+        stream = known(target, streams)
+        if stream is not None:
+            return [stream]
         self._check_open()
         given = _targets.streams_in(target)
         if given:
@@ -93,7 +92,6 @@ class Waits(StreamTable):
                 raise ValueError(f"{given[0]!r} is a stream already: pass no name")
             return given
         devices = _targets.devices_of(target)
-        streams = self._named.get(name, {})
         found = []
         for device in devices:
             stream = streams.get(device)
