@@ -242,7 +242,8 @@ class CapturedStream(OrderedStream):
 
         Notes
         -----
-        As `cuda.core.Stream.create_graph_builder`; `capture` takes no builder. Does not block.
+        As `cuda.core.Stream.create_graph_builder`; `capture` takes no builder. Does not block. Up
+        to cuda.core 1.2 a builder whose capture was invalidated may end the process when it goes.
 
         Examples
         --------
