@@ -463,6 +463,7 @@ def test_a_callback_that_was_refused_is_never_called(
             patch.setattr(threading.Thread, "start", refuse)
             with pytest.raises(RuntimeError, match="new thread"):
                 stream.add_callback(lambda *_: called.append("refused"))
+        assert len(stream._pool._abandoned) == 1, "its event is used again"
         stream.add_callback(lambda *_: called.append("taken"))
     assert eventually(lambda: bool(called))
     assert eventually(lambda: not _watcher._watcher._queues)

@@ -65,9 +65,14 @@ class Watcher:
     def add(self, watches: Sequence[Watch]) -> None:
         """Tell in the watcher's thread of each of these: once, when it is done or has failed."""
         with self._lock:
-            if self._ended:
-                raise RuntimeError("the interpreter is going down: nothing is watched any more")
-            self._daemon.start()  # first: nobody is told of what this refuses
+            try:  # first: nobody is told of what this refuses
+                if self._ended:
+                    raise RuntimeError("the interpreter is going down: nothing is watched any more")
+                self._daemon.start()
+            except BaseException:
+                for watch in watches:
+                    watch.completion.abandon()
+                raise
             for watch in watches:
                 self._queues[watch.queue][watch] = None
             self._added = time.monotonic()
