@@ -451,6 +451,12 @@ def test_pinned_memory_of_cuda_core(memory: int) -> None:
     np.testing.assert_array_equal(shown, NUMBERS.reshape(-1).view(np.uint8))
     with _driver.entered(_driver.primary_context(0)):
         pinned.close()
+        other = LegacyPinnedMemoryResource().allocate(24)
+        kept, address = us.asnumpy(other), int(other.handle)
+        del other
+        assert _driver.place_of(address) is not None, "the array keeps it"
+        del kept
+        assert _driver.place_of(address) is None
 
 
 def test_host_memory_that_numpy_cannot_read(memory: int) -> None:

@@ -22,7 +22,7 @@ from helpers import (
     pooled_events,
     running,
 )
-from userstream import _events, testing
+from userstream import _events, _waiting, testing
 from userstream._waiting import check_arguments
 
 POLICIES = ["auto", "spin"]
@@ -125,6 +125,38 @@ def test_several_devices_have_one_deadline() -> None:
         assert caught.value.devices == (1,)
         b.release()
     us.wait([on(0), on(1)], timeout=10)
+
+
+def test_when_a_wait_begins_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of its own, on which each look takes 50 us."""
+    now, sleeps = 0.0, []
+
+    class Clock:
+        @staticmethod
+        def perf_counter() -> float:
+            return now
+
+        @staticmethod
+        def sleep(seconds: float) -> None:
+            nonlocal now
+            sleeps.append((now, seconds))
+            now += seconds
+
+    class Work:
+        def is_done(self) -> bool:
+            nonlocal now
+            now += 50e-6
+            return now > 1
+
+    monkeypatch.setattr(_waiting, "time", Clock)
+    _waiting.wait_until(Work(), None)  # type: ignore[arg-type]
+    assert 250e-6 < sleeps[0][0] < 310e-6
+    for at, seconds in sleeps:
+        assert seconds == pytest.approx(min(0.05 * at, 5e-3))
+    now, sleeps = 0.0, []
+    assert not _waiting._poll([Work()], [], 0.0, None, "spin")  # type: ignore[list-item]
+    assert now > 1
+    assert not sleeps
 
 
 def test_several_streams_have_one_deadline() -> None:
