@@ -15,6 +15,7 @@ from benchmarks.harness import Comparison, Comparisons, Run, case
 from benchmarks.limits import at_most, at_most_added, shown
 
 ADDED = 250e-9
+POINTER = "its interface, cuPointerGetAttribute"
 
 
 def view_of(array: Any) -> Callable[[], int]:
@@ -77,13 +78,13 @@ def jax(run: Run) -> Comparisons:
 @case
 def numba(run: Run) -> Comparisons:
     array = run.need("numba.cuda").to_device(np.zeros(16))
-    yield beside("numba array", array, "its interface, cuPointerGetAttribute", pointer_of(array))
+    yield beside("numba array", array, POINTER, pointer_of(array))
 
 
 @case
 def rmm(run: Run) -> Comparisons:
     buffer = run.need("rmm").DeviceBuffer(size=1024)
-    yield beside("rmm buffer", buffer, "its interface, cuPointerGetAttribute", pointer_of(buffer))
+    yield beside("rmm buffer", buffer, POINTER, pointer_of(buffer))
 
 
 class OnlyDLPack:

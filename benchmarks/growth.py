@@ -15,7 +15,7 @@ from typing import Any
 from cuda.core import Device
 
 import userstream as us
-from benchmarks.finding import pointer_of
+from benchmarks.finding import POINTER, pointer_of
 from benchmarks.harness import Comparison, Comparisons, Run, Skipped, case, timed
 from benchmarks.limits import at_most, no_more_than, shown
 from benchmarks.ordering import borrowing
@@ -118,15 +118,14 @@ def threads(run: Run) -> Comparisons:
     # Where the driver is asked, the call lets another thread run, as the bare call does.
     with arrays([Device(0).create_stream()]) as (array,):
         find, ask = lambda: us.get_stream(array), pointer_of(array)
-        bare = "its interface, cuPointerGetAttribute"
         for count in (32, 1):
             yield Comparison(
                 f"get_stream of an array with an interface, threads: {count}",
                 {
                     "us.get_stream(array)": partial(in_threads, count, find, calls),
-                    bare: partial(in_threads, count, ask, calls),
+                    POINTER: partial(in_threads, count, ask, calls),
                 },
-                (shown(bare),),
+                (shown(POINTER),),
                 rounds=7,
                 returns=True,
             )

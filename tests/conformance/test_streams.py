@@ -24,6 +24,7 @@ from conformance.support import (
     ok,
     stays,
 )
+from conftest import SIMULATED
 from userstream.testing import latch
 
 Attribute = driver.CUstreamAttrID
@@ -107,14 +108,15 @@ def test_an_id_is_not_used_again():
 def test_a_handle_may_be_used_again():
     """Nothing learned from a handle may outlive its stream."""
     handles = set()
-    for _ in range(5000):
+    tries = 50 if SIMULATED else 5000  # an H200 gave 50 others once
+    for _ in range(tries):
         stream = ok(driver.cuStreamCreate(1))
         handle = int(stream)
         ok(driver.cuStreamDestroy(stream))
         if handle in handles:
             return
         handles.add(handle)
-    pytest.fail("none of 5000 was used again")
+    pytest.fail(f"none of {tries} was used again")
 
 
 # ---- order, asking, waiting -------------------------------------------------

@@ -97,7 +97,7 @@ def require_rule(obj: object) -> Rule:
 
 def _advice(obj: object) -> str:
     if isinstance(obj, int):
-        return "; an address is passed as a cuda.bindings.driver.CUdeviceptr"
+        return _driver.AS_POINTER
     if isinstance(obj, (list, tuple, dict)):
         return "; pass what it holds, one by one"
     return ""

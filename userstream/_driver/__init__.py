@@ -54,6 +54,7 @@ from userstream._driver.events import (
 )
 from userstream._driver.host_functions import call_native
 from userstream._driver.library import (
+    AS_POINTER,
     check_device,
     device_attribute,
     device_count,
@@ -102,6 +103,7 @@ from userstream._driver.values import (
 )
 
 __all__ = [
+    "AS_POINTER",
     "ATTRIBUTES",
     "COMPARISONS",
     "DOMAINS",

@@ -14,6 +14,9 @@ from userstream.errors import DriverNotFoundError, ForkedError, InvalidDeviceErr
 # Of a MIG instance the first version told the UUID of the whole GPU; CUDA 13 has the second alone.
 _get_uuid = getattr(driver, "cuDeviceGetUuid_v2", driver.cuDeviceGetUuid)
 
+# How an error goes on where an int is no device.
+AS_POINTER = "; an address is passed as a cuda.bindings.driver.CUdeviceptr"
+
 _NOT_INITIALIZED = driver.CUresult.CUDA_ERROR_NOT_INITIALIZED
 
 _ready = False
@@ -79,8 +82,7 @@ def check_device(device: int) -> None:
     if not _ready or _process.forked:  # `ensure`, without the call that costs most here
         ensure()
     if not 0 <= device < _device_count:
-        pointer = "; an address is passed as a cuda.bindings.driver.CUdeviceptr"
-        advice = pointer if device >= 1 << 16 else ""  # no ordinal is so large
+        advice = AS_POINTER if device >= 1 << 16 else ""  # no ordinal is so large
         raise InvalidDeviceError(
             f"there is no CUDA device {device}: this process sees {_device_count} "
             f"(ordinals 0 to {_device_count - 1}){advice}",

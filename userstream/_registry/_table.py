@@ -195,11 +195,10 @@ class StreamTable:
 
 def known(target: Target, streams: Mapping[int, Stream]) -> Stream | None:
     """Return the stream that there is for an ordinal or a buffer."""
-    kind = type(target)
-    rule = _buffers.learned.get(kind)
+    rule = _buffers.learned.get(type(target))
     if rule is not None:
         return streams.get(rule.device_id(target))
-    return streams.get(target) if kind is int else None  # type: ignore[arg-type]
+    return streams.get(target) if type(target) is int else None
 
 
 def _forget(registry: weakref.ref[StreamTable], stream: BaseStream) -> None:
