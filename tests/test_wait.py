@@ -143,18 +143,23 @@ def test_when_a_wait_begins_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
             now += seconds
 
     class Work:
+        target, ordered = None, False
+
+        def abandon(self) -> None:
+            pytest.fail("it was not given up")
+
         def is_done(self) -> bool:
             nonlocal now
             now += 50e-6
             return now > 1
 
     monkeypatch.setattr(_waiting, "time", Clock)
-    _waiting.wait_until(Work(), None)  # type: ignore[arg-type]
+    _waiting.wait_until(Work(), None)
     assert 250e-6 < sleeps[0][0] < 310e-6
     for at, seconds in sleeps:
         assert seconds == pytest.approx(min(0.05 * at, 5e-3))
     now, sleeps = 0.0, []
-    assert not _waiting._poll([Work()], [], 0.0, None, "spin")  # type: ignore[list-item]
+    assert not _waiting._poll([Work()], [], 0.0, None, "spin")
     assert now > 1
     assert not sleeps
 
