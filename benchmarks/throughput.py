@@ -1,4 +1,4 @@
-"""A busy pipeline, while another thread looks at what it makes."""
+"""Who gives a GPU work, while another thread looks at what is there."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+from cuda.bindings import driver
+from cuda.core import Device
+
 import userstream as us
-from benchmarks.harness import Comparison, Comparisons, Run, case
-from benchmarks.limits import at_least, shown
+from benchmarks.harness import Comparison, Comparisons, Run, case, settle
+from benchmarks.limits import at_least, at_most, shown
+from benchmarks.work import Interface
 
 SYNC = "torch.cuda.synchronize(), output.cpu()"
+BARE = "cuMemHostAlloc, cuMemcpyDtoHAsync, cuMemFreeHost"
 AHEAD = 4  # steps that are queued before the oldest is waited for
 SIZE = 2048
 
@@ -107,4 +113,58 @@ def inspected(run: Run) -> Comparisons:
         measures=(("steps", "/s"), ("looks", "/s")),
         returns=True,
         plain=True,
+    )
+
+
+def longest_launch(look: Callable[[], object], launch: Callable[[], object]) -> float:
+    """Return the seconds of the longest launch while another thread looks once."""
+    longest, count = 0.0, 0
+    thread = threading.Thread(target=look)
+    thread.start()
+    while thread.is_alive():
+        begin = time.perf_counter()
+        launch()
+        longest = max(longest, time.perf_counter() - begin)
+        count += 1
+        if count % 64 == 0:
+            settle()  # or the queue would be full, and the launch wait for that
+    return longest
+
+
+@case
+def first_look(run: Run) -> Comparisons:
+    """Look with memory that is new: page-locking it takes long."""
+    nbytes = 1 << 20 if run.quick or run.simulated else 1 << 28
+    theirs = Device(0).create_stream()
+    word = Device(0).allocate(64, stream=theirs)
+    buffer = Device(0).allocate(nbytes, stream=theirs)
+    theirs.sync()
+    array, source = Interface(int(buffer.handle), nbytes, theirs), int(buffer.handle)
+    launch = partial(driver.cuMemsetD8Async, int(word.handle), 1, 64, theirs.handle)
+
+    def bare() -> None:
+        Device(0).set_current()
+        memory = driver.cuMemHostAlloc(nbytes, 0)[1]
+        driver.cuMemcpyDtoHAsync(memory, source, nbytes, us.get_stream(0).handle)
+        us.get_stream(0).sync()
+        driver.cuMemFreeHost(memory)
+
+    def forget() -> None:
+        us.UserStream.set_pinned_limit(0)
+        for thread in threading.enumerate():
+            if thread.name == "userstream-trim":
+                thread.join()
+        us.UserStream.set_pinned_limit(4 << 30)
+        settle()
+
+    yield Comparison(
+        f"the longest launch of a thread, while another looks at {nbytes >> 20} MiB at first",
+        {
+            "us.asnumpy(array)": partial(longest_launch, partial(us.asnumpy, array), launch),
+            BARE: partial(longest_launch, bare, launch),
+        },
+        (at_most(0.1, BARE),),
+        rounds=9,
+        before=forget,
+        returns=True,
     )

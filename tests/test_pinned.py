@@ -10,10 +10,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from cuda.bindings import driver
 
 import userstream as us
-from helpers import eventually, in_thread, run_python, running, untraced
+from helpers import checked, eventually, in_thread, run_python, running, untraced
 from userstream import _driver, _holding, testing
+from userstream._driver import host_pools
 from userstream._transfer import _pinned, trim
 from userstream.testing import _simulated
 
@@ -43,7 +45,7 @@ def nothing_is_left() -> bool:
 
 
 def take(nbytes: int) -> _pinned.Lease | None:
-    return _pinned.take(nbytes, _driver.primary_context(0))
+    return _pinned.take(nbytes, 0)
 
 
 def array(nbytes: int) -> np.ndarray:
@@ -203,17 +205,98 @@ def test_close_at_exit() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_nobody_waits_for_trim() -> None:
-    stream = us.get_stream(0)
+def test_the_gpu_may_be_at_work_when_memory_is_given_back() -> None:
     array(MIB)
-    with testing.latch(stream) as latch:
-        stream.record()
-        thread = trim()  # freeing waits for the device
+    with us.Stream.create(0) as other, testing.latch(us.get_stream(0)):
+        thread = trim()
         assert thread is not None
+        other.record()
         array(2 * MIB)
-        latch.release()
-    thread.join(30)
-    assert not thread.is_alive()
+        thread.join(30)
+        assert not thread.is_alive()
+        assert _pinned._total == 2 * MIB
+
+
+def test_all_devices_may_access_it() -> None:
+    where = address(array(MIB))
+    attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
+    pool = checked(driver.cuPointerGetAttribute(attribute, where))
+    for device in range(_driver.device_count()):
+        location = driver.CUmemLocation()
+        location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        location.id = device
+        assert int(checked(driver.cuMemPoolGetAccess(pool, location))) == 3, "read and write"
+
+
+def test_the_driver_knows_where_it_begins_and_ends() -> None:
+    held = [array(5000), array(5000)]
+    for each in held:
+        place = _driver.place_of(address(each) + 100)
+        assert place is not None
+        assert (place.kind, place.start) == ("pinned", address(each))
+        assert place.size >= 5000
+
+
+def test_without_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(device: int) -> None:
+        raise us.NotSupportedError("cuMemPoolCreate is not in the installed driver")
+
+    monkeypatch.setattr(host_pools, "_pools", {})
+    monkeypatch.setattr(host_pools, "_open", refuse)
+    held = array(MIB)
+    place = _driver.place_of(address(held))
+    assert place is not None
+    assert (place.kind, place.context) == ("pinned", int(_driver.primary_context(0)))
+    del held
+    free_all()
+    assert _pinned._total == 0
+
+
+@pytest.mark.simulated
+@pytest.mark.usefixtures("no_garbage")
+@pytest.mark.parametrize(
+    "function",
+    [
+        "cuMemAllocFromPoolAsync",
+        "cuMemPoolCreate",
+        "cuMemPoolSetAccess",
+        "cuStreamCreate",
+        "cuStreamSynchronize",
+    ],
+)
+def test_where_the_driver_refuses_a_pool(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_pools, "_pools", {})
+    before = _simulated.stats()
+    with testing.inject(function, 801, this_thread=True):
+        held = array(MIB)
+    place = _driver.place_of(address(held))
+    assert place is not None
+    assert place.context, "the memory is of no pool"
+    del held
+    free_all()
+    for pool in host_pools._pools.values():
+        pool.close()
+    after = _simulated.stats()
+    assert (after.streams, after.allocations) == (before.streams, before.allocations)
+
+
+@pytest.mark.simulated
+@pytest.mark.usefixtures("no_garbage")
+def test_two_threads_that_open_a_pool_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def open_twice(device: int) -> host_pools._HostPool:
+        mine = host_pools._pools[device] = first(device)
+        opened.append(mine)
+        return first(device)
+
+    first = host_pools._open
+    monkeypatch.setattr(host_pools, "_pools", {})
+    monkeypatch.setattr(host_pools, "_open", open_twice)
+    before = _simulated.stats().streams
+    assert host_pools._pool_of(0) is opened[0]
+    assert _simulated.stats().streams == before + 1
+    opened[0].close()
 
 
 def test_memory_in_use_stays_out_until_the_gpu_got_there() -> None:
@@ -259,6 +342,7 @@ def test_many_threads() -> None:
 @pytest.mark.simulated
 def test_a_failed_allocation_does_not_count() -> None:
     with (
+        testing.inject("cuMemAllocFromPoolAsync", 2, this_thread=True),
         testing.inject("cuMemHostAlloc", 2, this_thread=True),
         pytest.raises(us.DriverError) as error,
     ):
@@ -271,7 +355,7 @@ def test_a_failed_allocation_does_not_count() -> None:
 def test_what_could_not_be_freed_counts() -> None:
     array(MIB)
     array(2 * MIB)
-    with testing.inject("cuMemFreeHost", 1):
+    with testing.inject("cuMemFreeAsync", 1):
         free_all()
     assert _pinned._total in (MIB, 2 * MIB)
     _pinned._total = 0  # for the next test
@@ -311,7 +395,7 @@ def test_exit_and_fork_free_nothing() -> None:
 
         stream = us.get_stream(0)
         def array():
-            return np.ndarray(5000, "u1", _pinned.take(5000, _driver.primary_context(0)))
+            return np.ndarray(5000, "u1", _pinned.take(5000, 0))
         held = [array(), array()]
         held.pop()
         child = os.fork()

@@ -391,9 +391,6 @@ def test_what_is_staged_stays_until_the_gpu_has_read_it(stream: us.Stream) -> No
     values = [np.full(1000, number, "f4") for number in range(4)]
     with ExitStack() as stack:
         buffers = [stack.enter_context(on_device(np.zeros(1000, "f4"))) for _ in values]
-        context = _driver.primary_context(0)  # beside a held stream none could be allocated:
-        blocks = [_pinned.take(values[0].nbytes, context) for _ in values]
-        del blocks
         with testing.latch(stream):
             for value, buffer in zip(values, buffers, strict=True):
                 from_host(value, buffer, stream)
@@ -662,7 +659,7 @@ def test_a_timeout(stream: us.Stream) -> None:
                     late()
                 assert error.value.seconds == 0.02
                 assert error.value.streams == (repr(stream),)
-            held = _pinned.take(LARGE.nbytes, _driver.primary_context(0))
+            held = _pinned.take(LARGE.nbytes, 0)
             assert held is not None  # and none that the GPU is still to write
             assert address(np.ndarray(1, "u1", held)) != where
         assert eventually(settled)

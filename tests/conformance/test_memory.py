@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from functools import partial
 
 import pytest
 from cuda.bindings import driver
@@ -441,3 +442,112 @@ def test_the_memory_of_a_device_is_limited(other_context):
     with current(other_context):
         address = ok(driver.cuMemAlloc(1 << 20))
         ok(driver.cuMemFree(address))
+
+
+# ---- pools of host memory ---------------------------------------------------
+
+
+@pytest.fixture
+def host_pool():
+    properties = driver.CUmemPoolProps()
+    properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
+    pool = ok(driver.cuMemPoolCreate(properties))
+    yield pool
+    ok(driver.cuMemPoolDestroy(pool))
+
+
+def access_of(device):
+    access = driver.CUmemAccessDesc()
+    access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = device
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return access
+
+
+def test_host_pools_are_supported():
+    attribute = driver.CUdevice_attribute
+    name = attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED
+    assert ok(driver.cuDeviceGetAttribute(name, 0)) == 1
+
+
+def test_no_device_may_access_a_host_pool_until_it_is_told(host_pool):
+    location = access_of(0).location
+    assert int(ok(driver.cuMemPoolGetAccess(host_pool, location))) == 0
+    ok(driver.cuMemPoolSetAccess(host_pool, [access_of(0)], 1))
+    assert int(ok(driver.cuMemPoolGetAccess(host_pool, location))) == 3
+
+
+def test_memory_of_a_host_pool(host_pool, stream):
+    ok(driver.cuMemPoolSetAccess(host_pool, [access_of(0)], 1))
+    first, second = (
+        int(ok(driver.cuMemAllocFromPoolAsync(5000, host_pool, stream))) for _ in range(2)
+    )
+    assert finishes(stream)
+    word = Word(second)
+    word.write(stream, 9)
+    assert finishes(stream)
+    assert word.value == 9
+    attribute = driver.CUpointer_attribute
+    kind = ok(driver.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, second))
+    assert kind == driver.CUmemorytype.CU_MEMORYTYPE_HOST
+    # Of these two the first counts from the start of the pool.
+    start = attribute.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
+    assert int(ok(driver.cuPointerGetAttribute(start, first))) == 0
+    assert [int(each) for each in ok(driver.cuMemGetAddressRange(second + 7))] == [second, 5000]
+    assert driver.cuMemHostGetDevicePointer(second, 0)[0] == INVALID_VALUE
+    for address in (first, second):
+        ok(driver.cuMemFreeAsync(address, stream))
+    assert finishes(stream)
+
+
+def test_a_host_pool_waits_for_no_other_stream(host_pool, make_stream):
+    mine, other = make_stream(NON_BLOCKING), make_stream()
+    with latch(other):
+        address = ok(Background(lambda: allocated(host_pool, mine)).answer)
+        ok(driver.cuMemFreeAsync(address, mine))
+        assert Background(lambda: driver.cuStreamSynchronize(mine)).answer == (SUCCESS,)
+
+
+def allocated(pool, stream):
+    address = ok(driver.cuMemAllocFromPoolAsync(1 << 20, pool, stream))
+    return *driver.cuStreamSynchronize(stream), address
+
+
+# ---- what a free holds up ---------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["pinned", "device", "registered"])
+def test_while_a_free_waits_others_do(kind, context, stream, make_stream, make_event, pages):
+    other, busy, idle = make_stream(), make_event(), make_event()
+    memory = ok(driver.cuMemAlloc(64))
+    if kind == "registered":
+        ok(driver.cuMemHostRegister(pages, mmap.PAGESIZE, 0))
+        free = partial(driver.cuMemHostUnregister, pages)
+    elif kind == "pinned":
+        free = partial(driver.cuMemFreeHost, ok(driver.cuMemHostAlloc(64, 0)))
+    else:
+        free = partial(driver.cuMemFree, ok(driver.cuMemAlloc(64)))
+    with latch(stream) as held:
+        freeing = Background(free, context)
+        assert freeing.is_blocked
+        waiting = [
+            Background(partial(driver.cuEventRecord, busy, other)),
+            Background(partial(driver.cuMemsetD8Async, memory, 1, 64, other)),
+            Background(partial(driver.cuMemHostAlloc, 64, 0), context),
+            Background(partial(driver.cuStreamCreate, 0), context),
+            Background(partial(driver.cuEventCreate, 0), context),
+        ]
+        assert all(each.is_blocked for each in waiting)
+        # These do not wait.
+        assert Background(partial(driver.cuEventQuery, idle)).answer == (SUCCESS,)
+        assert Background(partial(driver.cuStreamIsCapturing, stream)).answer[0] == SUCCESS
+        held.release()
+        assert freeing.answer == (SUCCESS,)
+        answers = [each.answer for each in waiting]
+    assert [answer[0] for answer in answers] == [SUCCESS] * 5
+    assert finishes(other)
+    ok(driver.cuMemFreeHost(answers[2][1]))
+    ok(driver.cuStreamDestroy(answers[3][1]))
+    ok(driver.cuEventDestroy(answers[4][1]))
+    ok(driver.cuMemFree(memory))

@@ -91,6 +91,8 @@ def place_of(address: int) -> Place | None:
         raise failed("cuPointerGetAttributes", status)
     if not kind:
         return None
+    if kind == _HOST and not context:  # of a pool: `start` counts from where the pool begins
+        start, size = map(int, call(driver.cuMemGetAddressRange, address))
     return Place(kind == _HOST, bool(managed), device, context, start, size)
 
 

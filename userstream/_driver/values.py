@@ -68,7 +68,7 @@ def device_word(address: int, width: int, device: int) -> int:
         )
     if not place.covers(address, width):
         raise ValueError(f"a value of {width} bytes at {where} ends behind its allocation")
-    if place.is_host:
+    if place.is_host and place.context:  # that of a pool is where the host sees it
         return device_address(address)
     if not can_access(address):
         raise ValueError(f"{where} is in memory that device {device} cannot access")

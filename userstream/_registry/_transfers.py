@@ -234,9 +234,10 @@ class Transfers(Orders):
 
         Notes
         -----
-        Memory that is free already is given back, by a thread of the library, because the driver
-        waits for the devices in that. Does not block; thread-safe. Driver call:
-        ``cuMemFreeHost``.
+        Memory that is free already is given back, by a thread of the library, as it takes long.
+        Does not block; thread-safe. Nothing of it holds up a GPU or who gives it work, if the
+        driver has pools of host memory. Driver calls: ``cuMemAllocFromPoolAsync`` and
+        ``cuMemFreeAsync``; without pools ``cuMemHostAlloc`` and ``cuMemFreeHost``.
 
         Examples
         --------

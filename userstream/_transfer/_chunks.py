@@ -134,8 +134,8 @@ def _chunks(lane: Lane, device: int) -> Iterator[tuple[Lease, Lease]]:
 
 def _new(lane: Lane) -> tuple[Lease, Lease]:
     return (
-        _pinned.take_always(SIZE, lane.primary),
-        _pinned.take_always(SIZE, lane.primary),
+        _pinned.take_always(SIZE, lane.device),
+        _pinned.take_always(SIZE, lane.device),
     )
 
 

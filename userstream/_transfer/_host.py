@@ -60,7 +60,7 @@ def to_host(
 def _cached(source: DeviceArray, lane: Lane) -> np.ndarray | None:
     """Copy to page-locked memory of the cache; return `None` if it has none left."""
     chosen = _ways.way(source)
-    memory = _pinned.take(chosen.side.nbytes, lane.primary)
+    memory = _pinned.take(chosen.side.nbytes, lane.device)
     if memory is None:
         return None
     to = ctypes.addressof(memory) + chosen.side.offset
@@ -136,7 +136,7 @@ def from_host(
     if 0 in to.shape:
         return
     if source.nbytes <= _STAGED:
-        memory = _pinned.take(source.nbytes, lane.primary)
+        memory = _pinned.take(source.nbytes, lane.device)
         if memory is not None:
             _send(lane, to, source, memory)
             return

@@ -26,15 +26,14 @@ class Lane:
     Raises `CaptureError` where the stream is being captured: a copy in a graph is not for now.
     """
 
-    __slots__ = ("_context", "_deadline", "_handle", "_stream", "primary")
+    __slots__ = ("_context", "_deadline", "_handle", "_stream", "device")
 
     def __init__(self, stream: Stream, device: int, deadline: Deadline | None = None) -> None:
         stream = on_device(stream, device)  # whichever is current
         self._handle = stream._live()
         self._stream = stream
         self._context = stream._context
-        # For page-locked memory, which outlives the copy: nobody destroys this one.
-        self.primary = _driver.primary_context(device)
+        self.device = device
         self._deadline = deadline or _waiting.Deadline(None)
         self._refuse_capturing()
 

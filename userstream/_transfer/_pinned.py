@@ -1,11 +1,11 @@
 """A bounded cache of page-locked host memory, on which arrays are handed out.
 
-Allocating such memory takes long and freeing it waits for the device, so it is used again: a block
-is free as soon as the last array on it is gone, in whatever thread, also in the middle of a
-garbage collection. Hence that takes no lock and runs no Python code, see `_lend`.
+Allocating such memory takes long, so it is used again: a block is free as soon as the last array
+on it is gone, in whatever thread, also in the middle of a garbage collection. Hence that takes no
+lock and runs no Python code, see `_lend`.
 
-Blocks are freed by `trim`, or to make room for a larger one; in a thread of its own, so that
-nobody waits in the driver.
+Blocks are given back by `trim`, or to make room for a larger one; in a thread of its own, so that
+nobody waits for it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from userstream import _driver, _holding, _process
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from cuda.bindings import driver
+    from collections.abc import Callable, Iterable
 
 Lease: TypeAlias = "ctypes.Array[ctypes.c_char]"  # what arrays are built on
 
@@ -36,7 +34,7 @@ _FAR_TOO_LARGE = 4  # times the size that is needed
 # Free blocks by size and address. The values say nothing: a method of a dict written in C fills it.
 _free: dict[int, dict[int, object]] = {}
 _leases: dict[int, weakref.ref[Lease]] = {}  # by address, as a weak reference has to live to tell
-_contexts: dict[int, driver.CUcontext] = {}  # where a block was allocated; all devices use it
+_ways_back: dict[int, Callable[[], None]] = {}  # by address: what frees a block
 _total = 0  # bytes, free or not
 _accounts = threading.Lock()  # of the total; nothing else is done under it
 _limit: int | None = None
@@ -70,15 +68,18 @@ def _initial_limit() -> int:
     return limit()
 
 
-def take(nbytes: int, context: driver.CUcontext) -> Lease | None:
-    """Return page-locked memory of at least so many bytes, or `None` if the bound forbids it."""
+def take(nbytes: int, device: int) -> Lease | None:
+    """Return page-locked memory of at least so many bytes, or `None` if the bound forbids it.
+
+    It is for all devices. What is new is near the one that is named.
+    """
     _holding.sweep()  # some may be free by now
     size = _rounded(nbytes)
     address = _pop(size) if _total <= limit() else None  # the limit may be new
     if address is not None:
         return _lend(address, size)
     if _reserve(size, most=limit()):
-        return _lend(_allocate(size, context), size)
+        return _lend(_allocate(size, device), size)
     for larger in sorted(_free):
         if size < larger <= size * _FAR_TOO_LARGE:
             address = _pop(larger)
@@ -88,13 +89,13 @@ def take(nbytes: int, context: driver.CUcontext) -> Lease | None:
     return None
 
 
-def take_always(nbytes: int, context: driver.CUcontext) -> Lease:
+def take_always(nbytes: int, device: int) -> Lease:
     """Return page-locked memory, past the bound too: for what is few and small."""
     size = _rounded(nbytes)
     address = _pop(size)
     if address is None:
         _reserve(size, most=None)
-        address = _allocate(size, context)
+        address = _allocate(size, device)
     return _lend(address, size)
 
 
@@ -137,13 +138,13 @@ def _unreserve(size: int) -> None:
         _total -= size
 
 
-def _allocate(size: int, context: driver.CUcontext) -> int:
+def _allocate(size: int, device: int) -> int:
     try:
-        address = _driver.allocate_pinned(context, size)
+        address, free = _driver.allocate_host(device, size)
     except BaseException:
         _unreserve(size)
         raise
-    _contexts[address] = context
+    _ways_back[address] = free
     return address
 
 
@@ -173,7 +174,7 @@ def trim() -> threading.Thread | None:
 def _give_back(blocks: list[tuple[int, int]]) -> threading.Thread | None:
     if not blocks:
         return None
-    # It waits for all devices, on which others may be at work for ever.
+    # It takes long: where the driver has no pools of host memory, until the devices have no work.
     thread = threading.Thread(target=_release, args=(blocks,), name="userstream-trim", daemon=True)
     try:
         thread.start()
@@ -188,7 +189,7 @@ def _release(blocks: Iterable[tuple[int, int]]) -> None:
     for address, size in blocks:
         # What fails may have been freed or not: it is not used again, and counts.
         with contextlib.suppress(Exception):
-            _driver.free_pinned(_contexts.pop(address), address)
+            _ways_back.pop(address)()
             _unreserve(size)
 
 
@@ -199,7 +200,7 @@ def _forget() -> None:
     _total = 0
     _free.clear()
     _leases.clear()
-    _contexts.clear()
+    _ways_back.clear()
 
 
 _process.after_fork(_forget)

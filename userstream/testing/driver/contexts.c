@@ -62,6 +62,21 @@ CUresult context_synchronize(Context *context) {
     }
 }
 
+/* H200: memory is freed when all streams are idle. Until then many calls of other threads wait too:
+ * those that make something, copy, fill or record. */
+CUresult context_synchronize_to_free(Context *context) {
+    context->frees++;
+    CUresult result = context_synchronize(context);
+    context->frees--;
+    progress();
+    return result;
+}
+
+void context_wait_for_frees(const Context *context) {
+    while (context->frees)
+        wait_for_progress();
+}
+
 /* Sticky: the context keeps its first error, all work that is queued in it is dropped. */
 void context_fail(Context *context, CUresult error) {
     if (context->error != CUDA_SUCCESS)

@@ -123,6 +123,7 @@ static const struct {
     {122, 1},           /* CAN_USE_64_BIT_STREAM_MEM_OPS */
     {123, 1},           /* CAN_USE_STREAM_WAIT_VALUE_NOR */
     {126, 4},           /* MEM_SYNC_DOMAIN_COUNT */
+    {142, 1},           /* HOST_NUMA_MEMORY_POOLS_SUPPORTED; the node, 134, is 0 */
     {144, 1},           /* HOST_MEMORY_POOLS_SUPPORTED */
 };
 

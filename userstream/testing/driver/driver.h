@@ -30,6 +30,7 @@ struct Context {
     Stream *legacy;
     Stream *collector;          /* internal: where cuCtxRecordEvent gathers the other streams */
     bool host_function_running;
+    unsigned frees;             /* how many are waiting for its streams */
     size_t limits[LIMITS];
     unsigned peers;             /* bit d: access to device d is enabled */
     Context *next;
@@ -52,6 +53,8 @@ Context *context_current(void);
 Context *context_first(void);
 CUresult context_usable(const Context *context);    /* else INVALID_CONTEXT, or its error */
 CUresult context_synchronize(Context *context);
+CUresult context_synchronize_to_free(Context *context);
+void context_wait_for_frees(const Context *context);
 void context_fail(Context *context, CUresult error);
 
 CUresult device_check(CUdevice device);
@@ -197,6 +200,7 @@ struct Memory {
     CUdevice device;
     Context *context;           /* none for memory of a pool */
     Pool *pool;
+    size_t offset;              /* in the pool, more or less */
     unsigned flags;
     uint64_t id;
     bool free_is_queued;        /* cuMemFreeAsync */

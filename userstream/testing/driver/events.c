@@ -47,6 +47,7 @@ DRIVER_FUNCTION(cuEventCreate, 2000, (Event **out, unsigned flags), (out, flags)
     CUresult result = context_usable(context_current());
     if (result != CUDA_SUCCESS)
         return result;
+    context_wait_for_frees(context_current());
     Event *event = handle_new(KIND_EVENT);
     event->context = context_current();
     event->flags = flags;

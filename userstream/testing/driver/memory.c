@@ -51,6 +51,7 @@ CUresult memory_new(size_t size, MemoryKind kind, CUdevice device, Pool *pool, u
     memset(bytes, 0xCD, size < FILLED ? size : FILLED);
     Memory *memory = memory_add((CUdeviceptr)bytes, size, kind, device);
     memory->pool = pool;
+    memory->offset = pool ? pool->used : 0;
     memory->context = pool ? NULL : context_current();
     memory->flags = flags;
     if (kind == MEMORY_DEVICE)
@@ -108,9 +109,10 @@ static CUresult allocate(CUdeviceptr *address, size_t size, MemoryKind kind, uns
         *address = 0;
         return CUDA_SUCCESS;
     }
-    if (result == CUDA_SUCCESS)
-        result = memory_new(size, kind, context_current()->device, NULL, flags, address);
-    return result;
+    if (result != CUDA_SUCCESS)
+        return result;
+    context_wait_for_frees(context_current());
+    return memory_new(size, kind, context_current()->device, NULL, flags, address);
 }
 
 DRIVER_FUNCTION_AS(cuMemAlloc_v2, cuMemAlloc, 3020, (CUdeviceptr *address, size_t size),
@@ -151,7 +153,7 @@ static CUresult deallocate(CUdeviceptr address, unsigned kinds) {
     if (result != CUDA_SUCCESS)
         return result;
     if (memory->context)
-        result = context_synchronize(memory->context);
+        result = context_synchronize_to_free(memory->context);
     /* The wait gave up the lock: another thread may have freed it. */
     if (memory_find(address) != memory)
         return CUDA_ERROR_INVALID_VALUE;
@@ -188,6 +190,7 @@ DRIVER_FUNCTION_AS(cuMemHostRegister_v2, cuMemHostRegister, 6050,
         return result;
     if (!address || !size)
         return CUDA_ERROR_INVALID_VALUE;
+    context_wait_for_frees(context_current());
     if (overlaps_registered(address, size))
         return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     CUdevice device = context_current()->device;
@@ -206,13 +209,18 @@ DRIVER_FUNCTION(cuMemHostUnregister, 4000, (CUdeviceptr address), (address)) {
     Memory *memory = memory_find(address);
     if (!memory || memory->address != address || memory->kind != MEMORY_REGISTERED)
         return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    result = context_synchronize_to_free(memory->context);
+    if (memory_find(address) != memory)
+        return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     memory_free(memory);
-    return CUDA_SUCCESS;
+    return result;
 }
 
+/* H200: that of a pool is refused, although it is host memory. */
 static const Memory *find_host_memory(CUdeviceptr address) {
     const Memory *memory = memory_find(address);
-    return memory && memory->kind & (MEMORY_PINNED | MEMORY_REGISTERED) ? memory : NULL;
+    bool host = memory && memory->kind & (MEMORY_PINNED | MEMORY_REGISTERED);
+    return host && !memory->pool ? memory : NULL;
 }
 
 /* With unified addressing the device sees host memory under the address that the host uses. */

@@ -62,7 +62,8 @@ static CUresult attribute_of(void *out, int attribute, CUdeviceptr address, cons
         ANSWER(uint64_t, memory->id);
     case DEVICE_ORDINAL:
         ANSWER(int, memory->device);
-    case RANGE_START_ADDR:
+    case RANGE_START_ADDR:      /* H200: of host memory of a pool, where it begins in the pool */
+        ANSWER(CUdeviceptr, host && memory->pool ? memory->offset : memory->address);
     case MAPPING_BASE_ADDR:
         ANSWER(CUdeviceptr, memory->address);
     case RANGE_SIZE:

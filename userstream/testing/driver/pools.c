@@ -14,24 +14,26 @@ typedef struct Location {       /* CUmemLocation */
 
 enum { LOCATION_DEVICE = 1, LOCATION_HOST = 2, LOCATION_HOST_NUMA = 3 };
 
-static Pool *pool_new(CUdevice device, bool of_host) {
+/* H200: no device may access a pool of a NUMA node of the host until it is told. */
+static Pool *pool_new(CUdevice device, int location) {
     Pool *pool = handle_new(KIND_POOL);
     pool->device = device;
-    pool->of_host = of_host;
+    pool->of_host = location != LOCATION_DEVICE;
     for (size_t i = 0; i < sizeof pool->reuse / sizeof *pool->reuse; i++)
         pool->reuse[i] = 1;
     for (CUdevice d = 0; d < MAX_DEVICES; d++)
-        pool->access[d] = of_host || d == device ? ACCESS_READ_WRITE : ACCESS_NONE;
+        pool->access[d] = location == LOCATION_HOST || (location == LOCATION_DEVICE && d == device)
+            ? ACCESS_READ_WRITE : ACCESS_NONE;
     return pool;
 }
 
 void pools_initialize(void) {
     for (CUdevice device = 0; device < settings.devices; device++) {
-        default_pools[device] = pool_new(device, false);
+        default_pools[device] = pool_new(device, LOCATION_DEVICE);
         default_pools[device]->is_default = true;
         current_pools[device] = default_pools[device];
     }
-    host_pool = pool_new(0, true);
+    host_pool = pool_new(0, LOCATION_HOST);
     host_pool->is_default = true;
 }
 
@@ -124,7 +126,7 @@ DRIVER_FUNCTION(cuMemPoolCreate, 11020, (Pool **out, const Properties *propertie
     bool of_device = properties->location.type == LOCATION_DEVICE;
     CUresult result = of_device ? device_check(properties->location.id) : CUDA_SUCCESS;
     if (result == CUDA_SUCCESS)
-        *out = pool_new(of_device ? properties->location.id : 0, !of_device);
+        *out = pool_new(of_device ? properties->location.id : 0, properties->location.type);
     return result;
 }
 

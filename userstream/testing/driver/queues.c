@@ -150,10 +150,17 @@ static CUresult check_submission(Stream *stream) {
     return CUDA_SUCCESS;
 }
 
+static bool waits_for_frees(const Operation *operation) {
+    NodeType type = operation->type;
+    return type == NODE_MEMCPY || type == NODE_MEMSET || type == NODE_EVENT_RECORD;
+}
+
 CUresult stream_submit(Stream *stream, Operation *operation) {
     CUresult result = check_submission(stream);
     if (result == CUDA_SUCCESS && stream->capture)
         return capture_add(stream, operation);
+    if (waits_for_frees(operation))
+        context_wait_for_frees(stream->context);
     if (result == CUDA_SUCCESS && !stream->has_worker && !worker_start(stream))
         result = CUDA_ERROR_OPERATING_SYSTEM;
     if (result != CUDA_SUCCESS) {

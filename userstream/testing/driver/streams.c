@@ -52,6 +52,7 @@ static CUresult create(Stream **out, unsigned flags, int priority) {
         priority = LOWEST_PRIORITY;
     if (priority < HIGHEST_PRIORITY)
         priority = HIGHEST_PRIORITY;
+    context_wait_for_frees(context_current());
     *out = stream_new(context_current(), flags, priority);
     return CUDA_SUCCESS;
 }

@@ -1,0 +1,120 @@
+"""Page-locked host memory from a pool of the driver, which holds nobody up.
+
+``cuMemHostAlloc`` and ``cuMemFreeHost`` keep the calls of all threads waiting that give work to a
+GPU: on an H200 for 0.6 s while 1 GiB is allocated, and in a free until the GPU has run out of work.
+With a pool such calls take no longer than else.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from cuda.bindings import driver
+
+from userstream import _process
+from userstream._driver.contexts import primary_context, within
+from userstream._driver.library import device_attribute, device_count
+from userstream._driver.memory import allocate_pinned, free_pinned
+from userstream._driver.status import call
+from userstream._driver.streams import relaxed
+from userstream.errors import DriverError, NotSupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_NODE = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID
+_NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+
+_pools: dict[int, _HostPool] = {}  # by device
+
+
+def allocate_host(device: int, size: int) -> tuple[int, Callable[[], None]]:
+    """Allocate page-locked host memory for all devices, on the host's node that is nearest to one.
+
+    Return its address, and a function that frees it, whatever the GPU still does.
+    """
+    try:
+        pool = _pool_of(device)
+        address = pool.allocate(size)
+    except (DriverError, NotSupportedError):
+        pass  # an older driver, or a container that may not ask for memory of a node
+    else:
+        return address, partial(pool.free, address)
+    context = primary_context(device)
+    address = allocate_pinned(context, size)
+    return address, partial(free_pinned, context, address)
+
+
+class _HostPool(NamedTuple):
+    context: driver.CUcontext
+    stream: driver.CUstream  # of its own: others may be held
+    pool: driver.CUmemoryPool
+
+    def allocate(self, size: int) -> int:
+        return int(within(self.context, relaxed, self._allocate, size))
+
+    def _allocate(self, size: int) -> driver.CUdeviceptr:
+        address: driver.CUdeviceptr = call(
+            driver.cuMemAllocFromPoolAsync, size, self.pool, self.stream
+        )
+        try:
+            call(driver.cuStreamSynchronize, self.stream)
+        except BaseException:
+            driver.cuMemFreeAsync(address, self.stream)
+            raise
+        return address
+
+    def free(self, address: int) -> None:
+        within(self.context, relaxed, self._free, address)
+
+    def _free(self, address: int) -> None:
+        call(driver.cuMemFreeAsync, address, self.stream)
+        call(driver.cuStreamSynchronize, self.stream)  # here the pool gives memory back
+
+    def close(self) -> None:
+        call(driver.cuMemPoolDestroy, self.pool)
+        call(driver.cuStreamDestroy, self.stream)
+
+
+def _pool_of(device: int) -> _HostPool:
+    try:
+        return _pools[device]
+    except KeyError:
+        made = _open(device)
+    kept = _pools.setdefault(device, made)
+    if kept is not made:  # another thread came first
+        made.close()
+    return kept
+
+
+def _open(device: int) -> _HostPool:
+    node = device_attribute(device, _NODE)
+    properties = driver.CUmemPoolProps()
+    properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
+    properties.location.id = max(0, node)  # -1 on a machine without nodes
+    everyone = [_access(each) for each in range(device_count())]
+    context = primary_context(device)
+    stream = within(context, relaxed, call, driver.cuStreamCreate, _NON_BLOCKING)
+    pool = None
+    try:
+        pool = call(driver.cuMemPoolCreate, properties)
+        call(driver.cuMemPoolSetAccess, pool, everyone, len(everyone))
+    except BaseException:
+        driver.cuStreamDestroy(stream)
+        if pool is not None:
+            driver.cuMemPoolDestroy(pool)
+        raise
+    return _HostPool(context, stream, pool)
+
+
+def _access(device: int) -> driver.CUmemAccessDesc:
+    access = driver.CUmemAccessDesc()
+    access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = device
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return access
+
+
+_process.after_fork(_pools.clear)
