@@ -532,11 +532,14 @@ def test_while_a_free_waits_others_do(kind, context, stream, make_stream, make_e
         freeing = Background(free, context)
         assert freeing.is_blocked
         waiting = [
-            Background(partial(driver.cuEventRecord, busy, other)),
-            Background(partial(driver.cuMemsetD8Async, memory, 1, 64, other)),
-            Background(partial(driver.cuMemHostAlloc, 64, 0), context),
-            Background(partial(driver.cuStreamCreate, 0), context),
-            Background(partial(driver.cuEventCreate, 0), context),
+            Background(call, context)
+            for call in (
+                partial(driver.cuEventRecord, busy, other),
+                partial(driver.cuMemsetD8Async, memory, 1, 64, other),
+                partial(driver.cuMemHostAlloc, 64, 0),
+                partial(driver.cuStreamCreate, 0),
+                partial(driver.cuEventCreate, 0),
+            )
         ]
         assert all(each.is_blocked for each in waiting)
         # These do not wait.
