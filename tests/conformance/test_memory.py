@@ -484,10 +484,11 @@ def test_memory_of_a_host_pool(host_pool, stream):
         int(ok(driver.cuMemAllocFromPoolAsync(5000, host_pool, stream))) for _ in range(2)
     )
     assert finishes(stream)
-    word = Word(second)
-    word.write(stream, 9)
+    ok(driver.cuMemsetD8Async(second, 9, 5000, stream))
     assert finishes(stream)
-    assert word.value == 9
+    assert ctypes.string_at(second, 5000) == bytes([9]) * 5000
+    assert driver.cuStreamWriteValue32(stream, second, 1, 0) == (INVALID_VALUE,)
+    assert driver.cuStreamWaitValue32(stream, second, 1, 0) == (INVALID_VALUE,)
     attribute = driver.CUpointer_attribute
     kind = ok(driver.cuPointerGetAttribute(attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, second))
     assert kind == driver.CUmemorytype.CU_MEMORYTYPE_HOST
@@ -495,6 +496,8 @@ def test_memory_of_a_host_pool(host_pool, stream):
     start = attribute.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
     assert int(ok(driver.cuPointerGetAttribute(start, first))) == 0
     assert [int(each) for each in ok(driver.cuMemGetAddressRange(second + 7))] == [second, 5000]
+    with no_context():
+        assert driver.cuMemGetAddressRange(second)[0] == INVALID_CONTEXT
     assert driver.cuMemHostGetDevicePointer(second, 0)[0] == INVALID_VALUE
     for address in (first, second):
         ok(driver.cuMemFreeAsync(address, stream))

@@ -81,6 +81,11 @@ def default_context() -> driver.CUcontext:
     return current_context() or primary_context(0)
 
 
+def some_context(device: int) -> driver.CUcontext:
+    """Return any context, for what takes one but is the same in all; best one that is there."""
+    return current_context() or next(iter(_primary.values()), None) or primary_context(device)
+
+
 def within(context: driver.CUcontext, function: Callable[..., T], *args: object) -> T:
     """Call a function with `context` current; afterwards the caller's is current again."""
     before = call(driver.cuCtxGetCurrent)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from cuda.bindings import driver
 
-from userstream._driver.contexts import device_of_primary, primary_context
+from userstream._driver.contexts import device_of_primary, primary_context, some_context, within
 from userstream._driver.status import call, failed
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ def place_of(address: int) -> Place | None:
     if not kind:
         return None
     if kind == _HOST and not context:  # of a pool: `start` counts from where the pool begins
-        start, size = map(int, call(driver.cuMemGetAddressRange, address))
+        known = some_context(device)
+        start, size = map(int, within(known, call, driver.cuMemGetAddressRange, address))
     return Place(kind == _HOST, bool(managed), device, context, start, size)
 
 

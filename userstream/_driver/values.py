@@ -66,9 +66,14 @@ def device_word(address: int, width: int, device: int) -> int:
             f"{where} is in managed memory, of which CUDA allows no values; take device memory or "
             "pinned host memory"
         )
+    if place.is_host and not place.context:
+        raise ValueError(
+            f"{where} is in a pool of host memory, like the results of asnumpy, of which CUDA allows "
+            "no values; take device memory or other pinned host memory"
+        )
     if not place.covers(address, width):
         raise ValueError(f"a value of {width} bytes at {where} ends behind its allocation")
-    if place.is_host and place.context:  # that of a pool is where the host sees it
+    if place.is_host:
         return device_address(address)
     if not can_access(address):
         raise ValueError(f"{where} is in memory that device {device} cannot access")

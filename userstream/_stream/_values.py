@@ -46,7 +46,8 @@ class ValueStream(CapturedStream):
         ------
         ValueError
             ``value`` does not fit; or the address is not aligned, in no memory that CUDA knows, in
-            managed memory, in memory that the device cannot access, or ends behind its allocation.
+            managed memory or a pool of host memory (as results of `asnumpy` are), in memory that
+            the device cannot access, or ends behind its allocation.
         TypeError
             ``value`` or ``address`` is none.
         CaptureError

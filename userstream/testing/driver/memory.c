@@ -257,6 +257,9 @@ DRIVER_FUNCTION_AS(cuMemGetInfo_v2, cuMemGetInfo, 3020, (size_t *free_bytes, siz
 DRIVER_FUNCTION_AS(cuMemGetAddressRange_v2, cuMemGetAddressRange, 3020,
                    (CUdeviceptr *base, size_t *size, CUdeviceptr address),
                    (base, size, address)) {
+    CUresult result = context_usable(context_current());
+    if (result != CUDA_SUCCESS)
+        return result;
     const Memory *memory = memory_find(address);
     if (!memory)
         return CUDA_ERROR_NOT_FOUND;

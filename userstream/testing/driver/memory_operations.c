@@ -93,7 +93,8 @@ static CUresult check(const Word *word) {
     if (word->address % word->width || !memory_contains(word->address, word->width))
         return CUDA_ERROR_INVALID_VALUE;
     /* "This function cannot be used with managed memory." */
-    if (memory_find(word->address)->kind == MEMORY_MANAGED)
+    const Memory *memory = memory_find(word->address);
+    if (memory->kind == MEMORY_MANAGED || (memory->kind == MEMORY_PINNED && memory->pool))
         return CUDA_ERROR_INVALID_VALUE;
     return CUDA_SUCCESS;
 }
