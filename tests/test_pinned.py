@@ -205,9 +205,12 @@ def test_close_at_exit() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_gpu_may_be_at_work_when_memory_is_given_back() -> None:
+@pytest.mark.parametrize("default", [False, True])
+def test_the_gpu_may_be_at_work_when_memory_is_given_back(default: bool) -> None:
     array(MIB)
-    with us.Stream.create(0) as other, testing.latch(us.get_stream(0)):
+    held = us.Stream.legacy_default() if default else us.get_stream(0)
+    context = _driver.primary_context(0)
+    with us.Stream.create(0) as other, _driver.entered(context), testing.latch(held):
         thread = trim()
         assert thread is not None
         other.record()
@@ -215,6 +218,16 @@ def test_the_gpu_may_be_at_work_when_memory_is_given_back() -> None:
         thread.join(30)
         assert not thread.is_alive()
         assert _pinned._total == 2 * MIB
+
+
+def test_a_capture_elsewhere_survives_a_new_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_pools, "_pools", {})
+    with us.Stream.create(0) as captured:
+        with captured.capture("global"):
+            where = address(in_thread(lambda: array(MIB)))
+            assert address(array(MIB)) == where
+            free_all()
+    host_pools._pools[0].close()
 
 
 def test_all_devices_may_access_it() -> None:
@@ -233,16 +246,14 @@ def test_the_driver_knows_where_it_begins_and_ends() -> None:
     for each in held:
         place = _driver.place_of(address(each) + 100)
         assert place is not None
-        assert (place.kind, place.start) == ("pinned", address(each))
+        assert (place.kind, place.device, place.start) == ("pinned", 0, address(each))
         assert place.size >= 5000
 
 
 def test_without_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(device: int) -> None:
-        raise us.NotSupportedError("cuMemPoolCreate is not in the installed driver")
-
+    """The driver would make one, but copies to it would fail."""
     monkeypatch.setattr(host_pools, "_pools", {})
-    monkeypatch.setattr(host_pools, "_open", refuse)
+    monkeypatch.setattr(host_pools, "device_attribute", lambda device, which: 0)
     held = array(MIB)
     place = _driver.place_of(address(held))
     assert place is not None
@@ -250,6 +261,23 @@ def test_without_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     del held
     free_all()
     assert _pinned._total == 0
+
+
+def test_where_the_driver_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with CUDA 12.6, which has pools and not the question."""
+
+    def ask(device: int, which: driver.CUdevice_attribute) -> int:
+        if which == host_pools._SUPPORTED:
+            raise us.DriverError("cuDeviceGetAttribute failed", function="cuDeviceGetAttribute")
+        return _driver.device_attribute(device, which)
+
+    monkeypatch.setattr(host_pools, "_pools", {})
+    monkeypatch.setattr(host_pools, "device_attribute", ask)
+    place = _driver.place_of(address(array(MIB)))
+    assert place is not None
+    assert place.context == 0, "the memory is of a pool"
+    free_all()
+    host_pools._pools[0].close()
 
 
 @pytest.mark.simulated
@@ -267,6 +295,7 @@ def test_without_pools(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_the_driver_refuses_a_pool(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_pools, "_pools", {})
     before = _simulated.stats()
+    testing.reset()
     with testing.inject(function, 801, this_thread=True):
         held = array(MIB)
     place = _driver.place_of(address(held))
@@ -278,6 +307,8 @@ def test_where_the_driver_refuses_a_pool(function: str, monkeypatch: pytest.Monk
         pool.close()
     after = _simulated.stats()
     assert (after.streams, after.allocations) == (before.streams, before.allocations)
+    made = testing.calls("cuMemPoolCreate") - (function == "cuMemPoolCreate")
+    assert testing.calls("cuMemPoolDestroy") == made
 
 
 @pytest.mark.simulated

@@ -81,9 +81,9 @@ def default_context() -> driver.CUcontext:
     return current_context() or primary_context(0)
 
 
-def some_context(device: int) -> driver.CUcontext:
-    """Return any context, for what takes one but is the same in all; best one that is there."""
-    return current_context() or next(iter(_primary.values()), None) or primary_context(device)
+def some_context() -> driver.CUcontext:
+    """Return any context, for what is the same in all; if possible one that is there."""
+    return current_context() or next(iter(_primary.values()), None) or primary_context(0)
 
 
 def within(context: driver.CUcontext, function: Callable[..., T], *args: object) -> T:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cuda.bindings import driver
 
-from userstream import _process
 from userstream._driver.contexts import primary_context, within
 from userstream._driver.library import device_attribute, device_count
 from userstream._driver.memory import allocate_pinned, free_pinned
@@ -23,6 +22,7 @@ from userstream.errors import DriverError, NotSupportedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_SUPPORTED = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED
 _NODE = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID
 _NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
@@ -38,7 +38,7 @@ def allocate_host(device: int, size: int) -> tuple[int, Callable[[], None]]:
         pool = _pool_of(device)
         address = pool.allocate(size)
     except (DriverError, NotSupportedError):
-        pass  # an older driver, or a container that may not ask for memory of a node
+        pass  # an old driver, or a container that may not ask for memory of a node
     else:
         return address, partial(pool.free, address)
     context = primary_context(device)
@@ -89,24 +89,31 @@ def _pool_of(device: int) -> _HostPool:
 
 
 def _open(device: int) -> _HostPool:
-    node = device_attribute(device, _NODE)
+    devices = range(device_count())
+    if not all(map(_may_have_host_pools, devices)):
+        raise NotSupportedError("a device has no pools of host memory", device=device)
     properties = driver.CUmemPoolProps()
     properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
-    properties.location.id = max(0, node)  # -1 on a machine without nodes
-    everyone = [_access(each) for each in range(device_count())]
+    properties.location.id = max(0, device_attribute(device, _NODE))  # -1 on a machine without
+    access = list(map(_access, devices))
     context = primary_context(device)
-    stream = within(context, relaxed, call, driver.cuStreamCreate, _NON_BLOCKING)
-    pool = None
+    pool = relaxed(call, driver.cuMemPoolCreate, properties)
     try:
-        pool = call(driver.cuMemPoolCreate, properties)
-        call(driver.cuMemPoolSetAccess, pool, everyone, len(everyone))
+        relaxed(call, driver.cuMemPoolSetAccess, pool, access, len(access))
+        stream = within(context, relaxed, call, driver.cuStreamCreate, _NON_BLOCKING)
     except BaseException:
-        driver.cuStreamDestroy(stream)
-        if pool is not None:
-            driver.cuMemPoolDestroy(pool)
+        driver.cuMemPoolDestroy(pool)
         raise
     return _HostPool(context, stream, pool)
+
+
+def _may_have_host_pools(device: int) -> bool:
+    """Ask the driver: without them a pool can be made, of which no copy works."""
+    try:
+        return bool(device_attribute(device, _SUPPORTED))
+    except DriverError:  # the pools are older than the question
+        return True
 
 
 def _access(device: int) -> driver.CUmemAccessDesc:
@@ -115,6 +122,3 @@ def _access(device: int) -> driver.CUmemAccessDesc:
     access.location.id = device
     access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
     return access
-
-
-_process.after_fork(_pools.clear)

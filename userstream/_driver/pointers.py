@@ -91,9 +91,10 @@ def place_of(address: int) -> Place | None:
         raise failed("cuPointerGetAttributes", status)
     if not kind:
         return None
-    if kind == _HOST and not context:  # of a pool: `start` counts from where the pool begins
-        known = some_context(device)
-        start, size = map(int, within(known, call, driver.cuMemGetAddressRange, address))
+    if kind == _HOST and not managed and not context:
+        # Of a pool, and so of no device; and `start` counts from where the pool begins.
+        device, asked = 0, driver.cuMemGetAddressRange
+        start, size = map(int, within(some_context(), call, asked, address))
     return Place(kind == _HOST, bool(managed), device, context, start, size)
 
 

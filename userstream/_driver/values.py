@@ -68,8 +68,8 @@ def device_word(address: int, width: int, device: int) -> int:
         )
     if place.is_host and not place.context:
         raise ValueError(
-            f"{where} is in a pool of host memory, as results of asnumpy are, of which CUDA allows no "
-            "values; take device memory or other pinned host memory"
+            f"{where} is in a pool of host memory, as results of asnumpy are, of which CUDA allows "
+            "no values; take device memory or other pinned host memory"
         )
     if not place.covers(address, width):
         raise ValueError(f"a value of {width} bytes at {where} ends behind its allocation")

@@ -101,9 +101,11 @@ class Transfers(Orders):
         is not held up. Results are handed out on page-locked memory, which is used again when the
         last array on it is gone: at most an eighth of the machine's memory and 4 GiB (set
         ``USERSTREAM_PINNED_LIMIT``, in bytes, or call `UserStream.set_pinned_limit`); past that
-        they are ordinary arrays, copied through page-locked chunks. On an error ``out`` is
-        undefined, and after a timeout or Ctrl-C the GPU may still write a page-locked ``out``.
-        Driver calls: those of `acquire`; ``cuMemcpyAsync``, ``cuMemcpy3DAsync``.
+        they are ordinary arrays, copied through page-locked chunks. So keep a result for as long as
+        work that you queued reads it, or give it to `hold` with that work's stream. On an error
+        ``out`` is undefined, and after a timeout or Ctrl-C the GPU may still write a page-locked
+        ``out``. Driver calls: those of `acquire`; ``cuMemcpyAsync``, ``cuMemcpy3DAsync``; for new
+        memory those of `UserStream.set_pinned_limit`.
 
         Examples
         --------
@@ -178,7 +180,8 @@ class Transfers(Orders):
         up to 16 MiB, and waited for above; one that is copied to is waited for. The GPU buffers
         are held until the copy is done, and their producers go on after it. Peer access between
         devices is left as it is. Thread-safe. Driver calls: those of `acquire` and `release`;
-        ``cuMemcpyAsync``, ``cuMemcpy3DAsync``, ``cuMemcpyPeerAsync``, ``cuMemcpy3DPeerAsync``.
+        ``cuMemcpyAsync``, ``cuMemcpy3DAsync``, ``cuMemcpyPeerAsync``, ``cuMemcpy3DPeerAsync``; for
+        new page-locked memory those of `UserStream.set_pinned_limit`.
         After `numpy.copyto`.
 
         Examples

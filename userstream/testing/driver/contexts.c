@@ -73,7 +73,7 @@ CUresult context_synchronize_to_free(Context *context) {
 }
 
 void context_wait_for_frees(const Context *context) {
-    while (context->frees)
+    while (context && context->frees && !shut_down)
         wait_for_progress();
 }
 

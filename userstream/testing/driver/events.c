@@ -44,10 +44,10 @@ DRIVER_FUNCTION(cuEventCreate, 2000, (Event **out, unsigned flags), (out, flags)
     /* "CU_EVENT_INTERPROCESS must be specified along with CU_EVENT_DISABLE_TIMING" */
     if ((flags & EVENT_INTERPROCESS) && !(flags & EVENT_DISABLE_TIMING))
         return CUDA_ERROR_INVALID_VALUE;
+    context_wait_for_frees(context_current());
     CUresult result = context_usable(context_current());
     if (result != CUDA_SUCCESS)
         return result;
-    context_wait_for_frees(context_current());
     Event *event = handle_new(KIND_EVENT);
     event->context = context_current();
     event->flags = flags;
@@ -111,7 +111,7 @@ static CUresult record(Event *event, Stream *handle, unsigned flags) {
         return stream_submit(stream, operation);
     }
     result = stream_submit(stream, operation_nothing(NODE_EVENT_RECORD));
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS && handle_is(KIND_EVENT, event))
         set_point(event, stream->tail);
     return result;
 }
@@ -140,7 +140,7 @@ DRIVER_FUNCTION(cuCtxRecordEvent, 12050, (Context *context, Event *event), (cont
     }
     if (result == CUDA_SUCCESS)
         result = stream_submit(context->collector, operation_nothing(NODE_EVENT_RECORD));
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS && handle_is(KIND_EVENT, event))
         set_point(event, context->collector->tail);
     return result;
 }

@@ -101,6 +101,7 @@ void memory_of_context_free(Context *context) {
 /* ---- allocating ----------------------------------------------------------------------------- */
 
 static CUresult allocate(CUdeviceptr *address, size_t size, MemoryKind kind, unsigned flags) {
+    context_wait_for_frees(context_current());
     CUresult result = context_usable(context_current());
     if (result == CUDA_SUCCESS)
         result = capture_forbids_unsafe_call();
@@ -109,10 +110,9 @@ static CUresult allocate(CUdeviceptr *address, size_t size, MemoryKind kind, uns
         *address = 0;
         return CUDA_SUCCESS;
     }
-    if (result != CUDA_SUCCESS)
-        return result;
-    context_wait_for_frees(context_current());
-    return memory_new(size, kind, context_current()->device, NULL, flags, address);
+    if (result == CUDA_SUCCESS)
+        result = memory_new(size, kind, context_current()->device, NULL, flags, address);
+    return result;
 }
 
 DRIVER_FUNCTION_AS(cuMemAlloc_v2, cuMemAlloc, 3020, (CUdeviceptr *address, size_t size),
@@ -183,6 +183,7 @@ static bool overlaps_registered(CUdeviceptr address, size_t size) {
 
 DRIVER_FUNCTION_AS(cuMemHostRegister_v2, cuMemHostRegister, 6050,
                    (CUdeviceptr address, size_t size, unsigned flags), (address, size, flags)) {
+    context_wait_for_frees(context_current());
     CUresult result = context_usable(context_current());
     if (result == CUDA_SUCCESS)
         result = capture_forbids_unsafe_call();
@@ -190,7 +191,6 @@ DRIVER_FUNCTION_AS(cuMemHostRegister_v2, cuMemHostRegister, 6050,
         return result;
     if (!address || !size)
         return CUDA_ERROR_INVALID_VALUE;
-    context_wait_for_frees(context_current());
     if (overlaps_registered(address, size))
         return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     CUdevice device = context_current()->device;

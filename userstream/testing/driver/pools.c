@@ -125,6 +125,8 @@ DRIVER_FUNCTION(cuMemPoolCreate, 11020, (Pool **out, const Properties *propertie
         return CUDA_ERROR_NOT_SUPPORTED;
     bool of_device = properties->location.type == LOCATION_DEVICE;
     CUresult result = of_device ? device_check(properties->location.id) : CUDA_SUCCESS;
+    if (properties->location.type == LOCATION_HOST_NUMA && properties->location.id)
+        result = CUDA_ERROR_INVALID_VALUE;      /* one node, 0 */
     if (result == CUDA_SUCCESS)
         *out = pool_new(of_device ? properties->location.id : 0, properties->location.type);
     return result;

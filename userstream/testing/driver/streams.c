@@ -44,6 +44,7 @@ CUresult stream_find(Stream *handle, Stream **stream) {
 static CUresult create(Stream **out, unsigned flags, int priority) {
     if (!out || (flags & ~(unsigned)STREAM_NON_BLOCKING))
         return CUDA_ERROR_INVALID_VALUE;
+    context_wait_for_frees(context_current());
     CUresult result = context_usable(context_current());
     if (result != CUDA_SUCCESS)
         return result;
@@ -52,7 +53,6 @@ static CUresult create(Stream **out, unsigned flags, int priority) {
         priority = LOWEST_PRIORITY;
     if (priority < HIGHEST_PRIORITY)
         priority = HIGHEST_PRIORITY;
-    context_wait_for_frees(context_current());
     *out = stream_new(context_current(), flags, priority);
     return CUDA_SUCCESS;
 }
