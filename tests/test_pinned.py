@@ -250,6 +250,17 @@ def test_the_driver_knows_where_it_begins_and_ends() -> None:
         assert place.size >= 5000
 
 
+@pytest.mark.simulated
+def test_where_the_driver_knows_no_range() -> None:
+    """It is copied to as ordinary memory is."""
+    where = address(array(5000))
+    with testing.inject("cuMemGetAddressRange", 1):
+        place = _driver.place_of(where)
+    assert place is not None
+    assert place.kind == "pinned"
+    assert not place.covers(where, 1)
+
+
 def test_without_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver would make one, but copies to it would fail."""
     monkeypatch.setattr(host_pools, "_pools", {})

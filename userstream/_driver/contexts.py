@@ -83,7 +83,7 @@ def default_context() -> driver.CUcontext:
 
 def some_context() -> driver.CUcontext:
     """Return any context, for what is the same in all; if possible one that is there."""
-    return current_context() or next(iter(_primary.values()), None) or primary_context(0)
+    return next(iter(_primary.values()), None) or default_context()
 
 
 def within(context: driver.CUcontext, function: Callable[..., T], *args: object) -> T:

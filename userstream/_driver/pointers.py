@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from cuda.bindings import driver
 
 from userstream._driver.contexts import device_of_primary, primary_context, some_context, within
-from userstream._driver.status import call, failed
+from userstream._driver.status import SUCCESS, ask, call, failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Memory = Literal["device", "managed", "pinned"]
 
 _INVALID_VALUE = int(driver.CUresult.CUDA_ERROR_INVALID_VALUE)
+_NO_RANGE = (driver.CUresult.CUDA_ERROR_INVALID_VALUE, driver.CUresult.CUDA_ERROR_NOT_FOUND)
 _HOST = int(driver.CUmemorytype.CU_MEMORYTYPE_HOST)
 _DEVICE_POINTER = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER)
 
@@ -92,10 +93,19 @@ def place_of(address: int) -> Place | None:
     if not kind:
         return None
     if kind == _HOST and not managed and not context:
-        # Of a pool, and so of no device; and `start` counts from where the pool begins.
-        device, asked = 0, driver.cuMemGetAddressRange
-        start, size = map(int, within(some_context(), call, asked, address))
+        device = 0  # of a pool, and so of none; and `start` counts from where the pool begins
+        start, size = _range_of(address) or (start, size)
     return Place(kind == _HOST, bool(managed), device, context, start, size)
+
+
+def _range_of(address: int) -> tuple[int, int] | None:
+    """Return where an allocation begins and how long it is; `None` if the driver does not say."""
+    status, start, size = within(some_context(), ask, driver.cuMemGetAddressRange, address)
+    if status in _NO_RANGE:
+        return None
+    if status != SUCCESS:
+        raise failed("cuMemGetAddressRange", status)
+    return int(start), int(size)
 
 
 def can_access(address: int) -> bool:
