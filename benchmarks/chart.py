@@ -9,7 +9,7 @@ from benchmarks.report import Row
 
 # On a white and on a dark page alike: grey text, no background.
 INK, MET, MISSED, LIMIT = "#7b7b7b", "#3b8ea5", "#d1495b", "#d08700"
-TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+TICKS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 STYLE: dict[str, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), INK),
     **dict.fromkeys(("xtick.color", "ytick.color", "hatch.color"), INK),
