@@ -24,6 +24,7 @@ Memory = Literal["device", "managed", "pinned"]
 _INVALID_VALUE = int(driver.CUresult.CUDA_ERROR_INVALID_VALUE)
 _NO_RANGE = (driver.CUresult.CUDA_ERROR_INVALID_VALUE, driver.CUresult.CUDA_ERROR_NOT_FOUND)
 _HOST = int(driver.CUmemorytype.CU_MEMORYTYPE_HOST)
+_POOL = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE)
 _DEVICE_POINTER = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER)
 
 _WANTED = (
@@ -92,8 +93,8 @@ def place_of(address: int) -> Place | None:
         raise failed("cuPointerGetAttributes", status)
     if not kind:
         return None
-    if kind == _HOST and not managed and not context:
-        device = 0  # of a pool, and so of none; and `start` counts from where the pool begins
+    if kind == _HOST and not start <= address < start + size:
+        # The memory is of a pool, and `start` counts from where that begins.
         start, size = _range_of(address) or (start, size)
     return Place(kind == _HOST, bool(managed), device, context, start, size)
 
@@ -110,11 +111,20 @@ def _range_of(address: int) -> tuple[int, int] | None:
 
 def can_access(address: int) -> bool:
     """Tell whether the device of the current context can access the memory at an address."""
+    return _attribute(_DEVICE_POINTER, address) is not None
+
+
+def is_of_pool(address: int) -> bool:
+    """Tell whether the memory at an address is of a pool."""
+    return bool(_attribute(_POOL, address))
+
+
+def _attribute(which: int, address: int) -> int | None:
     value = ctypes.c_uint64()
-    status = _single()(ctypes.byref(value), _DEVICE_POINTER, address)
+    status = _single()(ctypes.byref(value), which, address)
     if status not in (0, _INVALID_VALUE):
         raise failed("cuPointerGetAttribute", status)
-    return status == 0
+    return None if status else value.value
 
 
 @functools.cache

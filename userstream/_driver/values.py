@@ -8,7 +8,7 @@ from cuda.bindings import driver
 
 from userstream._driver.library import device_attribute
 from userstream._driver.memory import device_address
-from userstream._driver.pointers import can_access, place_of
+from userstream._driver.pointers import can_access, is_of_pool, place_of
 from userstream._driver.status import call
 from userstream.errors import NotSupportedError
 
@@ -66,7 +66,7 @@ def device_word(address: int, width: int, device: int) -> int:
             f"{where} is in managed memory, of which CUDA allows no values; take device memory or "
             "pinned host memory"
         )
-    if place.is_host and not place.context:
+    if place.is_host and is_of_pool(address):
         raise ValueError(
             f"{where} is in a pool of host memory, as results of asnumpy are, of which CUDA allows "
             "no values; take device memory or other pinned host memory"
