@@ -70,8 +70,9 @@ class latch:  # noqa: N801 - used like a function
 
     The same on the simulated and on a real driver: the stream waits (``cuStreamWaitValue32``) for a
     word of pinned memory that ``release`` writes. No host function and no kernel is involved, so
-    other streams go on. On a real GPU, do not load modules while a stream is held (lazy loading
-    waits for the device) and do not wait for the stream or its device before the release.
+    other streams go on. While a stream is held, free no memory (that waits for the device, and
+    holds up what other threads launch and record until then), load no modules (lazy loading waits
+    too), and do not wait for the stream or its device before the release.
 
     Entering does not block (the first time in a process it pins memory), nothing of the
     caller's context changes, and it needs no current context, except for the default streams
