@@ -132,8 +132,8 @@ class ValueStream(CapturedStream):
         No host wait. If nobody writes the value the stream is held for ever, and then freeing
         memory (not that of a pool), `wait_for_device` and loading a module (as the first launch of
         a kernel does) wait for ever as well; `close` returns, but the driver keeps the stream.
-        Orders no buffer and keeps none alive. Under capture it becomes a node. Thread-safe; does not block.
-        Driver call: ``cuStreamWaitValue32``. After baracuda's ``wait_value_32``.
+        Orders no buffer and keeps none alive. Under capture it becomes a node. Thread-safe; does
+        not block. Driver call: ``cuStreamWaitValue32``. After baracuda's ``wait_value_32``.
 
         Examples
         --------
