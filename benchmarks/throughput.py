@@ -1,4 +1,4 @@
-"""Who gives a GPU work, while another thread looks at what is there."""
+"""Threads that give a GPU work, while another one copies what is there to the host."""
 
 from __future__ import annotations
 

@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import pytest
 from cuda.bindings import driver
 from cuda.core import Event
 from cuda.core.graph import Graph, GraphDefinition
 
 import userstream as us
 from userstream import _driver, _events
+from userstream._driver import host_pools
 
 T = TypeVar("T")
 
@@ -83,6 +85,14 @@ def device_memory(device: int = 0, size: int = 256) -> Iterator[int]:
     finally:
         with _driver.entered(context):
             checked(driver.cuMemFree(pointer))
+
+
+def needs_host_pools() -> None:
+    """Skip a test where page-locked memory comes from ``cuMemHostAlloc``."""
+    try:
+        host_pools._pool_of(0)
+    except (us.DriverError, us.NotSupportedError):
+        pytest.skip("no pools of host memory here")
 
 
 @contextmanager

@@ -13,10 +13,19 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from helpers import checked, eventually, in_thread, run_python, running, untraced
+from helpers import (
+    checked,
+    device_memory,
+    eventually,
+    in_thread,
+    needs_host_pools,
+    run_python,
+    running,
+    untraced,
+)
 from userstream import _driver, _holding, testing
 from userstream._driver import host_pools
-from userstream._transfer import _pinned, trim
+from userstream._transfer import DeviceArray, _pinned, to_host, trim
 from userstream.testing import _simulated
 
 MIB = 1 << 20
@@ -207,6 +216,7 @@ def test_close_at_exit() -> None:
 
 @pytest.mark.parametrize("default", [False, True])
 def test_the_gpu_may_be_at_work_when_memory_is_given_back(default: bool) -> None:
+    needs_host_pools()
     array(MIB)
     held = us.Stream.legacy_default() if default else us.get_stream(0)
     context = _driver.primary_context(0)
@@ -221,6 +231,7 @@ def test_the_gpu_may_be_at_work_when_memory_is_given_back(default: bool) -> None
 
 
 def test_a_capture_elsewhere_survives_a_new_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_host_pools()
     monkeypatch.setattr(host_pools, "_pools", {})
     with us.Stream.create(0) as captured:
         with captured.capture("global"):
@@ -231,6 +242,7 @@ def test_a_capture_elsewhere_survives_a_new_pool(monkeypatch: pytest.MonkeyPatch
 
 
 def test_all_devices_may_access_it() -> None:
+    needs_host_pools()
     where = address(array(MIB))
     attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
     pool = checked(driver.cuPointerGetAttribute(attribute, where))
@@ -253,12 +265,18 @@ def test_the_driver_knows_where_it_begins_and_ends() -> None:
 @pytest.mark.simulated
 def test_where_the_driver_knows_no_range() -> None:
     """It is copied to as ordinary memory is."""
-    where = address(array(5000))
-    with testing.inject("cuMemGetAddressRange", 1):
-        place = _driver.place_of(where)
-    assert place is not None
-    assert place.kind == "pinned"
-    assert not place.covers(where, 1)
+    with device_memory(0, 5000) as source:
+        memory = DeviceArray(source, (5000,), (1,), np.dtype("u1"), 0)
+        expected = to_host(memory, us.get_stream(0)).copy()
+        out = array(5000)
+        with testing.inject("cuMemGetAddressRange", 1):
+            place = _driver.place_of(address(out))
+        assert place is not None
+        assert place.kind == "pinned"
+        assert not place.covers(address(out), 1)
+        with testing.inject("cuMemGetAddressRange", 1):
+            to_host(memory, us.get_stream(0), out)
+        assert (out == expected).all()
 
 
 def test_without_pools(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,6 +294,7 @@ def test_without_pools(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_where_the_driver_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with CUDA 12.6, which has pools and not the question."""
+    needs_host_pools()
 
     def ask(device: int, which: driver.CUdevice_attribute) -> int:
         if which == host_pools._SUPPORTED:
@@ -457,9 +476,6 @@ def test_exit_and_fork_free_nothing() -> None:
 
 
 def test_interrupting_a_wait_keeps_the_memory() -> None:
-    from helpers import device_memory
-    from userstream._transfer import DeviceArray, to_host
-
     stream = us.get_stream(0)
     with device_memory(0, 5000) as source:
         memory = DeviceArray(source, (5000,), (1,), np.dtype("u1"), 0)

@@ -20,6 +20,7 @@ from helpers import (
     in_thread,
     instantiated,
     managed_memory,
+    needs_host_pools,
     pinned_memory,
     refused_in_a_child,
     upload,
@@ -119,6 +120,7 @@ def test_a_wait_compares_geq_by_default(stream: us.Stream, pinned: int) -> None:
 
 
 def test_the_memory_of_what_was_copied_to_the_host(stream: us.Stream, memory: int) -> None:
+    needs_host_pools()
     where = us.asnumpy(CAI(memory)).ctypes.data
     for use in (stream.wait_value_32, stream.write_value_32):
         with pytest.raises(ValueError, match="pool of host memory"):

@@ -447,11 +447,16 @@ def test_the_memory_of_a_device_is_limited(other_context):
 # ---- pools of host memory ---------------------------------------------------
 
 
+HOST_POOLS = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED
+
+
 @pytest.fixture
 def host_pool():
     properties = driver.CUmemPoolProps()
     properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
+    if not ok(driver.cuDeviceGetAttribute(HOST_POOLS, 0)):
+        pytest.skip("no pools of host memory here")
     pool = ok(driver.cuMemPoolCreate(properties))
     yield pool
     ok(driver.cuMemPoolDestroy(pool))
@@ -463,12 +468,6 @@ def access_of(device):
     access.location.id = device
     access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
     return access
-
-
-def test_host_pools_are_supported():
-    attribute = driver.CUdevice_attribute
-    name = attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED
-    assert ok(driver.cuDeviceGetAttribute(name, 0)) == 1
 
 
 def test_no_device_may_access_a_host_pool_until_it_is_told(host_pool):
@@ -499,6 +498,7 @@ def test_memory_of_a_host_pool(host_pool, stream):
     with no_context():
         assert driver.cuMemGetAddressRange(second)[0] == INVALID_CONTEXT
     assert driver.cuMemHostGetDevicePointer(second, 0)[0] == INVALID_VALUE
+    assert driver.cuMemHostGetFlags(second)[0] == INVALID_VALUE
     for address in (first, second):
         ok(driver.cuMemFreeAsync(address, stream))
     assert finishes(stream)
@@ -521,9 +521,10 @@ def allocated(pool, stream):
 
 
 @pytest.mark.parametrize("kind", ["pinned", "device", "registered"])
-def test_while_a_free_waits_others_do(kind, context, stream, make_stream, make_event, pages):
-    other, busy, idle = make_stream(), make_event(), make_event()
-    memory = ok(driver.cuMemAlloc(64))
+def test_while_a_free_waits_others_do(
+    kind, context, stream, make_stream, make_event, make_memory, pinned, pages
+):
+    other, busy, idle, memory = make_stream(), make_event(), make_event(), make_memory()
     if kind == "registered":
         ok(driver.cuMemHostRegister(pages, mmap.PAGESIZE, 0))
         free = partial(driver.cuMemHostUnregister, pages)
@@ -531,29 +532,42 @@ def test_while_a_free_waits_others_do(kind, context, stream, make_stream, make_e
         free = partial(driver.cuMemFreeHost, ok(driver.cuMemHostAlloc(64, 0)))
     else:
         free = partial(driver.cuMemFree, ok(driver.cuMemAlloc(64)))
+    records = []
+
+    def a_record_waits():
+        records.append(Background(partial(driver.cuEventRecord, busy, other), context))
+        return records[-1].is_blocked
+
     with latch(stream) as held:
         freeing = Background(free, context)
+        assert becomes(True, a_record_waits)  # not at once: the thread may be slow to get there
         assert freeing.is_blocked
         waiting = [
             Background(call, context)
             for call in (
-                partial(driver.cuEventRecord, busy, other),
                 partial(driver.cuMemsetD8Async, memory, 1, 64, other),
+                partial(driver.cuMemcpyAsync, pinned, memory, 64, other),
+                partial(driver.cuMemAlloc, 64),
                 partial(driver.cuMemHostAlloc, 64, 0),
                 partial(driver.cuStreamCreate, 0),
                 partial(driver.cuEventCreate, 0),
             )
         ]
         assert all(each.is_blocked for each in waiting)
-        # These do not wait.
-        assert Background(partial(driver.cuEventQuery, idle)).answer == (SUCCESS,)
-        assert Background(partial(driver.cuStreamIsCapturing, stream)).answer[0] == SUCCESS
+        for call in (  # these do not wait
+            partial(driver.cuEventQuery, idle),
+            partial(driver.cuStreamIsCapturing, stream),
+            partial(driver.cuStreamWriteValue32, other, pinned, 1, 0),
+            partial(driver.cuStreamSynchronize, other),
+        ):
+            assert Background(call, context).answer[0] == SUCCESS
         held.release()
         assert freeing.answer == (SUCCESS,)
-        answers = [each.answer for each in waiting]
-    assert [answer[0] for answer in answers] == [SUCCESS] * 5
+        answers = [each.answer for each in (*records, *waiting)]
+    assert [answer[0] for answer in answers] == [SUCCESS] * len(answers)
     assert finishes(other)
-    ok(driver.cuMemFreeHost(answers[2][1]))
-    ok(driver.cuStreamDestroy(answers[3][1]))
-    ok(driver.cuEventDestroy(answers[4][1]))
-    ok(driver.cuMemFree(memory))
+    *_, device, host, made_stream, made_event = (answer[-1] for answer in answers)
+    ok(driver.cuMemFree(device))
+    ok(driver.cuMemFreeHost(host))
+    ok(driver.cuStreamDestroy(made_stream))
+    ok(driver.cuEventDestroy(made_event))

@@ -82,8 +82,9 @@ def default_context() -> driver.CUcontext:
 
 
 def some_context() -> driver.CUcontext:
-    """Return any context, for what is the same in all; if possible one that is there."""
-    return next(iter(_primary.values()), None) or default_context()
+    """Return any context, for a question that all of them answer alike; one that is there."""
+    known = list(_primary.values())  # at once: other threads add to it
+    return known[0] if known else default_context()
 
 
 def within(context: driver.CUcontext, function: Callable[..., T], *args: object) -> T:

@@ -1,8 +1,7 @@
-"""Page-locked host memory from a pool of the driver, which holds nobody up.
+"""Page-locked host memory from a pool of the driver, which holds up nobody's launches.
 
-``cuMemHostAlloc`` and ``cuMemFreeHost`` keep the calls of all threads waiting that give work to a
-GPU: on an H200 for 0.6 s while 1 GiB is allocated, and in a free until the GPU has run out of work.
-With a pool such calls take no longer than else.
+``cuMemHostAlloc`` and ``cuMemFreeHost`` hold up all threads that give work to a GPU: on an H200 for
+0.6 s while 1 GiB is allocated, and in a free until the GPU has run out of work. A pool does not.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def allocate_host(device: int, size: int) -> tuple[int, Callable[[], None]]:
         pool = _pool_of(device)
         address = pool.allocate(size)
     except (DriverError, NotSupportedError):
-        pass  # an old driver, or a container that may not ask for memory of a node
+        pass  # an old driver, a container that may not ask for memory of a node, or a full node
     else:
         return address, partial(pool.free, address)
     context = primary_context(device)
@@ -73,8 +72,8 @@ class _HostPool(NamedTuple):
         call(driver.cuStreamSynchronize, self.stream)  # here the pool gives memory back
 
     def close(self) -> None:
-        call(driver.cuMemPoolDestroy, self.pool)
-        call(driver.cuStreamDestroy, self.stream)
+        relaxed(call, driver.cuMemPoolDestroy, self.pool)
+        relaxed(call, driver.cuStreamDestroy, self.stream)
 
 
 def _pool_of(device: int) -> _HostPool:
@@ -95,7 +94,7 @@ def _open(device: int) -> _HostPool:
     properties = driver.CUmemPoolProps()
     properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
-    properties.location.id = max(0, device_attribute(device, _NODE))  # -1 on a machine without
+    properties.location.id = max(0, device_attribute(device, _NODE))  # -1 without NUMA
     access = list(map(_access, devices))
     context = primary_context(device)
     pool = relaxed(call, driver.cuMemPoolCreate, properties)
@@ -109,7 +108,7 @@ def _open(device: int) -> _HostPool:
 
 
 def _may_have_host_pools(device: int) -> bool:
-    """Ask the driver: without them a pool can be made, of which no copy works."""
+    """Tell whether a device has them. If not, a pool can be made, but no copy works there."""
     try:
         return bool(device_attribute(device, _SUPPORTED))
     except DriverError:  # the pools are older than the question

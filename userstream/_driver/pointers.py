@@ -15,6 +15,7 @@ from cuda.bindings import driver
 
 from userstream._driver.contexts import device_of_primary, primary_context, some_context, within
 from userstream._driver.status import SUCCESS, ask, call, failed
+from userstream._driver.streams import relaxed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,7 +102,8 @@ def place_of(address: int) -> Place | None:
 
 def _range_of(address: int) -> tuple[int, int] | None:
     """Return where an allocation begins and how long it is; `None` if the driver does not say."""
-    status, start, size = within(some_context(), ask, driver.cuMemGetAddressRange, address)
+    asked = driver.cuMemGetAddressRange
+    status, start, size = within(some_context(), relaxed, ask, asked, address)
     if status in _NO_RANGE:
         return None
     if status != SUCCESS:

@@ -68,7 +68,7 @@ def device_word(address: int, width: int, device: int) -> int:
         )
     if place.is_host and is_of_pool(address):
         raise ValueError(
-            f"{where} is in a pool of host memory, as results of asnumpy are, of which CUDA allows "
+            f"{where} is in a pool of host memory (as results of asnumpy are), where CUDA allows "
             "no values; take device memory or other pinned host memory"
         )
     if not place.covers(address, width):

@@ -98,14 +98,17 @@ class Transfers(Orders):
         Notes
         -----
         Blocks, but never inside the driver, so Ctrl-C stops it; thread-safe. Work on other streams
-        is not held up. Results are handed out on page-locked memory, which is used again when the
-        last array on it is gone: at most an eighth of the machine's memory and 4 GiB (set
-        ``USERSTREAM_PINNED_LIMIT``, in bytes, or call `UserStream.set_pinned_limit`); past that
-        they are ordinary arrays, copied through page-locked chunks. So keep a result for as long as
-        work that you queued reads it, or give it to `hold` with that work's stream. On an error
-        ``out`` is undefined, and after a timeout or Ctrl-C the GPU may still write a page-locked
-        ``out``. Driver calls: those of `acquire`; ``cuMemcpyAsync``, ``cuMemcpy3DAsync``; for new
-        memory those of `UserStream.set_pinned_limit`.
+        is not held up. On an error ``out`` is undefined, and after a timeout or Ctrl-C the GPU may
+        still write a page-locked ``out``. Driver calls: those of `acquire`; ``cuMemcpyAsync``,
+        ``cuMemcpy3DAsync``; for new memory ``cuMemAllocFromPoolAsync``, without pools
+        ``cuMemHostAlloc``.
+
+        A result is on page-locked memory, which is used again when the last array on it is gone. So
+        work that still reads it, such as a copy from it that does not block, needs it kept: keep
+        the array, or give it to `hold` with the stream of that work. At most an eighth of the
+        machine's memory and 4 GiB are page-locked (set ``USERSTREAM_PINNED_LIMIT``, in bytes, or
+        call `UserStream.set_pinned_limit`); past that results are ordinary arrays, copied through
+        page-locked chunks.
 
         Examples
         --------
@@ -181,7 +184,7 @@ class Transfers(Orders):
         are held until the copy is done, and their producers go on after it. Peer access between
         devices is left as it is. Thread-safe. Driver calls: those of `acquire` and `release`;
         ``cuMemcpyAsync``, ``cuMemcpy3DAsync``, ``cuMemcpyPeerAsync``, ``cuMemcpy3DPeerAsync``; for
-        new page-locked memory those of `UserStream.set_pinned_limit`.
+        new page-locked memory ``cuMemAllocFromPoolAsync``, without pools ``cuMemHostAlloc``.
         After `numpy.copyto`.
 
         Examples
@@ -237,10 +240,10 @@ class Transfers(Orders):
 
         Notes
         -----
-        Memory that is free already is given back, by a thread of the library, as it takes long.
-        Does not block; thread-safe. Nothing of it holds up a GPU or who gives it work, if the
-        driver has pools of host memory. Driver calls: ``cuMemAllocFromPoolAsync`` and
-        ``cuMemFreeAsync``; without pools ``cuMemHostAlloc`` and ``cuMemFreeHost``.
+        Memory that is free already is given back, by a thread of the library. Does not block;
+        thread-safe. Launches of other threads are not held up, except where the driver has no pools
+        of host memory: see :doc:`/explanation/limits`. Driver call: ``cuMemFreeAsync``; without
+        pools ``cuMemFreeHost``.
 
         Examples
         --------

@@ -39,7 +39,7 @@ def to_host(lane: Lane, source: DeviceArray, out: np.ndarray) -> None:
     # What a scattered part comes with, from between its elements, has to fit as well.
     parts = _parts(source, SIZE // _layout.MOST_SPREAD if scattered else SIZE)
     lane.reach()  # a stream that is held up does not keep the chunks from others
-    with _chunks(lane, source.device) as chunks:
+    with _chunks(lane) as chunks:
         queued: list[_Fetched] = []
         try:
             for index, chunk in zip(parts, itertools.cycle(chunks), strict=False):
@@ -75,7 +75,7 @@ def _fetch(lane: Lane, part: DeviceArray, out: np.ndarray, chunk: Lease) -> _Fet
 def from_host(lane: Lane, to: DeviceArray, source: np.ndarray) -> None:
     """Copy a host array to a device array of its shape, and wait for it."""
     lane.reach()  # as above
-    with _chunks(lane, to.device) as chunks:
+    with _chunks(lane) as chunks:
         queued: list[Pending] = []
         try:
             for index, chunk in zip(_parts(to, SIZE), itertools.cycle(chunks), strict=False):
@@ -110,9 +110,9 @@ def _part(array: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
 
 
 @contextmanager
-def _chunks(lane: Lane, device: int) -> Iterator[tuple[Lease, Lease]]:
+def _chunks(lane: Lane) -> Iterator[tuple[Lease, Lease]]:
     """Lend the two chunks of a device, to one thread at a time."""
-    left = lane.left()
+    left, device = lane.left(), lane.device
     turn = _turns.get(device) or _turns.setdefault(device, threading.RLock())
     try:
         if not turn.acquire(timeout=-1 if left is None else min(left, threading.TIMEOUT_MAX)):

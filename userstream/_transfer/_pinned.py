@@ -34,7 +34,7 @@ _FAR_TOO_LARGE = 4  # times the size that is needed
 # Free blocks by size and address. The values say nothing: a method of a dict written in C fills it.
 _free: dict[int, dict[int, object]] = {}
 _leases: dict[int, weakref.ref[Lease]] = {}  # by address, as a weak reference has to live to tell
-_ways_back: dict[int, Callable[[], None]] = {}  # by address: what frees a block
+_frees: dict[int, Callable[[], None]] = {}  # by address: gives the block back
 _total = 0  # bytes, free or not
 _accounts = threading.Lock()  # of the total; nothing else is done under it
 _limit: int | None = None
@@ -71,7 +71,7 @@ def _initial_limit() -> int:
 def take(nbytes: int, device: int) -> Lease | None:
     """Return page-locked memory of at least so many bytes, or `None` if the bound forbids it.
 
-    It is for all devices. What is new is near the one that is named.
+    All devices may use it. A new block is on the host's node nearest to `device`.
     """
     _holding.sweep()  # some may be free by now
     size = _rounded(nbytes)
@@ -144,7 +144,7 @@ def _allocate(size: int, device: int) -> int:
     except BaseException:
         _unreserve(size)
         raise
-    _ways_back[address] = free
+    _frees[address] = free
     return address
 
 
@@ -189,7 +189,7 @@ def _release(blocks: Iterable[tuple[int, int]]) -> None:
     for address, size in blocks:
         # What fails may have been freed or not: it is not used again, and counts.
         with contextlib.suppress(Exception):
-            _ways_back.pop(address)()
+            _frees.pop(address)()
             _unreserve(size)
 
 
@@ -200,7 +200,7 @@ def _forget() -> None:
     _total = 0
     _free.clear()
     _leases.clear()
-    _ways_back.clear()
+    _frees.clear()
 
 
 _process.after_fork(_forget)

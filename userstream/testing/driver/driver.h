@@ -200,7 +200,7 @@ struct Memory {
     CUdevice device;
     Context *context;           /* none for memory of a pool */
     Pool *pool;
-    size_t offset;              /* in the pool, more or less */
+    size_t offset;              /* in the pool; two may have the same after a free */
     unsigned flags;
     uint64_t id;
     bool free_is_queued;        /* cuMemFreeAsync */

@@ -111,7 +111,7 @@ static CUresult record(Event *event, Stream *handle, unsigned flags) {
         return stream_submit(stream, operation);
     }
     result = stream_submit(stream, operation_nothing(NODE_EVENT_RECORD));
-    if (result == CUDA_SUCCESS && handle_is(KIND_EVENT, event))
+    if (result == CUDA_SUCCESS && handle_is(KIND_EVENT, event) && !stream->capture)
         set_point(event, stream->tail);
     return result;
 }

@@ -155,7 +155,7 @@ static bool waits_for_frees(const Operation *operation) {
     return type == NODE_MEMCPY || type == NODE_MEMSET || type == NODE_EVENT_RECORD;
 }
 
-/* That gives up the lock: the stream may be gone afterwards. */
+/* The wait gives up the lock: afterwards the context may have failed, and the stream be gone. */
 static CUresult wait_for_frees(const Stream *stream, const Operation *operation) {
     Context *context = stream->context;
     unsigned errors = context->errors;
