@@ -62,8 +62,7 @@ CUresult context_synchronize(Context *context) {
     }
 }
 
-/* H200: memory is freed when all streams are idle. Until then many calls of other threads wait too:
- * those that make something, copy, fill or record. */
+/* H200: memory is freed when all streams are idle. */
 CUresult context_synchronize_to_free(Context *context) {
     context->frees++;
     CUresult result = context_synchronize(context);
@@ -72,9 +71,12 @@ CUresult context_synchronize_to_free(Context *context) {
     return result;
 }
 
-void context_wait_for_frees(const Context *context) {
-    while (context && context->frees && !shut_down)
+/* H200: meanwhile many calls of other threads wait too: those that make something, copy, fill or
+ * record. They look up afterwards what they use, as the wait gives up the lock. */
+CUresult context_usable_after_frees(const Context *context) {
+    while (context_usable(context) == CUDA_SUCCESS && context->frees && !shut_down)
         wait_for_progress();
+    return context_usable(context);
 }
 
 /* Sticky: the context keeps its first error, all work that is queued in it is dropped. */

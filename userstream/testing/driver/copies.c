@@ -117,7 +117,7 @@ CUresult copy_submit(Stream *stream, CUdeviceptr destination, CUdeviceptr source
 static CUresult copy_async(CUdeviceptr destination, CUdeviceptr source, Layout layout,
                            Stream *handle, int needs) {
     Stream *stream;
-    CUresult result = stream_find(handle, &stream);
+    CUresult result = stream_find_after_frees(handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
     return copy_submit(stream, destination, source, &layout, needs, false);
@@ -125,7 +125,7 @@ static CUresult copy_async(CUdeviceptr destination, CUdeviceptr source, Layout l
 
 /* Synchronous copies run on the legacy default stream. H200: a capture elsewhere survives them. */
 CUresult copy_check_synchronous(Stream **stream) {
-    CUresult result = context_usable(context_current());
+    CUresult result = context_usable_after_frees(context_current());
     if (result == CUDA_SUCCESS)
         *stream = context_current()->legacy;
     return result;

@@ -54,7 +54,7 @@ Context *context_first(void);
 CUresult context_usable(const Context *context);    /* else INVALID_CONTEXT, or its error */
 CUresult context_synchronize(Context *context);
 CUresult context_synchronize_to_free(Context *context);
-void context_wait_for_frees(const Context *context);
+CUresult context_usable_after_frees(const Context *context);
 void context_fail(Context *context, CUresult error);
 
 CUresult device_check(CUdevice device);
@@ -99,6 +99,7 @@ Stream *stream_new(Context *context, unsigned flags, int priority);
 void stream_destroy(Stream *stream);
 void stream_attributes_initialize(Stream *stream);
 CUresult stream_find(Stream *handle, Stream **stream);
+CUresult stream_find_after_frees(Stream *handle, Stream **stream);
 bool stream_is_blocking(const Stream *stream);
 bool stream_is_user_made(const Stream *stream);
 

@@ -44,8 +44,7 @@ DRIVER_FUNCTION(cuEventCreate, 2000, (Event **out, unsigned flags), (out, flags)
     /* "CU_EVENT_INTERPROCESS must be specified along with CU_EVENT_DISABLE_TIMING" */
     if ((flags & EVENT_INTERPROCESS) && !(flags & EVENT_DISABLE_TIMING))
         return CUDA_ERROR_INVALID_VALUE;
-    context_wait_for_frees(context_current());
-    CUresult result = context_usable(context_current());
+    CUresult result = context_usable_after_frees(context_current());
     if (result != CUDA_SUCCESS)
         return result;
     Event *event = handle_new(KIND_EVENT);
@@ -92,7 +91,7 @@ static CUresult check_flags(unsigned flags, const Stream *stream) {
 
 static CUresult record(Event *event, Stream *handle, unsigned flags) {
     Stream *stream;
-    CUresult result = stream_find(handle, &stream);
+    CUresult result = stream_find_after_frees(handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
     if (!handle_is(KIND_EVENT, event))
@@ -111,7 +110,7 @@ static CUresult record(Event *event, Stream *handle, unsigned flags) {
         return stream_submit(stream, operation);
     }
     result = stream_submit(stream, operation_nothing(NODE_EVENT_RECORD));
-    if (result == CUDA_SUCCESS && handle_is(KIND_EVENT, event) && !stream->capture)
+    if (result == CUDA_SUCCESS)
         set_point(event, stream->tail);
     return result;
 }
@@ -128,7 +127,7 @@ DRIVER_FUNCTION(cuEventRecordWithFlags, 11010, (Event *event, Stream *handle, un
 /* H200: the event is not ready while any stream of the context has work, non-blocking and legacy
  * ones too; other streams are not held up. The context's collector waits for each of them. */
 DRIVER_FUNCTION(cuCtxRecordEvent, 12050, (Context *context, Event *event), (context, event)) {
-    CUresult result = context_usable(context);
+    CUresult result = context_usable_after_frees(context);
     if (result != CUDA_SUCCESS)
         return result;
     if (!handle_is(KIND_EVENT, event) || event->context != context)
@@ -140,7 +139,7 @@ DRIVER_FUNCTION(cuCtxRecordEvent, 12050, (Context *context, Event *event), (cont
     }
     if (result == CUDA_SUCCESS)
         result = stream_submit(context->collector, operation_nothing(NODE_EVENT_RECORD));
-    if (result == CUDA_SUCCESS && handle_is(KIND_EVENT, event))
+    if (result == CUDA_SUCCESS)
         set_point(event, context->collector->tail);
     return result;
 }

@@ -69,7 +69,7 @@ static CUresult fill_now(Fill fill) {
 
 static CUresult fill_async(Fill fill, Stream *handle) {
     Stream *stream;
-    CUresult result = stream_find(handle, &stream);
+    CUresult result = stream_find_after_frees(handle, &stream);
     return result == CUDA_SUCCESS ? submit(stream, fill, false) : result;
 }
 

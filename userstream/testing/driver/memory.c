@@ -101,8 +101,7 @@ void memory_of_context_free(Context *context) {
 /* ---- allocating ----------------------------------------------------------------------------- */
 
 static CUresult allocate(CUdeviceptr *address, size_t size, MemoryKind kind, unsigned flags) {
-    context_wait_for_frees(context_current());
-    CUresult result = context_usable(context_current());
+    CUresult result = context_usable_after_frees(context_current());
     if (result == CUDA_SUCCESS)
         result = capture_forbids_unsafe_call();
     /* H200: no bytes of pinned memory are at NULL; of the other kinds they are refused. */
@@ -144,21 +143,25 @@ DRIVER_FUNCTION(cuMemHostAlloc, 2020, (CUdeviceptr *address, size_t size, unsign
 
 /* ---- freeing -------------------------------------------------------------------------------- */
 
-/* Freeing waits for the work of the context; memory of a pool is given back at once. */
+/* Freeing waits for the work of the context; memory of a pool is given back at once. The wait gives
+ * up the lock: another thread may have freed it, which answers `gone`. */
+static CUresult free_when_idle(Memory *memory, CUresult gone) {
+    CUdeviceptr address = memory->address;
+    CUresult result = CUDA_SUCCESS;
+    if (memory->context)
+        result = context_synchronize_to_free(memory->context);
+    if (memory_find(address) != memory)
+        return gone;
+    memory_free(memory);
+    return result;
+}
+
 static CUresult deallocate(CUdeviceptr address, unsigned kinds) {
     Memory *memory = memory_find(address);
     if (!memory || memory->address != address || !(memory->kind & kinds))
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = capture_forbids_unsafe_call();
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (memory->context)
-        result = context_synchronize_to_free(memory->context);
-    /* The wait gave up the lock: another thread may have freed it. */
-    if (memory_find(address) != memory)
-        return CUDA_ERROR_INVALID_VALUE;
-    memory_free(memory);
-    return result;
+    return result == CUDA_SUCCESS ? free_when_idle(memory, CUDA_ERROR_INVALID_VALUE) : result;
 }
 
 DRIVER_FUNCTION_AS(cuMemFree_v2, cuMemFree, 3020, (CUdeviceptr address), (address)) {
@@ -183,8 +186,7 @@ static bool overlaps_registered(CUdeviceptr address, size_t size) {
 
 DRIVER_FUNCTION_AS(cuMemHostRegister_v2, cuMemHostRegister, 6050,
                    (CUdeviceptr address, size_t size, unsigned flags), (address, size, flags)) {
-    context_wait_for_frees(context_current());
-    CUresult result = context_usable(context_current());
+    CUresult result = context_usable_after_frees(context_current());
     if (result == CUDA_SUCCESS)
         result = capture_forbids_unsafe_call();
     if (result != CUDA_SUCCESS)
@@ -209,11 +211,7 @@ DRIVER_FUNCTION(cuMemHostUnregister, 4000, (CUdeviceptr address), (address)) {
     Memory *memory = memory_find(address);
     if (!memory || memory->address != address || memory->kind != MEMORY_REGISTERED)
         return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-    result = context_synchronize_to_free(memory->context);
-    if (memory_find(address) != memory)
-        return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-    memory_free(memory);
-    return result;
+    return free_when_idle(memory, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
 }
 
 /* H200: that of a pool is refused, although it is host memory. */

@@ -150,26 +150,8 @@ static CUresult check_submission(Stream *stream) {
     return CUDA_SUCCESS;
 }
 
-static bool waits_for_frees(const Operation *operation) {
-    NodeType type = operation->type;
-    return type == NODE_MEMCPY || type == NODE_MEMSET || type == NODE_EVENT_RECORD;
-}
-
-/* The wait gives up the lock: afterwards the context may have failed, and the stream be gone. */
-static CUresult wait_for_frees(const Stream *stream, const Operation *operation) {
-    Context *context = stream->context;
-    unsigned errors = context->errors;
-    if (!stream->capture && waits_for_frees(operation))
-        context_wait_for_frees(context);
-    if (context->errors != errors)
-        return context->last_error;
-    return handle_is(KIND_STREAM, stream) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-}
-
 CUresult stream_submit(Stream *stream, Operation *operation) {
-    CUresult result = wait_for_frees(stream, operation);
-    if (result == CUDA_SUCCESS)
-        result = check_submission(stream);
+    CUresult result = check_submission(stream);
     if (result == CUDA_SUCCESS && stream->capture)
         return capture_add(stream, operation);
     if (result == CUDA_SUCCESS && !stream->has_worker && !worker_start(stream))

@@ -107,7 +107,9 @@ static CUresult copy_2d(Stream *stream, const CUDA_MEMCPY2D *copy, bool synchron
     DRIVER_FUNCTION_AS(cuMemcpy##dimensions##Async_v2, cuMemcpy##dimensions##Async, 3020, \
                        (const CUDA_MEMCPY##dimensions *copy, Stream *handle), (copy, handle)) { \
         Stream *stream; \
-        CUresult result = copy ? stream_find(handle, &stream) : CUDA_ERROR_INVALID_VALUE; \
+        CUresult result = CUDA_ERROR_INVALID_VALUE; \
+        if (copy) \
+            result = stream_find_after_frees(handle, &stream); \
         return result == CUDA_SUCCESS ? run(stream, copy, false) : result; \
     }
 
@@ -122,6 +124,6 @@ DRIVER_FUNCTION(cuMemcpy3DPeerAsync, 4000, (const CUDA_MEMCPY3D *copy, Stream *h
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = copy_check_peers(copy->destination.reserved, copy->source.reserved);
     if (result == CUDA_SUCCESS)
-        result = stream_find(handle, &stream);
+        result = stream_find_after_frees(handle, &stream);
     return result == CUDA_SUCCESS ? copy_3d(stream, copy, false) : result;
 }

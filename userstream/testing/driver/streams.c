@@ -41,11 +41,18 @@ CUresult stream_find(Stream *handle, Stream **stream) {
     return CUDA_SUCCESS;
 }
 
+CUresult stream_find_after_frees(Stream *handle, Stream **stream) {
+    CUresult result = stream_find(handle, stream);
+    if (result != CUDA_SUCCESS || (*stream)->capture)
+        return result;
+    context_usable_after_frees((*stream)->context);
+    return stream_find(handle, stream);
+}
+
 static CUresult create(Stream **out, unsigned flags, int priority) {
     if (!out || (flags & ~(unsigned)STREAM_NON_BLOCKING))
         return CUDA_ERROR_INVALID_VALUE;
-    context_wait_for_frees(context_current());
-    CUresult result = context_usable(context_current());
+    CUresult result = context_usable_after_frees(context_current());
     if (result != CUDA_SUCCESS)
         return result;
     /* "If priority is specified outside this range, it will automatically be clamped." */
