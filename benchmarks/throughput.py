@@ -139,7 +139,8 @@ def first_look(run: Run) -> Comparisons:
     word = Device(0).allocate(64, stream=theirs)
     buffer = Device(0).allocate(nbytes, stream=theirs)
     theirs.sync()
-    array, source = Interface(int(buffer.handle), nbytes, theirs), int(buffer.handle)
+    source = int(buffer.handle)
+    array = Interface(source, nbytes, theirs)
     launch = partial(driver.cuMemsetD8Async, int(word.handle), 1, 64, theirs.handle)
 
     def bare() -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,6 +67,24 @@ def array(nbytes: int) -> np.ndarray:
 
 def address(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])
+
+
+def place(array: np.ndarray) -> _driver.Place:
+    """Ask the driver about the middle of an array."""
+    found = _driver.place_of(address(array) + array.nbytes // 2)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def no_pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Any]]:
+    """Let no pool be there yet; close those that are opened and still there in the end."""
+    pools: dict[int, Any] = {}
+    monkeypatch.setattr(host_pools, "_pools", pools)
+    yield pools
+    free_all()
+    for pool in pools.values():
+        pool.close()
 
 
 def test_memory_is_used_again() -> None:
@@ -217,7 +236,7 @@ def test_close_at_exit() -> None:
 @pytest.mark.parametrize("default", [False, True])
 def test_the_gpu_may_be_at_work_when_memory_is_given_back(default: bool) -> None:
     needs_host_pools()
-    array(MIB)
+    assert place(array(MIB)).context == 0, "memory of a pool: to free other would never end"
     held = us.Stream.legacy_default() if default else us.get_stream(0)
     context = _driver.primary_context(0)
     with us.Stream.create(0) as other, _driver.entered(context), testing.latch(held):
@@ -230,15 +249,14 @@ def test_the_gpu_may_be_at_work_when_memory_is_given_back(default: bool) -> None
         assert _pinned._total == 2 * MIB
 
 
-def test_a_capture_elsewhere_survives_a_new_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_elsewhere_survives_a_new_pool(no_pools: dict[int, Any]) -> None:
     needs_host_pools()
-    monkeypatch.setattr(host_pools, "_pools", {})
     with us.Stream.create(0) as captured:
         with captured.capture("global"):
             where = address(in_thread(lambda: array(MIB)))
             assert address(array(MIB)) == where
             free_all()
-    host_pools._pools[0].close()
+    assert list(no_pools) == [0]
 
 
 def test_all_devices_may_access_it() -> None:
@@ -256,10 +274,9 @@ def test_all_devices_may_access_it() -> None:
 def test_the_driver_knows_where_it_begins_and_ends() -> None:
     held = [array(5000), array(5000)]
     for each in held:
-        place = _driver.place_of(address(each) + 100)
-        assert place is not None
-        assert (place.kind, place.start) == ("pinned", address(each))
-        assert place.size >= 5000
+        found = place(each)
+        assert (found.kind, found.start) == ("pinned", address(each))
+        assert found.size >= 5000
 
 
 @pytest.mark.simulated
@@ -270,28 +287,27 @@ def test_where_the_driver_knows_no_range() -> None:
         expected = to_host(memory, us.get_stream(0)).copy()
         out = array(5000)
         with testing.inject("cuMemGetAddressRange", 1):
-            place = _driver.place_of(address(out))
-        assert place is not None
-        assert place.kind == "pinned"
-        assert not place.covers(address(out), 1)
+            found = place(out)
+        assert found.kind == "pinned"
+        assert not found.covers(address(out), 1)
         with testing.inject("cuMemGetAddressRange", 1):
             to_host(memory, us.get_stream(0), out)
         assert (out == expected).all()
 
 
+@pytest.mark.usefixtures("no_pools")
 def test_without_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver would make one, but copies to it would fail."""
-    monkeypatch.setattr(host_pools, "_pools", {})
     monkeypatch.setattr(host_pools, "device_attribute", lambda device, which: 0)
     held = array(MIB)
-    place = _driver.place_of(address(held))
-    assert place is not None
-    assert (place.kind, place.context) == ("pinned", int(_driver.primary_context(0)))
+    found = place(held)
+    assert (found.kind, found.context) == ("pinned", int(_driver.primary_context(0)))
     del held
     free_all()
     assert _pinned._total == 0
 
 
+@pytest.mark.usefixtures("no_pools")
 def test_where_the_driver_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with CUDA 12.6, which has pools and not the question."""
     needs_host_pools()
@@ -301,13 +317,8 @@ def test_where_the_driver_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> No
             raise us.DriverError("cuDeviceGetAttribute failed", function="cuDeviceGetAttribute")
         return _driver.device_attribute(device, which)
 
-    monkeypatch.setattr(host_pools, "_pools", {})
     monkeypatch.setattr(host_pools, "device_attribute", ask)
-    place = _driver.place_of(address(array(MIB)))
-    assert place is not None
-    assert place.context == 0, "the memory is of a pool"
-    free_all()
-    host_pools._pools[0].close()
+    assert place(array(MIB)).context == 0, "the memory is of a pool"
 
 
 @pytest.mark.simulated
@@ -322,19 +333,16 @@ def test_where_the_driver_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> No
         "cuStreamSynchronize",
     ],
 )
-def test_where_the_driver_refuses_a_pool(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_pools, "_pools", {})
+def test_where_the_driver_refuses_a_pool(function: str, no_pools: dict[int, Any]) -> None:
     before = _simulated.stats()
     testing.reset()
     with testing.inject(function, 801, this_thread=True):
         held = array(MIB)
-    place = _driver.place_of(address(held))
-    assert place is not None
-    assert place.context, "the memory is of no pool"
+    assert place(held).context, "the memory is of no pool"
     del held
     free_all()
-    for pool in host_pools._pools.values():
-        pool.close()
+    while no_pools:
+        no_pools.popitem()[1].close()
     after = _simulated.stats()
     assert (after.streams, after.allocations) == (before.streams, before.allocations)
     made = testing.calls("cuMemPoolCreate") - (function == "cuMemPoolCreate")
@@ -343,21 +351,21 @@ def test_where_the_driver_refuses_a_pool(function: str, monkeypatch: pytest.Monk
 
 @pytest.mark.simulated
 @pytest.mark.usefixtures("no_garbage")
-def test_two_threads_that_open_a_pool_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_that_open_a_pool_at_once(
+    no_pools: dict[int, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = []
 
     def open_twice(device: int) -> host_pools._HostPool:
-        mine = host_pools._pools[device] = first(device)
+        mine = no_pools[device] = first(device)
         opened.append(mine)
         return first(device)
 
     first = host_pools._open
-    monkeypatch.setattr(host_pools, "_pools", {})
     monkeypatch.setattr(host_pools, "_open", open_twice)
     before = _simulated.stats().streams
     assert host_pools._pool_of(0) is opened[0]
     assert _simulated.stats().streams == before + 1
-    opened[0].close()
 
 
 def test_memory_in_use_stays_out_until_the_gpu_got_there() -> None:

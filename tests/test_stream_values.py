@@ -122,7 +122,7 @@ def test_a_wait_compares_geq_by_default(stream: us.Stream, pinned: int) -> None:
 def test_the_memory_of_what_was_copied_to_the_host(stream: us.Stream, memory: int) -> None:
     needs_host_pools()
     where = us.asnumpy(CAI(memory)).ctypes.data
-    for use in (stream.wait_value_32, stream.write_value_32):
+    for use in (stream.write_value_32, stream.wait_value_32):
         with pytest.raises(ValueError, match="pool of host memory"):
             use(where, 1)
 

@@ -25,6 +25,7 @@ from conformance.support import (
     ok,
     told_ordinals,
 )
+from helpers import needs_host_pools
 from userstream.testing import latch
 
 OUT_OF_MEMORY = Result.CUDA_ERROR_OUT_OF_MEMORY
@@ -285,11 +286,11 @@ def pool_attribute(pool, name):
     return int(ok(driver.cuMemPoolGetAttribute(pool, attribute)))
 
 
-def new_pool(device=0):
+def new_pool(place=0, kind=driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE):
     properties = driver.CUmemPoolProps()
     properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    properties.location.id = device
+    properties.location.type = kind
+    properties.location.id = place
     return ok(driver.cuMemPoolCreate(properties))
 
 
@@ -447,17 +448,10 @@ def test_the_memory_of_a_device_is_limited(other_context):
 # ---- pools of host memory ---------------------------------------------------
 
 
-HOST_POOLS = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED
-
-
 @pytest.fixture
 def host_pool():
-    properties = driver.CUmemPoolProps()
-    properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
-    if not ok(driver.cuDeviceGetAttribute(HOST_POOLS, 0)):
-        pytest.skip("no pools of host memory here")
-    pool = ok(driver.cuMemPoolCreate(properties))
+    needs_host_pools()
+    pool = new_pool(kind=driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA)
     yield pool
     ok(driver.cuMemPoolDestroy(pool))
 

@@ -31,7 +31,7 @@ _pools: dict[int, _HostPool] = {}  # by device
 def allocate_host(device: int, size: int) -> tuple[int, Callable[[], None]]:
     """Allocate page-locked host memory for all devices, on the host's node that is nearest to one.
 
-    Return its address, and a function that frees it, whatever the GPU still does.
+    Return its address, and a function that frees it: that of a pool whatever the GPU still does.
     """
     try:
         pool = _pool_of(device)
