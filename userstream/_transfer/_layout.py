@@ -136,17 +136,7 @@ def is_scattered(plan: Moves) -> bool:
 def copies(plan: Moves) -> tuple[int, Iterator[Copy]]:
     """Return how many driver calls a copy takes, and what each of them moves."""
     width = plan.width
-    rows = slices = None
-    loops = []
-    for axis in reversed(plan.axes):
-        if rows is None and _steps_over(width, axis):
-            rows = axis
-        elif rows is not None and slices is None and _stacks(rows, axis):
-            slices = axis
-        else:
-            loops.append(axis)
-    rows = rows or Axis(1, width, width)
-    slices = slices or Axis(1, rows.to_stride * rows.length, rows.from_stride * rows.length)
+    rows, slices, loops = _fewest_loops(plan)
     first = Copy(
         width=width,
         rows=rows.length,
@@ -158,7 +148,29 @@ def copies(plan: Moves) -> tuple[int, Iterator[Copy]]:
         from_pitch=rows.from_stride,
         from_height=slices.from_stride // rows.from_stride,
     )
-    return math.prod(axis.length for axis in loops), _repeated(first, loops[::-1])
+    return math.prod(axis.length for axis in loops), _repeated(first, loops)
+
+
+@functools.lru_cache(maxsize=256)
+def _fewest_loops(plan: Moves) -> tuple[Axis, Axis, tuple[Axis, ...]]:
+    """Return the axes of the rows and the slices of one call, and those along which to repeat it.
+
+    Among equals, the rows are the innermost axis that can be.
+    """
+    width = plan.width
+    choices = [(Axis(1, width, width), Axis(1, width, width), plan.axes)]
+    for rows, others in _one_of(plan.axes):
+        if _steps_over(width, rows):
+            whole = Axis(1, rows.to_stride * rows.length, rows.from_stride * rows.length)
+            choices.append((rows, whole, others))
+            choices += [(rows, *each) for each in _one_of(others) if _stacks(rows, each[0])]
+    return min(choices, key=lambda choice: math.prod(axis.length for axis in choice[2]))
+
+
+def _one_of(axes: tuple[Axis, ...]) -> Iterator[tuple[Axis, tuple[Axis, ...]]]:
+    """Yield each axis, the innermost first, and the others."""
+    for i in reversed(range(len(axes))):
+        yield axes[i], axes[:i] + axes[i + 1 :]
 
 
 def _steps_over(size: int, axis: Axis) -> bool:
@@ -174,7 +186,7 @@ def _stacks(rows: Axis, axis: Axis) -> bool:
     )
 
 
-def _repeated(first: Copy, loops: list[Axis]) -> Iterator[Copy]:
+def _repeated(first: Copy, loops: tuple[Axis, ...]) -> Iterator[Copy]:
     for index in itertools.product(*(range(axis.length) for axis in loops)):
         steps = list(zip(index, loops, strict=True))
         yield first._replace(
