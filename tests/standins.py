@@ -57,7 +57,7 @@ def torch(stream: int = 0) -> types.ModuleType:
     class Tensor:
         def __init__(self, device: Any, address: int = 0, *, dtype: str = "float32") -> None:
             self.device, self.address, self.dtype = device, address, f"torch.{dtype}"
-            self.shape, self.layout = (2, 3), "torch.strided"
+            self.shape, self.layout, self.is_nested = (2, 3), "torch.strided", False
             self.recorded: list[int] = []
 
         def record_stream(self, stream: Stream) -> None:
@@ -84,6 +84,12 @@ def torch(stream: int = 0) -> types.ModuleType:
 
         def stride(self) -> tuple[int, ...]:
             return (1, 2)
+
+        def is_conj(self) -> bool:
+            return False
+
+        def is_neg(self) -> bool:
+            return False
 
         @property
         def __cuda_array_interface__(self) -> Any:
@@ -182,6 +188,8 @@ def _named(name: str, module: str, *bases: type, **members: Any) -> type:
 
 
 class _Numba(_Interface):
+    dtype = np.dtype("f4")
+
     @property
     def size(self) -> int:
         return self.interface["shape"][0]

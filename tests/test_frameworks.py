@@ -256,6 +256,7 @@ def test_rmm(rmm: ModuleType) -> None:
     assert (info.ordering, info.producer, info.nbytes) == ("unknown", None, 100)
     with pytest.raises(us.UnsupportedBufferError, match="address 0"):
         us.get_stream(rmm.DeviceBuffer(size=0))
+    assert us.asnumpy(rmm.DeviceBuffer(size=0)).shape == (0,)
 
 
 # -- DALI -------------------------------------------------------------------------------------
@@ -625,6 +626,69 @@ def test_asnumpy_of_unusual_tensors(torch: ModuleType, jax: ModuleType) -> None:
         us.asnumpy(torch.eye(3, device="cuda:0").to_sparse())
     scattered = torch.arange(1 << 20, device="cuda:0").reshape(1024, 1024)[:, ::7]
     np.testing.assert_array_equal(us.asnumpy(scattered), scattered.cpu().numpy())
+
+
+def test_tensors_on_the_host_are_read_as_those_on_the_device(torch: ModuleType) -> None:
+    numbers = torch.randn(3, 4, dtype=torch.complex64)
+    odd = [
+        torch.nn.Parameter(torch.randn(4)),
+        torch.randn(3, 4, dtype=torch.bfloat16),
+        torch.randn(3, 4).to(torch.float8_e4m3fn).T,
+        numbers.conj(),
+        numbers.conj().imag,
+    ]
+    for host in odd:
+        here, there = us.asnumpy([host, host.to("cuda:0")])
+        assert (here.dtype, here.tobytes()) == (there.dtype, there.tobytes())
+    parameter = odd[0]
+    us.copyto(parameter, torch.arange(4.0, device="cuda:0"))
+    assert parameter.tolist() == [0, 1, 2, 3]
+    with pytest.raises(us.HostBufferError, match="NumPy cannot read it"):
+        us.asnumpy(torch.eye(3).to_sparse())
+
+
+def test_tensors_that_are_refused(torch: ModuleType) -> None:
+    tensor = torch.zeros(2, dtype=torch.complex64, device="cuda:0")
+    for target in (tensor.conj(), tensor.conj().imag):
+        source = np.ones(2, str(target.dtype).removeprefix("torch."))
+        with pytest.raises(ValueError, match="conjugate or negated"):
+            us.copyto(target, source)
+    assert us.asnumpy(tensor).tolist() == [0, 0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that they are new
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device="cuda:0")
+    with pytest.raises(us.UnsupportedBufferError, match="nested"):
+        us.asnumpy(nested)
+    freed = torch.zeros(8, device="cuda:0")
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(us.UnsupportedBufferError, match="no memory"):
+        us.asnumpy(freed)
+
+
+def test_layouts_that_jax_has_chosen(jax: ModuleType) -> None:
+    layout = pytest.importorskip("jax.experimental.layout")
+    numbers = np.arange(24, dtype="f4").reshape(2, 3, 4)
+    array = jax.numpy.asarray(numbers)
+    for order in ((2, 1, 0), (1, 0, 2), (0, 1, 2)):
+        wanted = layout.Format(layout.Layout(major_to_minor=order), array.sharding)
+        laid_out = jax.device_put(array, wanted)
+        np.testing.assert_array_equal(us.asnumpy(laid_out), numbers, strict=True)
+        assert us.asnumpy(laid_out, out=np.empty_like(numbers)).tolist() == numbers.tolist()
+    with pytest.raises(us.UnsupportedBufferError, match="key_data"):
+        us.asnumpy(jax.random.key(0))
+
+
+def test_records_of_numba(numba_cuda: ModuleType) -> None:
+    records = np.zeros(3, np.dtype([("a", "i4"), ("b", "f8")], align=True))
+    records["a"], records["b"] = range(3), 2.5
+    array = numba_cuda.to_device(records)
+    result = us.asnumpy(array)
+    assert result.dtype == records.dtype
+    assert result.tolist() == records.tolist()
+    records["b"] = 1.5
+    us.copyto(array, records)
+    us.wait(array, timeout=10)
+    assert array.copy_to_host()["b"].tolist() == [1.5] * 3
 
 
 def test_copyto_between_frameworks(

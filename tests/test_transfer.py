@@ -17,7 +17,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 import userstream as us
 from helpers import (
-    CAI,
     checked,
     current_context,
     device_memory,
@@ -42,7 +41,6 @@ from userstream._transfer import (
     from_host,
     into_host,
     is_scattered,
-    refuse_read_only,
     to_host,
 )
 from userstream._transfer._arrays import pinned_address
@@ -454,18 +452,6 @@ def test_a_large_source_is_waited_for(
         source[...] = 0
         expected = LARGE if pinned else LARGE[::-1]
         assert same(to_host(memory, stream), np.ascontiguousarray(expected))
-
-
-def test_read_only_targets_are_refused() -> None:
-    data = (512, True)
-    read_only = CAI(512, data=data)
-    what = info(np.zeros(4, "f4"), 512)
-    with pytest.raises(ValueError, match="read-only"):
-        refuse_read_only(read_only, what)
-    with pytest.raises(ValueError, match="read-only"):
-        refuse_read_only(object(), info(np.zeros(4), 512, source="jax.Array"))
-    refuse_read_only(CAI(512), what)
-    refuse_read_only(read_only, info(np.zeros(4), 512, source="torch.Tensor"))  # not asked
 
 
 # ---- between devices ----------------------------------------------------------------------------

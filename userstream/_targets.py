@@ -70,7 +70,7 @@ def devices_of(target: Any) -> list[int]:
             )
         return devices
     raise UnsupportedBufferError(
-        f"{_shown(target)} names no device: pass a GPU buffer, a (nested) sequence or mapping of "
+        f"{shown(target)} names no device: pass a GPU buffer, a (nested) sequence or mapping of "
         "them, a device or its ordinal, or a stream"
     )
 
@@ -86,7 +86,7 @@ def check_depth(depth: int, collection: object) -> None:
     """Refuse a collection that is nested without end, as one that contains itself."""
     if depth > _DEEPEST:
         raise UnsupportedBufferError(
-            f"collections are nested more than {_DEEPEST} deep: does {_shown(collection)} contain "
+            f"collections are nested more than {_DEEPEST} deep: does {shown(collection)} contain "
             "itself?"
         )
 
@@ -95,13 +95,13 @@ def buffers_in(collection: Any, *, named: str = "target") -> Iterator[tuple[Any,
     """Yield the buffers of a (nested) sequence or mapping, each with its rule."""
     for path, item, rule in _leaves(collection):
         if rule is None:
-            where = "".join(f"[{_shown(key)}]" for key in path)
+            where = "".join(f"[{shown(key)}]" for key in path)
             if named == "buffers" and hasattr(item, "__cuda_stream__"):
                 advice = "pass a stream as stream= or producer="
             else:
                 advice = "sequences and mappings hold buffers only"
             raise UnsupportedBufferError(
-                f"{named}{where} is {_shown(item)}, which is no GPU buffer; {advice}"
+                f"{named}{where} is {shown(item)}, which is no GPU buffer; {advice}"
             )
         yield item, rule
 
@@ -120,7 +120,8 @@ def _leaves(
             yield (*path, key), item, rule
 
 
-def _shown(obj: object) -> str:
+def shown(obj: object) -> str:
+    """Return an object as messages name it."""
     # Of nothing else: the repr of a tensor copies it to the host.
     if obj is None or type(obj) in (bool, int, float, str, bytes):
         text = repr(obj)

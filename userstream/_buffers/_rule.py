@@ -51,6 +51,10 @@ class Rule(NamedTuple):
     # Makes a contiguous copy on the framework's current stream; whether its memory says too little.
     pack: Callable[[Any], Any] | None = None
     must_pack: Callable[[Any], bool] | None = None
+    # Whether it says that it must not be written; by default nothing does.
+    read_only: Callable[[Any], bool] | None = None
+    # Of one on the host: what NumPy can read, and the type of its elements if that is another one.
+    host: Callable[[Any], tuple[Any, str | None]] | None = None
     # Instead of naming the producer: orders the stream of that handle after it, and returns what
     # keeps the memory.
     export: Callable[[Any, int], object] | None = None

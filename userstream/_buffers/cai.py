@@ -41,7 +41,7 @@ def interface(obj: Any) -> Mapping[str, Any]:
     except (KeyError, TypeError, ValueError) as error:
         raise _malformed(obj, "it needs shape, typestr and data: (address, read-only)") from error
     try:
-        wrong = isinstance(where, bool) or operator.index(where) < 0
+        wrong = isinstance(where, bool) or not 0 <= operator.index(where) < 1 << 64
     except TypeError:
         wrong = True
     if wrong:
@@ -93,18 +93,7 @@ def describe_interface(obj: Any, source: str, *, device: int | None = None) -> B
     found = interface(obj)
     where = address(found)
     memory: Memory = "device"
-    try:
-        shape = _integers(found["shape"])
-        dtype = _dtype(found)
-        strides = found.get("strides")
-        if strides is not None:
-            strides = _integers(strides)
-            if len(strides) != len(shape):
-                raise ValueError(f"{len(strides)} strides for {len(shape)} axes")
-        if min(shape, default=0) < 0:
-            raise ValueError(f"shape {shape}")
-    except (TypeError, ValueError) as error:
-        raise _malformed(obj, f"its shape, strides or typestr is none ({error})") from error
+    shape, strides, dtype = _parsed(obj, found)
     if device is None or (where and 0 not in shape):
         device, memory = locate(where, obj)
     if strides is None:
@@ -124,30 +113,67 @@ def describe_interface(obj: Any, source: str, *, device: int | None = None) -> B
     )
 
 
+def shape_and_dtype(obj: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return what the interface tells wherever the memory is."""
+    shape, _strides, dtype = _parsed(obj, interface(obj))
+    return shape, dtype
+
+
+def _parsed(
+    obj: Any, found: Mapping[str, Any]
+) -> tuple[tuple[int, ...], tuple[int, ...] | None, np.dtype[Any]]:
+    try:
+        shape, strides = _integers(found["shape"]), found.get("strides")
+        if strides is not None:
+            strides = _integers(strides)
+            if len(strides) != len(shape):
+                raise ValueError(f"{len(strides)} strides for {len(shape)} axes")
+        if min(shape, default=0) < 0:
+            raise ValueError(f"shape {shape}")
+        return shape, strides, _dtype(found)
+    except (TypeError, ValueError) as error:
+        raise _malformed(obj, f"its shape, strides or typestr is none ({error})") from error
+
+
 def _integers(found: Iterable[Any]) -> tuple[int, ...]:
     return tuple(map(operator.index, found))
 
 
 def _dtype(found: Mapping[str, Any]) -> np.dtype[Any]:
-    # A structured type is spelled out in descr; DALI writes "=f" where NumPy writes "<f4".
     fields, typestr = found.get("descr"), found["typestr"]
     if not isinstance(typestr, str):  # of None NumPy makes float64
         raise TypeError(f"typestr {typestr!r}")
-    dtype: np.dtype[Any] = np.dtype(fields if fields and typestr[1:2] == "V" else typestr)
-    return dtype
+    dtype: np.dtype[Any] = np.dtype(typestr)  # DALI writes "=f" where NumPy writes "<f4"
+    if dtype.kind != "V" or not fields:
+        return dtype
+    # A structured type is spelled out in descr, where a field without a name is padding.
+    spelled = np.lib.format.descr_to_dtype(list(fields))
+    if spelled.itemsize != dtype.itemsize:
+        raise ValueError(f"descr {fields} for typestr {typestr!r}")
+    return spelled if spelled.names else dtype
 
 
 def _describe(obj: Any) -> BufferInfo:
     return describe_interface(obj, ATTRIBUTE)
 
 
-def _layout(obj: Any) -> BufferInfo:
+def refuse_masked(obj: Any) -> None:
+    """Raise if an object says that some of its elements are not valid."""
     if interface(obj).get("mask") is not None:
         raise UnsupportedBufferError(
             f"this {type_name(obj)} is masked, and a copy would hold what is not valid; fill or "
             "drop that first, in its framework"
         )
+
+
+def _layout(obj: Any) -> BufferInfo:
+    refuse_masked(obj)
     return _describe(obj)
 
 
-RULE = Rule(device_id, _describe, _producer, layout=_layout)
+def is_read_only(obj: Any) -> bool:
+    """Tell whether the interface forbids to write."""
+    return bool(interface(obj)["data"][1])
+
+
+RULE = Rule(device_id, _describe, _producer, layout=_layout, read_only=is_read_only)

@@ -10,8 +10,11 @@ from cuda.core import Buffer
 
 from userstream._buffers._info import BufferInfo, contiguous_strides
 from userstream._buffers._rule import Rule, device_at, host_error, locate
+from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from userstream._driver import Memory
 
 
@@ -60,7 +63,12 @@ def describe_view(view: Any, source: str, *, device: int) -> BufferInfo:
     memory: Memory = "device"
     if view.ptr:
         device, memory = locate(view.ptr, view)
-    dtype, shape = view.dtype, view.shape
+    try:
+        shape, dtype = view.shape, _dtype(view)
+    except ValueError as error:  # such as int4
+        raise UnsupportedBufferError(
+            f"the elements of this {source} are no whole bytes ({error}); convert them first"
+        ) from error
     size = 0 if dtype is None else dtype.itemsize
     if not size:
         strides = None
@@ -81,6 +89,18 @@ def describe_view(view: Any, source: str, *, device: int) -> BufferInfo:
     )
 
 
+def _dtype(view: Any) -> np.dtype | None:
+    try:
+        dtype: np.dtype | None = view.dtype
+    except (TypeError, NotImplementedError):  # NumPy has none, or cuda.core does not know it
+        return None
+    return dtype
+
+
+def _is_read_only(view: Any) -> bool:
+    return bool(view.readonly)
+
+
 def _pointer_device_id(pointer: driver.CUdeviceptr) -> int:
     return device_at(int(pointer), pointer)
 
@@ -97,5 +117,5 @@ def _describe_pointer(pointer: driver.CUdeviceptr) -> BufferInfo:
 
 
 _BUFFER = Rule(_buffer_device_id, _describe_buffer)
-_VIEW = Rule(_view_device_id, _describe_view)
+_VIEW = Rule(_view_device_id, _describe_view, read_only=_is_read_only)
 _POINTER = Rule(_pointer_device_id, _describe_pointer)

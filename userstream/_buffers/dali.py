@@ -144,7 +144,10 @@ def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
 FRAMEWORK = Framework("dali", _is_usable, _current_stream, _activate)
 _HOST = Rule(_host_device_id, _host_device_id)  # type: ignore[arg-type]
 _KINDS = (
-    (("TensorGPU",), Rule(_device_id, _describe_tensor, _output_producer)),
+    (
+        ("TensorGPU",),
+        Rule(_device_id, _describe_tensor, _output_producer, read_only=cai.is_read_only),
+    ),
     (("TensorListGPU",), Rule(_device_id, _describe_list, _output_producer, parts=_items)),
     (("TensorCPU",), _HOST),
     (("TensorListCPU",), _HOST._replace(parts=_items)),
@@ -154,6 +157,12 @@ _KINDS = (
     ),
     (
         ("Tensor",),
-        Rule(_dynamic_device_id, _describe_dynamic, _tensor_producer, framework=FRAMEWORK),
+        Rule(
+            _dynamic_device_id,
+            _describe_dynamic,
+            _tensor_producer,
+            framework=FRAMEWORK,
+            read_only=cai.is_read_only,
+        ),
     ),
 )

@@ -87,8 +87,33 @@ def _describe(obj: Any) -> BufferInfo:
     return dataclasses.replace(info, producer=None, ordering="dlpack")
 
 
+def _layout(obj: Any) -> BufferInfo:
+    if hasattr(obj, cai.ATTRIBUTE):
+        cai.refuse_masked(obj)
+        return _describe(obj)
+    try:
+        view, again = _view(obj), _view(obj)
+    except Exception as error:
+        raise UnsupportedBufferError(
+            f"__dlpack__ of this {type_name(obj)} failed ({type(error).__name__}: {error}), and "
+            "nothing else tells where its elements are"
+        ) from error
+    if view.ptr != again.ptr:  # both are kept up to here
+        raise UnsupportedBufferError(
+            f"__dlpack__ of this {type_name(obj)} gives another copy at each call; make an array "
+            "of one of them, with its framework or cuda.core.utils.StridedMemoryView, and pass that"
+        )
+    return cuda_core.describe_view(view, ATTRIBUTE, device=_device_id(obj))
+
+
+def _is_read_only(obj: Any) -> bool:
+    if hasattr(obj, cai.ATTRIBUTE):
+        return cai.is_read_only(obj)
+    return bool(_view(obj).readonly)
+
+
 def _export(obj: Any, handle: int) -> object:
     return obj.__dlpack__(stream=handle)
 
 
-RULE = Rule(_device_id, _describe, export=_export)
+RULE = Rule(_device_id, _describe, export=_export, layout=_layout, read_only=_is_read_only)

@@ -76,11 +76,31 @@ def _describe(array: Any) -> BufferInfo:
         address=array.unsafe_buffer_pointer(),
         nbytes=array.nbytes,
         shape=array.shape,
-        strides=contiguous_strides(array.shape, array.dtype.itemsize),
+        strides=_strides(array),
         dtype=array.dtype,
         memory="device",
         ordering="dlpack",
     )
+
+
+def _strides(array: Any) -> tuple[int, ...]:
+    """Return the strides in bytes; the compiler may have chosen another order than C's."""
+    itemsize, format_ = array.dtype.itemsize, getattr(array, "format", None)
+    if format_ is None:  # there was no other order then
+        return contiguous_strides(array.shape, itemsize)
+    layout = format_.layout
+    if layout.tiling:
+        raise UnsupportedBufferError(
+            f"the elements of this {type_name(array)} lie in tiles {layout.tiling}, which are no "
+            "strides; copy it to the default layout"
+        )
+    order = layout.major_to_minor
+    dense = contiguous_strides([array.shape[axis] for axis in order], itemsize)
+    return tuple(stride for _, stride in sorted(zip(order, dense, strict=True)))
+
+
+def _is_read_only(_array: Any) -> bool:
+    return True
 
 
 def _parts(array: Any) -> list[Any]:
@@ -103,5 +123,12 @@ def _export(array: Any, handle: int) -> Any:
     return array.__dlpack__(stream=handle)
 
 
-_RULE = Rule(_device_id, _describe, parts=_parts, places=_places, export=_export)
+_RULE = Rule(
+    _device_id,
+    _describe,
+    parts=_parts,
+    places=_places,
+    export=_export,
+    read_only=_is_read_only,
+)
 _TRACED = Rule(_refuse_traced, _refuse_traced)

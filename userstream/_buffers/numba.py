@@ -45,9 +45,11 @@ def _describe(array: Any) -> BufferInfo:
     empty = array.size == 0
     device = _device_of_empty(array) if empty else None
     info = cai.describe_interface(array, "numba DeviceNDArray", device=device)
+    if array.dtype.names:  # its interface does not tell them
+        info = dataclasses.replace(info, dtype=array.dtype)
     if info.ordering != "none":
         return info
     return dataclasses.replace(info, producer=_default_stream(), ordering="current")
 
 
-_RULE = Rule(_device_id, _describe, _producer)
+_RULE = Rule(_device_id, _describe, _producer, read_only=cai.is_read_only)

@@ -84,10 +84,10 @@ def _describe(tensor: Any) -> BufferInfo:
 
 
 def _layout(tensor: Any) -> Layout:
-    if _text(tensor.layout) != "torch.strided":
+    if tensor.is_nested or _text(tensor.layout) != "torch.strided":
+        kind = "nested" if tensor.is_nested else f"of layout {tensor.layout}"
         raise UnsupportedBufferError(
-            f"this tensor has the layout {tensor.layout}: it is made of several; pass those, such "
-            "as its values()"
+            f"this tensor is {kind}: it is made of several; pass those, such as its values()"
         )
     itemsize = tensor.element_size()
     return Layout(
@@ -98,6 +98,16 @@ def _layout(tensor: Any) -> Layout:
         strides=tuple([step * itemsize for step in tensor.stride()]),
         dtype=_dtype(tensor.dtype),
     )
+
+
+def _layout_for_copy(tensor: Any) -> Layout:
+    layout = _layout(tensor)
+    if not layout.address and tensor.nelement():
+        raise UnsupportedBufferError(
+            "this tensor has elements and no memory: it is a fake one, or its storage was resized "
+            "to nothing (as FSDP does between its uses)"
+        )
+    return layout
 
 
 _text = functools.cache(str)
@@ -121,6 +131,15 @@ def _must_pack(tensor: Any) -> bool:
     return tensor.is_conj() or tensor.is_neg()  # type: ignore[no-any-return]
 
 
+def _host(tensor: Any) -> tuple[Any, str | None]:
+    torch, dtype = sys.modules["torch"], _dtype(tensor.dtype)
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if not isinstance(dtype, str):
+        return plain, None
+    bits = {1: torch.uint8, 2: torch.int16}.get(tensor.element_size())
+    return (plain, None) if bits is None else (plain.view(bits), dtype)
+
+
 FRAMEWORK = Framework("torch", _is_usable, _current_stream, _activate, _record_use)
 _RULE = Rule(
     _device_id,
@@ -128,5 +147,6 @@ _RULE = Rule(
     framework=FRAMEWORK,
     pack=_pack,
     must_pack=_must_pack,
-    layout=_layout,
+    layout=_layout_for_copy,
+    host=_host,
 )

@@ -9,7 +9,7 @@ import numpy as np
 from cuda.core import Buffer
 
 from userstream import _buffers, _driver, _targets, _transfer
-from userstream._buffers import type_name
+from userstream._buffers import cai, type_name
 from userstream.errors import DeviceMismatchError, HostBufferError, UnsupportedBufferError
 
 if TYPE_CHECKING:
@@ -48,14 +48,17 @@ def packed(
 
 
 def copied(
-    buffer: Any, copy: Callable[..., np.ndarray], out: np.ndarray | None = None, depth: int = 0
+    buffer: Any,
+    copy: Callable[..., np.ndarray],
+    out: np.ndarray | None = None,
+    path: tuple[object, ...] = (),
 ) -> np.ndarray | list[Any] | dict[Any, Any]:
     """Copy each array that a buffer or a collection is made of; return them in its form."""
     if out is not None and not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a numpy.ndarray, not {type(out).__name__}")
     rule = _buffers.rule_of(buffer)
     if rule is None and not _targets.is_collection(buffer):
-        rule = _buffers.require_rule(buffer)  # which raises
+        return from_host(_numpys(buffer, path), out)
     if rule is not None and rule.parts is None:
         return copy(buffer, out)
     if rule is not None and rule.places is not None:
@@ -64,10 +67,21 @@ def copied(
         raise TypeError(f"out= takes one array, and {type_name(buffer)} is made of several")
     if rule is not None and rule.parts is not None:
         return [copy(part) for part in rule.parts(buffer)]
-    _targets.check_depth(depth, buffer)
+    _targets.check_depth(len(path), buffer)
     if isinstance(buffer, Mapping):
-        return {key: copied(item, copy, depth=depth + 1) for key, item in buffer.items()}
-    return [copied(item, copy, depth=depth + 1) for item in buffer]
+        return {key: copied(item, copy, path=(*path, key)) for key, item in buffer.items()}
+    return [copied(item, copy, path=(*path, i)) for i, item in enumerate(buffer)]
+
+
+def _numpys(buffer: Any, path: tuple[object, ...]) -> Any:
+    """Return an object that no rule knows, and NumPy does."""
+    if any(hasattr(buffer, each) for each in _NUMPYS_OWN) and not isinstance(buffer, type):
+        return buffer
+    where = "".join(f"[{_targets.shown(key)}]" for key in path)
+    raise UnsupportedBufferError(
+        f"buffer{where} is {_targets.shown(buffer)}, which is no buffer: it has neither "
+        "__dlpack_device__ nor __cuda_array_interface__, and no rule of its own"
+    )
 
 
 def _joined(
@@ -100,10 +114,17 @@ def source_of(buffer: Any) -> DeviceArray | None:
 
 def target_of(buffer: Any) -> DeviceArray | None:
     """Return the array that `copyto` writes; `None` if it is on the host."""
-    info = described(buffer, _rule_for_copy(buffer))
+    rule = _rule_for_copy(buffer)
+    if rule.must_pack is not None and rule.must_pack(buffer):
+        raise ValueError(
+            f"the memory of this {type_name(buffer)} is not what it shows, as it is a conjugate or "
+            "negated view: it cannot be the target of a copy; pass the tensor that it is a view of"
+        )
+    info = described(buffer, rule)
     if info is None:
         return None
-    _transfer.refuse_read_only(buffer, info)
+    if rule.read_only is not None and rule.read_only(buffer):
+        raise ValueError(f"the target is read-only: it is a {info.source} that says so")
     return _transfer.device_array(info)
 
 
@@ -126,6 +147,16 @@ def described(buffer: Any, rule: Rule) -> BufferInfo | Layout | None:
     return (rule.layout or rule.describe)(buffer)
 
 
+def empty_array(buffer: Any, rule: Rule) -> np.ndarray | None:
+    """Return the array of a buffer that tells no device because it is empty, if it is."""
+    if isinstance(buffer, Buffer):
+        return np.empty(0, np.uint8) if buffer.size == 0 else None
+    if rule is not cai.RULE:
+        return None
+    shape, dtype = cai.shape_and_dtype(buffer)
+    return np.empty(shape, _transfer.numpy_dtype(dtype, cai.ATTRIBUTE)) if 0 in shape else None
+
+
 class _Bytes:
     """Host memory of cuda.core for NumPy: by DLPack it is signed, and to NumPy 1 read-only."""
 
@@ -143,9 +174,21 @@ def host_array(buffer: Any) -> np.ndarray:
     """Return a buffer on the host as an array; copies nothing."""
     if isinstance(buffer, Buffer):
         return np.asarray(_Bytes(buffer))
-    if hasattr(buffer, "__dlpack__") and not any(hasattr(buffer, each) for each in _NUMPYS_OWN):
-        return np.from_dlpack(buffer)
-    array = np.asarray(buffer)
+    rule, name = _buffers.rule_of(buffer), None
+    if rule is not None and rule.host is not None:
+        buffer, name = rule.host(buffer)
+    try:
+        if hasattr(buffer, "__dlpack__") and not any(hasattr(buffer, e) for e in _NUMPYS_OWN):
+            array = np.from_dlpack(buffer)
+        else:
+            array = np.asarray(buffer)
+    except Exception as error:
+        raise HostBufferError(
+            f"this {type_name(buffer)} is in host memory, and NumPy cannot read it "
+            f"({type(error).__name__}: {error}); pass a NumPy array of that memory"
+        ) from error
+    if name is not None:
+        return array.view(_transfer.numpy_dtype(name, type_name(buffer)))
     if array.dtype == object and array.shape == () and array.item() is buffer:
         raise HostBufferError(
             f"this {type_name(buffer)} is in host memory, and NumPy cannot read it: it has none of "
@@ -166,7 +209,12 @@ def from_host(buffer: Any, out: np.ndarray | None) -> np.ndarray:
 
 def writable(buffer: Any) -> np.ndarray:
     """Return a host buffer as an array that may be written."""
-    array = host_array(buffer)
+    array, again = host_array(buffer), host_array(buffer)
+    if array.ctypes.data != again.ctypes.data:  # both are kept up to here
+        raise ValueError(
+            f"the target cannot be written: NumPy gets another copy of this {type_name(buffer)} "
+            "each time; pass a NumPy array of its memory"
+        )
     if not array.flags.writeable:
         raise ValueError(f"the target is read-only: {type_name(buffer)}")
     return array

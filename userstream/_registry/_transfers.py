@@ -10,6 +10,7 @@ from userstream import _buffers, _transfer, _waiting
 from userstream._ordering import Acquired
 from userstream._registry import _operands
 from userstream._registry._orders import Orders
+from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,14 +85,15 @@ class Transfers(Orders):
             The copy was not done in time; it goes on.
         UnsupportedBufferError
             The object is no buffer, has no shape (a bare address), has elements that NumPy lacks,
-            or is masked.
+            or is masked; or it lies in memory so that it takes more than 65,536 copies; or its
+            ``__dlpack__`` gives another copy at each call.
         HostBufferError
             It is on the host, and NumPy cannot read it.
         UnknownProducerError, DeviceMismatchError, CaptureError, ClosedError
             As `acquire`; and a copy in a graph is refused, as is a ``stream`` of another device for
             a conjugate or negated tensor of PyTorch.
         ValueError, TypeError
-            ``out`` has another shape or type, or is read-only; as `acquire`.
+            ``out`` has another shape or type, is read-only or masked; as `acquire`.
         DriverNotFoundError, ForkedError, DriverError
             The driver is not there, may not be used, or refused.
 
@@ -173,7 +175,8 @@ class Transfers(Orders):
             As `asnumpy`.
         ValueError, TypeError
             The shapes do not fit, or the types differ; ``dst`` is read-only (as arrays of JAX
-            are); the two overlap; both are on the host, where `numpy.copyto` copies.
+            are), a conjugate or negated view of PyTorch, or a host object that NumPy can only
+            copy; the two overlap or interleave; both are on the host, where `numpy.copyto` copies.
         DriverNotFoundError, ForkedError, DriverError
             The driver is not there, may not be used, or refused.
 
@@ -263,7 +266,13 @@ class Transfers(Orders):
     ) -> np.ndarray:
         """Copy one array, wherever it is."""
         rule = _buffers.require_rule(buffer)
-        info = _operands.described(buffer, rule)
+        try:
+            info = _operands.described(buffer, rule)
+        except UnsupportedBufferError:
+            empty = _operands.empty_array(buffer, rule)
+            if empty is None:
+                raise
+            return _operands.from_host(empty, out)
         if info is None:
             return _operands.from_host(buffer, out)
         array = _transfer.device_array(info)  # what has no shape is refused first

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from userstream import _driver
-from userstream._buffers import cai
 from userstream._buffers._info import contiguous_strides
 from userstream._transfer import _layout
 from userstream._transfer._dtypes import numpy_dtype
@@ -26,6 +25,12 @@ class DeviceArray(NamedTuple):
     strides: Shape
     dtype: np.dtype
     device: int
+
+    def as_bytes(self) -> DeviceArray:
+        """Return the array with each element spelled out along an axis of its own."""
+        return self._replace(
+            shape=(*self.shape, self.dtype.itemsize), strides=(*self.strides, 1), dtype=_BYTE
+        )
 
     def part(self, index: tuple[slice, ...]) -> DeviceArray:
         """Return the part that an index with a slice for each axis cuts out."""
@@ -82,6 +87,8 @@ def check_out(out: np.ndarray, source: DeviceArray | np.ndarray) -> None:
     check_same(out, source)
     if not out.flags.writeable:
         raise ValueError("out is read-only")
+    if isinstance(out, np.ma.MaskedArray):
+        raise TypeError("out is masked, and its mask would hide what is copied; pass out.data")
 
 
 def check_target(to: DeviceArray) -> None:
@@ -92,29 +99,27 @@ def check_target(to: DeviceArray) -> None:
         )
 
 
-def refuse_read_only(buffer: Any, info: BufferInfo | Layout) -> None:
-    """Refuse a target that its framework declares read-only."""
-    read_only = info.source == "jax.Array" or getattr(buffer, "readonly", False) is True
-    # A tensor of PyTorch is always writable, and this attribute of it may raise.
-    if not read_only and info.source != "torch.Tensor":
-        interface = getattr(buffer, cai.ATTRIBUTE, None)
-        read_only = interface is not None and bool(interface["data"][1])
-    if read_only:
-        raise ValueError(f"the target is read-only: it is a {info.source} that says so")
-
-
 def broadcast_strides(source: DeviceArray, shape: Shape) -> Shape:
-    """Return the strides of an array seen in another shape, by NumPy's rules."""
-    missing = len(shape) - len(source.shape)
-    fits = missing >= 0 and all(
-        count in (1, wanted) for count, wanted in zip(source.shape, shape[missing:], strict=False)
+    """Return the strides of an array seen in another shape, by the rules of `numpy.copyto`."""
+    surplus = surplus_axes(source.shape, shape)
+    counts, strides = source.shape[surplus:], source.strides[surplus:]
+    missing = len(shape) - len(counts)
+    return (0,) * missing + tuple(
+        0 if count == 1 else stride for count, stride in zip(counts, strides, strict=True)
+    )
+
+
+def surplus_axes(source: Shape, shape: Shape) -> int:
+    """Return how many axes, of length 1, an array has before those of a shape it broadcasts to."""
+    surplus = max(len(source) - len(shape), 0)
+    counts = source[surplus:]
+    fits = set(source[:surplus]) <= {1} and all(
+        count in (1, wanted)
+        for count, wanted in zip(counts, shape[len(shape) - len(counts) :], strict=True)
     )
     if not fits:
-        raise ValueError(f"could not broadcast from shape {source.shape} into shape {shape}")
-    return (0,) * missing + tuple(
-        0 if count == 1 else stride
-        for count, stride in zip(source.shape, source.strides, strict=True)
-    )
+        raise ValueError(f"could not broadcast from shape {source} into shape {shape}")
+    return surplus
 
 
 def pinned_address(array: np.ndarray) -> int | None:

@@ -35,6 +35,7 @@ _spare: dict[int, tuple[Lease, Lease]] = {}  # by device; they are there past th
 
 def to_host(lane: Lane, source: DeviceArray, out: np.ndarray) -> None:
     """Copy a device array to a host array of its shape; on an error parts of it are written."""
+    source, out = _small_elements(source, out)
     scattered = way(source).scattered
     # What a scattered part comes with, from between its elements, has to fit as well.
     parts = _parts(source, SIZE // _layout.MOST_SPREAD if scattered else SIZE)
@@ -74,6 +75,7 @@ def _fetch(lane: Lane, part: DeviceArray, out: np.ndarray, chunk: Lease) -> _Fet
 
 def from_host(lane: Lane, to: DeviceArray, source: np.ndarray) -> None:
     """Copy a host array to a device array of its shape, and wait for it."""
+    to, source = _small_elements(to, source)
     lane.reach()  # as above
     with _chunks(lane) as chunks:
         queued: list[Pending] = []
@@ -97,6 +99,13 @@ def stage(to: DeviceArray, source: np.ndarray, memory: Lease) -> tuple[int, Move
     np.copyto(side.array(memory, to.shape, to.dtype), source)
     plan = _layout.moves(to.shape, to.dtype.itemsize, to.strides, side.strides)
     return ctypes.addressof(memory) + side.offset, plan
+
+
+def _small_elements(array: DeviceArray, host: np.ndarray) -> tuple[DeviceArray, np.ndarray]:
+    """Return two arrays as bytes if one element fills more than a chunk."""
+    if array.dtype.itemsize <= SIZE:
+        return array, host
+    return array.as_bytes(), host[..., np.newaxis].view(array.as_bytes().dtype)
 
 
 def _parts(array: DeviceArray, limit: int) -> Iterator[tuple[slice, ...]]:

@@ -49,7 +49,10 @@ def _refuse_overlap(to: DeviceArray, source: DeviceArray) -> None:
     """Refuse what the driver leaves undefined. Two interleaved arrays are refused as well."""
     (to_begin, to_end), (begin, end) = (_extent(array) for array in (to, source))
     if begin < to_end and to_begin < end:
-        raise ValueError("the target and the source overlap in memory; copy through another buffer")
+        raise ValueError(
+            "the target and the source overlap in memory, or interleave; copy through another "
+            "buffer"
+        )
 
 
 def _extent(array: DeviceArray) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from userstream._transfer._arrays import (
     check_same,
     check_target,
     pinned_address,
+    surplus_axes,
 )
 from userstream._transfer._lane import Lane
 
@@ -131,7 +132,7 @@ def from_host(
     """
     check_same(to, source)
     check_target(to)
-    source = np.broadcast_to(source, to.shape)
+    source = np.broadcast_to(source[(0,) * surplus_axes(source.shape, to.shape)], to.shape)
     lane = Lane(stream, to.device, deadline)
     if 0 in to.shape:
         return

@@ -1,0 +1,463 @@
+"""Copies of arrays that are not quite what they seem: the right elements, or a clear refusal."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda.core import Buffer, Device
+from cuda.core.utils import StridedMemoryView
+
+import standins
+import userstream as us
+from helpers import CAI, array, content, device_memory, fill, upload
+from userstream import _driver, testing
+from userstream._transfer import _arrays, _chunks, _pinned
+
+NUMBERS = np.arange(6, dtype="f4").reshape(2, 3)
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    with device_memory() as address:
+        fill(us.get_stream(0), address, 0)
+        us.wait(0)
+        yield address
+
+
+def write(address: int, array: np.ndarray) -> None:
+    with _driver.entered(_driver.primary_context(0)):
+        upload(address, np.frombuffer(array.tobytes(), np.uint8), array.nbytes)
+
+
+# -- DLPack ---------------------------------------------------------------------------------------
+
+
+class _Tensor(ctypes.Structure):
+    """``DLManagedTensorVersioned``, after dlpack.h."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint32 * 2),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int * 2),
+        ("ndim", ctypes.c_int),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("offset", ctypes.c_uint64),
+    )
+
+
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+
+class Exported:
+    """Four elements that are told by a capsule alone."""
+
+    def __init__(
+        self, address: int, *, code: int = 1, bits: int = 8, lanes: int = 1, flags: int = 0
+    ) -> None:
+        self.shape = (ctypes.c_int64 * 1)(4)
+        self.tensor = _Tensor((1, 0), None, None, flags, address, (2, 0), 1, code, bits, lanes)
+        self.tensor.shape = self.shape
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0)
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return _new_capsule(ctypes.addressof(self.tensor), b"dltensor_versioned", None)
+
+
+def test_a_capsule_alone(memory: int) -> None:
+    exported = Exported(memory)
+    us.copyto(exported, np.arange(4, dtype=np.uint8))
+    assert us.asnumpy(exported).tolist() == [0, 1, 2, 3]
+
+
+def test_a_capsule_that_is_read_only(memory: int) -> None:
+    for target in (
+        Exported(memory, flags=1),
+        StridedMemoryView.from_dlpack(Exported(memory, flags=1), stream_ptr=-1),
+    ):
+        with pytest.raises(ValueError, match="read-only"):
+            us.copyto(target, np.ones(4, np.uint8), producer=None)
+        assert us.asnumpy(target, producer=None).tolist() == [0] * 4
+    assert content(memory, 4) == {0}
+
+
+def test_elements_below_a_byte(memory: int) -> None:
+    for use in (us.asnumpy, us.describe):
+        with pytest.raises(us.UnsupportedBufferError, match=r"no whole bytes .*multiple of 8"):
+            use(Exported(memory, code=0, bits=4))
+
+
+@pytest.mark.parametrize(
+    ("code", "bits", "lanes"), [(10, 8, 1), (2, 32, 4)], ids=["float8", "vector"]
+)
+def test_elements_that_cuda_core_does_not_know(
+    code: int, bits: int, lanes: int, memory: int
+) -> None:
+    exported = Exported(memory, code=code, bits=bits, lanes=lanes)
+    with pytest.raises(us.UnsupportedBufferError, match=r"does not know.*ml_dtypes"):
+        us.asnumpy(exported)
+    info = us.describe(exported)
+    assert (info.device_id, info.address, info.dtype) == (0, memory, None)
+
+
+class Copying:
+    """Exports another copy each time."""
+
+    def __init__(self) -> None:
+        self.copies = 0
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0)
+
+    def __dlpack__(self, *, stream: int | None = None, **how: Any) -> Any:
+        self.copies += 1
+        with _driver.entered(_driver.primary_context(0)):
+            copy = Device(0).allocate(4, stream=us.get_stream(0))
+            copy.fill(40 + self.copies, stream=us.get_stream(0))
+            return copy.__dlpack__(stream=stream, **how)
+
+
+def test_capsules_of_another_copy_each_are_refused() -> None:
+    with pytest.raises(us.UnsupportedBufferError, match="another copy at each call"):
+        us.asnumpy(Copying())
+    with pytest.raises(us.UnsupportedBufferError, match="another copy at each call"):
+        us.copyto(Copying(), np.ones(4, np.uint8))
+
+
+def test_why_there_is_no_capsule() -> None:
+    class Refusing(Exported):
+        def __dlpack__(self, **_: Any) -> Any:
+            raise BufferError("it is sparse")
+
+    with pytest.raises(us.UnsupportedBufferError, match=r"failed .BufferError: it is sparse"):
+        us.asnumpy(Refusing(0))
+
+
+def test_a_mask_beside_dlpack(memory: int) -> None:
+    class Both(CAI):
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (2, 0)
+
+        def __dlpack__(self, **_: Any) -> Any:
+            raise AssertionError("not asked")
+
+    masked = Both(memory, mask=array(memory, typestr="|b1"))
+    for use in (lambda: us.asnumpy(masked), lambda: us.copyto(masked, np.ones(4, "f4"))):
+        with pytest.raises(us.UnsupportedBufferError, match="masked"):
+            use()
+
+
+# -- the CUDA Array Interface ---------------------------------------------------------------------
+
+
+def test_void_is_no_structure(memory: int) -> None:
+    for dtype in (np.dtype("V4"), np.dtype("V2")):
+        typestr, descr = dtype.str, dtype.descr
+        result = us.asnumpy(array(memory, typestr=typestr, descr=descr))
+        assert result.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        np.dtype([("a", "u1"), ("b", "f8")], align=True),
+        np.dtype([("a", "u1"), ("p", [("x", "f4"), ("y", "i2", (3,))])], align=True),
+    ],
+    ids=["flat", "nested"],
+)
+def test_padding_is_no_field(dtype: np.dtype, memory: int) -> None:
+    whole = np.frombuffer(np.arange(2 * dtype.itemsize, dtype=np.uint8).tobytes(), dtype)
+    write(memory, whole)
+    buffer = array(memory, shape=(2,), typestr=f"|V{dtype.itemsize}", descr=dtype.descr)
+    out = np.zeros(2, dtype)
+    us.asnumpy(buffer, out=out)
+    assert out["a"].tolist() == whole["a"].tolist()
+    us.copyto(buffer, out)
+    assert us.asnumpy(buffer).dtype == dtype
+
+
+def test_a_structure_of_another_size_is_malformed(memory: int) -> None:
+    wrong = array(memory, typestr="|V4", descr=[("a", "<f8")])
+    with pytest.raises(us.UnsupportedBufferError, match=r"malformed.*descr.*V4"):
+        us.asnumpy(wrong)
+
+
+def test_an_address_that_is_none_is_malformed(memory: int) -> None:
+    with pytest.raises(us.UnsupportedBufferError, match="malformed: its address"):
+        us.asnumpy(array((1 << 64) + memory))
+
+
+def test_records_of_numba(memory: int) -> None:
+    record = np.dtype([("a", "<i4"), ("b", "<f4")])
+    whole = np.array([(1, 2.5), (3, 4.5)], record)
+    write(memory, whole)
+    buffer = standins.NumbaArray(0, memory, 2, typestr="|V8")
+    buffer.dtype = record
+    result = us.asnumpy(buffer)
+    assert result.dtype == record
+    assert result.tolist() == whole.tolist()
+
+
+def test_empty_arrays_without_a_device() -> None:
+    nowhere = array(0, shape=(0, 3))
+    result = us.asnumpy(nowhere)
+    assert (result.shape, result.dtype) == ((0, 3), np.float32)
+    out = np.empty((0, 3), "f4")
+    assert us.asnumpy(nowhere, out=out) is out
+    with pytest.raises(ValueError, match="out has shape"):
+        us.asnumpy(nowhere, out=np.empty((0, 4), "f4"))
+    assert us.asnumpy(Buffer.from_handle(0, 0, owner=object())).shape == (0,)
+    with pytest.raises(us.UnsupportedBufferError, match="address 0"):
+        us.asnumpy(array(0, shape=(1,)))
+
+
+# -- PyTorch --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    module = standins.torch()
+    monkeypatch.setitem(sys.modules, "torch", module)
+    return module
+
+
+@pytest.mark.parametrize("flag", ["is_conj", "is_neg"])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_views_of_the_other_sign_are_no_targets(
+    flag: str, device: str, torch: types.ModuleType, memory: int
+) -> None:
+    tensor = torch.Tensor(torch.device(device, 0), memory)
+    setattr(tensor, flag, lambda: True)
+    with pytest.raises(ValueError, match=r"conjugate or negated view.*tensor that it is a view"):
+        us.copyto(tensor, NUMBERS if device == "cuda" else array(memory, shape=(2, 3)))
+    assert content(memory) == {0}
+
+
+def test_tensors_without_memory(torch: types.ModuleType) -> None:
+    with pytest.raises(us.UnsupportedBufferError, match="elements and no memory"):
+        us.asnumpy(torch.Tensor(torch.device("cuda", 0), 0))
+
+
+def test_nested_tensors(torch: types.ModuleType, memory: int) -> None:
+    tensor = torch.Tensor(torch.device("cuda", 0), memory)
+    tensor.is_nested = True
+    with pytest.raises(us.UnsupportedBufferError, match=r"is nested: it is made of several"):
+        us.asnumpy(tensor)
+
+
+# -- JAX ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def jax(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    module = standins.jax()
+    monkeypatch.setitem(sys.modules, "jax", module)
+    return module
+
+
+def jax_array(jax: types.ModuleType, address: int, order: tuple[int, ...], **more: Any) -> Any:
+    """Return an array of 2 by 3 that the compiler has laid out in that order of axes."""
+    found = jax.Array(jax.Device(0))
+    found.shape, found.nbytes, found.is_fully_addressable = (2, 3), 24, True
+    found.unsafe_buffer_pointer = lambda: address
+    found.__class__.__dlpack__ = lambda self, *, stream: object()
+    shard = found.addressable_shards[0]
+    shard.replica_id, shard.index = 0, (slice(None), slice(None))
+    layout = types.SimpleNamespace(major_to_minor=order, tiling=(), **more)
+    found.format = types.SimpleNamespace(layout=layout)
+    return found
+
+
+def test_the_layout_of_an_array_of_jax(jax: types.ModuleType, memory: int) -> None:
+    write(memory, NUMBERS)
+    assert us.asnumpy(jax_array(jax, memory, (0, 1))).tolist() == NUMBERS.tolist()
+    write(memory, NUMBERS.T)
+    transposed = jax_array(jax, memory, (1, 0))
+    assert us.asnumpy(transposed).tolist() == NUMBERS.tolist()
+    assert us.describe(transposed).strides == (4, 8)
+    transposed.format.layout.tiling = ((2, 2),)
+    with pytest.raises(us.UnsupportedBufferError, match="tiles"):
+        us.asnumpy(transposed)
+
+
+def test_who_says_that_it_is_read_only(jax: types.ModuleType, memory: int) -> None:
+    for target in (
+        jax_array(jax, memory, (0, 1)),
+        *(
+            kind(0, memory, data=(memory, True))
+            for kind in (standins.NumbaArray, standins.DaliTensor, standins.DaliDynamic)
+        ),
+        array(memory, data=(memory, True)),
+    ):
+        with pytest.raises(ValueError, match=r"^the target is read-only"):
+            us.copyto(target, np.ones(target.shape if target.__class__ is jax.Array else 4, "f4"))
+    assert content(memory) == {0}
+
+
+def test_keys_of_jax(jax: types.ModuleType, memory: int) -> None:
+    keys = jax_array(jax, memory, (0, 1))
+    keys.dtype = types.SimpleNamespace(itemsize=8)
+    with pytest.raises(us.UnsupportedBufferError, match=r"no numbers.*key_data"):
+        us.asnumpy(keys)
+
+
+# -- the host -------------------------------------------------------------------------------------
+
+
+class Listed:
+    """Of which NumPy makes a new array each time."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.zeros((2, 3), "f4")
+
+
+def test_what_numpy_copies_is_no_target(memory: int) -> None:
+    with pytest.raises(ValueError, match="another copy"):
+        us.copyto(Listed(), array(memory, shape=(2, 3)))
+    assert us.asnumpy(Listed()).tolist() == [[0] * 3] * 2
+
+
+def test_what_numpy_knows_and_no_rule_does() -> None:
+    results = us.asnumpy({"loss": np.float32(2.5), "all": [np.ones(2)]})
+    assert results["loss"] == 2.5
+    assert results["loss"].shape == ()
+
+
+def test_where_in_a_collection_there_is_no_buffer(memory: int) -> None:
+    batch = {"images": [array(memory)], "meta": ({"epoch": 3},)}
+    with pytest.raises(us.UnsupportedBufferError, match=r"^buffer\['meta'\]\[0\]\['epoch'\] is 3"):
+        us.asnumpy(batch)
+    with pytest.raises(us.UnsupportedBufferError, match=r"^buffer is a type, which is no buffer"):
+        us.asnumpy(np.ndarray)
+
+
+def test_why_numpy_cannot_read_it(memory: int) -> None:
+    class Refusing(Listed):
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            raise RuntimeError("call it otherwise")
+
+    with pytest.raises(us.HostBufferError, match=r"NumPy cannot read it.*call it otherwise"):
+        us.asnumpy(Refusing())
+
+
+def test_a_masked_out(memory: int) -> None:
+    with pytest.raises(TypeError, match=r"masked.*out\.data"):
+        us.asnumpy(array(memory), out=np.ma.zeros(4, "f4"))
+
+
+# -- shapes ---------------------------------------------------------------------------------------
+
+
+def test_leading_axes_of_one_are_dropped_as_in_numpy(memory: int) -> None:
+    target, wide = array(memory, shape=(3,)), np.arange(3, dtype="f4").reshape(1, 1, 3)
+    us.copyto(target, wide)
+    assert us.asnumpy(target).tolist() == [0, 1, 2]
+    out = np.zeros(3, "f4")
+    us.copyto(out, array(memory, shape=(1, 3)))
+    assert out.tolist() == [0, 1, 2]
+    us.copyto(array(memory + 64, shape=(3,)), array(memory, shape=(1, 3)))
+    assert us.asnumpy(array(memory + 64, shape=(3,))).tolist() == [0, 1, 2]
+    scalar = np.zeros((), "f4")
+    us.copyto(scalar, array(memory + 4, shape=(1,)))
+    assert scalar == 1
+    for source in (wide.repeat(2, axis=0), np.zeros((1, 2), "f4")):
+        with pytest.raises(ValueError, match="could not broadcast"):
+            us.copyto(target, source)
+
+
+@pytest.mark.parametrize("room", ["cache", "chunks"])
+def test_elements_larger_than_a_chunk(
+    room: str, monkeypatch: pytest.MonkeyPatch, no_garbage: None
+) -> None:
+    if room == "chunks":
+        monkeypatch.setattr(_pinned, "_limit", 0)
+    size = _chunks.SIZE + 4096
+    whole = np.frombuffer(np.random.default_rng(0).bytes(3 * size), f"V{size}")
+    with device_memory(0, 3 * size) as address:
+        buffer = array(address, shape=(3,), typestr=f"|V{size}")
+        us.copyto(buffer, whole, timeout=20)
+        for view, shown in ((buffer, whole), (every_second(buffer, size), whole[::2])):
+            out = np.empty(shown.shape, whole.dtype)
+            assert us.asnumpy(view, out=out, timeout=20) is out
+            assert out.tobytes() == shown.tobytes()
+            assert us.asnumpy(view, timeout=20).tobytes() == shown.tobytes()
+        us.copyto(every_second(buffer, size), whole[1:], timeout=20)
+        assert us.asnumpy(buffer)[2].tobytes() == whole[2].tobytes()
+
+
+def every_second(buffer: CAI, size: int) -> CAI:
+    return CAI(
+        buffer.interface["data"][0], (2,), typestr=f"|V{size}", strides=(2 * size,), stream=None
+    )
+
+
+# -- what a copy must not do ----------------------------------------------------------------------
+
+
+def test_little_comes_with_what_lies_between(memory: int) -> None:
+    """A covering span is at most four times as large as what is wanted of it."""
+    with device_memory(0, 1 << 20) as address:
+        for step, most in ((4, 4), (5, 1)):
+            shape, strides = ((1 << 20) // 4 // step,), (4 * step,)
+            result = us.asnumpy(array(address, shape=shape, strides=strides))
+            assert allocation_of(result) <= most * result.nbytes + 4
+
+
+def allocation_of(result: np.ndarray) -> int:
+    """Return the bytes between the first and the last element of a result."""
+    return abs(result.strides[0]) * (result.shape[0] - 1) + result.itemsize
+
+
+@pytest.mark.multi_device
+def test_copies_between_devices_name_the_contexts_and_leave_peer_access(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    named: list[Any] = []
+    real: Callable[..., Any] = _driver.copy
+
+    def copy(*args: Any, peers: Any = None) -> None:
+        named.append(peers)
+        real(*args, peers=peers)
+
+    monkeypatch.setattr(_driver, "copy", copy)
+    with device_memory(0) as here, device_memory(1) as there:
+        us.copyto(array(there), array(here)).sync(timeout=10)
+        us.copyto(array(there + 64), array(there)).sync(timeout=10)
+    contexts = tuple(int(_driver.primary_context(device)) for device in (1, 0))
+    assert [peers and tuple(map(int, peers)) for peers in named] == [contexts, None]
+
+
+@pytest.mark.simulated
+@pytest.mark.multi_device
+def test_peer_access_is_the_users(memory: int) -> None:
+    with device_memory(1, 4096) as there:
+        for strides in ((4,), (8,)):
+            us.copyto(array(there, strides=strides), array(memory)).sync(timeout=10)
+    assert testing.calls("cuMemcpyPeerAsync") > 0
+    assert testing.calls("cuCtxEnablePeerAccess") == 0
+
+
+def test_bytes_of_elements() -> None:
+    whole = _arrays.DeviceArray(512, (2, 3), (24, 8), np.dtype("f8"), 0)
+    assert whole.as_bytes() == _arrays.DeviceArray(
+        512, (2, 3, 8), (24, 8, 1), np.dtype(np.uint8), 0
+    )
