@@ -87,7 +87,8 @@ def _layout(tensor: Any) -> Layout:
     if tensor.is_nested or _text(tensor.layout) != "torch.strided":
         kind = "nested" if tensor.is_nested else f"of layout {tensor.layout}"
         raise UnsupportedBufferError(
-            f"this tensor is {kind}: it is made of several; pass those, such as its values()"
+            f"this tensor is {kind}: it is made of several; pass those, such as its values(), or "
+            "what unbind() gives"
         )
     itemsize = tensor.element_size()
     return Layout(
