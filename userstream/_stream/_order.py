@@ -76,7 +76,7 @@ class OrderedStream(EdgeStream):
         """
         if timeout is not None or policy != "auto":
             _waiting.check_arguments(timeout, policy)
-        _waiting.refuse_in_host_function("sync()")
+        _waiting.refuse_in_host_function("a wait")
         if not self._is_idle():
             _waiting.wait_for((self,), timeout=timeout, policy=policy, grouped=False)
         _holding.sweep()
