@@ -99,6 +99,8 @@ class OrderedStream(EdgeStream):
         CaptureError
             One of the streams is being captured, and the other one is not or into another graph.
             A stream of your own may join the capture of the other one; a user stream never does.
+            Or this stream is being captured and the event was not recorded in that capture, which
+            is invalid then.
         DriverError
             The driver refused.
 
