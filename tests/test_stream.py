@@ -9,12 +9,13 @@ import inspect
 import pickle
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import cuda.core
 import pytest
 from cuda.bindings import driver
-from cuda.core import Device, Event, EventOptions
+from cuda.core import Device, DeviceResources, Event, EventOptions
 
 import userstream as us
 from helpers import checked, current_context, in_thread, is_blocked, on, running
@@ -372,6 +373,39 @@ def test_a_default_stream_is_the_one_of_the_current_context() -> None:
 
 
 # -- order ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        us.Stream.legacy_default,
+        us.Stream.per_thread_default,
+        lambda: us.Stream.create(0),
+        lambda: us.get_stream(0),
+    ],
+    ids=["legacy", "per-thread", "created", "user"],
+)
+@pytest.mark.parametrize("current", [None, 0, pytest.param(1, marks=pytest.mark.multi_device)])
+def test_its_context_and_resources(make: Callable[[], us.Stream], current: int | None) -> None:
+    stream = make()
+    device = (current or 0) if int(stream._live()) in (1, 2) else 0
+
+    def look() -> None:
+        if current is not None:
+            checked(driver.cuCtxSetCurrent(_driver.primary_context(current)))
+        assert int(stream.context.handle) == int(_driver.primary_context(device))
+        assert isinstance(stream.resources, DeviceResources)
+        assert stream.device.device_id == device
+
+    in_thread(look)
+
+
+@pytest.mark.multi_device
+def test_the_context_of_a_default_stream_changes_with_the_device() -> None:
+    for stream in (us.Stream.legacy_default(), us.Stream.per_thread_default()):
+        for device in (0, 1, 0):
+            with _driver.entered(_driver.primary_context(device)):
+                assert int(stream.context.handle) == int(_driver.primary_context(device))
 
 
 def ordered(first: us.Stream, second: us.Stream) -> bool:
