@@ -233,7 +233,7 @@ class CapturedStream(OrderedStream):
         Returns
         -------
         cuda.core.graph.GraphBuilder
-            Its ``begin_building`` begins the capture.
+            Its ``begin_building`` begins the capture; its ``complete`` takes a current context.
 
         Raises
         ------
@@ -247,7 +247,9 @@ class CapturedStream(OrderedStream):
 
         Examples
         --------
+        >>> from cuda.core import Device
         >>> from userstream import Stream
+        >>> Device(0).set_current()
         >>> builder = Stream.create().create_graph_builder().begin_building()
         >>> graph = builder.end_building().complete()
         """
