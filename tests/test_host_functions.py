@@ -9,8 +9,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -204,6 +205,54 @@ def test_what_cannot_be_called(stream: us.Stream, thing: Any) -> None:
     for use in (stream.launch_host_func, stream.add_callback):
         with pytest.raises(TypeError, match=f"not {type(thing).__name__}"):
             use(thing)
+
+
+class CatchAll:
+    """It has every attribute, and none of them is a name."""
+
+    def __init__(self) -> None:
+        self.called = threading.Event()
+
+    def __getattr__(self, name: str) -> object:
+        return self
+
+    def __call__(self, *args: object) -> None:
+        self.called.set()
+
+
+@pytest.mark.parametrize("use", [us.Stream.launch_host_func, us.Stream.add_callback])
+def test_a_function_whose_name_is_no_text(stream: us.Stream, use: Callable[..., None]) -> None:
+    fn, called = CatchAll(), threading.Event()
+    use(stream, fn)
+    use(stream, Mock(spec=print, side_effect=lambda *_: called.set()))
+    assert fn.called.wait(10)
+    assert called.wait(10)
+
+
+async def coroutine_function(*args: object) -> None:
+    raise AssertionError("it was run")
+
+
+class AsyncCallable:
+    __call__ = coroutine_function
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        coroutine_function,
+        functools.partial(coroutine_function, 1),
+        AsyncCallable(),
+        AsyncCallable().__call__,
+    ],
+    ids=["function", "partial", "object", "method"],
+)
+def test_coroutine_functions_are_refused(
+    stream: us.Stream, unraisable: list[BaseException], fn: Callable[..., object]
+) -> None:
+    for use in (stream.launch_host_func, stream.add_callback):
+        with pytest.raises(TypeError, match=r"coroutine function .*run_coroutine_threadsafe\("):
+            use(fn)
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
