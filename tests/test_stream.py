@@ -499,6 +499,38 @@ def test_record() -> None:
     us.wait(0, timeout=10)
 
 
+def test_a_closed_event_is_refused() -> None:
+    for stream in (us.get_stream(0), us.Stream.legacy_default()):
+        event = stream.record()
+        event.close()
+        for use in (stream.wait, stream.wait_event, stream.record):
+            with pytest.raises(ValueError, match="is no open event"):
+                use(event)
+
+
+@pytest.mark.parametrize("thing", [5, EventOptions(), driver.CUevent(0)])
+def test_record_refuses_what_is_no_event(thing: Any) -> None:
+    for stream in (us.get_stream(0), us.Stream.legacy_default()):
+        name = type(thing).__name__
+        with pytest.raises(TypeError, match=rf"record takes an event .*not .*{name}; without one"):
+            stream.record(thing)
+
+
+@pytest.mark.multi_device
+def test_an_event_of_another_device_is_waited_for_and_not_recorded(device: Device) -> None:
+    event = us.get_stream(1).record()
+    legacy = us.Stream.legacy_default()
+    for stream in (us.get_stream(0), legacy):
+        stream.wait(event)
+        with pytest.raises(
+            us.DeviceMismatchError, match=r"is of device 1 and .* device 0"
+        ) as caught:
+            stream.record(event)
+        assert caught.value.devices == (0, 1)
+    with _driver.entered(_driver.primary_context(1)):
+        assert legacy.record(event) is event
+
+
 @pytest.mark.multi_device
 def test_record_on_another_device(device: Device) -> None:
     event = us.get_stream(1).record()
