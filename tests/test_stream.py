@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import cuda.core
+import numpy as np
 import pytest
 from cuda.bindings import driver
 from cuda.core import Device, DeviceResources, Event, EventOptions
@@ -104,9 +105,11 @@ def test_create() -> None:
         ({"flags": 0}, ValueError, "contradicts"),
         ({"flags": 1, "nonblocking": False}, ValueError, "contradicts"),
         ({"flags": 2}, ValueError, "contradicts"),
-        ({"flags": "1"}, TypeError, "integer"),
-        ({"priority": 0.5}, TypeError, "integer"),
-        ({"priority": None}, TypeError, "integer"),
+        ({"flags": "1"}, TypeError, "flags must be an integer, not '1'"),
+        ({"flags": True}, TypeError, "flags must be an integer, not True"),
+        ({"priority": 0.5}, TypeError, "priority must be an integer, not 0.5"),
+        ({"priority": None}, TypeError, "priority must be an integer, not None"),
+        ({"priority": np.False_}, TypeError, "priority must be an integer, not .*False"),
         ({"device": 99}, us.InvalidDeviceError, "no CUDA device 99"),
         ({"device": -1}, us.InvalidDeviceError, "no CUDA device -1"),
         ({"device": True}, TypeError, "a device is"),
@@ -117,6 +120,11 @@ def test_create() -> None:
 def test_create_refuses(arguments: dict[str, object], error: type, match: str) -> None:
     with pytest.raises(error, match=match):
         us.Stream.create(**arguments)  # type: ignore[arg-type]
+
+
+def test_create_takes_integers_of_numpy() -> None:
+    with us.Stream.create(0, priority=np.int64(-1), flags=np.uint8(1)) as stream:
+        assert stream.priority == -1
 
 
 def test_priority_range() -> None:
@@ -257,6 +265,21 @@ def test_an_odd_answer_of_the_protocol(answer: Any) -> None:
             use(Odd())
 
 
+def test_a_handle_may_be_an_integer_of_numpy(foreign: int) -> None:
+    assert int(us.Stream.from_handle(np.uint64(foreign)).handle) == foreign
+    assert us.Stream.from_handle(np.int32(1)) is us.Stream.legacy_default()
+
+
+def test_of_shared_streams_no_owner_is_kept() -> None:
+    owner = Owner(0)
+    alive = weakref.ref(owner)
+    with us.Stream.create(0) as mine:
+        streams = [us.Stream.from_handle(handle, owner) for handle in (1, 2, mine)]
+        del owner
+        assert alive() is None
+        assert streams[2] is mine
+
+
 def test_from_handle_keeps_the_owner(foreign: int) -> None:
     owner, tag = Owner(foreign), Owner(foreign)
     alive = [weakref.ref(owner), weakref.ref(tag)]
@@ -289,6 +312,9 @@ def test_from_handle_finds_the_device(device: Device) -> None:
         (1 << 64, ValueError, "no handle of a stream"),
         (driver.CUstream(0), ValueError, "no handle of a stream"),
         (True, TypeError, "not True"),
+        (np.True_, TypeError, "is an address, not .*True"),
+        (np.int64(-1), ValueError, "no handle of a stream"),
+        (np.float64(1.5), TypeError, "not float64"),
         (1.5, TypeError, "not float"),
         ("1", TypeError, "not str"),
         (None, TypeError, "not NoneType"),
