@@ -189,6 +189,20 @@ def test_the_capture_of_a_stream_that_is_closed_is_forgotten() -> None:
     assert not _capture._begun
 
 
+@pytest.mark.simulated
+def test_the_capture_of_a_stream_that_is_dropped_is_forgotten() -> None:
+    dropped = us.Stream.create(0)
+    dropped.begin_capture()
+    del dropped
+    assert not _capture._begun
+    # In most cases the next one has the handle.
+    with us.Stream.create(0) as stream, _driver.entered(_driver.primary_context(0)):
+        builder = stream.create_graph_builder().begin_building()
+        with pytest.raises(us.CaptureError, match="was not begun on this stream"):
+            stream.end_capture()
+        builder.end_building().complete()
+
+
 def test_what_cannot_be_ended() -> None:
     with us.Stream.create(0) as stream, us.Stream.create(0) as branch:
         with pytest.raises(us.CaptureError, match="is not being captured"):

@@ -162,7 +162,8 @@ class ConfiguredStream(MemoryStream):
 
         Notes
         -----
-        Thread-safe; does not block. Driver call: ``cuStreamCopyAttributes``. After baracuda's
+        A default stream as ``other`` stands for the one of this stream's context. Thread-safe;
+        does not block. Driver call: ``cuStreamCopyAttributes``. After baracuda's
         ``copy_attributes_from``.
 
         Examples
