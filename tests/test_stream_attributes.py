@@ -198,6 +198,19 @@ def test_on_the_default_streams() -> None:
                 stream.set_attribute("sync_policy", policy)
 
 
+@pytest.mark.multi_device
+def test_a_default_stream_is_copied_from_where_the_stream_is(stream: us.Stream) -> None:
+    legacy = us.Stream.legacy_default()
+    policies = ["auto", "spin"]
+    for device, policy in enumerate(policies):
+        with _driver.entered(_driver.primary_context(device)):
+            legacy.set_attribute("sync_policy", policy)
+    with us.Stream.create(1) as other, _driver.entered(_driver.primary_context(1)):
+        for each in (stream, other):
+            each.copy_attributes_from(legacy)
+        assert [each.get_attribute("sync_policy") for each in (stream, other)] == policies
+
+
 def test_captures_survive(stream: us.Stream) -> None:
     with us.Stream.create(0) as other, stream.capture() as graph:
         for use in (

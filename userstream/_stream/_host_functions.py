@@ -61,8 +61,7 @@ class CallingStream(EventWaitingStream):
         `RuntimeError` there; a framework's that waits for a held stream never returns. While a
         stream is held, what waits for the device (`wait_for_device`, loading a module) waits
         for the function too, and must not hold the GIL meanwhile. The thread has whatever current
-        device an earlier function left: set yours, and leave it so, as some libraries keep the
-        context that they found for the thread.
+        device an earlier function left it: set yours first.
 
         What the function raises is given to `sys.unraisablehook`, and the stream goes on. After
         an error of the GPU it is not called, as with the driver; a callback is told
