@@ -82,6 +82,14 @@ doctest_default_flags = doctest.ELLIPSIS
 doctest_global_setup = (
     "import userstream.testing as _testing; _testing.simulate(devices=2)" if SIMULATED else ""
 )
+_NO_CONTEXT = """\
+.. testcode::
+   :hide:
+
+   from cuda.bindings import driver as _driver
+   _ = _driver.cuInit(0), _driver.cuCtxSetCurrent(0)
+
+"""
 doctest_global_cleanup = """
 import userstream as _us
 import userstream.testing as _testing
@@ -100,6 +108,16 @@ def _skip_without_simulation(*event: Any) -> None:
             f"{line}  # doctest: +SKIP" if line.lstrip().startswith((">>> ", "... ")) else line
             for line in lines
         ]
+
+
+def _start_without_context(*event: Any) -> None:
+    """Let no example of a docstring rest on the current context of the one before."""
+    lines = event[-1]
+    for number, line in enumerate(lines):
+        if line.lstrip().startswith(">>> "):
+            indent = line[: -len(line.lstrip())]
+            lines[number:number] = [indent + each for each in _NO_CONTEXT.split("\n")]
+            break
 
 
 def _show_public_bases(*event: Any) -> None:
@@ -128,5 +146,6 @@ def setup(app: Sphinx) -> None:
     """Connect what this file adds."""
     app.connect("builder-inited", _check_names)
     app.connect("autodoc-process-docstring", _skip_without_simulation)
+    app.connect("autodoc-process-docstring", _start_without_context, priority=900)
     app.connect("autodoc-process-signature", _show_no_constructor)
     app.connect("autodoc-process-bases", _show_public_bases)

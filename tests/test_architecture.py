@@ -39,6 +39,7 @@ LAYERS = [
     "_daemon",
     "_process",
     "_cleanup",
+    "_numbers",
     "typing",
     "errors",
 ]

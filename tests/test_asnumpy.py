@@ -409,6 +409,8 @@ def test_the_limit_of_pinned_memory(memory: int) -> None:
         np.testing.assert_array_equal(us.asnumpy(array(memory, shape=(2, 3))), NUMBERS)
         with pytest.raises(ValueError, match="limit"):
             us.UserStream.set_pinned_limit(-1)
+        with pytest.raises(TypeError, match=r"nbytes must be an integer, not 1\.0"):
+            us.UserStream.set_pinned_limit(1.0)  # type: ignore[arg-type]
     finally:
         us.UserStream.set_pinned_limit(before)
 

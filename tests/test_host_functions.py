@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -205,6 +207,54 @@ def test_what_cannot_be_called(stream: us.Stream, thing: Any) -> None:
             use(thing)
 
 
+class CatchAll:
+    """It has every attribute, and none of them is a name."""
+
+    def __init__(self) -> None:
+        self.called = threading.Event()
+
+    def __getattr__(self, name: str) -> object:
+        return self
+
+    def __call__(self, *args: object) -> None:
+        self.called.set()
+
+
+@pytest.mark.parametrize("use", [us.Stream.launch_host_func, us.Stream.add_callback])
+def test_a_function_whose_name_is_no_text(stream: us.Stream, use: Callable[..., None]) -> None:
+    fn, called = CatchAll(), threading.Event()
+    use(stream, fn)
+    use(stream, Mock(spec=print, side_effect=lambda *_: called.set()))
+    assert fn.called.wait(10)
+    assert called.wait(10)
+
+
+async def coroutine_function(*args: object) -> None:
+    raise AssertionError("it was run")
+
+
+class AsyncCallable:
+    __call__ = coroutine_function
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        coroutine_function,
+        functools.partial(coroutine_function, 1),
+        AsyncCallable(),
+        AsyncCallable().__call__,
+    ],
+    ids=["function", "partial", "object", "method"],
+)
+def test_coroutine_functions_are_refused(
+    stream: us.Stream, unraisable: list[BaseException], fn: Callable[..., object]
+) -> None:
+    for use in (stream.launch_host_func, stream.add_callback):
+        with pytest.raises(TypeError, match=r"coroutine function .*run_coroutine_threadsafe\("):
+            use(fn)
+
+
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
 def test_what_it_raises_is_reported(
     stream: us.Stream, unraisable: list[BaseException], error: type[BaseException]
@@ -268,23 +318,25 @@ def test_it_may_not_wait(stream: us.Stream) -> None:
                 future.result,
                 lambda: future.exception(timeout=1),
                 lambda: stream.launch_host_func(attempt),
+                lambda: asyncio.run(us.wait_async(0, timeout=1)),
+                lambda: asyncio.run(us.wait_all_async(timeout=1)),
             ):
                 try:
                     use()
                 except RuntimeError as error:
-                    refused.append("may not wait" in str(error))
+                    refused.append("may not wait" in str(error) and "sync()" not in str(error))
                 else:
                     refused.append(use)
 
         stream.launch_host_func(attempt)
         stream.sync(timeout=10)
         latch.release()
-        assert refused == [True] * 10
+        assert refused == [True] * 12
         refused.clear()
         future.result(timeout=10)
         stream.add_callback(lambda stream, error: attempt())
         # Waiting for what is done already is no waiting.
-        assert eventually(lambda: len(refused) == 10)
+        assert eventually(lambda: len(refused) == 12)
         assert [each for each in refused if each is not True] == [
             future.result,
             refused[8],

@@ -104,7 +104,7 @@ def test_priorities() -> None:
     us.get_stream(0)
     with pytest.raises(ValueError, match="has priority 0, not"):
         us.get_stream(0, priority=greatest)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"priority must be an integer, not 1\.5"):
         us.get_stream(0, priority=1.5)  # type: ignore[arg-type]
 
 

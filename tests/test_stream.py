@@ -9,12 +9,14 @@ import inspect
 import pickle
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import cuda.core
+import numpy as np
 import pytest
 from cuda.bindings import driver
-from cuda.core import Device, Event, EventOptions
+from cuda.core import Device, DeviceResources, Event, EventOptions
 
 import userstream as us
 from helpers import checked, current_context, in_thread, is_blocked, on, running
@@ -103,9 +105,11 @@ def test_create() -> None:
         ({"flags": 0}, ValueError, "contradicts"),
         ({"flags": 1, "nonblocking": False}, ValueError, "contradicts"),
         ({"flags": 2}, ValueError, "contradicts"),
-        ({"flags": "1"}, TypeError, "integer"),
-        ({"priority": 0.5}, TypeError, "integer"),
-        ({"priority": None}, TypeError, "integer"),
+        ({"flags": "1"}, TypeError, "flags must be an integer, not '1'"),
+        ({"flags": True}, TypeError, "flags must be an integer, not True"),
+        ({"priority": 0.5}, TypeError, "priority must be an integer, not 0.5"),
+        ({"priority": None}, TypeError, "priority must be an integer, not None"),
+        ({"priority": np.False_}, TypeError, "priority must be an integer, not .*False"),
         ({"device": 99}, us.InvalidDeviceError, "no CUDA device 99"),
         ({"device": -1}, us.InvalidDeviceError, "no CUDA device -1"),
         ({"device": True}, TypeError, "a device is"),
@@ -116,6 +120,11 @@ def test_create() -> None:
 def test_create_refuses(arguments: dict[str, object], error: type, match: str) -> None:
     with pytest.raises(error, match=match):
         us.Stream.create(**arguments)  # type: ignore[arg-type]
+
+
+def test_create_takes_integers_of_numpy() -> None:
+    with us.Stream.create(0, priority=np.int64(-1), flags=np.uint8(1)) as stream:
+        assert stream.priority == -1
 
 
 def test_priority_range() -> None:
@@ -256,6 +265,21 @@ def test_an_odd_answer_of_the_protocol(answer: Any) -> None:
             use(Odd())
 
 
+def test_a_handle_may_be_an_integer_of_numpy(foreign: int) -> None:
+    assert int(us.Stream.from_handle(np.uint64(foreign)).handle) == foreign
+    assert us.Stream.from_handle(np.int32(1)) is us.Stream.legacy_default()
+
+
+def test_of_shared_streams_no_owner_is_kept() -> None:
+    owner = Owner(0)
+    alive = weakref.ref(owner)
+    with us.Stream.create(0) as mine:
+        streams = [us.Stream.from_handle(handle, owner) for handle in (1, 2, mine)]
+        del owner
+        assert alive() is None
+        assert streams[2] is mine
+
+
 def test_from_handle_keeps_the_owner(foreign: int) -> None:
     owner, tag = Owner(foreign), Owner(foreign)
     alive = [weakref.ref(owner), weakref.ref(tag)]
@@ -288,6 +312,9 @@ def test_from_handle_finds_the_device(device: Device) -> None:
         (1 << 64, ValueError, "no handle of a stream"),
         (driver.CUstream(0), ValueError, "no handle of a stream"),
         (True, TypeError, "not True"),
+        (np.True_, TypeError, "is an address, not .*True"),
+        (np.int64(-1), ValueError, "no handle of a stream"),
+        (np.float64(1.5), TypeError, "not float64"),
         (1.5, TypeError, "not float"),
         ("1", TypeError, "not str"),
         (None, TypeError, "not NoneType"),
@@ -372,6 +399,39 @@ def test_a_default_stream_is_the_one_of_the_current_context() -> None:
 
 
 # -- order ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        us.Stream.legacy_default,
+        us.Stream.per_thread_default,
+        lambda: us.Stream.create(0),
+        lambda: us.get_stream(0),
+    ],
+    ids=["legacy", "per-thread", "created", "user"],
+)
+@pytest.mark.parametrize("current", [None, 0, pytest.param(1, marks=pytest.mark.multi_device)])
+def test_its_context_and_resources(make: Callable[[], us.Stream], current: int | None) -> None:
+    stream = make()
+    device = (current or 0) if int(stream._live()) in (1, 2) else 0
+
+    def look() -> None:
+        if current is not None:
+            checked(driver.cuCtxSetCurrent(_driver.primary_context(current)))
+        assert int(stream.context.handle) == int(_driver.primary_context(device))
+        assert isinstance(stream.resources, DeviceResources)
+        assert stream.device.device_id == device
+
+    in_thread(look)
+
+
+@pytest.mark.multi_device
+def test_the_context_of_a_default_stream_changes_with_the_device() -> None:
+    for stream in (us.Stream.legacy_default(), us.Stream.per_thread_default()):
+        for device in (0, 1, 0):
+            with _driver.entered(_driver.primary_context(device)):
+                assert int(stream.context.handle) == int(_driver.primary_context(device))
 
 
 def ordered(first: us.Stream, second: us.Stream) -> bool:
@@ -463,6 +523,38 @@ def test_record() -> None:
     timed = stream.record(options=EventOptions(timing_enabled=True))
     timed.sync()
     us.wait(0, timeout=10)
+
+
+def test_a_closed_event_is_refused() -> None:
+    for stream in (us.get_stream(0), us.Stream.legacy_default()):
+        event = stream.record()
+        event.close()
+        for use in (stream.wait, stream.wait_event, stream.record):
+            with pytest.raises(ValueError, match="is no open event"):
+                use(event)
+
+
+@pytest.mark.parametrize("thing", [5, EventOptions(), driver.CUevent(0)])
+def test_record_refuses_what_is_no_event(thing: Any) -> None:
+    for stream in (us.get_stream(0), us.Stream.legacy_default()):
+        name = type(thing).__name__
+        with pytest.raises(TypeError, match=rf"record takes an event .*not .*{name}; without one"):
+            stream.record(thing)
+
+
+@pytest.mark.multi_device
+def test_an_event_of_another_device_is_waited_for_and_not_recorded(device: Device) -> None:
+    event = us.get_stream(1).record()
+    legacy = us.Stream.legacy_default()
+    for stream in (us.get_stream(0), legacy):
+        stream.wait(event)
+        with pytest.raises(
+            us.DeviceMismatchError, match=r"is of device 1 and .* device 0"
+        ) as caught:
+            stream.record(event)
+        assert caught.value.devices == (0, 1)
+    with _driver.entered(_driver.primary_context(1)):
+        assert legacy.record(event) is event
 
 
 @pytest.mark.multi_device

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from cuda.bindings import driver
 
@@ -66,6 +68,21 @@ def test_the_access_policy_window(stream: us.Stream, memory: int) -> None:
     assert stream.get_attribute("access_policy_window").address == memory
 
 
+def test_the_window_of_a_new_stream_can_be_set_as_it_is(stream: us.Stream) -> None:
+    with us.Stream.create(0) as other:
+        stream.set_attribute("access_policy_window", other.get_attribute("access_policy_window"))
+
+
+def test_numbers_of_numpy(stream: us.Stream, memory: int) -> None:
+    window = AccessPolicyWindow(np.uint64(memory), np.int64(64), np.float32(0.5))  # type: ignore[arg-type]
+    stream.set_attribute("access_policy_window", window)
+    assert stream.get_attribute("access_policy_window") == AccessPolicyWindow(memory, 64, 0.5)
+    stream.set_attribute("mem_sync_domain_map", (np.int8(0), np.uint64(0)))  # type: ignore[arg-type]
+    with contextlib.suppress(us.DriverError):  # where it cannot be changed
+        stream.set_attribute("priority", np.int32(0))  # type: ignore[arg-type]
+    stream.wait_event(stream.record(), np.int64(0))  # type: ignore[arg-type]
+
+
 def test_the_priority(stream: us.Stream) -> None:
     """Whether it can be changed is the driver's business."""
     changed = -1
@@ -95,13 +112,18 @@ def test_unknown_attributes(stream: us.Stream, name: object) -> None:
         ("mem_sync_domain_map", (0, 1, 2), TypeError, "tuple of two"),
         ("mem_sync_domain_map", (0, 99), ValueError, "numbered from 0"),
         ("mem_sync_domain_map", (-1, 0), ValueError, "numbered from 0"),
-        ("mem_sync_domain_map", ("0", 0), TypeError, "integer"),
+        ("mem_sync_domain_map", ("0", 0), TypeError, "mem_sync_domain_map must be an integer"),
         ("priority", 1, ValueError, "a priority is"),
         ("priority", -99, ValueError, "a priority is"),
-        ("priority", 0.0, TypeError, "integer"),
+        ("priority", 0.0, TypeError, "priority must be an integer, not 0.0"),
+        ("priority", False, TypeError, "priority must be an integer, not False"),
         ("access_policy_window", None, TypeError, "AccessPolicyWindow, not NoneType"),
         ("access_policy_window", AccessPolicyWindow(0, 1 << 40), ValueError, "up to"),
         ("access_policy_window", AccessPolicyWindow(True, 8), TypeError, "not True"),
+        ("access_policy_window", AccessPolicyWindow(-8, 8), ValueError, "-8 is no address"),
+        ("access_policy_window", AccessPolicyWindow(1 << 64, 0), ValueError, "is no address"),
+        ("access_policy_window", AccessPolicyWindow(0, 8), ValueError, "no memory that CUDA knows"),
+        ("access_policy_window", AccessPolicyWindow(64, 8), ValueError, "no memory that CUDA know"),
         (
             "access_policy_window",
             AccessPolicyWindow(CAI(64, (4,)), 17),
@@ -121,10 +143,12 @@ def test_bad_values(
     ("arguments", "error", "match"),
     [
         ((0, -1), ValueError, "at least 0 bytes"),
-        ((0, 1.5), TypeError, "integer"),
+        ((0, 1.5), TypeError, "nbytes must be an integer, not 1.5"),
+        ((0, True), TypeError, "nbytes must be an integer, not True"),
         ((0, 8, 1.5), ValueError, "share"),
         ((0, 8, float("nan")), ValueError, "share"),
-        ((0, 8, "1"), TypeError, "not supported"),
+        ((0, 8, "1"), TypeError, "hit_ratio must be a number, not '1'"),
+        ((0, 8, None), TypeError, "hit_ratio must be a number, not None"),
         ((0, 8, 1, "keep"), ValueError, "'keep'"),
         ((0, 8, 1, "normal", "persisting"), ValueError, "'persisting'"),
     ],
@@ -172,6 +196,19 @@ def test_on_the_default_streams() -> None:
             assert stream.get_attribute("sync_policy") == "spin"
             if policy is not None:
                 stream.set_attribute("sync_policy", policy)
+
+
+@pytest.mark.multi_device
+def test_a_default_stream_is_copied_from_where_the_stream_is(stream: us.Stream) -> None:
+    legacy = us.Stream.legacy_default()
+    policies = ["auto", "spin"]
+    for device, policy in enumerate(policies):
+        with _driver.entered(_driver.primary_context(device)):
+            legacy.set_attribute("sync_policy", policy)
+    with us.Stream.create(1) as other, _driver.entered(_driver.primary_context(1)):
+        for each in (stream, other):
+            each.copy_attributes_from(legacy)
+        assert [each.get_attribute("sync_policy") for each in (stream, other)] == policies
 
 
 def test_captures_survive(stream: us.Stream) -> None:
@@ -275,7 +312,7 @@ def test_no_events(stream: us.Stream) -> None:
     for flags in (2, -1):
         with pytest.raises(ValueError, match="CU_EVENT_WAIT_EXTERNAL"):
             stream.wait_event(event, flags)
-    with pytest.raises(TypeError, match="integer"):
+    with pytest.raises(TypeError, match="flags must be an integer, not '0'"):
         stream.wait_event(event, "0")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="is not being captured"):
         stream.wait_event(event, 1)

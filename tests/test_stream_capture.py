@@ -189,6 +189,20 @@ def test_the_capture_of_a_stream_that_is_closed_is_forgotten() -> None:
     assert not _capture._begun
 
 
+@pytest.mark.simulated
+def test_the_capture_of_a_stream_that_is_dropped_is_forgotten() -> None:
+    dropped = us.Stream.create(0)
+    dropped.begin_capture()
+    del dropped
+    assert not _capture._begun
+    # In most cases the next one has the handle.
+    with us.Stream.create(0) as stream, _driver.entered(_driver.primary_context(0)):
+        builder = stream.create_graph_builder().begin_building()
+        with pytest.raises(us.CaptureError, match="was not begun on this stream"):
+            stream.end_capture()
+        builder.end_building().complete()
+
+
 def test_what_cannot_be_ended() -> None:
     with us.Stream.create(0) as stream, us.Stream.create(0) as branch:
         with pytest.raises(us.CaptureError, match="is not being captured"):
@@ -214,6 +228,58 @@ def test_only_a_relaxed_capture_ends_on_another_thread() -> None:
         assert stream.is_capturing
         stream.end_capture()
         assert not _capture._begun
+
+
+@pytest.mark.parametrize("wait", [us.Stream.wait, us.Stream.wait_event])
+def test_an_event_of_outside_breaks_a_capture(wait: Callable[..., None]) -> None:
+    with us.Stream.create(0) as stream:
+        outside = stream.record()
+        stream.begin_capture()
+        with pytest.raises(
+            us.CaptureError, match=r"ISOLATION \(905\): .*wait_event.*flags=1"
+        ) as err:
+            wait(stream, outside)
+        assert "another thread" not in str(err.value)
+        with pytest.raises(us.CaptureError, match="INVALIDATED"):
+            stream.end_capture()
+
+
+@pytest.mark.parametrize("wait", [us.Stream.wait, us.Stream.wait_event])
+def test_an_event_of_another_capture_breaks_both(wait: Callable[..., None]) -> None:
+    with us.Stream.create(0) as stream, us.Stream.create(0) as other:
+        stream.begin_capture()
+        other.begin_capture()
+        theirs = other.record()
+        with pytest.raises(us.CaptureError, match=r"MERGE \(902\): .*merge two captures") as err:
+            wait(stream, theirs)
+        assert "another thread" not in str(err.value)
+        for each in (stream, other):
+            with pytest.raises(us.CaptureError, match="INVALIDATED"):
+                each.end_capture()
+
+
+@pytest.mark.parametrize("wait", [us.Stream.wait, us.Stream.wait_event])
+def test_the_legacy_default_stream_cannot_wait_for_a_captured_event(
+    wait: Callable[..., None],
+) -> None:
+    with us.Stream.create(0) as stream, _driver.entered(_driver.primary_context(0)):
+        stream.begin_capture()
+        with pytest.raises(us.CaptureError, match=r"IMPLICIT \(906\): the legacy .*create\(\)"):
+            wait(us.Stream.legacy_default(), stream.record())
+        with contextlib.suppress(us.CaptureError):
+            stream.end_capture()
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("code", range(900, 909))
+def test_every_error_of_a_capture_says_what_it_means(code: int) -> None:
+    event = us.get_stream(0).record()
+    with (
+        testing.inject("cuStreamWaitEvent", code, this_thread=True),
+        pytest.raises(us.CaptureError, match=rf"\({code}\): \w+") as err,
+    ):
+        us.get_stream(0).wait_event(event)
+    assert ("may have begun a capture" in str(err.value)) == (code in (900, 906, 907))
 
 
 def test_capture_info() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -241,11 +242,14 @@ def test_bad_addresses(stream: us.Stream, use: Callable[[us.Stream, object], Non
         for where, error, match in (
             (address + 2, ValueError, "multiple of"),
             (0, ValueError, "no memory that CUDA knows"),
-            (-8, ValueError, "no memory that CUDA knows"),
+            (-8, ValueError, "-8 is no address"),
+            (1 << 64, ValueError, "18446744073709551616 is no address"),
+            (np.int64(-8), ValueError, "-8 is no address"),
             (host.ctypes.data, ValueError, "no memory that CUDA knows"),
             (managed, ValueError, "managed memory"),
             (address + 256, ValueError, "ends behind its allocation"),
             (True, TypeError, "not True"),
+            (np.True_, TypeError, "a number or a buffer, not .*True"),
             (1.5, TypeError, "float"),
             (None, TypeError, "NoneType"),
             ("0", TypeError, "str"),
@@ -274,8 +278,8 @@ def test_bad_values(stream: us.Stream, pinned: int, bits: int, value: int) -> No
     ):
         with pytest.raises(ValueError, match=f"no unsigned number of {bits} bits"):
             use(pinned, value)
-        for wrong in (1.0, "1", None):
-            with pytest.raises(TypeError, match="integer"):
+        for wrong in (1.0, "1", None, True):
+            with pytest.raises(TypeError, match=f"value must be an integer, not {wrong!r}"):
                 use(pinned, wrong)  # type: ignore[arg-type]
 
 
@@ -285,6 +289,41 @@ def test_bad_flags(stream: us.Stream, pinned: int, flags: int) -> None:
         stream.wait_value_32(pinned, 0, flags)
     with pytest.raises(ValueError, match=r"WaitFlags\.GEQ"):
         WaitValue(pinned, 0, flags)
+
+
+def test_numbers_of_numpy(stream: us.Stream, pinned: int) -> None:
+    where = np.uint64(pinned)
+    stream.write_value_32(where, np.uint8(7))  # type: ignore[arg-type]
+    stream.wait_value_32(where, np.int64(7), np.int32(EQ))  # type: ignore[arg-type]
+    bits: Any = np.int64(64)
+    write, wait = WriteValue(where, np.uint64(9), bits), WaitValue(where, 9, np.uint8(EQ), bits)  # type: ignore[arg-type]
+    stream.batch_mem_op([write, wait], np.int8(0))  # type: ignore[arg-type]
+    stream.sync(timeout=10)
+    assert Word(pinned).value == 9
+
+
+@pytest.mark.parametrize("wrong", [0.0, "0", None, False])
+def test_numbers_that_are_no_integers(stream: us.Stream, pinned: int, wrong: Any) -> None:
+    for use, name in (
+        (lambda: stream.wait_value_32(pinned, 0, wrong), "flags"),
+        (lambda: WaitValue(pinned, 0, wrong), "flags"),
+        (lambda: WriteValue(pinned, 0, wrong), "bits"),
+        (lambda: WaitValue(pinned, 0, bits=wrong), "bits"),
+        (lambda: stream.batch_mem_op([WriteValue(pinned, 0)], wrong), "flags"),
+        (lambda: stream.wait_event(stream.record(), wrong), "flags"),
+    ):
+        with pytest.raises(TypeError, match=f"{name} must be an integer, not {wrong!r}"):
+            use()
+
+
+@pytest.mark.simulated
+def test_a_barrier_that_the_device_lacks(stream: us.Stream) -> None:
+    for each in (stream, us.Stream.legacy_default()):
+        with (
+            testing.inject("cuStreamBatchMemOp", 801, this_thread=True),
+            pytest.raises(us.NotSupportedError, match=r"lacks .* MemoryBarrier; leave that out"),
+        ):
+            each.batch_mem_op([MemoryBarrier("gpu")])
 
 
 def test_bad_batches(stream: us.Stream, pinned: int) -> None:
@@ -298,8 +337,9 @@ def test_bad_batches(stream: us.Stream, pinned: int) -> None:
     ):
         with pytest.raises(error, match=match):
             stream.batch_mem_op(ops)  # type: ignore[arg-type]
-    with pytest.raises(TypeError):
-        stream.batch_mem_op(None)  # type: ignore[arg-type]
+    for ops, name in ((None, "NoneType"), (write, "WriteValue")):
+        with pytest.raises(TypeError, match=f"an iterable of operations, .*not .*{name}"):
+            stream.batch_mem_op(ops)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no flags yet"):
         stream.batch_mem_op([write], 1)
     with pytest.raises(ValueError, match="bits must be 32 or 64"):
@@ -438,7 +478,8 @@ def test_copies_that_are_refused(stream: us.Stream, memory: int, pinned: int) ->
             ((pinned, other, 8), ValueError, "dst .* pinned host memory"),
             ((other, np.zeros(2)), us.UnsupportedBufferError, "host memory"),
             ((0, other, 8), ValueError, "no memory that CUDA knows"),
-            ((other, memory, 1.5), TypeError, "integer"),
+            ((other, memory, 1.5), TypeError, "nbytes must be an integer, not 1.5"),
+            ((-8, memory, 8), ValueError, "-8 is no address"),
             ((other, None, 8), TypeError, "NoneType"),
             ((True, other, 8), TypeError, "not True"),
             ((CAI(other, (2, 2), strides=(4, 8)), memory), ValueError, "side by side"),

@@ -105,6 +105,7 @@ async def wait(
     """Wait until each target has done what it had to do now, without blocking the event loop."""
     import asyncio
 
+    _waiting.refuse_in_host_function("a wait")
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:

@@ -14,8 +14,35 @@ from userstream.errors import CaptureError, DriverError, NotSupportedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-# CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED to _WRONG_THREAD
-_CAPTURE_CODES = range(900, 909)
+# CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED to _WRONG_THREAD: what they mean, and what to do. What
+# userstream asks beforehand can only have changed since.
+_BETWEEN = "another thread may have begun a capture in between, which may be invalid now"
+_CAPTURE = {
+    900: f"a stream that is being captured does not allow it; {_BETWEEN}",
+    901: "an earlier call has invalidated the capture; end it, and capture again without that call",
+    902: (
+        "it would merge two captures, which are invalid now; an event of a capture can be waited "
+        "for in that capture alone, which a stream joins by waiting before it is captured itself"
+    ),
+    903: "the capture was begun on another stream; end that one",
+    904: (
+        "work of other streams that joined the capture was not joined again; let this stream "
+        "wait() for them before the end"
+    ),
+    905: (
+        "a captured stream cannot depend on work outside of its capture, which is invalid now; "
+        "record the event inside the capture, or let the graph wait: wait_event(event, flags=1)"
+    ),
+    906: (
+        "the legacy default stream can take no part in a capture, which may be invalid now; use a "
+        f"stream of Stream.create(). Or {_BETWEEN}"
+    ),
+    907: (
+        "the event was last recorded in a capture, and what is captured never runs; wait for the "
+        f"stream on which the graph is launched. Or {_BETWEEN}"
+    ),
+    908: "another thread began the capture, and has to end it",
+}
 
 # The CUDA version of the drivers that first had a function, where ours may lack it.
 _SINCE = {
@@ -43,10 +70,9 @@ def failed(
     except ValueError:  # newer than the bindings
         name = str(code)
     where = "" if stream is None else f" on {stream!r}"
-    if code in _CAPTURE_CODES:
+    if code in _CAPTURE:
         return CaptureError(
-            f"{function}{where} failed with {name} ({code}): another thread began a capture in "
-            "between, which may be invalid now",
+            f"{function}{where} failed with {name} ({code}): {_CAPTURE[code]}",
             stream=None if stream is None else repr(stream),
         )
     device = getattr(stream, "_device_id", None)

@@ -10,7 +10,7 @@ from userstream._driver.library import device_attribute
 from userstream._driver.memory import device_address
 from userstream._driver.pointers import can_access, is_of_pool, place_of
 from userstream._driver.status import call
-from userstream.errors import NotSupportedError
+from userstream.errors import DriverError, NotSupportedError
 
 Bits: TypeAlias = Literal[32, 64]
 
@@ -143,5 +143,21 @@ def barrier_operation(scope: str) -> driver.CUstreamBatchMemOpParams:
 def submit_batch(
     handle: driver.CUstream, operations: list[driver.CUstreamBatchMemOpParams], stream: object
 ) -> None:
-    """Let a stream do several operations in order."""
-    call(driver.cuStreamBatchMemOp, handle, len(operations), operations, 0, stream=stream)
+    """Let a stream do several operations in order.
+
+    Raises
+    ------
+    NotSupportedError
+        The device lacks one of them. It cannot be asked which barriers it has.
+    """
+    try:
+        call(driver.cuStreamBatchMemOp, handle, len(operations), operations, 0, stream=stream)
+    except DriverError as error:
+        if error.code != driver.CUresult.CUDA_ERROR_NOT_SUPPORTED:
+            raise
+        raise NotSupportedError(
+            f"the device of {stream!r} lacks one of these operations, in most cases a "
+            "MemoryBarrier; leave that out",
+            device=error.device,
+            stream=error.stream,
+        ) from error

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import operator
 import threading
 import weakref
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from userstream import _buffers, _driver, _process, _targets
+from userstream import _buffers, _driver, _numbers, _process, _targets
 from userstream._stream import Stream, _making
 from userstream.errors import ClosedError, DeviceMismatchError
 
@@ -111,7 +110,7 @@ class StreamTable:
         return self._named.get(name, _NONE)
 
     def _find_or_create(self, target: Target, name: str | None, priority: int | None) -> Stream:
-        wanted = None if priority is None else operator.index(priority)
+        wanted = None if priority is None else _numbers.integer(priority, "priority")
         self._check_open()
         given = _targets.stream_of(target)
         if given is not None:

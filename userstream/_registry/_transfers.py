@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import operator
 from typing import TYPE_CHECKING, Any, overload
 
-from userstream import _buffers, _transfer, _waiting
+from userstream import _buffers, _numbers, _transfer, _waiting
 from userstream._ordering import Acquired
 from userstream._registry import _operands
 from userstream._registry._orders import Orders
@@ -240,6 +239,8 @@ class Transfers(Orders):
         ------
         ValueError
             It is negative.
+        TypeError
+            It is no integer.
 
         Notes
         -----
@@ -253,7 +254,7 @@ class Transfers(Orders):
         >>> from userstream import UserStream
         >>> UserStream.set_pinned_limit(1 << 30)
         """
-        _transfer.set_limit(operator.index(nbytes))
+        _transfer.set_limit(_numbers.integer(nbytes, "nbytes"))
 
     def _to_host(
         self,

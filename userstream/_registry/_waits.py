@@ -255,7 +255,8 @@ class Waits(StreamTable):
         Raises
         ------
         RuntimeError
-            No asyncio event loop runs here.
+            No asyncio event loop runs here; or it runs in a host function or callback, which may
+            not wait.
         WaitTimeout, NoUserStreamError, CaptureError, ClosedError, DriverError, WaitErrors
             As `wait`.
 
@@ -290,7 +291,7 @@ class Waits(StreamTable):
         Raises
         ------
         RuntimeError
-            No asyncio event loop runs here.
+            As `wait_async`.
         WaitTimeout, WaitErrors, CaptureError, ValueError, TypeError
             As `wait_all`.
 

@@ -8,12 +8,11 @@ makes streams for. `_default` holds the two default streams.
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING
 
 from cuda.bindings import driver
 
-from userstream import _devices, _driver
+from userstream import _devices, _driver, _numbers
 from userstream._stream import _base, _making
 from userstream._stream._access_policy import AccessPolicyWindow
 from userstream._stream._capture import CaptureInfo
@@ -105,6 +104,8 @@ class Stream(CallingStream):
         ------
         InvalidDeviceError
             There is no such device.
+        TypeError
+            ``device`` is none; ``priority`` or ``flags`` is no integer.
         ValueError
             ``flags`` contradicts ``nonblocking``, or has bits that are no flag of a stream.
         DriverNotFoundError, ForkedError, DriverError
@@ -123,12 +124,15 @@ class Stream(CallingStream):
         (False, 0)
         >>> stream.close()
         """
-        wanted = operator.index(priority)
-        if flags is not None and operator.index(flags) != (_NONBLOCKING if nonblocking else 0):
-            raise ValueError(
-                f"flags={flags!r} contradicts nonblocking={nonblocking!r}: CU_STREAM_NON_BLOCKING "
-                "(1) goes with True, CU_STREAM_DEFAULT (0) with False, and there are no others"
-            )
+        wanted = _numbers.integer(priority, "priority")
+        if flags is not None:
+            asked = _NONBLOCKING if nonblocking else 0
+            if _numbers.integer(flags, "flags") != asked:
+                raise ValueError(
+                    f"flags={flags!r} contradicts nonblocking={nonblocking!r}: "
+                    "CU_STREAM_NON_BLOCKING (1) goes with True, CU_STREAM_DEFAULT (0) with False, "
+                    "and there are no others"
+                )
         stream = _making.create(
             cls,
             _devices.device_id_or_current(device),
@@ -149,7 +153,7 @@ class Stream(CallingStream):
             agree on which of them it is.
         owner : object, optional
             Kept alive as long as the returned stream is open. Without it an object with
-            ``__cuda_stream__`` is kept itself.
+            ``__cuda_stream__`` is kept itself. For 1, 2 and a `Stream` nothing is kept.
 
         Returns
         -------

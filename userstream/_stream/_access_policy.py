@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from userstream import _numbers
 
 if TYPE_CHECKING:
     from userstream.typing import Buffer
@@ -30,7 +31,8 @@ class AccessPolicyWindow:
     Raises
     ------
     TypeError, ValueError
-        An argument is none of these.
+        ``nbytes``, ``hit_ratio``, ``hit`` or ``miss`` is none of these. The address is looked at by
+        `Stream.set_attribute`.
 
     Examples
     --------
@@ -50,9 +52,9 @@ class AccessPolicyWindow:
     miss: Literal["streaming", "normal"] = "streaming"
 
     def __post_init__(self) -> None:
-        if operator.index(self.nbytes) < 0:
+        if _numbers.integer(self.nbytes, "nbytes") < 0:
             raise ValueError(f"a window has at least 0 bytes, not {self.nbytes}")
-        if not 0 <= self.hit_ratio <= 1:
+        if not 0 <= _numbers.real(self.hit_ratio, "hit_ratio") <= 1:
             raise ValueError(f"hit_ratio is a share from 0 to 1, not {self.hit_ratio!r}")
         if self.hit not in ("persisting", "streaming", "normal"):
             raise ValueError(f'hit is "persisting", "streaming" or "normal", not {self.hit!r}')

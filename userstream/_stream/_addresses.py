@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, SupportsIndex
 
+import numpy as np
 from cuda.bindings import driver
 
 from userstream import _buffers
@@ -23,15 +24,15 @@ def address_and_size(memory: int | Buffer) -> tuple[int, int | None]:
     TypeError
         It is neither.
     ValueError
-        It is a buffer whose elements do not lie side by side.
+        It is no address of 64 bits, or a buffer whose elements do not lie side by side.
     """
-    if isinstance(memory, bool):
+    if isinstance(memory, (bool, np.bool_)):
         raise TypeError(f"an address is a number or a buffer, not {memory!r}")
     if isinstance(memory, (int, driver.CUdeviceptr)):
-        return int(memory), None
+        return _checked(int(memory)), None
     rule = _buffers.rule_of(memory)
     if rule is None and isinstance(memory, SupportsIndex):  # NumPy's integers
-        return memory.__index__(), None
+        return _checked(memory.__index__()), None
     info = _buffers.require_rule(memory).describe(memory)
     if info.address is None or info.parts:
         raise ValueError(f"{type_name(memory)} is made of several buffers; pass one of them")
@@ -45,6 +46,12 @@ def address_and_size(memory: int | Buffer) -> tuple[int, int | None]:
                 f"order (strides {info.strides}); pass a contiguous one"
             )
     return info.address, info.nbytes
+
+
+def _checked(address: int) -> int:
+    if not 0 <= address < 1 << 64:
+        raise ValueError(f"{address} is no address: those are from 0 to 2**64 - 1")
+    return address
 
 
 def _steps(strides: tuple[int, ...], shape: tuple[int, ...]) -> list[int]:

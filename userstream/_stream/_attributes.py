@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from cuda.bindings import driver
 
-from userstream import _driver
+from userstream import _driver, _numbers
 from userstream._stream._access_policy import AccessPolicyWindow
 from userstream._stream._addresses import address_and_size
 from userstream._stream._base import BaseStream
@@ -114,7 +113,8 @@ class ConfiguredStream(MemoryStream):
         Raises
         ------
         ValueError, TypeError
-            There is no such attribute, or ``value`` is none for it.
+            There is no such attribute, or ``value`` is none for it; a window begins in no memory
+            that CUDA knows, or is larger than its buffer.
         NotSupportedError
             The device has no access-policy windows.
         CaptureError
@@ -162,7 +162,8 @@ class ConfiguredStream(MemoryStream):
 
         Notes
         -----
-        Thread-safe; does not block. Driver call: ``cuStreamCopyAttributes``. After baracuda's
+        A default stream as ``other`` stands for the one of this stream's context. Thread-safe;
+        does not block. Driver call: ``cuStreamCopyAttributes``. After baracuda's
         ``copy_attributes_from``.
 
         Examples
@@ -253,11 +254,13 @@ def _window(value: object, device: int) -> _driver.Window:
     address, size = address_and_size(value.address)
     if size is not None and value.nbytes > size:
         raise ValueError(f"a window of {value.nbytes} bytes is larger than its buffer of {size}")
+    if value.nbytes and _driver.place_of(address) is None:
+        raise ValueError(f"a window at {address:#x} is in no memory that CUDA knows")
     return _driver.Window(address, value.nbytes, value.hit_ratio, value.hit, value.miss)
 
 
 def _priority(value: Any, context: driver.CUcontext) -> int:
-    wanted = operator.index(value)
+    wanted = _numbers.integer(value, "priority")
     least, greatest = _driver.priority_range(context)
     if not greatest <= wanted <= least:
         raise ValueError(f"a priority is a number from {greatest} to {least}, not {value!r}")
@@ -268,7 +271,7 @@ def _domain_map(value: Any, device: int) -> tuple[int, int]:
     count = max(_driver.domain_count(device), 1)
     if not isinstance(value, tuple) or len(value) != 2:
         raise TypeError(f"mem_sync_domain_map is a tuple of two numbers, not {value!r}")
-    default, remote = map(operator.index, value)
+    default, remote = (_numbers.integer(each, "a number of mem_sync_domain_map") for each in value)
     if not (0 <= default < count and 0 <= remote < count):
         raise ValueError(
             f"device {device} has {count} memory-synchronization domains, numbered from 0: "

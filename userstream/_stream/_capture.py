@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from cuda.core.graph import GraphDefinition
 
@@ -26,9 +27,17 @@ if TYPE_CHECKING:
     from userstream._driver import CaptureMode
     from userstream._stream._base import BaseStream
 
-# The captures that were begun here, by the identity of the stream: the graph, and the thread that
-# has to end it, if not any thread may.
-_begun: dict[tuple[int, int, int], tuple[GraphDefinition, int | None]] = {}
+
+class _Begun(NamedTuple):
+    """A capture that was begun here."""
+
+    graph: GraphDefinition
+    thread: int | None  # that has to end it, if not any thread may
+    gone: weakref.ref[BaseStream] | None  # drops this with a stream whose handle goes with it
+
+
+# By the identity of the stream.
+_begun: dict[tuple[int, int, int], _Begun] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +242,7 @@ class CapturedStream(OrderedStream):
         Returns
         -------
         cuda.core.graph.GraphBuilder
-            Its ``begin_building`` begins the capture.
+            Its ``begin_building`` begins the capture; its ``complete`` takes a current context.
 
         Raises
         ------
@@ -247,7 +256,9 @@ class CapturedStream(OrderedStream):
 
         Examples
         --------
+        >>> from cuda.core import Device
         >>> from userstream import Stream
+        >>> Device(0).set_current()
         >>> builder = Stream.create().create_graph_builder().begin_building()
         >>> graph = builder.end_building().complete()
         """
@@ -312,7 +323,11 @@ class CapturedStream(OrderedStream):
             graph = GraphDefinition()
         _process.leak_at_end(graph)
         identity = self._identity()
-        begun = graph, None if mode == "relaxed" else threading.get_ident()
+        begun = _Begun(
+            graph,
+            None if mode == "relaxed" else threading.get_ident(),
+            weakref.ref(self, lambda _: _drop(identity)) if self._owned else None,
+        )
         _drop(identity)  # of a stream that had this handle, and was destroyed
         try:
             _driver.begin_capture(handle, graph, wanted, self)
@@ -330,14 +345,14 @@ class CapturedStream(OrderedStream):
             raise CaptureError(
                 f"{self!r} is not being captured; begin_capture() comes first", stream=repr(self)
             )
-        graph, thread = _begun.get(identity, (None, None))
-        if graph is None:
+        begun = _begun.get(identity)
+        if begun is None:
             raise CaptureError(
                 f"the capture of {self!r} was not begun on this stream by userstream; it can be "
                 "ended only where it was begun",
                 stream=repr(self),
             )
-        if thread not in (None, threading.get_ident()):  # the driver would drop the capture
+        if begun.thread not in (None, threading.get_ident()):  # the driver would drop the capture
             raise CaptureError(
                 f"the capture of {self!r} was begun by another thread, which has to end it; only "
                 'with mode="relaxed" may any thread do so',
@@ -350,7 +365,7 @@ class CapturedStream(OrderedStream):
                 _drop(identity)
             raise
         _begun.pop(identity, None)
-        return graph
+        return begun.graph
 
 
 def forget(stream: BaseStream) -> None:
@@ -364,6 +379,6 @@ def _drop(identity: tuple[int, int, int]) -> None:
     The driver destroys its graph then, whoever made it (NVIDIA/cuda-python#2834, #2918). To do it
     once more, as the destructor of cuda.core's object would, may end the process.
     """
-    graph, _ = _begun.pop(identity, (None, None))
-    if graph is not None:
-        _process.keep_for_ever(graph)
+    begun = _begun.pop(identity, None)
+    if begun is not None:
+        _process.keep_for_ever(begun.graph)

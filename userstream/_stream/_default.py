@@ -11,7 +11,7 @@ from userstream._stream._base import NOT_NOW
 
 if TYPE_CHECKING:
     from cuda.bindings import driver
-    from cuda.core import Event, EventOptions
+    from cuda.core import Context, DeviceResources, Event, EventOptions
 
     from userstream._stream._edges import EdgeStream
     from userstream.typing import StreamLike
@@ -48,6 +48,14 @@ class DefaultStream(Stream):
     def on(self, device: int) -> DefaultStream:
         """Return the stream that this one is while a device is current."""
         return self.at(int(self._live()), device)
+
+    @property
+    def context(self) -> Context:
+        return self._here(getattr, super(), "context")
+
+    @property
+    def resources(self) -> DeviceResources:
+        return self._here(getattr, super(), "resources")
 
     @property
     def flags(self) -> int:

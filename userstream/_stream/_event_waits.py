@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 from cuda.bindings import driver
 from cuda.core import Event
 
-from userstream import _driver
+from userstream import _driver, _numbers
 from userstream._buffers._rule import is_named, type_name
 from userstream._stream._attributes import ConfiguredStream
 
@@ -55,7 +54,7 @@ class EventWaitingStream(ConfiguredStream):
         >>> first, second = Stream.create(), Stream.create()
         >>> second.wait_event(first.record())
         """
-        wanted = operator.index(flags)
+        wanted = _numbers.integer(flags, "flags")
         if wanted not in (0, _driver.EXTERNAL):
             raise ValueError(
                 f"flags of wait_event are 0 or CU_EVENT_WAIT_EXTERNAL (1), not {flags!r}"

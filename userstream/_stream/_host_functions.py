@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from userstream import _dispatcher, _driver, _waiting, _watcher
@@ -42,7 +43,7 @@ class CallingStream(EventWaitingStream):
         Raises
         ------
         TypeError
-            ``fn`` cannot be called.
+            ``fn`` cannot be called, or is a coroutine function.
         CaptureError
             The stream is being captured, or is the legacy default stream beside a capture.
         RuntimeError
@@ -59,7 +60,8 @@ class CallingStream(EventWaitingStream):
         and may call CUDA; but it may not wait for the GPU. userstream's waits raise
         `RuntimeError` there; a framework's that waits for a held stream never returns. While a
         stream is held, what waits for the device (`wait_for_device`, loading a module) waits
-        for the function too, and must not hold the GIL meanwhile.
+        for the function too, and must not hold the GIL meanwhile. The thread has whatever current
+        device an earlier function left it: set yours first.
 
         What the function raises is given to `sys.unraisablehook`, and the stream goes on. After
         an error of the GPU it is not called, as with the driver; a callback is told
@@ -79,9 +81,9 @@ class CallingStream(EventWaitingStream):
         >>> called
         ['half way']
         """
-        _check_function(fn)
+        name = _name_of(fn)
         _waiting.refuse_in_host_function("launch_host_func()")
-        self._here(self._launch, _named(fn, *args), bool(blocking))
+        self._here(self._launch, _named(name, fn, *args), bool(blocking))
 
     def add_callback(self, fn: Callable[[Self, DriverError | None], object]) -> None:
         """Call a Python function when the work queued until now is done, or has failed.
@@ -95,7 +97,7 @@ class CallingStream(EventWaitingStream):
         Raises
         ------
         TypeError
-            ``fn`` cannot be called.
+            ``fn`` cannot be called, or is a coroutine function.
         CaptureError
             The stream is being captured, or is the legacy default stream beside a capture.
         ClosedError, ForkedError, DriverError
@@ -119,8 +121,7 @@ class CallingStream(EventWaitingStream):
         >>> done.wait(10)
         True
         """
-        _check_function(fn)
-        self._here(self._add_callback, fn)
+        self._here(self._add_callback, _name_of(fn), fn)
 
     def _launch(self, function: Callable[[], None], blocking: bool) -> None:
         handle = self._callable()
@@ -144,14 +145,14 @@ class CallingStream(EventWaitingStream):
                     completion.abandon()
                 raise
 
-    def _add_callback(self, fn: Callable[[Self, DriverError | None], object]) -> None:
+    def _add_callback(self, name: str, fn: Callable[[Self, DriverError | None], object]) -> None:
         self._callable()
         dispatcher = _dispatcher.started()
         completion = self._completion()
 
         def tell(_watch: object, error: Exception | None) -> None:
             # Nothing but DriverError comes of looking at an event.
-            dispatcher.post(_named(fn, self, error))  # type: ignore[arg-type]
+            dispatcher.post(_named(name, fn, self, error))  # type: ignore[arg-type]
 
         watch = _watcher.Watch(completion, tell)
         try:
@@ -171,18 +172,28 @@ class CallingStream(EventWaitingStream):
         return handle
 
 
-def _check_function(fn: object) -> None:
+def _name_of(fn: object) -> str:
+    """Return the name by which reports show a function, if it is one that can be called here."""
     if not callable(fn):
         raise TypeError(f"a function is needed, not {type(fn).__name__}")
+    if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__):
+        raise TypeError(
+            "a coroutine function cannot be called by a stream, which has no event loop: pass a "
+            "plain function that calls asyncio.run_coroutine_threadsafe(coroutine, loop)"
+        )
+    name = getattr(fn, "__qualname__", None)  # anything at all, of a mock
+    return name if isinstance(name, str) else type(fn).__qualname__
 
 
-def _named(fn: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> Callable[[], None]:
-    """Return the call as a function that reports show by the name of `fn`, without arguments."""
+def _named(
+    name: str, fn: Callable[P, object], *args: P.args, **kwargs: P.kwargs
+) -> Callable[[], None]:
+    """Return the call as a function that reports show by a name, without arguments."""
 
     def call() -> None:
         fn(*args, **kwargs)
 
-    call.__qualname__ = getattr(fn, "__qualname__", type(fn).__qualname__)
+    call.__qualname__ = name
     return call
 
 

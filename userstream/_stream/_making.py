@@ -10,6 +10,7 @@ import operator
 from typing import TYPE_CHECKING, TypeVar
 
 import cuda.core
+import numpy as np
 from cuda.bindings import driver
 from cuda.core import Context, Device, StreamOptions
 
@@ -123,9 +124,9 @@ def clamp_priority(device: int, priority: int) -> int:
 
 def address_of(handle: int | driver.CUstream | StreamLike) -> int:
     """Return the address of a stream; 1 and 2 are the default streams."""
-    if isinstance(handle, bool):
+    if isinstance(handle, (bool, np.bool_)):
         raise TypeError(f"a stream handle is an address, not {handle!r}")
-    if isinstance(handle, (int, driver.CUstream)):
+    if isinstance(handle, (int, np.integer, driver.CUstream)):
         address = int(handle)
     elif hasattr(handle, "__cuda_stream__"):
         if isinstance(handle, cuda.core.Stream) and handle.is_closed:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING, Literal
 
-from userstream import _driver
+from userstream import _driver, _numbers
 from userstream._stream._addresses import address_and_size
 from userstream._stream._values import ValueStream
 from userstream.errors import DeviceMismatchError
@@ -176,7 +175,7 @@ def _size_of_copy(dst: int | None, src: int | None, nbytes: int | None) -> int:
                 f"dst has {dst} bytes and src {src}: pass buffers of one size, or nbytes"
             )
         return src if dst is None else dst  # type: ignore[return-value] # one of them is known
-    size = operator.index(nbytes)
+    size = _numbers.integer(nbytes, "nbytes")
     for role, there in (("dst", dst), ("src", src)):
         if size < 0 or (there is not None and size > there):
             raise ValueError(f"nbytes={nbytes!r} is negative or more than {role} has ({there})")

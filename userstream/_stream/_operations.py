@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import enum
-import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from userstream import _driver
+from userstream import _driver, _numbers
 
 if TYPE_CHECKING:
     from userstream.typing import Buffer
@@ -125,7 +124,7 @@ class WaitValue:
 
     def __post_init__(self) -> None:
         _check_value(self.value, self.bits)
-        flags = operator.index(self.flags)
+        flags = _numbers.integer(self.flags, "flags")
         if flags & ~(_driver.COMPARISONS | _driver.FLUSH_FLAG):
             raise ValueError(
                 f"flags of a wait are one of WaitFlags.GEQ, EQ, AND and NOR, or that | FLUSH, not "
@@ -183,7 +182,8 @@ MemoryOperation: TypeAlias = WriteValue | WaitValue | FlushRemoteWrites | Memory
 
 
 def _check_value(value: int, bits: int) -> None:
-    if bits not in (32, 64):
+    width = _numbers.integer(bits, "bits")
+    if width not in (32, 64):
         raise ValueError(f"bits must be 32 or 64, not {bits!r}")
-    if not 0 <= operator.index(value) < 1 << bits:
+    if not 0 <= _numbers.integer(value, "value") < 1 << width:
         raise ValueError(f"{value!r} is no unsigned number of {bits} bits")

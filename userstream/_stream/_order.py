@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from cuda.core import Event, EventOptions
 
 from userstream import _driver, _events, _holding, _process, _waiting
+from userstream._buffers import type_name
 from userstream._stream._edges import EdgeStream
+from userstream.errors import DeviceMismatchError
 
 if TYPE_CHECKING:
     from userstream._waiting import Policy
@@ -76,7 +78,7 @@ class OrderedStream(EdgeStream):
         """
         if timeout is not None or policy != "auto":
             _waiting.check_arguments(timeout, policy)
-        _waiting.refuse_in_host_function("sync()")
+        _waiting.refuse_in_host_function("a wait")
         if not self._is_idle():
             _waiting.wait_for((self,), timeout=timeout, policy=policy, grouped=False)
         _holding.sweep()
@@ -94,11 +96,15 @@ class OrderedStream(EdgeStream):
         ------
         TypeError
             It is neither.
+        ValueError
+            The event is closed.
         ClosedError
             One of the streams is closed.
         CaptureError
             One of the streams is being captured, and the other one is not or into another graph.
             A stream of your own may join the capture of the other one; a user stream never does.
+            Or this stream is being captured and the event was not recorded in that capture, which
+            is invalid then.
         DriverError
             The driver refused.
 
@@ -117,6 +123,7 @@ class OrderedStream(EdgeStream):
         """
         self._live()
         if isinstance(event_or_stream, Event):
+            _check_open(event_or_stream)
             with _driver.core_errors("cuStreamWaitEvent", self):
                 super().wait(event_or_stream)
         elif hasattr(event_or_stream, "__cuda_stream__"):
@@ -135,7 +142,7 @@ class OrderedStream(EdgeStream):
         Parameters
         ----------
         event : Event, optional
-            Recorded again; a new one by default.
+            Recorded again; a new one by default. One of cuda.core, of the context of this stream.
         options : EventOptions, optional
             Of the new event.
 
@@ -146,8 +153,16 @@ class OrderedStream(EdgeStream):
 
         Raises
         ------
-        ClosedError
-            The stream is closed.
+        TypeError
+            ``event`` is none of cuda.core.
+        ValueError
+            The event is closed.
+        DeviceMismatchError
+            The event is of another device.
+        CaptureError
+            The legacy default stream would break a capture.
+        ClosedError, ForkedError, DriverError
+            The stream is closed, CUDA may not be used, or the driver refused.
 
         Notes
         -----
@@ -165,10 +180,28 @@ class OrderedStream(EdgeStream):
         return _driver.within(self._context, self._record, event, options)
 
     def _record(self, event: Event | None, options: EventOptions | None) -> Event:
+        if event is not None:
+            self._check_recordable(event)
         with _driver.core_errors("cuEventRecord", self):
             recorded = super().record(event, options)
         _process.leak_at_end(recorded)
         return recorded
+
+    def _check_recordable(self, event: Event) -> None:
+        if not isinstance(event, Event):
+            raise TypeError(
+                f"record takes an event of cuda.core, not {type_name(event)}; without one it makes "
+                "one, and options= are of that"
+            )
+        _check_open(event)
+        own, device = self._device(), event.device  # None of an event of another process
+        if device is not None and device.device_id != own:
+            raise DeviceMismatchError(
+                f"{event!r} is of device {device.device_id} and {self!r} of device {own}; a stream "
+                "records events of its own device, and record() makes one",
+                devices=(own, device.device_id),
+                stream=repr(self),
+            )
 
     def _is_idle(self) -> bool:
         handle = self._live()
@@ -178,3 +211,8 @@ class OrderedStream(EdgeStream):
     def _completion(self) -> _events.Completion:
         self._live()
         return _events.Completion(self._pool, self, ordered=True)
+
+
+def _check_open(event: Event) -> None:
+    if event.is_closed:
+        raise ValueError(f"{event!r} is no open event")

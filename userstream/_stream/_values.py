@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from userstream import _driver
+from userstream import _driver, _numbers
 from userstream._buffers._rule import type_name
 from userstream._stream._addresses import address_and_size
 from userstream._stream._capture import CapturedStream
@@ -216,9 +216,16 @@ class ValueStream(CapturedStream):
         >>> stream.batch_mem_op([WriteValue(word, 1), WaitValue(word, 1)])
         >>> stream.sync(timeout=10)
         """
-        if flags != 0:
+        if _numbers.integer(flags, "flags") != 0:
             raise ValueError(f"cuStreamBatchMemOp has no flags yet: pass 0, not {flags!r}")
-        batch = list(ops)
+        try:
+            operations = iter(ops)
+        except TypeError:
+            raise TypeError(
+                "batch_mem_op takes an iterable of operations, such as a list, not "
+                f"{type_name(ops)}"
+            ) from None
+        batch = list(operations)
         if not 1 <= len(batch) <= _MOST_OPERATIONS:
             raise ValueError(f"a batch has 1 to {_MOST_OPERATIONS} operations, not {len(batch)}")
         self._here(self._batch, batch)
@@ -255,7 +262,8 @@ class ValueStream(CapturedStream):
     def _word(self, operation: WriteValue | WaitValue) -> int:
         """Return where the device sees the word of an operation, if it may be used."""
         device, width = self._device(), operation.bits // 8
-        _driver.require_values(device, bits=operation.bits, flags=getattr(operation, "flags", 0))
+        flags = int(getattr(operation, "flags", 0))  # NumPy's would overflow
+        _driver.require_values(device, bits=operation.bits, flags=flags)
         address, size = address_and_size(operation.address)
         if size is not None and size < width:
             raise ValueError(
