@@ -605,3 +605,13 @@ def test_what_is_made_at_the_very_end_is_leaked(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(_process, "_ending", True)
     _process.leak_at_end(stream)
     assert sys.getrefcount(stream) == before + 1
+
+
+@pytest.mark.simulated
+def test_errors_of_a_default_stream_name_no_device() -> None:
+    with (
+        testing.inject("cuStreamGetId", 2, this_thread=True),
+        pytest.raises(us.DriverError) as caught,
+    ):
+        _ = us.Stream.legacy_default().stream_id
+    assert (caught.value.code, caught.value.device, caught.value.device_uuid) == (2, None, None)

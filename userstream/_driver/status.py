@@ -76,6 +76,8 @@ def failed(
             stream=None if stream is None else repr(stream),
         )
     device = getattr(stream, "_device_id", None)
+    if device is not None and device < 0:  # of a default stream, whichever is current
+        device = None
     return DriverError(
         f"{function}{where} failed with {name} ({code}){uuids([device])}"
         f"{_STAYS if code in _STICKY else ''}",
