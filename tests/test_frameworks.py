@@ -643,8 +643,10 @@ def test_tensors_on_the_host_are_read_as_those_on_the_device(torch: ModuleType) 
     parameter = odd[0]
     us.copyto(parameter, torch.arange(4.0, device="cuda:0"))
     assert parameter.tolist() == [0, 1, 2, 3]
-    with pytest.raises(us.HostBufferError, match="NumPy cannot read it"):
-        us.asnumpy(torch.eye(3).to_sparse())
+    for sparse in (torch.eye(3).to_sparse(), torch.eye(3).bfloat16().to_sparse()):
+        with pytest.raises(us.HostBufferError, match="NumPy cannot read it"):
+            us.asnumpy(sparse)
+    us.copyto(torch.empty(0, 4), torch.empty(0, 4, device="cuda:0"))
 
 
 def test_tensors_that_are_refused(torch: ModuleType) -> None:

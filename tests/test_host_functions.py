@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 from unittest.mock import Mock
 
@@ -229,6 +229,10 @@ def test_a_function_whose_name_is_no_text(stream: us.Stream, use: Callable[..., 
     assert called.wait(10)
 
 
+async def asynchronous_generator(*args: object) -> AsyncIterator[None]:
+    yield
+
+
 async def coroutine_function(*args: object) -> None:
     raise AssertionError("it was run")
 
@@ -241,11 +245,12 @@ class AsyncCallable:
     "fn",
     [
         coroutine_function,
+        asynchronous_generator,
         functools.partial(coroutine_function, 1),
         AsyncCallable(),
         AsyncCallable().__call__,
     ],
-    ids=["function", "partial", "object", "method"],
+    ids=["function", "generator", "partial", "object", "method"],
 )
 def test_coroutine_functions_are_refused(
     stream: us.Stream, unraisable: list[BaseException], fn: Callable[..., object]

@@ -140,6 +140,18 @@ def test_capsules_of_another_copy_each_are_refused() -> None:
         us.copyto(Copying(), np.ones(4, np.uint8))
 
 
+def test_empty_capsules_have_no_memory_to_compare() -> None:
+    exported = []
+
+    class Empty(Copying):
+        def __dlpack__(self, **how: Any) -> Any:
+            exported.append(Exported(4096 * (len(exported) + 1)))
+            exported[-1].shape[0] = 0
+            return exported[-1].__dlpack__()
+
+    assert us.asnumpy(Empty()).shape == (0,)
+
+
 def test_why_there_is_no_capsule() -> None:
     class Refusing(Exported):
         def __dlpack__(self, **_: Any) -> Any:
@@ -291,6 +303,9 @@ def test_the_layout_of_an_array_of_jax(jax: types.ModuleType, memory: int) -> No
     transposed = jax_array(jax, memory, (1, 0))
     assert us.asnumpy(transposed).tolist() == NUMBERS.tolist()
     assert us.describe(transposed).strides == (4, 8)
+    transposed.format = types.SimpleNamespace(layout=None)
+    assert us.describe(transposed).strides == (12, 4)
+    transposed = jax_array(jax, memory, (1, 0))
     transposed.format.layout.tiling = ((2, 2),)
     with pytest.raises(us.UnsupportedBufferError, match="tiles"):
         us.asnumpy(transposed)
@@ -350,6 +365,36 @@ def test_where_in_a_collection_there_is_no_buffer(memory: int) -> None:
         us.asnumpy(np.ndarray)
 
 
+def test_empty_targets_on_the_host(memory: int) -> None:
+    class Empty(Listed):
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            return np.zeros((0, 3), "f4")
+
+    us.copyto(Empty(), array(memory, shape=(0, 3)))
+    us.copyto(np.zeros((0, 3), "f4"), array(memory, shape=(0, 3)))
+
+
+def test_masks_on_the_host(memory: int) -> None:
+    masked = np.ma.array(np.ones(4, "f4"), mask=[1, 0, 1, 0])
+    for use in (
+        lambda: us.asnumpy(masked),
+        lambda: us.copyto(masked, array(memory)),
+        lambda: us.copyto(array(memory), masked),
+    ):
+        with pytest.raises(us.UnsupportedBufferError, match=r"masked.*filled\(\)"):
+            use()
+    assert content(memory) == {0}
+
+
+def test_too_little_memory_is_no_matter_of_the_buffer() -> None:
+    class Large(Listed):
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        us.asnumpy(Large())
+
+
 def test_why_numpy_cannot_read_it(memory: int) -> None:
     class Refusing(Listed):
         def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
@@ -379,6 +424,12 @@ def test_leading_axes_of_one_are_dropped_as_in_numpy(memory: int) -> None:
     scalar = np.zeros((), "f4")
     us.copyto(scalar, array(memory + 4, shape=(1,)))
     assert scalar == 1
+    with device_memory(0, 3 * 8192) as address:
+        texts = array(address, shape=(3,), typestr="|S8192")
+        for one in (np.array(b"ab", "S8192"), np.array([b"ab"], "S8192")):
+            us.copyto(texts, one)
+            assert us.asnumpy(texts).tolist() == [b"ab"] * 3
+            us.copyto(array(address, shape=(), typestr="|S8192"), one)
     for source in (wide.repeat(2, axis=0), np.zeros((1, 2), "f4")):
         with pytest.raises(ValueError, match="could not broadcast"):
             us.copyto(target, source)

@@ -61,14 +61,14 @@ def _describe_view(view: Any) -> BufferInfo:
 def describe_view(view: Any, source: str, *, device: int) -> BufferInfo:
     """Describe what a `StridedMemoryView` shows."""
     memory: Memory = "device"
-    if view.ptr:
-        device, memory = locate(view.ptr, view)
     try:
         shape, dtype = view.shape, _dtype(view)
     except ValueError as error:  # such as int4
         raise UnsupportedBufferError(
             f"the elements of this {source} are no whole bytes ({error}); convert them first"
         ) from error
+    if view.ptr and 0 not in shape:  # an empty one may begin where its allocation ends
+        device, memory = locate(view.ptr, view)
     size = 0 if dtype is None else dtype.itemsize
     if not size:
         strides = None

@@ -98,12 +98,13 @@ def _layout(obj: Any) -> BufferInfo:
             f"__dlpack__ of this {type_name(obj)} failed ({type(error).__name__}: {error}), and "
             "nothing else tells where its elements are"
         ) from error
-    if view.ptr != again.ptr:  # both are kept up to here
+    info = cuda_core.describe_view(view, ATTRIBUTE, device=_device_id(obj))
+    if info.nbytes != 0 and view.ptr != again.ptr:  # both are kept up to here
         raise UnsupportedBufferError(
             f"__dlpack__ of this {type_name(obj)} gives another copy at each call; make an array "
             "of one of them, with its framework or cuda.core.utils.StridedMemoryView, and pass that"
         )
-    return cuda_core.describe_view(view, ATTRIBUTE, device=_device_id(obj))
+    return info
 
 
 def _is_read_only(obj: Any) -> bool:

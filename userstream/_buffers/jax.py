@@ -85,10 +85,10 @@ def _describe(array: Any) -> BufferInfo:
 
 def _strides(array: Any) -> tuple[int, ...]:
     """Return the strides in bytes; the compiler may have chosen another order than C's."""
-    itemsize, format_ = array.dtype.itemsize, getattr(array, "format", None)
-    if format_ is None:  # there was no other order then
+    itemsize = array.dtype.itemsize
+    layout = getattr(getattr(array, "format", None), "layout", None)
+    if layout is None:  # of a JAX, or a plugin, that knows no other order
         return contiguous_strides(array.shape, itemsize)
-    layout = format_.layout
     if layout.tiling:
         raise UnsupportedBufferError(
             f"the elements of this {type_name(array)} lie in tiles {layout.tiling}, which are no "

@@ -174,14 +174,21 @@ def host_array(buffer: Any) -> np.ndarray:
     """Return a buffer on the host as an array; copies nothing."""
     if isinstance(buffer, Buffer):
         return np.asarray(_Bytes(buffer))
+    if isinstance(buffer, np.ma.MaskedArray):
+        raise UnsupportedBufferError(
+            f"this {type_name(buffer)} is masked, which a copy would not tell; pass its data, or "
+            "what filled() gives"
+        )
     rule, name = _buffers.rule_of(buffer), None
-    if rule is not None and rule.host is not None:
-        buffer, name = rule.host(buffer)
     try:
+        if rule is not None and rule.host is not None:
+            buffer, name = rule.host(buffer)
         if hasattr(buffer, "__dlpack__") and not any(hasattr(buffer, e) for e in _NUMPYS_OWN):
             array = np.from_dlpack(buffer)
         else:
             array = np.asarray(buffer)
+    except MemoryError:
+        raise
     except Exception as error:
         raise HostBufferError(
             f"this {type_name(buffer)} is in host memory, and NumPy cannot read it "
@@ -210,7 +217,7 @@ def from_host(buffer: Any, out: np.ndarray | None) -> np.ndarray:
 def writable(buffer: Any) -> np.ndarray:
     """Return a host buffer as an array that may be written."""
     array, again = host_array(buffer), host_array(buffer)
-    if array.ctypes.data != again.ctypes.data:  # both are kept up to here
+    if array.size and array.ctypes.data != again.ctypes.data:  # both are kept up to here
         raise ValueError(
             f"the target cannot be written: NumPy gets another copy of this {type_name(buffer)} "
             "each time; pass a NumPy array of its memory"

@@ -176,7 +176,10 @@ def _name_of(fn: object) -> str:
     """Return the name by which reports show a function, if it is one that can be called here."""
     if not callable(fn):
         raise TypeError(f"a function is needed, not {type(fn).__name__}")
-    if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__):
+    if any(
+        inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each)
+        for each in (fn, type(fn).__call__)
+    ):
         raise TypeError(
             "a coroutine function cannot be called by a stream, which has no event loop: pass a "
             "plain function that calls asyncio.run_coroutine_threadsafe(coroutine, loop)"

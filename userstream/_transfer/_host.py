@@ -132,7 +132,8 @@ def from_host(
     """
     check_same(to, source)
     check_target(to)
-    source = np.broadcast_to(source[(0,) * surplus_axes(source.shape, to.shape)], to.shape)
+    surplus = surplus_axes(source.shape, to.shape)
+    source = np.broadcast_to(source[(0,) * surplus + (...,)], to.shape)  # ... : no scalar
     lane = Lane(stream, to.device, deadline)
     if 0 in to.shape:
         return
