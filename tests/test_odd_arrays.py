@@ -17,6 +17,7 @@ import standins
 import userstream as us
 from helpers import CAI, array, content, device_memory, fill, upload
 from userstream import _driver, testing
+from userstream._buffers import torch as _torch
 from userstream._transfer import _arrays, _chunks, _pinned
 
 NUMBERS = np.arange(6, dtype="f4").reshape(2, 3)
@@ -271,6 +272,23 @@ def test_nested_tensors(torch: types.ModuleType, memory: int) -> None:
     tensor.is_nested = True
     with pytest.raises(us.UnsupportedBufferError, match=r"is nested: it is made of several"):
         us.asnumpy(tensor)
+
+
+@pytest.mark.parametrize("is_numpys", [True, False], ids=["imported", "not yet"])
+def test_types_of_ml_dtypes_on_the_host(
+    is_numpys: bool, torch: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    numbers = np.arange(4).astype(bfloat16)
+    dtype = np.dtype(bfloat16) if is_numpys else "bfloat16"
+    monkeypatch.setattr(_torch, "_dtype", lambda _: dtype)
+    torch.uint8, torch.int16 = np.uint8, np.int16
+    tensor = torch.Tensor(torch.device("cpu"))
+    tensor.detach = tensor.resolve_conj = tensor.resolve_neg = lambda: tensor
+    tensor.element_size, tensor.view = lambda: 2, numbers.view
+    result = us.asnumpy(tensor)
+    assert result.dtype == bfloat16
+    assert result.tolist() == numbers.tolist()
 
 
 # -- JAX ------------------------------------------------------------------------------------------

@@ -135,10 +135,11 @@ def _must_pack(tensor: Any) -> bool:
 def _host(tensor: Any) -> tuple[Any, str | None]:
     torch, dtype = sys.modules["torch"], _dtype(tensor.dtype)
     plain = tensor.detach().resolve_conj().resolve_neg()
-    if not isinstance(dtype, str):
-        return plain, None
     bits = {1: torch.uint8, 2: torch.int16}.get(tensor.element_size())
-    return (plain, None) if bits is None else (plain.view(bits), dtype)
+    # Of a type that NumPy has from ml_dtypes, PyTorch makes no array either.
+    if bits is None or (isinstance(dtype, np.dtype) and dtype.isbuiltin == 1):
+        return plain, None
+    return plain.view(bits), str(dtype)
 
 
 FRAMEWORK = Framework("torch", _is_usable, _current_stream, _activate, _record_use)
