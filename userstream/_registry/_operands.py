@@ -10,6 +10,7 @@ from cuda.core import Buffer
 
 from userstream import _buffers, _driver, _targets, _transfer
 from userstream._buffers import cai, type_name
+from userstream._registry import _host_operands
 from userstream.errors import DeviceMismatchError, HostBufferError, UnsupportedBufferError
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from userstream._buffers import BufferInfo, Layout, Rule
     from userstream._ordering import Ordering
     from userstream._transfer import DeviceArray
-
-_NUMPYS_OWN = ("__array__", "__array_interface__", "__array_struct__")
 
 
 def packed(
@@ -58,7 +57,7 @@ def copied(
         raise TypeError(f"out must be a numpy.ndarray, not {type(out).__name__}")
     rule = _buffers.rule_of(buffer)
     if rule is None and not _targets.is_collection(buffer):
-        return from_host(_numpys(buffer, path), out)
+        return _host_operands.copied(_numpys(buffer, path), out)
     if rule is not None and rule.parts is None:
         return copy(buffer, out)
     if rule is not None and rule.places is not None:
@@ -75,7 +74,7 @@ def copied(
 
 def _numpys(buffer: Any, path: tuple[object, ...]) -> Any:
     """Return an object that no rule knows, and NumPy does."""
-    if any(hasattr(buffer, each) for each in _NUMPYS_OWN) and not isinstance(buffer, type):
+    if _host_operands.is_numpys(buffer):
         return buffer
     where = "".join(f"[{_targets.shown(key)}]" for key in path)
     raise UnsupportedBufferError(
@@ -155,73 +154,3 @@ def empty_array(buffer: Any, rule: Rule) -> np.ndarray | None:
         return None
     shape, dtype = cai.shape_and_dtype(buffer)
     return np.empty(shape, _transfer.numpy_dtype(dtype, cai.ATTRIBUTE)) if 0 in shape else None
-
-
-class _Bytes:
-    """Host memory of cuda.core for NumPy: by DLPack it is signed, and to NumPy 1 read-only."""
-
-    def __init__(self, buffer: Buffer) -> None:
-        self._buffer = buffer  # as long as there is an array on it
-        self.__array_interface__ = {
-            "version": 3,
-            "shape": (buffer.size,),
-            "typestr": "|u1",
-            "data": (int(buffer.handle), False),
-        }
-
-
-def host_array(buffer: Any) -> np.ndarray:
-    """Return a buffer on the host as an array; copies nothing."""
-    if isinstance(buffer, Buffer):
-        return np.asarray(_Bytes(buffer))
-    if isinstance(buffer, np.ma.MaskedArray):
-        raise UnsupportedBufferError(
-            f"this {type_name(buffer)} is masked, which a copy would not tell; pass its data, or "
-            "what filled() gives"
-        )
-    rule, name = _buffers.rule_of(buffer), None
-    try:
-        if rule is not None and rule.host is not None:
-            buffer, name = rule.host(buffer)
-        if hasattr(buffer, "__dlpack__") and not any(hasattr(buffer, e) for e in _NUMPYS_OWN):
-            array = np.from_dlpack(buffer)
-        else:
-            array = np.asarray(buffer)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise HostBufferError(
-            f"this {type_name(buffer)} is in host memory, and NumPy cannot read it "
-            f"({type(error).__name__}: {error}); pass a NumPy array of that memory"
-        ) from error
-    if name is not None:
-        return array.view(_transfer.numpy_dtype(name, type_name(buffer)))
-    if array.dtype == object and array.shape == () and array.item() is buffer:
-        raise HostBufferError(
-            f"this {type_name(buffer)} is in host memory, and NumPy cannot read it: it has none of "
-            f"{', '.join(_NUMPYS_OWN)}, __dlpack__; pass a NumPy array of that memory"
-        )
-    return array
-
-
-def from_host(buffer: Any, out: np.ndarray | None) -> np.ndarray:
-    """Return a host buffer as an array, or copied to one."""
-    array = host_array(buffer)
-    if out is None:
-        return array
-    _transfer.check_out(out, array)
-    np.copyto(out, array)
-    return out
-
-
-def writable(buffer: Any) -> np.ndarray:
-    """Return a host buffer as an array that may be written."""
-    array, again = host_array(buffer), host_array(buffer)
-    if array.size and array.ctypes.data != again.ctypes.data:  # both are kept up to here
-        raise ValueError(
-            f"the target cannot be written: NumPy gets another copy of this {type_name(buffer)} "
-            "each time; pass a NumPy array of its memory"
-        )
-    if not array.flags.writeable:
-        raise ValueError(f"the target is read-only: {type_name(buffer)}")
-    return array

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from userstream import _buffers, _numbers, _transfer, _waiting
 from userstream._ordering import Acquired
-from userstream._registry import _operands
+from userstream._registry import _host_operands, _operands
 from userstream._registry._orders import Orders
 from userstream.errors import UnsupportedBufferError
 
@@ -216,12 +216,12 @@ class Transfers(Orders):
             consumer = ordering.consumer
             if source is None:
                 assert to is not None
-                _transfer.from_host(_operands.host_array(src), to, consumer, deadline)
+                _transfer.from_host(_host_operands.as_array(src), to, consumer, deadline)
                 return consumer
             rule = _buffers.require_rule(src)
             _keep, packed = _operands.packed(src, rule, source, ordering, if_scattered=to is None)
             if to is None:
-                _transfer.into_host(_operands.writable(dst), packed, consumer, deadline)
+                _transfer.into_host(_host_operands.writable(dst), packed, consumer, deadline)
             else:
                 _transfer.between(to, packed, consumer, deadline)
             return consumer
@@ -273,9 +273,9 @@ class Transfers(Orders):
             empty = _operands.empty_array(buffer, rule)
             if empty is None:
                 raise
-            return _operands.from_host(empty, out)
+            return _host_operands.copied(empty, out)
         if info is None:
-            return _operands.from_host(buffer, out)
+            return _host_operands.copied(buffer, out)
         array = _transfer.device_array(info)  # what has no shape is refused first
         with Acquired(self._ordering((buffer,), stream, producer)) as ordering:
             _keep, packed = _operands.packed(buffer, rule, array, ordering)
