@@ -105,7 +105,7 @@ def test_bad_buffers(function: Callable[[object], object], key: str) -> None:
     [
         (lambda: us.get_stream(1 << 40), us.InvalidDeviceError, "address is passed as .*CUdevice"),
         (lambda: us.describe(1 << 40), us.UnsupportedBufferError, "address is passed as .*CUdevi"),
-        (lambda: us.asnumpy(0), us.UnsupportedBufferError, "^buffer is 0, which is no buffer"),
+        (lambda: us.asnumpy(0), us.UnsupportedBufferError, "^0 is no buffer: .*leave it out"),
         (lambda: us.describe([on(0)]), us.UnsupportedBufferError, "^list is no .*; pass what it h"),
         (
             lambda: us.copyto(np.ones(1), [1.0]),
@@ -116,6 +116,11 @@ def test_bad_buffers(function: Callable[[object], object], key: str) -> None:
             lambda: us.copyto(0.0, np.ones(1)),
             us.UnsupportedBufferError,
             "float is neither; numpy.asar",
+        ),
+        (
+            lambda: us.device_of(us.Stream.legacy_default()),
+            us.UnsupportedBufferError,
+            r"Stream is no GPU.*; a stream of userstream or cuda.core has its device as \.device",
         ),
         (us.acquire, ValueError, "pass those that the work reads or writes"),
         (

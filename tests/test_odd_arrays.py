@@ -216,6 +216,11 @@ def test_an_address_that_is_none_is_malformed(memory: int) -> None:
         us.asnumpy(array((1 << 64) + memory))
 
 
+def test_a_stream_that_is_no_handle_is_malformed(memory: int) -> None:
+    with pytest.raises(us.UnsupportedBufferError, match="version is 3 and its stream 'main', a ha"):
+        us.asnumpy(CAI(memory, stream="main"))
+
+
 def test_records_of_numba(memory: int) -> None:
     record = np.dtype([("a", "<i4"), ("b", "<f4")])
     whole = np.array([(1, 2.5), (3, 4.5)], record)
@@ -377,10 +382,36 @@ def test_what_numpy_knows_and_no_rule_does() -> None:
 
 def test_where_in_a_collection_there_is_no_buffer(memory: int) -> None:
     batch = {"images": [array(memory)], "meta": ({"epoch": 3},)}
-    with pytest.raises(us.UnsupportedBufferError, match=r"^buffer\['meta'\]\[0\]\['epoch'\] is 3"):
+    with pytest.raises(us.UnsupportedBufferError, match=r"^3 is no buffer") as caught:
         us.asnumpy(batch)
-    with pytest.raises(us.UnsupportedBufferError, match=r"^buffer is a type, which is no buffer"):
+    assert caught.value.__notes__ == ["that is buffer['meta'][0]['epoch']"]
+    batch["meta"] = array(memory, version=2)  # type: ignore[assignment]
+    with pytest.raises(us.UnknownProducerError, match="all the buffers of this call") as unknown:
+        us.asnumpy(batch)
+    assert unknown.value.__notes__ == ["that is buffer['meta']"]
+    with pytest.raises(us.UnsupportedBufferError, match=r"^a type is no buffer") as alone:
         us.asnumpy(np.ndarray)
+    assert not hasattr(alone.value, "__notes__")
+
+
+def test_scalars_of_numpy_are_sources(memory: int) -> None:
+    us.copyto(array(memory), np.float32(2.5))
+    assert us.asnumpy(array(memory)).tolist() == [2.5] * 4
+    with pytest.raises(us.UnsupportedBufferError, match="float32 is neither"):
+        us.copyto(np.float32(1), array(memory))
+
+
+def test_an_out_for_several(memory: int) -> None:
+    several = {"a": array(memory)}
+    for out in ({"a": np.empty(4, "f4")}, np.empty(4, "f4")):
+        with pytest.raises(TypeError, match="dict is made of several; copy each to its own"):
+            us.asnumpy(several, out=out)  # type: ignore[call-overload]
+
+
+def test_a_copy_that_is_late_says_what_it_left(memory: int) -> None:
+    with us.Stream.create(0) as producer, testing.latch(producer):
+        with pytest.raises(us.WaitTimeout, match=r"not done within 0.*undefined: copy again"):
+            us.asnumpy(array(memory, producer), timeout=0)
 
 
 def test_empty_targets_on_the_host(memory: int) -> None:

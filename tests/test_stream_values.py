@@ -335,13 +335,17 @@ def test_bad_batches(stream: us.Stream, pinned: int) -> None:
         ([write, (pinned, 1)], TypeError, "tuple"),
         ([write, WriteValue(pinned + 2, 1)], ValueError, "multiple of 4"),
     ):
-        with pytest.raises(error, match=match):
+        with pytest.raises(error, match=match) as caught:
             stream.batch_mem_op(ops)  # type: ignore[arg-type]
+        if len(ops) == 2:
+            assert caught.value.__notes__ == ["that is operation 1 of the batch"]
     for ops, name in ((None, "NoneType"), (write, "WriteValue")):
         with pytest.raises(TypeError, match=f"an iterable of operations, .*not .*{name}"):
             stream.batch_mem_op(ops)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no flags yet"):
         stream.batch_mem_op([write], 1)
+    with pytest.raises(ValueError, match="32 bits; there are 64 bits as well"):
+        WriteValue(pinned, 1 << 40)
     with pytest.raises(ValueError, match="bits must be 32 or 64"):
         WriteValue(pinned, 1, 16)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match='"system" or "gpu"'):

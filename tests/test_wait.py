@@ -334,7 +334,9 @@ def test_an_error_of_the_gpu_is_itself() -> None:
             assert caught.value.function in ("cuStreamQuery", "cuStreamIsCapturing")
             assert caught.value.device == 0
             assert str(caught.value).endswith("the context stays so: start a new process")
-        with pytest.raises(us.WaitErrors) as group:
+        with pytest.raises(
+            us.WaitErrors, match=r"^2 of the waits failed, first .*ADDRESS"
+        ) as group:
             us.wait_all()
         assert len(group.value.exceptions) == 2
         with pytest.raises(us.DriverError):
@@ -342,6 +344,22 @@ def test_an_error_of_the_gpu_is_itself() -> None:
         with pytest.raises(us.WaitErrors):
             us.close()
         assert us.streams() == {}, "emptied nevertheless"
+    finally:
+        testing.reset()
+
+
+@pytest.mark.simulated
+def test_an_error_of_the_gpu_is_itself_where_no_event_can_be_made() -> None:
+    illegal = driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    stream = us.Stream.create(0)
+    pooled_events().clear()
+    try:
+        testing.async_error(stream, illegal)
+        assert eventually(lambda: driver.cuStreamQuery(stream._live())[0] == illegal)
+        for use in (stream.record, lambda: stream.add_callback(print)):
+            with pytest.raises(us.DriverError, match="ILLEGAL_ADDRESS") as caught:
+                use()
+            assert (caught.value.code, caught.value.device) == (700, 0)
     finally:
         testing.reset()
 

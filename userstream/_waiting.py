@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from userstream import _driver
 from userstream.errors import ClosedError, DriverError, WaitErrors, WaitTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-Policy = Literal["auto", "spin"]
 
 _SPIN_SECONDS = 250e-6  # a short wait is over before a sleep would be
 _SLEEP_SHARE = 0.05  # so a wait is at most this share late
@@ -210,17 +208,19 @@ def outcome(
     if pending:
         problems.append(late([each.target for each in pending], timeout))
     if failed and grouped:
-        return WaitErrors(f"{len(problems)} of the waits failed", problems)
+        return WaitErrors(f"{len(problems)} of the waits failed, first {problems[0]}", problems)
     return problems[0]
 
 
-def late(targets: Sequence[Any], timeout: float | None) -> WaitTimeout:
-    """Return the error for targets that were not done in time."""
+_GO_ON = "nothing was cancelled, wait again to go on"
+
+
+def late(targets: Sequence[Any], timeout: float | None, then: str = _GO_ON) -> WaitTimeout:
+    """Return the error for targets that were not done in time, and what is the matter `then`."""
     names = ", ".join(map(repr, targets))
     devices = sorted({target._device() for target in targets})
     return WaitTimeout(
-        f"not done within {timeout} s: {names}{_driver.uuids(devices)}; nothing was cancelled, "
-        "wait again to go on",
+        f"not done within {timeout} s: {names}{_driver.uuids(devices)}; {then}",
         seconds=timeout,
         devices=devices,
         streams=[repr(target) for target in targets],

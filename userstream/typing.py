@@ -6,8 +6,11 @@ Examples
 --------
 >>> import userstream as us
 >>> from userstream.typing import Buffer, DeviceLike, Producer, StreamLike, Target
->>> def finish(target: Target) -> None:
-...     us.wait(target, timeout=10)
+>>> from userstream.typing import CaptureMode, WaitPolicy
+>>> def finish(target: Target, policy: WaitPolicy = "auto") -> None:
+...     us.wait(target, timeout=10, policy=policy)
+>>> def begin(stream: us.Stream, mode: CaptureMode = "global") -> None:
+...     stream.begin_capture(mode)
 >>> def clear(buffer: Buffer, producer: Producer = "auto") -> None:
 ...     with us.borrow(buffer, producer=producer) as stream:
 ...         buffer.fill(0, stream=stream)
@@ -35,11 +38,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Buffer",
     "CUDAArrayInterface",
+    "CaptureMode",
     "DLPackBuffer",
     "DeviceLike",
     "Producer",
     "StreamLike",
     "Target",
+    "WaitPolicy",
 ]
 
 
@@ -114,6 +119,12 @@ Producer: TypeAlias = "StreamLike | int | Literal['auto'] | None"
 
 DeviceLike: TypeAlias = SupportsIndex | _CUDADevice
 """A device: an ordinal, or the device object of cuda.core or of a framework."""
+
+WaitPolicy: TypeAlias = Literal["auto", "spin"]
+"""Whether a host wait sleeps between its polls, as of `userstream.wait`."""
+
+CaptureMode: TypeAlias = Literal["global", "thread_local", "relaxed"]
+"""Which calls a capture forbids meanwhile, as of `userstream.Stream.capture`."""
 
 Target: TypeAlias = "Buffer | DeviceLike | StreamLike | Sequence[Any] | Mapping[Any, Any] | None"
 """What says where to work: a buffer, a device, a stream, a (nested) sequence or mapping of

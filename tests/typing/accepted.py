@@ -16,7 +16,16 @@ from cuda.bindings import driver
 
 import userstream as us
 from userstream import testing
-from userstream.typing import Buffer, CUDAArrayInterface, DLPackBuffer, Producer, StreamLike, Target
+from userstream.typing import (
+    Buffer,
+    CaptureMode,
+    CUDAArrayInterface,
+    DLPackBuffer,
+    Producer,
+    StreamLike,
+    Target,
+    WaitPolicy,
+)
 
 
 class Array:
@@ -123,7 +132,15 @@ def callbacks(stream: us.Stream, done: Callable[[str], None]) -> None:
 def memory(stream: us.Stream, word: Array) -> None:
     stream.write_value_32(word, 1)
     stream.batch_mem_op([us.WaitValue(word, 1, us.WaitFlags.EQ), us.MemoryBarrier("gpu")])
+    several = [us.WriteValue(word, 1), us.WaitValue(word, 1)]
+    stream.batch_mem_op(several)
     stream.set_attribute("priority", -1)
+
+
+def named_choices(stream: us.Stream, policy: WaitPolicy, mode: CaptureMode) -> None:
+    stream.sync(policy=policy)
+    with stream.capture(mode):
+        pass
 
 
 def failures() -> None:

@@ -98,6 +98,8 @@ def require_rule(obj: object) -> Rule:
 def _advice(obj: object) -> str:
     if isinstance(obj, int):
         return _driver.AS_POINTER
+    if hasattr(obj, "__cuda_stream__"):
+        return "; a stream of userstream or cuda.core has its device as .device"
     if isinstance(obj, (list, tuple, dict)):
         return "; pass what it holds, one by one"
     return ""

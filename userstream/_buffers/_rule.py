@@ -79,8 +79,8 @@ def type_name(obj: object) -> str:
 def host_error(obj: object, where: str = "host memory") -> HostBufferError:
     """Return the error for a buffer that has no device."""
     return HostBufferError(
-        f"this {type_name(obj)} is in {where}, which belongs to no device; pass a GPU buffer, or "
-        "the device itself"
+        f"this {type_name(obj)} is in {where}, which belongs to no device; pass a GPU buffer "
+        "(get_stream and the waits take the device itself as well)"
     )
 
 
@@ -111,7 +111,7 @@ def _place(address: int, obj: object) -> Place:
     if address == 0:
         raise UnsupportedBufferError(
             f"this {type_name(obj)} has address 0 (it is empty, or was freed), which does not tell "
-            "its device; pass the device itself"
+            "its device (get_stream and the waits take the device itself as well)"
         )
     _driver.ensure()
     place = _driver.place_of(address)

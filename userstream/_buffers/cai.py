@@ -67,13 +67,15 @@ def device_id(obj: Any) -> int:
 
 def producer(obj: Any, found: Mapping[str, Any]) -> tuple[int, Ordering]:
     """Return the producer's stream as the interface tells it."""
+    version, stream = found.get("version", 0), found.get("stream")
     try:
-        if operator.index(found.get("version", 0)) < 3:
+        if operator.index(version) < 3:
             return UNKNOWN, "unknown"  # before version 3 there was no way to tell
-        stream = found.get("stream")
         handle = NOTHING_PENDING if stream is None else operator.index(stream)
     except TypeError as error:
-        raise _malformed(obj, "its version and its stream are no integers") from error
+        raise _malformed(
+            obj, f"its version is {version!r} and its stream {stream!r}, a handle as an int or None"
+        ) from error
     if stream is None:
         return handle, "none"
     if not 0 < handle < 1 << 64:
@@ -132,7 +134,7 @@ def _parsed(
             raise ValueError(f"shape {shape}")
         return shape, strides, _dtype(found)
     except (TypeError, ValueError) as error:
-        raise _malformed(obj, f"its shape, strides or typestr is none ({error})") from error
+        raise _malformed(obj, f"of its shape, strides, typestr and descr, {error}") from error
 
 
 def _integers(found: Iterable[Any]) -> tuple[int, ...]:

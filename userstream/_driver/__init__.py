@@ -17,7 +17,6 @@ from userstream._driver.attributes import (
     set_attribute,
 )
 from userstream._driver.capture import (
-    CaptureMode,
     begin_capture,
     capture_facts,
     check_capture_mode,
@@ -79,6 +78,7 @@ from userstream._driver.streams import (
     PER_THREAD,
     both_free,
     capture_status,
+    fault_of,
     refuse_capturing,
     relax_capture_of_this_thread,
     relaxed,
@@ -116,7 +116,6 @@ __all__ = [
     "SYNC_POLICIES",
     "Attribute",
     "Bits",
-    "CaptureMode",
     "Copy",
     "Memory",
     "Peers",
@@ -156,6 +155,7 @@ __all__ = [
     "ensure",
     "entered",
     "event_is_done",
+    "fault_of",
     "flush_operation",
     "free_pinned",
     "get_attribute",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from cuda.bindings import driver
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from cuda.core.graph import GraphDefinition
 
-CaptureMode: TypeAlias = Literal["global", "thread_local", "relaxed"]
+    from userstream.typing import CaptureMode
 
 _MODES = {
     "global": driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL,

@@ -121,7 +121,8 @@ def _producers(leaves: Iterable[tuple[Any, Rule, int]]) -> Iterator[tuple[Stream
         if handle == UNKNOWN:
             raise UnknownProducerError(
                 f"nothing tells which stream works on this {type_name(buffer)}: pass producer=, "
-                "the stream that writes it, or None if nothing is pending",
+                "the stream that writes all the buffers of this call, or None if nothing is "
+                "pending",
                 device=device,
             )
         if handle != NOTHING_PENDING:
@@ -152,4 +153,5 @@ def given_stream(stream: StreamLike | int, argument: str) -> Stream:
     try:
         return Stream.from_handle(stream)
     except TypeError as error:
-        raise TypeError(f"{argument}=: {error}") from None
+        words = ' (or "auto", or None)' if argument == "producer" else ""
+        raise TypeError(f"{argument}=: {error}{words}") from None

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from cuda.core import Buffer
 
-from userstream import _buffers, _transfer
+from userstream import _buffers, _targets, _transfer
 from userstream._buffers import type_name
 from userstream.errors import HostBufferError, UnsupportedBufferError
 
@@ -68,6 +68,11 @@ def as_array(buffer: Any) -> np.ndarray:
 
 def copied(buffer: Any, out: np.ndarray | None) -> np.ndarray:
     """Return a host buffer as an array, or copied to one."""
+    if _buffers.rule_of(buffer) is None and not is_numpys(buffer):
+        raise UnsupportedBufferError(
+            f"{_targets.shown(buffer)} is no buffer: it has neither __dlpack_device__ nor "
+            "__cuda_array_interface__, no rule of its own, and is no array of NumPy's; leave it out"
+        )
     array = as_array(buffer)
     if out is None:
         return array

@@ -11,7 +11,12 @@ from cuda.core import Buffer
 from userstream import _buffers, _driver, _targets, _transfer
 from userstream._buffers import cai, type_name
 from userstream._registry import _host_operands
-from userstream.errors import DeviceMismatchError, HostBufferError, UnsupportedBufferError
+from userstream.errors import (
+    DeviceMismatchError,
+    HostBufferError,
+    UnsupportedBufferError,
+    UserStreamError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,34 +58,43 @@ def copied(
     path: tuple[object, ...] = (),
 ) -> np.ndarray | list[Any] | dict[Any, Any]:
     """Copy each array that a buffer or a collection is made of; return them in its form."""
+    rule = _buffers.rule_of(buffer)
+    if rule is None and _targets.is_collection(buffer):
+        _refuse_one(out, buffer)
+        _targets.check_depth(len(path), buffer)
+        if isinstance(buffer, Mapping):
+            return {key: copied(item, copy, path=(*path, key)) for key, item in buffer.items()}
+        return [copied(item, copy, path=(*path, i)) for i, item in enumerate(buffer)]
+    try:
+        return _whole(buffer, rule, copy, out)
+    except UserStreamError as error:
+        if path:
+            error.add_note("that is buffer" + "".join(f"[{_targets.shown(key)}]" for key in path))
+        raise
+
+
+def _whole(
+    buffer: Any, rule: Rule | None, copy: Callable[..., np.ndarray], out: np.ndarray | None
+) -> np.ndarray | list[Any]:
+    """Copy one buffer, of however many arrays that consists."""
+    if rule is not None and rule.parts is not None and rule.places is None:
+        _refuse_one(out, buffer)
+        return [copy(part) for part in rule.parts(buffer)]
     if out is not None and not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a numpy.ndarray, not {type(out).__name__}")
-    rule = _buffers.rule_of(buffer)
-    if rule is None and not _targets.is_collection(buffer):
-        return _host_operands.copied(_numpys(buffer, path), out)
-    if rule is not None and rule.parts is None:
+    if rule is None:
+        return _host_operands.copied(buffer, out)
+    if rule.places is None:
         return copy(buffer, out)
-    if rule is not None and rule.places is not None:
-        return _joined(buffer, rule.places(buffer), copy, out)
+    return _joined(buffer, rule.places(buffer), copy, out)
+
+
+def _refuse_one(out: np.ndarray | None, buffer: Any) -> None:
     if out is not None:
-        raise TypeError(f"out= takes one array, and {type_name(buffer)} is made of several")
-    if rule is not None and rule.parts is not None:
-        return [copy(part) for part in rule.parts(buffer)]
-    _targets.check_depth(len(path), buffer)
-    if isinstance(buffer, Mapping):
-        return {key: copied(item, copy, path=(*path, key)) for key, item in buffer.items()}
-    return [copied(item, copy, path=(*path, i)) for i, item in enumerate(buffer)]
-
-
-def _numpys(buffer: Any, path: tuple[object, ...]) -> Any:
-    """Return an object that no rule knows, and NumPy does."""
-    if _host_operands.is_numpys(buffer):
-        return buffer
-    where = "".join(f"[{_targets.shown(key)}]" for key in path)
-    raise UnsupportedBufferError(
-        f"buffer{where} is {_targets.shown(buffer)}, which is no buffer: it has neither "
-        "__dlpack_device__ nor __cuda_array_interface__, and no rule of its own"
-    )
+        raise TypeError(
+            f"out= takes one array, and {type_name(buffer)} is made of several; copy each to its "
+            "own"
+        )
 
 
 def _joined(
@@ -107,6 +121,8 @@ def _joined(
 
 def source_of(buffer: Any) -> DeviceArray | None:
     """Return the array that `copyto` reads; `None` if it is on the host."""
+    if _buffers.rule_of(buffer) is None and _host_operands.is_numpys(buffer):
+        return None
     info = described(buffer, _rule_for_copy(buffer))
     return None if info is None else _transfer.device_array(info)
 
@@ -132,7 +148,7 @@ def _rule_for_copy(buffer: Any) -> Rule:
     if rule is None:
         raise UnsupportedBufferError(
             f"copyto takes GPU buffers and arrays on the host, and {type_name(buffer)} is neither; "
-            "numpy.asarray makes an array of numbers"
+            "numpy.asarray makes an array of numbers, and buffers are copied one by one"
         )
     return rule
 

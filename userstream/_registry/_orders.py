@@ -44,8 +44,8 @@ class Orders(Waits):
             The one that uses the buffers, of any library; by default the user stream of their
             device, which is made if there is none yet.
         producer : stream, None or "auto", default "auto"
-            The one that writes the buffers; `None` if nothing is pending. ``"auto"`` asks each
-            buffer, or its framework for the current stream of the buffer's device.
+            The one that writes all the buffers; `None` if nothing is pending. ``"auto"`` asks
+            each buffer, or its framework for the current stream of the buffer's device.
 
         Returns
         -------

@@ -81,7 +81,8 @@ class Transfers(Orders):
         Raises
         ------
         WaitTimeout
-            The copy was not done in time; it goes on.
+            The copy was not done in time. ``out`` is undefined: copy again once the producer is
+            done. Until the GPU has come past it, the buffer and the memory to fill are kept.
         UnsupportedBufferError
             The object is no buffer, has no shape (a bare address), has elements that NumPy lacks,
             or is masked; or it lies in memory so that it takes more than 65,536 copies; or its
@@ -150,7 +151,7 @@ class Transfers(Orders):
         src : GPU buffer or host array
             Where from: of the same type as ``dst``, and of a shape that broadcasts to its shape.
             One of the two is a GPU buffer; if both are, they may be of different frameworks and
-            on different devices.
+            on different devices. NumPy's scalars are arrays without axes.
         stream : stream, optional
             The one to copy on; by default the user stream of the device of ``dst``, or of ``src``
             if ``dst`` is on the host.
@@ -167,7 +168,7 @@ class Transfers(Orders):
         Raises
         ------
         WaitTimeout
-            The copy was not done in time; it goes on, and what ``dst`` holds is undefined.
+            The copy was not done in time, and what ``dst`` holds is undefined: copy again.
         UnsupportedBufferError, HostBufferError
             As `asnumpy`.
         UnknownProducerError, DeviceMismatchError, CaptureError, ClosedError

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from userstream._stream import Stream
-    from userstream._waiting import Policy
-    from userstream.typing import Target
+    from userstream.typing import Target, WaitPolicy
 
 
 class Waits(StreamTable):
@@ -27,7 +26,7 @@ class Waits(StreamTable):
         *,
         name: str | None = None,
         timeout: float | None = None,
-        policy: Policy = "auto",
+        policy: WaitPolicy = "auto",
     ) -> None:
         """Wait on the host for the work that you queued on a device's user stream.
 
@@ -35,7 +34,8 @@ class Waits(StreamTable):
         ----------
         target : GPU buffer, device, int, stream, or sequence or mapping, optional
             Whose user stream, as for `get_stream`, but of several devices it is all of them. A
-            stream is waited for itself, registered or not, and so are several in a sequence.
+            stream is waited for itself, registered or not. Sequences and mappings hold buffers
+            alone, or streams alone.
         name : str, optional
             Which of the device's user streams; the one without a name by default.
         timeout : float, optional
@@ -153,7 +153,7 @@ class Waits(StreamTable):
         _waiting.wait_for(work, timeout=timeout, policy="auto", grouped=len(work) > 1)
         _holding.sweep()
 
-    def wait_all(self, *, timeout: float | None = None, policy: Policy = "auto") -> None:
+    def wait_all(self, *, timeout: float | None = None, policy: WaitPolicy = "auto") -> None:
         """Wait on the host for the work on every user stream of every device, on all at once.
 
         Parameters

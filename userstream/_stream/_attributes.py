@@ -53,8 +53,8 @@ class ConfiguredStream(MemoryStream):
         Returns
         -------
         AccessPolicyWindow, str, tuple of int, int or None
-            As `set_attribute` takes it. The synchronization policy of a new stream has no name:
-            `None`.
+            As `set_attribute` takes it. But the synchronization policy of a new stream has no name:
+            `None`, which cannot be set.
 
         Raises
         ------

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from cuda.bindings import driver
     from cuda.core.graph import GraphBuilder
 
-    from userstream._driver import CaptureMode
     from userstream._stream._base import BaseStream
+    from userstream.typing import CaptureMode
 
 
 class _Begun(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal
 
 from userstream import _driver, _numbers
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class WaitFlags(enum.IntEnum):
     """How `Stream.wait_value_32` compares the value in memory (*m*) with the one given (*v*).
 
-    A comparison may be combined with ``FLUSH``, as in ``WaitFlags.EQ | WaitFlags.FLUSH``. The
-    numbers are the driver's, ``CUstreamWaitValue_flags``.
+    A comparison may be combined with ``FLUSH``, as in ``WaitFlags.EQ | WaitFlags.FLUSH``, and with
+    no other: ``EQ | AND`` is ``NOR``. The numbers are the driver's, ``CUstreamWaitValue_flags``.
 
     Attributes
     ----------
@@ -50,8 +50,14 @@ class WaitFlags(enum.IntEnum):
     FLUSH = 1 << 30
 
 
+class MemoryOperation:
+    """What a batch consists of."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class WriteValue:
+class WriteValue(MemoryOperation):
     """A write of `Stream.batch_mem_op`.
 
     Parameters
@@ -87,7 +93,7 @@ class WriteValue:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitValue:
+class WaitValue(MemoryOperation):
     """A wait of `Stream.batch_mem_op`.
 
     Parameters
@@ -133,7 +139,7 @@ class WaitValue:
 
 
 @dataclass(frozen=True, slots=True)
-class FlushRemoteWrites:
+class FlushRemoteWrites(MemoryOperation):
     """A flush of `Stream.batch_mem_op`: what other devices wrote before is seen afterwards.
 
     Examples
@@ -148,7 +154,7 @@ class FlushRemoteWrites:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryBarrier:
+class MemoryBarrier(MemoryOperation):
     """A memory barrier of `Stream.batch_mem_op`.
 
     Parameters
@@ -178,12 +184,10 @@ class MemoryBarrier:
             raise ValueError(f'the scope of a barrier is "system" or "gpu", not {self.scope!r}')
 
 
-MemoryOperation: TypeAlias = WriteValue | WaitValue | FlushRemoteWrites | MemoryBarrier
-
-
 def _check_value(value: int, bits: int) -> None:
     width = _numbers.integer(bits, "bits")
     if width not in (32, 64):
         raise ValueError(f"bits must be 32 or 64, not {bits!r}")
     if not 0 <= _numbers.integer(value, "value") < 1 << width:
-        raise ValueError(f"{value!r} is no unsigned number of {bits} bits")
+        wider = "; there are 64 bits as well" if width == 32 and 0 <= value < 1 << 64 else ""
+        raise ValueError(f"{value!r} is no unsigned number of {bits} bits{wider}")

@@ -12,8 +12,7 @@ from userstream._stream._edges import EdgeStream
 from userstream.errors import DeviceMismatchError
 
 if TYPE_CHECKING:
-    from userstream._waiting import Policy
-    from userstream.typing import StreamLike
+    from userstream.typing import StreamLike, WaitPolicy
 
 
 class OrderedStream(EdgeStream):
@@ -39,7 +38,7 @@ class OrderedStream(EdgeStream):
         """
         return self._is_idle()
 
-    def sync(self, *, timeout: float | None = None, policy: Policy = "auto") -> None:
+    def sync(self, *, timeout: float | None = None, policy: WaitPolicy = "auto") -> None:
         """Wait on the host for the work that is queued on this stream now.
 
         Parameters
@@ -182,8 +181,10 @@ class OrderedStream(EdgeStream):
     def _record(self, event: Event | None, options: EventOptions | None) -> Event:
         if event is not None:
             self._check_recordable(event)
-        with _driver.core_errors("cuEventRecord", self):
+        try:
             recorded = super().record(event, options)
+        except Exception as error:
+            raise _events.record_failure(error, self) from error
         _process.leak_at_end(recorded)
         return recorded
 

@@ -241,7 +241,14 @@ class ValueStream(CapturedStream):
 
     def _batch(self, operations: list[MemoryOperation]) -> None:
         handle = self._workable()
-        _driver.submit_batch(handle, [self._parameters(each) for each in operations], self)
+        parameters = []
+        for number, operation in enumerate(operations):
+            try:
+                parameters.append(self._parameters(operation))
+            except Exception as error:
+                error.add_note(f"that is operation {number} of the batch")
+                raise
+        _driver.submit_batch(handle, parameters, self)
 
     def _parameters(self, operation: MemoryOperation) -> driver.CUstreamBatchMemOpParams:
         match operation:

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 _NOT_CAPTURED = "; asnumpy and copyto cannot be captured: copy before or after the capture"
 
 
+_NOT_THERE = (
+    "it copies behind the work of the buffer's producer, and what was to be filled is undefined: "
+    "copy again once that is done"
+)
+
+
 class Lane:
     """A stream to copy on, in its context, and the deadline of what is done there.
 
@@ -62,7 +68,7 @@ class Lane:
 
     def too_late(self) -> Exception:
         """Return the error for a deadline that has passed."""
-        return _waiting.late((self._stream,), self._deadline.seconds)
+        return _waiting.late((self._stream,), self._deadline.seconds, _NOT_THERE)
 
     def copy_and_wait(self, to: int, source: int, plan: Moves, memory: object) -> None:
         """Copy, and keep the memory alive until the GPU has finished, whatever comes in between."""
