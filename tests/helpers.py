@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 from cuda.bindings import driver
 from cuda.core import Event
@@ -139,6 +140,12 @@ def upload(address: int, source: object, size: int) -> None:
     """
     checked(driver.cuMemcpyHtoD(address, source, size))
     checked(driver.cuStreamSynchronize(driver.CUstream(driver.CU_STREAM_LEGACY)))
+
+
+def write(address: int, array: np.ndarray, device: int = 0) -> None:
+    """Write the elements of an array to memory of a device."""
+    with _driver.entered(_driver.primary_context(device)):
+        upload(address, np.ascontiguousarray(array), array.nbytes)
 
 
 def content(address: int, size: int = 256) -> set[int]:

@@ -27,17 +27,12 @@ from helpers import (
     is_blocked,
     pinned_memory,
     running,
-    upload,
+    write,
 )
 from userstream import _driver, _holding, testing
 from userstream._transfer import _pinned
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
-
-
-def write(address: int, array: np.ndarray, device: int = 0) -> None:
-    with _driver.entered(_driver.primary_context(device)):
-        upload(address, np.ascontiguousarray(array), array.nbytes)
 
 
 NUMBERS = np.arange(6, dtype="f4").reshape(2, 3)

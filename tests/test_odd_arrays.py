@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from cuda.core.utils import StridedMemoryView
 
 import standins
 import userstream as us
-from helpers import CAI, array, content, device_memory, fill, upload
+from helpers import CAI, array, content, device_memory, fill, write
 from userstream import _driver, testing
 from userstream._buffers import torch as _torch
 from userstream._transfer import _arrays, _chunks, _pinned
@@ -24,16 +23,11 @@ NUMBERS = np.arange(6, dtype="f4").reshape(2, 3)
 
 
 @pytest.fixture
-def memory() -> Iterator[int]:
-    with device_memory() as address:
-        fill(us.get_stream(0), address, 0)
-        us.wait(0)
-        yield address
-
-
-def write(address: int, array: np.ndarray) -> None:
-    with _driver.entered(_driver.primary_context(0)):
-        upload(address, np.frombuffer(array.tobytes(), np.uint8), array.nbytes)
+def memory(memory: int) -> int:
+    """As everywhere, and cleared."""
+    fill(us.get_stream(0), memory, 0)
+    us.wait(0)
+    return memory
 
 
 # -- DLPack ---------------------------------------------------------------------------------------
@@ -248,13 +242,6 @@ def test_empty_arrays_without_a_device() -> None:
 # -- PyTorch --------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def torch(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    module = standins.torch()
-    monkeypatch.setitem(sys.modules, "torch", module)
-    return module
-
-
 @pytest.mark.parametrize("flag", ["is_conj", "is_neg"])
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_views_of_the_other_sign_are_no_targets(
@@ -265,6 +252,16 @@ def test_views_of_the_other_sign_are_no_targets(
     with pytest.raises(ValueError, match=r"conjugate or negated view.*tensor that it is a view"):
         us.copyto(tensor, NUMBERS if device == "cuda" else array(memory, shape=(2, 3)))
     assert content(memory) == {0}
+
+
+def test_a_tensor_is_not_asked_whether_it_is_read_only(
+    torch: types.ModuleType, memory: int
+) -> None:
+    tensor = torch.Tensor(torch.device("cuda", 0), memory)
+    with pytest.raises(RuntimeError, match="requires grad"):
+        _ = tensor.__cuda_array_interface__
+    us.copyto(tensor, NUMBERS)
+    assert us.asnumpy(tensor).tolist() == NUMBERS.tolist()
 
 
 def test_tensors_without_memory(torch: types.ModuleType) -> None:
@@ -299,14 +296,7 @@ def test_types_of_ml_dtypes_on_the_host(
 # -- JAX ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def jax(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    module = standins.jax()
-    monkeypatch.setitem(sys.modules, "jax", module)
-    return module
-
-
-def jax_array(jax: types.ModuleType, address: int, order: tuple[int, ...], **more: Any) -> Any:
+def jax_array(jax: types.ModuleType, address: int, order: tuple[int, ...]) -> Any:
     """Return an array of 2 by 3 that the compiler has laid out in that order of axes."""
     found = jax.Array(jax.Device(0))
     found.shape, found.nbytes, found.is_fully_addressable = (2, 3), 24, True
@@ -314,7 +304,7 @@ def jax_array(jax: types.ModuleType, address: int, order: tuple[int, ...], **mor
     found.__class__.__dlpack__ = lambda self, *, stream: object()
     shard = found.addressable_shards[0]
     shard.replica_id, shard.index = 0, (slice(None), slice(None))
-    layout = types.SimpleNamespace(major_to_minor=order, tiling=(), **more)
+    layout = types.SimpleNamespace(major_to_minor=order, tiling=())
     found.format = types.SimpleNamespace(layout=layout)
     return found
 
@@ -381,11 +371,11 @@ def test_what_numpy_knows_and_no_rule_does() -> None:
 
 
 def test_where_in_a_collection_there_is_no_buffer(memory: int) -> None:
-    batch = {"images": [array(memory)], "meta": ({"epoch": 3},)}
+    batch: dict[str, Any] = {"images": [array(memory)], "meta": ({"epoch": 3},)}
     with pytest.raises(us.UnsupportedBufferError, match=r"^3 is no buffer") as caught:
         us.asnumpy(batch)
     assert caught.value.__notes__ == ["that is buffer['meta'][0]['epoch']"]
-    batch["meta"] = array(memory, version=2)  # type: ignore[assignment]
+    batch["meta"] = array(memory, version=2)
     with pytest.raises(us.UnknownProducerError, match="all the buffers of this call") as unknown:
         us.asnumpy(batch)
     assert unknown.value.__notes__ == ["that is buffer['meta']"]

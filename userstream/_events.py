@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import cuda.core
 
 from userstream import _driver, _process
-from userstream.errors import DriverError, UserStreamError
+from userstream.errors import UserStreamError
 
 if TYPE_CHECKING:
     from cuda.bindings import driver
@@ -53,7 +53,7 @@ class EventPool:
             _record(stream, event)
         except Exception as error:
             self.give_back(event)
-            raise record_failure(error, stream) from error
+            raise _driver.core_failure("cuEventRecord", error, stream) from error
         return event
 
     def edge(self, source: Stream, destination: Stream) -> Event:
@@ -81,7 +81,7 @@ class EventPool:
         try:
             event = _record(stream)
         except Exception as error:
-            raise record_failure(error, stream) from error
+            raise _driver.core_failure("cuEventRecord", error, stream) from error
         _process.leak_at_end(event)
         return event
 
@@ -110,15 +110,6 @@ def pool_of(context: driver.CUcontext) -> EventPool:
     if _driver.device_of_primary(address) is None:
         return EventPool(context, keeps=False)
     return _pools.setdefault(address, EventPool(context, keeps=True))
-
-
-def record_failure(error: Exception, stream: Any) -> Exception:
-    """Return the error for what cuda.core raised in recording an event, or in making one."""
-    failure = _driver.core_failure("cuEventRecord", error, stream)
-    if isinstance(failure, DriverError) and failure.code is None:
-        # Of an event that cannot be made it drops the code, which an error of the GPU stays with.
-        return _driver.fault_of(stream._live(), stream) or failure
-    return failure
 
 
 def wait(stream: Stream, event: Event) -> None:

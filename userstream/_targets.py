@@ -95,13 +95,12 @@ def buffers_in(collection: Any, *, named: str = "target") -> Iterator[tuple[Any,
     """Yield the buffers of a (nested) sequence or mapping, each with its rule."""
     for path, item, rule in _leaves(collection):
         if rule is None:
-            where = "".join(f"[{shown(key)}]" for key in path)
             if named == "buffers" and hasattr(item, "__cuda_stream__"):
                 advice = "pass a stream as stream= or producer="
             else:
                 advice = "sequences and mappings hold buffers only"
             raise UnsupportedBufferError(
-                f"{named}{where} is {shown(item)}, which is no GPU buffer; {advice}"
+                f"{named}{subscripts(path)} is {shown(item)}, which is no GPU buffer; {advice}"
             )
         yield item, rule
 
@@ -118,6 +117,11 @@ def _leaves(
             yield from _leaves(item, (*path, key))
         else:
             yield (*path, key), item, rule
+
+
+def subscripts(path: tuple[object, ...]) -> str:
+    """Return where in a (nested) collection something is, as messages say it."""
+    return "".join(f"[{shown(key)}]" for key in path)
 
 
 def shown(obj: object) -> str:

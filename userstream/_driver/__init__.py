@@ -44,6 +44,7 @@ from userstream._driver.copies import (
     copy_on_device,
     copy_shaped,
 )
+from userstream._driver.core import core_errors, core_failure
 from userstream._driver.event_waits import EXTERNAL, wait_for_event
 from userstream._driver.events import (
     create_event,
@@ -71,14 +72,13 @@ from userstream._driver.memory import (
     free_pinned,
 )
 from userstream._driver.pointers import Memory, Place, place_of
-from userstream._driver.status import core_errors, core_failure, uuids
+from userstream._driver.status import uuids
 from userstream._driver.streams import (
     LEGACY,
     NOT_CAPTURING,
     PER_THREAD,
     both_free,
     capture_status,
-    fault_of,
     refuse_capturing,
     relax_capture_of_this_thread,
     relaxed,
@@ -155,7 +155,6 @@ __all__ = [
     "ensure",
     "entered",
     "event_is_done",
-    "fault_of",
     "flush_operation",
     "free_pinned",
     "get_attribute",

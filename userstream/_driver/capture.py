@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from cuda.bindings import driver
 
-from userstream._driver.status import SUCCESS, ask, call, failed
+from userstream._driver.status import CAPTURE_ERRORS, SUCCESS, ask, call, failed
 from userstream._driver.streams import CAPTURE_IMPLICIT
 from userstream.errors import CaptureError
 
@@ -34,13 +34,8 @@ _ENDS = {
         "a call that no capture allows (a query or a wait, in most cases) has invalidated it; "
         "capture again without it"
     ),
-    driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNMATCHED: (
-        "it joined the capture of another stream; end that one"
-    ),
-    driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNJOINED: (
-        "work of other streams that joined it was not joined again; let this stream wait() for "
-        "them before the end"
-    ),
+    driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNMATCHED: CAPTURE_ERRORS[903],
+    driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNJOINED: CAPTURE_ERRORS[904],
 }
 
 

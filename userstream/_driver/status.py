@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
@@ -12,22 +11,22 @@ from userstream import errors
 from userstream.errors import CaptureError, DriverError, NotSupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
 # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED to _WRONG_THREAD: what they mean, and what to do. What
 # userstream asks beforehand can only have changed since.
 _BETWEEN = "another thread may have begun a capture in between, which may be invalid now"
-_CAPTURE = {
+CAPTURE_ERRORS = {
     900: f"a stream that is being captured does not allow it; {_BETWEEN}",
     901: "an earlier call has invalidated the capture; end it, and capture again without that call",
     902: (
         "it would merge two captures, which are invalid now; an event of a capture can be waited "
         "for in that capture alone, which a stream joins by waiting before it is captured itself"
     ),
-    903: "the capture was begun on another stream; end that one",
+    903: "it joined the capture of another stream; end that one",
     904: (
-        "work of other streams that joined the capture was not joined again; let this stream "
-        "wait() for them before the end"
+        "work of other streams that joined it was not joined again; let this stream wait() for "
+        "them before the end"
     ),
     905: (
         "a captured stream cannot depend on work outside of its capture, which is invalid now; "
@@ -70,9 +69,9 @@ def failed(
     except ValueError:  # newer than the bindings
         name = str(code)
     where = "" if stream is None else f" on {stream!r}"
-    if code in _CAPTURE:
+    if code in CAPTURE_ERRORS:
         return CaptureError(
-            f"{function}{where} failed with {name} ({code}): {_CAPTURE[code]}",
+            f"{function}{where} failed with {name} ({code}): {CAPTURE_ERRORS[code]}",
             stream=None if stream is None else repr(stream),
         )
     device = getattr(stream, "_device_id", None)
@@ -109,32 +108,6 @@ def raised(function: str, error: Exception) -> Exception:
     if newer:
         return failed(function, int(newer[1]))
     return error
-
-
-def core_failure(function: str, error: Exception, stream: object = None) -> Exception:
-    """Return the error for what cuda.core raised for a driver call of its own."""
-    # Its CUDAError is not public before 1.3; the code is in the text alone.
-    if type(error).__name__ != "CUDAError" and type(error) is not RuntimeError:
-        return error
-    unknown = re.search(r"UNEXPECTED ERROR CODE: (\d+)", str(error))
-    if unknown:
-        return failed(function, int(unknown[1]), stream)
-    name = re.match(r"CUDA_ERROR_\w+", str(error))
-    if name:
-        return failed(function, getattr(driver.CUresult, name[0]), stream)
-    return DriverError(f"{function} failed: {error}", function=function)
-
-
-@contextmanager
-def core_errors(function: str, stream: object = None) -> Iterator[None]:
-    """Turn what cuda.core raises into an exception of ours (see `core_failure`)."""
-    try:
-        yield
-    except Exception as error:
-        failure = core_failure(function, error, stream)
-        if failure is error:
-            raise
-        raise failure from error
 
 
 def ask(function: Callable[..., tuple[Any, ...]], *args: object) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 from cuda.bindings import driver
 
 from userstream._driver.status import NOT_READY, SUCCESS, ask, call, failed, raised
-from userstream.errors import CaptureError, DriverError
+from userstream.errors import CaptureError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,16 +54,6 @@ def stream_is_idle(handle: driver.CUstream, stream: object) -> bool:
     if status == NOT_READY:
         return False
     raise failed("cuStreamQuery", status, stream)
-
-
-def fault_of(handle: driver.CUstream, stream: object) -> DriverError | None:
-    """Return the error of the GPU that a stream tells, if there is one; breaks no capture."""
-    try:
-        if capture_status(handle, stream) == NOT_CAPTURING:
-            stream_is_idle(handle, stream)
-    except DriverError as fault:
-        return fault
-    return None
 
 
 def capture_status(handle: driver.CUstream, stream: object) -> driver.CUstreamCaptureStatus:

@@ -19,6 +19,16 @@ def is_numpys(buffer: Any) -> bool:
     return not isinstance(buffer, type) and any(hasattr(buffer, each) for each in _NUMPYS_OWN)
 
 
+def require_numpys(buffer: Any) -> Any:
+    """Return an object that no rule knows, if NumPy does."""
+    if not is_numpys(buffer):
+        raise UnsupportedBufferError(
+            f"{_targets.shown(buffer)} is no buffer: it has neither __dlpack_device__ nor "
+            "__cuda_array_interface__, no rule of its own, and is no array of NumPy's; leave it out"
+        )
+    return buffer
+
+
 class _Bytes:
     """Host memory of cuda.core for NumPy: by DLPack it is signed, and to NumPy 1 read-only."""
 
@@ -68,11 +78,6 @@ def as_array(buffer: Any) -> np.ndarray:
 
 def copied(buffer: Any, out: np.ndarray | None) -> np.ndarray:
     """Return a host buffer as an array, or copied to one."""
-    if _buffers.rule_of(buffer) is None and not is_numpys(buffer):
-        raise UnsupportedBufferError(
-            f"{_targets.shown(buffer)} is no buffer: it has neither __dlpack_device__ nor "
-            "__cuda_array_interface__, no rule of its own, and is no array of NumPy's; leave it out"
-        )
     array = as_array(buffer)
     if out is None:
         return array

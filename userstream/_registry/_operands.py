@@ -69,7 +69,7 @@ def copied(
         return _whole(buffer, rule, copy, out)
     except UserStreamError as error:
         if path:
-            error.add_note("that is buffer" + "".join(f"[{_targets.shown(key)}]" for key in path))
+            error.add_note(f"that is buffer{_targets.subscripts(path)}")
         raise
 
 
@@ -83,7 +83,7 @@ def _whole(
     if out is not None and not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a numpy.ndarray, not {type(out).__name__}")
     if rule is None:
-        return _host_operands.copied(buffer, out)
+        return _host_operands.copied(_host_operands.require_numpys(buffer), out)
     if rule.places is None:
         return copy(buffer, out)
     return _joined(buffer, rule.places(buffer), copy, out)

@@ -181,10 +181,8 @@ class OrderedStream(EdgeStream):
     def _record(self, event: Event | None, options: EventOptions | None) -> Event:
         if event is not None:
             self._check_recordable(event)
-        try:
+        with _driver.core_errors("cuEventRecord", self):
             recorded = super().record(event, options)
-        except Exception as error:
-            raise _events.record_failure(error, self) from error
         _process.leak_at_end(recorded)
         return recorded
 

@@ -105,7 +105,7 @@ def _small_elements(array: DeviceArray, host: np.ndarray) -> tuple[DeviceArray, 
     """Return two arrays as bytes if one element fills more than a chunk."""
     if array.dtype.itemsize <= SIZE:
         return array, host
-    return array.as_bytes(), host[..., np.newaxis].view(array.as_bytes().dtype)
+    return array.as_bytes(), host[..., np.newaxis].view(np.uint8)
 
 
 def _parts(array: DeviceArray, limit: int) -> Iterator[tuple[slice, ...]]:
