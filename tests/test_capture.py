@@ -263,3 +263,20 @@ def test_context_and_capture_mode_come_back_whatever_happens(error: type[BaseExc
     mode = checked(exchange(RELAXED))
     checked(exchange(mode))
     assert mode == GLOBAL
+
+
+def test_a_failure_of_cuda_core_without_a_code_is_told_and_breaks_no_capture() -> None:
+    error = RuntimeError("Failed to create CUDA event")
+
+    def check(asked: us.Stream | None) -> None:
+        failure = _driver.core_failure("cuEventRecord", error, asked)
+        assert isinstance(failure, us.DriverError)
+        assert (str(failure), failure.code) == (f"cuEventRecord failed: {error}", None)
+
+    in_thread(lambda: check(None))  # without a context, in which to ask would be an error
+    with us.Stream.create(0, nonblocking=False) as stream:
+        stream.begin_capture()
+        with _driver.entered(_driver.primary_context(0)):
+            check(stream)
+            check(us.Stream.legacy_default())
+        assert stream.end_capture() is not None
