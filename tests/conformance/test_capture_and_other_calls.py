@@ -163,6 +163,7 @@ UNSAFE = {
 FORBIDDEN = {
     "context synchronize": lambda _: driver.cuCtxSynchronize(),
     "context event": lambda t: driver.cuCtxRecordEvent(t.context, t.event),
+    "context wait": lambda t: driver.cuCtxWaitEvent(t.context, t.event),
 }
 
 

@@ -6,12 +6,10 @@ import pytest
 from cuda.bindings import driver
 
 from conformance.support import (
-    BLOCKING,
     ILLEGAL_STATE,
     INVALID_CONTEXT,
     INVALID_HANDLE,
     INVALID_VALUE,
-    LEGACY,
     NOT_READY,
     SUCCESS,
     Background,
@@ -300,43 +298,3 @@ def test_no_time_of_events_that_were_not_recorded(make_event, stream):
     ok(driver.cuEventRecord(start, stream))
     assert completes(start)
     assert driver.cuEventElapsedTime(start, end)[0] == INVALID_HANDLE
-
-
-# ---- events of a whole context ----------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["non-blocking", "blocking", "legacy"])
-def test_a_context_event_covers_every_stream(context, event, make_stream, kind):
-    streams = {"non-blocking": make_stream(), "blocking": make_stream(BLOCKING), "legacy": LEGACY}
-    with latch(streams[kind]) as held:
-        ok(driver.cuCtxRecordEvent(context, event))
-        assert stays((NOT_READY,), lambda: driver.cuEventQuery(event))
-        held.release()
-        assert completes(event)
-
-
-def test_a_context_event_does_not_hold_up_streams(context, event, make_stream, word):
-    busy, free = make_stream(), make_stream()
-    with latch(busy):
-        ok(driver.cuCtxRecordEvent(context, event))
-        word.write(free, 1)
-        assert finishes(free)
-    assert word.value == 1
-    assert completes(event)
-
-
-def test_a_context_event_does_not_cover_later_work(context, event, stream):
-    ok(driver.cuCtxRecordEvent(context, event))
-    with latch(stream):
-        assert completes(event)
-
-
-def test_a_context_event_of_an_idle_context_completes(context, event):
-    ok(driver.cuCtxRecordEvent(context, event))
-    assert completes(event)
-
-
-@pytest.mark.multi_device
-def test_a_context_event_needs_an_event_of_the_context(context, make_event, other_context):
-    foreign = make_event(context=other_context)
-    assert driver.cuCtxRecordEvent(context, foreign) == (INVALID_HANDLE,)

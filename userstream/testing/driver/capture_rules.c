@@ -29,17 +29,25 @@ CUresult capture_forbids_unsafe_call(void) {
     return result;
 }
 
-/* H200: cuCtxSynchronize and cuCtxRecordEvent invalidate a capture in their context in every
- * mode. */
+/* H200: cuCtxSynchronize, cuCtxRecordEvent and cuCtxWaitEvent invalidate every capture that a
+ * stream of the context takes part in, in every mode. */
 CUresult capture_forbids_use_of_context(const Context *context) {
     CUresult result = CUDA_SUCCESS;
-    for (Capture *capture = capture_first(); capture; capture = capture->next) {
-        if (capture->origin->context == context && !capture->invalidated) {
-            capture->invalidated = true;
+    for (Stream *stream = context->streams; stream; stream = stream->next) {
+        if (stream->capture && !stream->capture->invalidated) {
+            stream->capture->invalidated = true;
             result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         }
     }
     return result;
+}
+
+/* An event that was recorded in a capture stands for no work. */
+CUresult capture_forbids_use_of_event(const Event *event) {
+    Capture *capture = event->capture ? capture_find(event->capture) : NULL;
+    if (capture)
+        capture->invalidated = true;
+    return event->capture ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
 
 static Capture *blocking_capture(const Context *context) {

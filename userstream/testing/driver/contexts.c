@@ -33,8 +33,8 @@ static void context_activate(Context *context) {
     context->active = true;
     context->error = CUDA_SUCCESS;
     context->legacy = stream_new(context, 0, LOWEST_PRIORITY);
-    context->collector = stream_new(context, STREAM_NON_BLOCKING, LOWEST_PRIORITY);
-    context->collector->internal = true;
+    context->collector = stream_new_internal(context);
+    context->gate = stream_new_internal(context);
 }
 
 static Context *context_new(CUdevice device, unsigned flags) {
@@ -100,6 +100,7 @@ static void context_end(Context *context) {
     }
     context->legacy = NULL;
     context->collector = NULL;
+    context->gate = NULL;
     events_of_context_free(context);
     memory_of_context_free(context);
 }

@@ -29,6 +29,7 @@ struct Context {
     Stream *streams;            /* all of them, the default streams too */
     Stream *legacy;
     Stream *collector;          /* internal: where cuCtxRecordEvent gathers the other streams */
+    Stream *gate;               /* internal: what all work queued from now on waits for */
     bool host_function_running;
     unsigned frees;             /* how many are waiting for its streams */
     size_t limits[LIMITS];
@@ -96,6 +97,7 @@ struct Stream {
 };
 
 Stream *stream_new(Context *context, unsigned flags, int priority);
+Stream *stream_new_internal(Context *context);
 void stream_destroy(Stream *stream);
 void stream_attributes_initialize(Stream *stream);
 CUresult stream_find(Stream *handle, Stream **stream);
@@ -184,6 +186,7 @@ struct Event {
 };
 
 void events_of_context_free(Context *context);
+void event_set_point(Event *event, Point *point);
 
 /* ---- memory.c ------------------------------------------------------------------------------- */
 
@@ -265,6 +268,7 @@ CUresult capture_forbids_unsafe_call(void);
 CUresult capture_forbids_use_of_context(const Context *context);
 CUresult capture_forbids_use_of_legacy(const Context *context);
 CUresult capture_forbids_use_of_stream(Stream *stream);
+CUresult capture_forbids_use_of_event(const Event *event);
 CUresult capture_would_forbid_legacy(const Context *context);
 void capture_leave(Stream *stream);
 

@@ -30,7 +30,7 @@ void events_of_context_free(Context *context) {
     }
 }
 
-static void set_point(Event *event, Point *point) {
+void event_set_point(Event *event, Point *point) {
     point_retain(point);
     point_release(event->point);
     event->point = point;
@@ -78,7 +78,7 @@ static CUresult record_captured(Event *event, const Stream *stream) {
 /* In a graph: an external record sets the event anew at each launch. */
 static CUresult run_external_record(Operation *operation, Stream *stream) {
     if (handle_is(KIND_EVENT, operation->event))
-        set_point(operation->event, stream->first->point);
+        event_set_point(operation->event, stream->first->point);
     return CUDA_SUCCESS;
 }
 
@@ -111,7 +111,7 @@ static CUresult record(Event *event, Stream *handle, unsigned flags) {
     }
     result = stream_submit(stream, operation_nothing(NODE_EVENT_RECORD));
     if (result == CUDA_SUCCESS)
-        set_point(event, stream->tail);
+        event_set_point(event, stream->tail);
     return result;
 }
 
@@ -122,43 +122,6 @@ DRIVER_FUNCTION(cuEventRecord, 2000, (Event *event, Stream *handle), (event, han
 DRIVER_FUNCTION(cuEventRecordWithFlags, 11010, (Event *event, Stream *handle, unsigned flags),
                 (event, handle, flags)) {
     return record(event, handle, flags);
-}
-
-/* H200: the event is not ready while any stream of the context has work, non-blocking and legacy
- * ones too; other streams are not held up. The context's collector waits for each of them. */
-DRIVER_FUNCTION(cuCtxRecordEvent, 12050, (Context *context, Event *event), (context, event)) {
-    CUresult result = context_usable_after_frees(context);
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (!handle_is(KIND_EVENT, event) || event->context != context)
-        return CUDA_ERROR_INVALID_HANDLE;
-    result = capture_forbids_use_of_context(context);
-    for (Stream *stream = context->streams; stream; stream = stream->next) {
-        if (result == CUDA_SUCCESS && !stream->internal)
-            result = stream_wait_for(context->collector, stream->tail);
-    }
-    if (result == CUDA_SUCCESS)
-        result = stream_submit(context->collector, operation_nothing(NODE_EVENT_RECORD));
-    if (result == CUDA_SUCCESS)
-        set_point(event, context->collector->tail);
-    return result;
-}
-
-/* "All future work submitted to the context will wait for the event." */
-DRIVER_FUNCTION(cuCtxWaitEvent, 12050, (Context *context, Event *event), (context, event)) {
-    CUresult result = context_usable(context);
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (!handle_is(KIND_EVENT, event))
-        return CUDA_ERROR_INVALID_HANDLE;
-    if (event->capture)
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    result = capture_forbids_use_of_context(context);
-    for (Stream *stream = context->streams; stream; stream = stream->next) {
-        if (result == CUDA_SUCCESS && !stream->internal)
-            result = stream_wait_for(stream, event->point);
-    }
-    return result;
 }
 
 /* ---- waiting -------------------------------------------------------------------------------- */

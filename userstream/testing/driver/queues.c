@@ -127,6 +127,13 @@ CUresult stream_wait_for(Stream *stream, Point *point) {
     return point_pending(point) ? stream_submit(stream, wait_operation(point)) : CUDA_SUCCESS;
 }
 
+/* The gate of the context is closed while it waits (cuCtxWaitEvent). */
+static void append_wait_for_gate(Stream *stream) {
+    const Stream *gate = stream->context->gate;
+    if (stream != gate && point_pending(gate->tail))
+        append(stream, wait_operation(gate->tail));
+}
+
 /* "The legacy default stream is an implicit stream which synchronizes with all other streams in
  * the same CUcontext except for non-blocking streams": it waits for them, they wait for it. */
 static void append_implicit_waits(Stream *stream) {
@@ -160,6 +167,7 @@ CUresult stream_submit(Stream *stream, Operation *operation) {
         operation_release(operation);
         return result;
     }
+    append_wait_for_gate(stream);
     if (stream_is_blocking(stream))
         append_implicit_waits(stream);
     append(stream, operation);
@@ -179,6 +187,12 @@ Stream *stream_new(Context *context, unsigned flags, int priority) {
     pthread_cond_init(&stream->work, NULL);
     stream->next = context->streams;
     context->streams = stream;
+    return stream;
+}
+
+Stream *stream_new_internal(Context *context) {
+    Stream *stream = stream_new(context, STREAM_NON_BLOCKING, LOWEST_PRIORITY);
+    stream->internal = true;
     return stream;
 }
 
