@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import tarfile
-import tomllib
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,29 +33,6 @@ UNRUN = (
     r"|^(?! *\.\. ).*::$"
 )
 INCLUDED = r"^ *\.\. literalinclude:: (\S+)\n((?: +:.*\n)*)"
-
-
-def readme(which: str) -> None:
-    """Print the command of the README that runs the main job (`run`) or the tests (`test`)."""
-    end = {"run": "-m userstream", "test": "-m pytest"}[which]
-    blocks = re.findall(r"^```sh\n(.*?)\n```$", README, re.DOTALL | re.MULTILINE)
-    (command,) = (block for block in blocks if block.endswith(end))
-    if "\n" in command:
-        sys.exit(f"README.md: the command is more than one line: {command}")
-    print(command)
-
-
-def lowest() -> None:
-    """Print the requirements of the package, each pinned to the lowest version that it allows."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    pins = dict(
-        re.findall(r"^([\w-]+)>=([\d.]+)", "\n".join(project["dependencies"]), re.MULTILINE)
-    )
-    if (
-        "cuda-python" in pins
-    ):  # which itself would take the newest cuda-bindings of that minor version
-        pins.setdefault("cuda-bindings", pins["cuda-python"])
-    print(" ".join(f"{name}=={version}" for name, version in sorted(pins.items())))
 
 
 def text() -> None:
@@ -255,8 +231,6 @@ def benchmarks(results: str, chart: str) -> None:
 
 if __name__ == "__main__":
     check = {
-        "readme": readme,
-        "lowest": lowest,
         "text": text,
         "release": release,
         "dist": dist,

@@ -1,6 +1,6 @@
 """Every public name is documented, with an example, and shows the path that users import it from.
 
-That each has a type is for ``pyright --verifytypes`` to say: see the lint step of ``.ci/run``.
+That each has a type is for ``pyright --verifytypes`` to say: see the session `lint` of noxfile.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,231 @@
+"""Everything that has to hold, without a GPU; `bash .ci/run` runs all of it.
+
+A session alone: `nox -s lint`. Environments, logs and results are under build/, which git ignores.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+import tomllib
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+CI = ROOT / "build" / "ci"
+# The same order each time, so that only the change decides what fails; `soak` looks for more.
+ORDERED = {"PYTEST_ADDOPTS": "-p no:randomly"}
+
+# The README's test command runs the tests of the simulated driver, and no other session does.
+LIBRARY = ("tests", "--ignore=tests/testing")
+# Without each driver call failing once, everywhere, which takes long.
+WITHOUT_FAULTS = (*LIBRARY, "--ignore=tests/test_faults.py")
+# What users meet first: a quarter of a minute, for the package as it is installed.
+FIRST = (
+    *("architecture", "bad_input", "buffers", "contributing", "errors", "ordering"),
+    *("public_names", "registry", "stream", "transfer"),
+)
+
+nox.options.envdir = "build/nox"
+nox.options.default_venv_backend = "venv"
+os.environ.setdefault("USERSTREAM_TEST_DRIVER", "simulated")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, types and the words that people read."""
+    session.install("-e", ".[dev]")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+    session.run("pyright")
+    session.run("pyright", "--verifytypes", "userstream", "--ignoreexternal", silent=True)
+    session.run("pytest", "-q", "tests/test_public_names.py", env=ORDERED)  # numpydoc is only here
+    session.run("pre-commit", "validate-config", ".pre-commit-config.yaml")
+    session.run("python", ".ci/checks.py", "text")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation, and everything in it that runs; that the benchmarks measure."""
+    session.install("-e", ".[docs,test,engines]", "matplotlib>=3.10")
+    shutil.rmtree(ROOT / "docs/reference/generated", ignore_errors=True)
+    sphinx = ("python", "-m", "sphinx", "-q", "-n", "-W", "-b")
+    session.run(*sphinx, "html", "docs", f"{CI}/docs/html")
+    session.run(*sphinx, "doctest", "docs", f"{CI}/docs/doctest")
+    session.run("python", "docs/run_examples.py")
+    session.run("pytest", "-q", "docs/examples/pytest", env=ORDERED)
+    results, chart = f"{CI}/benchmarks.json", f"{CI}/benchmarks.svg"
+    quick = ("--quick", "--simulate", "--json", results, "--chart", chart)
+    session.run("python", "-m", "benchmarks", *quick, silent=True)
+    session.run("python", ".ci/checks.py", "benchmarks", results, chart)
+
+
+@nox.session
+def engines(session: nox.Session) -> None:
+    """The tests that need `distributed`."""
+    session.install("-e", ".[test,engines]")
+    session.run("pytest", "-q", "tests/test_dask.py", env=ORDERED)
+
+
+@nox.session
+def sanitizers(session: nox.Session) -> None:
+    """The compiled parts under ASAN, UBSAN and TSAN."""
+    session.install("-e", ".[test]")
+    env = {**ORDERED, "USERSTREAM_SANITIZERS": "1"}
+    session.run("pytest", "-q", "tests/testing/test_sanitizers.py", env=env)
+
+
+@nox.session(python="3.11")
+def lowest(session: nox.Session) -> None:
+    """The lowest version of everything that the package allows."""
+    session.install("-e", ".[test]", *_lowest_pins())
+    session.run("pytest", "-q", *LIBRARY, env=ORDERED)
+
+
+@nox.session(python="3.12")
+def cuda12(session: nox.Session) -> None:
+    """cuda-python for CUDA 12."""
+    session.install("-e", ".[test]", "cuda-python==12.9.*", "cuda-core")
+    session.run("pytest", "-q", *WITHOUT_FAULTS, env=ORDERED)
+
+
+@nox.session(python="3.13")
+def newest(session: nox.Session) -> None:
+    """The newest of everything."""
+    _ahead(session)
+    session.run("pytest", "-q", *WITHOUT_FAULTS, env=ORDERED)
+
+
+@nox.session(python="3.14")
+def next(session: nox.Session) -> None:  # noqa: A001 (the name of the session)
+    """All tests on the newest Python."""
+    _ahead(session)
+    session.run("pytest", "-q", env=ORDERED)
+
+
+def _ahead(session: nox.Session) -> None:
+    session.install("-e", ".[test]", "cuda-python==13.*", "cuda-core")
+    # cuda-bindings is released before the cuda-python that allows it.
+    session.install("--upgrade", "--no-deps", "cuda-bindings==13.*")
+
+
+@nox.session(python=False)
+def readme_run(session: nox.Session) -> None:
+    """The README's command that installs and checks, word for word in a fresh clone."""
+    clone = _fresh_clone("clone-run")
+    with session.chdir(clone):
+        session.run("bash", "-c", _readme_command("-m userstream"))
+
+
+@nox.session(python=False)
+def readme_test(session: nox.Session) -> None:
+    """The README's test command, word for word in a fresh clone, with coverage."""
+    clone = _fresh_clone("clone-test")
+    data = CI / "coverage"  # of the processes that the tests start as well
+    shutil.rmtree(data, ignore_errors=True)
+    data.mkdir(parents=True)
+    env = {
+        **ORDERED,
+        "COVERAGE_FILE": f"{data}/data",
+        "COVERAGE_PROCESS_START": f"{clone}/pyproject.toml",
+    }
+    with session.chdir(clone):
+        session.run("bash", "-c", _readme_command("-m pytest"), env=env)
+        coverage = (".venv/bin/python", "-m", "coverage")
+        session.run(*coverage, "combine", "-q", env=env)
+        session.run(*coverage, "report", "--fail-under=95", env=env)
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """The wheel and the sdist: the same bytes wherever they are built, and what they install."""
+    session.install("build", "twine", "validate-pyproject[all]")
+    session.run("validate-pyproject", "pyproject.toml")
+    dist = _build_twice(session)
+    session.run("twine", "check", "--strict", *map(str, dist.iterdir()))
+    session.run("python", ".ci/checks.py", "dist", str(dist))
+
+
+@nox.session
+def installed(session: nox.Session) -> None:
+    """What `package` built, installed where nothing is compiled, with the sdist's tests."""
+    (wheel,) = (CI / "dist").glob("*.whl")
+    (sdist,) = (CI / "dist").glob("*.tar.gz")
+    session.install("--only-binary", ":all:", f"{wheel}[test]")
+    away = CI / "away"  # where the package itself is not
+    shutil.rmtree(away, ignore_errors=True)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(away, filter="data")
+    (away,) = away.iterdir()
+    shutil.rmtree(away / "userstream")
+    with session.chdir(away):
+        where = "import userstream as u; assert 'site-packages' in u.__path__[0], u.__path__"
+        session.run("python", "-c", where)
+        session.run("python", "-m", "userstream", "--simulate")
+        session.run("pytest", "-q", *(f"tests/test_{name}.py" for name in FIRST), env=ORDERED)
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """All tests in random order, over and over; not part of `.ci/run`."""
+    session.install("-e", ".[test]")
+    for _ in range(int(os.environ.get("USERSTREAM_SOAK", "20"))):
+        session.run("pytest", "-q", "tests")
+
+
+def _readme_command(end: str) -> str:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)\n```$", text, re.DOTALL | re.MULTILINE)
+    (command,) = (block for block in blocks if block.endswith(end))
+    if "\n" in command:
+        raise ValueError(f"README.md: the command is more than one line: {command}")
+    return command
+
+
+def _fresh_clone(name: str) -> Path:
+    """Copy the files that git would have there, and nothing else."""
+    clone = CI / name
+    shutil.rmtree(clone, ignore_errors=True)
+    listed = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    for file in subprocess.check_output(listed, cwd=ROOT, text=True).split("\0"):
+        if file and (ROOT / file).is_file():
+            (clone / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / file, clone / file)
+    return clone
+
+
+def _lowest_pins() -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pairs = (re.match(r"([\w-]+)>=([\d.]+)", each) for each in project["dependencies"])
+    return [f"{pair[1]}=={pair[2]}" for pair in pairs if pair]
+
+
+def _build_twice(session: nox.Session) -> Path:
+    """Build as releases are built, twice: other folder, times and umask must not matter."""
+    time = subprocess.check_output(("git", "log", "-1", "--format=%ct"), cwd=ROOT, text=True)
+    env = {"SOURCE_DATE_EPOCH": time.strip()}
+    dist, again = CI / "dist", CI / "dist-again"
+    for out, umask in ((dist, 0o022), (again, 0o077)):
+        shutil.rmtree(out, ignore_errors=True)
+        clone = _fresh_clone(f"clone-{out.name}")
+        if out is again:
+            for file in clone.rglob("*"):
+                os.utime(file, (10**9, 10**9))
+        before = os.umask(umask)
+        try:
+            build = ("python", "-m", "build", "--outdir", str(out), str(clone))
+            session.run(*build, env=env, silent=True)
+        finally:
+            os.umask(before)
+    _, different, missing = filecmp.cmpfiles(
+        dist, again, [each.name for each in dist.iterdir()], shallow=False
+    )
+    if different or missing:
+        session.error(f"built again, these differ: {different + missing}")
+    return dist
