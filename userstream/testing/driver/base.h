@@ -5,6 +5,7 @@
 #define _POSIX_C_SOURCE 200809L
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -36,6 +37,7 @@ typedef struct UserObject UserObject;
 /* One symbol. Those of one name (cuStreamGetCtx, cuStreamGetCtx_v2) share faults and counter. */
 typedef struct Function {
     const char *name;
+    const char *exported;       /* the name with its suffix */
     int version;                /* the CUDA version that introduced this signature */
     void *address;
     enum Availability {
@@ -43,6 +45,7 @@ typedef struct Function {
         ANYTIME,                /* before cuInit too */
         IN_CHILD,               /* after cuInit, and in a forked child */
     } available;
+    unsigned id;                /* what an observer is told: counted from 0 */
     long calls;
     struct Fault *faults;
     struct Function *shared;    /* the first function of this name: has the calls and the faults */
@@ -57,20 +60,65 @@ Function *function_first(void);
 CUresult call_enter(Function *function);
 void call_leave(void);
 
+/* ---- observer.c: who is told of every call -------------------------------------------------- */
+
+typedef enum Site { ENTER, LEAVE } Site;
+
+/* `words` are the arguments in the order of C, each extended to 64 bits. `result` counts when the
+ * call is left. */
+typedef void (*Observer)(Site site, unsigned function, const uint64_t *words, size_t count,
+                         CUresult result);
+
+extern _Atomic(Observer) observer;
+
+void observer_tell(Site site, const Function *function, const uint64_t *words, size_t count,
+                   CUresult result);
+
+/* WORDS(a, b) is (uint64_t)(a), (uint64_t)(b). The count of the arguments picks one of WORDS_n. */
+#define WORDS_1(a) (uint64_t)(a)
+#define WORDS_2(a, ...) (uint64_t)(a), WORDS_1(__VA_ARGS__)
+#define WORDS_3(a, ...) (uint64_t)(a), WORDS_2(__VA_ARGS__)
+#define WORDS_4(a, ...) (uint64_t)(a), WORDS_3(__VA_ARGS__)
+#define WORDS_5(a, ...) (uint64_t)(a), WORDS_4(__VA_ARGS__)
+#define WORDS_6(a, ...) (uint64_t)(a), WORDS_5(__VA_ARGS__)
+#define WORDS_7(a, ...) (uint64_t)(a), WORDS_6(__VA_ARGS__)
+#define WORDS_8(a, ...) (uint64_t)(a), WORDS_7(__VA_ARGS__)
+#define WORDS_9(a, ...) (uint64_t)(a), WORDS_8(__VA_ARGS__)
+#define WORDS_10(a, ...) (uint64_t)(a), WORDS_9(__VA_ARGS__)
+#define WORDS_11(a, ...) (uint64_t)(a), WORDS_10(__VA_ARGS__)
+#define WORDS_12(a, ...) (uint64_t)(a), WORDS_11(__VA_ARGS__)
+#define PICK_WORDS(a, b, c, d, e, f, g, h, i, j, k, l, picked, ...) picked
+#define WORDS(...) \
+    __VA_OPT__(PICK_WORDS(__VA_ARGS__, WORDS_12, WORDS_11, WORDS_10, WORDS_9, WORDS_8, WORDS_7, \
+                          WORDS_6, WORDS_5, WORDS_4, WORDS_3, WORDS_2, WORDS_1, )(__VA_ARGS__))
+
+/* The first word is not an argument: there is no array of none. */
+#define TELL_OBSERVER(site, symbol, arguments, result) \
+    do { \
+        if (atomic_load_explicit(&observer, memory_order_relaxed)) { \
+            const uint64_t words[] = {0, WORDS arguments}; \
+            observer_tell(site, &function_##symbol, words + 1, sizeof words / sizeof *words - 1, \
+                          result); \
+        } \
+    } while (0)
+
 /* Defines a driver function. The body that follows runs under the lock and returns the result. */
 #define DEFINE_FUNCTION(symbol, plain_name, since, when, parameters, arguments) \
     CUresult symbol parameters; \
     static CUresult locked_##symbol parameters; \
     static Function function_##symbol = { \
-        .name = #plain_name, .version = since, .address = (void *)symbol, .available = when}; \
+        .name = #plain_name, .exported = #symbol, .version = since, .address = (void *)symbol, \
+        .available = when}; \
     __attribute__((constructor)) static void register_##symbol(void) { \
         function_register(&function_##symbol); \
     } \
     __attribute__((visibility("default"))) CUresult symbol parameters { \
+        TELL_OBSERVER(ENTER, symbol, arguments, CUDA_SUCCESS); \
         CUresult result = call_enter(&function_##symbol); \
         if (result == CUDA_SUCCESS) \
             result = locked_##symbol arguments; \
         call_leave(); \
+        TELL_OBSERVER(LEAVE, symbol, arguments, result); \
         return result; \
     } \
     static CUresult locked_##symbol parameters

@@ -6,6 +6,7 @@ static Function *functions;
 void function_register(Function *function) {
     Function *same_name = function_find(function->name);
     function->shared = same_name ? same_name->shared : function;
+    function->id = functions ? functions->id + 1 : 0;
     function->next = functions;
     functions = function;
 }
@@ -104,7 +105,8 @@ static const struct {
 #define RESULT_GETTER(symbol, member) \
     CUresult symbol(CUresult result, const char **text); \
     static Function function_##symbol = { \
-        .name = #symbol, .version = 6000, .address = (void *)symbol, .available = ANYTIME}; \
+        .name = #symbol, .exported = #symbol, .version = 6000, .address = (void *)symbol, \
+        .available = ANYTIME}; \
     __attribute__((constructor)) static void register_##symbol(void) { \
         function_register(&function_##symbol); \
     } \
