@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -135,11 +138,120 @@ def test_a_cache_that_is_a_file(cache, tiny):
 
 
 def test_a_cache_that_cannot_be_written(cache, tiny, monkeypatch):
-    cache.mkdir(mode=0o500)
-    access = os.access  # says that root may write everything
-    monkeypatch.setattr(os, "access", lambda path, mode: path != cache and access(path, mode))
-    with pytest.raises(RuntimeError, match=r"cannot write .*USERSTREAM_CACHE_DIR"):
+    refuse_files(monkeypatch, cache)
+    with pytest.raises(RuntimeError, match=r"cannot write .*read-only.*USERSTREAM_CACHE_DIR"):
         _build.library()
+
+
+def test_a_cache_that_can_only_be_read_is_used(cache, tiny, monkeypatch):
+    first = _build.library()
+    refuse_files(monkeypatch, cache)
+    assert _build.library() == first
+
+
+def refuse_files(monkeypatch, cache):
+    """As a directory of mode 0500 does, which root may write nevertheless."""
+    mkstemp = tempfile.mkstemp
+
+    def refuse(*arguments, **keywords):
+        if keywords.get("dir") == cache:
+            raise PermissionError(errno.EACCES, "read-only")
+        return mkstemp(*arguments, **keywords)
+
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+
+
+def compilations(tmp_path, monkeypatch):
+    """Count what is compiled from here on."""
+    log = tmp_path / "compilations"
+    log.touch()
+    wrapper = tmp_path / "counting-cc"
+    wrapper.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] || echo x >> {log}\nexec {COMPILERS[0]} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CC", str(wrapper))
+    return lambda: len(log.read_text().split())
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(lambda path: os.truncate(path, path.stat().st_size // 2), id="cut short"),
+        pytest.param(lambda path: os.truncate(path, 0), id="empty"),
+        pytest.param(lambda path: path.write_bytes(path.read_bytes()[:-1]), id="a byte short"),
+        pytest.param(lambda path: path.write_bytes(b"\0" + path.read_bytes()[1:]), id="changed"),
+        pytest.param(lambda path: path.chmod(0o770), id="the group can write it"),
+        pytest.param(lambda path: path.chmod(0o707), id="all can write it"),
+        pytest.param(lambda path: path.rename(path.with_suffix(".old")), id="gone"),
+        pytest.param(
+            lambda path: path.symlink_to(path.rename(path.with_suffix(".old"))), id="a link"
+        ),
+        pytest.param(lambda path: (path.unlink(), os.mkfifo(path)), id="a pipe"),
+    ],
+)
+def test_a_library_that_is_not_fit_is_replaced(cache, tiny, tmp_path, monkeypatch, spoil):
+    count = compilations(tmp_path, monkeypatch)
+    path = _build.library()
+    good = path.read_bytes()
+    spoil(path)
+    assert _build.library() == path
+    assert count() == 2
+    assert path.read_bytes() == good
+    assert stat.S_IMODE(path.stat(follow_symlinks=False).st_mode) == 0o700
+    assert _build.library() == path
+    assert count() == 2
+
+
+def test_a_library_that_another_user_put_there_is_not_loaded(cache, tiny, tmp_path, monkeypatch):
+    """Before the directory was closed to others, as the message of `simulate` asks."""
+    count = compilations(tmp_path, monkeypatch)
+    path = _build.library()
+    planted = path.stat()
+    fstat = os.fstat
+
+    def of_another(descriptor):
+        found = fstat(descriptor)
+        if found.st_ino != planted.st_ino:
+            return found
+        fields = list(found)
+        fields[stat.ST_UID] += 1
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(os, "fstat", of_another)
+    assert _build.library() == path
+    assert count() == 2
+
+
+def test_a_directory_in_the_place_of_the_library(cache, tiny):
+    path = _build.library()
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(RuntimeError, match=r"cannot write .*irectory.*USERSTREAM_CACHE_DIR"):
+        _build.library()
+    assert list(cache.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "script", ["exit 0", 'for last; do :; done; rm "$last"'], ids=["nothing", "no file"]
+)
+def test_a_compiler_that_leaves_nothing(cache, tiny, tmp_path, monkeypatch, script):
+    wrapper = tmp_path / "idle-cc"
+    wrapper.write_text(f"#!/bin/sh\n{script}\n")
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CC", str(wrapper))
+    with pytest.raises(RuntimeError, match=r"idle-cc.* reports success and left no library"):
+        _build.library()
+    assert list(cache.iterdir()) == []
+
+
+def test_a_umask_that_lets_the_group_write(cache, tiny):
+    before = os.umask(0o002)
+    try:
+        path = _build.library()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    finally:
+        os.umask(before)
 
 
 def test_no_home(cache, tiny, monkeypatch):
@@ -148,6 +260,35 @@ def test_no_home(cache, tiny, monkeypatch):
     monkeypatch.setattr(Path, "home", _no_home)
     with pytest.raises(RuntimeError, match="USERSTREAM_CACHE_DIR"):
         _build.library()
+
+
+def test_a_home_that_cannot_be_used(cache):
+    """End to end: HOME is no directory, as in a container that runs with any user."""
+    done = run(
+        "from userstream import testing; testing.simulate()",
+        environment={"HOME": "/dev/null", "XDG_CACHE_HOME": "", "USERSTREAM_CACHE_DIR": ""},
+    )
+    assert done.returncode != 0
+    assert "cannot make a cache directory" in done.stderr.splitlines()[-1]
+    assert "USERSTREAM_CACHE_DIR" in done.stderr.splitlines()[-1]
+
+
+def test_no_home_and_no_user(tmp_path):
+    """End to end: the user of the process has no entry among the users, and there is no HOME."""
+    done = run(
+        """
+import os, pwd
+del os.environ["HOME"]
+def unknown(uid):
+    raise KeyError(f"getpwuid(): uid not found: {uid}")
+pwd.getpwuid = unknown
+from userstream import testing
+testing.simulate()
+""",
+        environment={"XDG_CACHE_HOME": "", "USERSTREAM_CACHE_DIR": ""},
+    )
+    assert done.returncode != 0
+    assert "cannot make a cache directory" in done.stderr.splitlines()[-1]
 
 
 def _no_home():
@@ -161,6 +302,19 @@ def test_the_places_of_the_cache(cache, tiny, tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert _build.library().parent == tmp_path / "home" / ".cache" / "userstream"
+
+
+def test_a_compiler_behind_ccache(cache, tiny, tmp_path, monkeypatch):
+    """CC="ccache gcc", as many build machines set it."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "ccache").write_text('#!/bin/sh\nexec "$@"\n')
+    (tools / "ccache").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    plain = _build.library()
+    monkeypatch.setenv("CC", f"ccache {COMPILERS[0]}")
+    assert _build.library() != plain
+    assert _build.library().exists()
 
 
 def test_no_compiler(cache, tiny, monkeypatch):
@@ -200,8 +354,10 @@ def test_a_system_without_glibc(cache, tiny, monkeypatch, answer):
         _build.library()
 
 
-def test_processes_that_race_for_the_cache(cache):
-    """All start with an empty cache; all get a whole library, and one remains."""
+@pytest.mark.timeout(240)
+def test_processes_that_race_for_the_cache(cache, tmp_path, monkeypatch):
+    """Eight start with an empty cache: one compiles, and all load the same whole library."""
+    count = compilations(tmp_path, monkeypatch)
     code = """
 from userstream import testing
 testing.simulate()
@@ -215,12 +371,23 @@ assert driver.cuInit(0)[0] == 0
             stderr=subprocess.PIPE,
             text=True,
         )
-        for _ in range(3)
+        for _ in range(8)
     ]
     for program in programs:
-        _, errors = program.communicate(timeout=120)
+        _, errors = program.communicate(timeout=200)
         assert program.returncode == 0, errors
     assert [path.suffix for path in cache.iterdir()] == [".so"]
+    assert count() == 1
+
+
+def test_a_compilation_that_cannot_be_alone(cache, tiny, monkeypatch):
+    """Some file systems lock no directories: then each process compiles for itself."""
+
+    def no_locks(descriptor, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    assert _build.library().exists()
 
 
 def test_the_message_reaches_the_user(cache):

@@ -71,6 +71,61 @@ held.release()
     )
 
 
+def test_a_child_that_ends_does_not_let_go_of_the_streams_of_its_parent():
+    """Held over the end of a child, of a with block in one, and of a release in one."""
+    check(
+        AFTER_INIT
+        + """
+import time
+assert driver.cuStreamSynchronize(stream)[0] == 0
+for how in ["exit", "block", "release"]:
+    with testing.latch(stream) as held:
+        child = os.fork()
+        if child == 0:
+            if how == "block":
+                held.__exit__(None, None, None)
+            if how == "release":
+                held.release()
+            raise SystemExit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        time.sleep(0.05)
+        assert driver.cuStreamQuery(stream)[0].name == "CUDA_ERROR_NOT_READY", how
+        assert not held.is_released
+    assert driver.cuStreamSynchronize(stream)[0] == 0
+"""
+    )
+
+
+def test_a_child_does_not_write_an_old_value_over_a_newer_one():
+    """The stream has not yet looked at the word that two latches used when the child ends."""
+    check(
+        AFTER_INIT
+        + """
+assert driver.cuStreamSynchronize(stream)[0] == 0
+other, event = driver.cuStreamCreate(1)[1], driver.cuEventCreate(2)[1]
+read, write = os.pipe()
+with testing.latch(other):
+    assert driver.cuEventRecord(event, other)[0] == 0
+    with testing.latch(stream):
+        child = os.fork()
+        if child == 0:
+            os.read(read, 1)
+            raise SystemExit(0)
+    assert driver.cuStreamWaitEvent(stream, event, 0)[0] == 0
+    with testing.latch(stream):
+        pass
+    os.write(write, b"x")
+    assert os.waitpid(child, 0)[1] == 0
+for wait in range(1000):
+    if driver.cuStreamQuery(stream)[0] == 0:
+        break
+    import time; time.sleep(0.005)
+else:
+    raise AssertionError("the stream is held for good")
+"""
+    )
+
+
 def test_a_fork_before_the_initialization():
     check(
         """

@@ -1,5 +1,8 @@
 """Compiles the simulated driver at its first use and keeps the result.
 
+What is kept ends with a seal, the digest of what comes before it: a library that was cut short
+would kill the process that loads it. (The loader does not look behind the end of a library.)
+
 ``$CC`` names the compiler, ``$USERSTREAM_CFLAGS`` adds flags (a sanitizer, say), and
 ``$USERSTREAM_CACHE_DIR`` the directory for the result.
 """
@@ -7,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shlex
@@ -16,6 +20,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SOURCES = Path(__file__).parent / "driver"
 FLAGS = (
@@ -29,6 +37,7 @@ FLAGS = (
     "-pthread",
     "-Wl,-soname,libcuda.so.1",
 )
+_ADVICE = "let $USERSTREAM_CACHE_DIR name a directory of your own for the simulated driver"
 
 
 def library() -> Path:
@@ -38,8 +47,10 @@ def library() -> Path:
     flags = [*FLAGS, *_words("USERSTREAM_CFLAGS")]
     directory = _cache_directory()
     path = directory / f"simulated-driver-{_fingerprint(compiler, flags)}.so"
-    if not path.exists():
-        _compile(compiler, flags, path)
+    if not _is_fit(path):
+        with _alone_in(directory):
+            if not _is_fit(path):
+                _compile(compiler, flags, path)
     return path
 
 
@@ -93,23 +104,66 @@ def _chosen_directory() -> Path:
 
 def _cache_directory() -> Path:
     """Make a directory that only this user can write, as what lies there gets loaded."""
-    advice = "let $USERSTREAM_CACHE_DIR name a directory of your own for the simulated driver"
     try:
         directory = _chosen_directory()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = directory.stat()
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
-        raise RuntimeError(f"cannot make a cache directory: {error}; {advice}") from error
+        raise RuntimeError(f"cannot make a cache directory: {error}; {_ADVICE}") from error
     if found.st_uid != os.geteuid():
-        raise RuntimeError(f"the cache directory {directory} belongs to another user; {advice}")
-    if stat.S_IMODE(found.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
+        raise RuntimeError(f"the cache directory {directory} belongs to another user; {_ADVICE}")
+    if _others_can_write(found):
         raise RuntimeError(
             f"others can write the cache directory {directory}: "
-            f"remove that right (chmod go-w), or {advice}"
+            f"remove that right (chmod go-w), or {_ADVICE}"
         )
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise RuntimeError(f"cannot write the cache directory {directory}; {advice}")
     return directory
+
+
+def _others_can_write(found: os.stat_result) -> bool:
+    return bool(stat.S_IMODE(found.st_mode) & (stat.S_IWGRP | stat.S_IWOTH))
+
+
+def _is_fit(path: Path) -> bool:
+    """Tell whether a library is there, whole, and this user's own.
+
+    Others may have put one there while the directory was still open to them.
+    """
+    try:
+        with open(path, "rb", opener=_open_no_link) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+                return False
+            if _others_can_write(found):
+                return False
+            contents = file.read()
+    except OSError:
+        return False
+    seal = _seal(contents[: -hashlib.sha256().digest_size])
+    return len(contents) > len(seal) and contents.endswith(seal)
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe would wait for a writer
+
+
+def _seal(contents: bytes) -> bytes:
+    return hashlib.sha256(contents).digest()
+
+
+@contextlib.contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Let processes that start together compile once. Where the system cannot, each compiles."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        # Not by closing alone: a child that was forked meanwhile has the descriptor too.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
 
 
 def _fingerprint(compiler: list[str], flags: list[str]) -> str:
@@ -125,24 +179,55 @@ def _fingerprint(compiler: list[str], flags: list[str]) -> str:
 
 def _compile(compiler: list[str], flags: list[str], path: Path) -> None:
     """Compile beside `path`, then rename: a process that races gets the one or the other."""
-    sources = sorted(str(source) for source in SOURCES.glob("*.c"))
-    try:
+    with _refused_writes(path.parent):
         descriptor, unfinished = tempfile.mkstemp(suffix=".so", prefix=".", dir=path.parent)
-    except OSError as error:
-        raise RuntimeError(
-            f"cannot write the cache directory {path.parent}: {error}; let $USERSTREAM_CACHE_DIR "
-            "name a directory of your own for the simulated driver"
-        ) from error
     os.close(descriptor)
     try:
-        command = [*compiler, *flags, *sources, "-o", unfinished]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(
-                f"the simulated driver could not be compiled with {shlex.join(compiler)!r}:\n"
-                f"{done.stderr.strip()}"
-            )
-        os.replace(unfinished, path)
+        _run_compiler(compiler, flags, unfinished)
+        with _refused_writes(path.parent):
+            _finish(unfinished, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(unfinished)
+
+
+@contextlib.contextmanager
+def _refused_writes(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RuntimeError(
+            f"cannot write the cache directory {directory}: {error}; {_ADVICE}"
+        ) from error
+
+
+def _run_compiler(compiler: list[str], flags: list[str], output: str) -> None:
+    sources = sorted(str(source) for source in SOURCES.glob("*.c"))
+    command = [*compiler, *flags, *sources, "-o", output]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(
+            f"the simulated driver could not be compiled with {shlex.join(compiler)!r}:\n"
+            f"{done.stderr.strip()}"
+        )
+    if not _is_library(output):
+        raise RuntimeError(
+            f"the simulated driver was not compiled: {shlex.join(compiler)!r} reports success "
+            "and left no library; does $CC name a C compiler that links?"
+        )
+
+
+def _is_library(output: str) -> bool:
+    try:
+        with open(output, "rb") as file:
+            return file.read(4) == b"\x7fELF"
+    except OSError:
+        return False
+
+
+def _finish(unfinished: str, path: Path) -> None:
+    os.chmod(unfinished, 0o700)  # the linker left it with the rights that the umask allows
+    with open(unfinished, "r+b") as file:
+        contents = file.read()
+        file.write(_seal(contents))
+    os.replace(unfinished, path)

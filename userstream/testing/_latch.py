@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import ctypes
 import mmap
+import os
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Self
@@ -113,6 +114,7 @@ class latch:  # noqa: N801 - used like a function
     def __init__(self, stream: object) -> None:
         self._stream = stream  # kept alive while it is held
         self._handle = _simulated.handle_of(stream)
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._word: tuple[int, int] | None = None
         self._value = 0
@@ -175,6 +177,9 @@ class latch:  # noqa: N801 - used like a function
     def release(self) -> None:
         """Let the stream go on. Does not block and makes no driver call.
 
+        In a forked child it does nothing: the stream is the parent's, and goes on when the parent
+        says so.
+
         Examples
         --------
         >>> from userstream import Stream
@@ -184,6 +189,11 @@ class latch:  # noqa: N801 - used like a function
         ...     held.release()
         ...     stream.sync(timeout=10)
         """
+        # The word is in memory that parent and child share, so that the device sees the one that
+        # the parent writes: what a child wrote there, if only by ending, would let the stream go,
+        # or hold it for good with an older value. Its lock may be held by a thread that is gone.
+        if os.getpid() != self._process:
+            return
         with self._lock:
             if not self._entered:
                 raise RuntimeError("this latch holds nothing: enter it with a with statement")
