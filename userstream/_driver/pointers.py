@@ -27,6 +27,7 @@ _NO_RANGE = (driver.CUresult.CUDA_ERROR_INVALID_VALUE, driver.CUresult.CUDA_ERRO
 _HOST = int(driver.CUmemorytype.CU_MEMORYTYPE_HOST)
 _POOL = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE)
 _DEVICE_POINTER = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER)
+_LEGACY_IPC = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE)
 
 _WANTED = (
     driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
@@ -62,8 +63,26 @@ class Place(NamedTuple):
         return self.context in (0, int(primary_context(self.device)))
 
     def covers(self, start: int, nbytes: int) -> bool:
-        """Tell whether bytes lie in the allocation."""
-        return self.start <= start and start + nbytes <= self.start + self.size
+        """Tell whether bytes lie in the allocation, or in one range of addresses mapped to many."""
+        end, stop = start + nbytes, self.start + self.size
+        if self.start <= start and end <= stop:
+            return True
+        if start >= 1 << 64 or start < 0 or end > 1 << 64 or not self._may_be_mapped():
+            return False
+        # Of memory mapped piece by piece, such as PyTorch's expandable segments, the driver tells
+        # the piece alone.
+        while start < end:
+            piece = place_of(start)
+            if piece is None or piece.device != self.device or not piece._may_be_mapped():
+                return False
+            start = piece.start + piece.size
+        return True
+
+    def _may_be_mapped(self) -> bool:
+        """Tell whether it may come from ``cuMemMap``: nothing says that it was allocated whole."""
+        if self.is_host or self.is_managed or is_of_pool(self.start):
+            return False
+        return not _attribute(_LEGACY_IPC, self.start)
 
 
 class _Answers:

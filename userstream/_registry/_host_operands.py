@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from cuda.core import Buffer
 
-from userstream import _buffers, _targets, _transfer
+from userstream import _buffers, _driver, _targets, _transfer
 from userstream._buffers import type_name
 from userstream.errors import HostBufferError, UnsupportedBufferError
 
@@ -33,12 +33,19 @@ class _Bytes:
     """Host memory of cuda.core for NumPy: by DLPack it is signed, and to NumPy 1 read-only."""
 
     def __init__(self, buffer: Buffer) -> None:
+        address = int(buffer.handle)
+        place = _driver.place_of(address) if buffer.size else None
+        if place is not None and not place.covers(address, buffer.size):
+            raise UnsupportedBufferError(
+                f"this {type_name(buffer)} of {buffer.size} bytes at {address:#x} reaches out of "
+                f"its memory: the allocation there has {place.size} from {place.start:#x} on"
+            )
         self._buffer = buffer  # as long as there is an array on it
         self.__array_interface__ = {
             "version": 3,
             "shape": (buffer.size,),
             "typestr": "|u1",
-            "data": (int(buffer.handle), False),
+            "data": (address, False),
         }
 
 

@@ -85,8 +85,9 @@ class Transfers(Orders):
             done. Until the GPU has come past it, the buffer and the memory to fill are kept.
         UnsupportedBufferError
             The object is no buffer, has no shape (a bare address), has elements that NumPy lacks,
-            or is masked; or it lies in memory so that it takes more than 65,536 copies; or its
-            ``__dlpack__`` gives another copy at each call.
+            or is masked; or its shape and strides reach out of its allocation; or it lies in memory
+            so that it takes more than 65,536 copies; or its ``__dlpack__`` gives another copy at
+            each call.
         HostBufferError
             It is on the host, and NumPy cannot read it.
         UnknownProducerError, DeviceMismatchError, CaptureError, ClosedError

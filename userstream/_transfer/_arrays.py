@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ class DeviceArray(NamedTuple):
 
     address: int  # of the first element
     shape: Shape
-    strides: Shape
+    strides: Shape  # 0 along an axis that takes no step
     dtype: np.dtype
     device: int
 
@@ -58,7 +59,43 @@ def device_array(info: BufferInfo | Layout) -> DeviceArray:
         dtype = numpy_dtype(info.dtype, info.source)
         if strides is None:
             strides = contiguous_strides(shape, dtype.itemsize)
-    return DeviceArray(address, shape, strides, dtype, device)
+        else:
+            strides = tuple([step if n > 1 else 0 for n, step in zip(shape, strides, strict=True)])
+    array = DeviceArray(address, shape, strides, dtype, device)
+    _check_span(array, info.source)
+    return array
+
+
+def _check_span(array: DeviceArray, source: str) -> None:
+    """Refuse an array that reaches out of its allocation.
+
+    Nothing else would stop a copy from reading or overwriting what lies there, even host memory.
+    """
+    address, shape, strides, dtype, _device = array
+    if math.prod(shape) * dtype.itemsize > _MOST_BYTES or max(shape, default=0) > _MOST_BYTES:
+        raise UnsupportedBufferError(
+            f"this {source} has shape {shape} and elements of {dtype.itemsize} bytes, more than an "
+            "array can have; correct what it tells of itself"
+        )
+    if 0 in shape or not dtype.itemsize:
+        return
+    span = _layout.spread(shape, strides, dtype.itemsize)
+    lowest = address - span.offset
+    place = _driver.place_of(address)
+    if place is None:
+        raise UnsupportedBufferError(
+            f"address {address:#x} of this {source} is no memory that the CUDA driver knows"
+        )
+    if not place.covers(lowest, span.nbytes):
+        raise UnsupportedBufferError(
+            f"this {source} reaches out of its memory: shape {shape} and strides {strides} in "
+            f"bytes, with elements of {dtype.itemsize} from address {address:#x} on, need "
+            f"{span.nbytes} bytes from {lowest:#x} on, and the allocation there has {place.size} "
+            f"from {place.start:#x} on; correct what it tells of itself"
+        )
+
+
+_MOST_BYTES = (1 << 63) - 1  # of an array of NumPy
 
 
 _BYTE = np.dtype(np.uint8)

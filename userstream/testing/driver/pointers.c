@@ -49,8 +49,9 @@ static CUresult attribute_of(void *out, int attribute, CUdeviceptr address, cons
             return CUDA_ERROR_INVALID_VALUE;
         ANSWER(CUdeviceptr, address);
     case SYNC_MEMOPS:
-    case IS_LEGACY_IPC_CAPABLE:
         ANSWER(bool, false);
+    case IS_LEGACY_IPC_CAPABLE: /* what cuMemAlloc gave */
+        ANSWER(bool, memory->kind == MEMORY_DEVICE && !memory->pool);
     case IS_GPU_DIRECT_RDMA_CAPABLE:
         ANSWER(unsigned, 0);
     case IS_MANAGED:

@@ -1,0 +1,204 @@
+"""What an array says of itself leads a copy nowhere but into its own memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda.bindings import driver
+from cuda.core import Buffer
+
+import userstream as us
+from helpers import CAI, checked, device_memory, fill, managed_memory, pinned_memory, write
+from userstream import _driver, testing
+from userstream._driver import pointers
+
+SIZE = 4096
+GUARD = 0x5A
+
+OUT = {
+    "past the end": {"shape": (1025,)},
+    "before the begin": {"shape": (2,), "strides": (-4,)},
+    "a step past the end": {"shape": (2, 8), "strides": (SIZE - 28, 4)},
+    "columns past the end": {"shape": (33, 32), "strides": (4, 128)},
+    "backwards": {"shape": (1025,), "strides": (-4,), "at": SIZE - 4},
+    "into the next": {"shape": (2, 4), "strides": (SIZE, 4)},
+    "every second": {"shape": (513,), "strides": (8,)},
+    "2**31": {"shape": (2, 4), "strides": (1 << 31, 4)},
+    "2**32": {"shape": (2, 4), "strides": (1 << 32, 4)},
+    "-2**32": {"shape": (2, 4), "strides": (-(1 << 32), 4)},
+    "2**63": {"shape": (2, 4), "strides": (1 << 63, 4)},
+    "-2**63": {"shape": (2, 4), "strides": (-(1 << 63), 4)},
+    "2**64": {"shape": (2, 4), "strides": (1 << 64, 4)},  # around to the same place
+    "2**70": {"shape": (2, 4), "strides": (1 << 70, 4)},
+    "there and back": {"shape": (2, 2), "strides": (1 << 70, -(1 << 70))},
+    "a shape of 2**70": {"shape": (1 << 70,)},
+    "a shape of 2**62 by 2": {"shape": (1 << 62, 2), "strides": (0, 0)},
+    "a broadcast of 2**70": {"shape": (1 << 70,), "strides": (0,)},
+    "an empty one of 2**70": {"shape": (0, 1 << 70)},
+}
+
+
+@pytest.fixture
+def block() -> Iterator[int]:
+    """The address of memory of which all is an allocation's own."""
+    with device_memory(0, SIZE) as address:
+        fill(us.get_stream(0), address, GUARD, SIZE)
+        us.wait(0)
+        yield address
+
+
+def interface(block: int, *, at: int = 0, **more: Any) -> CAI:
+    return CAI(block + at, stream=None, **more)
+
+
+def numbers(shape: tuple[int, ...]) -> Any:
+    return np.broadcast_to(np.float32(3), shape if max(shape) < 1 << 20 else ())
+
+
+USES: dict[str, Callable[[CAI], object]] = {
+    "asnumpy": us.asnumpy,
+    "asnumpy with out=": lambda wrong: us.asnumpy(wrong, out=np.empty((2, 4), "f4")),
+    "copyto": lambda wrong: us.copyto(wrong, numbers(wrong.interface["shape"])),
+    "copyto the host": lambda wrong: us.copyto(np.empty((2, 4), "f4"), wrong),
+    "copyto itself": lambda wrong: us.copyto(wrong, wrong),
+}
+COPIES = ["cuMemcpyAsync", "cuMemcpy3DAsync", "cuMemcpyPeerAsync", "cuEventRecord"]
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("wrong", OUT)
+def test_what_reaches_out_is_refused_before_cuda_is_touched(
+    wrong: str, use: str, block: int
+) -> None:
+    us.get_stream(0)
+    before = [testing.calls(each) for each in COPIES]
+    with pytest.raises(us.UnsupportedBufferError, match=r"reaches out of its memory|can have"):
+        USES[use](interface(block, **OUT[wrong]))
+    assert [testing.calls(each) for each in COPIES] == before
+
+
+@pytest.mark.parametrize("wrong", OUT)
+def test_nothing_beside_it_is_read_or_written(wrong: str, block: int) -> None:
+    for use in USES.values():
+        with pytest.raises(us.UnsupportedBufferError):
+            use(interface(block, **OUT[wrong]))
+    assert set(us.asnumpy(interface(block, shape=(SIZE,), typestr="|u1"))) == {GUARD}
+
+
+def test_the_message_says_what_is_needed_and_what_is_there(block: int) -> None:
+    with pytest.raises(us.UnsupportedBufferError) as caught:
+        us.asnumpy(interface(block, shape=(2, 4), strides=(-SIZE, 4)))
+    for part in ("(2, 4)", f"({-SIZE}, 4)", f"{block:#x}", f"{block - SIZE:#x}", f"has {SIZE}"):
+        assert part in str(caught.value)
+
+
+def test_an_axis_that_takes_no_step_may_have_any_stride(block: int) -> None:
+    for stride in (1 << 70, -(1 << 70), 1 << 63):
+        one = interface(block, shape=(1, 4), strides=(stride, 1), typestr="|u1")
+        us.copyto(one, np.arange(4, dtype="u1"))
+        assert us.asnumpy(one).tolist() == [[0, 1, 2, 3]]
+        every = interface(block, shape=(1, 2), strides=(stride, 2), typestr="|u1")
+        assert us.asnumpy(every).tolist() == [[0, 2]]
+        empty = interface(block, shape=(0, 2), strides=(stride, stride))
+        assert us.asnumpy(empty).shape == (0, 2)
+
+
+def test_random_layouts_are_right_or_refused(block: int) -> None:
+    random = np.random.default_rng(17)
+    content = np.frombuffer(random.bytes(SIZE), "u1")
+    write(block, content)
+    refused = 0
+    for _ in range(300):
+        axes = random.integers(1, 4)
+        shape = tuple(map(int, random.integers(1, 12, axes)))
+        strides = tuple(map(int, random.integers(-500, 500, axes)))
+        at = int(random.integers(0, SIZE - 3))
+        wrong = interface(block, at=at, shape=shape, strides=strides)
+        offsets = sum(
+            np.arange(count).reshape([-1 if each == axis else 1 for each in range(axes)]) * step
+            for axis, (count, step) in enumerate(zip(shape, strides, strict=True))
+        )
+        first = at + np.asarray(offsets)
+        if first.min() < 0 or first.max() + 4 > SIZE:
+            refused += 1
+            with pytest.raises(us.UnsupportedBufferError, match="reaches out"):
+                us.asnumpy(wrong)
+            with pytest.raises(us.UnsupportedBufferError, match="reaches out"):
+                us.copyto(wrong, np.float32(0))
+        else:
+            expected = content[first[..., None] + np.arange(4)].copy().view("<u4")[..., 0]
+            assert us.asnumpy(wrong).view("<u4").tolist() == expected.tolist()
+    assert 30 < refused < 270
+    assert (us.asnumpy(interface(block, shape=(SIZE,), typestr="|u1")) == content).all()
+
+
+@pytest.mark.parametrize("memory", [device_memory, managed_memory, pinned_memory])
+def test_buffers_of_cuda_core_that_say_too_much(
+    memory: Callable[..., contextlib.AbstractContextManager[int]],
+) -> None:
+    with memory(0, 256) as address:
+        wrong = Buffer.from_handle(address, 1 << 30, owner=object())
+        with pytest.raises(us.UnsupportedBufferError, match="reaches out"):
+            us.asnumpy(wrong)
+        with device_memory(0) as other, pytest.raises(us.UnsupportedBufferError, match="reaches"):
+            us.copyto(wrong, CAI(other, (), stream=None, typestr="|u1"), producer=None)
+
+
+@pytest.mark.simulated
+def test_arrays_of_frameworks_that_say_too_much(block: int, cupy: Any, torch: Any) -> None:
+    array = cupy.ndarray(0, block + SIZE - 8)
+    tensor = torch.Tensor(torch.device("cuda", 0), block + SIZE - 20)
+    for wrong in (array, tensor):
+        with pytest.raises(us.UnsupportedBufferError, match="reaches out"):
+            us.asnumpy(wrong, producer=None)
+        with pytest.raises(us.UnsupportedBufferError, match="reaches out"):
+            us.copyto(wrong, np.zeros((), "f4"), producer=None)
+
+
+def test_memory_that_was_freed_or_is_not_there(block: int, torch: Any) -> None:
+    tensor = torch.Tensor(torch.device("cuda", 0), 512)
+    with pytest.raises(us.UnsupportedBufferError, match="no memory that the CUDA driver knows"):
+        us.asnumpy(tensor, producer=None)
+
+
+def test_memory_that_is_mapped_piece_by_piece(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    piece = SIZE // 4
+    whole = _driver.place_of(block)
+    assert whole is not None
+
+    def pieces(address: int) -> _driver.Place | None:
+        if not block <= address < block + SIZE:
+            return None
+        return whole._replace(start=block + (address - block) // piece * piece, size=piece)
+
+    monkeypatch.setattr(pointers, "place_of", pieces)
+    monkeypatch.setattr(_driver, "place_of", pieces)
+    array = interface(block, shape=(SIZE,), typestr="|u1")
+    with pytest.raises(us.UnsupportedBufferError, match="reaches out"):
+        us.asnumpy(array)  # these are allocations, and another one begins where one ends
+    monkeypatch.setattr(_driver.Place, "_may_be_mapped", lambda _: True)
+    assert set(us.asnumpy(array)) == {GUARD}
+    for wrong in ({"shape": (SIZE + 1,)}, {"shape": (2,), "strides": (-1,)}, OUT["2**70"]):
+        with pytest.raises(us.UnsupportedBufferError, match="reaches out"):
+            us.asnumpy(interface(block, **{"typestr": "|u1", **wrong}))
+
+
+def test_what_may_be_mapped() -> None:
+    context = _driver.primary_context(0)
+    with device_memory(0) as whole, pinned_memory(0) as pinned, managed_memory(0) as managed:
+        for address in (whole, pinned, managed):
+            place = _driver.place_of(address)
+            assert place is not None
+            assert not place._may_be_mapped()
+    with _driver.entered(context):
+        stream = us.get_stream(0)._live()
+        pooled = int(checked(driver.cuMemAllocAsync(256, stream)))
+        place = _driver.place_of(pooled)
+        assert place is not None
+        assert not place._may_be_mapped()
+        checked(driver.cuMemFreeAsync(pooled, stream))
