@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -135,7 +136,9 @@ def test_text() -> None:
     done = run()
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[-1] == "ok: all of it held" + (", on the simulated driver" if SIMULATED else "")
+    assert lines[-1] == "ok: every check passed" + (
+        ", on the simulated driver" if SIMULATED else ""
+    )
     assert lines[0].startswith("SIMULATED DRIVER" if SIMULATED else "Versions")
     assert max(map(len, lines)) <= 80
     assert "Self-check, device 0" in lines
@@ -155,10 +158,26 @@ def test_a_machine_without_a_gpu_runs_on_the_simulated_driver() -> None:
     assert document(run_bare("--json"))["simulated"]
 
 
+@pytest.mark.parametrize("options", [["--json"], []], ids=["json", "text"])
+def test_a_reader_that_goes_away_gets_no_traceback(options: list[str]) -> None:
+    there, here = os.pipe()
+    os.close(there)  # as `head` does once it has its lines
+    with open(here, "wb") as gone:
+        done = subprocess.run(
+            [sys.executable, "-m", "userstream", *(["--simulate"] if SIMULATED else []), *options],
+            stdout=gone,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
 def test_simulate_on_any_machine() -> None:
     done = run_bare("--simulate")
     assert done.returncode == 0
-    assert done.stdout.startswith("SIMULATED DRIVER: --simulate was given.\n")
+    assert done.stdout.startswith("SIMULATED DRIVER: --simulate was passed.\n")
     found = document(run_bare("--simulate", "--json"))
     assert found["simulated"]
     assert len(found["devices"]) == 2
@@ -169,7 +188,7 @@ def test_simulate_on_any_machine() -> None:
 def test_require_gpu_without_a_gpu() -> None:
     done = run_bare("--require-gpu")
     assert done.returncode == 1
-    assert "--require-gpu was given" in done.stdout
+    assert "--require-gpu was passed" in done.stdout
     assert "SIMULATED" not in done.stdout
     assert done.stderr == ""
     found = document(run_bare("--require-gpu", "--json"))
@@ -187,7 +206,7 @@ def test_require_gpu_and_simulate_exclude_each_other() -> None:
     done = run_bare("--require-gpu", "--simulate")
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.endswith("error: --simulate and --require-gpu exclude each other\n")
+    assert done.stderr.endswith("error: --simulate and --require-gpu are mutually exclusive\n")
 
 
 @bare
@@ -242,7 +261,7 @@ def test_without_a_c_compiler(tmp_path: Path) -> None:
     assert "RuntimeError: the C compiler '/nowhere/cc'" in done.stdout
     assert "Traceback" not in done.stdout
     assert done.stdout.endswith(
-        "Self-check\n  not run\n\nfailed: not all of it held, on the simulated driver\n"
+        "Self-check\n  not run\n\nfailed: not every check passed, on the simulated driver\n"
     )
     found = document(run_bare("--simulate", "--json", **nothing))
     assert found["problems"][0]["about"] == "simulated driver"
@@ -375,7 +394,7 @@ def test_a_step_that_fails_as_text(main: Callable[..., tuple[int, Any]]) -> None
         status, out = main()
     assert status == 1
     lines = out.splitlines()
-    assert lines[-1] == "failed: not all of it held, on the simulated driver"
+    assert lines[-1] == "failed: not every check passed, on the simulated driver"
     at = lines.index("Self-check, device 0")
     assert lines[at + 1].startswith("  failed   get_stream(0)")
     assert all(line.startswith(" " * 11) for line in lines[at + 2 : at + 4])

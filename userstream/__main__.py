@@ -1,18 +1,19 @@
-"""``python -m userstream``: what is installed here, and whether userstream works on it.
+"""``python -m userstream``: report the installation and check that userstream works on it.
 
-A report of versions, driver, devices, frameworks (none is imported) and environment; then a
-self-check of the main job on every device, with real bytes, on streams of its own. A machine with
-neither an NVIDIA device node nor a driver runs the self-check on the simulated driver.
+The report covers versions, driver, devices, frameworks (none is imported) and environment. The
+self-check then moves real data on every device, on streams of its own. On a machine with neither an
+NVIDIA device node nor a driver it runs on the simulated driver.
 
 ``--json``
-    One JSON document on stdout, nothing else. ``docs/reference/command.rst`` has its keys, which
-    stay.
+    Print a single JSON document to stdout. ``docs/reference/command.rst`` describes its keys, which
+    are stable.
 ``--simulate``
-    Run on the simulated driver, GPU or not.
+    Use the simulated driver, whether or not there is a GPU.
 ``--require-gpu``
-    A machine without a GPU is a failure.
+    Fail if there is no GPU.
 
-The exit status is 0 if all of it held, 1 if not, 2 if the command line makes no sense.
+The exit status is 0 if every check passed, 1 if not, 2 for an invalid command line, and 141 if the
+reader of the output went away (``| head``).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -33,11 +36,11 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     options = _parse(arguments)
-    # Not asked with --simulate: to find a real driver is to load it, and only one can be loaded.
+    # Not with --simulate: looking for a real driver loads it, and a process can load only one.
     gpu = not options.simulate and driver_choice.is_gpu_machine()
     simulated = not (gpu or options.require_gpu)
     if simulated and not options.json:
-        why = "--simulate was given" if options.simulate else driver_choice.NO_GPU
+        why = "--simulate was passed" if options.simulate else driver_choice.NO_GPU
         show.say(f"SIMULATED DRIVER: {why}.\n")
     problem = _prepare(simulated=simulated, gpu=gpu)
     found = facts.gather(with_driver=problem is None)
@@ -50,27 +53,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m userstream",
-        description="Report what is installed, and check that userstream works on every device.",
+        description="Report the installation, and check that userstream works on every device.",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("--simulate", action="store_true", help="run on the simulated driver")
-    parser.add_argument("--require-gpu", action="store_true", help="fail without a GPU")
+    parser.add_argument("--json", action="store_true", help="print a single JSON document")
+    parser.add_argument("--simulate", action="store_true", help="use the simulated driver")
+    parser.add_argument("--require-gpu", action="store_true", help="fail if there is no GPU")
     options = parser.parse_args(arguments)
     if options.simulate and options.require_gpu:
-        parser.error("--simulate and --require-gpu exclude each other")
+        parser.error("--simulate and --require-gpu are mutually exclusive")
     return options
 
 
 def _prepare(*, simulated: bool, gpu: bool) -> facts.Problem | None:
-    """Put the driver in place that was chosen; return what stands against it."""
+    """Set up the chosen driver; return what prevents that."""
     if not simulated:
         if gpu:
             return None
-        error = DriverNotFoundError(f"--require-gpu was given, and {driver_choice.NO_GPU}")
+        error = DriverNotFoundError(f"--require-gpu was passed, but {driver_choice.NO_GPU}")
         return facts.Problem.of("driver", error)
     try:
         testing.simulate()
-    except (OSError, RuntimeError) as error:  # no compiler, no directory for it to write to
+    except (OSError, RuntimeError) as error:  # no compiler, no writable cache directory
         return facts.Problem.of("simulated driver", error)
     return None
 
@@ -104,5 +107,17 @@ def _print_json(
     return 0 if ok else 1
 
 
+def _run() -> int:
+    try:
+        status = main()
+        sys.stdout.flush()  # here, and not at exit, where an error can no longer be handled
+    except BrokenPipeError:  # the reader has seen enough
+        # Without this the interpreter flushes at exit what is left in the buffer and reports the
+        # same error once more. See it with: python -m userstream --json | true
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE  # what a shell reports of a program that SIGPIPE ends
+    return status
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_run())

@@ -3,23 +3,23 @@
 .. code-block:: text
 
     UserStreamError
-    ├── DriverError               (RuntimeError)   a driver call failed, or the GPU did
+    ├── DriverError               (RuntimeError)   a driver call, or work on the GPU, failed
     ├── DriverNotFoundError       (RuntimeError)   no usable NVIDIA driver or device
-    ├── NotSupportedError         (RuntimeError)   this driver or device lacks the function
-    ├── ForkedError               (RuntimeError)   CUDA does not survive os.fork
-    ├── CaptureError              (RuntimeError)   would break a graph capture
-    ├── ClosedError               (RuntimeError)   the stream or registry is closed
-    ├── UnsupportedBufferError    (TypeError)      no rule knows this object
-    │   └── HostBufferError       (TypeError)      it lives in host memory
-    ├── DeviceMismatchError       (ValueError)     several devices where one is needed
-    ├── InvalidDeviceError        (ValueError)     there is no such device
-    ├── UnknownProducerError      (ValueError)     nobody says which stream wrote the buffer
+    ├── NotSupportedError         (RuntimeError)   the driver or the device lacks a feature
+    ├── ForkedError               (RuntimeError)   CUDA was used before os.fork()
+    ├── CaptureError              (RuntimeError)   the call would break a graph capture
+    ├── ClosedError               (RuntimeError)   the stream or the registry is closed
+    ├── UnsupportedBufferError    (TypeError)      not a buffer that userstream recognizes
+    │   └── HostBufferError       (TypeError)      the buffer is in host memory
+    ├── DeviceMismatchError       (ValueError)     buffers on several devices, one expected
+    ├── InvalidDeviceError        (ValueError)     no such device
+    ├── UnknownProducerError      (ValueError)     the stream that wrote the buffer is unknown
     ├── NoUserStreamError         (LookupError)    the device has no user stream
-    ├── WaitTimeout               (TimeoutError)   not finished in time; nothing was cancelled
-    └── WaitErrors                (ExceptionGroup) several waits failed
+    ├── WaitTimeout               (TimeoutError)   work not done in time; nothing is cancelled
+    └── WaitErrors                (ExceptionGroup) some of several streams failed
 
-Every one of them pickles, with its facts as attributes; a fact that is not known is `None`. A
-device has an ordinal, which counts what the process sees, and a UUID, which is the same in all.
+All of them can be pickled and carry their facts as attributes; a fact that is not known is `None`.
+Devices are given by ordinal, which depends on what the process sees, and by UUID, which does not.
 
 Examples
 --------
@@ -61,26 +61,26 @@ def _unknown(device: int) -> str | None:  # noqa: ARG001
     return None
 
 
-# The driver, which is built upon this module, puts the function that asks it here.
+# Set by the driver layer, which imports this module and therefore cannot be imported here.
 _uuid_of: Callable[[int], str | None] = _unknown
 
 
 class UserStreamError(Exception):
-    """Base class of every exception that userstream raises on its own account.
+    """Base class of the exceptions that userstream defines.
 
     Parameters
     ----------
     message : str
-        What was passed, what was wrong and what to do.
+        What was passed, what is wrong with it, and what to do.
     device : int, optional
-        Ordinal of the device concerned.
+        Ordinal of the device involved.
     stream : str, optional
-        ``repr`` of the stream concerned.
+        ``repr`` of the stream involved.
 
     Attributes
     ----------
     device_uuid : str or None
-        UUID of the device concerned, as ``nvidia-smi -L`` names it.
+        UUID of that device, as shown by ``nvidia-smi -L``.
 
     Examples
     --------
@@ -102,25 +102,25 @@ class UserStreamError(Exception):
 
 
 class DriverError(UserStreamError, RuntimeError):
-    """A CUDA driver call failed, or work on the GPU did.
+    """A CUDA driver call failed, or work that was queued on the GPU did.
 
-    An error of the GPU itself (such as ``CUDA_ERROR_ILLEGAL_ADDRESS``) stays with its context:
-    every later call there reports it again, and only a new process helps.
+    Errors of the GPU itself, such as ``CUDA_ERROR_ILLEGAL_ADDRESS``, are sticky: every later call
+    in that context reports the same error, and only a new process recovers.
 
     Parameters
     ----------
     message : str
         What happened.
     function : str, optional
-        The driver function that reported it.
+        The driver function that reported the error.
     code : int, optional
-        The ``CUresult`` as a number.
+        The numeric value of the ``CUresult``.
     name : str, optional
-        The ``CUresult`` by name; of a code newer than cuda-bindings, the number as text.
+        The name of the ``CUresult``; its number as text if cuda-bindings does not know the code.
     device : int, optional
-        Ordinal of the device concerned.
+        Ordinal of the device involved.
     stream : str, optional
-        ``repr`` of the stream concerned.
+        ``repr`` of the stream involved.
 
     Examples
     --------
@@ -148,7 +148,7 @@ class DriverError(UserStreamError, RuntimeError):
 
 
 class DriverNotFoundError(UserStreamError, RuntimeError):
-    """No usable NVIDIA driver on this machine, or no device that it sees.
+    """The machine has no usable NVIDIA driver, or the driver sees no device.
 
     Examples
     --------
@@ -161,18 +161,18 @@ class DriverNotFoundError(UserStreamError, RuntimeError):
 
 
 class NotSupportedError(UserStreamError, RuntimeError):
-    """The installed driver, cuda-bindings or the device lacks what was asked for.
+    """The driver, cuda-bindings or the device does not support the operation.
 
     Parameters
     ----------
     message : str
-        What is missing and what would have it.
+        What is missing, and which version or device provides it.
     function : str, optional
         The driver function that is missing.
     device : int, optional
-        Ordinal of the device concerned.
+        Ordinal of the device involved.
     stream : str, optional
-        ``repr`` of the stream concerned.
+        ``repr`` of the stream involved.
 
     Examples
     --------
@@ -181,7 +181,7 @@ class NotSupportedError(UserStreamError, RuntimeError):
     >>> try:
     ...     stream.batch_mem_op([us.MemoryBarrier()])
     ... except us.NotSupportedError:
-    ...     pass  # do without
+    ...     pass  # fall back
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class NotSupportedError(UserStreamError, RuntimeError):
 
 
 class ForkedError(UserStreamError, RuntimeError):
-    """The process was forked after the driver was used; CUDA cannot be used in the child.
+    """The process was forked after CUDA was used, so CUDA is unusable in the child.
 
     Start workers with the ``"spawn"`` or ``"forkserver"`` method of `multiprocessing` instead.
 
@@ -209,9 +209,9 @@ class ForkedError(UserStreamError, RuntimeError):
 
 
 class CaptureError(UserStreamError, RuntimeError):
-    """The call would break a CUDA graph capture, or cannot be captured.
+    """The call would invalidate a CUDA graph capture, or cannot be captured.
 
-    Raised before the driver is asked, so that the capture goes on.
+    Raised before the driver is called, so the capture continues.
 
     Examples
     --------
@@ -226,7 +226,7 @@ class CaptureError(UserStreamError, RuntimeError):
 
 
 class ClosedError(UserStreamError, RuntimeError):
-    """The stream or the registry was closed.
+    """The stream or the registry has been closed.
 
     Examples
     --------
@@ -241,7 +241,7 @@ class ClosedError(UserStreamError, RuntimeError):
 
 
 class UnsupportedBufferError(UserStreamError, TypeError):
-    """No rule tells where this object lives: it is not a GPU buffer that userstream knows.
+    """The object is not a GPU buffer, or not of a kind that userstream recognizes.
 
     Examples
     --------
@@ -254,7 +254,7 @@ class UnsupportedBufferError(UserStreamError, TypeError):
 
 
 class HostBufferError(UnsupportedBufferError):
-    """The object lives in host memory (pinned memory included), so it has no device.
+    """The buffer is in host memory (pageable or pinned), so it belongs to no device.
 
     Examples
     --------
@@ -268,18 +268,18 @@ class HostBufferError(UnsupportedBufferError):
 
 
 class DeviceMismatchError(UserStreamError, ValueError):
-    """One device is needed, and the target names several.
+    """The target spans several devices where a single device is required.
 
     Parameters
     ----------
     message : str
-        Which devices were named.
+        Which devices the target spans.
     devices : sequence of int
-        The ordinals of those devices.
+        The ordinals of these devices.
     device : int, optional
-        Ordinal of the device concerned.
+        Ordinal of the device involved.
     stream : str, optional
-        ``repr`` of the stream concerned.
+        ``repr`` of the stream involved.
 
     Attributes
     ----------
@@ -312,7 +312,7 @@ class DeviceMismatchError(UserStreamError, ValueError):
 
 
 class InvalidDeviceError(UserStreamError, ValueError):
-    """There is no such CUDA device in this process.
+    """The process sees no CUDA device of that ordinal.
 
     Examples
     --------
@@ -325,7 +325,7 @@ class InvalidDeviceError(UserStreamError, ValueError):
 
 
 class UnknownProducerError(UserStreamError, ValueError):
-    """Nothing tells which stream the buffer's producer works on; pass ``producer=``.
+    """The stream that wrote the buffer cannot be determined; pass ``producer=``.
 
     Examples
     --------
@@ -344,7 +344,7 @@ class UnknownProducerError(UserStreamError, ValueError):
 class NoUserStreamError(UserStreamError, LookupError):
     """The device has no user stream (of that name), so there is nothing to wait for.
 
-    As in DALI: "Can only wait on user streams".
+    DALI's equivalent is "Can only wait on user streams".
 
     Examples
     --------
@@ -357,16 +357,16 @@ class NoUserStreamError(UserStreamError, LookupError):
 
 
 class WaitTimeout(UserStreamError, TimeoutError):
-    """The work had not finished in time. Nothing was cancelled; waiting again works.
+    """The work did not finish in time. Nothing is cancelled; the wait can be repeated.
 
     Parameters
     ----------
     message : str
         What was waited for.
     seconds : float, optional
-        The timeout that was given.
+        The timeout that was passed.
     devices : sequence of int
-        The devices that had not finished.
+        The devices whose work had not finished.
     streams : sequence of str
         The ``repr`` of each stream that had not finished.
 
@@ -407,17 +407,18 @@ class WaitTimeout(UserStreamError, TimeoutError):
 
 
 class WaitErrors(UserStreamError, ExceptionGroup[Exception]):
-    """Several streams were waited for and at least one failed on the GPU.
+    """At least one of several streams failed on the GPU while all were being waited for.
 
-    An `ExceptionGroup` of `DriverError` and, for streams that were late, `WaitTimeout`; every
-    stream was waited for nevertheless. ``except*`` and ``split`` work on it.
+    An `ExceptionGroup` with a `DriverError` for each stream that failed and, if others did not
+    finish in time, a `WaitTimeout`. A failure does not cut the wait for the other streams short.
+    ``except*`` and ``split`` work as usual.
 
     Parameters
     ----------
     message : str
         What was waited for.
     exceptions : sequence of Exception
-        One per stream that failed or was late.
+        The failures, and the timeout if there was one.
 
     Examples
     --------
@@ -430,7 +431,7 @@ class WaitErrors(UserStreamError, ExceptionGroup[Exception]):
     ...     print(late.exceptions)
     """
 
-    # BaseExceptionGroup keeps its arguments in __new__; there is nothing left to initialise.
+    # BaseExceptionGroup stores its arguments in __new__; there is nothing left to initialize.
     def __init__(self, message: str, exceptions: Sequence[Exception], /) -> None:
         super(UserStreamError, self).__init__(message, exceptions)
         self.device: int | None = None
@@ -438,7 +439,7 @@ class WaitErrors(UserStreamError, ExceptionGroup[Exception]):
         self.stream: str | None = None
 
     def derive(self, excs: Sequence[Any], /) -> WaitErrors:  # type: ignore[override]
-        """Make a group of the same class; what ``split`` and ``except*`` call.
+        """Return a group of the same class; called by ``split`` and ``except*``.
 
         Parameters
         ----------
@@ -448,7 +449,7 @@ class WaitErrors(UserStreamError, ExceptionGroup[Exception]):
         Returns
         -------
         WaitErrors
-            The new group, with this one's message.
+            The new group, with the message of this one.
 
         Examples
         --------

@@ -1,6 +1,6 @@
-"""Types for annotations: what userstream's functions take.
+"""Types for annotating code that calls userstream.
 
-Nothing here is needed at run time, and no framework is imported for it.
+None of them is needed at run time, and none imports a framework.
 
 Examples
 --------
@@ -50,7 +50,7 @@ __all__ = [
 
 @runtime_checkable
 class StreamLike(Protocol):
-    """A stream of any library: an object with the ``__cuda_stream__`` protocol of cuda.core.
+    """A stream of any library: an object that implements the ``__cuda_stream__`` protocol.
 
     Examples
     --------
@@ -61,13 +61,13 @@ class StreamLike(Protocol):
     """
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """Return the version of the protocol, 0, and the address of the stream."""
+        """Return the protocol version, 0, and the stream handle."""
         ...
 
 
 @runtime_checkable
 class DLPackBuffer(Protocol):
-    """An array of any library that speaks DLPack.
+    """An array of any library that implements DLPack.
 
     Examples
     --------
@@ -78,17 +78,17 @@ class DLPackBuffer(Protocol):
     """
 
     def __dlpack__(self, *, stream: Any = None) -> Any:  # a capsule
-        """Export the array, ordered for a stream of the consumer."""
+        """Export the array, safe to use on the consumer's stream."""
         ...
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return the DLPack device type and the ordinal."""
+        """Return the DLPack device type and the device ordinal."""
         ...
 
 
 @runtime_checkable
 class CUDAArrayInterface(Protocol):
-    """An array of any library that speaks the CUDA Array Interface.
+    """An array of any library that implements the CUDA Array Interface.
 
     Examples
     --------
@@ -100,7 +100,7 @@ class CUDAArrayInterface(Protocol):
 
     @property
     def __cuda_array_interface__(self) -> Mapping[str, Any]:
-        """The interface: pointer, shape, type, and from version 3 on the stream."""
+        """The interface: pointer, shape, type and, since version 3, the stream."""
         ...
 
 
@@ -111,21 +111,22 @@ class _CUDADevice(Protocol):
 
 
 Buffer: TypeAlias = "DLPackBuffer | CUDAArrayInterface | driver.CUdeviceptr | Any"
-"""A GPU buffer of any framework. DALI's lists and RMM's buffers have no protocol in common with
-the others, so to a type checker it is any object."""
+"""A GPU buffer of any framework. The lists of DALI and the buffers of RMM share no protocol with
+the others, so a type checker accepts any object."""
 
 Producer: TypeAlias = "StreamLike | int | Literal['auto'] | None"
-"""Who writes a buffer: a stream or its handle, `None` if nothing is pending, or ``"auto"``."""
+"""The stream that writes a buffer: a stream or its handle, `None` if no work is pending, or
+``"auto"`` to ask the buffer and its framework."""
 
 DeviceLike: TypeAlias = SupportsIndex | _CUDADevice
 """A device: an ordinal, or the device object of cuda.core or of a framework."""
 
 WaitPolicy: TypeAlias = Literal["auto", "spin"]
-"""Whether a host wait sleeps between its polls, as of `userstream.wait`."""
+"""Whether a host wait sleeps between polls; see `userstream.wait`."""
 
 CaptureMode: TypeAlias = Literal["global", "thread_local", "relaxed"]
-"""Which calls a capture forbids meanwhile, as of `userstream.Stream.capture`."""
+"""Which calls are forbidden during a capture; see `userstream.Stream.capture`."""
 
 Target: TypeAlias = "Buffer | DeviceLike | StreamLike | Sequence[Any] | Mapping[Any, Any] | None"
-"""What says where to work: a buffer, a device, a stream, a (nested) sequence or mapping of
-buffers (for a wait also of streams), or `None` for the calling thread's current device."""
+"""What selects a stream: a buffer, a device, a stream, a (nested) sequence or mapping of buffers
+(for waits, of streams as well), or `None` for the current device of the calling thread."""

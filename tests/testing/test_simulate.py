@@ -95,7 +95,7 @@ def test_a_loaded_driver_is_refused(tmp_path):
     )
     message = done.stderr.splitlines()[-1]
     assert message.startswith(
-        f"RuntimeError: a CUDA driver is loaded in this process already ({path})"
+        f"RuntimeError: this process has already loaded a CUDA driver ({path})"
     )
     assert "call simulate() before the first driver call" in message
 

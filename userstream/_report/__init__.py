@@ -1,1 +1,1 @@
-"""What ``python -m userstream`` is made of: facts, a self-check, and how they are shown."""
+"""The parts of ``python -m userstream``: facts, the self-check, and how they are printed."""

@@ -1,4 +1,4 @@
-"""The real driver or the simulated one."""
+"""The choice between the real driver and the simulated one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NO_GPU = "this machine has no NVIDIA device node and no driver"
 
 
 def is_gpu_machine() -> bool:
-    """Tell whether there is a device node of NVIDIA's, or a driver that can be loaded."""
+    """Return whether there is an NVIDIA device node, or a driver that can be loaded."""
     return any(Path(node).exists() for node in DEVICE_NODES) or _driver_loads()
 
 

@@ -1,4 +1,4 @@
-"""What there is: versions, driver, devices, frameworks, environment."""
+"""The facts: versions, driver, devices, frameworks, environment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 PACKAGES = ("cuda-core", "cuda-bindings", "numpy")
 
-# Names of distributions; for most of them the CUDA major is part of the name.
+# Names of distributions, most of which include the major version of CUDA.
 FRAMEWORKS = re.compile(
     r"torch|cupy(-cuda\d+x)?|jax(-cuda\d+-plugin)?|numba(-cuda)?"
     r"|nvidia-dali(-nightly|-weekly)?-cuda\d+|rmm(-cu\d+)?"
@@ -36,7 +36,7 @@ KERNEL_DRIVER = Path("/proc/driver/nvidia/version")
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that went wrong, as it is shown."""
+    """A failure, as it is printed."""
 
     about: str
     type: str
@@ -44,7 +44,7 @@ class Problem:
 
     @classmethod
     def of(cls, about: str, error: Exception) -> Problem:
-        """Describe an exception; of a group, with the exceptions in it."""
+        """Describe an exception; for a group, including the exceptions in it."""
         message = str(error)
         if isinstance(error, ExceptionGroup):
             message = "; ".join((message, *map(str, error.exceptions)))
@@ -55,13 +55,13 @@ class Problem:
 class Driver:
     """The driver that is in use."""
 
-    version: str | None  # of the kernel's module
+    version: str | None  # of the kernel module
     cuda: str
 
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """A device; what could not be found out is `None`."""
+    """A device; a fact that could not be determined is `None`."""
 
     ordinal: int
     name: str | None = None
@@ -72,7 +72,7 @@ class DeviceFacts:
 
 @dataclass
 class Facts:
-    """The report, and what went wrong in gathering it."""
+    """The report, and the failures while gathering it."""
 
     versions: dict[str, str | None] = field(default_factory=dict)
     platform: str | None = None
@@ -83,16 +83,16 @@ class Facts:
     problems: list[Problem] = field(default_factory=list)
 
     def ask(self, about: str, question: Callable[[], T], otherwise: T) -> T:
-        """Return an answer; if the question fails, note that and return `otherwise`."""
+        """Return the answer; if the question fails, record that and return `otherwise`."""
         try:
             return question()
-        except Exception as error:  # one fact that cannot be had must not hide the others
+        except Exception as error:  # one missing fact must not hide the others
             self.problems.append(Problem.of(about, error))
             return otherwise
 
 
 def gather(*, with_driver: bool) -> Facts:
-    """Gather the facts, those of the driver and its devices only if it may be asked."""
+    """Gather the facts; those of the driver and its devices only `with_driver`."""
     facts = Facts()
     facts.versions = {
         "python": platform.python_version(),
@@ -127,7 +127,7 @@ def _version(name: str) -> str | None:
 def _frameworks() -> dict[str, str]:
     found: dict[str, str] = {}
     for distribution in metadata.distributions():
-        # What is left of a damaged installation may lack its name.
+        # The remains of a damaged installation may lack a name.
         (given, *_) = distribution.metadata.get_all("Name") or [""]
         name = re.sub(r"[-_.]+", "-", given).lower()
         if FRAMEWORKS.fullmatch(name):

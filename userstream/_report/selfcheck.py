@@ -1,4 +1,4 @@
-"""The self-check: the main job on every device, with real bytes."""
+"""The self-check: find streams, copy real data and wait, on every device."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
     from userstream import Stream
 
-SIZE = 1 << 20  # bytes that make the round trip
-TIMEOUT = 60.0  # seconds for each wait: a GPU that hangs is reported
+SIZE = 1 << 20  # bytes copied to the device and back
+TIMEOUT = 60.0  # seconds per wait, so that a GPU which hangs is reported
 
 
 class SelfCheckError(Exception):
-    """A call returned, but not what it should have."""
+    """A call returned the wrong result."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step and what came of it."""
+    """A step and its result."""
 
     name: str
     title: str
@@ -42,20 +42,20 @@ class Step:
 
 @dataclass
 class Section:
-    """The steps on a device, or those after all devices (`device` is `None`)."""
+    """The steps for one device, or the last ones, for all devices (`device` is `None`)."""
 
     device: int | None
     steps: list[Step] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        """Whether every step was."""
+        """Whether every step succeeded."""
         return all(step.status == "ok" for step in self.steps)
 
 
 def run(devices: int) -> Iterator[Section]:
-    """Check every device, one after the other; yield each section when it is done."""
-    registry = UserStream()  # streams of others stay out of it
+    """Check one device after another; yield each section as it completes."""
+    registry = UserStream()  # separate from the streams of the process
     before = _current()
     for device in range(devices):
         yield _DeviceCheck(registry, device, devices).run()
@@ -70,13 +70,13 @@ def _end(registry: UserStream, before: int) -> Section:
     steps = [
         ("wait_all", "wait_all() returns", lambda: registry.wait_all(timeout=TIMEOUT)),
         ("close", "close() empties the registry", close),
-        ("unchanged", "the current device is as before", lambda: _unchanged(before)),
+        ("unchanged", "the current device is unchanged", lambda: _unchanged(before)),
     ]
     return Section(None, _run_steps(steps))
 
 
 class _DeviceCheck:
-    """The steps on one device, which hand on what they made."""
+    """The steps for one device, which share the objects that they create."""
 
     stream: Stream
     first: Buffer
@@ -94,21 +94,21 @@ class _DeviceCheck:
         elsewhere = "" if self.other is None else f", while device {self.other} is current"
         title = f"get_stream({self.device}){elsewhere}"
         steps = [
-            ("one_stream", "it is the device's only one, in every thread", self.one_stream),
+            ("one_stream", "every thread gets the same stream", self.one_stream),
             ("allocate", "cuda.core allocates buffers on it", self.allocate),
-            ("resolve", "a buffer leads to its device and the stream", self.resolve),
-            ("copy", "copies host > device > device > host are queued", self.copy),
+            ("resolve", "a buffer resolves to its device and stream", self.resolve),
+            ("copy", "copies are queued: host > device > device > host", self.copy),
             ("wait", "wait(buffer) returns", self.wait),
             ("bytes", f"all {SIZE:,} random bytes came back", self.compare),
             ("wait_for_device", "wait_for_device(buffer) returns", self.wait_for_device),
             ("free", "the buffers are freed", self.free),
-            ("unchanged", "the current device is as before", lambda: _unchanged(self.before)),
+            ("unchanged", "the current device is unchanged", lambda: _unchanged(self.before)),
         ]
         current = ExitStack()
         first = ("get_stream", title, lambda: self.get_stream(current))
         done = _run_steps([first, *steps])
-        # Whatever failed. On a broken context this may fail as well.
-        leave = _run_step("leave", "the device of before is current again", current.close)
+        # Whether or not a step failed. With a broken context this may fail as well.
+        leave = _run_step("leave", "the previous device is current again", current.close)
         return Section(self.device, done if leave.status == "ok" else [*done, leave])
 
     def get_stream(self, current: ExitStack) -> None:
@@ -136,7 +136,7 @@ class _DeviceCheck:
             device.set_current()
             self.first = device.allocate(SIZE, stream=self.stream)
             self.second = device.allocate(SIZE, stream=self.stream)
-        # Pinned, because with pageable memory the driver waits for the copy itself.
+        # Pinned, because copies of pageable memory block inside the driver.
         for _ in range(2):
             self.pinned.append(_driver.allocate_pinned(context, SIZE))
 
@@ -148,7 +148,7 @@ class _DeviceCheck:
         info = self.registry.describe(self.first)
         facts = (info.device_id, info.address, info.nbytes, info.memory)
         wanted = (self.device, int(self.first.handle), SIZE, "device")
-        _expect(facts == wanted, f"describe(buffer) tells {facts}, not {wanted}")
+        _expect(facts == wanted, f"describe(buffer) returned {facts}, not {wanted}")
 
     def copy(self) -> None:
         source, target = self.pinned
@@ -171,8 +171,8 @@ class _DeviceCheck:
         self.registry.wait_for_device(self.first, timeout=TIMEOUT)
 
     def free(self) -> None:
-        # Pinned memory only here, after the waits: freeing it waits for the device without end,
-        # so if a step fails it is left to the end of the process.
+        # Pinned memory is freed only after the waits succeeded: freeing it waits for the device,
+        # with no timeout. If a step failed, the memory is left to the end of the process.
         self.first.close(self.stream)
         self.second.close(self.stream)
         while self.pinned:
@@ -180,7 +180,7 @@ class _DeviceCheck:
 
 
 def _run_steps(steps: Iterable[tuple[str, str, Callable[[], None]]]) -> list[Step]:
-    """Run steps until one fails; those after it are not run."""
+    """Run steps until one fails; skip the rest."""
     done: list[Step] = []
     for name, title, action in steps:
         if done and done[-1].status != "ok":
@@ -195,7 +195,7 @@ def _run_step(name: str, title: str, action: Callable[[], None]) -> Step:
     error = None
     try:
         action()
-    except Exception as caught:  # whatever it is, it is what the step found out
+    except Exception as caught:  # any exception is a result of the step
         error = Problem.of(name, caught)
     ms = round((time.perf_counter() - start) * 1e3, 3)
     return Step(name, title, "failed" if error else "ok", ms, error)
@@ -207,7 +207,7 @@ def _current() -> int:
 
 def _unchanged(before: int) -> None:
     after = _current()
-    _expect(after == before, f"context {after:#x} is current, and {before:#x} was before")
+    _expect(after == before, f"context {after:#x} is current, but it was {before:#x} before")
 
 
 def _expect(holds: bool, otherwise: str) -> None:

@@ -18,7 +18,7 @@ BOLD, GREEN, RED, PLAIN = "\033[1m", "\033[32m", "\033[31m", "\033[0m"
 
 
 def say(line: str = "") -> None:
-    """Print a line now, whatever the terminal's encoding."""
+    """Print a line at once, escaping what the encoding of stdout lacks."""
     encoding = sys.stdout.encoding or "utf-8"
     print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
@@ -45,13 +45,13 @@ def section(checked: Section) -> None:
 
 
 def no_section() -> None:
-    """Say that there was nothing to run the self-check on."""
+    """Print that there was no device to check."""
     _block("Self-check", iter(["not run"]))
 
 
 def verdict(*, ok: bool, simulated: bool) -> None:
-    """Print the last line, which may be all that somebody reads."""
-    text = "ok: all of it held" if ok else "failed: not all of it held"
+    """Print the last line, which is all that some people read."""
+    text = "ok: every check passed" if ok else "failed: not every check passed"
     where = ", on the simulated driver" if simulated else ""
     say(_styled(f"{text}{where}", GREEN if ok else RED))
 
@@ -70,7 +70,7 @@ def _block(heading: str, lines: Iterator[str]) -> None:
 def _aligned(values: Mapping[str, str]) -> Iterator[str]:
     width = max(map(len, values), default=0)
     for name, value in values.items():
-        # What the environment holds must not steer the terminal.
+        # Values of the environment must not control the terminal.
         shown = value if value and value.isprintable() else ascii(value)
         for at in range(0, len(shown), WIDTH - 4 - width):
             yield f"{'' if at else name:<{width}}  {shown[at : at + WIDTH - 4 - width]}"

@@ -1,4 +1,4 @@
-"""Tests of stream code on a machine without a GPU, and tools for those with one.
+"""Tools for testing stream code, with or without a GPU.
 
 Examples
 --------

@@ -1,4 +1,4 @@
-"""Holding a stream, on the simulated and on a real driver."""
+"""Holding a stream, on the simulated driver or a real one."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _WORD = 4
 
 
 class _Words:
-    """Words of host memory that streams wait for.
+    """Words of host memory that streams wait on.
 
-    The memory is this module's own, registered with the driver and never given back: freeing pinned
-    memory waits for the device. A context takes the registration with it when it is reset.
+    The memory belongs to this module, is registered with the driver and never unregistered, because
+    unregistering waits for the device. A context that is reset drops the registration.
     """
 
     def __init__(self) -> None:
@@ -34,11 +34,11 @@ class _Words:
         self._free: list[tuple[int, int]] = []
 
     def take(self) -> tuple[int, int]:
-        """Take a word that nobody else uses: its address and that of its page."""
+        """Take an unused word; return its address and that of its page."""
         with self._lock:
             if not self._free:
                 memory = mmap.mmap(-1, mmap.PAGESIZE)
-                # It outlives the interpreter: until then a held stream looks at it.
+                # Never freed: a held stream reads it until the process ends.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
                 page = ctypes.addressof(ctypes.c_char.from_buffer(memory))
                 words = range(page, page + mmap.PAGESIZE, _WORD)
@@ -46,8 +46,8 @@ class _Words:
             return self._free.pop()
 
     def device_address(self, word: int, page: int) -> int:
-        """Give the address for the device. Needs a current context."""
-        with self._lock:  # of two threads, one registers
+        """Return the address of the word on the device. Needs a current context."""
+        with self._lock:  # only one of two threads may register the page
             result, address = driver.cuMemHostGetDevicePointer(word, 0)
             if result == driver.CUresult.CUDA_ERROR_INVALID_VALUE:
                 flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
@@ -57,7 +57,7 @@ class _Words:
             return int(_checked((result, address), "cuMemHostGetDevicePointer"))
 
     def give_back(self, word: int, page: int) -> None:
-        """Let others use the word, at once, though streams may still have to look at it."""
+        """Make the word available for reuse at once, although streams may not have read it yet."""
         with self._lock:
             self._free.append((word, page))
 
@@ -67,31 +67,32 @@ _held: weakref.WeakSet[latch] = weakref.WeakSet()
 
 
 class latch:  # noqa: N801 - used like a function
-    """Hold a stream: what is queued on it inside the block waits until ``release``.
+    """Hold a stream: work queued on it inside the block does not start before ``release``.
 
-    The same on the simulated and on a real driver: the stream waits (``cuStreamWaitValue32``) for a
-    word of pinned memory that ``release`` writes. No host function and no kernel is involved, so
-    other streams go on. While a stream is held, free no memory (that waits for the device, and
-    holds up what other threads launch and record until then), load no modules (lazy loading waits
-    too), and do not wait for the stream or its device before the release.
+    It works the same way on the simulated driver and on a real one: the stream waits
+    (``cuStreamWaitValue32``) on a word of pinned memory, which ``release`` writes. Neither a host
+    function nor a kernel is involved, so other streams continue. While a stream is held, do not
+    free memory (the call waits for the device and stalls the launches and event records of other
+    threads), do not load modules (lazy loading waits as well), and do not wait for the stream or
+    its device before releasing it.
 
-    Entering does not block (the first time in a process it pins memory), nothing of the
-    caller's context changes, and it needs no current context, except for the default streams
-    (handles 0, 1 and 2), which belong to the current one. Any thread may call ``release``,
-    any number of times. A latch is used once.
+    Entering does not block (the first latch of a process pins memory) and does not change the
+    caller's current context. No context needs to be current, except for the default streams
+    (handles 0, 1 and 2), which belong to the current one. ``release`` may be called from any
+    thread and repeatedly. A latch can be entered only once.
 
     Parameters
     ----------
     stream : object with ``__cuda_stream__``, CUstream or int
-        Which stream; an int is its handle, and not the ordinal of a device.
+        The stream to hold. An int is a stream handle, not a device ordinal.
 
     Raises
     ------
     RuntimeError
-        On entering, when the stream is capturing or the driver refuses; when a latch is entered
-        twice, or released before it was entered.
+        On entering, if the stream is being captured or the driver refuses; if the latch is entered
+        twice, or released before it is entered.
     TypeError
-        For something that is no stream.
+        If *stream* is not a stream.
 
     Examples
     --------
@@ -112,7 +113,7 @@ class latch:  # noqa: N801 - used like a function
     """
 
     def __init__(self, stream: object) -> None:
-        self._stream = stream  # kept alive while it is held
+        self._stream = stream  # keeps it alive while it is held
         self._handle = _simulated.handle_of(stream)
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -122,13 +123,13 @@ class latch:  # noqa: N801 - used like a function
         self._released = False
 
     def __repr__(self) -> str:
-        entered = "holds it" if self._entered else "not entered"
+        entered = "held" if self._entered else "not entered"
         state = "released" if self._released else entered
         return f"<userstream.testing.latch of stream {self._handle:#x}: {state}>"
 
     @property
     def is_released(self) -> bool:
-        """Whether the stream may go on.
+        """Whether the stream has been released.
 
         Examples
         --------
@@ -145,15 +146,15 @@ class latch:  # noqa: N801 - used like a function
     def __enter__(self) -> Self:
         with self._lock:
             if self._entered:
-                raise RuntimeError("a latch is used once: make another one")
+                raise RuntimeError("this latch was already used: create a new one for each block")
             self._entered = True
         stream = driver.CUstream(self._handle)
         _refuse_capturing(stream)
         with _context_of(stream), _relaxed_capture_mode():
             word = _words.take()
             try:
-                # Each use of a word waits for a value one higher than the use before. Streams that
-                # have not yet looked at an earlier value are satisfied by a later one.
+                # Each use of a word waits for the next higher value (GEQ), so a stream that has not
+                # read an earlier value yet is satisfied by a later one too.
                 self._value = (ctypes.c_uint32.from_address(word[0]).value + 1) & 0xFFFFFFFF
                 address = _words.device_address(*word)
                 at_least = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
@@ -175,7 +176,7 @@ class latch:  # noqa: N801 - used like a function
         self.release()
 
     def release(self) -> None:
-        """Let the stream go on. Does not block and makes no driver call.
+        """Let the stream continue. Does not block and makes no driver call.
 
         In a forked child it does nothing: the stream is the parent's, and goes on when the parent
         says so.
@@ -196,7 +197,7 @@ class latch:  # noqa: N801 - used like a function
             return
         with self._lock:
             if not self._entered:
-                raise RuntimeError("this latch holds nothing: enter it with a with statement")
+                raise RuntimeError("this latch was not entered: use it in a with statement")
             self._released = True
             word, self._word = self._word, None
         if word is None:
@@ -209,7 +210,7 @@ class latch:  # noqa: N801 - used like a function
 
 @atexit.register
 def _release_all() -> None:
-    """Let all streams go: a real driver may wait for them when the process ends."""
+    """Release every stream: a real driver may wait for them when the process ends."""
     for held in list(_held):
         held.release()
 
@@ -224,13 +225,15 @@ def _checked(answer: tuple[Any, ...], call: str) -> Any:
 def _refuse_capturing(stream: driver.CUstream) -> None:
     status = _checked(driver.cuStreamIsCapturing(stream), "cuStreamIsCapturing")
     if status != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
-        raise RuntimeError("latch: the stream is capturing, and would not be held but recorded")
+        raise RuntimeError(
+            "latch: the stream is being captured, so the hold would become part of the graph"
+        )
 
 
 @contextlib.contextmanager
 def _context_of(stream: driver.CUstream) -> Iterator[None]:
     """Make the stream's context current."""
-    # The bindings of CUDA 13 answer (result, context, green context).
+    # The bindings of CUDA 13 return (result, context, green context).
     context = _checked(driver.cuStreamGetCtx(stream)[:2], "cuStreamGetCtx")
     _checked(driver.cuCtxPushCurrent(context), "cuCtxPushCurrent")
     try:
@@ -241,7 +244,7 @@ def _context_of(stream: driver.CUstream) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _relaxed_capture_mode() -> Iterator[None]:
-    """Keep the captures of other threads, which pinning memory would invalidate."""
+    """Protect the captures of other threads, which pinning memory would invalidate."""
     relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     mode = _checked(driver.cuThreadExchangeStreamCaptureMode(relaxed), "the capture mode")
     try:

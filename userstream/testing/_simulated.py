@@ -1,4 +1,4 @@
-"""The simulated driver: loading it, and its side door."""
+"""The simulated driver: how it is loaded and controlled."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Settings:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What is alive in the simulated driver."""
+    """Numbers of live objects in the simulated driver."""
 
     streams: int
     events: int
@@ -48,34 +48,35 @@ _settings: _Settings | None = None
 
 
 def simulate(devices: int = 2, *, driver_version: int = 13000, memory: int = 1 << 30) -> None:
-    """Put the simulated driver in the place of the CUDA driver, for this process.
+    """Replace the CUDA driver with the simulated one in this process.
 
-    It stands in for ``libcuda.so.1`` under unmodified ``cuda.bindings`` and ``cuda.core``. Streams
-    run asynchronously, device memory is host memory, and there are no kernels. It is compiled at
-    its first use with the C compiler of the system, and kept in ``$USERSTREAM_CACHE_DIR``
-    (otherwise ``$XDG_CACHE_HOME/userstream`` or ``~/.cache/userstream``).
+    The simulated driver stands in for ``libcuda.so.1`` below unmodified ``cuda.bindings`` and
+    ``cuda.core``. Streams run asynchronously, device memory is host memory, and there are no
+    kernels. The system's C compiler builds it at its first use; the result is cached in
+    ``$USERSTREAM_CACHE_DIR`` (by default ``$XDG_CACHE_HOME/userstream`` or
+    ``~/.cache/userstream``).
 
-    Call it before the first driver call of the process. A second call with the same settings does
-    nothing. Processes that are started later call it again. Thread-safe; blocks while it compiles
-    (seconds, once for each version of userstream and of the compiler).
+    Call it before the first driver call of the process. Repeating the call with the same settings
+    has no effect. Every new process has to call it. Thread-safe; blocks while compiling (a few
+    seconds, once per version of userstream and of the compiler).
 
     Parameters
     ----------
     devices : int, default 2
-        How many GPUs there are: 0 to 16.
+        Number of GPUs, 0 to 16.
     driver_version : int, default 13000
-        What ``cuDriverGetVersion`` answers, as 13000 for CUDA 13.0. Functions newer than that are
-        not found.
+        The version that ``cuDriverGetVersion`` reports, such as 13000 for CUDA 13.0. Newer driver
+        functions are missing.
     memory : int, default 2**30
-        Bytes of memory of each device; more is ``CUDA_ERROR_OUT_OF_MEMORY``.
+        Memory of each device in bytes. Beyond it, ``CUDA_ERROR_OUT_OF_MEMORY`` is returned.
 
     Raises
     ------
     RuntimeError
-        When a real driver is loaded in this process, when it already runs with other settings, when
-        there is no C compiler or no directory for the result, or on a system without glibc.
+        If the process has loaded a real driver or has called `simulate` with other settings, if
+        there is no C compiler or no writable cache directory, or if the system lacks glibc.
     ValueError, TypeError
-        For settings that make no sense.
+        If a setting is out of range or of the wrong type.
 
     Examples
     --------
@@ -98,8 +99,8 @@ def simulate(devices: int = 2, *, driver_version: int = 13000, memory: int = 1 <
         _refuse_real_driver()
         library = _load(os.fspath(_build.library()))
         if not library.userstream_configure(wanted.devices, wanted.driver_version, wanted.memory):
-            raise RuntimeError("the simulated driver was initialized by somebody else already")
-        # At exit Python can no longer run host functions, and nothing may wait any more.
+            raise RuntimeError("the simulated driver was already initialized by other code")
+        # During exit Python cannot run host functions any more, so nothing may wait for one.
         atexit.register(library.userstream_shut_down)
         _library, _settings = library, wanted
 
@@ -133,13 +134,13 @@ def _text(settings: _Settings) -> str:
 
 
 def _refuse_real_driver() -> None:
-    """Programs find libcuda by its name: the first one that is loaded wins."""
+    """Refuse if libcuda is loaded: the loader finds it by name, and the first one wins."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         loaded = {line.rstrip("\n").split(maxsplit=5)[-1] for line in maps}
     for file in sorted(loaded):
         if re.match(r"libcuda\.so(\.|$)", os.path.basename(file)):
             raise RuntimeError(
-                f"a CUDA driver is loaded in this process already ({file}): "
+                f"this process has already loaded a CUDA driver ({file}): "
                 "call simulate() before the first driver call"
             )
 
@@ -181,59 +182,58 @@ def _side_door(what: str) -> ctypes.CDLL:
 
 
 def stats() -> Statistics:
-    """Count what is alive: streams (not the default ones), events, allocations, held streams."""
+    """Count the live streams (without the default ones), events, allocations and held streams."""
     values = (ctypes.c_long * 5)()
     _side_door("stats").userstream_statistics(values)
     return Statistics(*values)
 
 
 def progress() -> None:
-    """Tell the simulated driver that a word that a stream may wait for was written."""
+    """Notify the simulated driver that a word which a stream may wait on was written."""
     if _library is not None:
         _library.userstream_progress()
 
 
 def _plain_name(function: str) -> bytes:
     if not isinstance(function, str):
-        raise TypeError(f"a driver function is named by a str, not {type(function).__name__}")
+        raise TypeError(f"function must be a str, not {type(function).__name__}")
     return re.sub(r"(_v\d+)?(_ptsz|_ptds)?$", "", function).encode()
 
 
 def _unknown(function: str) -> ValueError:
     return ValueError(
         f"the simulated driver has no function {function!r}: "
-        "driver functions are named like 'cuStreamQuery'"
+        "pass the name of a driver function, such as 'cuStreamQuery'"
     )
 
 
 class inject:  # noqa: N801 - used like a function
-    """Let the next calls of a driver function fail, or answer what you like.
+    """Make the next calls of a driver function fail with a given result.
 
-    The function is not executed in these calls: they return ``result``. Injections last until they
-    are used up, until the ``with`` block ends when used as a context manager, or until `reset`.
-    Several for one function work side by side; the earlier one answers first. Thread-safe; does
-    not block.
+    These calls return ``result`` and do nothing else. An injection lasts until it is used up, until
+    the end of its ``with`` block if it is used as a context manager, or until `reset`. A function
+    can have several injections; the earliest one applies first. Thread-safe; does not block.
 
     Parameters
     ----------
     function : str
-        The plain name, such as ``"cuStreamQuery"``; a version suffix (``_v2``) does not matter.
+        The name, such as ``"cuStreamQuery"``; a version suffix (``_v2``) is ignored.
     result : CUresult or int
-        A ``driver.CUresult``, or any integer: codes that the bindings do not know too.
+        A ``driver.CUresult`` or any positive integer, including codes unknown to the bindings.
     count : int, default 1
-        How many calls.
+        Number of calls that fail.
     skip : int, default 0
-        How many calls work as usual before that.
+        Number of calls that succeed before the first failure.
     this_thread : bool, default False
-        Whether only calls of the thread that injects count and fail, and those of other threads
-        (userstream's watcher, say) work as usual.
+        Whether the injection applies only to calls of the injecting thread, so that those of
+        other threads (such as userstream's watcher) are neither counted nor affected.
 
     Raises
     ------
     RuntimeError
         Without the simulated driver.
     ValueError, TypeError
-        For a function that the simulated driver does not have, or numbers that make no sense.
+        If the simulated driver has no such function, or a number is out of range.
 
     Examples
     --------
@@ -283,37 +283,37 @@ class inject:  # noqa: N801 - used like a function
 
 def _code(result: SupportsIndex) -> int:
     if isinstance(result, bool):
-        raise TypeError("a result is a driver.CUresult or an int, not bool")
+        raise TypeError("result must be a driver.CUresult or an int, not bool")
     try:
         code = operator.index(result)
     except TypeError:
         raise TypeError(
-            f"a result is a driver.CUresult or an int, not {type(result).__name__}"
+            f"result must be a driver.CUresult or an int, not {type(result).__name__}"
         ) from None
     if not 0 < code < 1 << 31:
-        raise ValueError(f"a result to inject is an error code, 1 to 2**31 - 1, not {code}")
+        raise ValueError(f"result must be an error code from 1 to 2**31 - 1, not {code}")
     return code
 
 
 def async_error(stream: object, result: SupportsIndex) -> None:
-    """Let a stream fail when it comes to this point, as a faulty kernel does.
+    """Make a stream fail when it reaches this point, as a faulty kernel would.
 
-    The error is queued, in the order of the stream. It is sticky: all work that is queued in the
-    stream's context is dropped, every stream and event of the context answers the error, and so
-    does what is called in it later, until `reset`. Thread-safe; does not block.
+    The error is queued in stream order and is sticky: the remaining work of the stream's context
+    is dropped, and until `reset` every stream and event of the context, and every later call in
+    it, reports the error. Thread-safe; does not block.
 
     Parameters
     ----------
     stream : object with ``__cuda_stream__``, CUstream or int
-        Which stream; an int is its handle.
+        The stream that fails. An int is a stream handle.
     result : CUresult or int
-        The error.
+        The error to report.
 
     Raises
     ------
     RuntimeError
-        Without the simulated driver, or when the stream takes no work (unknown handle, capturing,
-        or its context has failed before).
+        Without the simulated driver, or if the stream accepts no work: its handle is unknown, it is
+        being captured, or its context has failed before.
 
     Examples
     --------
@@ -331,47 +331,47 @@ def async_error(stream: object, result: SupportsIndex) -> None:
     library = _side_door("async_error()")
     answer = library.userstream_async_error(handle_of(stream), _code(result))
     if answer:
-        raise RuntimeError(f"the stream takes no work: CUDA error {answer}")
+        raise RuntimeError(f"the stream accepts no work: CUDA error {answer}")
 
 
 def handle_of(stream: object) -> int:
-    """Give the handle of whatever is a stream, as an integer."""
+    """Return the handle of a stream of any library as an integer."""
     protocol: Callable[[], tuple[int, int]] | None = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         version, handle = protocol()
         if version != 0:
-            raise TypeError(f"__cuda_stream__ of version {version}: only version 0 is known")
+            raise TypeError(f"__cuda_stream__ has version {version}; only version 0 is supported")
         return int(handle)
     if isinstance(stream, bool) or not isinstance(stream, (int, driver.CUstream)):
         raise TypeError(
-            "a stream is an object with __cuda_stream__, a driver.CUstream or a handle as an int, "
+            "a stream must be an object with __cuda_stream__, a driver.CUstream or an int handle, "
             f"not {type(stream).__name__}"
         )
     return int(stream)
 
 
 def calls(function: str) -> int:
-    """How often a driver function was called since the start or the last `reset`.
+    """Count the calls of a driver function since the start or the last `reset`.
 
-    All versions of the function (``_v2``) count, and calls that an injection answered. Thread-safe;
-    does not block.
+    All versions of the function (``_v2``) are counted, and so are calls that an injection made
+    fail. Thread-safe; does not block.
 
     Parameters
     ----------
     function : str
-        The plain name, such as ``"cuStreamQuery"``.
+        The name, such as ``"cuStreamQuery"``.
 
     Returns
     -------
     int
-        How often it was called.
+        The number of calls.
 
     Raises
     ------
     RuntimeError
         Without the simulated driver.
     ValueError, TypeError
-        For a function that the simulated driver does not have.
+        If the simulated driver has no such function.
 
     Examples
     --------
@@ -390,10 +390,10 @@ def calls(function: str) -> int:
 
 
 def reset() -> None:
-    """Forget injections, sticky errors and counters; on a real driver there is nothing to do.
+    """Clear injections, sticky errors and call counts; a no-op on a real driver.
 
-    Streams, events and memory stay. Call it in a fixture before each test. Thread-safe; does not
-    block.
+    Streams, events and memory are kept. Call it in a fixture around each test. Thread-safe; does
+    not block.
 
     Examples
     --------
