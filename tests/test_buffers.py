@@ -25,7 +25,7 @@ from helpers import (
     pinned_memory,
 )
 from userstream import _buffers, _driver
-from userstream._buffers._info import contiguous_strides
+from userstream._buffers import contiguous_strides
 
 
 def resolves(buffer: object, device: int = 0) -> bool:

@@ -42,7 +42,7 @@ def frame(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
     module = types.ModuleType("userstream._buffers.frame")
     exec(code, vars(module))
-    monkeypatch.setattr(_buffers, "_RULES", (module.rule_for, *_buffers._RULES))
+    monkeypatch.setattr(_buffers, "_KINDS", (module.view_for, *_buffers._KINDS))
     monkeypatch.setattr(_buffers, "learned", {})
     monkeypatch.setattr(_buffers, "_strangers", set())
     return module

@@ -31,6 +31,7 @@ from helpers import (
 )
 from layouts import random_target, same, views
 from userstream import _driver, _holding, testing
+from userstream._buffers import Layout, View, view_of
 from userstream._transfer import (
     DeviceArray,
     _chunks,
@@ -63,26 +64,19 @@ def span(view: np.ndarray) -> tuple[int, int]:
     return side.offset, side.nbytes
 
 
-def info(view: np.ndarray, where: int, device: int = 0, **more: Any) -> us.BufferInfo:
-    """Describe a view as one of device memory."""
-    return us.BufferInfo(
-        **{
-            "device_id": device,
-            "source": "test",
-            "ordering": "none",
-            "address": where,
-            "nbytes": view.nbytes,
-            "shape": view.shape,
-            "strides": view.strides,
-            "dtype": view.dtype,
-            "memory": "device",
-            **more,
-        }
-    )
+class Told(View):
+    """A look at nothing: what it tells is given."""
+
+    source = "test"
+
+    def __init__(self, layout: Layout, device: int = 0) -> None:
+        super().__init__(None)
+        self.layout, self.device = layout, device
 
 
 def array(view: np.ndarray, where: int, device: int = 0, **more: Any) -> DeviceArray:
-    return device_array(info(view, where, device, **more))
+    layout = Layout(where, view.shape, view.strides, view.dtype, view.nbytes)
+    return device_array(Told(layout._replace(**more), device))
 
 
 @contextmanager
@@ -334,12 +328,10 @@ def test_broadcasting_into_the_host(stream: us.Stream) -> None:
 
 def test_a_buffer_without_a_shape(stream: us.Stream) -> None:
     with on_device(np.arange(100, dtype="u1")) as memory:
-        bytes_ = us.BufferInfo(
-            device_id=0, source="x", ordering="none", address=memory.address, nbytes=100
-        )
-        assert same(to_host(device_array(bytes_), stream), np.arange(100, dtype="u1"))
+        bytes_ = device_array(Told(Layout(memory.address, nbytes=100)))
+        assert same(to_host(bytes_, stream), np.arange(100, dtype="u1"))
         with pytest.raises(us.UnsupportedBufferError, match="__cuda_array_interface__"):
-            device_array(us.describe(driver.CUdeviceptr(memory.address)))
+            device_array(view_of(driver.CUdeviceptr(memory.address)))
 
 
 # ---- from the host ------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def streams_in(target: Any) -> list[Stream]:
     given = stream_of(target)
     if given is not None:
         return [given]
-    if not is_collection(target) or _buffers.rule_of(target) is not None:
+    if not is_collection(target) or _buffers.kind_of(target) is not None:
         return []
     streams = [stream_of(item) for _, item, _ in _leaves(target)]
     found = [stream for stream in streams if stream is not None]
@@ -55,14 +55,14 @@ def devices_of(target: Any) -> list[int]:
     _driver.ensure()
     if target is None:
         return [_driver.current_device()]
-    rule = _buffers.rule_of(target)
-    if rule is not None:
-        return [rule.device_id(target)]
+    kind = _buffers.kind_of(target)
+    if kind is not None:
+        return [kind.locate(target)]
     device = _devices.device_id_of(target)
     if device is not None:
         return [device]
     if is_collection(target):
-        devices = list(dict.fromkeys(rule.device_id(item) for item, rule in buffers_in(target)))
+        devices = list(dict.fromkeys(view.device for view in views_in(target)))
         if not devices:
             raise InvalidDeviceError(
                 f"an empty {type(target).__name__} names no device; pass buffers, or nothing at "
@@ -91,10 +91,10 @@ def check_depth(depth: int, collection: object) -> None:
         )
 
 
-def buffers_in(collection: Any, *, named: str = "target") -> Iterator[tuple[Any, _buffers.Rule]]:
-    """Yield the buffers of a (nested) sequence or mapping, each with its rule."""
-    for path, item, rule in _leaves(collection):
-        if rule is None:
+def views_in(collection: Any, *, named: str = "target") -> Iterator[_buffers.View]:
+    """Yield a look at each of the buffers of a (nested) sequence or mapping."""
+    for path, item, kind in _leaves(collection):
+        if kind is None:
             if named == "buffers" and hasattr(item, "__cuda_stream__"):
                 advice = "pass a stream as stream= or producer="
             else:
@@ -102,21 +102,21 @@ def buffers_in(collection: Any, *, named: str = "target") -> Iterator[tuple[Any,
             raise UnsupportedBufferError(
                 f"{named}{subscripts(path)} is {shown(item)}, which is no GPU buffer; {advice}"
             )
-        yield item, rule
+        yield kind(item)
 
 
 def _leaves(
     collection: Any, path: tuple[object, ...] = ()
-) -> Iterator[tuple[tuple[object, ...], Any, _buffers.Rule | None]]:
-    """Yield what a (nested) sequence or mapping holds: where it is, itself, and its rule."""
+) -> Iterator[tuple[tuple[object, ...], Any, type[_buffers.View] | None]]:
+    """Yield what a (nested) sequence or mapping holds: where it is, itself, and its kind."""
     check_depth(len(path), collection)
     items = collection.items() if isinstance(collection, Mapping) else enumerate(collection)
     for key, item in items:
-        rule = _buffers.rule_of(item)
-        if rule is None and is_collection(item):
+        kind = _buffers.kind_of(item)
+        if kind is None and is_collection(item):
             yield from _leaves(item, (*path, key))
         else:
-            yield (*path, key), item, rule
+            yield (*path, key), item, kind
 
 
 def subscripts(path: tuple[object, ...]) -> str:

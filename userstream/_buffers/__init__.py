@@ -13,8 +13,11 @@ from cuda.core import Device
 
 from userstream import _driver
 from userstream._buffers import cai, cuda_core, cupy, dali, dlpack, jax, numba, torch
-from userstream._buffers._info import BufferInfo, Layout
-from userstream._buffers._rule import NOTHING_PENDING, UNKNOWN, Framework, Rule, type_name
+from userstream._buffers._framework import NO_STREAM, Framework
+from userstream._buffers._info import BufferInfo
+from userstream._buffers._layout import Layout, contiguous_strides
+from userstream._buffers._names import is_named, type_name
+from userstream._buffers.view import Order, View
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
@@ -22,23 +25,27 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FRAMEWORKS",
-    "NOTHING_PENDING",
-    "UNKNOWN",
+    "NO_STREAM",
     "BufferInfo",
     "Framework",
     "Layout",
-    "Rule",
+    "Order",
+    "View",
+    "contiguous_strides",
     "describe",
     "device_of",
+    "is_named",
+    "kind_of",
     "learned",
-    "require_rule",
-    "rule_of",
+    "locate",
     "type_name",
+    "view_of",
+    "view_or_none",
 ]
 
 # The first that knows a type answers: frameworks before the protocols that they speak as well.
-_RULES: tuple[Callable[[type], Rule | None], ...] = tuple(
-    kind.rule_for for kind in (torch, cupy, jax, numba, dali, cuda_core, dlpack, cai)
+_KINDS: tuple[Callable[[type], type[View] | None], ...] = tuple(
+    module.view_for for module in (torch, cupy, jax, numba, dali, cuda_core, dlpack, cai)
 )
 
 # Those that have a current stream.
@@ -46,53 +53,68 @@ FRAMEWORKS = {
     framework.name: framework for framework in (torch.FRAMEWORK, cupy.FRAMEWORK, dali.FRAMEWORK)
 }
 
-_PROTOCOLS = ((dlpack.ATTRIBUTE, dlpack.RULE), (cai.ATTRIBUTE, cai.RULE))
+_PROTOCOLS = ((dlpack.ATTRIBUTE, dlpack.DLPackView), (cai.ATTRIBUTE, cai.InterfaceView))
 
-# Rules by the exact type of the object, so that the second look is one dict lookup.
-learned: dict[type, Rule] = {}
-_strangers: set[type] = set()  # types that no rule knows
+# The class of view by the exact type of the object, so that the second look is one dict lookup.
+learned: dict[type, type[View]] = {}
+_strangers: set[type] = set()  # types that no file knows
 _MOST_LEARNED = 1024  # a program may make types without end
 
 
-def rule_of(obj: object) -> Rule | None:
-    """Return the rule for a buffer, or `None` if the object is no buffer that we know."""
+def kind_of(obj: object) -> type[View] | None:
+    """Return the class of view for a buffer, or `None` if the object is no buffer that we know."""
     kind = type(obj)
-    rule = learned.get(kind)
-    if rule is not None:
-        return rule
+    view = learned.get(kind)
+    if view is not None:
+        return view
     if kind not in _strangers:
-        rule = _learn(kind)
-        if rule is not None:
-            return rule
+        view = _learn(kind)
+        if view is not None:
+            return view
     # The protocols may be attributes of the very object; another of its type may lack them.
-    for attribute, rule in _PROTOCOLS:
+    for attribute, view in _PROTOCOLS:
         if hasattr(obj, attribute) and not isinstance(obj, type):
-            return rule
+            return view
     return None
 
 
-def _learn(kind: type) -> Rule | None:
+def _learn(kind: type) -> type[View] | None:
     if len(learned) + len(_strangers) >= _MOST_LEARNED:
         learned.clear()
         _strangers.clear()
-    for rule_for in _RULES:
-        rule = rule_for(kind)
-        if rule is not None:
-            learned[kind] = rule
-            return rule
+    for view_for in _KINDS:
+        view = view_for(kind)
+        if view is not None:
+            learned[kind] = view
+            return view
     _strangers.add(kind)
     return None
 
 
-def require_rule(obj: object) -> Rule:
-    """Return the rule for a buffer, or raise `UnsupportedBufferError`."""
-    rule = rule_of(obj)
-    if rule is None:
+def view_or_none(obj: Any) -> View | None:
+    """Return a new look at a buffer, or `None` if the object is no buffer that we know."""
+    kind = kind_of(obj)
+    return None if kind is None else kind(obj)
+
+
+def view_of(obj: Any) -> View:
+    """Return a new look at a buffer, or raise `UnsupportedBufferError`."""
+    return _known(obj)(obj)
+
+
+def locate(obj: Any) -> int:
+    """Return the ordinal of the device of a buffer, and look at nothing else."""
+    return _known(obj).locate(obj)
+
+
+def _known(obj: object) -> type[View]:
+    kind = kind_of(obj)
+    if kind is None:
         raise UnsupportedBufferError(
             f"{type_name(obj)} is no GPU buffer that userstream knows: it has neither "
             f"{dlpack.ATTRIBUTE} nor {cai.ATTRIBUTE}, and no rule of its own{_advice(obj)}"
         )
-    return rule
+    return kind
 
 
 def _advice(obj: object) -> str:
@@ -145,7 +167,7 @@ def device_of(buffer: Any) -> Device:  # any framework's buffer
     0
     """
     _driver.ensure()
-    return Device(require_rule(buffer).device_id(buffer))
+    return Device(locate(buffer))
 
 
 def describe(buffer: Any) -> BufferInfo:  # any framework's buffer
@@ -182,7 +204,7 @@ def describe(buffer: Any) -> BufferInfo:  # any framework's buffer
     (1024, 'device', 'cuda.core.Buffer')
     """
     _driver.ensure()
-    return _with_uuid(require_rule(buffer).describe(buffer))
+    return _with_uuid(view_of(buffer).info())
 
 
 def _with_uuid(info: BufferInfo) -> BufferInfo:

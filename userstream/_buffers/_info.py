@@ -1,14 +1,11 @@
-"""`BufferInfo`: what is known of a buffer; and `Layout`: what its framework alone tells."""
+"""`BufferInfo`: what is known of a buffer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
 
     from userstream._driver import Memory
@@ -73,41 +70,3 @@ class BufferInfo:
     producer: int | None = None
     parts: tuple[BufferInfo, ...] = ()
     device_uuid: str | None = None
-
-
-class Layout(NamedTuple):
-    """Where the elements of an array lie in device memory; the fields are those of `BufferInfo`."""
-
-    source: str
-    device_id: int
-    address: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: np.dtype | str
-    nbytes: None = None  # as the shape tells
-
-
-def info_of(
-    layout: Layout, *, device_id: int, memory: Memory, nbytes: int, producer: int
-) -> BufferInfo:
-    """Describe an array whose framework has a current stream, which stands in for its producer."""
-    return BufferInfo(
-        source=layout.source,
-        device_id=device_id,
-        memory=memory,
-        address=layout.address,
-        nbytes=nbytes,
-        shape=layout.shape,
-        strides=layout.strides,
-        dtype=layout.dtype,
-        producer=producer,
-        ordering="current",
-    )
-
-
-def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Return the strides in bytes of an array in C order."""
-    if 0 in shape:
-        return (0,) * len(shape)  # as NumPy and CuPy
-    sizes = accumulate(shape[:0:-1], int.__mul__, initial=itemsize)
-    return tuple(sizes)[::-1] if shape else ()

@@ -8,33 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from userstream._buffers._info import BufferInfo, Ordering, contiguous_strides
-from userstream._buffers._rule import (
-    NOTHING_PENDING,
-    UNKNOWN,
-    Rule,
-    device_at,
-    locate,
-    type_name,
-)
+from userstream._buffers._layout import Layout, contiguous_strides
+from userstream._buffers._names import type_name
+from userstream._buffers._places import device_at, place_of
+from userstream._buffers.view import UNKNOWN, Order, View, once
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from userstream._driver import Memory
+    from userstream._driver import Memory, Place
 
 ATTRIBUTE = "__cuda_array_interface__"
 
 
-def rule_for(kind: type) -> Rule | None:
-    """Return the rule if objects of `kind` speak the CUDA Array Interface."""
-    return RULE if hasattr(kind, ATTRIBUTE) else None
+def view_for(kind: type) -> type[View] | None:
+    """Return the view if objects of `kind` speak the CUDA Array Interface."""
+    return InterfaceView if hasattr(kind, ATTRIBUTE) else None
 
 
-def interface(obj: Any) -> Mapping[str, Any]:
+def checked(obj: Any, found: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the interface of an object, with what every version must have."""
-    found: Mapping[str, Any] = getattr(obj, ATTRIBUTE)
     try:
         found["shape"], found["typestr"]
         where, _readonly = found["data"]
@@ -51,90 +45,100 @@ def interface(obj: Any) -> Mapping[str, Any]:
     return found
 
 
-def address(found: Mapping[str, Any]) -> int:
-    """Return the address of the first element, as an int of Python's."""
-    return operator.index(found["data"][0])
-
-
 def _malformed(obj: object, why: str) -> UnsupportedBufferError:
     return UnsupportedBufferError(f"the {ATTRIBUTE} of this {type_name(obj)} is malformed: {why}")
 
 
-def device_id(obj: Any) -> int:
-    """Return the device of the memory that the interface points to."""
-    return device_at(address(interface(obj)), obj)
+class InterfaceView(View):
+    """A look at an object by its ``__cuda_array_interface__``, which is read once."""
 
+    source = ATTRIBUTE
 
-def producer(obj: Any, found: Mapping[str, Any]) -> tuple[int, Ordering]:
-    """Return the producer's stream as the interface tells it."""
-    version, stream = found.get("version", 0), found.get("stream")
-    try:
-        if operator.index(version) < 3:
-            return UNKNOWN, "unknown"  # before version 3 there was no way to tell
-        handle = NOTHING_PENDING if stream is None else operator.index(stream)
-    except TypeError as error:
-        raise _malformed(
-            obj, f"its version is {version!r} and its stream {stream!r}, a handle as an int or None"
-        ) from error
-    if stream is None:
-        return handle, "none"
-    if not 0 < handle < 1 << 64:
-        raise _malformed(obj, f"its stream is {stream!r}")
-    return handle, "exact"
+    def __init__(self, obj: Any, found: Mapping[str, Any] | None = None) -> None:
+        super().__init__(obj)
+        self._found = found  # if it was read already
 
+    @staticmethod
+    def locate(obj: Any) -> int:
+        """Return the ordinal of the device of the memory that the interface points to."""
+        return InterfaceView(obj).device
 
-def _producer(obj: Any) -> int:
-    return producer(obj, interface(obj))[0]
+    @once
+    def interface(self) -> Mapping[str, Any]:
+        """The interface, with what every version must have."""
+        found = getattr(self.buffer, ATTRIBUTE) if self._found is None else self._found
+        return checked(self.buffer, found)
 
+    @once
+    def address(self) -> int:
+        """The address of the first element, as an int of Python's."""
+        return operator.index(self.interface["data"][0])
 
-def describe_interface(obj: Any, source: str, *, device: int | None = None) -> BufferInfo:
-    """Describe an object by its interface.
+    @once
+    def place(self) -> Place:
+        """What the driver knows of the address, whatever the interface says of the elements."""
+        return place_of(self.address, self.buffer)
 
-    `device` is where it is if it is empty, because then its address is 0, or behind an allocation.
-    """
-    found = interface(obj)
-    where = address(found)
-    memory: Memory = "device"
-    shape, strides, dtype = _parsed(obj, found)
-    if device is None or (where and 0 not in shape):
-        device, memory = locate(where, obj)
-    if strides is None:
-        strides = contiguous_strides(shape, dtype.itemsize)
-    stream, ordering = producer(obj, found)
-    return BufferInfo(
-        source=source,
-        device_id=device,
-        memory=memory,
-        address=where,
-        nbytes=math.prod(shape) * dtype.itemsize,
-        shape=shape,
-        strides=strides,
-        dtype=dtype,
-        producer=stream if stream > 0 else None,
-        ordering=ordering,
-    )
+    @once
+    def device(self) -> int:
+        """The ordinal of the device, by the driver."""
+        return device_at(self.place, self.buffer)
 
+    @once
+    def where(self) -> tuple[int | None, Memory]:
+        """Device and kind of memory, by the driver."""
+        return self.place.device, self.place.kind
 
-def shape_and_dtype(obj: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return what the interface tells wherever the memory is."""
-    shape, _strides, dtype = _parsed(obj, interface(obj))
-    return shape, dtype
+    @once
+    def layout(self) -> Layout:
+        """What the interface says of the elements."""
+        obj, found = self.buffer, self.interface
+        try:
+            shape, strides = _integers(found["shape"]), found.get("strides")
+            if strides is not None:
+                strides = _integers(strides)
+                if len(strides) != len(shape):
+                    raise ValueError(f"{len(strides)} strides for {len(shape)} axes")
+            if min(shape, default=0) < 0:
+                raise ValueError(f"shape {shape}")
+            dtype = _dtype(found)
+        except (TypeError, ValueError) as error:
+            raise _malformed(obj, f"of its shape, strides, typestr and descr, {error}") from error
+        if strides is None:
+            strides = contiguous_strides(shape, dtype.itemsize)
+        return Layout(self.address, shape, strides, dtype, math.prod(shape) * dtype.itemsize)
 
+    @once
+    def order(self) -> Order:
+        """The producer's stream, as the interface tells it."""
+        version, stream = self.interface.get("version", 0), self.interface.get("stream")
+        try:
+            if operator.index(version) < 3:
+                return UNKNOWN  # before version 3 there was no way to tell
+            handle = 0 if stream is None else operator.index(stream)
+        except TypeError as error:
+            raise _malformed(
+                self.buffer,
+                f"its version is {version!r} and its stream {stream!r}, a handle as an int or None",
+            ) from error
+        if stream is None:
+            return Order("none")
+        if not 0 < handle < 1 << 64:
+            raise _malformed(self.buffer, f"its stream is {stream!r}")
+        return Order("exact", handle)
 
-def _parsed(
-    obj: Any, found: Mapping[str, Any]
-) -> tuple[tuple[int, ...], tuple[int, ...] | None, np.dtype[Any]]:
-    try:
-        shape, strides = _integers(found["shape"]), found.get("strides")
-        if strides is not None:
-            strides = _integers(strides)
-            if len(strides) != len(shape):
-                raise ValueError(f"{len(strides)} strides for {len(shape)} axes")
-        if min(shape, default=0) < 0:
-            raise ValueError(f"shape {shape}")
-        return shape, strides, _dtype(found)
-    except (TypeError, ValueError) as error:
-        raise _malformed(obj, f"of its shape, strides, typestr and descr, {error}") from error
+    def check_copyable(self) -> None:
+        """Refuse an array some of whose elements are not valid, which a copy would not tell."""
+        if self.interface.get("mask") is not None:
+            raise UnsupportedBufferError(
+                f"this {type_name(self.buffer)} is masked, and a copy would hold what is not "
+                "valid; fill or drop that first, in its framework"
+            )
+
+    @once
+    def is_read_only(self) -> bool:
+        """Whether the interface forbids to write."""
+        return bool(self.interface["data"][1])
 
 
 def _integers(found: Iterable[Any]) -> tuple[int, ...]:
@@ -153,29 +157,3 @@ def _dtype(found: Mapping[str, Any]) -> np.dtype[Any]:
     if spelled.itemsize != dtype.itemsize:
         raise ValueError(f"descr {fields} for typestr {typestr!r}")
     return spelled if spelled.names else dtype
-
-
-def _describe(obj: Any) -> BufferInfo:
-    return describe_interface(obj, ATTRIBUTE)
-
-
-def refuse_masked(obj: Any) -> None:
-    """Raise if an object says that some of its elements are not valid."""
-    if interface(obj).get("mask") is not None:
-        raise UnsupportedBufferError(
-            f"this {type_name(obj)} is masked, and a copy would hold what is not valid; fill or "
-            "drop that first, in its framework"
-        )
-
-
-def _layout(obj: Any) -> BufferInfo:
-    refuse_masked(obj)
-    return _describe(obj)
-
-
-def is_read_only(obj: Any) -> bool:
-    """Tell whether the interface forbids to write."""
-    return bool(interface(obj)["data"][1])
-
-
-RULE = Rule(device_id, _describe, _producer, layout=_layout, read_only=is_read_only)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from cuda.bindings import driver
 from cuda.core import Buffer
 
-from userstream._buffers._info import BufferInfo, contiguous_strides
-from userstream._buffers._rule import Rule, device_at, host_error, locate
+from userstream._buffers._layout import Layout, contiguous_strides
+from userstream._buffers._places import device_at, host_error, place_of
+from userstream._buffers.view import View, once
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
@@ -18,104 +19,121 @@ if TYPE_CHECKING:
     from userstream._driver import Memory
 
 
-def rule_for(kind: type) -> Rule | None:
-    """Return the rule if `kind` is one of cuda-python's."""
+def view_for(kind: type) -> type[View] | None:
+    """Return the view if `kind` is one of cuda-python's."""
     if issubclass(kind, Buffer):
-        return _BUFFER
+        return BufferView
     if issubclass(kind, driver.CUdeviceptr):
-        return _POINTER
-    view = getattr(sys.modules.get("cuda.core.utils"), "StridedMemoryView", None)
-    return _VIEW if isinstance(view, type) and issubclass(kind, view) else None
+        return PointerView
+    strided = getattr(sys.modules.get("cuda.core.utils"), "StridedMemoryView", None)
+    return StridedView if isinstance(strided, type) and issubclass(kind, strided) else None
 
 
-def _buffer_device_id(buffer: Buffer) -> int:
-    # Host memory reports -1, and managed or pinned memory what DLPack would: ask the driver.
-    if buffer.is_host_accessible or not buffer.is_device_accessible:
-        return device_at(int(buffer.handle or 0), buffer)
-    return int(buffer.device_id)
+class BufferView(View):
+    """A look at a ``cuda.core.Buffer``. The stream that it was allocated on is not to be had."""
+
+    source = "cuda.core.Buffer"
+
+    @staticmethod
+    def locate(buffer: Buffer) -> int:
+        """Return the ordinal of the device."""
+        return BufferView(buffer).device
+
+    @once
+    def device(self) -> int:
+        """The ordinal of the device."""
+        # Host memory reports -1, and managed or pinned memory what DLPack would: ask the driver.
+        if self.buffer.is_host_accessible or not self.buffer.is_device_accessible:
+            return device_at(self.place, self.buffer)
+        return int(self.buffer.device_id)
+
+    @once
+    def layout(self) -> Layout:
+        """Address and size."""
+        return Layout(int(self.buffer.handle or 0), nbytes=self.buffer.size)
+
+    @once
+    def where(self) -> tuple[int | None, Memory]:
+        """Device and kind of memory, by the driver."""
+        return self.place.device, self.place.kind
 
 
-def _describe_buffer(buffer: Buffer) -> BufferInfo:
-    address = int(buffer.handle or 0)
-    device, memory = locate(address, buffer)
-    return BufferInfo(
-        source="cuda.core.Buffer",
-        device_id=device,
-        memory=memory,
-        address=address,
-        nbytes=buffer.size,
-        ordering="unknown",  # the stream that it was allocated on is not to be had
-    )
+class PointerView(View):
+    """A look at a ``CUdeviceptr``, of which nothing but the address is known."""
+
+    source = "CUdeviceptr"
+
+    @staticmethod
+    def locate(pointer: driver.CUdeviceptr) -> int:
+        """Return the ordinal of the device."""
+        return device_at(place_of(int(pointer), pointer), pointer)
+
+    @once
+    def device(self) -> int:
+        """The ordinal of the device, by the driver."""
+        return device_at(self.place, self.buffer)
+
+    @once
+    def layout(self) -> Layout:
+        """The address."""
+        return Layout(int(self.buffer))
+
+    @once
+    def where(self) -> tuple[int | None, Memory]:
+        """Device and kind of memory, by the driver."""
+        return self.place.device, self.place.kind
 
 
-def _view_device_id(view: Any) -> int:  # StridedMemoryView
-    if view.is_device_accessible and view.device_id >= 0:
-        return device_at(view.ptr, view) if view.ptr else int(view.device_id)
-    raise host_error(view)
+class StridedView(View):
+    """A look at a ``cuda.core.utils.StridedMemoryView``, which does not say who wrote there."""
+
+    source = "cuda.core StridedMemoryView"
+
+    @staticmethod
+    def locate(strided: Any) -> int:
+        """Return the ordinal of the device."""
+        return StridedView(strided).device
+
+    @once
+    def device(self) -> int:
+        """The ordinal of the device: by the driver, or of an empty one what it says."""
+        strided = self.buffer
+        if not strided.is_device_accessible or strided.device_id < 0:
+            raise host_error(strided)
+        return device_at(self.place, strided) if strided.ptr else int(strided.device_id)
+
+    @once
+    def layout(self) -> Layout:
+        """What it shows."""
+        return layout_of(self.buffer, self.source)
+
+    @once
+    def is_read_only(self) -> bool:
+        """Whether it says that it must not be written."""
+        return bool(self.buffer.readonly)
 
 
-def _describe_view(view: Any) -> BufferInfo:
-    return describe_view(view, "cuda.core StridedMemoryView", device=_view_device_id(view))
-
-
-def describe_view(view: Any, source: str, *, device: int) -> BufferInfo:
-    """Describe what a `StridedMemoryView` shows."""
-    memory: Memory = "device"
+def layout_of(strided: Any, source: str) -> Layout:
+    """Return the layout that a `StridedMemoryView` shows."""
     try:
-        shape, dtype = view.shape, _dtype(view)
+        shape, dtype = strided.shape, _dtype(strided)
     except ValueError as error:  # such as int4
         raise UnsupportedBufferError(
             f"the elements of this {source} are no whole bytes ({error}); convert them first"
         ) from error
-    if view.ptr and 0 not in shape:  # an empty one may begin where its allocation ends
-        device, memory = locate(view.ptr, view)
     size = 0 if dtype is None else dtype.itemsize
     if not size:
         strides = None
-    elif view.strides is None:
+    elif strided.strides is None:
         strides = contiguous_strides(shape, size)
     else:
-        strides = tuple(step * size for step in view.strides)
-    return BufferInfo(
-        source=source,
-        device_id=device,
-        memory=memory,
-        address=view.ptr,
-        nbytes=view.size * size if size else None,
-        shape=shape,
-        strides=strides,
-        dtype=dtype,
-        ordering="unknown",
-    )
+        strides = tuple(step * size for step in strided.strides)
+    return Layout(strided.ptr, shape, strides, dtype, strided.size * size if size else None)
 
 
-def _dtype(view: Any) -> np.dtype | None:
+def _dtype(strided: Any) -> np.dtype | None:
     try:
-        dtype: np.dtype | None = view.dtype
+        dtype: np.dtype | None = strided.dtype
     except (TypeError, NotImplementedError):  # NumPy has none, or cuda.core does not know it
         return None
     return dtype
-
-
-def _is_read_only(view: Any) -> bool:
-    return bool(view.readonly)
-
-
-def _pointer_device_id(pointer: driver.CUdeviceptr) -> int:
-    return device_at(int(pointer), pointer)
-
-
-def _describe_pointer(pointer: driver.CUdeviceptr) -> BufferInfo:
-    device, memory = locate(int(pointer), pointer)
-    return BufferInfo(
-        source="CUdeviceptr",
-        device_id=device,
-        memory=memory,
-        address=int(pointer),
-        ordering="unknown",
-    )
-
-
-_BUFFER = Rule(_buffer_device_id, _describe_buffer)
-_VIEW = Rule(_view_device_id, _describe_view, read_only=_is_read_only)
-_POINTER = Rule(_pointer_device_id, _describe_pointer)

@@ -6,23 +6,21 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from userstream import _driver
-from userstream._buffers._info import BufferInfo, Layout, info_of
-from userstream._buffers._rule import Framework, Rule, locate
+from userstream._buffers._framework import Framework
+from userstream._buffers._layout import Layout
+from userstream._buffers.view import View, once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from userstream._driver import Memory
     from userstream.typing import StreamLike
 
 
-def rule_for(kind: type) -> Rule | None:
-    """Return the rule if `kind` is an array type of CuPy."""
+def view_for(kind: type) -> type[View] | None:
+    """Return the view if `kind` is an array type of CuPy."""
     array = getattr(sys.modules.get("cupy"), "ndarray", None)
-    return _RULE if isinstance(array, type) and issubclass(kind, array) else None
-
-
-def _device_id(array: Any) -> int:  # cupy.ndarray
-    return array.device.id  # type: ignore[no-any-return]
+    return ArrayView if isinstance(array, type) and issubclass(kind, array) else None
 
 
 def _is_usable() -> bool:
@@ -55,33 +53,33 @@ def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
     return undo
 
 
-def _describe(array: Any) -> BufferInfo:
-    layout = _layout(array)
-    address, device = layout.address, layout.device_id
-    return info_of(
-        layout,
-        device_id=device,
-        # A slice without elements may begin where its allocation ends.
-        memory=locate(address, array)[1] if array.nbytes else "device",
-        nbytes=array.nbytes,
-        producer=_current_stream(device)[0],
-    )
-
-
-def _layout(array: Any) -> Layout:
-    return Layout(
-        source="cupy.ndarray",
-        device_id=_device_id(array),
-        address=array.data.ptr,
-        shape=array.shape,
-        strides=array.strides,
-        dtype=array.dtype,
-    )
-
-
-def _pack(array: Any) -> Any:
-    return sys.modules["cupy"].ascontiguousarray(array)
-
-
 FRAMEWORK = Framework("cupy", _is_usable, _current_stream, _activate)
-_RULE = Rule(_device_id, _describe, framework=FRAMEWORK, pack=_pack, layout=_layout)
+
+
+class ArrayView(View):
+    """A look at a ``cupy.ndarray``."""
+
+    source = "cupy.ndarray"
+    framework = FRAMEWORK
+    packs = True
+
+    @staticmethod
+    def locate(array: Any) -> int:
+        """Return the ordinal of the device."""
+        return array.device.id  # type: ignore[no-any-return]
+
+    @once
+    def layout(self) -> Layout:
+        """What the array has as its attributes."""
+        array = self.buffer
+        return Layout(array.data.ptr, array.shape, array.strides, array.dtype, array.nbytes)
+
+    @once
+    def where(self) -> tuple[int | None, Memory]:
+        """The array's device, and the kind of memory by the driver."""
+        # A slice without elements may begin where its allocation ends.
+        return self.device, self.place.kind if self.layout.nbytes else "device"
+
+    def pack(self) -> Any:
+        """Return an array in C order."""
+        return sys.modules["cupy"].ascontiguousarray(self.buffer)

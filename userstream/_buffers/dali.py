@@ -6,121 +6,33 @@ work on them before its next run.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from userstream import _driver
-from userstream._buffers import cai
-from userstream._buffers._info import BufferInfo
-from userstream._buffers._rule import (
-    NOTHING_PENDING,
-    UNKNOWN,
-    Framework,
-    Rule,
-    host_error,
-    is_named,
-)
+from userstream._buffers._framework import NO_STREAM, Framework
+from userstream._buffers._layout import Layout
+from userstream._buffers._names import is_named
+from userstream._buffers._places import host_error
+from userstream._buffers.cai import InterfaceView
+from userstream._buffers.view import UNKNOWN, Order, View, once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from userstream._driver import Memory
     from userstream.typing import StreamLike
 
 _DYNAMIC = "nvidia.dali.experimental.dynamic"
 
 
-def rule_for(kind: type) -> Rule | None:
-    """Return the rule if `kind` is a type of DALI's that holds data."""
-    for names, rule in _KINDS:
-        if is_named(kind, ("nvidia.dali.",), names):
-            return rule
+def view_for(kind: type) -> type[View] | None:
+    """Return the view if `kind` is a type of DALI's that holds data."""
+    for name, view in _KINDS:
+        if is_named(kind, ("nvidia.dali.",), (name,)):
+            return view
     return None
-
-
-def _device_id(output: Any) -> int:  # TensorGPU, TensorListGPU
-    return output.device_id()  # type: ignore[no-any-return]
-
-
-def _dynamic_device_id(output: Any) -> int:  # Tensor, Batch; evaluates nothing
-    device = output.device
-    if device.device_type != "gpu":
-        raise host_error(output)
-    return int(device.device_id)
-
-
-def _host_device_id(output: object) -> int:
-    raise host_error(output)
-
-
-def _describe_tensor(tensor: Any) -> BufferInfo:
-    info = cai.describe_interface(tensor, "dali TensorGPU", device=tensor.device_id())
-    return _ordered(info, tensor.stream)
-
-
-def _describe_list(batch: Any) -> BufferInfo:
-    parts = tuple(_describe_tensor(batch[i]) for i in range(len(batch)))
-    return _composite(batch.device_id(), "dali TensorListGPU", parts, batch.stream)
-
-
-def _describe_dynamic(tensor: Any) -> BufferInfo:
-    device = _dynamic_device_id(tensor)
-    storage = tensor.evaluate()._storage
-    info = cai.describe_interface(tensor, "dali dynamic Tensor", device=device)
-    return _ordered(info, getattr(storage, "stream", None))
-
-
-def _describe_batch(batch: Any) -> BufferInfo:
-    device = _dynamic_device_id(batch)
-    parts = tuple(_describe_dynamic(tensor) for tensor in batch.tensors)
-    streams = {part.producer for part in parts}
-    stream = streams.pop() if len(streams) == 1 else None
-    return _composite(device, "dali dynamic Batch", parts, stream)
-
-
-def _ordered(info: BufferInfo, stream: int | None) -> BufferInfo:
-    producer, ordering = _producer(stream)
-    return dataclasses.replace(info, producer=producer, ordering=ordering)
-
-
-def _composite(
-    device: int, source: str, parts: tuple[BufferInfo, ...], stream: int | None
-) -> BufferInfo:
-    producer, ordering = _producer(stream)
-    return BufferInfo(
-        source=source,
-        device_id=device,
-        nbytes=sum(part.nbytes or 0 for part in parts),
-        memory="device",
-        producer=producer,
-        ordering=ordering,
-        parts=parts,
-    )
-
-
-def _producer(stream: int | None) -> tuple[int | None, Any]:
-    return (None, "unknown") if stream is None else (_handle(stream), "exact")
-
-
-def _handle(stream: int | None) -> int:
-    return UNKNOWN if stream is None else stream or _driver.LEGACY
-
-
-def _output_producer(output: Any) -> int:
-    return _handle(output.stream)
-
-
-def _tensor_producer(tensor: Any) -> int:
-    return _handle(getattr(tensor.evaluate()._storage, "stream", None))
-
-
-def _items(batch: Any) -> list[Any]:
-    return [batch[i] for i in range(len(batch))]
-
-
-def _tensors(batch: Any) -> list[Any]:
-    return list(batch.tensors)
 
 
 def _is_usable() -> bool:
@@ -130,7 +42,7 @@ def _is_usable() -> bool:
 def _current_stream(device: int) -> tuple[int, object]:
     context = sys.modules[_DYNAMIC].EvalContext.current()
     if context.device_id != device:
-        return NOTHING_PENDING, None
+        return NO_STREAM, None
     stream = context.cuda_stream
     return stream.handle or _driver.LEGACY, stream
 
@@ -142,27 +54,156 @@ def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
 
 
 FRAMEWORK = Framework("dali", _is_usable, _current_stream, _activate)
-_HOST = Rule(_host_device_id, _host_device_id)  # type: ignore[arg-type]
-_KINDS = (
-    (
-        ("TensorGPU",),
-        Rule(_device_id, _describe_tensor, _output_producer, read_only=cai.is_read_only),
-    ),
-    (("TensorListGPU",), Rule(_device_id, _describe_list, _output_producer, parts=_items)),
-    (("TensorCPU",), _HOST),
-    (("TensorListCPU",), _HOST._replace(parts=_items)),
-    (
-        ("Batch",),
-        Rule(_dynamic_device_id, _describe_batch, framework=FRAMEWORK, parts=_tensors),
-    ),
-    (
-        ("Tensor",),
-        Rule(
-            _dynamic_device_id,
-            _describe_dynamic,
-            _tensor_producer,
-            framework=FRAMEWORK,
-            read_only=cai.is_read_only,
-        ),
-    ),
+
+
+def _order(stream: int | None) -> Order:
+    return UNKNOWN if stream is None else Order("exact", stream or _driver.LEGACY)
+
+
+class _Tensor(InterfaceView):
+    """A tensor, of either mode: it has the interface, and knows its device and its stream."""
+
+    @once
+    def device(self) -> int:
+        """The ordinal of the device, as DALI has it."""
+        return self.locate(self.buffer)
+
+    @once
+    def where(self) -> tuple[int | None, Memory]:
+        """Device and kind of memory; of an empty one without asking the driver."""
+        return super(InterfaceView, self).where
+
+
+class TensorView(_Tensor):
+    """A look at a ``TensorGPU``."""
+
+    source = "dali TensorGPU"
+
+    @staticmethod
+    def locate(tensor: Any) -> int:
+        """Return the ordinal of the device."""
+        return tensor.device_id()  # type: ignore[no-any-return]
+
+    @once
+    def order(self) -> Order:
+        """The stream that the tensor names."""
+        return _order(self.buffer.stream)
+
+
+class _Several(View):
+    """Several tensors on one device."""
+
+    @once
+    def layout(self) -> Layout:
+        """The size of all of them."""
+        return Layout(None, nbytes=sum(part.layout.nbytes or 0 for part in self.parts or ()))
+
+
+class ListView(_Several):
+    """A look at a ``TensorListGPU``."""
+
+    source = "dali TensorListGPU"
+
+    @staticmethod
+    def locate(batch: Any) -> int:
+        """Return the ordinal of the device."""
+        return batch.device_id()  # type: ignore[no-any-return]
+
+    @once
+    def parts(self) -> Sequence[View]:
+        """The views of its tensors."""
+        return [TensorView(self.buffer[i]) for i in range(len(self.buffer))]
+
+    @once
+    def order(self) -> Order:
+        """The stream that the list names."""
+        return _order(self.buffer.stream)
+
+
+class DynamicTensorView(_Tensor):
+    """A look at a ``Tensor`` of the dynamic mode, which is lazy."""
+
+    source = "dali dynamic Tensor"
+    framework = FRAMEWORK
+
+    @staticmethod
+    def locate(tensor: Any) -> int:
+        """Return the ordinal of the device; evaluates nothing."""
+        return _dynamic_device_id(tensor)
+
+    @once
+    def order(self) -> Order:
+        """The stream on which it was evaluated."""
+        return _order(getattr(self.buffer.evaluate()._storage, "stream", None))
+
+
+class BatchView(_Several):
+    """A look at a ``Batch`` of the dynamic mode."""
+
+    source = "dali dynamic Batch"
+    framework = FRAMEWORK
+
+    @staticmethod
+    def locate(batch: Any) -> int:
+        """Return the ordinal of the device; evaluates nothing."""
+        return _dynamic_device_id(batch)
+
+    @once
+    def parts(self) -> Sequence[View]:
+        """The views of its tensors."""
+        return [DynamicTensorView(tensor) for tensor in self.buffer.tensors]
+
+    @property
+    def units(self) -> Sequence[View]:
+        """Its tensors, each of which names its stream."""
+        return self.parts
+
+    @once
+    def order(self) -> Order:
+        """The stream of all its tensors, if that is one."""
+        handles = {part.order.handle for part in self.parts}
+        return _order(handles.pop() or None if len(handles) == 1 else None)
+
+
+def _dynamic_device_id(output: Any) -> int:  # Tensor, Batch
+    device = output.device
+    if device.device_type != "gpu":
+        raise host_error(output)
+    return int(device.device_id)
+
+
+class HostView(View):
+    """A look at a ``TensorCPU``."""
+
+    source = "dali TensorCPU"
+
+    @staticmethod
+    def locate(output: object) -> NoReturn:
+        """Refuse it."""
+        raise host_error(output)
+
+    @once
+    def layout(self) -> Layout:
+        """Refuse it."""
+        self.locate(self.buffer)
+
+
+class HostListView(HostView):
+    """A look at a ``TensorListCPU``."""
+
+    source = "dali TensorListCPU"
+
+    @once
+    def parts(self) -> Sequence[View]:
+        """The views of its tensors."""
+        return [HostView(self.buffer[i]) for i in range(len(self.buffer))]
+
+
+_KINDS: tuple[tuple[str, type[View]], ...] = (
+    ("TensorGPU", TensorView),
+    ("TensorListGPU", ListView),
+    ("TensorCPU", HostView),
+    ("TensorListCPU", HostListView),
+    ("Batch", BatchView),
+    ("Tensor", DynamicTensorView),
 )

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from userstream import _driver
-from userstream._buffers import cai, cuda_core
+from userstream._buffers import cai
 from userstream._buffers._info import BufferInfo
-from userstream._buffers._rule import Rule, device_at, host_error, type_name
+from userstream._buffers._names import type_name
+from userstream._buffers._places import device_at, host_error
+from userstream._buffers.cuda_core import layout_of
+from userstream._buffers.view import Order, View, once
 from userstream.errors import UnsupportedBufferError
+
+if TYPE_CHECKING:
+    from userstream._buffers._layout import Layout
+    from userstream._driver import Memory, Place
 
 ATTRIBUTE = "__dlpack_device__"
 
@@ -22,99 +28,140 @@ _CUDA_MANAGED = 13
 _NAMES = {4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 11: "ROCm host", 14: "oneAPI"}
 
 
-def rule_for(kind: type) -> Rule | None:
-    """Return the rule if objects of `kind` speak DLPack."""
-    return RULE if hasattr(kind, ATTRIBUTE) else None
+def view_for(kind: type) -> type[View] | None:
+    """Return the view if objects of `kind` speak DLPack."""
+    return DLPackView if hasattr(kind, ATTRIBUTE) else None
 
 
-def _ask(obj: Any) -> tuple[int, int]:
-    try:
-        kind, ordinal = obj.__dlpack_device__()
-        return operator.index(kind), operator.index(ordinal)
-    except Exception as error:
-        raise UnsupportedBufferError(
-            f"{ATTRIBUTE} of this {type_name(obj)} failed: {error}; pass the device itself"
-        ) from error
+class DLPackView(View):
+    """A look at an object by DLPack; where it has the CUDA Array Interface as well, by both.
 
+    The device is asked for without an export. Where the elements are the interface tells, and one
+    export where there is none.
+    """
 
-def _device_id(obj: Any) -> int:
-    kind, ordinal = _ask(obj)
-    if kind == _CUDA:
-        _driver.check_device(ordinal)
-        return ordinal
-    if kind == _CPU:
-        raise host_error(obj)
-    if kind == _CUDA_HOST:
-        raise host_error(obj, "pinned host memory")
-    if kind == _CUDA_MANAGED:
-        return _managed_device_id(obj)
-    raise UnsupportedBufferError(
-        f"this {type_name(obj)} is on a device of DLPack type {kind}"
-        f" ({_NAMES.get(kind, 'unknown')}), not on a CUDA device"
-    )
+    source = ATTRIBUTE
 
+    @staticmethod
+    def locate(obj: Any) -> int:
+        """Return the ordinal of the device."""
+        return DLPackView(obj).device
 
-def _managed_device_id(obj: Any) -> int:
-    # DLPack says device 0 of all managed memory.
-    try:
-        view = _view(obj)
-    except Exception as error:
-        raise UnsupportedBufferError(
-            f"this {type_name(obj)} is in managed memory, and its __dlpack__ failed "
-            f"({error}); pass the device itself"
-        ) from error
-    return device_at(view.ptr, obj)
-
-
-def _view(obj: Any) -> Any:
-    from cuda.core.utils import StridedMemoryView
-
-    # -1: nothing is ordered, because only the metadata are looked at.
-    return StridedMemoryView.from_dlpack(obj, stream_ptr=-1)
-
-
-def _describe(obj: Any) -> BufferInfo:
-    kind, _ = _ask(obj)
-    device = 0 if kind == _CUDA_HOST else _device_id(obj)  # pinned memory is described
-    if hasattr(obj, cai.ATTRIBUTE):
-        info = cai.describe_interface(obj, ATTRIBUTE, device=device)
-    else:
+    @once
+    def said(self) -> tuple[int, int]:
+        """Type and ordinal of the device, as DLPack has them."""
+        obj = self.buffer
         try:
-            view = _view(obj)
-        except Exception:
-            return BufferInfo(source=ATTRIBUTE, device_id=device, ordering="dlpack")
-        info = cuda_core.describe_view(view, ATTRIBUTE, device=device)
-    return dataclasses.replace(info, producer=None, ordering="dlpack")
+            kind, ordinal = obj.__dlpack_device__()
+            return operator.index(kind), operator.index(ordinal)
+        except Exception as error:
+            raise UnsupportedBufferError(
+                f"{ATTRIBUTE} of this {type_name(obj)} failed: {error}; pass the device itself"
+            ) from error
 
-
-def _layout(obj: Any) -> BufferInfo:
-    if hasattr(obj, cai.ATTRIBUTE):
-        cai.refuse_masked(obj)
-        return _describe(obj)
-    try:
-        view, again = _view(obj), _view(obj)
-    except Exception as error:
+    @once
+    def device(self) -> int:
+        """The ordinal of the device; of managed memory, for which DLPack says 0, by the driver."""
+        obj, (kind, ordinal) = self.buffer, self.said
+        if kind == _CUDA:
+            _driver.check_device(ordinal)
+            return ordinal
+        if kind == _CPU:
+            raise host_error(obj)
+        if kind == _CUDA_HOST:
+            raise host_error(obj, "pinned host memory")
+        if kind == _CUDA_MANAGED:
+            return self._managed_device()
         raise UnsupportedBufferError(
-            f"__dlpack__ of this {type_name(obj)} failed ({type(error).__name__}: {error}), and "
-            "nothing else tells where its elements are"
-        ) from error
-    info = cuda_core.describe_view(view, ATTRIBUTE, device=_device_id(obj))
-    if info.nbytes != 0 and view.ptr != again.ptr:  # both are kept up to here
-        raise UnsupportedBufferError(
-            f"__dlpack__ of this {type_name(obj)} gives another copy at each call; make an array "
-            "of one of them, with its framework or cuda.core.utils.StridedMemoryView, and pass that"
+            f"this {type_name(obj)} is on a device of DLPack type {kind}"
+            f" ({_NAMES.get(kind, 'unknown')}), not on a CUDA device"
         )
-    return info
 
+    def _managed_device(self) -> int:
+        try:
+            place = self.place
+        except UnsupportedBufferError as error:
+            raise UnsupportedBufferError(
+                f"this {type_name(self.buffer)} is in managed memory, and where that is did not "
+                f"come out ({error}); pass the device itself"
+            ) from error
+        return device_at(place, self.buffer)
 
-def _is_read_only(obj: Any) -> bool:
-    if hasattr(obj, cai.ATTRIBUTE):
-        return cai.is_read_only(obj)
-    return bool(_view(obj).readonly)
+    @once
+    def interface(self) -> cai.InterfaceView | None:
+        """The view of its CUDA Array Interface, if it has one."""
+        found = getattr(self.buffer, cai.ATTRIBUTE, None)
+        return None if found is None else cai.InterfaceView(self.buffer, found)
 
+    @once
+    def exported(self) -> Any:
+        """One export of it, as a `StridedMemoryView`, which orders nothing."""
+        from cuda.core.utils import StridedMemoryView
 
-def _export(obj: Any, handle: int) -> object:
-    return obj.__dlpack__(stream=handle)
+        try:
+            return StridedMemoryView.from_dlpack(self.buffer, stream_ptr=-1)
+        except Exception as error:
+            raise UnsupportedBufferError(
+                f"__dlpack__ of this {type_name(self.buffer)} failed ({type(error).__name__}: "
+                f"{error}), and nothing else tells where its elements are"
+            ) from error
 
+    @once
+    def layout(self) -> Layout:
+        """What the interface says of the elements, or else one export."""
+        if self.interface is not None:
+            return self.interface.layout
+        return layout_of(self.exported, self.source)
 
-RULE = Rule(_device_id, _describe, export=_export, layout=_layout, read_only=_is_read_only)
+    @once
+    def place(self) -> Place:
+        """What the driver knows of the address."""
+        return super().place if self.interface is None else self.interface.place
+
+    @once
+    def where(self) -> tuple[int | None, Memory]:
+        """Device and kind of memory, of pinned memory as well."""
+        if self.layout.address and not self.layout.is_empty:
+            return self.place.device, self.place.kind
+        return 0 if self.said[0] == _CUDA_HOST else self.device, "device"
+
+    @once
+    def order(self) -> Order:
+        """That it orders a consumer itself, by `export`."""
+        return Order("dlpack")
+
+    def export(self, handle: int) -> object:
+        """Order a stream after the producer, as DLPack has it; the capsule keeps the memory."""
+        return self.buffer.__dlpack__(stream=handle)
+
+    def check_copyable(self) -> None:
+        """Refuse what is masked, and what exports another copy at each call."""
+        if self.interface is not None:
+            self.interface.check_copyable()
+            return
+        first, again = self.exported, type(self)(self.buffer).exported  # both are kept up to here
+        if not self.layout.is_empty and first.ptr != again.ptr:
+            raise UnsupportedBufferError(
+                f"__dlpack__ of this {type_name(self.buffer)} gives another copy at each call; "
+                "make an array of one of them, with its framework or "
+                "cuda.core.utils.StridedMemoryView, and pass that"
+            )
+
+    @once
+    def is_read_only(self) -> bool:
+        """Whether it says that it must not be written."""
+        if self.interface is not None:
+            return self.interface.is_read_only
+        return bool(self.exported.readonly)
+
+    def info(self) -> BufferInfo:
+        """Return what is known, without a layout if it cannot be exported."""
+        device = 0 if self.said[0] == _CUDA_HOST else self.device
+        if self.interface is None:
+            try:
+                _ = self.exported
+            except UnsupportedBufferError:
+                return BufferInfo(
+                    source=self.source, device_id=device, ordering=self.order.ordering
+                )
+        return super().info()

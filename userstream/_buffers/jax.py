@@ -3,32 +3,108 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from userstream._buffers._info import BufferInfo, contiguous_strides
-from userstream._buffers._rule import Rule, host_error, type_name
+from userstream._buffers._layout import Layout, contiguous_strides
+from userstream._buffers._names import type_name
+from userstream._buffers._places import host_error
+from userstream._buffers.view import Order, View, once
 from userstream.errors import DeviceMismatchError, UnsupportedBufferError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from userstream._driver import Memory
 
 # Ordinals by jax.Device, of which a process has as many as it has devices.
 _ordinals: dict[Any, int] = {}
 
 
-def rule_for(kind: type) -> Rule | None:
-    """Return the rule if `kind` is an array type of JAX."""
+def view_for(kind: type) -> type[View] | None:
+    """Return the view if `kind` is an array type of JAX."""
     array = getattr(sys.modules.get("jax"), "Array", None)
     if isinstance(array, type) and issubclass(kind, array):
-        return _RULE
+        return ArrayView
     tracer = getattr(sys.modules.get("jax.core"), "Tracer", None)
-    return _TRACED if isinstance(tracer, type) and issubclass(kind, tracer) else None
+    return TracerView if isinstance(tracer, type) and issubclass(kind, tracer) else None
 
 
-def _device_id(array: Any) -> int:  # jax.Array
-    ordinal = _ordinals.get(array.device)  # a sharding, if there are several
-    return _one_device(array) if ordinal is None else ordinal
+class ArrayView(View):
+    """A look at a ``jax.Array``, which may be sharded over several devices."""
+
+    source = "jax.Array"
+
+    @staticmethod
+    def locate(array: Any) -> int:
+        """Return the ordinal of the device."""
+        ordinal = _ordinals.get(array.device)  # a sharding, if there are several
+        return _one_device(array) if ordinal is None else ordinal
+
+    @once
+    def shards(self) -> Sequence[Any]:
+        """Its shards in this process; none of an array that is known to be on one device."""
+        return () if self.buffer.device in _ordinals else self.buffer.addressable_shards
+
+    @once
+    def parts(self) -> Sequence[View] | None:
+        """The views of the shards, if there are several."""
+        if len(self.shards) < 2:
+            return None
+        return [ArrayView(shard.data) for shard in self.shards]
+
+    @property
+    def units(self) -> Sequence[View]:
+        """The shards: each is on one device."""
+        return self.parts or (self,)
+
+    @once
+    def pieces(self) -> Sequence[tuple[View, Any]] | None:
+        """The shards with their indices, one of each replica."""
+        if not self.shards:
+            return None
+        if not self.buffer.is_fully_addressable:
+            raise UnsupportedBufferError(
+                f"this {type_name(self.buffer)} has shards on devices of other processes; pass its "
+                "addressable_shards[i].data"
+            )
+        return [
+            (ArrayView(shard.data), shard.index) for shard in self.shards if shard.replica_id == 0
+        ]
+
+    @once
+    def where(self) -> tuple[int | None, Memory]:
+        """The device; `None` if it is on several."""
+        if self.parts is None:
+            return self.device, "device"
+        ordinals = {part.device for part in self.parts}
+        return ordinals.pop() if len(ordinals) == 1 else None, "device"
+
+    @once
+    def layout(self) -> Layout:
+        """Where the elements are, if it is in one piece."""
+        array = self.buffer
+        if self.parts is not None:
+            return Layout(None, array.shape, None, array.dtype, array.nbytes)
+        address = array.unsafe_buffer_pointer()
+        return Layout(address, array.shape, _strides(array), array.dtype, array.nbytes)
+
+    @once
+    def order(self) -> Order:
+        """That it orders a consumer itself, by `export`; JAX names no stream."""
+        return Order("dlpack")
+
+    def export(self, handle: int) -> object:
+        """Order a stream after JAX's work; the capsule keeps the memory, also from donation."""
+        return self.buffer.__dlpack__(stream=handle)
+
+    @once
+    def is_read_only(self) -> bool:
+        """That it must not be written: to JAX arrays are values."""
+        return True
 
 
 def _one_device(array: Any) -> int:
-    ordinals = sorted({_ordinal(device, array) for device in _devices(array)})
+    ordinals = sorted({_ordinal(shard.device, array) for shard in array.addressable_shards})
     if len(ordinals) > 1:
         raise DeviceMismatchError(
             f"this {type_name(array)} is sharded over devices {ordinals}; pass one of its "
@@ -38,49 +114,10 @@ def _one_device(array: Any) -> int:
     return ordinals[0]
 
 
-def _devices(array: Any) -> list[Any]:
-    return [shard.device for shard in array.addressable_shards]
-
-
-def _refuse_traced(tracer: object) -> NoReturn:
-    raise UnsupportedBufferError(
-        f"this {type_name(tracer)} is traced, so it has no memory yet; pass concrete arrays, "
-        "outside jax.jit"
-    )
-
-
 def _ordinal(device: Any, array: Any) -> int:
     if device.platform not in ("gpu", "cuda"):
         raise host_error(array, f"the memory of {device}")
     return _ordinals.setdefault(device, int(device.local_hardware_id))
-
-
-def _describe(array: Any) -> BufferInfo:
-    devices = _devices(array)
-    if len(devices) > 1:
-        parts = tuple(_describe(shard.data) for shard in array.addressable_shards)
-        ordinals = {part.device_id for part in parts}
-        return BufferInfo(
-            source="jax.Array",
-            device_id=ordinals.pop() if len(ordinals) == 1 else None,
-            nbytes=array.nbytes,
-            shape=array.shape,
-            dtype=array.dtype,
-            memory="device",
-            ordering="dlpack",
-            parts=parts,
-        )
-    return BufferInfo(
-        source="jax.Array",
-        device_id=_ordinal(devices[0], array),
-        address=array.unsafe_buffer_pointer(),
-        nbytes=array.nbytes,
-        shape=array.shape,
-        strides=_strides(array),
-        dtype=array.dtype,
-        memory="device",
-        ordering="dlpack",
-    )
 
 
 def _strides(array: Any) -> tuple[int, ...]:
@@ -99,36 +136,20 @@ def _strides(array: Any) -> tuple[int, ...]:
     return tuple(stride for _, stride in sorted(zip(order, dense, strict=True)))
 
 
-def _is_read_only(_array: Any) -> bool:
-    return True
+class TracerView(View):
+    """A look at what JAX traces: it has no memory yet."""
 
+    source = "jax.core.Tracer"
 
-def _parts(array: Any) -> list[Any]:
-    return [shard.data for shard in array.addressable_shards]
-
-
-def _places(array: Any) -> list[tuple[Any, Any]]:
-    if not array.is_fully_addressable:
+    @staticmethod
+    def locate(tracer: Any) -> NoReturn:
+        """Refuse it."""
         raise UnsupportedBufferError(
-            f"this {type_name(array)} has shards on devices of other processes; pass its "
-            "addressable_shards[i].data"
+            f"this {type_name(tracer)} is traced, so it has no memory yet; pass concrete arrays, "
+            "outside jax.jit"
         )
-    return [
-        (shard.data, shard.index) for shard in array.addressable_shards if shard.replica_id == 0
-    ]
 
-
-def _export(array: Any, handle: int) -> Any:
-    """Order a stream after JAX's work; the capsule keeps the memory, also from donation."""
-    return array.__dlpack__(stream=handle)
-
-
-_RULE = Rule(
-    _device_id,
-    _describe,
-    parts=_parts,
-    places=_places,
-    export=_export,
-    read_only=_is_read_only,
-)
-_TRACED = Rule(_refuse_traced, _refuse_traced)
+    @once
+    def layout(self) -> Layout:
+        """Refuse it."""
+        self.locate(self.buffer)

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
 
 from userstream import _driver
-from userstream._buffers import cai
-from userstream._buffers._rule import NOTHING_PENDING, Rule, device_at, is_named
+from userstream._buffers._names import is_named
+from userstream._buffers.cai import InterfaceView
+from userstream._buffers.view import Order, once
 
 if TYPE_CHECKING:
-    from userstream._buffers._info import BufferInfo
+    from userstream._buffers._layout import Layout
+    from userstream._buffers.view import View
+    from userstream._driver import Memory
 
 
-def rule_for(kind: type) -> Rule | None:
-    """Return the rule if `kind` is a device array type of numba."""
-    return _RULE if is_named(kind, ("numba.", "numba_cuda."), ("DeviceNDArrayBase",)) else None
-
-
-def _device_id(array: Any) -> int:  # DeviceNDArray
-    if array.size == 0:  # its address is 0, or that of what lies behind it
-        return _device_of_empty(array)
-    return device_at(cai.address(cai.interface(array)), array)
-
-
-def _device_of_empty(array: Any) -> int:
-    return int(array.gpu_data.context.device.id)
+def view_for(kind: type) -> type[View] | None:
+    """Return the view if `kind` is a device array type of numba."""
+    return ArrayView if is_named(kind, ("numba.", "numba_cuda."), ("DeviceNDArrayBase",)) else None
 
 
 def _default_stream() -> int:
@@ -35,21 +27,36 @@ def _default_stream() -> int:
     return _driver.PER_THREAD if per_thread else _driver.LEGACY
 
 
-def _producer(array: Any) -> int:
-    handle, _ = cai.producer(array, cai.interface(array))
-    # Not bound to a stream, which for numba means its default stream.
-    return _default_stream() if handle == NOTHING_PENDING else handle
+class ArrayView(InterfaceView):
+    """A look at a ``DeviceNDArray`` of numba-cuda."""
 
+    source = "numba DeviceNDArray"
 
-def _describe(array: Any) -> BufferInfo:
-    empty = array.size == 0
-    device = _device_of_empty(array) if empty else None
-    info = cai.describe_interface(array, "numba DeviceNDArray", device=device)
-    if array.dtype.names:  # its interface does not tell them
-        info = dataclasses.replace(info, dtype=array.dtype)
-    if info.ordering != "none":
-        return info
-    return dataclasses.replace(info, producer=_default_stream(), ordering="current")
+    @staticmethod
+    def locate(array: Any) -> int:
+        """Return the ordinal of the device."""
+        return ArrayView(array).device
 
+    @once
+    def device(self) -> int:
+        """The ordinal of the device."""
+        if self.buffer.size == 0:  # its address is 0, or that of what lies behind it
+            return int(self.buffer.gpu_data.context.device.id)
+        return super().device
 
-_RULE = Rule(_device_id, _describe, _producer, read_only=cai.is_read_only)
+    @once
+    def where(self) -> tuple[int | None, Memory]:
+        """Device and kind of memory."""
+        return (self.device, "device") if self.buffer.size == 0 else super().where
+
+    @once
+    def layout(self) -> Layout:
+        """What the interface says of the elements; the fields of a record it leaves out."""
+        layout, dtype = super().layout, self.buffer.dtype
+        return layout._replace(dtype=dtype) if dtype.names else layout
+
+    @once
+    def order(self) -> Order:
+        """The stream that it is bound to; by "not bound" numba means its default stream."""
+        order = super().order
+        return order if order.ordering != "none" else Order("current", _default_stream())

@@ -9,27 +9,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from userstream import _driver
-from userstream._buffers._info import BufferInfo, Layout, info_of
-from userstream._buffers._rule import Framework, Rule, host_error, locate
+from userstream._buffers._framework import Framework
+from userstream._buffers._layout import Layout
+from userstream._buffers._places import host_error
+from userstream._buffers.view import View, once
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from userstream._driver import Memory
     from userstream.typing import StreamLike
 
 
-def rule_for(kind: type) -> Rule | None:
-    """Return the rule if `kind` is a tensor type."""
+def view_for(kind: type) -> type[View] | None:
+    """Return the view if `kind` is a tensor type."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    return _RULE if isinstance(tensor, type) and issubclass(kind, tensor) else None
-
-
-def _device_id(tensor: Any) -> int:  # torch.Tensor
-    # get_device() alone would answer 0 for a tensor of "xla:0".
-    if tensor.is_cuda:
-        return tensor.get_device()  # type: ignore[no-any-return]
-    raise host_error(tensor, f"the memory of torch device {str(tensor.device)!r}")
+    return TensorView if isinstance(tensor, type) and issubclass(kind, tensor) else None
 
 
 def _is_usable() -> bool:
@@ -64,52 +60,7 @@ def _record_use(tensor: Any) -> None:
     tensor.record_stream(sys.modules["torch"].cuda.current_stream(tensor.get_device()))
 
 
-def _describe(tensor: Any) -> BufferInfo:
-    layout = _layout(tensor)
-    address = layout.address
-    if tensor.is_cuda:
-        device = layout.device_id
-        memory = locate(address, tensor)[1] if address else "device"
-    elif tensor.device.type == "cpu" and address and tensor.is_pinned():
-        device, memory = locate(address, tensor)
-    else:
-        raise host_error(tensor, f"the memory of torch device {str(tensor.device)!r}")
-    return info_of(
-        layout,
-        device_id=device,
-        memory=memory,
-        nbytes=tensor.nelement() * tensor.element_size(),
-        producer=_current_stream(device)[0],
-    )
-
-
-def _layout(tensor: Any) -> Layout:
-    if tensor.is_nested or _text(tensor.layout) != "torch.strided":
-        kind = "nested" if tensor.is_nested else f"of layout {tensor.layout}"
-        raise UnsupportedBufferError(
-            f"this tensor is {kind}: it is made of several; pass those, such as its values(), or "
-            "what unbind() gives"
-        )
-    itemsize = tensor.element_size()
-    return Layout(
-        source="torch.Tensor",
-        device_id=tensor.get_device(),
-        address=tensor.data_ptr(),
-        shape=tuple(tensor.shape),
-        strides=tuple([step * itemsize for step in tensor.stride()]),
-        dtype=_dtype(tensor.dtype),
-    )
-
-
-def _layout_for_copy(tensor: Any) -> Layout:
-    layout = _layout(tensor)
-    if not layout.address and tensor.nelement():
-        raise UnsupportedBufferError(
-            "this tensor has elements and no memory: it is a fake one, or its storage was resized "
-            "to nothing (as FSDP does between its uses)"
-        )
-    return layout
-
+FRAMEWORK = Framework("torch", _is_usable, _current_stream, _activate, _record_use)
 
 _text = functools.cache(str)
 
@@ -123,32 +74,79 @@ def _dtype(dtype: Any) -> np.dtype | str:  # torch.dtype
         return name
 
 
-def _pack(tensor: Any) -> Any:
-    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+class TensorView(View):
+    """A look at a ``torch.Tensor``.
 
+    Its `__cuda_array_interface__` is not read, because that of a tensor that requires a gradient
+    raises, and its `__dlpack__` takes 17 µs.
+    """
 
-def _must_pack(tensor: Any) -> bool:
-    # Its memory holds the other sign, and a flag says so.
-    return tensor.is_conj() or tensor.is_neg()  # type: ignore[no-any-return]
+    source = "torch.Tensor"
+    framework = FRAMEWORK
+    packs = True
 
+    @staticmethod
+    def locate(tensor: Any) -> int:
+        """Return the ordinal of the device."""
+        # get_device() alone would answer 0 for a tensor of "xla:0".
+        if tensor.is_cuda:
+            return tensor.get_device()  # type: ignore[no-any-return]
+        raise host_error(tensor, f"the memory of torch device {str(tensor.device)!r}")
 
-def _host(tensor: Any) -> tuple[Any, str | None]:
-    torch, dtype = sys.modules["torch"], _dtype(tensor.dtype)
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    bits = {1: torch.uint8, 2: torch.int16}.get(tensor.element_size())
-    # Of a type that NumPy has from ml_dtypes, PyTorch makes no array either.
-    if bits is None or (isinstance(dtype, np.dtype) and dtype.isbuiltin == 1):
-        return plain, None
-    return plain.view(bits), str(dtype)
+    @once
+    def layout(self) -> Layout:
+        """What the tensor shows, whatever `is_disguised` says of its memory."""
+        tensor = self.buffer
+        if tensor.is_nested or _text(tensor.layout) != "torch.strided":
+            kind = "nested" if tensor.is_nested else f"of layout {tensor.layout}"
+            raise UnsupportedBufferError(
+                f"this tensor is {kind}: it is made of several; pass those, such as its values(), "
+                "or what unbind() gives"
+            )
+        itemsize = tensor.element_size()
+        return Layout(
+            address=tensor.data_ptr(),
+            shape=tuple(tensor.shape),
+            strides=tuple([step * itemsize for step in tensor.stride()]),
+            dtype=_dtype(tensor.dtype),
+            nbytes=tensor.nelement() * itemsize,
+        )
 
+    @once
+    def where(self) -> tuple[int | None, Memory]:
+        """Device and kind of memory, of a tensor in pinned memory as well."""
+        tensor, address = self.buffer, self.layout.address
+        if tensor.is_cuda:
+            return self.device, self.place.kind if address else "device"
+        if tensor.device.type == "cpu" and address and tensor.is_pinned():
+            return self.place.device, self.place.kind
+        return self.device, "device"  # which raises
 
-FRAMEWORK = Framework("torch", _is_usable, _current_stream, _activate, _record_use)
-_RULE = Rule(
-    _device_id,
-    _describe,
-    framework=FRAMEWORK,
-    pack=_pack,
-    must_pack=_must_pack,
-    layout=_layout_for_copy,
-    host=_host,
-)
+    def check_copyable(self) -> None:
+        """Refuse a tensor without memory."""
+        if not self.layout.address and self.layout.nbytes:
+            raise UnsupportedBufferError(
+                "this tensor has elements and no memory: it is a fake one, or its storage was "
+                "resized to nothing (as FSDP does between its uses)"
+            )
+
+    @once
+    def is_disguised(self) -> bool:
+        """Whether its memory holds the other sign, and a flag says so."""
+        return self.buffer.is_conj() or self.buffer.is_neg()  # type: ignore[no-any-return]
+
+    def pack(self) -> Any:
+        """Return a contiguous tensor without flags."""
+        return self.buffer.detach().resolve_conj().resolve_neg().contiguous()
+
+    @once
+    def host(self) -> tuple[Any, str | None]:
+        """What NumPy reads of a tensor on the host, without its gradient and resolved."""
+        tensor = self.buffer
+        torch, dtype = sys.modules["torch"], _dtype(tensor.dtype)
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        bits = {1: torch.uint8, 2: torch.int16}.get(tensor.element_size())
+        # Of a type that NumPy has from ml_dtypes, PyTorch makes no array either.
+        if bits is None or (isinstance(dtype, np.dtype) and dtype.isbuiltin == 1):
+            return plain, None
+        return plain.view(bits), str(dtype)

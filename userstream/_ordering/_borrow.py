@@ -118,8 +118,8 @@ def _frameworks(activate: bool | str | Iterable[str], buffers: tuple[Any, ...]) 
         return _activation.called([activate])
     if not isinstance(activate, bool):
         return _activation.called(activate)
-    rules = [rule for _, rule in _targets.buffers_in(buffers)]
-    found = {rule.framework for rule in rules if rule.framework is not None}
+    frameworks = [view.framework for view in _targets.views_in(buffers)]
+    found = {framework for framework in frameworks if framework is not None}
     if not found:
         raise ValueError(
             "activate=True: none of the buffers comes from a framework whose current stream could "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from userstream import _targets
-from userstream._buffers import NOTHING_PENDING, type_name
+from userstream._buffers import NO_STREAM, type_name
 from userstream._stream._default import on_device
 from userstream._stream._foreign import stream_at
 from userstream.errors import DeviceMismatchError, UnsupportedBufferError
@@ -21,17 +21,17 @@ def hand_over(
 ) -> None:
     """Let the frameworks' streams wait for the one that made the results, and note their use."""
     ordered: set[tuple[int, int]] = set()
-    for buffer, rule in _targets.buffers_in(results, named="results"):
-        framework = rule.framework
+    for view in _targets.views_in(results, named="results"):
+        buffer, framework = view.buffer, view.framework
         if framework is None:
             raise UnsupportedBufferError(
                 f"{type_name(buffer)} belongs to no framework with a current stream, which it "
                 "could be handed over to; let a stream of yours wait for the user stream"
             )
-        device = rule.device_id(buffer)
+        device = view.device
         source = user_stream(device) if stream is None else on_device(stream, device)
         handle, _owner = framework.current_stream(device)
-        if handle == NOTHING_PENDING:
+        if handle == NO_STREAM:
             raise DeviceMismatchError(
                 f"{framework.name} has no current stream on device {device}, where this "
                 f"{type_name(buffer)} is, as its current context is on another one",

@@ -19,8 +19,9 @@ from userstream.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from userstream._buffers import View
     from userstream._stream import Stream
 
 # To find a race: every acquire and release waits on the host as well.
@@ -31,7 +32,7 @@ class Ordering:
     """The streams that produce some buffers, and the one that uses them."""
 
     # What few buffers need has its default here.
-    exports: Sequence[tuple[Any, int, Callable[[Any, int], object]]] = ()
+    exporting: Sequence[View] = ()  # those that order the consumer themselves
     buffers: Sequence[Any] = ()
     may_join = False  # whether the producers may join a capture of the consumer
     thread: int | None = None  # the one whose per-thread default stream takes part
@@ -46,13 +47,13 @@ class Ordering:
         consumer = self.consumer
         for producer in self.producers:
             consumer._wait_for(producer, may_join=not consumer._is_shared())
-        kept = [self._export(*each) for each in self.exports] if self.exports else []
+        kept = [self._export(view) for view in self.exporting] if self.exporting else []
         if SYNC:
             self._wait_on_host()
         return kept
 
-    def _export(self, buffer: Any, device: int, export: Callable[[Any, int], object]) -> object:
-        consumer = self.consumer
+    def _export(self, view: View) -> object:
+        consumer, buffer, device = self.consumer, view.buffer, view.device
         if isinstance(consumer, DefaultStream) and consumer._device_id != device:
             raise DeviceMismatchError(
                 f"to {type_name(buffer)} the handle of {consumer!r} means a stream of device "
@@ -67,7 +68,7 @@ class Ordering:
             )
         try:
             # Where its handle means it: that of a default stream means the current context's.
-            return consumer._here(export, buffer, int(consumer.handle))
+            return consumer._here(view.export, int(consumer.handle))
         except UserStreamError:
             raise
         except Exception as error:

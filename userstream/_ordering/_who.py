@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from userstream import _buffers, _driver, _targets
-from userstream._buffers import NOTHING_PENDING, UNKNOWN, type_name
+from userstream import _buffers, _driver
+from userstream._buffers import type_name
 from userstream._ordering._plan import SYNC, Ordering
 from userstream._stream import Stream
 from userstream._stream._default import on_device
@@ -16,7 +16,7 @@ from userstream.errors import DeviceMismatchError, UnknownProducerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from userstream._buffers import Rule
+    from userstream._buffers import View
     from userstream.typing import Producer, StreamLike
 
 
@@ -30,16 +30,16 @@ def usual_streams_of(
     """
     if not buffers or SYNC:
         return None
-    rule = _buffers.learned.get(type(buffers[0]))
-    if rule is None or rule.framework is None or rule.producer or rule.parts:
+    kind = _buffers.learned.get(type(buffers[0]))
+    if kind is None or not kind.is_usual or kind.framework is None:
         return None
-    device = rule.device_id(buffers[0])
+    device = kind.locate(buffers[0])
     if len(buffers) > 1:
         for buffer in buffers:
-            if _buffers.learned.get(type(buffer)) is not rule or rule.device_id(buffer) != device:
+            if _buffers.learned.get(type(buffer)) is not kind or kind.locate(buffer) != device:
                 return None
     consumer = user_streams.get(device)
-    handle, owner = rule.framework.current_stream(device)
+    handle, owner = kind.framework.current_stream(device)
     if consumer is None or handle == _driver.PER_THREAD:
         return None
     producer = stream_at(handle, device)
@@ -47,25 +47,21 @@ def usual_streams_of(
 
 
 def ordering_of(
-    buffers: Sequence[Any],
+    views: Iterable[View],
     stream: StreamLike | int | None,
     producer: Producer,
     user_stream: Callable[[int], Stream],
 ) -> Ordering:
     """Find out who produces the buffers, and who uses them."""
-    leaves = [
-        (part, rule, rule.device_id(part))
-        for buffer, whole in _targets.buffers_in(buffers, named="buffers")
-        for part, rule in _parts(buffer, whole)
-    ]
-    devices = list(dict.fromkeys(device for _, _, device in leaves))
+    units = [unit for view in views for unit in view.units]
+    devices = list(dict.fromkeys(unit.device for unit in units))
     if not devices:
         raise ValueError("no buffer was passed: pass those that the work reads or writes")
-    exports = []
+    exporting: list[View] = []
     may_join = False
     if isinstance(producer, str) and producer == "auto":
-        found = list(_producers(leaves))
-        exports = [(buffer, device, rule.export) for buffer, rule, device in leaves if rule.export]
+        found = list(_producers(units))
+        exporting = [unit for unit in units if unit.order.ordering == "dlpack"]
     elif producer is None:  # nothing is pending
         found = []
     else:
@@ -75,18 +71,10 @@ def ordering_of(
     # Last, because it may make a stream.
     ordering = _ordering(_consumer(stream, devices, user_stream), found)
     # These are held, and not the list that they came in: it may be filled with others.
-    ordering.buffers = [buffer for buffer, _, _ in leaves]
-    ordering.exports = exports
+    ordering.buffers = [unit.buffer for unit in units]
+    ordering.exporting = exporting
     ordering.may_join = may_join
     return ordering
-
-
-def _parts(buffer: Any, rule: Rule) -> Iterator[tuple[Any, Rule]]:
-    if rule.parts is None or rule.producer is not None:
-        yield buffer, rule
-    else:
-        for part in rule.parts(buffer):
-            yield part, _buffers.require_rule(part)
 
 
 def _ordering(consumer: Stream, found: Iterable[tuple[Stream, object]]) -> Ordering:
@@ -103,30 +91,22 @@ def _ordering(consumer: Stream, found: Iterable[tuple[Stream, object]]) -> Order
     return ordering
 
 
-def _producers(leaves: Iterable[tuple[Any, Rule, int]]) -> Iterator[tuple[Stream, object]]:
+def _producers(units: Iterable[View]) -> Iterator[tuple[Stream, object]]:
     """Yield the streams on which work for the buffers is pending, and what keeps each alive."""
     # By handle and device, as buffers often share a stream, and to wrap one takes long. Some name
     # theirs themselves, and that may be of another device.
     found: dict[tuple[int, int, bool], object] = {}
-    for buffer, rule, device in leaves:
-        if rule.export is not None:  # it orders our stream itself
-            continue
-        owner: object = None
-        if rule.producer is not None:
-            handle = rule.producer(buffer)
-        elif rule.framework is not None:
-            handle, owner = rule.framework.current_stream(device)
-        else:
-            handle = UNKNOWN
-        if handle == UNKNOWN:
+    for unit in units:
+        ordering, handle, owner = unit.order
+        if ordering == "unknown":
             raise UnknownProducerError(
-                f"nothing tells which stream works on this {type_name(buffer)}: pass producer=, "
-                "the stream that writes all the buffers of this call, or None if nothing is "
-                "pending",
-                device=device,
+                f"nothing tells which stream works on this {type_name(unit.buffer)}: pass "
+                "producer=, the stream that writes all the buffers of this call, or None if "
+                "nothing is pending",
+                device=unit.device,
             )
-        if handle != NOTHING_PENDING:
-            found.setdefault((handle, device, rule.producer is not None), owner)
+        if handle:
+            found.setdefault((handle, unit.device, ordering == "exact"), owner)
     for (handle, device, named), owner in found.items():
         if named:
             yield on_device(Stream.from_handle(handle), device), None

@@ -58,10 +58,10 @@ def as_array(buffer: Any) -> np.ndarray:
             f"this {type_name(buffer)} is masked, which a copy would not tell; pass its data, or "
             "what filled() gives"
         )
-    rule, name = _buffers.rule_of(buffer), None
+    view, name = _buffers.view_or_none(buffer), None
     try:
-        if rule is not None and rule.host is not None:
-            buffer, name = rule.host(buffer)
+        if view is not None:
+            buffer, name = view.host
         if hasattr(buffer, "__dlpack__") and not is_numpys(buffer):
             array = np.from_dlpack(buffer)
         else:

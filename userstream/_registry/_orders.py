@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from userstream import _targets
 from userstream._ordering import (
     Borrow,
     Ordering,
@@ -298,7 +299,8 @@ class Orders(Waits):
         self, buffers: Sequence[Any], stream: StreamLike | int | None, producer: Producer
     ) -> Ordering:
         self._check_open()
-        return ordering_of(buffers, stream, producer, self._user_stream)
+        views = _targets.views_in(buffers, named="buffers")
+        return ordering_of(views, stream, producer, self._user_stream)
 
     def _user_stream(self, device: int) -> Stream:
         return self._unnamed.get(device) or self._find_or_create(device, None, None)

@@ -194,9 +194,9 @@ class StreamTable:
 
 def known(target: Target, streams: Mapping[int, Stream]) -> Stream | None:
     """Return the stream that there is for an ordinal or a buffer."""
-    rule = _buffers.learned.get(type(target))
-    if rule is not None:
-        return streams.get(rule.device_id(target))
+    kind = _buffers.learned.get(type(target))
+    if kind is not None:
+        return streams.get(kind.locate(target))
     return streams.get(target) if type(target) is int else None
 
 

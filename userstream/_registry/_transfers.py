@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, overload
 
-from userstream import _buffers, _numbers, _transfer, _waiting
-from userstream._ordering import Acquired
+from userstream import _numbers, _transfer, _waiting
+from userstream._ordering import Acquired, ordering_of
 from userstream._registry import _host_operands, _operands
 from userstream._registry._orders import Orders
 from userstream.errors import UnsupportedBufferError
@@ -14,6 +14,7 @@ from userstream.errors import UnsupportedBufferError
 if TYPE_CHECKING:
     import numpy as np
 
+    from userstream._buffers import View
     from userstream._stream import Stream
     from userstream._waiting import Deadline
     from userstream.typing import Buffer, Producer, StreamLike
@@ -210,22 +211,22 @@ class Transfers(Orders):
         target = to or source
         if target is None:
             raise TypeError("both are on the host: use numpy.copyto")
-        buffers = [buffer for buffer, array in ((dst, to), (src, source)) if array is not None]
+        views = [operand.view for operand in (to, source) if operand is not None]
         if stream is None:
-            stream = self._user_stream(target.device)
+            stream = self._user_stream(target.array.device)
 
-        with Acquired(self._ordering(buffers, stream, producer), release=True) as ordering:
+        found = ordering_of(views, stream, producer, self._user_stream)
+        with Acquired(found, release=True) as ordering:
             consumer = ordering.consumer
             if source is None:
                 assert to is not None
-                _transfer.from_host(_host_operands.as_array(src), to, consumer, deadline)
+                _transfer.from_host(_host_operands.as_array(src), to.array, consumer, deadline)
                 return consumer
-            rule = _buffers.require_rule(src)
-            _keep, packed = _operands.packed(src, rule, source, ordering, if_scattered=to is None)
+            _keep, packed = _operands.packed(source, ordering, if_scattered=to is None)
             if to is None:
                 _transfer.into_host(_host_operands.writable(dst), packed, consumer, deadline)
             else:
-                _transfer.between(to, packed, consumer, deadline)
+                _transfer.between(to.array, packed, consumer, deadline)
             return consumer
 
     @staticmethod
@@ -260,7 +261,7 @@ class Transfers(Orders):
 
     def _to_host(
         self,
-        buffer: Any,
+        view: View,
         out: np.ndarray | None = None,
         *,
         stream: StreamLike | int | None,
@@ -268,17 +269,17 @@ class Transfers(Orders):
         deadline: Deadline,
     ) -> np.ndarray:
         """Copy one array, wherever it is."""
-        rule = _buffers.require_rule(buffer)
         try:
-            info = _operands.described(buffer, rule)
+            on_host = _operands.is_on_host(view)
         except UnsupportedBufferError:
-            empty = _operands.empty_array(buffer, rule)
+            empty = _operands.empty_array(view)
             if empty is None:
                 raise
             return _host_operands.copied(empty, out)
-        if info is None:
-            return _host_operands.copied(buffer, out)
-        array = _transfer.device_array(info)  # what has no shape is refused first
-        with Acquired(self._ordering((buffer,), stream, producer)) as ordering:
-            _keep, packed = _operands.packed(buffer, rule, array, ordering)
+        if on_host:
+            return _host_operands.copied(view.buffer, out)
+        source = _operands.Operand(view, _transfer.device_array(view))  # refuses what has no shape
+        found = ordering_of((view,), stream, producer, self._user_stream)
+        with Acquired(found) as ordering:
+            _keep, packed = _operands.packed(source, ordering)
             return _transfer.to_host(packed, ordering.consumer, out, deadline)

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from userstream import _cleanup, _driver, _process
-from userstream._buffers import FRAMEWORKS, NOTHING_PENDING, Framework
+from userstream._buffers import FRAMEWORKS, NO_STREAM, Framework
 from userstream._stream._foreign import stream_at
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Activation:
     def _enter(self, framework: Framework, stream: Stream) -> _Before:
         device, context = stream._device_id, stream._context
         handle, owner = _driver.within(context, framework.current_stream, device)
-        before = None if handle == NOTHING_PENDING else stream_at(handle, device)
+        before = None if handle == NO_STREAM else stream_at(handle, device)
         if before is not None and any(map(before._is_same, (stream, *self._ordered))):
             before = None
         # Memory that was freed to the stream's arena may still be in use on the stream before.

@@ -9,8 +9,7 @@ import numpy as np
 from cuda.bindings import driver
 
 from userstream import _buffers
-from userstream._buffers._info import contiguous_strides
-from userstream._buffers._rule import type_name
+from userstream._buffers import contiguous_strides, type_name
 
 if TYPE_CHECKING:
     from userstream.typing import Buffer
@@ -30,10 +29,9 @@ def address_and_size(memory: int | Buffer) -> tuple[int, int | None]:
         raise TypeError(f"an address is a number or a buffer, not {memory!r}")
     if isinstance(memory, (int, driver.CUdeviceptr)):
         return _checked(int(memory)), None
-    rule = _buffers.rule_of(memory)
-    if rule is None and isinstance(memory, SupportsIndex):  # NumPy's integers
+    if _buffers.kind_of(memory) is None and isinstance(memory, SupportsIndex):  # NumPy's integers
         return _checked(memory.__index__()), None
-    info = _buffers.require_rule(memory).describe(memory)
+    info = _buffers.view_of(memory).info()
     if info.address is None or info.parts:
         raise ValueError(f"{type_name(memory)} is made of several buffers; pass one of them")
     if info.strides is not None and info.shape is not None and info.nbytes:

@@ -8,7 +8,7 @@ from cuda.bindings import driver
 from cuda.core import Event
 
 from userstream import _driver, _numbers
-from userstream._buffers._rule import is_named, type_name
+from userstream._buffers import is_named, type_name
 from userstream._stream._attributes import ConfiguredStream
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from userstream import _driver, _numbers
-from userstream._buffers._rule import type_name
+from userstream._buffers import type_name
 from userstream._stream._addresses import address_and_size
 from userstream._stream._capture import CapturedStream
 from userstream._stream._operations import (

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from userstream import _driver
-from userstream._buffers._info import contiguous_strides
+from userstream._buffers import contiguous_strides
 from userstream._transfer import _layout
 from userstream._transfer._dtypes import numpy_dtype
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
-    from userstream._buffers import BufferInfo, Layout
+    from userstream._buffers import View
     from userstream._transfer._layout import Shape
 
 
@@ -43,35 +43,37 @@ class DeviceArray(NamedTuple):
         return self._replace(address=address, shape=tuple(shape))
 
 
-def device_array(info: BufferInfo | Layout) -> DeviceArray:
+def device_array(view: View) -> DeviceArray:
     """Return the array that a buffer is; one without a shape is its bytes."""
-    shape, strides, address, device = info.shape, info.strides, info.address, info.device_id
-    if address is None or device is None:
+    view.check_copyable()
+    address, shape, strides, kind, nbytes = view.layout
+    if address is None:
         raise UnsupportedBufferError(
-            f"this {info.source} is no single array with an address and a shape; pass its parts "
+            f"this {view.source} is no single array with an address and a shape; pass its parts "
             "one by one"
         )
     if shape is None:
-        if info.nbytes is None:
-            raise UnsupportedBufferError(_SHAPELESS.format(info.source))
-        shape, strides, dtype = (info.nbytes,), (1,), _BYTE
+        if nbytes is None:
+            raise UnsupportedBufferError(_SHAPELESS.format(view.source))
+        shape, strides, dtype = (nbytes,), (1,), _BYTE
     else:
-        dtype = numpy_dtype(info.dtype, info.source)
+        dtype = numpy_dtype(kind, view.source)
         if strides is None:
             strides = contiguous_strides(shape, dtype.itemsize)
         else:
             strides = tuple([step if n > 1 else 0 for n, step in zip(shape, strides, strict=True)])
-    array = DeviceArray(address, shape, strides, dtype, device)
-    _check_span(array, info.source)
+    array = DeviceArray(address, shape, strides, dtype, view.device)
+    _check_span(array, view)
     return array
 
 
-def _check_span(array: DeviceArray, source: str) -> None:
+def _check_span(array: DeviceArray, view: View) -> None:
     """Refuse an array that reaches out of its allocation.
 
     Nothing else would stop a copy from reading or overwriting what lies there, even host memory.
     """
     address, shape, strides, dtype, _device = array
+    source = view.source
     if math.prod(shape) * dtype.itemsize > _MOST_BYTES or max(shape, default=0) > _MOST_BYTES:
         raise UnsupportedBufferError(
             f"this {source} has shape {shape} and elements of {dtype.itemsize} bytes, more than an "
@@ -81,11 +83,7 @@ def _check_span(array: DeviceArray, source: str) -> None:
         return
     span = _layout.spread(shape, strides, dtype.itemsize)
     lowest = address - span.offset
-    place = _driver.place_of(address)
-    if place is None:
-        raise UnsupportedBufferError(
-            f"address {address:#x} of this {source} is no memory that the CUDA driver knows"
-        )
+    place = view.place
     if not place.covers(lowest, span.nbytes):
         raise UnsupportedBufferError(
             f"this {source} reaches out of its memory: shape {shape} and strides {strides} in "

@@ -1,0 +1,109 @@
+"""A view looks at a buffer once, whatever a call does with it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import userstream as us
+from helpers import CAI
+from userstream import _buffers, testing
+from userstream._buffers import Layout, View
+from userstream._buffers.view import once
+
+
+class Counted(CAI):
+    """An array that counts how often it is looked at."""
+
+    reads = 0
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        self.reads += 1
+        return self.interface
+
+
+class Both(Counted):
+    """One that speaks DLPack as well."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0)
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return object()
+
+
+def borrow(buffer: Any) -> None:
+    with us.borrow(buffer):
+        pass
+
+
+CALLS: list[Callable[[Any], object]] = [
+    us.get_stream,
+    us.device_of,
+    us.describe,
+    us.wait,
+    us.acquire,
+    us.release,
+    borrow,
+    us.asnumpy,
+    lambda buffer: us.copyto(buffer, np.zeros(4, "f4")),
+    lambda buffer: us.copyto(np.zeros(4, "f4"), buffer),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("kind", [Counted, Both])
+def test_the_interface_is_read_once(
+    call: Callable[[Any], object], kind: type[Counted], memory: int
+) -> None:
+    us.get_stream(0)
+    call(kind(memory, stream=1))
+    counted = kind(memory, stream=1)
+    call(counted)
+    assert counted.reads <= 1
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("call", CALLS[:7])
+def test_the_driver_is_asked_once_about_the_pointer(
+    call: Callable[[Any], object], memory: int
+) -> None:
+    us.get_stream(0)
+    before = testing.calls("cuPointerGetAttributes")
+    call(Counted(memory, stream=1))
+    assert testing.calls("cuPointerGetAttributes") == before + 1
+
+
+@pytest.mark.usefixtures("no_garbage")
+def test_a_view_is_no_cycle(memory: int) -> None:
+    array = CAI(memory, stream=1)
+    alive = weakref.ref(array)
+    view = _buffers.view_of(array)
+    view.info()
+    assert [unit.order.handle for unit in view.units] == [1]
+    del array, view
+    assert alive() is None, gc.get_referrers(alive())
+
+
+def test_an_answer_that_failed_is_asked_for_again() -> None:
+    class Flaky(View):
+        source = "flaky"
+        asked = 0
+
+        @once
+        def layout(self) -> Layout:
+            self.asked += 1
+            if self.asked == 1:
+                raise ValueError("not now")
+            return Layout(self.asked)
+
+    view = Flaky(object())
+    with pytest.raises(ValueError, match="not now"):
+        _ = view.layout
+    assert view.layout is view.layout == Layout(2)

@@ -1,0 +1,41 @@
+"""`Layout`: where the elements of a buffer lie."""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+
+class Layout(NamedTuple):
+    """Where the elements of a buffer lie in memory. A fact that nobody tells is `None`."""
+
+    address: int | None  # of the first element; None for what is made of several
+    shape: tuple[int, ...] | None = None
+    strides: tuple[int, ...] | None = None  # in bytes
+    dtype: np.dtype | str | None = None  # the name of a type that NumPy lacks
+    nbytes: int | None = None  # of the elements, without gaps between them
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is known to have no elements."""
+        return self.nbytes == 0 or (self.shape is not None and 0 in self.shape)
+
+
+def packed(address: int, shape: Sequence[int], dtype: np.dtype) -> Layout:
+    """Return the layout of an array in C order, without gaps."""
+    shape, size = tuple(shape), dtype.itemsize
+    return Layout(address, shape, contiguous_strides(shape, size), dtype, math.prod(shape) * size)
+
+
+def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Return the strides in bytes of an array in C order."""
+    if 0 in shape:
+        return (0,) * len(shape)  # as NumPy and CuPy
+    sizes = accumulate(shape[:0:-1], int.__mul__, initial=itemsize)
+    return tuple(sizes)[::-1] if shape else ()

@@ -1,0 +1,54 @@
+"""Where an address is, by the driver."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from userstream import _driver
+from userstream._buffers._names import type_name
+from userstream.errors import HostBufferError, UnsupportedBufferError
+
+if TYPE_CHECKING:
+    from userstream._driver import Place
+
+
+def host_error(obj: object, where: str = "host memory") -> HostBufferError:
+    """Return the error for a buffer that has no device."""
+    return HostBufferError(
+        f"this {type_name(obj)} is in {where}, which belongs to no device; pass a GPU buffer "
+        "(get_stream and the waits take the device itself as well)"
+    )
+
+
+def place_of(address: int, obj: object) -> Place:
+    """Ask the driver what memory is at an address of `obj`, pinned memory included.
+
+    Raises
+    ------
+    UnsupportedBufferError
+        It is 0, no memory that the driver knows, or of a context that is not a primary one.
+    """
+    if address == 0:
+        raise UnsupportedBufferError(
+            f"this {type_name(obj)} has address 0 (it is empty, or was freed), which does not tell "
+            "its device (get_stream and the waits take the device itself as well)"
+        )
+    _driver.ensure()
+    place = _driver.place_of(address)
+    if place is None:
+        raise UnsupportedBufferError(
+            f"address {address:#x} of this {type_name(obj)} is no memory that the CUDA driver knows"
+        )
+    if place.kind != "pinned" and not place.is_in_primary_context():
+        raise UnsupportedBufferError(
+            f"address {address:#x} of this {type_name(obj)} was allocated in a CUDA context that "
+            "is not the primary one of its device, where the user streams are"
+        )
+    return place
+
+
+def device_at(place: Place, obj: object) -> int:
+    """Return the device of a place of `obj`; raise `HostBufferError` for pinned host memory."""
+    if place.kind == "pinned":
+        raise host_error(obj, "pinned host memory")
+    return place.device
