@@ -6,12 +6,16 @@ import asyncio
 import concurrent.futures
 import contextlib
 import gc
+import logging
 import os
+import signal
 import sys
 import threading
 import time
+import types
 import weakref
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,14 +23,23 @@ from cuda.bindings import driver
 
 import userstream as us
 from conftest import SIMULATED
-from helpers import eventually, in_thread, on, pooled_events, run_python, running
-from userstream import _driver, _watcher, testing
+from helpers import (
+    eventually,
+    in_thread,
+    is_blocked,
+    on,
+    pooled_events,
+    run_python,
+    running,
+    untraced,
+)
+from userstream import _driver, _futures, _points, _watcher, testing
 
 
 def is_idle() -> bool:
     """Tell whether the watcher has nothing left to watch or to give up."""
     watcher = _watcher._watcher
-    return not watcher._queues and not watcher._dropped
+    return not watcher._queues and not watcher._asked
 
 
 def finish_meanwhile(latch: testing.latch) -> None:
@@ -183,16 +196,268 @@ def test_a_callback_may_cancel_what_is_to_be_told_next(caplog: pytest.LogCapture
 
 
 def test_a_callback_may_fail(caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever it raises: the thread that calls it tells the others as well."""
+    """Whatever it raises: the thread that calls it calls the others as well, and says so."""
     stream = us.get_stream(0)
+    called: list[str] = []
     with testing.latch(stream) as latch:
         futures = [us.completion(0) for _ in range(3)]
         futures[0].add_done_callback(lambda _: sys.exit(1))
+        futures[0].add_done_callback(lambda _: called.append("next"))
         latch.release()
         for future in futures:
             future.result(timeout=10)
-    assert eventually(lambda: [record.name for record in caplog.records] == ["userstream"])
-    assert repr(stream) in caplog.text
+    assert eventually(lambda: called == ["next"])
+    (record,) = caplog.records
+    assert record.name == "userstream"
+    assert repr(futures[0]) in caplog.text
+    assert "SystemExit" in caplog.text
+
+
+def test_a_callback_of_a_future_that_is_over_raises_where_it_was_added() -> None:
+    us.get_stream(0)
+    future = us.completion(0)
+    assert future.done()
+    with pytest.raises(SystemExit):
+        future.add_done_callback(lambda _: sys.exit(1))
+
+
+class _Broken(logging.Handler):
+    """A handler of the user's that cannot write, and does not say so in logging's way."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise OSError("the disk is full")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_logging_handler_that_raises_does_not_end_the_watcher() -> None:
+    stream = us.get_stream(0)
+    logger, handler = logging.getLogger("userstream"), _Broken()
+    logger.addHandler(handler)
+    try:
+        with testing.latch(stream) as latch:
+            futures = [us.completion(0) for _ in range(3)]
+            futures[0].add_done_callback(lambda _: sys.exit(1))
+            latch.release()
+            for future in futures:
+                future.result(timeout=10)
+        assert eventually(is_idle)
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_what_destructors_ask_of_the_watcher_in_its_thread() -> None:
+    """The garbage collector runs anybody's there, in the middle of anything."""
+    stream = us.get_stream(0)
+    watcher = _watcher._watcher
+    made: list[concurrent.futures.Future[None]] = []
+    with testing.latch(stream) as latch:
+        futures = [us.completion(0) for _ in range(4)]
+
+        class Queue(OrderedDict[Any, None]):
+            """As if a collection came in the middle of a look at the queue."""
+
+            def __iter__(self) -> Iterator[Any]:
+                for count, each in enumerate(super().__iter__()):
+                    if count == 1 and not made:
+                        made.append(us.completion(0))
+                        futures[3].cancel()
+                    yield each
+
+        assert eventually(lambda: not watcher._asked)
+        ((key, queue),) = watcher._queues.items()
+        watcher._queues[key] = Queue(queue)
+        latch.release()
+        for future in futures[:3]:
+            future.result(timeout=10)
+        assert eventually(lambda: bool(made))
+        made[0].result(timeout=10)
+    assert futures[3].done()
+
+
+def test_the_watcher_survives_what_should_not_happen(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = us.get_stream(0)
+    failures = [MemoryError(), SystemExit(), KeyboardInterrupt()]
+    with testing.latch(stream) as latch:
+        future = us.completion(0)
+
+        def fail(watches: list[Any]) -> bool:
+            if failures:
+                raise failures.pop()
+            return _watcher.Watcher._look(_watcher._watcher, watches)
+
+        monkeypatch.setattr(_watcher._watcher, "_look", fail)
+        latch.release()
+        future.result(timeout=10)
+    assert not failures
+    assert [record.name for record in caplog.records] == ["userstream"] * 3
+
+
+def test_a_watcher_that_is_gone_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of our doing: a debugger ends threads, say."""
+    stream = us.get_stream(0)
+    watcher = _watcher.Watcher()
+    monkeypatch.setattr(_watcher, "_watcher", watcher)
+    watcher._ended = True
+    watcher._daemon.start()
+    watcher._daemon.join()
+    watcher._ended = False
+    with testing.latch(stream) as latch:
+        future = us.completion(0)
+        latch.release()
+        future.result(timeout=10)
+    assert eventually(is_idle)
+    watcher.end()
+
+
+def test_waiting_for_the_watcher_in_the_watcher_is_refused() -> None:
+    """It would wait for itself, and whoever waits for it as well."""
+    stream, other = us.get_stream(0), us.get_stream(0, name="other")
+    errors: list[BaseException] = []
+
+    def wait_for(pending: concurrent.futures.Future[None]) -> None:
+        for wait in (
+            pending.result,
+            pending.exception,
+            lambda: pending.result(timeout=5),
+            lambda: asyncio.run(us.wait_async(other)),
+        ):
+            try:
+                wait()
+            except BaseException as error:
+                errors.append(error)
+
+    with testing.latch(other) as held:
+        pending = us.completion(other)
+        with testing.latch(stream) as latch:
+            first = us.completion(stream)
+            first.add_done_callback(lambda _: wait_for(pending))
+            latch.release()
+            assert eventually(lambda: len(errors) == 4)
+        held.release()
+        pending.result(timeout=10)
+    assert [type(error) for error in errors] == [RuntimeError] * 4
+    assert all("on another thread" in str(error) for error in errors)
+
+
+def test_a_future_that_is_over_may_be_asked_in_the_watcher() -> None:
+    stream = us.get_stream(0)
+    results: list[object] = []
+    with testing.latch(stream) as latch:
+        future = us.completion(0)
+        future.add_done_callback(lambda it: results.append((it.result(), it.exception())))
+        latch.release()
+        assert eventually(lambda: results == [(None, None)])
+
+
+def test_waiting_for_the_watcher_in_the_destructor_of_what_was_held() -> None:
+    stream, other = us.get_stream(0), us.get_stream(0, name="other")
+    errors: list[BaseException] = []
+
+    class Thing:
+        def __del__(self) -> None:
+            try:
+                pending.result()
+            except RuntimeError as error:
+                errors.append(error)
+
+    with testing.latch(other) as held:
+        pending = us.completion(other)
+        with testing.latch(stream):
+            us.hold(Thing(), stream=stream)
+        assert eventually(lambda: len(errors) == 1)
+        held.release()
+        pending.result(timeout=10)
+
+
+def test_a_future_that_a_thread_keeps_locked_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a Ctrl-C in the middle of `concurrent.futures.wait` leaves it."""
+    monkeypatch.setattr(_futures, "_LONGEST_LOCK", 0.01)
+    stream = us.get_stream(0)
+    with testing.latch(stream) as latch:
+        futures = [us.completion(0) for _ in range(3)]
+        with futures[0]._condition:
+            latch.release()
+            for future in futures[1:]:
+                future.result(timeout=10)
+            assert eventually(lambda: bool(caplog.records))
+    assert "keeps it locked" in caplog.text
+
+
+@pytest.mark.parametrize("wait", ["result", "exception"])
+def test_a_ctrl_c_in_a_wait_for_a_future(wait: str) -> None:
+    """`threading.Condition.wait` would make a RuntimeError of it, or keep its lock."""
+    stream = us.get_stream(0)
+    with testing.latch(stream) as latch:
+        future = us.completion(0)
+        for function in (
+            type(future._condition).__enter__,
+            type(future._condition).__exit__,
+            type(future._condition).acquire,
+        ):
+            assert not isinstance(function, types.FunctionType), "it may come in the middle"
+
+        def interrupted(*_: object) -> None:
+            assert not future._condition._is_owned(), "the watcher needs it"
+            signal.raise_signal(signal.SIGINT)
+
+        with pytest.MonkeyPatch.context() as patch, untraced():
+            patch.setattr(_futures._Condition, "wait_outside", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                getattr(future, wait)()
+        assert not future.done()
+        latch.release()
+        assert future.result(timeout=10) is None
+
+
+def test_several_threads_wait_for_a_future(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are called when it is over, and do not just look now and then."""
+    monkeypatch.setattr(_futures, "_LONGEST_WAIT", 1000)
+    stream = us.get_stream(0)
+    with testing.latch(stream) as latch:
+        future = us.completion(0)
+        with running(future.result) as a, running(future.exception) as b:
+            assert is_blocked(a)
+            assert is_blocked(b)
+            latch.release()
+        assert (a(), b()) == (None, None)
+        future = us.completion(0)
+
+
+def test_cancelling_wakes_up_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_futures, "_LONGEST_WAIT", 1000)
+    stream = us.get_stream(0)
+    with testing.latch(stream):
+        future = us.completion(0)
+        with running(lambda: concurrent.futures.wait([future]).done) as waiting:
+            with running(future.result) as asking:
+                assert is_blocked(asking)
+                future.cancel()
+            with pytest.raises(concurrent.futures.CancelledError):
+                asking()
+        assert waiting() == {future}
+
+
+def test_a_cancel_that_is_interrupted_leaves_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(points: object) -> None:
+        raise KeyboardInterrupt
+
+    stream = us.get_stream(0)
+    with testing.latch(stream) as latch:
+        future = us.completion(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(_points.Points, "stop", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                future.cancel()
+        assert future.done()
+        latch.release()
+        assert eventually(is_idle)
+        assert future.cancelled()
 
 
 def test_the_event_of_a_cancelled_future_is_not_used_before_it_completed() -> None:
@@ -466,33 +731,80 @@ def test_a_ctrl_c_leaves_the_other_waits_of_the_loop_alone() -> None:
         loop.run_until_complete(asyncio.wait_for(other, 10))
 
 
-def test_a_ctrl_c_keeps_no_lock_of_the_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted(threading.Condition):
-        def __enter__(self) -> bool:
-            super().__enter__()
-            raise KeyboardInterrupt  # Python code: it may come here
+class _Interrupted(Exception):
+    """What a signal handler raises."""
 
+
+@pytest.mark.parametrize("which", ["delivery", "future"])
+def test_an_exception_of_a_signal_handler_in_the_delivery_loses_nobody(
+    which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it begins, or between two of the futures: asyncio drops the callback."""
     stream = us.get_stream(0)
-    monkeypatch.setattr(_watcher._watcher._changed, "__class__", Interrupted)
-    with testing.latch(stream):
-        future = us.completion(0)
-    future.result(timeout=10)
+    hits = 3
+
+    def hit(expected: str) -> None:
+        nonlocal hits
+        if which == expected and hits:
+            hits -= 1
+            raise _Interrupted
+
+    class Future(asyncio.Future[None]):
+        def set_result(self, result: None) -> None:
+            hit("future")
+            super().set_result(result)
+
+    class Loop(asyncio.SelectorEventLoop):
+        def create_future(self) -> Future:
+            return Future(loop=self)
+
+    deliver = _futures._Mailbox.deliver
+
+    def delivery(mailbox: _futures._Mailbox) -> None:
+        hit("delivery")
+        deliver(mailbox)
+
+    monkeypatch.setattr(_futures._Mailbox, "deliver", delivery)
+    seen: list[type | None] = []
+
+    async def main(latch: testing.latch) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: seen.append(type(context["exception"])))
+        tasks = [asyncio.create_task(us.wait_async(0)) for _ in range(20)]
+        await asyncio.sleep(0)
+        finish_meanwhile(latch)
+        async with asyncio.timeout(10):
+            await asyncio.gather(*tasks)
+
+    with testing.latch(stream) as latch, asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(main(latch))
+    assert seen == [_Interrupted] * 3
 
 
-def test_a_ctrl_c_in_the_middle_of_a_notification_keeps_nobody_waiting() -> None:
+def test_a_ctrl_c_in_the_delivery_leaves_the_others_to_the_next_run() -> None:
     stream = us.get_stream(0)
-    us.completion(0).result(timeout=10)
-    watcher = _watcher._watcher
-    with testing.latch(stream):
-        us.completion(0).cancel()  # so that its thread has begun
-    assert eventually(lambda: is_idle() and sleeps_for_long())
-    woken = threading.Lock()
-    woken.acquire()
-    with watcher._lock:  # what it leaves behind
-        watcher._changed._waiters.appendleft(woken)  # type: ignore[attr-defined]
-    with testing.latch(stream):
-        future = us.completion(0)
-    future.result(timeout=10)
+    hits = 1
+
+    class Future(asyncio.Future[None]):
+        def set_result(self, result: None) -> None:
+            nonlocal hits
+            if hits:
+                hits -= 1
+                raise KeyboardInterrupt
+            super().set_result(result)
+
+    class Loop(asyncio.SelectorEventLoop):
+        def create_future(self) -> Future:
+            return Future(loop=self)
+
+    with testing.latch(stream) as latch, contextlib.closing(Loop()) as loop:
+        tasks = [loop.create_task(us.wait_async(0)) for _ in range(5)]
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        finish_meanwhile(latch)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(tasks[0])
+        loop.run_until_complete(asyncio.wait_for(asyncio.gather(*tasks), 10))
 
 
 def test_no_loop_is_kept_alive() -> None:
@@ -518,7 +830,8 @@ def test_cancelling_a_task_ends_its_wait_alone() -> None:
         with pytest.raises(asyncio.CancelledError):
             await tasks[2]
         assert not any(task.done() for task in (*tasks[:2], *tasks[3:]))
-        assert sum(map(len, _watcher._watcher._queues.values())) == 4
+        queues = _watcher._watcher._queues
+        assert eventually(lambda: sum(map(len, list(queues.values()))) == 4)
         latch.release()
         await asyncio.gather(*tasks[:2], *tasks[3:])
 
@@ -756,6 +1069,77 @@ def test_a_forked_child_is_refused() -> None:
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             latch.release()
             future.result(timeout=10)
+        sys.exit(code)
+        """
+    )
+    assert done.returncode == 7, done.stderr
+
+
+def test_a_fork_while_the_waits_are_being_loaded() -> None:
+    """The thread that loads them keeps the lock of the import, and is not there in the child."""
+    done = run_python(
+        """
+        import asyncio, importlib.abc, os, signal, sys, threading, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import userstream as us
+
+        loading, go_on = threading.Event(), threading.Event()
+
+        class Slow(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path, target=None):
+                if name == "userstream._futures":
+                    loading.set()
+                    go_on.wait(20)
+
+        stream = us.get_stream(0)
+        sys.meta_path.insert(0, Slow())
+        thread = threading.Thread(target=us.completion, args=(0,))
+        thread.start()
+        assert loading.wait(20)
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)
+            for call in (
+                us.completion, lambda: us.completion(0), lambda: us.completion(stream),
+                lambda: asyncio.run(us.wait_async(0)), lambda: asyncio.run(us.wait_all_async()),
+            ):
+                try:
+                    call()
+                except us.ForkedError:
+                    continue
+                os._exit(1)
+            os._exit(7)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        go_on.set()
+        thread.join()
+        sys.exit(code)
+        """
+    )
+    assert done.returncode == 7, done.stderr
+
+
+def test_a_future_in_a_forked_child_is_refused_and_not_waited_for() -> None:
+    done = run_python(
+        """
+        import os, signal, sys, warnings
+        warnings.simplefilter("ignore", DeprecationWarning)
+        import userstream as us
+        from userstream import testing
+        stream = us.get_stream(0)
+        with testing.latch(stream) as latch:
+            future = us.completion(0)
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(20)
+                for wait in (future.result, future.exception):
+                    try:
+                        wait()
+                    except us.ForkedError:
+                        continue
+                    os._exit(1)
+                os._exit(7)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        future.result(timeout=10)
         sys.exit(code)
         """
     )

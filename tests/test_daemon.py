@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 import time
 
@@ -12,15 +14,21 @@ from userstream import _daemon
 from userstream._daemon import Daemon
 
 
-def test_it_is_begun_once() -> None:
+def test_it_is_begun_once_and_again_when_it_has_ended() -> None:
     runs: list[int] = []
-    daemon = Daemon(lambda: runs.append(1), "mine")
+    release = threading.Event()
+
+    def run() -> None:
+        runs.append(1)
+        release.wait(10)
+
+    daemon = Daemon(run, "mine")
     daemon.join()  # nothing was begun
     for _ in range(3):
         daemon.start()
+    release.set()
     daemon.join()
     assert runs == [1]
-    daemon.forget()
     daemon.start()
     daemon.join()
     assert runs == [1, 1]
@@ -44,7 +52,13 @@ def test_a_thread_that_could_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_interrupt_when_it_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[int] = []
-    daemon = Daemon(lambda: runs.append(1), "mine")
+    release = threading.Event()
+
+    def run() -> None:
+        runs.append(1)
+        release.wait(10)
+
+    daemon = Daemon(run, "mine")
     start = threading.Thread.start
 
     def interrupted(thread: threading.Thread) -> None:
@@ -56,6 +70,7 @@ def test_an_interrupt_when_it_has_begun(monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(KeyboardInterrupt):
             daemon.start()
     daemon.start()
+    release.set()
     daemon.join()
     assert runs == [1]
 
@@ -110,3 +125,33 @@ def test_what_runs_at_exit_has_a_moment(call: str, seconds: float, said: str) ->
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == said.split()
     assert time.monotonic() - started < 30
+
+
+def test_what_is_survived_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        raise SystemExit("mine")
+    except SystemExit:
+        _daemon.survive("%s goes on", "it")
+    (record,) = caplog.records
+    assert (record.name, record.getMessage()) == ("userstream", "it goes on")
+    assert record.exc_info is not None
+    assert str(record.exc_info[1]) == "mine"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_logging_handler_that_raises_is_survived_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reported: list[str] = []
+
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise SystemExit("the disk is full")
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda each: reported.append(str(each.exc_value)))
+    monkeypatch.setattr(logging.getLogger("userstream"), "handlers", [Broken()])
+    try:
+        raise ValueError("mine")
+    except ValueError:
+        _daemon.survive("it goes on")
+    assert reported == ["the disk is full"]

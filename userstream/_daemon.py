@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ _LAST_MOMENT = 1.0  # seconds
 
 
 class Daemon:
-    """A daemon thread that is begun at most once, unless it says that it could not begin."""
+    """A daemon thread that is begun when it is needed, and again if it has ended."""
 
     __slots__ = ("_name", "_run", "_thread")
 
@@ -23,7 +24,9 @@ class Daemon:
 
     def start(self) -> None:
         """Make sure that the thread runs; call it under a lock."""
-        if self._thread is not None:
+        thread = self._thread
+        # Without an ident it is on its way: this is a signal handler in the middle of `start`.
+        if thread is not None and (thread.ident is None or thread.is_alive()):
             return
         # First: a Ctrl-C may come when the thread is on its way.
         self._thread = thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -34,9 +37,9 @@ class Daemon:
                 self._thread = None
             raise
 
-    def forget(self) -> None:
-        """Let the next `start` begin another one; call it under the lock of `start`."""
-        self._thread = None
+    def is_current(self) -> bool:
+        """Tell whether the calling thread is this one."""
+        return self._thread is not None and self._thread.ident == threading.get_ident()
 
     def join(self) -> None:
         """Wait a moment for the thread, which was told to end; for `atexit`.
@@ -44,5 +47,21 @@ class Daemon:
         Python up to 3.13 ends daemon threads by force. One that is just then in the C++ of
         cuda.core, where streams and events are made and destroyed, takes the process along.
         """
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None and not self.is_current():
             self._thread.join(_LAST_MOMENT)
+
+
+def run(function: Callable[[], object]) -> None:
+    """Call a function; let `sys.unraisablehook` report what it raises, be it `SystemExit`."""
+    ctypes.PYFUNCTYPE(None)(function)()
+
+
+def survive(message: str, *args: object) -> None:
+    """Log the exception that is being handled, with which a thread of ours goes on."""
+
+    def say() -> None:
+        import logging  # takes longer to load than all of this
+
+        logging.getLogger("userstream").exception(message, *args)
+
+    run(say)  # a handler of the user's may raise in turn, and so may a `repr`

@@ -9,14 +9,13 @@ calls nobody.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import threading
 from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from userstream import _driver, _waiting
-from userstream._daemon import Daemon
+from userstream._daemon import Daemon, run
 from userstream._semaphore import Semaphore
 
 if TYPE_CHECKING:
@@ -53,11 +52,6 @@ class Call:
         finally:
             self._finished()
         return True
-
-
-def run(function: Callable[[], None]) -> None:
-    """Call a function; let `sys.unraisablehook` report what it raises, be it `SystemExit`."""
-    ctypes.PYFUNCTYPE(None)(function)()
 
 
 class _Queue:

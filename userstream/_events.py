@@ -141,8 +141,10 @@ class Completion:
         self.ordered = ordered
 
     def is_done(self) -> bool:
-        """Poll; call it under `_driver.relaxed`, and no more once it said yes."""
+        """Poll; call it under `_driver.relaxed`. Once it said yes, it says so always."""
         event = self._event
+        if event is None:
+            return True
         if not is_done(event, self.target):
             return False
         self._event = None

@@ -6,17 +6,48 @@ import contextlib
 import functools
 import threading
 import weakref
+from collections import deque
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from userstream import _process, _waiting
+from userstream import _process, _waiting, _watcher
+from userstream._daemon import survive
 from userstream._points import Points
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from userstream._waiting import Waitable
+
+_LONGEST_WAIT = 0.05  # seconds, until a future is looked at without a call
+_LONGEST_LOCK = 1.0  # seconds for which the watcher stands by a future that somebody keeps locked
+_TRIES = 100  # how often an event loop is called that loses the call each time
+
+_RLock: Any = type(threading.RLock())
+
+
+class _Condition(_RLock):  # type: ignore[misc]
+    """The lock of a `Completion`, and how its waiters hear of the end.
+
+    `threading.Condition` may not be used here. Its ``__enter__`` is Python code: a Ctrl-C in there
+    keeps the lock, for which the watcher would wait, and with it whatever it watches. And its
+    ``wait`` gives the lock up before its ``try``: a Ctrl-C in between becomes a RuntimeError.
+    """
+
+    def __init__(self) -> None:
+        self._gate = threading.Lock()  # open once the future is over
+        self._gate.acquire()
+
+    def notify_all(self) -> None:
+        """Wake up those in `wait_outside`."""
+        with contextlib.suppress(RuntimeError):  # it is open already
+            self._gate.release()
+
+    def wait_outside(self, seconds: float) -> None:
+        """Return when the future is over, or when time is up; call it without the lock."""
+        if self._gate.acquire(timeout=seconds):
+            self.notify_all()  # the next waiter; a Ctrl-C just before costs that one its time
 
 
 class Completion(Future[None]):
@@ -26,28 +57,35 @@ class Completion(Future[None]):
     wait for it.
     """
 
+    _condition: Any
+
     def __init__(self, targets: Sequence[Waitable], *, grouped: bool) -> None:
         super().__init__()
+        self._condition = _Condition()
         self._points = Points(targets, self._finish, grouped=grouped)
 
     def result(self, timeout: float | None = None) -> None:
-        """Wait for it; refused in host functions."""
-        if not self.done():
-            _waiting.refuse_in_host_function("result()")
-        return super().result(timeout)
+        """Wait for it; refused in host functions, and in callbacks of futures."""
+        self._wait("result()", timeout)
+        return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for it; refused in host functions."""
-        if not self.done():
-            _waiting.refuse_in_host_function("exception()")
-        return super().exception(timeout)
+        """Wait for it; refused in host functions, and in callbacks of futures."""
+        self._wait("exception()", timeout)
+        return super().exception(0)
+
+    def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
+        """Call a function when it is over; what that raises, be it `SystemExit`, is logged."""
+        super().add_done_callback(functools.partial(_call_back, fn))
 
     def cancel(self) -> bool:
         """Watch no more; tell whether that was possible, as it was not done yet."""
-        if not self._points.stop():
-            return self.cancelled()
-        super().cancel()
-        self.set_running_or_notify_cancel()
+        if not super().cancel():
+            return False
+        with self._condition:
+            if self._state == "CANCELLED":  # else an earlier call did this
+                self.set_running_or_notify_cancel()
+        self._points.stop()
         return True
 
     def __reduce__(self) -> NoReturn:
@@ -55,38 +93,121 @@ class Completion(Future[None]):
             self, "send its result or its exception(), or let the other process wait for it here"
         )
 
+    def _wait(self, what: str, timeout: float | None) -> None:
+        if self.done():
+            return
+        _process.check_fork()
+        refuse_here(what)
+        deadline = _waiting.Deadline(timeout)
+        while not self.done():
+            left = deadline.left()
+            if left == 0:
+                raise TimeoutError
+            self._condition.wait_outside(
+                _LONGEST_WAIT if left is None else min(left, _LONGEST_WAIT)
+            )
+
     def _finish(self, error: Exception | None) -> None:
-        if error is None:
-            self.set_result(None)
-        else:
-            self.set_exception(error)
+        # A Ctrl-C in `concurrent.futures.wait` may leave it locked for good. The others go on.
+        if not self._condition.acquire(timeout=_LONGEST_LOCK):
+            raise RuntimeError("a future cannot be told that it is over: a thread keeps it locked")
+        try:
+            if self.cancelled():
+                return
+            if error is None:
+                self.set_result(None)
+            else:
+                self.set_exception(error)
+        finally:
+            self._condition.release()
+
+
+def _call_back(fn: Callable[[Future[None]], object], future: Future[None]) -> None:
+    try:
+        fn(future)
+    except BaseException:
+        if not _watcher.is_current():  # the caller's own affair, as with every future
+            raise
+        survive("a callback of %r failed", future)  # the others are still to be called
+
+
+def refuse_here(what: str) -> None:
+    """Raise if the calling thread may not wait, or would have to end the wait itself."""
+    _waiting.refuse_in_host_function(what)
+    if _watcher.is_current():
+        raise RuntimeError(
+            f"{what} was called in a callback of a future, or in a destructor, on the thread that "
+            "tells what is done, which would wait for itself; do it on another thread"
+        )
 
 
 class _Mailbox:
-    """Wakes an event loop once for all the futures that are over by then."""
+    """Wakes an event loop once for all the futures that are over by then. Takes no lock."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._arrived: list[tuple[asyncio.Future[None], Exception | None]] = []
+        self._arrived: deque[tuple[asyncio.Future[None], Exception | None]] = deque()
+        self._called = False
 
     def post(self, future: asyncio.Future[None], error: Exception | None) -> None:
         """Let the loop of a future settle it; from any thread."""
-        with self._lock:
-            if not self._arrived:  # called before it is put in: a Ctrl-C in between does no harm
-                with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
-                    future.get_loop().call_soon_threadsafe(self._deliver)
-            self._arrived.append((future, error))
+        self._arrived.append((future, error))
+        if not self._called:  # asked after it was put in
+            self.call(future.get_loop(), _TRIES)
 
-    def _deliver(self) -> None:
-        with self._lock:
-            arrived, self._arrived = self._arrived, []
-        for future, error in arrived:
-            if future.done():  # its task was cancelled
-                continue
-            if error is None:
-                future.set_result(None)
+    def call(self, loop: asyncio.AbstractEventLoop, tries: int) -> None:
+        """Let a loop come by."""
+        call = _Call(self, loop, tries)
+        self._called = True
+        try:
+            loop.call_soon_threadsafe(call)
+        except BaseException as error:
+            self._called = False
+            if isinstance(error, RuntimeError):  # it was closed: nobody waits
+                call.tries = 0
             else:
-                future.set_exception(error)
+                raise
+
+    def deliver(self) -> None:
+        """Settle what has arrived."""
+        self._called = False  # first: what arrives from now on calls again
+        while self._arrived:
+            future, error = self._arrived[0]
+            if not future.done():  # else its task was cancelled
+                if error is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(error)
+            self._arrived.popleft()  # only now: an exception of a signal handler may come before
+
+    def has_post(self) -> bool:
+        """Tell whether something waits to be delivered."""
+        return bool(self._arrived)
+
+
+class _Call:
+    """A call of an event loop, which is made again if it comes to nothing.
+
+    asyncio drops a callback when a signal handler raises as it begins, or in the middle of it:
+    whoever else had post would wait for ever.
+    """
+
+    __slots__ = ("loop", "mailbox", "tries")
+
+    def __init__(self, mailbox: _Mailbox, loop: asyncio.AbstractEventLoop, tries: int) -> None:
+        self.mailbox = mailbox
+        self.loop = loop
+        self.tries = tries
+
+    def __call__(self) -> None:
+        try:
+            self.mailbox.deliver()
+        finally:
+            self.__del__()  # now: whoever looks at the exception keeps this alive
+
+    def __del__(self) -> None:
+        tries, self.tries = self.tries, 0
+        if tries and self.mailbox.has_post():
+            self.mailbox.call(self.loop, tries - 1)
 
 
 # A mailbox goes when nobody waits for its post, so no loop is kept alive.
@@ -105,7 +226,7 @@ async def wait(
     """Wait until each target has done what it had to do now, without blocking the event loop."""
     import asyncio
 
-    _waiting.refuse_in_host_function("a wait")
+    refuse_here("a wait")
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:

@@ -33,7 +33,8 @@ class Points:
         pending, failed = _waiting.start(targets, closed_is_done=closed_is_done)
         self._failed: list[Exception] = [*failed]
         self._grouped = grouped
-        self._lock = threading.Lock()
+        # Reentrant, as a destructor or a signal handler may stop it in the middle of this.
+        self._lock = threading.RLock()
         self._tell = tell
         watches = [_watcher.Watch(each, self._arrive) for each in pending]
         self._pending = dict.fromkeys(watches)

@@ -7,14 +7,15 @@ they were recorded, so it looks at the oldest of each stream, and behind it once
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import threading
 import time
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING
 
 from userstream import _driver, _process
-from userstream._daemon import Daemon
+from userstream._daemon import Daemon, survive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,14 +49,19 @@ class Watcher:
 
     Threads that record on one stream at the same time may come here in another order. So every
     event is asked for itself: what is behind an event that is over may not be.
+
+    The queues are the thread's alone. A destructor or a signal handler may ask for something in the
+    middle of anything, in this thread too: so whoever wants a change leaves it in a deque, and the
+    wake-up is a plain lock, which forgets none. Neither takes more than one step.
     """
 
     def __init__(self) -> None:
-        # Entered itself, as Python code of the condition's would do so: a Ctrl-C in there keeps it.
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
         self._queues: defaultdict[int, OrderedDict[Watch, None]] = defaultdict(OrderedDict)
-        self._dropped: list[Watch] = []
+        # What is to be watched (True) and what no more, in the order in which it was asked for.
+        self._asked: deque[tuple[bool, Sequence[Watch]]] = deque()
+        self._called = threading.Lock()  # released to wake the thread up
+        self._called.acquire()
+        self._starting = threading.RLock()
         self._added = 0.0  # the time of the last one
         self._pause = 0.0  # for how long the thread sleeps now
         self._depth = 1  # how many of each stream it looks at
@@ -64,7 +70,7 @@ class Watcher:
 
     def add(self, watches: Sequence[Watch]) -> None:
         """Tell in the watcher's thread of each of these: once, when it is done or has failed."""
-        with self._lock:
+        with self._starting:
             try:  # first: nobody is told of what this refuses
                 if self._ended:
                     raise RuntimeError("the interpreter is going down: nothing is watched any more")
@@ -73,24 +79,83 @@ class Watcher:
                 for watch in watches:
                     watch.completion.abandon()
                 raise
-            for watch in watches:
-                self._queues[watch.queue][watch] = None
-            self._added = time.monotonic()
-            if self._pause > _SHORTEST_SLEEP:  # else it comes soon enough
-                self._changed.notify_all()  # a Ctrl-C in `notify` leaves it one to wake in vain
+            self._asked.append((True, watches))
+        self._added = time.monotonic()
+        if self._pause > _SHORTEST_SLEEP:  # else it comes soon enough
+            self._wake()
 
     def drop(self, watches: Sequence[Watch]) -> None:
         """Look at these no more. Whoever is told at this moment is told still."""
-        with self._lock:
-            # Their events are the thread's, which may be looking at them right now.
-            self._dropped += [watch for watch in watches if self._take(watch)]
+        # Their events are the thread's, which may be looking at them right now.
+        self._asked.append((False, watches))
+        if self._pause > _LONGEST_SLEEP:
+            self._wake()
 
     def end(self) -> None:
         """Let the thread end; nothing is told any more."""
-        with self._lock:
+        with self._starting:
             self._ended = True
-            self._changed.notify_all()  # as in `add`
+        self._wake()
         self._daemon.join()
+
+    def is_current(self) -> bool:
+        """Tell whether the calling thread is this one."""
+        return self._daemon.is_current()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it was called already
+            self._called.release()
+
+    def _sleep(self, seconds: float) -> None:
+        self._pause = seconds
+        if not self._asked and not self._ended:  # asked last: from now on they call
+            self._called.acquire(timeout=seconds)
+        self._pause = 0.0
+
+    def _run(self) -> None:
+        self._relax()
+        while not self._ended:
+            try:
+                self._turn()
+            except BaseException:  # whatever it is, nobody may wait in vain
+                survive("the watcher of streams could not look at all of them, and goes on")
+                self._called.acquire(timeout=_LONGEST_SLEEP)
+
+    def _relax(self) -> None:
+        """See to it that a look at an event breaks no capture."""
+        while not self._ended:
+            try:
+                _driver.relax_capture_of_this_thread()
+            except Exception as error:  # to be tried again for the next watch
+                self._fail(error)
+                self._sleep(threading.TIMEOUT_MAX)
+            else:
+                break
+
+    def _turn(self) -> None:
+        """Look at the oldest of each stream, and sleep if none of them was over."""
+        # A function of its own, so that nothing is kept alive through the sleep.
+        self._take_over()
+        if not self._queues:
+            self._depth = 1
+            self._sleep(threading.TIMEOUT_MAX)
+        elif sum(map(self._look, self._oldest())):
+            self._depth = _AT_ONCE  # those behind are likely to be over as well
+        else:
+            self._depth = 1
+            youngest = time.monotonic() - self._added
+            self._sleep(min(max(youngest * _SLEEP_SHARE, _SHORTEST_SLEEP), _LONGEST_SLEEP))
+
+    def _take_over(self) -> None:
+        """Do what was asked for."""
+        while self._asked:
+            wanted, watches = self._asked[0]  # it goes when it is done: once more does no harm
+            for watch in watches:
+                if wanted:
+                    self._queues[watch.queue][watch] = None
+                elif self._take(watch):
+                    _abandon(watch)
+            self._asked.popleft()
 
     def _take(self, watch: Watch) -> bool:
         """Take a watch out of its queue; return whether it was there."""
@@ -102,42 +167,9 @@ class Watcher:
             del self._queues[watch.queue]
         return True
 
-    def _run(self) -> None:
-        try:
-            _driver.relax_capture_of_this_thread()
-        except Exception as error:
-            self._fail(error)
-            return
-        while not self._ended:
-            self._turn()
-
-    def _turn(self) -> None:
-        """Look at the oldest of each stream, and sleep if none of them was over."""
-        # A function of its own, so that nothing is kept alive through the sleep in `_oldest`.
-        if sum(map(self._look, self._oldest())):
-            self._depth = _AT_ONCE  # those behind are likely to be over as well
-            return
-        self._depth = 1
-        with self._lock:
-            youngest = time.monotonic() - self._added
-            self._sleep(min(max(youngest * _SLEEP_SHARE, _SHORTEST_SLEEP), _LONGEST_SLEEP))
-
     def _oldest(self) -> list[list[Watch]]:
-        """Wait until there is something to watch; return the oldest watches of each stream."""
-        with self._lock:
-            while not self._ended:
-                while self._dropped:
-                    self._dropped.pop().completion.abandon()
-                if self._queues:
-                    queues = list(self._queues.values())
-                    return [list(itertools.islice(queue, self._depth)) for queue in queues]
-                self._sleep(threading.TIMEOUT_MAX)
-            return []
-
-    def _sleep(self, seconds: float) -> None:
-        self._pause = seconds
-        self._changed.wait(seconds)
-        self._pause = 0.0
+        """Return the oldest watches of each stream."""
+        return [list(itertools.islice(queue, self._depth)) for queue in self._queues.values()]
 
     def _look(self, watches: list[Watch]) -> bool:
         """Tell of the watches of a stream that are over; return whether there are any."""
@@ -148,24 +180,29 @@ class Watcher:
                     break
                 over.append((watch, None))
             except Exception as error:  # whatever it is, nobody may wait for ever
-                watch.completion.abandon()
+                _abandon(watch)
                 over.append((watch, error))
         if over:
-            with self._lock:
-                for watch, _ in over:
-                    self._take(watch)
             _tell(over)
+            for watch, _ in over:
+                self._take(watch)
         return bool(over)
 
     def _fail(self, error: Exception) -> None:
-        """Let nobody wait for a thread that could not begin; the next watch starts another."""
-        with self._lock:
-            watches = [watch for queue in self._queues.values() for watch in queue]
-            self._queues.clear()
-            self._daemon.forget()
+        """Let nobody wait for a thread that cannot begin."""
+        self._take_over()
+        watches = [watch for queue in self._queues.values() for watch in queue]
         for watch in watches:
-            watch.completion.abandon()
+            _abandon(watch)
         _tell([(watch, error) for watch in watches])
+        self._queues.clear()
+
+
+def _abandon(watch: Watch) -> None:
+    try:
+        watch.completion.abandon()
+    except BaseException:
+        survive("an event of %r was lost", watch.completion.target)
 
 
 def _tell(over: list[tuple[Watch, Exception | None]]) -> None:
@@ -173,13 +210,15 @@ def _tell(over: list[tuple[Watch, Exception | None]]) -> None:
         try:
             watch.tell(watch, error)
         except BaseException:  # a callback's, SystemExit say: the others are still to be told
-            import logging
-
-            logger = logging.getLogger("userstream")
-            logger.exception("a callback failed when %r was done", watch.completion.target)
+            survive("a callback failed when %r was done", watch.completion.target)
 
 
 _watcher = Watcher()
+
+
+def is_current() -> bool:
+    """Tell whether the calling thread is the watcher's."""
+    return _watcher.is_current()
 
 
 def watch(watches: Sequence[Watch]) -> None:

@@ -8,7 +8,7 @@ import weakref
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from userstream import _buffers, _driver, _numbers, _process, _targets
+from userstream import _buffers, _numbers, _process, _targets
 from userstream._stream import Stream, _making
 from userstream.errors import ClosedError, DeviceMismatchError
 
@@ -25,12 +25,13 @@ _NONE: Mapping[int, Stream] = MappingProxyType({})
 class StreamTable:
     """The streams of a `UserStream`: finding and making them."""
 
-    __slots__ = ("__weakref__", "_closed", "_lock", "_named", "_unnamed")
+    __slots__ = ("__weakref__", "_closed", "_lock", "_makings", "_named", "_unnamed")
 
     def __init__(self) -> None:
         # For changes; readers need none. Reentrant, because the garbage collector may run anybody's
         # destructor in the middle of one.
         self._lock = threading.RLock()
+        self._makings: dict[tuple[int, str | None], threading.RLock] = {}
         self._closed = False
         self._unnamed: dict[int, Stream] = {}
         self._named: dict[str | None, dict[int, Stream]] = {None: self._unnamed}
@@ -136,18 +137,20 @@ class StreamTable:
         return stream
 
     def _create(self, device: int, name: str | None, priority: int) -> Stream:
-        _driver.primary_context(device)  # takes long the first time: not under the lock
-        with self._lock:
-            self._check_open()
-            streams = self._named.setdefault(name, {})
-            stream = streams.get(device)
-            if stream is None:
-                stream = _making.create(
-                    Stream, device, name=name, nonblocking=True, priority=priority
-                )
-                stream._on_close = functools.partial(_forget, weakref.ref(self))
-                stream = streams.setdefault(device, stream)
-        return stream
+        # The driver may hold this up until another stream is done. So only those wait who want the
+        # same one, and not whoever wants another or closes this registry.
+        with self._makings.setdefault((device, name), threading.RLock()):
+            there = self._named.get(name, _NONE).get(device)
+            if there is not None:
+                return there
+            stream = _making.create(Stream, device, name=name, nonblocking=True, priority=priority)
+            with self._lock:
+                self._check_open()
+                # A signal handler or a destructor may have made one in the middle of it.
+                kept = self._named.setdefault(name, {}).setdefault(device, stream)
+                if kept is stream:
+                    stream._on_close = functools.partial(_forget, weakref.ref(self))
+                return kept
 
     def streams(self) -> Mapping[tuple[int, str | None], Stream]:
         """Return the user streams there are now.
@@ -211,6 +214,7 @@ def _empty_all() -> None:
     # In a forked child: the next call misses its stream and meets the check.
     for table in list(_tables):
         table._lock = threading.RLock()  # a thread that is not here may have held it
+        table._makings = {}
         table._unnamed = {}
         table._named = {None: table._unnamed}
 

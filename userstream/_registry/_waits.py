@@ -222,7 +222,8 @@ class Waits(StreamTable):
         Notes
         -----
         Does not block; thread-safe. One thread of the library watches all futures and calls their
-        callbacks: keep those short. It tells within 5 % of the time waited and 1 ms. Driver calls:
+        callbacks: keep those short. They may not wait for a future there (`RuntimeError`), and what
+        they raise is logged. It tells within 5 % of the time waited and 1 ms. Driver calls:
         ``cuStreamQuery``, ``cuEventRecord``; ``cuEventQuery`` in that thread, in the relaxed
         capture mode.
 
@@ -232,9 +233,11 @@ class Waits(StreamTable):
         >>> stream = us.get_stream(0)
         >>> us.completion(0).result(timeout=10)
         """
-        from userstream import _futures  # takes longer to load than the rest of the waits
-
         streams = self._waited_for(target, name)
+        # Takes longer to load than the rest of the waits. After the check for a forked child, where
+        # a thread that is not there may have been loading it, and would be waited for.
+        from userstream import _futures
+
         return _futures.Completion(streams, grouped=len(streams) > 1)
 
     async def wait_async(
@@ -255,7 +258,7 @@ class Waits(StreamTable):
         Raises
         ------
         RuntimeError
-            No asyncio event loop runs here; or it runs in a host function or callback, which may
+            No asyncio event loop runs here; or it runs in a host function or a callback, which may
             not wait.
         WaitTimeout, NoUserStreamError, CaptureError, ClosedError, DriverError, WaitErrors
             As `wait`.
@@ -273,10 +276,10 @@ class Waits(StreamTable):
         >>> stream = us.get_stream(0)
         >>> asyncio.run(us.wait_async(0, timeout=10))
         """
-        from userstream import _futures
-
         _waiting.check_arguments(timeout, "auto")
         streams = self._waited_for(target, name)
+        from userstream import _futures  # as in `completion`
+
         await _futures.wait(streams, timeout=timeout, grouped=len(streams) > 1)
         _holding.sweep()
 
@@ -305,10 +308,10 @@ class Waits(StreamTable):
         >>> import userstream as us
         >>> asyncio.run(us.wait_all_async(timeout=10))
         """
-        from userstream import _futures
-
         _waiting.check_arguments(timeout, "auto")
         self._check_open()
         streams = list(self.streams().values())
+        from userstream import _futures  # as in `completion`
+
         await _futures.wait(streams, timeout=timeout, grouped=True, closed_is_done=True)
         _holding.sweep()
