@@ -34,6 +34,7 @@ A_WHILE = 0.05  # seconds after which what has not happened is taken to be held 
 
 # cuda-bindings that answer 0 for the device ordinal of any memory.
 _VERSION = tuple(int(part) for part in cuda.bindings.__version__.split(".")[:3])
+CUDA_12 = _VERSION[0] == 12  # some functions take or answer less
 told_ordinals = pytest.mark.skipif(
     (12, 9, 6) <= _VERSION <= (12, 9, 8) or (13, 2, 0) <= _VERSION < (13, 4, 4),
     reason="these cuda-bindings answer 0 for any device ordinal",

@@ -9,8 +9,10 @@ from conformance.support import (
     ACTIVE,
     BLOCKING,
     CAPTURE_INVALIDATED,
+    CUDA_12,
     GLOBAL,
     IMPLICIT,
+    INVALID_VALUE,
     INVALIDATED,
     LEGACY,
     MODES,
@@ -43,6 +45,19 @@ ILLEGAL_STATE = Result.CUDA_ERROR_ILLEGAL_STATE
 def fork(source, event, destination):
     ok(driver.cuEventRecord(event, source))
     return driver.cuStreamWaitEvent(destination, event, 0)
+
+
+def capturing(stream):
+    """The graph that the stream is captured into, and what its next node comes after."""
+    _, _, graph, dependencies, *_ = ok(driver.cuStreamGetCaptureInfo(stream))
+    return graph, dependencies
+
+
+def set_dependencies(stream, nodes):
+    flags = driver.CUstreamUpdateCaptureDependencies_flags.CU_STREAM_SET_CAPTURE_DEPENDENCIES
+    edges = () if CUDA_12 else (None,)
+    update = driver.cuStreamUpdateCaptureDependencies
+    return update(stream, nodes, *edges, len(nodes), flags)
 
 
 # ---- beginning and ending ---------------------------------------------------
@@ -300,6 +315,112 @@ def test_a_fork_without_work_needs_no_join(make_stream, event, word):
         word.write(origin, 1)
         ok(fork(origin, event, joined))
         assert capture.end_result() == SUCCESS
+
+
+@pytest.mark.parametrize("joined_first", [True, False], ids=["joined", "not joined"])
+def test_a_stream_that_was_pulled_in_can_be_destroyed(make_stream, make_event, word, joined_first):
+    """The capture goes on without it, also if nobody joined what it did."""
+    origin, pulled_in = make_stream(), ok(driver.cuStreamCreate(1))
+    with Capture(origin) as capture:
+        word.write(origin, 1)
+        ok(fork(origin, make_event(), pulled_in))
+        word.write(pulled_in, 2)
+        if joined_first:
+            ok(fork(pulled_in, make_event(), origin))
+        ok(driver.cuStreamDestroy(pulled_in))
+        assert capture.status == ACTIVE
+        word.write(origin, 3)
+        graph = ok(capture.end())
+    assert node_count(graph) == 3
+    ok(driver.cuGraphDestroy(graph))
+
+
+def test_many_forks_and_joins_end_at_once(make_stream, make_event, word):
+    """The paths through the graph double with each of them."""
+    origin, other = make_stream(), make_stream()
+    there, back = make_event(), make_event()
+    with Capture(origin) as capture:
+        for _ in range(100):
+            ok(fork(origin, there, other))
+            word.write(origin, 1)
+            word.write(other, 2)
+            ok(fork(other, back, origin))
+        graph = ok(capture.end())
+    assert node_count(graph) == 200
+    ok(driver.cuGraphDestroy(graph))
+
+
+@pytest.mark.simulated
+def test_a_long_capture(make_stream, make_event, word):
+    """Whether all is joined is asked of every node that came before the end."""
+    origin, other = make_stream(), make_stream()
+    with Capture(origin) as capture:
+        ok(fork(origin, make_event(), other))
+        word.write(other, 1)
+        ok(fork(other, make_event(), origin))
+        for _ in range(200_000):
+            word.write(origin, 1)
+        graph = ok(capture.end())
+    assert node_count(graph) == 200_001
+    ok(driver.cuGraphDestroy(graph))
+
+
+def test_more_dependencies_than_most_captures_have(stream):
+    with Capture(stream, RELAXED) as capture:
+        graph, _ = capturing(stream)
+        nodes = [ok(driver.cuGraphAddEmptyNode(graph, None, 0)) for _ in range(5000)]
+        ok(set_dependencies(stream, nodes))
+        _, dependencies = capturing(stream)
+        assert [int(node) for node in dependencies] == [int(node) for node in nodes]
+        assert capture.end_result() == SUCCESS
+
+
+@pytest.mark.parametrize("foreign", ["of another graph", "null"])
+def test_a_capture_depends_on_nodes_of_its_own_graph(stream, foreign):
+    other = ok(driver.cuGraphCreate(0))
+    node = driver.CUgraphNode(0)
+    if foreign == "of another graph":
+        node = ok(driver.cuGraphAddEmptyNode(other, None, 0))
+    with Capture(stream, RELAXED):
+        assert set_dependencies(stream, [node])[0] == INVALID_VALUE
+    ok(driver.cuGraphDestroy(other))
+
+
+@pytest.mark.parametrize("foreign", ["of another graph", "null"])
+def test_a_capture_into_a_graph_begins_after_nodes_of_that_graph(stream, foreign):
+    graph, other = ok(driver.cuGraphCreate(0)), ok(driver.cuGraphCreate(0))
+    node = driver.CUgraphNode(0)
+    if foreign == "of another graph":
+        node = ok(driver.cuGraphAddEmptyNode(other, None, 0))
+    answer = driver.cuStreamBeginCaptureToGraph(stream, graph, [node], None, 1, RELAXED)
+    assert answer == (INVALID_VALUE,)
+    assert ok(driver.cuStreamIsCapturing(stream)) == NOT_CAPTURING
+    ok(driver.cuGraphDestroy(other))
+    ok(driver.cuGraphDestroy(graph))
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("handle", [0xDEAD0, (1 << 64) - 8], ids=hex)
+def test_nodes_that_are_none(stream, handle):
+    """A real driver may follow them."""
+    graph, node = ok(driver.cuGraphCreate(0)), driver.CUgraphNode(handle)
+    answer = driver.cuStreamBeginCaptureToGraph(stream, graph, [node], None, 1, RELAXED)
+    assert answer == (INVALID_VALUE,)
+    with Capture(stream, RELAXED):
+        assert set_dependencies(stream, [node])[0] == INVALID_VALUE
+    assert driver.cuGraphAddEmptyNode(graph, [node], 1)[0] == INVALID_VALUE
+    ok(driver.cuGraphDestroy(graph))
+
+
+@pytest.mark.simulated
+def test_a_graph_outlives_the_capture_into_it(stream, word):
+    """A real driver may add nodes to what is gone."""
+    graph = ok(driver.cuGraphCreate(0))
+    ok(driver.cuStreamBeginCaptureToGraph(stream, graph, None, None, 0, RELAXED))
+    assert driver.cuGraphDestroy(graph) == (INVALID_VALUE,)
+    word.write(stream, 1)
+    assert int(ok(driver.cuStreamEndCapture(stream))) == int(graph)
+    ok(driver.cuGraphDestroy(graph))
 
 
 def test_waiting_for_work_outside_is_refused(make_stream, event):

@@ -201,6 +201,77 @@ def test_nothing_can_be_copied(memory, pageable, call):
     assert call(memory, ctypes.addressof(pageable)) == (SUCCESS,)
 
 
+def shaped(dimensions, pitch=0, width=1, height=1, depth=1, x=0, z=0, kind=None):
+    """A description of a copy between two kinds of memory, its addresses left out."""
+    copy = driver.CUDA_MEMCPY2D() if dimensions == 2 else driver.CUDA_MEMCPY3D()
+    device = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    copy.srcMemoryType, copy.dstMemoryType = kind or device, device
+    copy.srcPitch = copy.dstPitch = pitch
+    copy.WidthInBytes, copy.Height, copy.srcXInBytes = width, height, x
+    if dimensions == 3:
+        copy.Depth, copy.srcZ = depth, z
+        copy.srcHeight = copy.dstHeight = height
+    return copy
+
+
+HUGE = 1 << 62
+TOO_LARGE = {
+    "fill of words": lambda d, s: driver.cuMemsetD32(d, 0, HUGE),
+    "fill of words, async": lambda d, s: driver.cuMemsetD32Async(d, 0, HUGE, s),
+    "fill of halves": lambda d, s: driver.cuMemsetD16(d, 0, 1 << 63),
+    "rows": lambda d, s: driver.cuMemsetD2D8Async(d, HUGE, 0, 4, 5, s),
+    "words in rows": lambda d, s: driver.cuMemsetD2D32Async(d, 16, 0, HUGE, 2, s),
+}
+SHAPES = {
+    "2D, rows": lambda: shaped(2, pitch=HUGE, width=4, height=5),
+    "2D, width": lambda: shaped(2, width=(1 << 64) - 1, height=2, x=8),
+    "3D, rows": lambda: shaped(3, pitch=HUGE, width=4, height=5),
+    "3D, slices": lambda: shaped(3, pitch=1 << 32, width=4, height=1 << 32, depth=2),
+    "3D, offset": lambda: shaped(3, pitch=1 << 32, width=4, height=1 << 16, z=1 << 20),
+}
+
+
+@pytest.mark.parametrize("call", TOO_LARGE.values(), ids=TOO_LARGE.keys())
+def test_fills_of_more_than_there_can_be_are_refused(memory, stream, call):
+    assert call(memory, stream) == (INVALID_VALUE,)
+    assert finishes(stream)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_copies_of_more_than_there_can_be_are_refused(make_memory, stream, shape):
+    copy = shape()
+    copy.srcDevice, copy.dstDevice = make_memory(), make_memory()
+    two = isinstance(copy, driver.CUDA_MEMCPY2D)
+    now, later = (
+        (driver.cuMemcpy2D, driver.cuMemcpy2DAsync)
+        if two
+        else (driver.cuMemcpy3D, driver.cuMemcpy3DAsync)
+    )
+    assert now(copy) == (INVALID_VALUE,)
+    assert later(copy, stream) == (INVALID_VALUE,)
+    assert finishes(stream)
+
+
+NOBODYS = 0x10000  # the lowest address that a program may use
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("UNIFIED", id="unified"),
+        # A real driver may read it, as any program would.
+        pytest.param("HOST", id="host", marks=pytest.mark.simulated),
+    ],
+)
+def test_a_box_at_an_address_that_is_nobodys(memory, stream, kind):
+    kind = getattr(driver.CUmemorytype, f"CU_MEMORYTYPE_{kind}")
+    copy = shaped(3, pitch=8, width=8, height=2, depth=2, kind=kind)
+    copy.dstDevice, copy.srcHost, copy.srcDevice = memory, NOBODYS, NOBODYS
+    assert driver.cuMemcpy3D(copy) == (INVALID_VALUE,)
+    assert driver.cuMemcpy3DAsync(copy, stream) == (INVALID_VALUE,)
+    assert finishes(stream)
+
+
 # ---- fills ------------------------------------------------------------------
 
 

@@ -228,8 +228,8 @@ def test_only_registered_memory_is_unregistered(pages):
     assert driver.cuMemHostUnregister(pages) == (NOT_REGISTERED,)
 
 
-@pytest.mark.parametrize("size", [0])
-def test_nothing_cannot_be_registered(pages, size):
+@pytest.mark.parametrize("size", [0, (1 << 64) - 1, (1 << 64) - 4096], ids=hex)
+def test_sizes_that_cannot_be_registered(pages, size):
     assert driver.cuMemHostRegister(pages, size, 0) == (INVALID_VALUE,)
 
 
@@ -330,6 +330,17 @@ def test_memory_of_a_pool_can_be_freed_on_another_stream(make_stream, event):
     ok(driver.cuStreamWaitEvent(second, event, 0))
     assert driver.cuMemFreeAsync(address, second) == (SUCCESS,)
     assert finishes(second)
+
+
+@pytest.mark.simulated
+def test_memory_whose_free_is_queued_cannot_be_freed_again(stream):
+    """Its address may be another's by then."""
+    address = ok(driver.cuMemAllocAsync(64, stream))
+    with latch(stream):
+        ok(driver.cuMemFreeAsync(address, stream))
+        assert driver.cuMemFreeAsync(address, stream) == (INVALID_VALUE,)
+        assert driver.cuMemFree(address) == (INVALID_VALUE,)
+    assert finishes(stream)
 
 
 def test_memory_of_a_pool_can_be_freed_at_once(stream):

@@ -80,19 +80,27 @@ static void detach_all(const Capture *capture) {
     }
 }
 
-/* A capturing stream is destroyed: nobody can end the capture of its origin any more. */
+bool capture_is_into(const Graph *graph) {
+    for (Capture *capture = captures; capture; capture = capture->next) {
+        if (capture->graph == graph)
+            return true;
+    }
+    return false;
+}
+
+/* A capturing stream is destroyed. H200: if it was pulled in, the capture goes on without it, and
+ * what it did need no longer be joined. Nobody can end the capture of its origin any more. */
 void capture_leave(Stream *stream) {
     Capture *capture = stream->capture;
     if (!capture)
         return;
-    capture->invalidated = true;
     detach(stream);
-    if (capture->origin == stream) {
-        detach_all(capture);
-        if (!capture->graph_is_callers)
-            graph_free(capture->graph);
-        capture_free(capture);
-    }
+    if (capture->origin != stream)
+        return;
+    detach_all(capture);
+    if (!capture->graph_is_callers)
+        graph_free(capture->graph);
+    capture_free(capture);
 }
 
 /* ---- beginning and ending ------------------------------------------------------------------- */
@@ -136,29 +144,26 @@ DRIVER_FUNCTION(cuStreamBeginCaptureToGraph, 12030,
                  int mode),
                 (handle, graph, dependencies, edges, count, mode)) {
     UNUSED(edges);
-    if (!handle_is(KIND_GRAPH, graph))
+    if (!handle_is(KIND_GRAPH, graph) || !nodes_are_in(dependencies, count, graph))
         return CUDA_ERROR_INVALID_VALUE;
     NodeSet set = {dependencies, count, count};
     return begin(handle, mode, graph, &set);
 }
 
-/* All that joined streams did must come before the end of the origin. */
-static bool is_joined(const Stream *stream, const Stream *origin) {
-    for (size_t i = 0; i < stream->dependencies.count; i++) {
-        const Node *node = stream->dependencies.nodes[i];
-        bool reached = false;
-        for (size_t k = 0; k < origin->dependencies.count && !reached; k++)
-            reached = node_reaches(origin->dependencies.nodes[k], node);
-        if (!reached)
+static bool are_marked(const NodeSet *set, uint64_t mark) {
+    for (size_t i = 0; i < set->count; i++) {
+        if (set->nodes[i]->mark != mark)
             return false;
     }
     return true;
 }
 
+/* All that joined streams did must come before the end of the origin. */
 static bool all_joined(const Capture *capture) {
+    uint64_t before_end = nodes_mark_back(&capture->origin->dependencies);
     for (Context *context = context_first(); context; context = context->next) {
         for (Stream *stream = context->streams; stream; stream = stream->next) {
-            if (stream->capture == capture && !is_joined(stream, capture->origin))
+            if (stream->capture == capture && !are_marked(&stream->dependencies, before_end))
                 return false;
         }
     }
@@ -187,9 +192,10 @@ DRIVER_FUNCTION(cuStreamEndCapture, 10000, (Stream *handle, Graph **out), (handl
     else if (!all_joined(capture))
         result = CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
     detach_all(capture);
+    /* Without `out` the graph is left to who has asked for it meanwhile. */
     if (result == CUDA_SUCCESS && out)
         *out = capture->graph;
-    else if (!capture->graph_is_callers)
+    else if (result != CUDA_SUCCESS && !capture->graph_is_callers)
         graph_free(capture->graph);
     capture_free(capture);
     return result;
@@ -218,6 +224,22 @@ DRIVER_FUNCTION(cuStreamIsCapturing, 10000, (Stream *handle, int *status), (hand
     if (result == CUDA_SUCCESS)
         *status = status_of(stream);
     return result;
+}
+
+typedef struct EdgeData {       /* CUgraphEdgeData */
+    unsigned char bytes[8];
+} EdgeData;
+
+/* All edges are plain ones. The bindings read one record for each dependency. Programs keep the
+ * address, so an array that is too short stays where it is. */
+static const EdgeData *plain_edges(size_t count) {
+    static EdgeData *edges;
+    static size_t capacity;
+    if (count > capacity || !edges) {
+        capacity = 2 * count + 64;
+        edges = calloc(capacity, sizeof *edges);
+    }
+    return edges;
 }
 
 static CUresult capture_info(Stream *handle, int *status, uint64_t *id, Graph **graph,
@@ -251,13 +273,15 @@ DRIVER_FUNCTION_AS(cuStreamGetCaptureInfo_v2, cuStreamGetCaptureInfo, 11030,
 
 DRIVER_FUNCTION_AS(cuStreamGetCaptureInfo_v3, cuStreamGetCaptureInfo, 12030,
                    (Stream *handle, int *status, uint64_t *id, Graph **graph, Node ***dependencies,
-                    const void **edges, size_t *count),
+                    const EdgeData **edges, size_t *count),
                    (handle, status, id, graph, dependencies, edges, count)) {
-    /* All edges are plain ones. The bindings read one record for each dependency. */
-    static const uint64_t plain_edges[4096];
+    size_t needed = 0;
+    CUresult result = capture_info(handle, status, id, graph, dependencies, &needed);
+    if (count)
+        *count = needed;
     if (edges)
-        *edges = plain_edges;
-    return capture_info(handle, status, id, graph, dependencies, count);
+        *edges = plain_edges(needed);
+    return result;
 }
 
 enum { ADD_DEPENDENCIES, SET_DEPENDENCIES };
@@ -271,10 +295,8 @@ static CUresult update_dependencies(Stream *handle, Node **nodes, size_t count, 
         return CUDA_ERROR_ILLEGAL_STATE;
     if (stream->capture->invalidated)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    for (size_t i = 0; i < count; i++) {
-        if (!handle_is(KIND_NODE, nodes[i]))
-            return CUDA_ERROR_INVALID_VALUE;
-    }
+    if (!nodes_are_in(nodes, count, stream->capture->graph) || flags > SET_DEPENDENCIES)
+        return CUDA_ERROR_INVALID_VALUE;
     if (flags == SET_DEPENDENCIES)
         nodes_clear(&stream->dependencies);
     for (size_t i = 0; i < count; i++)

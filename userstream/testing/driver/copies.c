@@ -1,15 +1,25 @@
 /* Copies of contiguous memory. */
 #include "copies.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 static Layout contiguous(size_t size) {
     return (Layout){.width = size, .height = 1, .depth = 1};
 }
 
-static size_t extent(const Layout *layout, int side) {
-    if (!layout->width || !layout->height || !layout->depth)
+size_t copy_extent(size_t width, size_t rows, size_t pitch, size_t slices, size_t slice) {
+    size_t extent = width;
+    if (!width || !rows || !slices)
         return 0;
-    return (layout->depth - 1) * layout->slice[side] + (layout->height - 1) * layout->pitch[side] +
-           layout->width;
+    bool possible =
+        add_product(&extent, rows - 1, pitch) && add_product(&extent, slices - 1, slice);
+    return possible ? extent : SIZE_MAX;
+}
+
+static size_t extent(const Layout *layout, int side) {
+    return copy_extent(layout->width, layout->height, layout->pitch[side], layout->depth,
+                       layout->slice[side]);
 }
 
 typedef struct Copy {
@@ -62,6 +72,15 @@ static void dispose_copy(Operation *operation) {
     free(operation->copy);
 }
 
+/* Whether the process has memory there. (msync: "ENOMEM the indicated memory was not mapped".) */
+static bool host_has(CUdeviceptr address, size_t size) {
+    CUdeviceptr page = address & ~(CUdeviceptr)(sysconf(_SC_PAGESIZE) - 1);
+    CUdeviceptr end;
+    if (__builtin_add_overflow(address, size, &end))
+        return false;
+    return msync((void *)page, end - page, MS_ASYNC) == 0;
+}
+
 CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known) {
     if (size == 0)
         return CUDA_SUCCESS;
@@ -69,7 +88,8 @@ CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known
         return CUDA_ERROR_INVALID_VALUE;
     if (memory_find(address))
         return memory_contains(address, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    return must_be_known ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    /* H200: an address that is nobody's is an error. Here it would be a crash. */
+    return must_be_known || !host_has(address, size) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 /* A contiguous pageable source is read before the call returns. */

@@ -21,6 +21,16 @@ CUresult copy_submit(Stream *stream, CUdeviceptr destination, CUdeviceptr source
 /* Memory that the driver knows must contain the whole operand. */
 CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known);
 
+/* Adds a product, unless that is more than a size can be. */
+static inline bool add_product(size_t *sum, size_t a, size_t b) {
+    size_t product;
+    return !__builtin_mul_overflow(a, b, &product) && !__builtin_add_overflow(*sum, product, sum);
+}
+
+/* The bytes from the first to the last of `rows` rows in each of `slices` slices. SIZE_MAX: more
+ * than there can be. */
+size_t copy_extent(size_t width, size_t rows, size_t pitch, size_t slices, size_t slice);
+
 /* The stream on which synchronous copies and fills run. */
 CUresult copy_check_synchronous(Stream **stream);
 

@@ -29,13 +29,6 @@ static const char *name_of(NodeType type) {
     return "NODE";
 }
 
-static size_t number_of(const Graph *graph, const Node *node) {
-    size_t number = 0;
-    while (graph->nodes.nodes[number] != node)
-        number++;
-    return number;
-}
-
 DRIVER_FUNCTION(cuGraphDebugDotPrint, 11030, (Graph *graph, const char *path, unsigned flags),
                 (graph, path, flags)) {
     UNUSED(flags);  /* how much is drawn of each node */
@@ -49,8 +42,7 @@ DRIVER_FUNCTION(cuGraphDebugDotPrint, 11030, (Graph *graph, const char *path, un
         const Node *node = graph->nodes.nodes[i];
         fprintf(file, "\"node_%zu\"[label=\"%s\"];\n", i, name_of(node->operation->type));
         for (size_t k = 0; k < node->dependencies.count; k++)
-            fprintf(file, "\"node_%zu\" -> \"node_%zu\";\n",
-                    number_of(graph, node->dependencies.nodes[k]), i);
+            fprintf(file, "\"node_%zu\" -> \"node_%zu\";\n", node->dependencies.nodes[k]->index, i);
     }
     fprintf(file, "}\n");
     fclose(file);

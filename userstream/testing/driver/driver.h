@@ -146,7 +146,7 @@ struct Operation {
         Event *event;
         GraphExec *exec;
         int failure;
-        CUdeviceptr address;
+        uint64_t memory_id;
         struct Copy *copy;
         struct Fill *fill;
         struct Batch *batch;
@@ -214,6 +214,7 @@ struct Memory {
 };
 
 Memory *memory_find(CUdeviceptr address);
+Memory *memory_with_id(uint64_t id);
 CUresult memory_new(size_t size, MemoryKind kind, CUdevice device, Pool *pool, unsigned flags,
                     CUdeviceptr *address);
 void memory_free(Memory *memory);
@@ -269,6 +270,7 @@ CUresult capture_forbids_use_of_context(const Context *context);
 CUresult capture_forbids_use_of_legacy(const Context *context);
 CUresult capture_forbids_use_of_stream(Stream *stream);
 CUresult capture_forbids_use_of_event(const Event *event);
+bool capture_is_into(const Graph *graph);
 CUresult capture_would_forbid_legacy(const Context *context);
 void capture_leave(Stream *stream);
 
@@ -279,6 +281,8 @@ struct Node {
     Graph *graph;
     Operation *operation;
     NodeSet dependencies;
+    size_t index;               /* in its graph */
+    uint64_t mark;              /* of the last search that came here */
 };
 
 struct Graph {
@@ -317,9 +321,12 @@ void user_objects_destroy(void);
 Graph *graph_new(void);
 void graph_free(Graph *graph);
 Node *graph_add(Graph *graph, Operation *operation, const NodeSet *dependencies);
-bool node_reaches(const Node *node, const Node *earlier);
+bool nodes_are_in(Node *const *nodes, size_t count, const Graph *graph);
+/* Marks the nodes and all that comes before them: gives the mark. */
+uint64_t nodes_mark_back(const NodeSet *set);
 
-void nodes_add(NodeSet *set, Node *node);
+void nodes_append(NodeSet *set, Node *node);
+void nodes_add(NodeSet *set, Node *node);   /* unless it is in it */
 void nodes_set(NodeSet *set, const NodeSet *from);
 bool nodes_contain(const NodeSet *set, const Node *node);
 void nodes_clear(NodeSet *set);

@@ -11,9 +11,9 @@ typedef struct Fill {
 } Fill;
 
 static size_t extent(const Fill *fill) {
-    if (fill->height == 0)
-        return 0;
-    return (fill->height - 1) * fill->pitch + fill->count * fill->width;
+    size_t row = 0;
+    bool possible = add_product(&row, fill->count, fill->width);
+    return possible ? copy_extent(row, fill->height, fill->pitch, 1, 0) : SIZE_MAX;
 }
 
 static void fill_bytes(const Fill *fill) {

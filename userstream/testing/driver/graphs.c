@@ -11,14 +11,17 @@ bool nodes_contain(const NodeSet *set, const Node *node) {
     return false;
 }
 
-void nodes_add(NodeSet *set, Node *node) {
-    if (nodes_contain(set, node))
-        return;
+void nodes_append(NodeSet *set, Node *node) {
     if (set->count == set->capacity) {
         set->capacity = set->capacity ? 2 * set->capacity : 4;
         set->nodes = realloc(set->nodes, set->capacity * sizeof *set->nodes);
     }
     set->nodes[set->count++] = node;
+}
+
+void nodes_add(NodeSet *set, Node *node) {
+    if (!nodes_contain(set, node))
+        nodes_append(set, node);
 }
 
 void nodes_set(NodeSet *set, const NodeSet *from) {
@@ -47,18 +50,35 @@ Node *graph_add(Graph *graph, Operation *operation, const NodeSet *dependencies)
     node->graph = graph;
     node->operation = operation;
     nodes_set(&node->dependencies, dependencies);
-    nodes_add(&graph->nodes, node);
+    node->index = graph->nodes.count;
+    nodes_append(&graph->nodes, node);
     return node;
 }
 
-bool node_reaches(const Node *node, const Node *earlier) {
-    if (node == earlier)
-        return true;
-    for (size_t i = 0; i < node->dependencies.count; i++) {
-        if (node_reaches(node->dependencies.nodes[i], earlier))
-            return true;
+bool nodes_are_in(Node *const *nodes, size_t count, const Graph *graph) {
+    for (size_t i = 0; i < count; i++) {
+        if (!nodes || !handle_is(KIND_NODE, nodes[i]) || nodes[i]->graph != graph)
+            return false;
     }
-    return false;
+    return true;
+}
+
+/* Each node is visited once, without recursion: graphs may be long and have many branches. */
+uint64_t nodes_mark_back(const NodeSet *set) {
+    uint64_t mark = new_id();
+    NodeSet open = {0};
+    for (size_t i = 0; i < set->count; i++)
+        nodes_append(&open, set->nodes[i]);
+    while (open.count) {
+        Node *node = open.nodes[--open.count];
+        if (node->mark == mark)
+            continue;
+        node->mark = mark;
+        for (size_t i = 0; i < node->dependencies.count; i++)
+            nodes_append(&open, node->dependencies.nodes[i]);
+    }
+    nodes_clear(&open);
+    return mark;
 }
 
 void graph_free(Graph *graph) {
@@ -81,7 +101,8 @@ DRIVER_FUNCTION(cuGraphCreate, 10000, (Graph **out, unsigned flags), (out, flags
 }
 
 DRIVER_FUNCTION(cuGraphDestroy, 10000, (Graph *graph), (graph)) {
-    if (!handle_is(KIND_GRAPH, graph))
+    /* A capture still adds nodes to it. */
+    if (!handle_is(KIND_GRAPH, graph) || capture_is_into(graph))
         return CUDA_ERROR_INVALID_VALUE;
     graph_free(graph);
     return CUDA_SUCCESS;
@@ -113,13 +134,8 @@ static CUresult add_node(Node **out, Graph *graph, Node **dependencies, size_t c
 }
 
 static CUresult check_addition(Node **out, Graph *graph, Node **dependencies, size_t count) {
-    if (!out || !handle_is(KIND_GRAPH, graph) || (count && !dependencies))
-        return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; i < count; i++) {
-        if (!handle_is(KIND_NODE, dependencies[i]) || dependencies[i]->graph != graph)
-            return CUDA_ERROR_INVALID_VALUE;
-    }
-    return CUDA_SUCCESS;
+    bool possible = out && handle_is(KIND_GRAPH, graph) && nodes_are_in(dependencies, count, graph);
+    return possible ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 DRIVER_FUNCTION(cuGraphAddEmptyNode, 10000,

@@ -14,6 +14,13 @@ Memory *memory_find(CUdeviceptr address) {
     return NULL;
 }
 
+Memory *memory_with_id(uint64_t id) {
+    Memory *memory = memories;
+    while (memory && memory->id != id)
+        memory = memory->next;
+    return memory;
+}
+
 bool memory_contains(CUdeviceptr address, size_t size) {
     const Memory *memory = memory_find(address);
     return memory && size <= memory->size - (address - memory->address);
@@ -146,11 +153,11 @@ DRIVER_FUNCTION(cuMemHostAlloc, 2020, (CUdeviceptr *address, size_t size, unsign
 /* Freeing waits for the work of the context; memory of a pool is given back at once. The wait gives
  * up the lock: another thread may have freed it, which answers `gone`. */
 static CUresult free_when_idle(Memory *memory, CUresult gone) {
-    CUdeviceptr address = memory->address;
+    uint64_t id = memory->id;
     CUresult result = CUDA_SUCCESS;
     if (memory->context)
         result = context_synchronize_to_free(memory->context);
-    if (memory_find(address) != memory)
+    if (memory_with_id(id) != memory)
         return gone;
     memory_free(memory);
     return result;
@@ -158,7 +165,7 @@ static CUresult free_when_idle(Memory *memory, CUresult gone) {
 
 static CUresult deallocate(CUdeviceptr address, unsigned kinds) {
     Memory *memory = memory_find(address);
-    if (!memory || memory->address != address || !(memory->kind & kinds))
+    if (!memory || memory->address != address || !(memory->kind & kinds) || memory->free_is_queued)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = capture_forbids_unsafe_call();
     return result == CUDA_SUCCESS ? free_when_idle(memory, CUDA_ERROR_INVALID_VALUE) : result;
@@ -191,7 +198,7 @@ DRIVER_FUNCTION_AS(cuMemHostRegister_v2, cuMemHostRegister, 6050,
         result = capture_forbids_unsafe_call();
     if (result != CUDA_SUCCESS)
         return result;
-    if (!address || !size)
+    if (!address || !size || size > UINTPTR_MAX - address)
         return CUDA_ERROR_INVALID_VALUE;
     if (overlaps_registered(address, size))
         return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;

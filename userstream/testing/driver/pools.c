@@ -231,7 +231,7 @@ DRIVER_FUNCTION(cuMemPoolGetAccess, 11020, (unsigned *flags, Pool *pool, Locatio
 /* ---- allocating in the order of a stream ---------------------------------------------------- */
 
 static void dispose_allocation(Operation *operation) {
-    Memory *memory = memory_find(operation->address);
+    Memory *memory = memory_with_id(operation->memory_id);
     if (memory)
         memory_free(memory);
 }
@@ -244,7 +244,7 @@ static CUresult allocate_in_graph(CUdeviceptr *address, size_t size, Stream *str
     if (result != CUDA_SUCCESS)
         return result;
     Operation *operation = operation_nothing(NODE_MEM_ALLOC);
-    operation->address = *address;
+    operation->memory_id = memory_find(*address)->id;
     operation->dispose = dispose_allocation;
     return stream_submit(stream, operation);
 }
@@ -288,10 +288,11 @@ DRIVER_FUNCTION(cuMemAllocFromPoolAsync, 11020,
     return allocate(address, size, pool, stream);
 }
 
-/* Work that comes here after the free finds the memory unknown: an illegal address. */
+/* Work that comes here after the free finds the memory unknown: an illegal address. The memory may
+ * be gone with its context, and its address another's. */
 static CUresult run_free(Operation *operation, Stream *stream) {
     UNUSED(stream);
-    Memory *memory = memory_find(operation->address);
+    Memory *memory = memory_with_id(operation->memory_id);
     if (memory)
         memory_free(memory);
     return CUDA_SUCCESS;
@@ -315,7 +316,7 @@ DRIVER_FUNCTION(cuMemFreeAsync, 11020, (CUdeviceptr address, Stream *handle), (a
     if (result != CUDA_SUCCESS)
         return result;
     Operation *operation = operation_new(run_free, NODE_MEM_FREE);
-    operation->address = address;
+    operation->memory_id = memory->id;
     operation->runs_after_error = true;
     result = stream_submit(stream, operation);
     if (result == CUDA_SUCCESS)

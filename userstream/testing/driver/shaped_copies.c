@@ -46,18 +46,23 @@ static bool known_type(int type) {
     return type == TYPE_HOST || type == TYPE_DEVICE || type == TYPE_UNIFIED;
 }
 
-/* "If srcPitch is less than WidthInBytes + srcXInBytes", and arrays, are errors here. */
+/* "If srcPitch is less than WidthInBytes + srcXInBytes", arrays, and numbers whose product is no
+ * size, are errors here. */
 static CUresult place(const Side3D *side, const CUDA_MEMCPY3D *copy, CUdeviceptr *address,
                       size_t *pitch, size_t *slice) {
-    if (!known_type(side->type))
+    size_t row = side->x;
+    size_t rows = side->y;
+    if (!known_type(side->type) || !add_product(&row, copy->width, 1) ||
+        !add_product(&rows, copy->height, 1))
         return CUDA_ERROR_INVALID_VALUE;
-    *pitch = side->pitch ? side->pitch : side->x + copy->width;
-    *slice = *pitch * (side->height ? side->height : side->y + copy->height);
-    if (*pitch < side->x + copy->width)
-        return CUDA_ERROR_INVALID_VALUE;
+    *pitch = side->pitch ? side->pitch : row;
+    *slice = 0;
     *address = side->type == TYPE_HOST ? side->host : side->device;
-    *address += side->z * *slice + side->y * *pitch + side->x;
-    return CUDA_SUCCESS;
+    bool possible = *pitch >= row &&
+                    add_product(slice, *pitch, side->height ? side->height : rows) &&
+                    add_product(address, side->z, *slice) &&
+                    add_product(address, side->y, *pitch) && add_product(address, side->x, 1);
+    return possible ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 static int needs_of(int destination_type, int source_type) {
