@@ -67,7 +67,7 @@ def test_the_first_error_stays(make_stream, stream):
     with latch(stream):
         async_error(other, ILLEGAL)
         assert becomes((ILLEGAL,), lambda: driver.cuStreamQuery(other))
-        with pytest.raises(RuntimeError, match="takes no work"):
+        with pytest.raises(RuntimeError, match="accepts no work"):
             async_error(stream, Result.CUDA_ERROR_LAUNCH_FAILED)
         assert driver.cuStreamQuery(stream) == (ILLEGAL,)
 
