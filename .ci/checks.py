@@ -96,7 +96,7 @@ def _citation() -> Iterator[str]:
 def _readme_example() -> Iterator[str]:
     blocks = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
     for block in blocks:
-        if not any(block == path.read_text() for path in (ROOT / "docs/examples").glob("*.py")):
+        if not any(block == path.read_text() for path in (ROOT / "docs/examples").rglob("*.py")):
             yield f"README.md: this block is no file of docs/examples:\n{block}"
 
 

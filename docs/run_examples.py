@@ -28,6 +28,7 @@ SECONDS = 120  # that an example may take
 FRAMEWORKS = {
     "dask_workers.py": "distributed",
     "hand_over.py": "torch",
+    "in_order.py": "torch",
     "own_kernel.py": "torch",
     "process_pool.py": "multiprocessing",
     "torchrun_deadline.py": "torch",

@@ -1,0 +1,68 @@
+"""How a library takes and returns buffers: `snapshot` copies an array of any framework."""
+
+import numpy
+from cuda.core import DeviceMemoryResource
+
+import userstream as us
+
+_streams = us.UserStream()  # of this library alone; making it needs no GPU
+
+
+class Array:
+    """What `snapshot` returns: it names its stream, so any consumer can be ordered after it."""
+
+    def __init__(self, memory, info, stream):
+        self._owned = memory, stream
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": info.shape,
+            "typestr": info.dtype.str,
+            "strides": None,
+            "data": (int(memory.handle), False),
+            "stream": int(stream.handle),
+        }
+
+
+def snapshot(x, out=None, stream=None):
+    """Copy `x` to new memory, or to `out`. The host does not wait.
+
+    Parameters
+    ----------
+    x : GPU buffer of any framework, contiguous
+        It is read after the work that is pending on it, and held until the copy is done.
+    out : GPU buffer of any framework, contiguous, optional
+        Destination; must have as many bytes as `x`. Later work of its framework waits for the copy.
+    stream : stream of any library, optional
+        The stream on which to copy; it may be under capture. By default a stream of this library.
+
+    Returns
+    -------
+    Array, or `out` if it was passed
+        The result is complete once `stream` has passed this point; an `Array` names its stream.
+    """
+    source = _contiguous("x", x)
+    buffers = (x,)
+    if out is not None:
+        buffers = (x, out)
+        target = _contiguous("out", out)
+        if target.nbytes != source.nbytes:
+            raise ValueError(f"out has {target.nbytes} bytes, but x has {source.nbytes}")
+    with _streams.borrow(*buffers, stream=stream) as queue:
+        if out is not None:
+            queue.memcpy_dtod(target.address, source.address, source.nbytes)
+            return out
+        memory = DeviceMemoryResource(queue.device).allocate(source.nbytes, stream=queue)
+        queue.memcpy_dtod(int(memory.handle), source.address, source.nbytes)
+        return Array(memory, source, queue)
+
+
+def _contiguous(name, buffer):
+    info = us.describe(buffer)
+    if info.shape is None or not isinstance(info.dtype, numpy.dtype):
+        raise TypeError(f"{name} must have a shape and a NumPy dtype, but it is a {info.source}")
+    step = info.dtype.itemsize
+    for length, stride in zip(reversed(info.shape), reversed(info.strides), strict=True):
+        if length > 1 and stride != step:
+            raise ValueError(f"{name} is not contiguous: its strides are {info.strides}")
+        step *= length
+    return info
