@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from userstream import _driver, _events, _process, _watcher
-from userstream.errors import CaptureError, DriverError, UserStreamError
+from userstream.errors import CaptureError, ClosedError, DriverError, UserStreamError
 
 if TYPE_CHECKING:
     from cuda.core import Event
@@ -22,6 +23,68 @@ if TYPE_CHECKING:
 # What the GPU may be using, by its own identity, which nothing else gets meanwhile. It stays here
 # whoever forgets it: after a Ctrl-C, or an error before `hold` has taken over.
 in_use: dict[int, object] = {}
+
+# What is in use, and whose `Use` has gone. Garbage collection may fill it between any two lines.
+_orphans: deque[_Ticket] = deque()
+
+
+class Use:
+    """Objects that work on a stream may be using: made before the work is queued.
+
+    They are held until `end` is called, or until the stream has passed where `hold` was called. An
+    exception of a signal handler may come before either, at any bytecode. This object goes with the
+    frame that it leaves then, and a later call holds the objects until the stream has passed that.
+    """
+
+    __slots__ = ("__weakref__", "ticket")
+
+    def __init__(self, stream: EdgeStream, *objects: object) -> None:
+        # The callback is C, so no signal comes in its middle; a destructor may do no more.
+        self.ticket = ticket = _Ticket(self, _orphans.append)
+        ticket.stream, ticket.objects, ticket.thread = stream, objects, threading.get_ident()
+        in_use[id(ticket)] = ticket
+
+    def end(self) -> None:
+        """Let go of the objects: the work is over, or was never queued."""
+        in_use.pop(id(self.ticket), None)
+
+    def hold(self) -> None:
+        """Hold the objects until the stream has done what is queued on it now."""
+        self.ticket.stream._hold(self.ticket)
+
+    def hold_after_error(self) -> None:
+        """As `hold`, unless this has ended; if that fails as well, a later call tries again."""
+        if id(self.ticket) in in_use:
+            with contextlib.suppress(UserStreamError):
+                self.hold()
+
+
+class _Ticket(weakref.ref[Use]):
+    """What a `Use` is about. It is what is in use, and what is held."""
+
+    __slots__ = ("objects", "stream", "thread")
+
+    stream: EdgeStream
+    objects: tuple[object, ...]
+    thread: int
+
+
+def _hold_orphans() -> None:
+    here = threading.get_ident()
+    for ticket in list(_orphans):
+        if id(ticket) in in_use:
+            stream = ticket.stream
+            try:
+                if int(stream._live()) == _driver.PER_THREAD and ticket.thread != here:
+                    continue  # in this thread that handle is another stream
+                stream._hold(ticket)
+            except ClosedError:  # nobody can tell any more when they may go
+                pass
+            except UserStreamError:  # to be tried again
+                continue
+        with contextlib.suppress(ValueError):  # another thread was faster
+            _orphans.remove(ticket)
+
 
 _SWEEP_SECONDS = 200e-6  # at most so often for each stream: asking an event takes a µs
 _IDLE_LOOKS = 20  # of the watcher, before it is told to look no more: beginning again costs more
@@ -70,8 +133,8 @@ class _Queue:
         with self._lock:
             if self._sweeping:  # by such a destructor
                 return
-            self._sweeping = True
             try:
+                self._sweeping = True
                 self._take_passed(passed)
             finally:
                 self._sweeping = False
@@ -166,6 +229,8 @@ def _unwatched(error: BaseException | None) -> None:
 
 def sweep() -> None:
     """Let go of what is not needed any more."""
+    if _orphans:
+        _hold_orphans()
     if not _queues:  # a wait on an idle stream comes by here
         return
     with _lock:
@@ -182,6 +247,7 @@ def _in_child() -> None:
     global _lock, _watched  # noqa: PLW0603 -- a thread that is not here may have held it
     _lock = threading.RLock()
     _queues.clear()
+    _orphans.clear()
     _watched = False
 
 

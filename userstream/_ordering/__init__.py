@@ -4,18 +4,18 @@
 both ends of a block. `_acquired` does so for a copy, and `_hand_over` for what was made in a block.
 """
 
-from userstream._ordering._acquired import Acquired
+from userstream._ordering._acquired import in_order
 from userstream._ordering._borrow import Borrow
 from userstream._ordering._hand_over import hand_over
 from userstream._ordering._plan import Ordering
 from userstream._ordering._who import given_stream, ordering_of, usual_streams_of
 
 __all__ = [
-    "Acquired",
     "Borrow",
     "Ordering",
     "given_stream",
     "hand_over",
+    "in_order",
     "ordering_of",
     "usual_streams_of",
 ]

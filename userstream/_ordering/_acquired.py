@@ -1,46 +1,65 @@
-"""Buffers that are acquired for a copy."""
+"""A copy between the producers of what it uses."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from userstream import _cleanup, _holding
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from collections.abc import Callable
 
     from userstream._ordering._plan import Ordering
 
+T = TypeVar("T")
 
-class Acquired:
-    """Acquires the buffers of an ordering for the block and, if need be, releases them.
+
+def in_order(ordering: Ordering, copy: Callable[[], T], *, release: bool) -> T:
+    """Call what copies, with the buffers of an ordering acquired for it and, if need be, released.
 
     A copy that was waited for needs no release: what the producers do next comes after it. One
-    that failed may go on.
+    that failed may go on, so then the buffers are held and released in any case.
+
+    No context manager: a Ctrl-C at the first line of its ``__exit__`` would leave the copy running
+    with nobody ordered after it. The outer `try` is for one in the handling of an error.
     """
+    acquired = _Acquired(ordering)
+    try:
+        try:
+            result = copy()
+            acquired.end(release=release)
+        except BaseException as error:
+            acquired.end_after(error)
+            raise
+    except BaseException as error:
+        acquired.end_after(error)
+        raise
+    return result
 
-    __slots__ = ("_held", "_ordering", "_release")
 
-    def __init__(self, ordering: Ordering, *, release: bool = False) -> None:
+class _Acquired:
+    """Buffers that are held from before the copy is queued."""
+
+    __slots__ = ("_ended", "_ordering", "_use")
+
+    def __init__(self, ordering: Ordering) -> None:
+        self._ended = False
         self._ordering = ordering
-        self._release = release
+        self._use = _holding.Use(ordering.consumer, ordering.buffers, ordering.acquire())
 
-    def __enter__(self) -> Ordering:
-        self._held = self._ordering.buffers, self._ordering.acquire()
-        return self._ordering
+    def end(self, *, release: bool) -> None:
+        if release:
+            self._ordering.release(self._use.ticket)
+        else:
+            self._use.end()
+        self._ended = True
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            if self._release:
-                _holding.in_use[id(self._held)] = self._held  # as long as nothing else holds it
-                self._ordering.release(self._held)
+    def end_after(self, error: BaseException) -> None:
+        """Release unless that has been done, in whole."""
+        if self._ended:
             return
         try:
-            self._ordering.release(self._held)
+            self.end(release=True)
         except Exception as failure:
+            self._ended = True
             _cleanup.report([failure], error)

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any, overload
 
 from userstream import _numbers, _transfer, _waiting
-from userstream._ordering import Acquired, ordering_of
+from userstream._ordering import in_order, ordering_of
 from userstream._registry import _host_operands, _operands
 from userstream._registry._orders import Orders
 from userstream.errors import UnsupportedBufferError
@@ -215,19 +215,22 @@ class Transfers(Orders):
         if stream is None:
             stream = self._user_stream(target.array.device)
 
-        found = ordering_of(views, stream, producer, self._user_stream)
-        with Acquired(found, release=True) as ordering:
-            consumer = ordering.consumer
+        ordering = ordering_of(views, stream, producer, self._user_stream)
+        consumer = ordering.consumer
+
+        def copy() -> None:
             if source is None:
                 assert to is not None
                 _transfer.from_host(_host_operands.as_array(src), to.array, consumer, deadline)
-                return consumer
+                return
             _keep, packed = _operands.packed(source, ordering, if_scattered=to is None)
             if to is None:
                 _transfer.into_host(_host_operands.writable(dst), packed, consumer, deadline)
             else:
                 _transfer.between(to.array, packed, consumer, deadline)
-            return consumer
+
+        in_order(ordering, copy, release=True)
+        return consumer
 
     @staticmethod
     def set_pinned_limit(nbytes: int) -> None:
@@ -279,7 +282,10 @@ class Transfers(Orders):
         if on_host:
             return _host_operands.copied(view.buffer, out)
         source = _operands.Operand(view, _transfer.device_array(view))  # refuses what has no shape
-        found = ordering_of((view,), stream, producer, self._user_stream)
-        with Acquired(found) as ordering:
+        ordering = ordering_of((view,), stream, producer, self._user_stream)
+
+        def copy() -> np.ndarray:
             _keep, packed = _operands.packed(source, ordering)
             return _transfer.to_host(packed, ordering.consumer, out, deadline)
+
+        return in_order(ordering, copy, release=False)

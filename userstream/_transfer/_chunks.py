@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from userstream import _holding, _process
+from userstream import _process
 from userstream._transfer import _layout, _pinned
 from userstream._transfer._ways import way
 
@@ -127,13 +127,13 @@ def _chunks(lane: Lane) -> Iterator[tuple[Lease, Lease]]:
         if not turn.acquire(timeout=-1 if left is None else min(left, threading.TIMEOUT_MAX)):
             raise lane.too_late()
         chunks = _spare.pop(device, None) or _new(lane)
-        _holding.in_use[id(chunks)] = chunks
+        use = lane.use(chunks)
         try:
             yield chunks
+            use.end()
         except BaseException:
-            lane.hold_after_error(chunks)
+            use.hold_after_error()
             raise
-        del _holding.in_use[id(chunks)]
         _spare[device] = chunks
     finally:
         # It refuses if this thread does not have it: right also if a Ctrl-C came in between.

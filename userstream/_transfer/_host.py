@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from userstream import _holding
 from userstream._transfer import _chunks, _layout, _pinned, _ways
 from userstream._transfer._arrays import (
     DeviceArray,
@@ -152,10 +151,10 @@ def from_host(
 
 def _send(lane: Lane, to: DeviceArray, source: np.ndarray, memory: _pinned.Lease) -> None:
     start, plan = _chunks.stage(to, source, memory)
-    _holding.in_use[id(memory)] = memory
+    use = lane.use(memory)
     try:
         lane.move(to.address, start, plan, None)
-        lane.hold(memory)
+        use.hold()
     except BaseException:
-        lane.hold_after_error(memory)
+        use.hold_after_error()
         raise

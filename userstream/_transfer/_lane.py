@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 from userstream import _driver, _holding, _waiting
 from userstream._stream._default import on_device
 from userstream._transfer import _layout
-from userstream.errors import UnsupportedBufferError, UserStreamError, WaitTimeout
+from userstream.errors import UnsupportedBufferError, WaitTimeout
 
 if TYPE_CHECKING:
     from userstream._driver import Peers
@@ -72,23 +71,17 @@ class Lane:
 
     def copy_and_wait(self, to: int, source: int, plan: Moves, memory: object) -> None:
         """Copy, and keep the memory alive until the GPU has finished, whatever comes in between."""
-        use = (memory,)  # of its own, as several threads may be copying from one array
-        _holding.in_use[id(use)] = use
+        use = self.use(memory)
         try:
             self.wait(self.copy(to, source, plan))
+            use.end()
         except BaseException:
-            self.hold_after_error(use)
+            use.hold_after_error()
             raise
-        del _holding.in_use[id(use)]
 
-    def hold(self, memory: object) -> None:
-        """Keep what is in `_holding.in_use` until all that is queued here now is over."""
-        self._stream._hold(memory)
-
-    def hold_after_error(self, memory: object) -> None:
-        """As `hold`; if not even that can be found out, it is kept for ever."""
-        with contextlib.suppress(UserStreamError):
-            self.hold(memory)
+    def use(self, memory: object) -> _holding.Use:
+        """Hold memory that is copied to or from, from now on."""
+        return _holding.Use(self._stream, memory)
 
     def copy(self, to: int, source: int, plan: Moves) -> Pending:
         """Queue a copy between two first elements; return the point where it is over."""
