@@ -65,11 +65,13 @@ NEEDED_TO_FREE = {
     "cuThreadExchangeStreamCaptureMode",
 }
 # Only with a driver before CUDA 12.5; only if two threads meet a new device or open a pool at once;
-# only to look up `cuPointerGetAttributes`; only for events of other contexts, or that failed.
+# only to look up `cuPointerGetAttributes`; only for events of other contexts, or that failed; only
+# for the message of an error.
 ELSEWHERE = {
     "cuCtxSynchronize",
     "cuDevicePrimaryCtxRelease",
     "cuEventDestroy",
+    "cuGetErrorString",
     "cuGetProcAddress",
     "cuMemPoolDestroy",
     "cuStreamDestroy",

@@ -79,13 +79,19 @@ def failed(
         device = None
     return DriverError(
         f"{function}{where} failed with {name} ({code}){uuids([device])}"
-        f"{_STAYS if code in _STICKY else ''}",
+        f"{_STAYS + _details(code) if code in _STICKY else ''}",
         function=function,
         code=code,
         name=name,
         stream=None if stream is None else repr(stream),
         device=device,
     )
+
+
+def _details(code: int) -> str:
+    """Return what the driver says beyond its one line: of a kernel, where that is simulated."""
+    text = driver.cuGetErrorString(driver.CUresult(code))[1] or b""
+    return "".join(text.decode(errors="replace").partition("\n")[1:])
 
 
 def uuids(devices: Iterable[int | None]) -> str:

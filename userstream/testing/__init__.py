@@ -8,11 +8,35 @@ Examples
 >>> stream = us.get_stream(0)
 """
 
+from userstream.testing._kernels import duration, kernel
 from userstream.testing._latch import latch
+from userstream.testing._pointer import Pointer
 from userstream.testing._simulated import async_error, calls, inject, reset, simulate
 
-__all__ = ["async_error", "calls", "inject", "latch", "reset", "simulate"]
+__all__ = [
+    "Pointer",
+    "async_error",
+    "calls",
+    "duration",
+    "inject",
+    "kernel",
+    "latch",
+    "reset",
+    "simulate",
+]
 
-for _public in (async_error, calls, inject, latch, latch.release, reset, simulate):
+for _public in (
+    Pointer,
+    Pointer.array,
+    async_error,
+    calls,
+    duration,
+    inject,
+    kernel,
+    latch,
+    latch.release,
+    reset,
+    simulate,
+):
     _public.__module__ = __name__
 del _public

@@ -45,15 +45,16 @@ class Statistics:
 _lock = threading.Lock()
 _library: ctypes.CDLL | None = None
 _settings: _Settings | None = None
+when_loaded: list[Callable[[ctypes.CDLL], None]] = []  # called by `simulate`, once
 
 
 def simulate(devices: int = 2, *, driver_version: int = 13000, memory: int = 1 << 30) -> None:
     """Replace the CUDA driver with the simulated one in this process.
 
     The simulated driver stands in for ``libcuda.so.1`` below unmodified ``cuda.bindings`` and
-    ``cuda.core``. Streams run asynchronously, device memory is host memory, and there are no
-    kernels. The system's C compiler builds it at its first use; the result is cached in
-    ``$USERSTREAM_CACHE_DIR`` (by default ``$XDG_CACHE_HOME/userstream`` or
+    ``cuda.core``. Streams run asynchronously, device memory is host memory, and Python functions
+    stand for kernels (see `kernel`). The system's C compiler builds it at its first use; the result
+    is cached in ``$USERSTREAM_CACHE_DIR`` (by default ``$XDG_CACHE_HOME/userstream`` or
     ``~/.cache/userstream``).
 
     Call it before the first driver call of the process. Repeating the call with the same settings
@@ -103,6 +104,8 @@ def simulate(devices: int = 2, *, driver_version: int = 13000, memory: int = 1 <
         # During exit Python cannot run host functions any more, so nothing may wait for one.
         atexit.register(library.userstream_shut_down)
         _library, _settings = library, wanted
+        for tell in when_loaded:
+            tell(library)
 
 
 def _checked_settings(devices: int, driver_version: int, memory: int) -> _Settings:
@@ -147,6 +150,7 @@ def _refuse_real_driver() -> None:
 
 def _load(path: str) -> ctypes.CDLL:
     library = ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+    sizes = ctypes.POINTER(ctypes.c_size_t)
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "configure": (ctypes.c_bool, [ctypes.c_int, ctypes.c_int, ctypes.c_size_t]),
         "inject": (
@@ -160,11 +164,30 @@ def _load(path: str) -> ctypes.CDLL:
         "shut_down": (None, []),
         "progress": (None, []),
         "statistics": (None, [ctypes.POINTER(ctypes.c_long)]),
+        "is_forked": (ctypes.c_bool, []),
+        "define_kernel": (
+            ctypes.c_uint64,
+            [ctypes.c_char_p, ctypes.c_size_t, sizes, sizes, ctypes.c_size_t],
+        ),
+        "knows_kernel": (ctypes.c_bool, [ctypes.c_uint64]),
+        "set_duration": (ctypes.c_bool, [ctypes.c_char_p, ctypes.c_double]),
+        "take_launch": (ctypes.c_bool, [ctypes.c_void_p]),
+        "finish_launch": (None, [ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p]),
+        "use_memory": (
+            ctypes.c_int,
+            [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p],
+        ),
+        "unuse_memory": (None, [ctypes.c_uint64]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"userstream_{name}")
         function.restype, function.argtypes = result, arguments
     return library
+
+
+def loaded() -> ctypes.CDLL | None:
+    """Give the simulated driver, if `simulate` was called in this process."""
+    return _library
 
 
 def is_simulated() -> bool:
@@ -173,6 +196,7 @@ def is_simulated() -> bool:
 
 
 def _side_door(what: str) -> ctypes.CDLL:
+    """Give the simulated driver; without one, say that `what` needs it."""
     if _library is None:
         raise RuntimeError(
             f"{what} needs the simulated driver: "

@@ -22,10 +22,14 @@ typedef void (*HostFunction)(void *argument);
 
 typedef struct Capture Capture;
 typedef struct Context Context;
+typedef struct Entry Entry;
 typedef struct Event Event;
 typedef struct Graph Graph;
 typedef struct GraphExec GraphExec;
+typedef struct Kernel Kernel;
+typedef struct Library Library;
 typedef struct Memory Memory;
+typedef struct Module Module;
 typedef struct Node Node;
 typedef struct Operation Operation;
 typedef struct Pool Pool;
@@ -179,6 +183,10 @@ typedef enum Kind {
     KIND_GRAPH_EXEC,
     KIND_POOL,
     KIND_USER_OBJECT,
+    KIND_LIBRARY,
+    KIND_KERNEL,
+    KIND_MODULE,
+    KIND_ENTRY,
     KINDS,
 } Kind;
 

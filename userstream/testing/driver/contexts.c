@@ -32,6 +32,7 @@ void thread_ended(Thread *ended) {
 static void context_activate(Context *context) {
     context->active = true;
     context->error = CUDA_SUCCESS;
+    context->explanation = NULL;
     context->legacy = stream_new(context, 0, LOWEST_PRIORITY);
     context->collector = stream_new_internal(context);
     context->gate = stream_new_internal(context);
@@ -74,7 +75,8 @@ CUresult context_synchronize_to_free(Context *context) {
 /* H200: meanwhile many calls of other threads wait too: those that make something, copy, fill or
  * record. They look up afterwards what they use, as the wait gives up the lock. */
 CUresult context_usable_after_frees(const Context *context) {
-    while (context_usable(context) == CUDA_SUCCESS && context->frees && !shut_down)
+    while (context_usable(context) == CUDA_SUCCESS && context->frees && !shut_down &&
+           !this_thread()->runs_kernel)
         wait_for_progress();
     return context_usable(context);
 }
@@ -103,6 +105,7 @@ static void context_end(Context *context) {
     context->gate = NULL;
     events_of_context_free(context);
     memory_of_context_free(context);
+    modules_of_context_free(context);
 }
 
 /* ---- cuInit and the primary contexts -------------------------------------------------------- */

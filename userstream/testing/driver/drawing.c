@@ -5,6 +5,8 @@
 
 static const char *name_of(NodeType type) {
     switch (type) {
+    case NODE_KERNEL:
+        return "KERNEL";
     case NODE_MEMCPY:
         return "MEMCPY";
     case NODE_MEMSET:

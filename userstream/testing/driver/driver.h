@@ -24,6 +24,7 @@ struct Context {
     unsigned flags;
     uint64_t id;
     CUresult error;             /* sticky: once set, every use of the context answers it */
+    const struct Explanation *explanation;  /* of the error, if a kernel has one */
     CUresult last_error;        /* remembered when the error is reset */
     unsigned errors;            /* how many there were: tells work queued before from work after */
     Stream *streams;            /* all of them, the default streams too */
@@ -44,6 +45,8 @@ typedef struct Thread {
     int depth;
     int capture_mode;
     bool in_host_function;
+    bool runs_kernel;           /* as Python; it must not wait for what waits for it */
+    const struct Explanation *explanation;  /* of what its last call answered */
 } Thread;
 
 Thread *this_thread(void);
@@ -117,6 +120,7 @@ bool stream_work_is_lost(const Stream *stream);
 /* ---- operations.c --------------------------------------------------------------------------- */
 
 typedef enum NodeType {         /* CUgraphNodeType */
+    NODE_KERNEL = 0,
     NODE_MEMCPY = 1,
     NODE_MEMSET = 2,
     NODE_HOST = 3,
@@ -150,6 +154,7 @@ struct Operation {
         struct Copy *copy;
         struct Fill *fill;
         struct Batch *batch;
+        struct Launch *launch;
         struct {
             HostFunction function;
             void *argument;
@@ -330,6 +335,23 @@ void nodes_add(NodeSet *set, Node *node);   /* unless it is in it */
 void nodes_set(NodeSet *set, const NodeSet *from);
 bool nodes_contain(const NodeSet *set, const Node *node);
 void nodes_clear(NodeSet *set);
+
+/* ---- modules.c and explanations.c ------------------------------------------------------------ */
+
+void modules_of_context_free(const Context *context);
+
+/* What the name and the text of a result say beyond the driver's words. They stay. */
+typedef struct Explanation {
+    CUresult result;
+    char *name;
+    char *text;
+    struct Explanation *next;
+} Explanation;
+
+const Explanation *explanation_new(CUresult result, const char *text);
+/* Of this thread's last call, or of a context that has failed. Takes the lock. */
+const Explanation *explanation_of(CUresult result);
+void kernels_reset(void);
 
 /* ---- side_door.c ---------------------------------------------------------------------------- */
 

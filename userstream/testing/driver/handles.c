@@ -3,7 +3,7 @@
  * Objects of a kind live in chunks that are never given back, so any number that a program
  * passes as a handle can be checked without being followed. Drivers reuse the handle freed last:
  * so does this one, and a stale handle may therefore name a new object. */
-#include "driver.h"
+#include "kernels.h"
 
 enum { FIRST_CHUNK = 64, MAX_CHUNKS = 24 };
 
@@ -28,6 +28,10 @@ static const size_t sizes[KINDS] = {
     [KIND_GRAPH_EXEC] = sizeof(GraphExec),
     [KIND_POOL] = sizeof(Pool),
     [KIND_USER_OBJECT] = sizeof(UserObject),
+    [KIND_LIBRARY] = sizeof(Library),
+    [KIND_KERNEL] = sizeof(Kernel),
+    [KIND_MODULE] = sizeof(Module),
+    [KIND_ENTRY] = sizeof(Entry),
 };
 
 static void add_chunk(Kind kind) {

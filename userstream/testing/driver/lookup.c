@@ -43,6 +43,7 @@ static CUresult not_simulated(void) {
 CUresult call_enter(Function *function) {
     lock();
     function->shared->calls++;
+    this_thread()->explanation = NULL;
     CUresult injected = fault_for(function);
     if (injected != CUDA_SUCCESS)
         return injected;
@@ -101,7 +102,7 @@ static const struct {
 #undef RESULT_ROW
 };
 
-/* The two functions that need no lock: host functions may call them too. */
+/* The two functions that host functions may call too. */
 #define RESULT_GETTER(symbol, member) \
     CUresult symbol(CUresult result, const char **text); \
     static Function function_##symbol = { \
@@ -111,9 +112,10 @@ static const struct {
         function_register(&function_##symbol); \
     } \
     __attribute__((visibility("default"))) CUresult symbol(CUresult result, const char **text) { \
+        const Explanation *explanation = explanation_of(result); \
         for (size_t i = 0; i < sizeof results / sizeof *results; i++) { \
             if (results[i].result == result) { \
-                *text = results[i].member; \
+                *text = explanation ? explanation->member : results[i].member; \
                 return CUDA_SUCCESS; \
             } \
         } \

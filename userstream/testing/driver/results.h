@@ -26,6 +26,7 @@
     X(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, 217, \
       "peer access is not supported between these devices") \
     X(CUDA_ERROR_INVALID_PTX, 218, "a PTX JIT compilation failed") \
+    X(CUDA_ERROR_FILE_NOT_FOUND, 301, "file not found") \
     X(CUDA_ERROR_OPERATING_SYSTEM, 304, "OS call failed or operation not supported on this OS") \
     X(CUDA_ERROR_INVALID_HANDLE, 400, "invalid resource handle") \
     X(CUDA_ERROR_ILLEGAL_STATE, 401, "the operation cannot be performed in the present state") \

@@ -54,6 +54,7 @@ SIDE_DOOR int userstream_async_error(Stream *handle, int error);
 SIDE_DOOR void userstream_reset(void);
 SIDE_DOOR void userstream_shut_down(void);
 SIDE_DOOR void userstream_progress(void);
+SIDE_DOOR bool userstream_is_forked(void);
 SIDE_DOOR void userstream_statistics(long statistics[5]);
 
 bool userstream_configure(int devices, int driver_version, size_t memory) {
@@ -128,7 +129,9 @@ void userstream_reset(void) {
     for (Context *context = context_first(); context; context = context->next) {
         if (context->active)
             context->error = CUDA_SUCCESS;
+        context->explanation = NULL;
     }
+    kernels_reset();
     unlock();
 }
 
@@ -138,6 +141,11 @@ void userstream_shut_down(void) {
     shut_down = true;
     progress();
     unlock();
+}
+
+/* The driver is lost here: it had been initialized in the parent. */
+bool userstream_is_forked(void) {
+    return forked;
 }
 
 /* A word that streams may wait for was written. */

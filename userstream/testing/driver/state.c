@@ -112,6 +112,10 @@ CUresult point_wait(Point *point, const Context *context) {
         return CUDA_ERROR_DEINITIALIZED;
     if (!point_pending(point) || context->error != CUDA_SUCCESS)
         return context->error;
+    /* Garbage collection in a kernel's thread frees memory, say: what that waits for may be this
+     * very kernel. */
+    if (this_thread()->runs_kernel)
+        return CUDA_ERROR_NOT_PERMITTED;
     unsigned errors = context->errors;
     point_retain(point);
     while (point_pending(point) && context->errors == errors)
