@@ -168,7 +168,7 @@ def resident() -> int:
 
 def left_over(call: Callable[[], Any], calls: int) -> tuple[float, float]:
     """Return the memory and the events that so many calls leave behind, after some to warm up."""
-    pool = us.get_stream(0)._pool
+    pool = us.get_stream(0)._resolve().pool
 
     def state(calls: int) -> tuple[int, int]:
         for _ in range(calls // BATCH):

@@ -51,7 +51,7 @@ def pooled_events(device: int = 0) -> list[Event]:
 
 def reclaim(stream: us.Stream) -> None:
     """Let no call ask the events that earlier waits gave up: it would be what an injection hits."""
-    pool = stream._pool
+    pool = stream._resolve().pool
 
     def none_is_left() -> bool:
         pool._reclaim()

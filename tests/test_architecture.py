@@ -25,6 +25,7 @@ LAYERS = [
     "_targets",
     "_device_wait",
     "_stream",
+    "_engine",
     "_holding",
     "_dispatcher",
     "_futures",

@@ -131,9 +131,9 @@ def test_threads_that_come_in_another_order_than_they_recorded() -> None:
     stream = us.get_stream(0)
     with testing.latch(stream) as first:
         told: list[str] = []
-        early = stream._completion()
+        early = stream._resolve().completion()
         with testing.latch(stream) as second:
-            late = stream._completion()
+            late = stream._resolve().completion()
             _watcher.watch([_watcher.Watch(late, lambda *_: told.append("late"))])
             _watcher.watch([_watcher.Watch(early, lambda *_: told.append("early"))])
             first.release()
@@ -480,7 +480,7 @@ def test_the_event_of_a_cancelled_future_is_not_used_before_it_completed() -> No
 def test_the_event_of_a_wait_given_up_when_it_was_done_is_pooled_once() -> None:
     stream = us.get_stream(0)
     with testing.latch(stream) as latch:
-        completion = stream._completion()
+        completion = stream._resolve().completion()
         pool, event = completion._pool, completion._event
         latch.release()
         assert eventually(lambda: _driver.relaxed(completion.is_done))

@@ -243,7 +243,7 @@ def _caches() -> Iterator[None]:
     gc.collect()
     free_pinned()
     stream = us.get_stream(0)
-    points = [stream._completion() for _ in range(8)]
+    points = [stream._resolve().completion() for _ in range(8)]
     stream.sync(timeout=10)
     assert all(_driver.relaxed(point.is_done) for point in points)
     yield
@@ -318,7 +318,7 @@ def _check(error: BaseException, function: str, code: int) -> None:
 
 
 def _handed_out() -> int:
-    from userstream._stream._base import _given_away
+    from userstream._stream.stream import _given_away
 
     return len(_given_away)
 

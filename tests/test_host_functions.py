@@ -19,15 +19,14 @@ import userstream as us
 from conftest import SIMULATED
 from helpers import current_context, eventually, in_thread, pinned_memory, run_python
 from userstream import _dispatcher, _driver, _watcher, testing
-from userstream._stream import _words
-from userstream._stream._words import Word
+from userstream._stream import gate as gates
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
 
 @pytest.fixture
 def stream() -> Iterator[us.Stream]:
-    Word(0).release()  # so that no test pins memory while a stream is held
+    gates.Gate(0).release()  # so that no test pins memory while a stream is held
     with us.Stream.create(0) as stream:
         yield stream
         stream.sync(timeout=20)
@@ -464,12 +463,12 @@ def test_a_launch_that_fails_half_way_lets_the_stream_go(
     def fail(*args: object) -> None:
         raise MemoryError("mine")
 
-    free = len(_words._free[0])
+    free = len(gates._free[0])
     monkeypatch.setattr(_dispatcher, "Call", fail)
     with pytest.raises(MemoryError, match="mine"):
         stream.launch_host_func(print)
     stream.sync(timeout=10)
-    assert len(_words._free[0]) == free
+    assert len(gates._free[0]) == free
 
 
 def test_a_destructor_in_the_middle_of_a_call(
@@ -520,7 +519,7 @@ def test_a_callback_that_was_refused_is_never_called(
             patch.setattr(threading.Thread, "start", refuse)
             with pytest.raises(RuntimeError, match="new thread"):
                 stream.add_callback(lambda *_: called.append("refused"))
-        assert len(stream._pool._abandoned) == 1, "its event is used again"
+        assert len(stream._resolve().pool._abandoned) == 1, "its event is used again"
         stream.add_callback(lambda *_: called.append("taken"))
     assert eventually(lambda: bool(called))
     assert eventually(lambda: not _watcher._watcher._queues)

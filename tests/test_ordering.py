@@ -37,6 +37,7 @@ from helpers import (
     running,
 )
 from userstream import _buffers, _driver, _holding, _watcher, testing
+from userstream._engine.lane import Lane
 from userstream._ordering import _plan, _who
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
@@ -663,7 +664,7 @@ def end(stream: us.Stream) -> int:
 
 
 def is_captured(stream: us.Stream) -> bool:
-    return bool(stream._capture_status() != _driver.NOT_CAPTURING)
+    return bool(stream._resolve().capture_status() != _driver.NOT_CAPTURING)
 
 
 def test_both_in_one_capture(producer: us.Stream, memory: int, other: int) -> None:
@@ -1021,7 +1022,7 @@ def test_what_is_held_while_the_last_is_let_go_of(monkeypatch: pytest.MonkeyPatc
 
     class Queues(set[Any]):
         def discard(self, queue: Any) -> None:
-            if late and queue is stream._held:
+            if late and queue is stream._resolve().held:
                 latch.__enter__()
                 us.hold(late.pop(), stream=stream)
             super().discard(queue)
@@ -1089,7 +1090,7 @@ def test_a_release_that_is_interrupted_frees_nothing(
         borrow = us.borrow(buffer)
         borrow.__enter__()
         with monkeypatch.context() as patch:
-            patch.setattr(us.Stream, "_mark", _interrupt)
+            patch.setattr(Lane, "mark", _interrupt)
             with pytest.raises(KeyboardInterrupt):
                 borrow.__exit__(None, None, None)
         del buffer, borrow

@@ -15,7 +15,8 @@ from cuda.core import Device
 import userstream as us
 from helpers import checked, current_context, in_thread, on, running
 from userstream import _driver, testing
-from userstream._stream import _base, _making
+from userstream._stream import factory
+from userstream._stream import stream as stream_module
 
 
 def device_of_handle(stream: us.Stream) -> int:
@@ -212,9 +213,9 @@ def test_a_stream_that_was_given_away_stays() -> None:
         del stream
         gc.collect()
         assert still_there() is not None
-        assert key in _base._given_away
+        assert key in stream_module._given_away
         still_there().close()  # type: ignore[union-attr]
-        assert key not in _base._given_away
+        assert key not in stream_module._given_away
 
 
 def test_a_closed_stream_leaves_its_registry() -> None:
@@ -276,7 +277,7 @@ def test_a_registry_is_closed_also_if_its_end_fails() -> None:
 def test_a_stream_that_is_made_while_its_registry_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mine, create = us.UserStream(), _making.create
+    mine, create = us.UserStream(), factory.create
     begun, go_on = threading.Event(), threading.Event()
 
     def create_slowly(*arguments: Any, **more: Any) -> Any:
@@ -284,7 +285,7 @@ def test_a_stream_that_is_made_while_its_registry_is_closed(
         go_on.wait(20)
         return create(*arguments, **more)
 
-    monkeypatch.setattr(_making, "create", create_slowly)
+    monkeypatch.setattr(factory, "create", create_slowly)
     refused: list[us.ClosedError] = []
 
     def make() -> None:
@@ -313,7 +314,7 @@ def test_a_stream_that_the_driver_holds_up_holds_up_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """``cuStreamCreate`` may wait for a free of another thread, and that for a busy device."""
-    mine, create = us.UserStream(), _making.create
+    mine, create = us.UserStream(), factory.create
     idle = mine.get_stream(0)
     begun, go_on = threading.Event(), threading.Event()
 
@@ -323,7 +324,7 @@ def test_a_stream_that_the_driver_holds_up_holds_up_no_other(
             assert go_on.wait(20)
         return create(*arguments, name=name, **more)
 
-    monkeypatch.setattr(_making, "create", create_slowly)
+    monkeypatch.setattr(factory, "create", create_slowly)
     with (
         running(lambda: mine.get_stream(0, name="late")) as first,
         running(lambda: mine.get_stream(0, name="late")) as second,
@@ -345,16 +346,16 @@ def test_a_stream_that_the_driver_holds_up_holds_up_no_other(
 def test_a_signal_handler_that_makes_the_stream_that_is_being_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mine, create = us.UserStream(), _making.create
+    mine, create = us.UserStream(), factory.create
     found: list[us.Stream] = []
 
     def interrupted(*arguments: Any, **more: Any) -> Any:
         stream = create(*arguments, **more)
-        monkeypatch.setattr(_making, "create", create)
+        monkeypatch.setattr(factory, "create", create)
         found.append(mine.get_stream(0))
         return stream
 
-    monkeypatch.setattr(_making, "create", interrupted)
+    monkeypatch.setattr(factory, "create", interrupted)
     assert mine.get_stream(0) is found[0]
     found[0].close()
     assert not mine.streams()
@@ -384,16 +385,16 @@ def test_hits_need_no_driver_call_but_the_objects_own() -> None:
 
 def test_an_interrupted_close_leaves_no_closed_stream_behind() -> None:
     stream = us.get_stream(0)
-    forget = stream._on_close
+    forget = stream._resolve().on_close
 
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    stream._on_close = interrupted
+    stream._resolve().on_close = interrupted
     with pytest.raises(KeyboardInterrupt):
         stream.close()
     us.get_stream(0).sync(timeout=10)
-    stream._on_close = forget
+    stream._resolve().on_close = forget
     stream.close()
     assert us.get_stream(0) is not stream
 
@@ -402,10 +403,10 @@ def test_a_stream_that_two_threads_close() -> None:
     stream = us.get_stream(0)
 
     def meanwhile(_: object) -> None:
-        stream._on_close = None
+        stream._resolve().on_close = None
         in_thread(stream.close)
 
-    stream._on_close = meanwhile
+    stream._resolve().on_close = meanwhile
     stream.close()
     assert stream.is_closed
 

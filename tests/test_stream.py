@@ -21,7 +21,7 @@ from cuda.core import Device, DeviceResources, Event, EventOptions
 import userstream as us
 from helpers import checked, current_context, in_thread, is_blocked, on, running
 from userstream import _driver, _process, testing
-from userstream._stream import _core
+from userstream._engine import core
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def device() -> Device:
 def test_type_checkers_are_told_what_cuda_core_has() -> None:
     (told,) = (
         {node.name for node in kind.body if isinstance(node, ast.FunctionDef)}
-        for kind in ast.walk(ast.parse(inspect.getsource(_core)))
+        for kind in ast.walk(ast.parse(inspect.getsource(core)))
         if isinstance(kind, ast.ClassDef)
     )
     assert told <= set(dir(cuda.core.Stream))
@@ -566,9 +566,10 @@ def test_record_on_another_device(device: Device) -> None:
 
 def test_streams_are_leaked_where_destructors_must_not_run() -> None:
     stream = us.Stream.create(0)
-    assert _process._tracked[id(stream)]() is stream
-    key = id(stream)
-    del stream
+    lane = stream._resolve()
+    assert _process._tracked[id(lane)]() is lane
+    key = id(lane)
+    del stream, lane
     gc.collect()
     assert key not in _process._tracked
 
@@ -608,10 +609,11 @@ def test_what_is_made_at_the_very_end_is_leaked(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.simulated
-def test_errors_of_a_default_stream_name_no_device() -> None:
+def test_errors_of_a_default_stream_name_the_device_of_its_lane() -> None:
     with (
         testing.inject("cuStreamGetId", 2, this_thread=True),
         pytest.raises(us.DriverError) as caught,
     ):
         _ = us.Stream.legacy_default().stream_id
-    assert (caught.value.code, caught.value.device, caught.value.device_uuid) == (2, None, None)
+    assert (caught.value.code, caught.value.device) == (2, 0)
+    assert "device=0 legacy default" in str(caught.value)

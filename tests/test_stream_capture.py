@@ -15,7 +15,7 @@ from cuda.core.graph import GraphDefinition
 import userstream as us
 from helpers import checked, current_context, in_thread, instantiated, pinned_memory, run_python
 from userstream import _driver, testing
-from userstream._stream import _capture
+from userstream._stream import capture
 from userstream.testing import _simulated
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
@@ -88,7 +88,7 @@ def test_a_body_that_raises_leaves_nothing_captured(error: type[BaseException]) 
             fail()
         assert not stream.is_capturing
         assert not branch.is_capturing
-        assert not _capture._begun
+        assert not capture._begun
         stream.sync(timeout=10)
         with stream.capture():
             pass
@@ -105,7 +105,7 @@ def test_a_body_that_invalidates_the_capture() -> None:
         with pytest.raises(us.CaptureError, match=r"invalidated it.*STREAM_CAPTURE_INVALIDATED"):
             invalidate()
         assert not stream.is_capturing
-        assert not _capture._begun
+        assert not capture._begun
         stream.sync(timeout=10)
 
 
@@ -113,7 +113,7 @@ def test_a_body_that_invalidates_the_capture() -> None:
 def test_a_graph_that_the_driver_has_destroyed_is_not_destroyed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_capture, "_begun", {})  # where the last of these stays
+    monkeypatch.setattr(capture, "_begun", {})  # where the last of these stays
 
     def destroyed(use: Callable[[us.Stream], None]) -> int:
         before = testing.calls("cuGraphDestroy")
@@ -186,7 +186,7 @@ def test_the_capture_of_a_stream_that_is_closed_is_forgotten() -> None:
     stream = us.Stream.create(0)
     stream.begin_capture("relaxed")
     stream.close()
-    assert not _capture._begun
+    assert not capture._begun
 
 
 @pytest.mark.simulated
@@ -194,7 +194,7 @@ def test_the_capture_of_a_stream_that_is_dropped_is_forgotten() -> None:
     dropped = us.Stream.create(0)
     dropped.begin_capture()
     del dropped
-    assert not _capture._begun
+    assert not capture._begun
     # In most cases the next one has the handle.
     with us.Stream.create(0) as stream, _driver.entered(_driver.primary_context(0)):
         builder = stream.create_graph_builder().begin_building()
@@ -227,7 +227,7 @@ def test_only_a_relaxed_capture_ends_on_another_thread() -> None:
             in_thread(stream.end_capture)
         assert stream.is_capturing
         stream.end_capture()
-        assert not _capture._begun
+        assert not capture._begun
 
 
 @pytest.mark.parametrize("wait", [us.Stream.wait, us.Stream.wait_event])
@@ -374,7 +374,7 @@ def test_a_ctrl_c_leaves_nothing_captured(
         with pytest.raises(KeyboardInterrupt), stream.capture():
             pass
         assert not stream.is_capturing
-        assert not _capture._begun
+        assert not capture._begun
         with stream.capture():
             pass
 
@@ -431,7 +431,7 @@ def test_a_driver_that_refuses(function: str) -> None:
                 pass
         assert error.value.function == function
         assert not stream.is_capturing
-        assert not _capture._begun
+        assert not capture._begun
     gc.collect()
     assert _simulated.stats() == before
 

@@ -11,16 +11,16 @@ from typing import Final
 from userstream import errors
 from userstream._buffers import BufferInfo, describe, device_of
 from userstream._registry import UserStream
-from userstream._stream import (
-    AccessPolicyWindow,
-    CaptureInfo,
+from userstream._stream.access_policy import AccessPolicyWindow
+from userstream._stream.capture import CaptureInfo
+from userstream._stream.operations import (
     FlushRemoteWrites,
     MemoryBarrier,
-    Stream,
     WaitFlags,
     WaitValue,
     WriteValue,
 )
+from userstream._stream.stream import Stream
 from userstream.errors import *  # noqa: F403 -- the tree, as errors.__all__ lists it
 
 __version__ = "0.1.0"

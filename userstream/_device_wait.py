@@ -7,8 +7,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from userstream import _driver, _process
-from userstream._stream import Stream
-from userstream._stream._default import DefaultStream
+from userstream._engine.lane import Lane
+from userstream._stream import factory
 from userstream.errors import DriverError, NotSupportedError, UserStreamError
 
 if TYPE_CHECKING:
@@ -29,53 +29,47 @@ class DeviceWork:
     """Everything that is queued on a device, as something to wait for."""
 
     def __init__(self, device: int, context: driver.CUcontext) -> None:
-        self._device_id = device
+        self.device = device
         self._context = context
 
     def refuse_captures(self) -> None:
         """Raise `CaptureError` if a capture can be seen, which waiting would break."""
-        legacy = Stream.legacy_default()
-        _driver.within(self._context, _driver.refuse_capturing, legacy._live(), legacy, _BREAKS)
-        for stream in _process.tracked():
+        factory.default_in(_driver.LEGACY, self.device, self._context).usable(_BREAKS)
+        for lane in _process.tracked():
             # Not those of others, which may be destroyed by now: to ask one would be a crash.
-            if isinstance(stream, Stream) and stream._owned and stream._is_in(self._context):
-                _driver.refuse_capturing(stream._live(), stream, _BREAKS)
+            if isinstance(lane, Lane) and lane.owned and lane.is_in(self._context):
+                lane.usable(_BREAKS)
 
-    def _device(self) -> int:
-        return self._device_id
-
-    def _is_idle(self) -> bool:
+    def is_idle(self) -> bool:
         return False  # nobody can be asked; an event of an idle context is done at once
 
-    def _completion(self) -> Pending:
+    def completion(self) -> Pending:
         try:
             return _Recorded(self._context, self)
         except NotSupportedError:
             return _Synchronizing(self._context, self)
 
     def __repr__(self) -> str:
-        return f"<device {self._device_id}>"
+        return f"<device {self.device}>"
 
 
-def work_on(
-    devices: Sequence[int], stream: Stream | None, *, and_current: bool
-) -> list[DeviceWork]:
+def work_on(devices: Sequence[int], lane: Lane | None, *, and_current: bool) -> list[DeviceWork]:
     """Return the work of the devices that are in use; refuse the captures that can be seen.
 
     It is that of their primary contexts, and of the stream's own or the current one if that is
     another.
     """
-    own = None if isinstance(stream, DefaultStream) else stream
+    own = lane if lane is not None and lane.anywhere else None
     contexts = {device: _driver.primary_context_if_active(device) for device in devices}
     work = [
         DeviceWork(device, context) for device, context in contexts.items() if context is not None
     ]
     if own is not None:
-        work += _work_of_other(own._context)
-    elif stream is not None or and_current:
+        work += _work_of_other(own.context)
+    elif lane is not None or and_current:
         work += _work_of_other(_driver.current_context())
     if own is not None:
-        _driver.refuse_capturing(own._live(), own, _BREAKS)
+        own.usable(_BREAKS)
     for each in work:
         each.refuse_captures()
     return work

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import cuda.core
 
@@ -18,11 +18,20 @@ from userstream.errors import UserStreamError
 
 if TYPE_CHECKING:
     from cuda.bindings import driver
-    from cuda.core import Event, Stream
+    from cuda.core import Event
+
+    from userstream._engine.core import CoreStream
 
 # cuda.core's methods, not those of a subclass: they take a tenth of the time of the bindings.
 _record = cuda.core.Stream.record
 _wait = cuda.core.Stream.wait
+
+
+class Recordable(Protocol):
+    """A lane, as far as events need it."""
+
+    @property
+    def core(self) -> CoreStream: ...
 
 
 class EventPool:
@@ -41,7 +50,7 @@ class EventPool:
         # Completion events whose waiter gave up; recorded again only once they have completed.
         self._abandoned: deque[Event] = deque()
 
-    def record(self, stream: Stream) -> Event:
+    def record(self, stream: Recordable) -> Event:
         """Record an event behind the work queued on a stream of this context."""
         if self._abandoned:
             self._reclaim()
@@ -50,17 +59,17 @@ class EventPool:
         except IndexError:
             return _driver.within(self._context, self._create, stream)
         try:
-            _record(stream, event)
+            _record(stream.core, event)
         except Exception as error:
             self.give_back(event)
             raise _driver.core_failure("cuEventRecord", error, stream) from error
         return event
 
-    def edge(self, source: Stream, destination: Stream) -> Event:
+    def edge(self, source: Recordable, destination: Recordable) -> Event:
         """Let a stream wait for the work queued on another one, which is of this context."""
         event = self.record(source)
         try:
-            _wait(destination, event)
+            _wait(destination.core, event)
         except Exception as error:
             self.give_back(event)
             raise _driver.core_failure("cuStreamWaitEvent", error, destination) from error
@@ -76,10 +85,10 @@ class EventPool:
         if self._keeps:
             self._abandoned.append(event)
 
-    def _create(self, stream: Stream) -> Event:
+    def _create(self, stream: Recordable) -> Event:
         # Up to cuda.core 1.2 an event is made in the current context.
         try:
-            event = _record(stream)
+            event = _record(stream.core)
         except Exception as error:
             raise _driver.core_failure("cuEventRecord", error, stream) from error
         _process.leak_at_end(event)
@@ -112,10 +121,10 @@ def pool_of(context: driver.CUcontext) -> EventPool:
     return _pools.setdefault(address, EventPool(context, keeps=True))
 
 
-def wait(stream: Stream, event: Event) -> None:
+def wait(stream: Recordable, event: Event) -> None:
     """Make later work on a stream wait for an event; no host wait."""
     try:
-        _wait(stream, event)
+        _wait(stream.core, event)
     except Exception as error:
         raise _driver.core_failure("cuStreamWaitEvent", error, stream) from error
 
@@ -133,7 +142,7 @@ class Completion:
 
     __slots__ = ("_event", "_pool", "ordered", "target")
 
-    def __init__(self, pool: EventPool, stream: Stream, *, ordered: bool) -> None:
+    def __init__(self, pool: EventPool, stream: Recordable, ordered: bool) -> None:
         # None once it was given back: an interrupted waiter may not give it back again.
         self._event: Event | None = pool.record(stream)
         self._pool = pool

@@ -18,7 +18,7 @@ from userstream.errors import CaptureError, ClosedError, DriverError, UserStream
 if TYPE_CHECKING:
     from cuda.core import Event
 
-    from userstream._stream._edges import EdgeStream
+    from userstream._engine.lane import Lane
 
 # What the GPU may be using, by its own identity, which nothing else gets meanwhile. It stays here
 # whoever forgets it: after a Ctrl-C, or an error before `hold` has taken over.
@@ -38,10 +38,10 @@ class Use:
 
     __slots__ = ("__weakref__", "ticket")
 
-    def __init__(self, stream: EdgeStream, *objects: object) -> None:
+    def __init__(self, lane: Lane, *objects: object) -> None:
         # The callback is C, so no signal comes in its middle; a destructor may do no more.
         self.ticket = ticket = _Ticket(self, _orphans.append)
-        ticket.stream, ticket.objects, ticket.thread = stream, objects, threading.get_ident()
+        ticket.lane, ticket.objects, ticket.thread = lane, objects, threading.get_ident()
         in_use[id(ticket)] = ticket
 
     def end(self) -> None:
@@ -50,7 +50,7 @@ class Use:
 
     def hold(self) -> None:
         """Hold the objects until the stream has done what is queued on it now."""
-        self.ticket.stream._hold(self.ticket)
+        keep(self.ticket.lane, self.ticket)
 
     def hold_after_error(self) -> None:
         """As `hold`, unless this has ended; if that fails as well, a later call tries again."""
@@ -62,9 +62,9 @@ class Use:
 class _Ticket(weakref.ref[Use]):
     """What a `Use` is about. It is what is in use, and what is held."""
 
-    __slots__ = ("objects", "stream", "thread")
+    __slots__ = ("lane", "objects", "thread")
 
-    stream: EdgeStream
+    lane: Lane
     objects: tuple[object, ...]
     thread: int
 
@@ -73,11 +73,11 @@ def _hold_orphans() -> None:
     here = threading.get_ident()
     for ticket in list(_orphans):
         if id(ticket) in in_use:
-            stream = ticket.stream
+            lane = ticket.lane
             try:
-                if int(stream._live()) == _driver.PER_THREAD and ticket.thread != here:
+                if int(lane.live()) == _driver.PER_THREAD and ticket.thread != here:
                     continue  # in this thread that handle is another stream
-                stream._hold(ticket)
+                keep(lane, ticket)
             except ClosedError:  # nobody can tell any more when they may go
                 pass
             except UserStreamError:  # to be tried again
@@ -182,20 +182,35 @@ class _Sweeper:
 
 _lock = threading.RLock()  # for these two
 _queues: set[_Queue] = set()  # that hold something
+holding, orphans = _queues, _orphans  # for those who ask before they call `sweep`
 _watched = False
 
 
-def hold(stream: EdgeStream, event: Event, began: float, objects: object) -> None:
-    """Hold objects until an event has completed that `stream` has marked since `began`.
+def hold(lane: Lane, event: Event, began: float, objects: object) -> None:
+    """Hold objects until an event has completed that `lane` has marked since `began`.
 
     The event is no more the caller's.
     """
-    queue = stream._held
+    queue = lane.held
     if queue is None:
-        queue = stream._held = _Queue(stream._pool, in_order=stream._anywhere)
+        queue = lane.held = _Queue(lane.pool, in_order=lane.anywhere)
     queue.add(event, began, objects)
     if queue not in _queues or not _watched:
         _begin_watch(queue)
+
+
+def keep(lane: Lane, objects: object) -> None:
+    """Keep objects alive until the work queued on a lane now is done, whatever it is."""
+    began = time.monotonic()
+    event, capture = lane.mark()
+    if capture != _driver.NOT_CAPTURING:
+        lane.pool.give_back(event)
+        raise CaptureError(
+            f"{lane!r} is being captured into a graph, and what is captured never completes: "
+            "keep the objects as long as the graph",
+            stream=repr(lane),
+        )
+    hold(lane, event, began, objects)
 
 
 def _begin_watch(queue: _Queue) -> None:

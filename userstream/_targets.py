@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cuda.bindings import driver
 
 from userstream import _buffers, _devices, _driver
-from userstream._stream import Stream
+from userstream._stream.stream import Stream
 from userstream.errors import InvalidDeviceError, UnsupportedBufferError
 
 if TYPE_CHECKING:

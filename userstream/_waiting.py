@@ -21,15 +21,16 @@ _LONGEST_SLEEP = 5e-3
 
 
 # The thread that runs host functions; no thread has the identifier 0.
-_host_functions_thread = 0
+host_functions_thread = 0
 
 
 class Waitable(Protocol):
-    """A stream, or everything on a device."""
+    """A lane, or everything on a device."""
 
-    def _is_idle(self) -> bool: ...
-    def _completion(self) -> Pending: ...
-    def _device(self) -> int: ...
+    @property
+    def device(self) -> int: ...
+    def is_idle(self) -> bool: ...
+    def completion(self) -> Pending: ...
 
 
 class Pending(Protocol):
@@ -74,13 +75,13 @@ class Deadline:
 
 def forbid_waits_here() -> None:
     """Let the waits of the calling thread be refused from now on."""
-    global _host_functions_thread  # noqa: PLW0603 -- there is one
-    _host_functions_thread = threading.get_ident()
+    global host_functions_thread  # noqa: PLW0603 -- there is one
+    host_functions_thread = threading.get_ident()
 
 
 def refuse_in_host_function(what: str) -> None:
     """Raise if the calling thread is the one that runs host functions."""
-    if threading.get_ident() == _host_functions_thread:
+    if threading.get_ident() == host_functions_thread:
         raise RuntimeError(
             f"{what} was called in a host function or callback of a stream, which may not wait for "
             "the GPU: the stream may be waiting for the function; do it on another thread"
@@ -164,8 +165,8 @@ def start(
     try:
         for target in targets:
             try:
-                if not target._is_idle():
-                    pending.append(target._completion())
+                if not target.is_idle():
+                    pending.append(target.completion())
             except DriverError as error:
                 failed.append(error)
             except ClosedError:
@@ -218,7 +219,7 @@ _GO_ON = "nothing was cancelled, wait again to go on"
 def late(targets: Sequence[Any], timeout: float | None, then: str = _GO_ON) -> WaitTimeout:
     """Return the error for targets that were not done in time, and what is the matter `then`."""
     names = ", ".join(map(repr, targets))
-    devices = sorted({target._device() for target in targets})
+    devices = sorted({target.device for target in targets})
     return WaitTimeout(
         f"not done within {timeout} s: {names}{_driver.uuids(devices)}; {then}",
         seconds=timeout,

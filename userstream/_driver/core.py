@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cuda.bindings import driver
 
 from userstream._driver.status import failed
-from userstream._driver.streams import NOT_CAPTURING, capture_status, stream_is_idle
+from userstream._driver.streams import stream_is_idle
 from userstream.errors import CaptureError, DriverError
 
 if TYPE_CHECKING:
@@ -33,12 +33,11 @@ def core_failure(function: str, error: Exception, stream: object = None) -> Exce
 
 def _fault_of(stream: object) -> DriverError | None:
     """Return the error of the GPU that a stream tells, if there is one; breaks no capture."""
-    handle = getattr(stream, "_handle", None)
+    handle = getattr(stream, "handle", None)
     if handle is None:
         return None
     try:
-        if capture_status(handle, stream) == NOT_CAPTURING:
-            stream_is_idle(handle, stream)
+        stream_is_idle(handle, stream)
     except CaptureError:  # it may not be asked
         return None
     except DriverError as fault:

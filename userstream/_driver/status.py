@@ -74,9 +74,7 @@ def failed(
             f"{function}{where} failed with {name} ({code}): {CAPTURE_ERRORS[code]}",
             stream=None if stream is None else repr(stream),
         )
-    device = getattr(stream, "_device_id", None)
-    if device is not None and device < 0:  # of a default stream, whichever is current
-        device = None
+    device = getattr(stream, "device", None)  # of a lane, or of the work on a device
     return DriverError(
         f"{function}{where} failed with {name} ({code}){uuids([device])}"
         f"{_STAYS + _details(code) if code in _STICKY else ''}",

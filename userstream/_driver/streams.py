@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from cuda.bindings import driver
 
-from userstream._driver.status import NOT_READY, SUCCESS, ask, call, failed, raised
-from userstream.errors import CaptureError
+from userstream._driver.status import NOT_READY, SUCCESS, call, failed, raised
+from userstream.errors import CaptureError, UserStreamError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,10 +30,13 @@ def relaxed(function: Callable[..., T], *args: object) -> T:
     previous = _GLOBAL  # what a Ctrl-C between the exchange and its assignment restores
     try:
         try:
-            previous = call(driver.cuThreadExchangeStreamCaptureMode, _RELAXED)
-        except Exception:
+            status, previous = driver.cuThreadExchangeStreamCaptureMode(_RELAXED)
+        except (RuntimeError, ValueError) as error:
             previous = None  # nothing was exchanged: a thread of ours stays relaxed
-            raise
+            raise raised("cuThreadExchangeStreamCaptureMode", error) from error
+        if status != SUCCESS:
+            previous = None
+            raise failed("cuThreadExchangeStreamCaptureMode", status)
         return function(*args)
     finally:
         if previous is not None:
@@ -44,16 +47,6 @@ def relaxed(function: Callable[..., T], *args: object) -> T:
 def relax_capture_of_this_thread() -> None:
     """As `relaxed`, for a thread of ours and for good."""
     call(driver.cuThreadExchangeStreamCaptureMode, _RELAXED)
-
-
-def stream_is_idle(handle: driver.CUstream, stream: object) -> bool:
-    """Ask whether all the work queued on a stream is done, without harm to any capture."""
-    (status,) = relaxed(ask, driver.cuStreamQuery, handle)
-    if status == SUCCESS:
-        return True
-    if status == NOT_READY:
-        return False
-    raise failed("cuStreamQuery", status, stream)
 
 
 def capture_status(handle: driver.CUstream, stream: object) -> driver.CUstreamCaptureStatus:
@@ -106,6 +99,34 @@ def refuse_capturing(handle: driver.CUstream, stream: object, why: str = _NEVER_
     """
     if capture_status(handle, stream) != NOT_CAPTURING:
         raise CaptureError(f"{stream!r} is being captured{why}", stream=repr(stream))
+
+
+def stream_is_idle(handle: driver.CUstream, stream: object) -> bool:
+    """Ask whether all the work queued on a stream is done, without harm to any capture.
+
+    Raises
+    ------
+    CaptureError
+        The stream is being captured, and the query would invalidate that capture.
+    """
+    # Not by `capture_status` and `ask`: each call of a function counts in a wait that is over.
+    try:
+        free = driver.cuStreamIsCapturing(handle) == _FREE
+    except (RuntimeError, ValueError):
+        free = False
+    if not free:
+        refuse_capturing(handle, stream)
+    try:
+        (status,) = relaxed(driver.cuStreamQuery, handle)
+    except UserStreamError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        raise raised("cuStreamQuery", error) from error
+    if status == SUCCESS:
+        return True
+    if status == NOT_READY:
+        return False
+    raise failed("cuStreamQuery", status, stream)
 
 
 def stream_context(handle: driver.CUstream) -> driver.CUcontext:

@@ -8,12 +8,12 @@ from userstream._ordering._acquired import in_order
 from userstream._ordering._borrow import Borrow
 from userstream._ordering._hand_over import hand_over
 from userstream._ordering._plan import Ordering
-from userstream._ordering._who import given_stream, ordering_of, usual_streams_of
+from userstream._ordering._who import given_lane, ordering_of, usual_streams_of
 
 __all__ = [
     "Borrow",
     "Ordering",
-    "given_stream",
+    "given_lane",
     "hand_over",
     "in_order",
     "ordering_of",

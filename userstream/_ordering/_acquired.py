@@ -45,7 +45,7 @@ class _Acquired:
     def __init__(self, ordering: Ordering) -> None:
         self._ended = False
         self._ordering = ordering
-        self._use = _holding.Use(ordering.consumer, ordering.buffers, ordering.acquire())
+        self._use = _holding.Use(ordering.lane, ordering.buffers, ordering.acquire())
 
     def end(self, *, release: bool) -> None:
         if release:

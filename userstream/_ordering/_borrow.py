@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from userstream import _cleanup, _holding, _process, _targets
-from userstream._stream import _activation
+from userstream._stream import activation as activations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from userstream._buffers import Framework
     from userstream._ordering import Ordering
-    from userstream._stream import Stream
+    from userstream._stream.stream import Stream
     from userstream.typing import Producer, StreamLike
 
 
@@ -36,7 +36,7 @@ class Borrow:
         self._activate = activate if isinstance(activate, (bool, str)) else _names(activate)
         self._ordering: Ordering | None = None
         self._held: object = None
-        self._activation: _activation.Activation | None = None
+        self._activation: activations.Activation[Stream] | None = None
 
     def __repr__(self) -> str:
         # Not the buffers, whose own may copy them to the host.
@@ -56,7 +56,7 @@ class Borrow:
         else:  # what may be refused comes first
             frameworks = _frameworks(self._activate, self._asked[0])
             ordering = self._order(*self._asked)
-            activation = _activation.Activation(
+            activation = activations.Activation(
                 ordering.consumer, frameworks, ordered=ordering.producers
             )
         held = ordering.buffers, ordering.acquire()
@@ -115,9 +115,9 @@ def _names(activate: Iterable[str]) -> tuple[str, ...]:
 def _frameworks(activate: bool | str | Iterable[str], buffers: tuple[Any, ...]) -> list[Framework]:
     """Return the frameworks to activate; for `True` those of the buffers."""
     if isinstance(activate, str):
-        return _activation.called([activate])
+        return activations.called([activate])
     if not isinstance(activate, bool):
-        return _activation.called(activate)
+        return activations.called(activate)
     frameworks = [view.framework for view in _targets.views_in(buffers)]
     found = {framework for framework in frameworks if framework is not None}
     if not found:

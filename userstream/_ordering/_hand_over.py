@@ -6,20 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 from userstream import _targets
 from userstream._buffers import NO_STREAM, type_name
-from userstream._stream._default import on_device
-from userstream._stream._foreign import stream_at
+from userstream._ordering._who import given_lane
+from userstream._stream import factory
 from userstream.errors import DeviceMismatchError, UnsupportedBufferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from userstream._stream import Stream
+    from userstream._stream.stream import Stream
+    from userstream.typing import StreamLike
 
 
 def hand_over(
-    results: Sequence[Any], stream: Stream | None, user_stream: Callable[[int], Stream]
+    results: Sequence[Any],
+    stream: StreamLike | int | None,
+    user_stream: Callable[[int], Stream],
 ) -> None:
     """Let the frameworks' streams wait for the one that made the results, and note their use."""
+    if stream is not None:
+        given_lane(stream, "stream")  # refused before anything is looked at
     ordered: set[tuple[int, int]] = set()
     for view in _targets.views_in(results, named="results"):
         buffer, framework = view.buffer, view.framework
@@ -29,7 +34,10 @@ def hand_over(
                 "could be handed over to; let a stream of yours wait for the user stream"
             )
         device = view.device
-        source = user_stream(device) if stream is None else on_device(stream, device)
+        if stream is None:
+            source = user_stream(device)._resolve()
+        else:
+            source = given_lane(stream, "stream", device)
         handle, _owner = framework.current_stream(device)
         if handle == NO_STREAM:
             raise DeviceMismatchError(
@@ -37,11 +45,11 @@ def hand_over(
                 f"{type_name(buffer)} is, as its current context is on another one",
                 device=device,
             )
-        current = stream_at(handle, device)
-        if current._is_same(source):
+        current = factory.of_framework(handle, device)
+        if current.is_same(source):
             continue
         if (handle, device) not in ordered:
-            current._wait_for(source, may_join=False)
+            current.wait_for(source, may_join=False)
             ordered.add((handle, device))
         if framework.record_use is not None:
             framework.record_use(buffer)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from userstream import _cleanup, _driver, _holding
 from userstream._buffers import type_name
-from userstream._stream._default import DefaultStream
-from userstream._stream._edges import usual_edge
+from userstream._engine import host_wait
+from userstream._engine.lane import usual_edge
 from userstream.errors import (
     CaptureError,
     DeviceMismatchError,
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from userstream._buffers import View
-    from userstream._stream import Stream
+    from userstream._engine.lane import Lane
+    from userstream._stream.stream import Stream
 
 # To find a race: every acquire and release waits on the host as well.
 SYNC = os.environ.get("USERSTREAM_SYNC", "") not in ("", "0")
@@ -37,30 +38,31 @@ class Ordering:
     may_join = False  # whether the producers may join a capture of the consumer
     thread: int | None = None  # the one whose per-thread default stream takes part
 
-    def __init__(self, consumer: Stream, producers: Sequence[Stream], owners: object) -> None:
+    def __init__(self, consumer: Stream, producers: Sequence[Lane], owners: object) -> None:
         self.consumer = consumer
+        self.lane = consumer._resolve()
         self.producers = producers
         self.owners = owners  # of producers that their frameworks might destroy
 
     def acquire(self) -> list[object]:
         """Let the consumer wait for the producers; return what keeps the memory of some."""
-        consumer = self.consumer
+        lane = self.lane
         for producer in self.producers:
-            consumer._wait_for(producer, may_join=not consumer._is_shared())
+            lane.wait_for(producer, may_join=not lane.is_shared)
         kept = [self._export(view) for view in self.exporting] if self.exporting else []
         if SYNC:
             self._wait_on_host()
         return kept
 
     def _export(self, view: View) -> object:
-        consumer, buffer, device = self.consumer, view.buffer, view.device
-        if isinstance(consumer, DefaultStream) and consumer._device_id != device:
+        consumer, buffer, device = self.lane, view.buffer, view.device
+        if not consumer.anywhere and consumer.device != device:
             raise DeviceMismatchError(
                 f"to {type_name(buffer)} the handle of {consumer!r} means a stream of device "
                 f"{device}; pass another stream",
-                devices=(consumer._device_id, device),
+                devices=(consumer.device, device),
             )
-        if consumer._capture_status() != _driver.NOT_CAPTURING:
+        if consumer.capture_status() != _driver.NOT_CAPTURING:
             raise CaptureError(
                 f"{consumer!r} is being captured into a graph, which cannot depend on the work "
                 f"that produces this {type_name(buffer)}; acquire it before the capture begins",
@@ -68,7 +70,7 @@ class Ordering:
             )
         try:
             # Where its handle means it: that of a default stream means the current context's.
-            return consumer._here(view.export, int(consumer.handle))
+            return consumer.within(view.export, int(self.consumer.handle))
         except UserStreamError:
             raise
         except Exception as error:
@@ -87,29 +89,29 @@ class Ordering:
         if objects is None and not self.producers and not SYNC:
             return
         began = time.monotonic()
-        consumer, producers = self.consumer, self.producers
+        lane, producers = self.lane, self.producers
         failures: list[Exception] = []
         event = None
         if len(producers) == 1:
             try:
-                event = usual_edge(consumer, producers[0])
+                event = usual_edge(lane, producers[0])
             except Exception as failure:
                 failures.append(failure)
                 producers = ()
         capture = _driver.NOT_CAPTURING
         if event is None:
-            event, capture = consumer._mark()
+            event, capture = lane.mark()
             for producer in producers:
                 try:
-                    producer._follow(event, consumer, capture, may_join=self.may_join)
+                    producer.follow(event, lane, capture, may_join=self.may_join)
                 except Exception as failure:
                     failures.append(failure)
         # What is captured never completes: the graph needs the buffers as long as it lives.
         if objects is None or capture != _driver.NOT_CAPTURING:
-            consumer._pool.give_back(event)
+            lane.pool.give_back(event)
             _holding.in_use.pop(id(objects), None)
         else:
-            _holding.hold(consumer, event, began, objects)
+            _holding.hold(lane, event, began, objects)
         if SYNC:
             self._wait_on_host()
         if failures:
@@ -124,5 +126,5 @@ class Ordering:
             )
 
     def _wait_on_host(self) -> None:
-        if self.consumer._capture_status() == _driver.NOT_CAPTURING:
-            self.consumer.sync()
+        if self.lane.capture_status() == _driver.NOT_CAPTURING:
+            host_wait.sync(self.lane, None, "auto")

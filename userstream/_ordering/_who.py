@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 from userstream import _buffers, _driver
 from userstream._buffers import type_name
 from userstream._ordering._plan import SYNC, Ordering
-from userstream._stream import Stream
-from userstream._stream._default import on_device
-from userstream._stream._foreign import stream_at
+from userstream._stream import factory
+from userstream._stream.stream import Stream, lane_of
 from userstream.errors import DeviceMismatchError, UnknownProducerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from userstream._buffers import View
+    from userstream._engine.lane import Lane
     from userstream.typing import Producer, StreamLike
 
 
 def usual_streams_of(
     buffers: Sequence[Any], user_streams: Mapping[int, Stream]
-) -> tuple[Stream, Stream | None, object] | None:
+) -> tuple[Stream, Lane | None, object] | None:
     """Find out quickly who uses the buffers, who else produces them, and what keeps that alive.
 
     That is for buffers of one framework that has a current stream, on one device, of types that
@@ -42,8 +42,8 @@ def usual_streams_of(
     handle, owner = kind.framework.current_stream(device)
     if consumer is None or handle == _driver.PER_THREAD:
         return None
-    producer = stream_at(handle, device)
-    return consumer, None if producer == consumer else producer, owner
+    producer = factory.of_framework(handle, device)
+    return consumer, None if producer is consumer._lane else producer, owner
 
 
 def ordering_of(
@@ -65,9 +65,8 @@ def ordering_of(
     elif producer is None:  # nothing is pending
         found = []
     else:
-        given = given_stream(producer, "producer")
-        found = [(on_device(given, device), producer) for device in devices]
-        may_join = not given._is_shared()
+        found = [(given_lane(producer, "producer", device), producer) for device in devices]
+        may_join = not any(lane.is_shared for lane, _ in found)
     # Last, because it may make a stream.
     ordering = _ordering(_consumer(stream, devices, user_stream), found)
     # These are held, and not the list that they came in: it may be filled with others.
@@ -77,21 +76,22 @@ def ordering_of(
     return ordering
 
 
-def _ordering(consumer: Stream, found: Iterable[tuple[Stream, object]]) -> Ordering:
-    producers: list[Stream] = []
+def _ordering(consumer: Stream, found: Iterable[tuple[Lane, object]]) -> Ordering:
+    user = consumer._resolve()
+    producers: list[Lane] = []
     owners = []
-    for stream, owner in found:
-        if not any(map(stream._is_same, (consumer, *producers))):
-            producers.append(stream)
+    for lane, owner in found:
+        if not any(map(lane.is_same, (user, *producers))):
+            producers.append(lane)
             owners.append(owner)
     ordering = Ordering(consumer, producers, owners)
     # What is the per-thread stream of one thread is another one in the next.
-    if any(int(each._live()) == _driver.PER_THREAD for each in (consumer, *producers)):
+    if any(int(each.live()) == _driver.PER_THREAD for each in (user, *producers)):
         ordering.thread = threading.get_ident()
     return ordering
 
 
-def _producers(units: Iterable[View]) -> Iterator[tuple[Stream, object]]:
+def _producers(units: Iterable[View]) -> Iterator[tuple[Lane, object]]:
     """Yield the streams on which work for the buffers is pending, and what keeps each alive."""
     # By handle and device, as buffers often share a stream, and to wrap one takes long. Some name
     # theirs themselves, and that may be of another device.
@@ -109,16 +109,16 @@ def _producers(units: Iterable[View]) -> Iterator[tuple[Stream, object]]:
             found.setdefault((handle, unit.device, ordering == "exact"), owner)
     for (handle, device, named), owner in found.items():
         if named:
-            yield on_device(Stream.from_handle(handle), device), None
+            yield lane_of(handle, device), None
         else:
-            yield stream_at(handle, device), owner
+            yield factory.of_framework(handle, device), owner
 
 
 def _consumer(
     stream: StreamLike | int | None, devices: list[int], user_stream: Callable[[int], Stream]
 ) -> Stream:
     if stream is not None:
-        return on_device(given_stream(stream, "stream"), devices[0])
+        return _given_stream(stream)._settled(devices[0])
     if len(devices) > 1:
         raise DeviceMismatchError(
             f"the buffers live on devices {devices}, each of which has its own user stream; pass "
@@ -128,10 +128,17 @@ def _consumer(
     return user_stream(devices[0])
 
 
-def given_stream(stream: StreamLike | int, argument: str) -> Stream:
-    """Return the stream that was passed as an argument."""
+def given_lane(stream: StreamLike | int, argument: str, device: int | None = None) -> Lane:
+    """Return the lane of a stream that was passed: of a default stream that on a device."""
     try:
-        return Stream.from_handle(stream)
+        return lane_of(stream, device)
     except TypeError as error:
         words = ' (or "auto", or None)' if argument == "producer" else ""
         raise TypeError(f"{argument}=: {error}{words}") from None
+
+
+def _given_stream(stream: StreamLike | int) -> Stream:
+    try:
+        return Stream.from_handle(stream)
+    except TypeError as error:
+        raise TypeError(f"stream=: {error}") from None

@@ -97,19 +97,19 @@ class UserStream(Transfers):
         0
         """
         _waiting.check_arguments(timeout, "auto")
-        streams = self.streams()
+        lanes = self._lanes()
         try:
             _waiting.wait_for(
-                list(streams.values()),
+                list(lanes.values()),
                 timeout=timeout,
                 policy="auto",
                 grouped=True,
                 closed_is_done=True,
             )
         except WaitErrors:
-            self._remove(streams)
+            self._remove(lanes)
             raise
-        self._remove(streams)
+        self._remove(lanes)
         if self is _process_registry:
             _transfer.trim()
 
@@ -128,7 +128,8 @@ class UserStream(Transfers):
         finally:
             with self._lock:  # which a thread that is just making a stream has
                 self._closed = True
-            self._remove(self.streams())  # made meanwhile, or still being captured
+            # Made meanwhile, or still being captured.
+            self._remove(self._lanes())
 
     def __reduce__(self) -> tuple[Callable[[], UserStream], tuple[()]]:
         if self is not _process_registry:

@@ -43,13 +43,14 @@ def packed(
     if not view.is_disguised and not (if_scattered and _transfer.is_scattered(array)):
         return buffer, array
     stream, device = ordering.consumer, array.device
-    if stream._device() != device:  # the framework would do it on another stream, unordered
+    own = stream._resolve().device
+    if own != device:  # the framework would do it on another stream, unordered
         if not view.is_disguised:
             return buffer, array
         raise DeviceMismatchError(
             f"the memory of this {type_name(buffer)} is not what it shows, and its framework can "
             f"resolve that on device {device} alone, where {stream!r} is not; pass a stream= there",
-            devices=(stream._device(), device),
+            devices=(own, device),
         )
     with stream.activate(view.framework.name):
         # CuPy works on the current device, wherever the array is.

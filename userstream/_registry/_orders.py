@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from userstream import _targets
+from userstream import _holding, _targets
 from userstream._ordering import (
     Borrow,
     Ordering,
-    given_stream,
+    given_lane,
     hand_over,
     ordering_of,
     usual_streams_of,
@@ -18,7 +18,7 @@ from userstream._registry._waits import Waits
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from userstream._stream import Stream
+    from userstream._stream.stream import Stream
     from userstream.typing import Buffer, Producer, StreamLike
 
 _AUTO = "auto"
@@ -96,7 +96,7 @@ class Orders(Waits):
             if usual is not None:
                 consumer, source, _ = usual
                 if source is not None:
-                    consumer._wait_for(source, may_join=False)
+                    consumer._resolve().wait_for(source, may_join=False)
                 return consumer
         ordering = self._any_ordering(buffers, stream, producer)
         ordering.acquire()
@@ -246,7 +246,7 @@ class Orders(Waits):
         >>> us.hold(scratch, stream=stream)
         """
         self._check_open()
-        given_stream(stream, "stream")._settled()._hold(objects)
+        _holding.keep(given_lane(stream, "stream"), objects)
 
     def hand_over(self, *results: Buffer, stream: StreamLike | int | None = None) -> None:
         """Hand results that were made on a stream over to the current streams of their frameworks.
@@ -280,8 +280,7 @@ class Orders(Waits):
         >>> us.hand_over([])  # nothing to hand over
         """
         self._check_open()
-        given = None if stream is None else given_stream(stream, "stream")
-        hand_over(results, given, self._user_stream)
+        hand_over(results, stream, self._user_stream)
 
     def _ordering(
         self, buffers: Sequence[Any], stream: StreamLike | int | None, producer: Producer

@@ -9,13 +9,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from userstream import _buffers, _numbers, _process, _targets
-from userstream._stream import Stream, _making
+from userstream._stream import factory
+from userstream._stream.stream import Stream
 from userstream.errors import ClosedError, DeviceMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from userstream._stream._base import BaseStream
+    from userstream._engine.lane import Lane
     from userstream.typing import Target
 
 _tables: weakref.WeakSet[StreamTable] = weakref.WeakSet()
@@ -127,7 +128,7 @@ class StreamTable:
             )
         (device,) = devices
         if wanted is not None:
-            wanted = _making.clamp_priority(device, wanted)
+            wanted = factory.clamp_priority(device, wanted)
         stream = self._named.get(name, {}).get(device) or self._create(device, name, wanted or 0)
         if wanted is not None and stream.priority != wanted:
             raise ValueError(
@@ -143,13 +144,14 @@ class StreamTable:
             there = self._named.get(name, _NONE).get(device)
             if there is not None:
                 return there
-            stream = _making.create(Stream, device, name=name, nonblocking=True, priority=priority)
+            lane = factory.create(device, name=name, nonblocking=True, priority=priority)
+            stream = Stream._of(lane)
             with self._lock:
                 self._check_open()
                 # A signal handler or a destructor may have made one in the middle of it.
                 kept = self._named.setdefault(name, {}).setdefault(device, stream)
                 if kept is stream:
-                    stream._on_close = functools.partial(_forget, weakref.ref(self))
+                    lane.on_close = functools.partial(_forget, weakref.ref(self))
                 return kept
 
     def streams(self) -> Mapping[tuple[int, str | None], Stream]:
@@ -181,11 +183,15 @@ class StreamTable:
         }
         return MappingProxyType(found)
 
-    def _remove(self, streams: Mapping[tuple[int, str | None], BaseStream]) -> None:
+    def _remove(self, lanes: Mapping[tuple[int, str | None], Lane]) -> None:
         with self._lock:
-            for (device, name), stream in streams.items():
-                if self._named.get(name, {}).get(device) is stream:
+            for (device, name), lane in lanes.items():
+                stream = self._named.get(name, {}).get(device)
+                if stream is not None and stream._lane is lane:
                     del self._named[name][device]
+
+    def _lanes(self) -> dict[tuple[int, str | None], Lane]:
+        return {key: stream._resolve() for key, stream in self.streams().items()}
 
     def _check_open(self) -> None:
         _process.check_fork()
@@ -203,11 +209,11 @@ def known(target: Target, streams: Mapping[int, Stream]) -> Stream | None:
     return streams.get(target) if type(target) is int else None
 
 
-def _forget(registry: weakref.ref[StreamTable], stream: BaseStream) -> None:
+def _forget(registry: weakref.ref[StreamTable], lane: Lane) -> None:
     """Take a stream that was closed out of its registry."""
     owner = registry()
     if owner is not None:
-        owner._remove({(stream._device(), stream.name): stream})
+        owner._remove({(lane.device, lane.name): lane})
 
 
 def _empty_all() -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from userstream._buffers import View
-    from userstream._stream import Stream
+    from userstream._stream.stream import Stream
     from userstream._waiting import Deadline
     from userstream.typing import Buffer, Producer, StreamLike
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from userstream import _device_wait, _holding, _targets, _waiting
+from userstream._engine import host_wait
 from userstream._registry._table import StreamTable, known
 from userstream.errors import NoUserStreamError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from userstream._stream import Stream
+    from userstream._engine.lane import Lane
     from userstream.typing import Target, WaitPolicy
 
 
@@ -73,24 +74,23 @@ class Waits(StreamTable):
         """
         if timeout is not None or policy != "auto":
             _waiting.check_arguments(timeout, policy)
-        streams = self._waited_for(target, name)
-        if len(streams) == 1:
-            streams[0].sync(timeout=timeout, policy=policy)
+        lanes = self._waited_for(target, name)
+        if len(lanes) == 1:
+            host_wait.sync(lanes[0], timeout, policy)
         else:
-            _waiting.wait_for(streams, timeout=timeout, policy=policy, grouped=True)
-            _holding.sweep()
+            host_wait.sync_all(lanes, timeout, policy, grouped=True)
 
-    def _waited_for(self, target: Target, name: str | None) -> list[Stream]:
+    def _waited_for(self, target: Target, name: str | None) -> list[Lane]:
         streams = self._unnamed if name is None else self._called(name)
         stream = known(target, streams)
         if stream is not None:
-            return [stream]
+            return [stream._resolve()]
         self._check_open()
         given = _targets.streams_in(target)
         if given:
             if name is not None:
                 raise ValueError(f"{given[0]!r} is a stream already: pass no name")
-            return given
+            return [each._resolve() for each in given]
         devices = _targets.devices_of(target)
         found = []
         for device in devices:
@@ -102,7 +102,7 @@ class Waits(StreamTable):
                     "get_stream() makes one",
                     device=device,
                 )
-            found.append(stream)
+            found.append(stream._resolve())
         return found
 
     def wait_for_device(self, target: Target = None, *, timeout: float | None = None) -> None:
@@ -148,10 +148,10 @@ class Waits(StreamTable):
         _waiting.check_arguments(timeout, "auto")
         self._check_open()
         given = _targets.stream_of(target)
-        devices = [given._device()] if given is not None else _targets.devices_of(target)
-        work = _device_wait.work_on(devices, given, and_current=target is None)
-        _waiting.wait_for(work, timeout=timeout, policy="auto", grouped=len(work) > 1)
-        _holding.sweep()
+        lane = None if given is None else given._resolve()
+        devices = _targets.devices_of(target) if lane is None else [lane.device]
+        work = _device_wait.work_on(devices, lane, and_current=target is None)
+        host_wait.sync_all(work, timeout, grouped=len(work) > 1)
 
     def wait_all(self, *, timeout: float | None = None, policy: WaitPolicy = "auto") -> None:
         """Wait on the host for the work on every user stream of every device, on all at once.
@@ -187,11 +187,8 @@ class Waits(StreamTable):
         """
         _waiting.check_arguments(timeout, policy)
         self._check_open()
-        streams = list(self.streams().values())
-        _waiting.wait_for(
-            streams, timeout=timeout, policy=policy, grouped=True, closed_is_done=True
-        )
-        _holding.sweep()
+        lanes = list(self._lanes().values())
+        host_wait.sync_all(lanes, timeout, policy, grouped=True, closed_is_done=True)
 
     # -- without a waiting thread ---------------------------------------------------------------
 
@@ -233,12 +230,12 @@ class Waits(StreamTable):
         >>> stream = us.get_stream(0)
         >>> us.completion(0).result(timeout=10)
         """
-        streams = self._waited_for(target, name)
+        lanes = self._waited_for(target, name)
         # Takes longer to load than the rest of the waits. After the check for a forked child, where
         # a thread that is not there may have been loading it, and would be waited for.
         from userstream import _futures
 
-        return _futures.Completion(streams, grouped=len(streams) > 1)
+        return _futures.Completion(lanes, grouped=len(lanes) > 1)
 
     async def wait_async(
         self, target: Target = None, *, name: str | None = None, timeout: float | None = None
@@ -277,10 +274,10 @@ class Waits(StreamTable):
         >>> asyncio.run(us.wait_async(0, timeout=10))
         """
         _waiting.check_arguments(timeout, "auto")
-        streams = self._waited_for(target, name)
+        lanes = self._waited_for(target, name)
         from userstream import _futures  # as in `completion`
 
-        await _futures.wait(streams, timeout=timeout, grouped=len(streams) > 1)
+        await _futures.wait(lanes, timeout=timeout, grouped=len(lanes) > 1)
         _holding.sweep()
 
     async def wait_all_async(self, *, timeout: float | None = None) -> None:
@@ -310,8 +307,8 @@ class Waits(StreamTable):
         """
         _waiting.check_arguments(timeout, "auto")
         self._check_open()
-        streams = list(self.streams().values())
+        lanes = list(self._lanes().values())
         from userstream import _futures  # as in `completion`
 
-        await _futures.wait(streams, timeout=timeout, grouped=True, closed_is_done=True)
+        await _futures.wait(lanes, timeout=timeout, grouped=True, closed_is_done=True)
         _holding.sweep()

@@ -11,7 +11,7 @@ from userstream._transfer._lane import Lane
 
 if TYPE_CHECKING:
     from userstream._driver import Peers
-    from userstream._stream import Stream
+    from userstream._stream.stream import Stream
     from userstream._transfer._arrays import DeviceArray
     from userstream._waiting import Deadline
 

@@ -20,7 +20,7 @@ from userstream._transfer._arrays import (
 from userstream._transfer._lane import Lane
 
 if TYPE_CHECKING:
-    from userstream._stream import Stream
+    from userstream._stream.stream import Stream
     from userstream._waiting import Deadline
 
 _BYTE = np.dtype(np.uint8)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from userstream import _driver, _holding, _waiting
-from userstream._stream._default import on_device
 from userstream._transfer import _layout
 from userstream.errors import UnsupportedBufferError, WaitTimeout
 
 if TYPE_CHECKING:
     from userstream._driver import Peers
-    from userstream._stream import Stream
+    from userstream._stream.stream import Stream
     from userstream._transfer._layout import Moves
     from userstream._waiting import Deadline, Pending
 
@@ -34,20 +33,16 @@ class Lane:
     __slots__ = ("_context", "_deadline", "_handle", "_stream", "device")
 
     def __init__(self, stream: Stream, device: int, deadline: Deadline | None = None) -> None:
-        stream = on_device(stream, device)  # whichever is current
-        self._handle = stream._live()
-        self._stream = stream
-        self._context = stream._context
+        lane = stream._resolve(device)  # whichever is current
+        self._handle = lane.live()
+        self._stream = lane
+        self._context = lane.context
         self.device = device
         self._deadline = deadline or _waiting.Deadline(None)
         self._refuse_capturing()
 
     def _refuse_capturing(self) -> None:
-        refuse, handle, stream = _driver.refuse_capturing, self._handle, self._stream
-        if stream._anywhere:
-            refuse(handle, stream, _NOT_CAPTURED)
-        else:
-            _driver.within(self._context, refuse, handle, stream, _NOT_CAPTURED)
+        self._stream.usable(_NOT_CAPTURED)
 
     def wait(self, completion: Pending) -> None:
         """Wait for a point on this lane."""
@@ -58,8 +53,8 @@ class Lane:
 
     def reach(self) -> None:
         """Wait until the stream has done what is queued on it now."""
-        if not self._stream._is_idle():
-            self.wait(self._stream._completion())
+        if not self._stream.is_idle():
+            self.wait(self._stream.completion())
 
     def left(self) -> float | None:
         """Return the seconds that are left."""
@@ -89,7 +84,7 @@ class Lane:
 
     def _copy(self, to: int, source: int, plan: Moves) -> Pending:
         self._move(to, source, plan)
-        return self._stream._completion()
+        return self._stream.completion()
 
     def move(self, to: int, source: int, plan: Moves, peers: Peers | None) -> None:
         """Queue a copy that nobody waits for, on one device or between two."""

@@ -1,4 +1,4 @@
-"""Words of pinned memory that hold a stream until they are written.
+"""Gates: words of pinned memory that hold a stream until they are written.
 
 The pages are never freed, which would wait for the device, and lie in primary contexts, which
 nobody destroys.
@@ -18,7 +18,7 @@ _WIDTH = 4
 _free: defaultdict[int, deque[int]] = defaultdict(deque)
 
 
-class Word:
+class Gate:
     """A word that a stream waits for: at `address`, until it is `value` or later."""
 
     __slots__ = ("_device", "_released", "address", "value")
@@ -31,7 +31,7 @@ class Word:
         self.value = (ctypes.c_uint32.from_address(self.address).value + 1) & 0xFFFFFFFF
 
     def release(self) -> None:
-        """Let the stream go on; the word may be used again at once."""
+        """Let the stream go on; the gate may be used again at once."""
         if not self._released:
             self._released = True
             ctypes.c_uint32.from_address(self.address).value = self.value

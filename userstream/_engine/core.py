@@ -1,8 +1,8 @@
-"""The class that `Stream` extends: `cuda.core.Stream`, as type checkers can know it.
+"""`cuda.core.Stream`, as type checkers can know it: what `Stream` extends and a `Lane` works with.
 
 cuda.core chooses its modules for the installed CUDA major when it is imported. No type checker can
 follow that: the base class would be unknown, and with it all of `Stream`. So they are told here
-what a `Stream` has of it.
+what of it userstream uses.
 """
 
 from __future__ import annotations

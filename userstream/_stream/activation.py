@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from userstream import _cleanup, _driver, _process
+from userstream import _cleanup, _process
 from userstream._buffers import FRAMEWORKS, NO_STREAM, Framework
-from userstream._stream._foreign import stream_at
+from userstream._stream import factory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
+    from typing import Self
 
-    from userstream._stream import Stream
+    from userstream._engine.lane import Lane
+
+
+class Activatable(Protocol):
+    """A `Stream`, as far as frameworks and this module need it."""
+
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+    def _resolve(self) -> Lane: ...
+    def _settled(self) -> Self: ...
+
+
+S = TypeVar("S", bound="Activatable")
 
 
 def called(names: Iterable[str]) -> list[Framework]:
@@ -41,13 +53,13 @@ def usable() -> list[Framework]:
 class _Before:
     """A framework's current stream before, and how to make it current again."""
 
-    __slots__ = ("_owner", "_undo", "before", "stream")
+    __slots__ = ("_owner", "_undo", "before", "lane")
 
     def __init__(
-        self, stream: Stream, before: Stream | None, owner: object, undo: Callable[[], object]
+        self, lane: Lane, before: Lane | None, owner: object, undo: Callable[[], object]
     ) -> None:
-        self.stream = stream
-        self.before = before  # to be ordered after the stream
+        self.lane = lane
+        self.before = before  # to be ordered after the lane
         self._owner = owner
         self._undo: Callable[[], object] | None = undo
 
@@ -55,10 +67,10 @@ class _Before:
         """Make it current again; after a Ctrl-C in the middle, do the rest."""
         try:
             if self._undo is not None:
-                _driver.within(self.stream._context, self._undo_once)
+                self.lane.within(self._undo_once)
         finally:
             if self.before is not None:
-                self.before._wait_for(self.stream, may_join=False)
+                self.before.wait_for(self.lane, may_join=False)
 
     def _undo_once(self) -> None:
         undo, self._undo = self._undo, None
@@ -66,16 +78,16 @@ class _Before:
             undo()
 
 
-class Activation:
+class Activation(Generic[S]):
     """The context manager of `Stream.activate`.
 
-    `ordered` are streams that somebody else orders with this one.
+    `ordered` are lanes that somebody else orders with this one.
     """
 
     __slots__ = ("_before", "_frameworks", "_ordered", "_stream", "_thread")
 
     def __init__(
-        self, stream: Stream, frameworks: Iterable[Framework], ordered: Sequence[Stream] = ()
+        self, stream: S, frameworks: Iterable[Framework], ordered: Sequence[Lane] = ()
     ) -> None:
         self._stream = stream
         self._frameworks = tuple(frameworks)
@@ -87,12 +99,11 @@ class Activation:
         names = ", ".join(framework.name for framework in self._frameworks) or "no framework"
         return f"<userstream.Stream.activate of {self._stream!r}: {names}>"
 
-    def __enter__(self) -> Stream:
-        self._stream._live()
+    def __enter__(self) -> S:
+        stream = self._stream._settled()
         if self._thread is not None:
             raise RuntimeError("this block was entered already; call activate() for another one")
         self._thread = threading.get_ident()
-        stream = self._stream._settled()
         try:
             for framework in self._frameworks:
                 self._before.append(self._enter(framework, stream))
@@ -118,17 +129,18 @@ class Activation:
                 "a block that makes a stream current must end in the thread where it began"
             )
 
-    def _enter(self, framework: Framework, stream: Stream) -> _Before:
-        device, context = stream._device_id, stream._context
-        handle, owner = _driver.within(context, framework.current_stream, device)
-        before = None if handle == NO_STREAM else stream_at(handle, device)
-        if before is not None and any(map(before._is_same, (stream, *self._ordered))):
+    def _enter(self, framework: Framework, stream: S) -> _Before:
+        lane = stream._resolve()
+        device = lane.device
+        handle, owner = lane.within(framework.current_stream, device)
+        before = None if handle == NO_STREAM else factory.of_framework(handle, device)
+        if before is not None and any(map(before.is_same, (lane, *self._ordered))):
             before = None
         # Memory that was freed to the stream's arena may still be in use on the stream before.
         if before is not None:
-            stream._wait_for(before, may_join=not stream._is_shared())
-        undo = _driver.within(context, framework.activate, stream, device)
-        return _Before(stream, before, owner, undo)
+            lane.wait_for(before, may_join=not lane.is_shared)
+        undo = lane.within(framework.activate, stream, device)
+        return _Before(lane, before, owner, undo)
 
     def _leave(self, error: BaseException | None) -> None:
         failures: list[Exception] = []

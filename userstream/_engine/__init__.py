@@ -1,0 +1,1 @@
+"""The engine: lanes, what orders them, and what waits for them."""

@@ -1,0 +1,41 @@
+"""Host waits of streams, as users call them: quick where nothing is pending."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from userstream import _holding, _waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from userstream._engine.lane import Lane
+    from userstream._waiting import Waitable
+
+
+def sync(lane: Lane, timeout: float | None, policy: str) -> None:
+    """Wait for the work that is queued on a lane now."""
+    if timeout is not None or policy != "auto":
+        _waiting.check_arguments(timeout, policy)
+    if threading.get_ident() == _waiting.host_functions_thread:
+        _waiting.refuse_in_host_function("a wait")
+    if not lane.is_idle():
+        _waiting.wait_for((lane,), timeout=timeout, policy=policy, grouped=False)
+    if _holding.holding or _holding.orphans:
+        _holding.sweep()
+
+
+def sync_all(
+    targets: Sequence[Waitable],
+    timeout: float | None,
+    policy: str = "auto",
+    *,
+    grouped: bool,
+    closed_is_done: bool = False,
+) -> None:
+    """Wait for all of them at once."""
+    _waiting.wait_for(
+        targets, timeout=timeout, policy=policy, grouped=grouped, closed_is_done=closed_is_done
+    )
+    _holding.sweep()

@@ -1,0 +1,273 @@
+"""A lane: one stream of the driver, in one context.
+
+A `Stream` is what users hold; the library works on lanes. Most streams are one lane for as long as
+they live. A default stream is another lane in every context, so it is resolved to one once, at the
+door of each call, and nothing behind the door depends on what is current.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from userstream import _driver, _events, _process
+from userstream.errors import CaptureError, ClosedError
+
+if TYPE_CHECKING:
+    import weakref
+    from collections.abc import Callable
+
+    from cuda.bindings import driver
+    from cuda.bindings.driver import CUstreamCaptureStatus
+    from cuda.core import Event
+
+    from userstream._engine.core import CoreStream
+
+T = TypeVar("T")
+
+NOT_NOW = "; ask before or after the capture"  # how a refusal goes on
+
+_NONE = _driver.NOT_CAPTURING
+
+
+class Lane:
+    """One stream of the driver in one context, whoever made it.
+
+    Attributes
+    ----------
+    core : cuda.core.Stream
+        Records and waits faster than the bindings. Shares the driver's stream with the `Stream`
+        that shows this lane, so neither refers to the other and both go by their reference counts.
+    handle : CUstream or None
+        `None` once it is closed.
+    anywhere : bool
+        Whether the handle means this stream whichever context is current. Those of the default
+        streams do not.
+    shown : weakref to a `Stream`, or None
+        The one that shows this lane to users, so that a handle gives the same object again.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "anywhere",
+        "context",
+        "core",
+        "device",
+        "handle",
+        "held",
+        "name",
+        "on_close",
+        "owned",
+        "pool",
+        "shown",
+        "stream_id",
+    )
+
+    def __init__(
+        self,
+        core: CoreStream,
+        device: int,
+        context: driver.CUcontext,
+        *,
+        name: str | None = None,
+        owned: bool = False,
+    ) -> None:
+        self.core = core
+        self.handle: driver.CUstream | None = core.handle  # kept, as asking takes a µs
+        self.context = context
+        self.device = device
+        self.name = name  # under which a registry has it
+        self.owned = owned  # made by userstream, so the driver's stream goes with it
+        self.anywhere = int(self.handle) not in (_driver.LEGACY, _driver.PER_THREAD)
+        self.pool = _events.pool_of(context)
+        self.stream_id: int | None = None  # asked for once
+        self.held: Any = None  # the queue of `_holding`
+        self.on_close: Callable[[Lane], None] | None = None  # a registry's
+        self.shown: weakref.ref[CoreStream] | None = None
+        # CUDA does not survive a fork, and at exit may be gone before this: without the line the
+        # destructor of `core` would call the driver then, and hang or crash.
+        _process.leak_at_end(self)
+
+    def __repr__(self) -> str:
+        if not self.anywhere:
+            kind = "legacy" if self.core.__cuda_stream__()[1] == _driver.LEGACY else "per-thread"
+            return f"<userstream.Stream device={self.device} {kind} default>"
+        name = "" if self.name is None else f" name={self.name!r}"
+        number = "" if self.stream_id is None else f" id={self.stream_id}"
+        state = "closed" if self.handle is None else f"handle={int(self.handle):#x}"
+        return f"<userstream.Stream device={self.device}{name}{number} {state}>"
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is a user stream, on which anybody may be at work."""
+        return self.on_close is not None
+
+    def live(self) -> driver.CUstream:
+        """Return the handle of an open stream."""
+        if _process.forked:
+            _process.check_fork()
+        handle = self.handle
+        if handle is None:
+            raise ClosedError(
+                f"{self!r} is closed; get_stream() or Stream.create() makes a new one",
+                device=self.device,
+                stream=repr(self),
+            )
+        return handle
+
+    def usable(self, unless_captured: str | None = None) -> driver.CUstream:
+        """Return the handle if the stream may be used now: the rule of captures, for every use.
+
+        Parameters
+        ----------
+        unless_captured : str, optional
+            Why this use has to wait for the end of a capture of the stream, as the error goes on
+            after "is being captured". By default it has not: what is queued becomes a node.
+
+        Raises
+        ------
+        CaptureError
+            The stream is being captured, which this use does not allow; or it is the legacy
+            default stream, any use of which invalidates the capture of a blocking stream.
+        """
+        handle = self.live()
+        if unless_captured is not None:
+            self.here(_driver.refuse_capturing, handle, self, unless_captured)
+        elif not self.anywhere:
+            self.here(_driver.capture_status, handle, self)
+        return handle
+
+    def identify(self) -> int:
+        """Return the driver's number of the stream, which no other one ever has."""
+        self.live()
+        if self.stream_id is not None:
+            return self.stream_id
+        number = self.here(_driver.stream_id, self.usable(NOT_NOW), self)
+        if self.anywhere:  # the per-thread ones of two threads have two
+            self.stream_id = number
+        return number
+
+    def here(self, function: Callable[..., T], *args: object) -> T:
+        """Call a function where the handle means this stream."""
+        return function(*args) if self.anywhere else self.within(function, *args)
+
+    def within(self, function: Callable[..., T], *args: object) -> T:
+        """Call a function with the context of this stream current."""
+        return _driver.within(self.context, function, *args)
+
+    def identity(self) -> tuple[int, int, int]:
+        """Return what tells the driver's streams apart; two lanes may stand for one of them."""
+        handle = int(self.live())
+        thread = threading.get_ident() if handle == _driver.PER_THREAD else 0
+        return (int(self.context), handle, thread)
+
+    def is_same(self, other: Lane) -> bool:
+        """Tell whether another lane stands for the same stream of the driver."""
+        return self is other or (
+            self.core == other.core and (self.anywhere or int(self.context) == int(other.context))
+        )
+
+    def is_in(self, context: driver.CUcontext) -> bool:
+        """Tell whether it is open and in that context."""
+        return self.handle is not None and int(self.context) == int(context)
+
+    # -- what waits for it on the host ----------------------------------------------------------
+
+    def is_idle(self) -> bool:
+        """Tell whether all the work queued here is done; refuse a stream that is captured."""
+        handle = self.live()
+        if self.anywhere:
+            return _driver.stream_is_idle(handle, self)
+        return self.within(_driver.stream_is_idle, handle, self)
+
+    def completion(self) -> _events.Completion:
+        """Record the point that the stream has reached, to be polled."""
+        self.live()
+        # Ordered if it is one stream: the per-thread ones of two threads are two.
+        return self.here(_events.Completion, self.pool, self, self.anywhere)
+
+    # -- its order with others ------------------------------------------------------------------
+
+    def wait_for(self, source: Lane, *, may_join: bool) -> None:
+        """Make later work here wait for the work queued on another stream; no host wait.
+
+        `may_join` is whether this stream may become part of a capture of the other one.
+        """
+        event = usual_edge(source, self)
+        if event is not None:
+            source.pool.give_back(event)
+            return
+        event, capture = source.mark()
+        try:
+            self.follow(event, source, capture, may_join=may_join)
+        finally:
+            source.pool.give_back(event)
+
+    def capture_status(self) -> CUstreamCaptureStatus:
+        """Tell whether it is being captured; refuse the legacy stream beside a capture."""
+        return self.here(_driver.capture_status, self.live(), self)
+
+    def mark(self) -> tuple[Event, CUstreamCaptureStatus]:
+        """Record a pooled event behind the work queued here; tell whether that was captured."""
+        capture = self.capture_status()
+        return self.here(self.pool.record, self), capture
+
+    def follow(
+        self, event: Event, source: Lane, capture: CUstreamCaptureStatus, *, may_join: bool
+    ) -> None:
+        """Make later work here wait for what another stream's `mark` returned."""
+        here = self.capture_status()
+        if here != _NONE or capture != _NONE:
+            _check_captures(source, capture, self, here, may_join=may_join)
+        self.here(_events.wait, self, event)
+
+
+def usual_edge(source: Lane, destination: Lane) -> Event | None:
+    """Order two streams where no capture and no other context stands in the way.
+
+    Otherwise it does nothing and returns `None`. The event is the caller's, to be given back.
+    """
+    if (
+        (destination.anywhere or _driver.is_current(destination.context))
+        and (source.anywhere or _driver.is_current(source.context))
+        and _driver.both_free(
+            source.handle or source.live(), destination.handle or destination.live()
+        )
+    ):
+        return source.pool.edge(source, destination)
+    return None
+
+
+def _check_captures(
+    source: Lane,
+    there: CUstreamCaptureStatus,
+    destination: Lane,
+    here: CUstreamCaptureStatus,
+    *,
+    may_join: bool,
+) -> None:
+    """Raise `CaptureError` for an edge that CUDA forbids, or that would surprise."""
+    if there == _NONE:
+        raise CaptureError(
+            f"{destination!r} is being captured into a graph, and {source!r} is not: a graph "
+            "cannot depend on work outside of it; order the streams before the capture begins",
+            stream=repr(destination),
+        )
+    if here == _NONE:
+        if may_join:
+            return
+        raise CaptureError(
+            f"{source!r} is being captured into a graph, and {destination!r} is not: it would "
+            "become part of that graph, with all that others do on it; pass a stream of your own "
+            "(Stream.create) instead, or capture on both",
+            stream=repr(source),
+        )
+    one, other = (
+        each.here(_driver.capture_facts, each.live(), each) for each in (source, destination)
+    )
+    if one is None or other is None or one.id is None or one.id != other.id:
+        raise CaptureError(
+            f"{source!r} and {destination!r} are being captured into two graphs, which cannot "
+            "depend on each other, or their capture was invalidated",
+            stream=repr(source),
+        )

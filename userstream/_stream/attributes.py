@@ -1,0 +1,137 @@
+"""The attributes of a stream, by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cuda.bindings import driver
+
+from userstream import _driver, _numbers
+from userstream._stream.access_policy import AccessPolicyWindow
+from userstream._stream.addresses import address_and_size
+from userstream.errors import DeviceMismatchError, NotSupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from userstream._engine.lane import Lane
+    from userstream.typing import StreamLike
+
+_NOT_NOW = "; its attributes can be asked and set after the capture"
+
+
+def get(lane: Lane, name: _driver.Attribute) -> Any:
+    """Return an attribute of a stream."""
+    _check_name(name)
+    lane.live()
+    value = lane.within(_get, lane, name)
+    return AccessPolicyWindow(*value) if name == "access_policy_window" else value
+
+
+def assign(lane: Lane, name: _driver.Attribute, value: Any) -> None:
+    """Set an attribute of a stream."""
+    _check_name(name)
+    lane.live()
+    lane.within(_set, lane, name, value)
+
+
+def copy(lane: Lane, other: StreamLike, address_of: Callable[[Any], int]) -> None:
+    """Give a stream the attributes of another one, whose address a function tells."""
+    lane.live()
+    lane.within(_copy, lane, other, address_of)
+
+
+def _get(lane: Lane, name: _driver.Attribute) -> Any:
+    return _driver.get_attribute(lane.usable(_NOT_NOW), name, lane)
+
+
+def _set(lane: Lane, name: _driver.Attribute, value: Any) -> None:
+    handle = lane.usable(_NOT_NOW)
+    _driver.set_attribute(handle, name, _checked(lane, name, value), lane)
+
+
+def _copy(lane: Lane, other: StreamLike, address_of: Callable[[Any], int]) -> None:
+    handle = lane.usable(_NOT_NOW)
+    if not (hasattr(other, "__cuda_stream__") or isinstance(other, driver.CUstream)):
+        raise TypeError(
+            f"attributes are copied from a stream (an object with __cuda_stream__), not from "
+            f"{type(other).__name__}"
+        )
+    source = driver.CUstream(address_of(other))
+    _driver.refuse_capturing(source, other, _NOT_NOW)
+    here, there = lane.context, _driver.stream_context(source)
+    if int(here) != int(there):
+        own, device = lane.device, _driver.within(there, _driver.current_device)
+        if own == device:
+            raise ValueError(f"{other!r} is of another context than {lane!r}")
+        raise DeviceMismatchError(
+            f"{other!r} is on device {device} and {lane!r} on device {own}; attributes are "
+            "copied within one device",
+            devices=(own, device),
+            stream=repr(lane),
+        )
+    _driver.copy_attributes(handle, source, lane)
+
+
+def _checked(lane: Lane, name: _driver.Attribute, value: Any) -> Any:
+    """Return the value as the driver is to have it, or refuse it."""
+    device = lane.device
+    if name == "access_policy_window":
+        return _window(value, device)
+    if name == "priority":
+        return _priority(value, lane.context)
+    if name == "mem_sync_domain_map":
+        return _domain_map(value, device)
+    names = _driver.DOMAINS if name == "mem_sync_domain" else _driver.SYNC_POLICIES
+    if not isinstance(value, str) or value not in names:
+        raise ValueError(f"{name} is one of {', '.join(map(repr, names))}, not {value!r}")
+    return value
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or name not in _driver.ATTRIBUTES:
+        raise ValueError(
+            f"a stream has the attributes {', '.join(map(repr, _driver.ATTRIBUTES))}, not {name!r}"
+        )
+
+
+def _window(value: object, device: int) -> _driver.Window:
+    if not isinstance(value, AccessPolicyWindow):
+        raise TypeError(
+            f"access_policy_window is an AccessPolicyWindow, not {type(value).__name__}"
+        )
+    largest = _driver.largest_window(device)
+    if value.nbytes > largest:
+        if largest == 0:
+            raise NotSupportedError(f"device {device} has no access-policy windows", device=device)
+        raise ValueError(
+            f"device {device} has access-policy windows of up to {largest} bytes, not "
+            f"{value.nbytes}"
+        )
+    address, size = address_and_size(value.address)
+    if size is not None and value.nbytes > size:
+        raise ValueError(f"a window of {value.nbytes} bytes is larger than its buffer of {size}")
+    if value.nbytes and _driver.place_of(address) is None:
+        raise ValueError(f"a window at {address:#x} is in no memory that CUDA knows")
+    return _driver.Window(address, value.nbytes, value.hit_ratio, value.hit, value.miss)
+
+
+def _priority(value: Any, context: driver.CUcontext) -> int:
+    wanted = _numbers.integer(value, "priority")
+    least, greatest = _driver.priority_range(context)
+    if not greatest <= wanted <= least:
+        raise ValueError(f"a priority is a number from {greatest} to {least}, not {value!r}")
+    return wanted
+
+
+def _domain_map(value: Any, device: int) -> tuple[int, int]:
+    count = max(_driver.domain_count(device), 1)
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise TypeError(f"mem_sync_domain_map is a tuple of two numbers, not {value!r}")
+    default, remote = (_numbers.integer(each, "a number of mem_sync_domain_map") for each in value)
+    if not (0 <= default < count and 0 <= remote < count):
+        raise ValueError(
+            f"device {device} has {count} memory-synchronization domains, numbered from 0: "
+            f"mem_sync_domain_map cannot be {value!r}"
+        )
+    return default, remote

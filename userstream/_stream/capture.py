@@ -1,0 +1,191 @@
+"""Capturing the work of a stream into a graph.
+
+The graph is cuda.core's: the driver is told to capture into one, as cuda.core 1.2 cannot wrap a
+graph that the driver makes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from cuda.core.graph import GraphDefinition
+
+from userstream import _driver, _process
+from userstream.errors import CaptureError, UserStreamError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cuda.bindings import driver
+
+    from userstream._engine.lane import Lane
+    from userstream.typing import CaptureMode
+
+
+class _Begun(NamedTuple):
+    """A capture that was begun here."""
+
+    graph: GraphDefinition
+    thread: int | None  # that has to end it, if not any thread may
+    gone: weakref.ref[Lane] | None  # drops this with a stream whose handle goes with it
+
+
+# By the identity of the stream.
+_begun: dict[tuple[int, int, int], _Begun] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureInfo:
+    """What the driver tells of the capture that a stream is part of.
+
+    Attributes
+    ----------
+    state : {"active", "invalidated"}
+        An invalidated capture gives no graph and still has to be ended.
+    id : int or None
+        The same for all streams of a capture, and never used again. `None` once invalidated.
+    graph : CUgraph or None
+        What is captured into. It must not be destroyed or launched. `None` once invalidated.
+    dependencies : tuple of CUgraphNode
+        The nodes that the next one of this stream will depend on.
+
+    Examples
+    --------
+    >>> from userstream import Stream
+    >>> stream = Stream.create(0)
+    >>> with stream.capture():
+    ...     stream.capture_info.dependencies  # nothing was queued yet
+    ()
+    """
+
+    state: Literal["active", "invalidated"]
+    id: int | None
+    graph: driver.CUgraph | None
+    dependencies: tuple[driver.CUgraphNode, ...]
+
+
+def facts(lane: Lane) -> CaptureInfo | None:
+    """Return what the driver knows of the capture that a stream is part of."""
+    found = lane.within(_driver.capture_facts, lane.live(), lane)
+    return None if found is None else CaptureInfo(*found)
+
+
+def begin(lane: Lane, mode: CaptureMode) -> GraphDefinition:
+    """Begin to capture what is queued on a stream."""
+    lane.live()
+    return lane.within(_begin, lane, mode)
+
+
+def end(lane: Lane) -> GraphDefinition:
+    """End a capture that was begun here."""
+    lane.live()
+    return lane.within(_end, lane)
+
+
+@contextlib.contextmanager
+def block(lane: Lane, mode: CaptureMode) -> Iterator[GraphDefinition]:
+    """Capture for the length of a block."""
+    others = _begun.get(lane.identity())
+    try:
+        yield begin(lane, mode)
+        end(lane)
+    except BaseException:  # Ctrl-C as well, at its begin and at its end
+        # It may be over, by the same error; the block's own is the one to tell.
+        with contextlib.suppress(UserStreamError):
+            if _begun.get(lane.identity()) is not others:
+                end(lane)
+        raise
+
+
+@contextlib.contextmanager
+def thread_mode(mode: CaptureMode) -> Iterator[None]:
+    """Set the capture mode of the calling thread for the length of a block."""
+    wanted = _driver.check_capture_mode(mode)
+    _driver.ensure()
+    with _driver.in_capture_mode(wanted):
+        yield
+
+
+def _begin(lane: Lane, mode: CaptureMode) -> GraphDefinition:
+    wanted = _driver.check_capture_mode(mode)
+    handle = lane.live()
+    if int(handle) == _driver.LEGACY:
+        raise CaptureError(
+            f"{lane!r} cannot be captured: CUDA allows it for no legacy default stream; "
+            "capture on a stream of Stream.create()",
+            stream=repr(lane),
+        )
+    if _driver.is_capturing(handle, lane):
+        raise CaptureError(
+            f"{lane!r} is being captured already; end that capture first, or capture on "
+            "another stream",
+            stream=repr(lane),
+        )
+    with _driver.core_errors("cuGraphCreate", lane):
+        graph = GraphDefinition()
+    _process.leak_at_end(graph)
+    identity = lane.identity()
+    begun = _Begun(
+        graph,
+        None if mode == "relaxed" else threading.get_ident(),
+        weakref.ref(lane, lambda _: _drop(identity)) if lane.owned else None,
+    )
+    _drop(identity)  # of a stream that had this handle, and was destroyed
+    try:
+        _driver.begin_capture(handle, graph, wanted, lane)
+    except BaseException:
+        if _driver.is_capturing(handle, lane):  # Ctrl-C came when it had begun
+            _begun.setdefault(identity, begun)
+        raise
+    _begun[identity] = begun
+    return graph
+
+
+def _end(lane: Lane) -> GraphDefinition:
+    handle, identity = lane.live(), lane.identity()
+    if not _driver.is_capturing(handle, lane):
+        _drop(identity)  # a Ctrl-C came when it had ended
+        raise CaptureError(
+            f"{lane!r} is not being captured; begin_capture() comes first", stream=repr(lane)
+        )
+    begun = _begun.get(identity)
+    if begun is None:
+        raise CaptureError(
+            f"the capture of {lane!r} was not begun on this stream by userstream; it can be "
+            "ended only where it was begun",
+            stream=repr(lane),
+        )
+    if begun.thread not in (None, threading.get_ident()):  # the driver would drop the capture
+        raise CaptureError(
+            f"the capture of {lane!r} was begun by another thread, which has to end it; only "
+            'with mode="relaxed" may any thread do so',
+            stream=repr(lane),
+        )
+    try:
+        _driver.end_capture(handle, lane)
+    except BaseException:
+        if not _driver.is_capturing(handle, lane):
+            _drop(identity)
+        raise
+    _begun.pop(identity, None)
+    return begun.graph
+
+
+def forget(lane: Lane) -> None:
+    """Let go of the capture of a stream that is being destroyed: it ends with it."""
+    _drop(lane.identity())
+
+
+def _drop(identity: tuple[int, int, int]) -> None:
+    """Forget a capture that gave no graph.
+
+    The driver destroys its graph then, whoever made it (NVIDIA/cuda-python#2834, #2918). To do it
+    once more, as the destructor of cuda.core's object would, may end the process.
+    """
+    begun = _begun.pop(identity, None)
+    if begun is not None:
+        _process.keep_for_ever(begun.graph)

@@ -1,0 +1,102 @@
+"""Events of anybody: waited for, and recorded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cuda.bindings import driver
+from cuda.core import Event, EventOptions
+
+from userstream import _driver, _events, _numbers, _process
+from userstream._buffers import is_named, type_name
+from userstream.errors import DeviceMismatchError
+
+if TYPE_CHECKING:
+    from userstream._engine.lane import Lane
+
+
+def wait(lane: Lane, event: Event) -> None:
+    """Make later work on a stream wait for an event of cuda.core; no host wait."""
+    lane.usable()
+    _check_open(event)
+    lane.here(_events.wait, lane, event)
+
+
+def record(lane: Lane, event: Event | None, options: EventOptions | None) -> Event:
+    """Record an event behind the work queued on a stream."""
+    lane.usable()
+    # Up to cuda.core 1.2 an event is made in the current context; it must be the stream's.
+    return lane.within(_record, lane, event, options)
+
+
+def wait_for_any(lane: Lane, event: Any, flags: int) -> None:  # any framework's event
+    """Make later work on a stream wait for an event of anybody; no host wait."""
+    wanted = _numbers.integer(flags, "flags")
+    if wanted not in (0, _driver.EXTERNAL):
+        raise ValueError(f"flags of wait_event are 0 or CU_EVENT_WAIT_EXTERNAL (1), not {flags!r}")
+    lane.live()
+    lane.within(_wait_for_any, lane, event, wanted)
+
+
+def _record(lane: Lane, event: Event | None, options: EventOptions | None) -> Event:
+    if event is not None:
+        _check_recordable(lane, event)
+    with _driver.core_errors("cuEventRecord", lane):
+        recorded = lane.core.record(event, options)
+    _process.leak_at_end(recorded)
+    return recorded
+
+
+def _check_recordable(lane: Lane, event: Event) -> None:
+    if not isinstance(event, Event):
+        raise TypeError(
+            f"record takes an event of cuda.core, not {type_name(event)}; without one it makes "
+            "one, and options= are of that"
+        )
+    _check_open(event)
+    own, device = lane.device, event.device  # None of an event of another process
+    if device is not None and device.device_id != own:
+        raise DeviceMismatchError(
+            f"{event!r} is of device {device.device_id} and {lane!r} of device {own}; a stream "
+            "records events of its own device, and record() makes one",
+            devices=(own, device.device_id),
+            stream=repr(lane),
+        )
+
+
+def _wait_for_any(lane: Lane, event: Any, flags: int) -> None:
+    handle = lane.usable()
+    address = _address_of(event)
+    if flags and not _driver.is_capturing(handle, lane):
+        raise ValueError(
+            f"CU_EVENT_WAIT_EXTERNAL is for waits that are captured, and {lane!r} is not being "
+            "captured: pass flags=0"
+        )
+    if address:
+        _driver.wait_for_event(handle, address, flags, lane)
+
+
+def _check_open(event: Event) -> None:
+    if event.is_closed:
+        raise ValueError(f"{event!r} is no open event")
+
+
+def _address_of(event: Any) -> int:
+    """Return the address of an event; 0 for one of torch that was never recorded."""
+    kind = type(event)
+    if isinstance(event, Event):
+        address = int(event.handle)
+    elif isinstance(event, driver.CUevent):
+        address = int(event)
+    elif hasattr(event, "cuda_event") and not isinstance(event, type):
+        return int(event.cuda_event)
+    elif is_named(kind, ("cupy",), ("Event",)):
+        address = int(event.ptr)
+    else:
+        raise TypeError(
+            "wait_event takes an event of cuda.core, torch or CuPy, or a CUevent, not "
+            f"{type_name(event)}"
+        )
+    if address == 0:
+        raise ValueError(f"{event!r} is no open event")
+    return address

@@ -1,0 +1,235 @@
+"""How lanes come into being, and go: created here, or wrapped if somebody else made the stream.
+
+`cuda.core.Stream` has no public constructor for what is needed. Its private ``_init`` is called
+here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import weakref
+from typing import TYPE_CHECKING, TypeVar
+
+import cuda.core
+import numpy as np
+from cuda.bindings import driver
+from cuda.core import Context, Device, StreamOptions
+
+from userstream import _driver, _numbers, _process
+from userstream._buffers import type_name
+from userstream._engine.core import CoreStream
+from userstream._engine.lane import Lane
+from userstream._stream import capture
+from userstream.errors import ClosedError
+
+if TYPE_CHECKING:
+    from userstream.typing import StreamLike
+
+S = TypeVar("S", bound=CoreStream)
+
+_NONBLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+
+_core_contexts: dict[int, Context] = {}
+
+# Ours by their handles, so that one that comes back by its handle is the same lane.
+_ours: weakref.WeakValueDictionary[int, Lane] = weakref.WeakValueDictionary()
+
+# Of frameworks, by device and handle, so that the next edge finds its lane at once. Nothing is
+# known of them but that they are in the primary context of the device: the driver uses handles
+# again.
+_known: dict[int, dict[int, Lane]] = {}
+_MOST_KNOWN = 128
+
+# The default streams of the primary contexts, by handle and device.
+_defaults: dict[tuple[int, int], Lane] = {}
+
+
+class _Foreign:
+    """What `cuda.core.Stream._init` takes for a stream that somebody else made."""
+
+    __slots__ = ("handle", "owner")
+
+    def __init__(self, handle: int, owner: object) -> None:
+        self.handle = handle
+        self.owner = owner
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.handle)
+
+
+def check_flags(flags: int | None, *, nonblocking: bool) -> None:
+    """Refuse flags of the driver that contradict what they spell."""
+    asked = _NONBLOCKING if nonblocking else 0
+    if flags is not None and _numbers.integer(flags, "flags") != asked:
+        raise ValueError(
+            f"flags={flags!r} contradicts nonblocking={nonblocking!r}: "
+            "CU_STREAM_NON_BLOCKING (1) goes with True, CU_STREAM_DEFAULT (0) with False, "
+            "and there are no others"
+        )
+
+
+def create(device: int, *, name: str | None = None, nonblocking: bool, priority: int) -> Lane:
+    """Create a stream in the primary context of a device; what is current stays so."""
+    context = _driver.primary_context(device)
+    # cuda.core makes a stream in the current context, whichever device it is told.
+    options = StreamOptions(nonblocking=nonblocking, priority=clamp_priority(device, priority))
+    core = _driver.within(context, _create_here, device, options)
+    lane = Lane(core, device, context, name=name, owned=True)
+    _ours[int(lane.live())] = lane
+    lane.stream_id = _driver.stream_id(lane.live(), lane)
+    return lane
+
+
+def _create_here(device: int, options: StreamOptions) -> CoreStream:
+    with _driver.core_errors("cuStreamCreateWithPriority"):
+        return CoreStream._init(options=options, device_id=device, ctx=_core_context(device))
+
+
+def _core_context(device: int) -> Context:
+    """Return cuda.core's view of a primary context, which has to be current the first time."""
+    try:
+        return _core_contexts[device]
+    except KeyError:
+        core_device = Device(device)
+        core_device.set_current()
+        context = _core_contexts.setdefault(device, core_device.context)
+    # With some versions of cuda-bindings, releasing the last one crashes during exit.
+    _process.keep_for_ever(context)
+    return context
+
+
+def at_handle(address: int, owner: object = None, *, shared: bool = True) -> Lane:
+    """Return the lane of a stream that anybody made, and keep its owner alive.
+
+    `shared` is whether that of ours may be returned, which keeps no owner.
+    """
+    if address in (_driver.LEGACY, _driver.PER_THREAD):
+        return default(address)
+    ours = _ours.get(address) if shared else None
+    if ours is not None:
+        return ours
+    context = _driver.stream_context(driver.CUstream(address))
+    device = _driver.device_of_primary(int(context))
+    if device is None:
+        device = _driver.within(context, _driver.current_device)
+        _driver.primary_context_if_active(device)  # so that this one is known, if it is that
+    return _wrapped(address, owner, device, context)
+
+
+def of_framework(handle: int, device: int) -> Lane:
+    """Return the lane of the stream that a framework means by a handle, on a device."""
+    try:
+        return _known[device][handle]
+    except KeyError:
+        pass
+    if handle in (_driver.LEGACY, _driver.PER_THREAD):
+        lane = default(handle, device)
+    else:
+        context = _driver.primary_context(device)
+        lane = _ours.get(handle) or _wrapped(handle, None, device, context)
+    known = _known.setdefault(device, {})
+    if len(known) >= _MOST_KNOWN:
+        known.clear()
+    return known.setdefault(handle, lane)
+
+
+def default(handle: int, device: int | None = None) -> Lane:
+    """Return the lane of a default stream on a device, or in the context that is current."""
+    if device is None:
+        context = _driver.default_context()
+        device = _driver.device_of_primary(int(context))
+        if device is None:
+            device = _driver.within(context, _driver.current_device)
+            primary = _driver.primary_context_if_active(device)
+            if primary is None or int(primary) != int(context):
+                # Somebody else's, which may be gone tomorrow: its lane is not kept.
+                return _wrapped(handle, None, device, context)
+    try:
+        return _defaults[handle, device]
+    except KeyError:
+        lane = _wrapped(handle, None, device, _driver.primary_context(device))
+        return _defaults.setdefault((handle, device), lane)
+
+
+def default_in(handle: int, device: int, context: driver.CUcontext) -> Lane:
+    """Return the lane of a default stream in a context of a device."""
+    primary = _driver.device_of_primary(int(context)) is not None
+    return default(handle, device) if primary else _wrapped(handle, None, device, context)
+
+
+def _wrapped(address: int, owner: object, device: int, context: driver.CUcontext) -> Lane:
+    """Wrap a stream of which it is known where it is; calls no driver."""
+    return Lane(CoreStream._init(_Foreign(address, owner)), device, context)
+
+
+def shown(kind: type[S], lane: Lane) -> S:
+    """Return the object of that class which shows a lane to users; make it if there is none."""
+    known = None if lane.shown is None else lane.shown()
+    if isinstance(known, kind):
+        return known
+    stream = kind._init(lane.core)  # cuda.core lets both own the driver's stream
+    lane.shown = weakref.ref(stream)
+    return stream
+
+
+def default_of(kind: type[S], handle: int) -> S:
+    """Return an object of that class for a default stream of whichever context is current."""
+    return kind._legacy_default() if handle == _driver.LEGACY else kind._per_thread_default()
+
+
+def close(lane: Lane) -> None:
+    """Close a lane: destroy its stream if userstream created it."""
+    address = int(lane.live())
+    # First out of its registry: a Ctrl-C in between may not leave a closed stream there.
+    if lane.on_close is not None:
+        lane.on_close(lane)
+    _known.get(lane.device, {}).pop(address, None)  # to know it is to own it, says cuda.core
+    if lane.owned:
+        with contextlib.suppress(ClosedError):  # another thread was faster
+            capture.forget(lane)
+    if _ours.get(address) is lane:  # or it is a new one's by now
+        _ours.pop(address, None)
+    lane.handle = None
+    lane.core.close()
+
+
+def clamp_priority(device: int, priority: int) -> int:
+    """Return the priority nearest to the wanted one that the device has."""
+    least, greatest = _driver.priority_range(_driver.primary_context(device))
+    return max(greatest, min(priority, least))
+
+
+def address_of(handle: int | driver.CUstream | StreamLike) -> int:
+    """Return the address of a stream; 1 and 2 are the default streams."""
+    if isinstance(handle, (bool, np.bool_)):
+        raise TypeError(f"a stream handle is an address, not {handle!r}")
+    if isinstance(handle, (int, np.integer, driver.CUstream)):
+        address = int(handle)
+    elif hasattr(handle, "__cuda_stream__"):
+        if isinstance(handle, cuda.core.Stream) and handle.is_closed:
+            raise ClosedError(f"this {type_name(handle)} is closed; pass an open stream")
+        try:
+            version, address = map(operator.index, handle.__cuda_stream__())
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"__cuda_stream__ of this {type_name(handle)} gives no version and address: {error}"
+            ) from error
+        if version != 0:
+            raise TypeError(f"{handle!r} speaks version {version} of __cuda_stream__, not 0")
+        if address == 0:  # legal there, and CUDA's NULL stream
+            address = _driver.LEGACY
+    else:
+        raise TypeError(
+            "a stream is an address, a CUstream or an object with __cuda_stream__, not "
+            f"{type(handle).__name__}"
+        )
+    if not 0 < address < 1 << 64:
+        raise ValueError(
+            f"{handle!r} is no handle of a stream; for the default streams pass "
+            "Stream.legacy_default() or Stream.per_thread_default()"
+        )
+    return address
+
+
+_process.after_fork(_known.clear)

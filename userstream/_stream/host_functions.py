@@ -1,0 +1,103 @@
+"""Python functions that a stream calls."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from userstream import _dispatcher, _driver, _waiting, _watcher
+from userstream._stream.gate import Gate
+from userstream._stream.operations import WaitFlags
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from userstream._engine.lane import Lane
+    from userstream.errors import DriverError
+
+P = ParamSpec("P")
+S = TypeVar("S")
+
+_NOT_CAPTURED = ", and Python functions cannot be captured; cuda.core can: GraphBuilder.callback()"
+
+
+def launch(lane: Lane, fn: Callable[..., object], args: tuple[Any, ...], *, blocking: bool) -> None:
+    """Call a Python function when the stream gets there."""
+    name = _name_of(fn)
+    _waiting.refuse_in_host_function("launch_host_func()")
+    lane.live()
+    lane.within(_launch, lane, _named(name, fn, *args), blocking)
+
+
+def _launch(lane: Lane, function: Callable[[], None], blocking: bool) -> None:
+    handle = lane.usable(_NOT_CAPTURED)
+    dispatcher = _dispatcher.started()
+    semaphore = dispatcher.semaphore
+    with dispatcher.in_order(lane.identity()) as calls:
+        gate = Gate(lane.device) if blocking else None
+        release = _nothing if gate is None else gate.release
+        completion = None
+        try:
+            address = 0 if gate is None else _driver.device_address(gate.address)
+            completion = lane.completion()
+            _driver.call_native(handle, semaphore.post_function, semaphore.address, lane)
+            if gate is not None:
+                flags = WaitFlags.GEQ
+                _driver.wait_value(handle, address, gate.value, flags, bits=32, stream=lane)
+            calls.append(_dispatcher.Call(completion, function, release))
+        except BaseException:
+            release()  # the stream may be held by now
+            if completion is not None:
+                completion.abandon()
+            raise
+
+
+def add_callback(lane: Lane, stream: S, fn: Callable[[S, DriverError | None], object]) -> None:
+    """Call a Python function when the work queued until now is done, or has failed."""
+    name = _name_of(fn)
+    lane.usable(_NOT_CAPTURED)
+    dispatcher = _dispatcher.started()
+    completion = lane.completion()
+
+    def tell(_watch: object, error: Exception | None) -> None:
+        # Nothing but DriverError comes of looking at an event.
+        dispatcher.post(_named(name, fn, stream, error))  # type: ignore[arg-type]
+
+    watch = _watcher.Watch(completion, tell)
+    try:
+        _watcher.watch([watch])
+    except BaseException:
+        _watcher.unwatch([watch])  # if it came that far
+        raise
+
+
+def _name_of(fn: object) -> str:
+    """Return the name by which reports show a function, if it is one that can be called here."""
+    if not callable(fn):
+        raise TypeError(f"a function is needed, not {type(fn).__name__}")
+    if any(
+        inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each)
+        for each in (fn, type(fn).__call__)
+    ):
+        raise TypeError(
+            "a coroutine function cannot be called by a stream, which has no event loop: pass a "
+            "plain function that calls asyncio.run_coroutine_threadsafe(coroutine, loop)"
+        )
+    name = getattr(fn, "__qualname__", None)  # anything at all, of a mock
+    return name if isinstance(name, str) else type(fn).__qualname__
+
+
+def _named(
+    name: str, fn: Callable[P, object], *args: P.args, **kwargs: P.kwargs
+) -> Callable[[], None]:
+    """Return the call as a function that reports show by a name, without arguments."""
+
+    def call() -> None:
+        fn(*args, **kwargs)
+
+    call.__qualname__ = name
+    return call
+
+
+def _nothing() -> None:
+    pass
