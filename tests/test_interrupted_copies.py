@@ -5,58 +5,22 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
 import userstream as us
-from helpers import array, content, device_memory, eventually, fill, untraced
+from helpers import array, content, device_memory, eventually, fill
+from interrupts import cut_short
 from userstream import _holding, testing
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("no_garbage")]
 
-HERE = us.__path__[0]
 SIZE = 256
-
-
-class Cut(BaseException):
-    """What a signal handler may raise."""
-
-
-def cut_short(function: Callable[[], object], at: int) -> bool:
-    """Call a function, and raise in userstream where the signal of that number can come.
-
-    Python looks for signals where a function of Python begins, and where one of C has returned.
-    Tells whether the function took that long.
-    """
-    left = at
-
-    def profile(frame: FrameType, event: str, _argument: object) -> None:
-        nonlocal left
-        where = frame.f_code
-        if where.co_name == "<genexpr>":  # that may be its end, whose errors nobody sees
-            return
-        if event in ("call", "c_return") and where.co_filename.startswith(HERE):
-            left -= 1
-            if left < 0:
-                sys.setprofile(None)
-                raise Cut
-
-    with untraced():
-        try:
-            sys.setprofile(profile)
-            function()
-        except Cut:
-            return True
-        finally:
-            sys.setprofile(None)
-    return False
 
 
 def settled() -> bool:

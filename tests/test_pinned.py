@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
+import itertools
 import os
 import signal
 import threading
@@ -24,6 +27,7 @@ from helpers import (
     running,
     untraced,
 )
+from interrupts import cut_short
 from userstream import _driver, _holding, testing
 from userstream._driver import host_pools
 from userstream._transfer import DeviceArray, _pinned, to_host, trim
@@ -356,13 +360,15 @@ def test_two_threads_that_open_a_pool_at_once(
 ) -> None:
     opened = []
 
-    def open_twice(device: int) -> host_pools._HostPool:
-        mine = no_pools[device] = first(device)
-        opened.append(mine)
-        return first(device)
+    class OpenedTwice(host_pools._HostPool):
+        def open(self, device: int) -> None:
+            if not no_pools:
+                opened.append(OpenedTwice(device))
+                no_pools[device] = opened[0]
+                opened[0].open(device)
+            super().open(device)
 
-    first = host_pools._open
-    monkeypatch.setattr(host_pools, "_open", open_twice)
+    monkeypatch.setattr(host_pools, "_HostPool", OpenedTwice)
     before = _simulated.stats().streams
     assert host_pools._pool_of(0) is opened[0]
     assert _simulated.stats().streams == before + 1
@@ -502,3 +508,93 @@ def test_interrupting_a_wait_keeps_the_memory() -> None:
             latch.release()
             assert eventually(lambda: (_holding.sweep(), not _holding._queues)[1])
         assert address(array(5000)) == where
+
+
+def accounted() -> int:
+    """Insist that each block is free or lent, and counted; return how many bytes they are."""
+    free = {address: size for size, blocks in _pinned._free.items() for address in blocks}
+    lent = {
+        address: ctypes.sizeof(lease)
+        for address, reference in _pinned._leases.items()
+        if (lease := reference()) is not None
+    }
+    assert not set(free) & set(lent)
+    assert set(free) | set(lent) == set(_pinned._blocks)
+    assert sum(free.values()) + sum(lent.values()) == _pinned._total
+    return _pinned._total
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("refused", [None, "cuMemPoolCreate", "cuMemAllocFromPoolAsync"])
+@pytest.mark.parametrize("opened", [False, True])
+def test_no_signal_loses_memory(
+    opened: bool, refused: str | None, request: pytest.FixtureRequest
+) -> None:
+    """Neither new memory nor such as was free, nor the pool that it is of."""
+    free_all()
+    assert accounted() == 0
+    pools = request.getfixturevalue("no_pools")
+    if opened and refused != "cuMemPoolCreate":
+        array(5000)
+        free_all()
+
+    def there() -> tuple[int, int]:
+        stats = _simulated.stats()
+        return stats.streams, stats.allocations
+
+    before, made = there(), len(pools)
+    for at in itertools.count():
+        with contextlib.ExitStack() as stack:
+            if refused is not None:
+                stack.enter_context(testing.inject(refused, 801, count=1 << 20))
+            came = cut_short(lambda: array(MIB), at)
+            testing.reset()
+        assert there()[1] - before[1] == len(_pinned._blocks), f"signal {at}: a block is lost"
+        assert accounted() == sum(len(blocks) * MIB for blocks in _pinned._free.values())
+        assert there()[0] - before[0] == len(pools) - made, f"signal {at}: a pool is lost"
+        if not came:
+            break
+        thread = trim() if at % 3 else None  # else it takes what is free
+        if thread is not None:
+            thread.join(30)
+        if not opened and pools and not _pinned._blocks:
+            pools.popitem()[1].close()
+    assert at > 20
+
+
+@pytest.mark.simulated
+def test_no_signal_loses_memory_that_is_being_freed() -> None:
+    for at in itertools.count():
+        held = [array(MIB), array(MIB), array(2 * MIB)]
+        held.clear()
+        came = cut_short(trim, at)
+        assert eventually(nothing_is_left), f"signal {at}"
+        assert accounted() == 0
+        if not came:
+            break
+
+
+def test_ctrl_c_while_the_driver_allocates() -> None:
+    """Which takes it long; by a real timer, sooner and later."""
+    free_all()
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with untraced():
+            for i in range(40):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 20e-6 * (i + 1))
+                    array(64 * MIB)
+                    threading.Event().wait(0.01)
+                except KeyboardInterrupt:
+                    pass
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                accounted()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    free_all()
+    assert accounted() == 0

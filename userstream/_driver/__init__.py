@@ -53,7 +53,7 @@ from userstream._driver.events import (
     record_context,
 )
 from userstream._driver.host_functions import call_native
-from userstream._driver.host_pools import allocate_host
+from userstream._driver.host_pools import HostMemory
 from userstream._driver.library import (
     AS_POINTER,
     check_device,
@@ -117,11 +117,11 @@ __all__ = [
     "Attribute",
     "Bits",
     "Copy",
+    "HostMemory",
     "Memory",
     "Peers",
     "Place",
     "Window",
-    "allocate_host",
     "allocate_pinned",
     "attach_memory",
     "barrier_operation",

@@ -6,20 +6,16 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any
 
 from cuda.bindings import driver
 
 from userstream._driver.contexts import primary_context, within
 from userstream._driver.library import device_attribute, device_count
 from userstream._driver.memory import allocate_pinned, free_pinned
-from userstream._driver.status import call
+from userstream._driver.status import SUCCESS, call, make
 from userstream._driver.streams import relaxed
 from userstream.errors import DriverError, NotSupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _SUPPORTED = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED
 _NODE = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID
@@ -28,83 +24,114 @@ _NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 _pools: dict[int, _HostPool] = {}  # by device
 
 
-def allocate_host(device: int, size: int) -> tuple[int, Callable[[], None]]:
-    """Allocate page-locked host memory for all devices, on the host's node that is nearest to one.
+class HostMemory:
+    """A block of page-locked host memory, for all devices.
 
-    Return its address, and a function that frees it: that of a pool whatever the GPU still does.
+    It knows what the driver gave it, and how to free that, from when the driver did: whatever
+    signal comes in `allocate`, nothing is lost.
     """
-    try:
-        pool = _pool_of(device)
-        address = pool.allocate(size)
-    except (DriverError, NotSupportedError):
-        pass  # an old driver, a container that may not ask for memory of a node, or a full node
-    else:
-        return address, partial(pool.free, address)
-    context = primary_context(device)
-    address = allocate_pinned(context, size)
-    return address, partial(free_pinned, context, address)
 
+    __slots__ = ("_answers", "_device", "_pool")
 
-class _HostPool(NamedTuple):
-    context: driver.CUcontext
-    stream: driver.CUstream  # of its own: others may be held
-    pool: driver.CUmemoryPool
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._answers: list[tuple[Any, ...]] = []
+        self._pool: _HostPool | None = None
 
-    def allocate(self, size: int) -> int:
-        return int(within(self.context, relaxed, self._allocate, size))
+    @property
+    def address(self) -> int | None:
+        """Where it is; `None` until it is allocated."""
+        for status, address in self._answers:
+            if status == SUCCESS:
+                return int(address)
+        return None
 
-    def _allocate(self, size: int) -> driver.CUdeviceptr:
-        address: driver.CUdeviceptr = call(
-            driver.cuMemAllocFromPoolAsync, size, self.pool, self.stream
-        )
+    def allocate(self, size: int) -> None:
+        """Allocate it, on the host's node that is nearest to the device."""
         try:
-            call(driver.cuStreamSynchronize, self.stream)
-        except BaseException:
-            driver.cuMemFreeAsync(address, self.stream)
+            self._pool = pool = _pool_of(self._device)
+            pool.allocate(size, self._answers)
+        except (DriverError, NotSupportedError):
+            pass  # an old driver, a container that may not ask for memory of a node, or a full node
+        else:
+            return
+        self._pool = None
+        allocate_pinned(primary_context(self._device), size, self._answers)
+
+    def free(self) -> None:
+        """Free it; that of a pool whatever the GPU still does."""
+        (_status, address) = self._answers.pop()
+        if self._pool is None:
+            free_pinned(primary_context(self._device), int(address))
+        else:
+            self._pool.free(address)
+
+
+class _HostPool:
+    """A pool of page-locked memory that is nearest to a device."""
+
+    __slots__ = ("_context", "_pools", "_streams")
+
+    def __init__(self, device: int) -> None:
+        self._context = primary_context(device)
+        self._pools: list[tuple[Any, ...]] = []  # one, once it is open
+        self._streams: list[tuple[Any, ...]] = []  # of its own: others may be held
+
+    def open(self, device: int) -> None:
+        devices = range(device_count())
+        if not all(map(_may_have_host_pools, devices)):
+            raise NotSupportedError("a device has no pools of host memory", device=device)
+        properties = driver.CUmemPoolProps()
+        properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
+        properties.location.id = max(0, device_attribute(device, _NODE))  # -1 without NUMA
+        access = list(map(_access, devices))
+        pool = relaxed(make, self._pools, driver.cuMemPoolCreate, properties)
+        relaxed(call, driver.cuMemPoolSetAccess, pool, access, len(access))
+        within(self._context, relaxed, make, self._streams, driver.cuStreamCreate, _NON_BLOCKING)
+
+    def allocate(self, size: int, made: list[tuple[Any, ...]]) -> None:
+        within(self._context, relaxed, self._allocate, size, made)
+
+    def _allocate(self, size: int, made: list[tuple[Any, ...]]) -> None:
+        (_, pool), (_, stream) = self._pools[0], self._streams[0]
+        try:
+            make(made, driver.cuMemAllocFromPoolAsync, size, pool, stream)
+            call(driver.cuStreamSynchronize, stream)
+        except DriverError:
+            if made:
+                driver.cuMemFreeAsync(made.pop()[1], stream)
             raise
-        return address
+        except BaseException:  # of a signal handler: the memory is kept, and has to be there
+            driver.cuStreamSynchronize(stream)
+            raise
 
-    def free(self, address: int) -> None:
-        within(self.context, relaxed, self._free, address)
+    def free(self, address: object) -> None:
+        within(self._context, relaxed, self._free, address)
 
-    def _free(self, address: int) -> None:
-        call(driver.cuMemFreeAsync, address, self.stream)
-        call(driver.cuStreamSynchronize, self.stream)  # here the pool gives memory back
+    def _free(self, address: object) -> None:
+        (_, stream) = self._streams[0]
+        call(driver.cuMemFreeAsync, address, stream)
+        call(driver.cuStreamSynchronize, stream)  # here the pool gives memory back
 
     def close(self) -> None:
-        relaxed(call, driver.cuMemPoolDestroy, self.pool)
-        relaxed(call, driver.cuStreamDestroy, self.stream)
+        while self._pools:
+            relaxed(driver.cuMemPoolDestroy, self._pools.pop()[1])
+        while self._streams:
+            relaxed(driver.cuStreamDestroy, self._streams.pop()[1])
 
 
 def _pool_of(device: int) -> _HostPool:
+    pool = _pools.get(device)
+    if pool is not None:
+        return pool
+    made = _HostPool(device)
     try:
-        return _pools[device]
-    except KeyError:
-        made = _open(device)
-    kept = _pools.setdefault(device, made)
-    if kept is not made:  # another thread came first
-        made.close()
-    return kept
-
-
-def _open(device: int) -> _HostPool:
-    devices = range(device_count())
-    if not all(map(_may_have_host_pools, devices)):
-        raise NotSupportedError("a device has no pools of host memory", device=device)
-    properties = driver.CUmemPoolProps()
-    properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST_NUMA
-    properties.location.id = max(0, device_attribute(device, _NODE))  # -1 without NUMA
-    access = list(map(_access, devices))
-    context = primary_context(device)
-    pool = relaxed(call, driver.cuMemPoolCreate, properties)
-    try:
-        relaxed(call, driver.cuMemPoolSetAccess, pool, access, len(access))
-        stream = within(context, relaxed, call, driver.cuStreamCreate, _NON_BLOCKING)
-    except BaseException:
-        driver.cuMemPoolDestroy(pool)
-        raise
-    return _HostPool(context, stream, pool)
+        made.open(device)
+        return _pools.setdefault(device, made)
+    finally:
+        if _pools.get(device) is not made:  # another thread came first, an error, or a signal
+            made.close()
 
 
 def _may_have_host_pools(device: int) -> bool:

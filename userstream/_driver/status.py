@@ -133,3 +133,22 @@ def call(function: Callable[..., tuple[Any, ...]], *args: object, stream: object
     if len(answer) == 2:
         return answer[1]
     return list(answer[1:]) or None
+
+
+def make(
+    made: list[tuple[Any, ...]], function: Callable[..., tuple[Any, ...]], *args: object
+) -> Any:
+    """As `call` of what makes something, the driver's answer to which is added to `made`.
+
+    That it is there is known at once: no signal comes between the driver and the list, as both are
+    called by C. Whoever has the list can free what is in it. What failed is not in it.
+    """
+    try:
+        made.extend(map(function, *([argument] for argument in args)))
+    except (RuntimeError, ValueError) as error:
+        raise raised(function.__name__, error) from error
+    status, value = made[-1]
+    if status != SUCCESS:
+        del made[-1]
+        raise failed(function.__name__, status)
+    return value

@@ -2,7 +2,7 @@
 
 Allocating such memory takes long, so it is used again: a block is free as soon as the last array
 on it is gone, in whatever thread, also in the middle of a garbage collection. Hence that takes no
-lock and runs no Python code, see `_lend`.
+lock and runs no Python code, see `_Claim.lend`.
 
 Blocks are given back by `trim`, or to make room for a larger one; in a thread of its own, so that
 nobody waits for it.
@@ -15,13 +15,14 @@ import ctypes
 import os
 import threading
 import weakref
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from userstream import _driver, _holding, _process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from userstream._driver import HostMemory
 
 Lease: TypeAlias = "ctypes.Array[ctypes.c_char]"  # what arrays are built on
 
@@ -34,7 +35,7 @@ _FAR_TOO_LARGE = 4  # times the size that is needed
 # Free blocks by size and address. The values say nothing: a method of a dict written in C fills it.
 _free: dict[int, dict[int, object]] = {}
 _leases: dict[int, weakref.ref[Lease]] = {}  # by address, as a weak reference has to live to tell
-_frees: dict[int, Callable[[], None]] = {}  # by address: gives the block back
+_blocks: dict[int, HostMemory] = {}  # all that there are, by address
 _total = 0  # bytes, free or not
 _accounts = threading.Lock()  # of the total; nothing else is done under it
 _limit: int | None = None
@@ -74,29 +75,111 @@ def take(nbytes: int, device: int) -> Lease | None:
     All devices may use it. A new block is on the host's node nearest to `device`.
     """
     _holding.sweep()  # some may be free by now
-    size = _rounded(nbytes)
-    address = _pop(size) if _total <= limit() else None  # the limit may be new
-    if address is not None:
-        return _lend(address, size)
-    if _reserve(size, most=limit()):
-        return _lend(_allocate(size, device), size)
+    size, most = _rounded(nbytes), limit()
+    # The limit may be new.
+    lease = _take(size, device, most, reuse=_total <= most)
+    if lease is not None:
+        return lease
     for larger in sorted(_free):
         if size < larger <= size * _FAR_TOO_LARGE:
-            address = _pop(larger)
-            if address is not None:
-                return _lend(address, larger)
+            lease = _take(larger, device, 0)
+            if lease is not None:
+                return lease
     _make_room(size)  # for the next time
     return None
 
 
 def take_always(nbytes: int, device: int) -> Lease:
     """Return page-locked memory, past the bound too: for what is few and small."""
-    size = _rounded(nbytes)
-    address = _pop(size)
-    if address is None:
-        _reserve(size, most=None)
-        address = _allocate(size, device)
-    return _lend(address, size)
+    lease = _take(_rounded(nbytes), device, None)
+    assert lease is not None
+    return lease
+
+
+def _take(size: int, device: int, most: int | None, *, reuse: bool = True) -> Lease | None:
+    """Lend a free block of exactly that size, the one used last, or a new one up to a total."""
+    claim = _Claim(size)
+    try:
+        if reuse and claim.pop():
+            return claim.lend()
+        if claim.reserve(most):
+            claim.allocate(device)
+            return claim.lend()
+    except BaseException:
+        claim.give_up()
+        raise
+    return None
+
+
+class _Claim:
+    """A block that is on its way from the cache or the driver to an array.
+
+    What it has got, it has got in one call of C: whatever signal comes, `give_up` puts it back.
+    """
+
+    __slots__ = ("_memory", "_popped", "_reserved", "_size")
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._popped: list[tuple[int, object]] = []
+        self._reserved = False
+        self._memory: HostMemory | None = None
+
+    def pop(self) -> bool:
+        blocks = _free.get(self._size)
+        if not blocks:
+            return False
+        try:
+            self._popped.extend(map(dict.popitem, (blocks,)))
+        except KeyError:  # another thread was faster
+            return False
+        return True
+
+    def reserve(self, most: int | None) -> bool:
+        global _total  # noqa: PLW0603
+        with _accounts:
+            if most is not None and _total + self._size > most:
+                return False
+            _total += self._size
+            self._reserved = True
+        return True
+
+    def allocate(self, device: int) -> None:
+        self._memory = _driver.HostMemory(device)
+        self._memory.allocate(self._size)
+        self._settle()
+
+    def lend(self) -> Lease:
+        address, size = self._popped[0][0], self._size
+        lease: Lease = (ctypes.c_char * size).from_address(address)
+        blocks = _blocks_of(size)
+        # At the end it calls `blocks[address] = <the dead reference>`: no Python in between.
+        _leases[address] = weakref.ref(lease, partial(blocks.__setitem__, address))
+        return lease
+
+    def give_up(self) -> None:
+        self._settle()
+        if self._reserved:
+            _unreserve(self._size)
+        for address, _ in self._popped:
+            lease = _leases.get(address)
+            if lease is None or lease() is None:  # else it comes back when that goes
+                _blocks_of(self._size)[address] = None
+
+    def _settle(self) -> None:
+        """Take up what was allocated, if it was."""
+        memory = self._memory
+        address = None if memory is None else memory.address
+        if memory is not None and address is not None:
+            _blocks[address] = memory
+            self._popped.append((address, None))
+            self._memory, self._reserved = None, False
+
+
+def _blocks_of(size: int) -> dict[int, object]:
+    """Return the free blocks of a size."""
+    blocks = _free.get(size)
+    return _free.setdefault(size, {}) if blocks is None else blocks
 
 
 def _rounded(nbytes: int) -> int:
@@ -105,91 +188,59 @@ def _rounded(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
-def _pop(size: int) -> int | None:
-    """Take a free block of exactly that size, the one used last."""
-    try:
-        return _free[size].popitem()[0]
-    except KeyError:
-        return None
-
-
-def _lend(address: int, size: int) -> Lease:
-    lease: Lease = (ctypes.c_char * size).from_address(address)
-    blocks = _free.get(size)
-    if blocks is None:
-        blocks = _free.setdefault(size, {})
-    # At the end it calls `blocks[address] = <the dead reference>`: nothing of Python in between.
-    _leases[address] = weakref.ref(lease, partial(blocks.__setitem__, address))
-    return lease
-
-
-def _reserve(size: int, *, most: int | None) -> bool:
-    global _total  # noqa: PLW0603
-    with _accounts:
-        if most is not None and _total + size > most:
-            return False
-        _total += size
-    return True
-
-
 def _unreserve(size: int) -> None:
     global _total  # noqa: PLW0603
     with _accounts:
         _total -= size
 
 
-def _allocate(size: int, device: int) -> int:
-    try:
-        address, free = _driver.allocate_host(device, size)
-    except BaseException:
-        _unreserve(size)
-        raise
-    _frees[address] = free
-    return address
-
-
 def _make_room(size: int) -> None:
     """Free blocks, the smallest first, if that can make room for one of that size."""
     missing = size + _total - limit()
-    if sum(each * len(blocks) for each, blocks in list(_free.items())) < missing:
-        return
-    found = []
-    for each in sorted(_free):
-        while missing > 0 and (address := _pop(each)) is not None:
-            found.append((address, each))
-            missing -= each
-    _give_back(found)
+    if sum(each * len(blocks) for each, blocks in list(_free.items())) >= missing:
+        _give_back(missing)
 
 
 def trim() -> threading.Thread | None:
     """Free all the blocks that are free; return the thread that does it, if there are any."""
     _holding.sweep()
-    found = []
-    for size in list(_free):
-        while (address := _pop(size)) is not None:
-            found.append((address, size))
-    return _give_back(found)
+    return _give_back(None)
 
 
-def _give_back(blocks: list[tuple[int, int]]) -> threading.Thread | None:
-    if not blocks:
-        return None
-    # It takes long: where the driver has no pools of host memory, until the devices have no work.
-    thread = threading.Thread(target=_release, args=(blocks,), name="userstream-trim", daemon=True)
+def _give_back(missing: int | None) -> threading.Thread | None:
+    """Free blocks of at least so many bytes, or all, the smallest first, in a thread.
+
+    It takes long: where the driver has no pools of host memory, until the devices have no work.
+    """
+    found: deque[tuple[int, tuple[int, object]]] = deque()  # size, and address
+    thread = threading.Thread(target=_release, args=(found,), name="userstream-trim", daemon=True)
     try:
+        for size, blocks in sorted(_free.items(), key=lambda each: each[0]):
+            with contextlib.suppress(KeyError):  # there are none left
+                while missing is None or missing > 0:
+                    found.extend(zip((size,), map(dict.popitem, (blocks,)), strict=False))
+                    missing = None if missing is None else missing - size
+        if not found:
+            return None
         thread.start()
-    except RuntimeError:  # there are too many, or Python is going down: they stay as they were
-        for address, size in blocks:
-            _free[size][address] = None
+    except BaseException as error:  # too many threads, Python is going down, or a signal
+        # Each goes back or is freed, also if the thread is on its way.
+        with contextlib.suppress(IndexError):
+            while True:
+                size, (address, _) = found.popleft()
+                _blocks_of(size)[address] = None
+        if not isinstance(error, RuntimeError):
+            raise
         return None
     return thread
 
 
-def _release(blocks: Iterable[tuple[int, int]]) -> None:
-    for address, size in blocks:
+def _release(blocks: deque[tuple[int, tuple[int, object]]]) -> None:
+    while blocks:
         # What fails may have been freed or not: it is not used again, and counts.
         with contextlib.suppress(Exception):
-            _frees.pop(address)()
+            size, (address, _) = blocks.popleft()
+            _blocks.pop(address).free()
             _unreserve(size)
 
 
@@ -200,7 +251,7 @@ def _forget() -> None:
     _total = 0
     _free.clear()
     _leases.clear()
-    _frees.clear()
+    _blocks.clear()
 
 
 _process.after_fork(_forget)
