@@ -220,6 +220,7 @@ def benchmarks(results: str, chart: str) -> None:
         row["name"]
         for row in report["rows"]
         if any(each["kind"] == "ratio" and each.get("limit") for each in row["compared"])
+        and not row["case"].startswith(("growth.", "importing."))  # beside itself
     ]
     problems += [f"{chart} lacks {name}" for name in compared if name not in drawn]
     if not compared or not report["where"]["gpus"]:

@@ -61,7 +61,7 @@ def main() -> int:
         testing.simulate(devices=2)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most memory
     Device(0).set_current()
-    result = measure(chosen, run, arguments.json)
+    result = measure(chosen, run, arguments.json, targets=arguments.targets)
     if arguments.chart:
         try:
             chart.draw(arguments.chart, result)
@@ -71,7 +71,7 @@ def main() -> int:
     return 1 if result["failed"] else 0
 
 
-def measure(chosen: list[str], run: Run, file: Path | None) -> report.Row:
+def measure(chosen: list[str], run: Run, file: Path | None, *, targets: bool = False) -> report.Row:
     """Run cases, show and write each result at once; a case that fails costs no other."""
     result: report.Row = {
         "where": report.where(simulated=run.simulated, quick=run.quick),
@@ -92,7 +92,7 @@ def measure(chosen: list[str], run: Run, file: Path | None) -> report.Row:
                         result["rows"].append(row)
                         if name == DRIVER:
                             driver |= {call: has["median"] for call, has in row["calls"].items()}
-                        print("\n".join(table.block(row, driver)), flush=True)
+                        print("\n".join(table.block(row, driver, targets=targets)), flush=True)
                     if file:
                         report.write(file, result)
         except harness.Skipped as why:
@@ -103,7 +103,7 @@ def measure(chosen: list[str], run: Run, file: Path | None) -> report.Row:
         result["seconds"][name] = round(time.monotonic() - started, 1)
         if file:
             report.write(file, result)
-    print("\n".join(("", *table.summary(result))), flush=True)
+    print("\n".join(("", *table.summary(result, targets=targets))), flush=True)
     return result
 
 
@@ -138,6 +138,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="the names of the cases")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the results")
     parser.add_argument("--chart", type=Path, metavar="FILE", help="where to draw an SVG")
+    parser.add_argument("--targets", action="store_true", help="show what the developers aim at")
     parser.add_argument("--redraw", type=Path, metavar="JSON", help="only draw what was measured")
     arguments = parser.parse_args()
     if arguments.redraw and not arguments.chart:

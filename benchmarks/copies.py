@@ -134,6 +134,30 @@ def into_pinned(run: Run) -> Comparisons:
             yield copying("asnumpy(out=pinned)", size, calls, BARE)
 
 
+@case
+def torch_into_pinned(run: Run) -> Comparisons:
+    """Compare with the copy to pinned memory that users of PyTorch write by hand."""
+    torch = run.need("torch")
+    stream = torch.cuda.current_stream(0)
+    for size in sizes(run):
+        tensor = torch.full((size,), 7, dtype=torch.uint8, device="cuda:0")
+        place = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+        def by_hand(tensor: Any = tensor, place: Any = place) -> Any:
+            place.copy_(tensor, non_blocking=True)
+            stream.synchronize()
+            return place.numpy()
+
+        calls: dict[str, Call] = {
+            "us.asnumpy(tensor, out=pinned)": partial(us.asnumpy, tensor, out=place.numpy()),
+            "pinned.copy_(tensor), synchronize": by_hand,
+        }
+        same(*(call() for call in calls.values()))
+        yield copying(
+            "asnumpy(tensor, out=pinned)", size, calls, "pinned.copy_(tensor), synchronize"
+        )
+
+
 VIEWS: dict[str, Callable[[Any], Any]] = {
     ".T": lambda x: x.T,
     "[::2]": lambda x: x[::2],

@@ -46,6 +46,21 @@ def measure(stream: us.Stream, wait: Callable[[], object], seconds: float) -> tu
     return ended - when[0], cpu / (ended - started)
 
 
+def blocking(stream: us.Stream) -> Callable[[], object]:
+    """Return a wait that sleeps in the driver, which no timeout and no Ctrl-C can end."""
+    result, event = driver.cuEventCreate(
+        driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC | driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+    )
+    if result != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"cuEventCreate: {result.name}")
+
+    def wait() -> None:
+        driver.cuEventRecord(event, stream.handle)
+        driver.cuEventSynchronize(event)
+
+    return wait
+
+
 @case
 def one_wait(run: Run) -> Comparisons:
     """Measure what one wait takes of a core, and how late it ends."""
@@ -56,6 +71,7 @@ def one_wait(run: Run) -> Comparisons:
         "us.completion(…).result()": lambda: us.completion(stream).result(),
         "us.wait_for_device": lambda: us.wait_for_device(0),
         "cuStreamSynchronize": lambda: driver.cuStreamSynchronize(stream.handle),
+        "cuEventSynchronize, blocking": blocking(stream),
     }
     with contextlib.suppress(Skipped):  # the others are measured without it
         waits["torch.cuda.Stream.synchronize"] = external(run.need("torch"), stream).synchronize

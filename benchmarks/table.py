@@ -10,7 +10,7 @@ from benchmarks.limits import significant
 from benchmarks.report import Row
 
 WIDTH = 98
-HEAD = f"{'':42}{'median':>9}{'quartiles':>18}  {'ratio, at most':22}"
+HEAD = f"{'':42}{'median':>9}{'quartiles':>18}  ratio"
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
@@ -26,8 +26,9 @@ def quantity(value: float, unit: str) -> str:
     return f"{significant(value)} {unit}".rstrip()
 
 
-def block(row: Row, driver: Mapping[str, float]) -> Iterator[str]:
+def block(row: Row, driver: Mapping[str, float], *, targets: bool = False) -> Iterator[str]:
     """Write a row of the report; `driver` has the seconds that each driver function takes."""
+    found = _with_target if targets else _found
     unit = row["unit"]
     single = len(row["calls"]) == 1
     if not single:
@@ -40,10 +41,10 @@ def block(row: Row, driver: Mapping[str, float]) -> Iterator[str]:
         alone = [each for against, each in compared.items() if against == (name,)]
         if number == 0:
             alone = [each for against, each in compared.items() if not against]
-        yield (line + "".join(f"  {_found(each, unit)}" for each in alone)).rstrip()
+        yield (line + "".join(f"  {found(each, unit)}" for each in alone)).rstrip()
     for against, each in compared.items():
         if len(against) > 1:
-            yield f"  {'the fastest of these':67}  {_found(each, unit)}"
+            yield f"  {'the fastest of these':67}  {found(each, unit)}"
     if row["driver"] and all(name in driver for name in row["driver"]):
         share = sum(driver[name] for name in row["driver"])
         ours = next(iter(row["calls"].values()))["median"]
@@ -68,26 +69,40 @@ def _counted(names: list[str]) -> str:
     )
 
 
+def _text(each: Row, unit: str, value: float) -> str:
+    if each["kind"] == "ratio":
+        return f"{value:.2f}"
+    sign = "+" if each["kind"] == "added" and value >= 0 else ""
+    return sign + quantity(value, unit)
+
+
 def _found(each: Row, unit: str) -> str:
-    """Write a ratio, a difference or a value beside its limit."""
+    """Write a ratio or a difference; a value alone stands there already."""
+    return _text(each, unit, each["median"]) if each["kind"] != "value" else ""
 
-    def text(value: float) -> str:
-        if each["kind"] == "ratio":
-            return f"{value:.2f}"
-        sign = "+" if each["kind"] == "added" and value >= 0 else ""
-        return sign + quantity(value, unit)
 
-    found = text(each["median"]) if each["kind"] != "value" else ""
+def _with_target(each: Row, unit: str) -> str:
+    """Write the same beside the target of the developers."""
+    found = _found(each, unit)
     if "limit" not in each:
         return found
     sign = "≥" if each["at_least"] else "≤"
-    stretch = f" [{text(each['stretch'])}]" if each["stretch"] is not None else ""
+    limit = _text(each, unit, each["limit"])
+    stretch = f" [{_text(each, unit, each['stretch'])}]" if each["stretch"] is not None else ""
     said = {"missed": "MISSED", "stretch met": "stretch", "met": "met", None: ""}[each["verdict"]]
-    return f"{found:>5} {sign} {text(each['limit'])}{stretch} {said}".rstrip()
+    return f"{found:>5} {sign} {limit}{stretch} {said}".rstrip()
 
 
-def summary(report: Row) -> Iterator[str]:
-    """Write what was missed, left out, or went wrong."""
+def summary(report: Row, *, targets: bool = False) -> Iterator[str]:
+    """Write what was left out or went wrong, and which targets were missed."""
+    if targets:
+        yield from _judged(report)
+    for what in ("skipped", "failed"):
+        for name, why in report[what].items():
+            yield from _wrapped(f"{name}: {why.strip().splitlines()[-1]}", f"{what:7} ")
+
+
+def _judged(report: Row) -> Iterator[str]:
     judged = [(row, each) for row in report["rows"] for each in row["compared"] if each["verdict"]]
     missed = [(row, each) for row, each in judged if each["verdict"] == "missed"]
     if judged:
@@ -97,11 +112,8 @@ def summary(report: Row) -> Iterator[str]:
     for row, each in missed:
         against = f", beside {' and '.join(each['against'])}" if each["against"] else ""
         yield from _wrapped(
-            f"{row['name']}{against}: {_found(each, row['unit']).strip()}", "missed  "
+            f"{row['name']}{against}: {_with_target(each, row['unit']).strip()}", "missed  "
         )
-    for what in ("skipped", "failed"):
-        for name, why in report[what].items():
-            yield from _wrapped(f"{name}: {why.strip().splitlines()[-1]}", f"{what:7} ")
 
 
 def heading(where: Mapping[str, Any]) -> Iterator[str]:

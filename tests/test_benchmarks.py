@@ -216,9 +216,11 @@ def test_the_table_is_narrow() -> None:
         "wide", slow, (limit,), returns=True, rounds=2, driver=ordering.EDGE * 2
     )
     rows = report.rows_of("a.case", comparison, harness.measure(comparison, Run()), judged=True)
-    lines = [line for row in rows for line in table.block(row, dict.fromkeys(ordering.EDGE, 1e-6))]
+    times = dict.fromkeys(ordering.EDGE, 1e-6)
+    lines = [line for row in rows for line in table.block(row, times, targets=True)]
     assert max(map(len, lines)) <= table.WIDTH
     assert any("1.00 ≤ 0.25 [0.20] MISSED" in line for line in lines)
+    assert any(line.endswith(" 1.00") for row in rows for line in table.block(row, times))
     assert any("of that 8.00 µs (0%)" in line and "4*cuStreamIsCapturing" in line for line in lines)
 
 
