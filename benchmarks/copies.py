@@ -138,7 +138,7 @@ def into_pinned(run: Run) -> Comparisons:
 def torch_into_pinned(run: Run) -> Comparisons:
     """Compare with the copy to pinned memory that users of PyTorch write by hand."""
     torch = run.need("torch")
-    stream = torch.cuda.current_stream(0)
+    stream, by_copy = torch.cuda.current_stream(0), "pinned.copy_(tensor), synchronize"
     for size in sizes(run):
         tensor = torch.full((size,), 7, dtype=torch.uint8, device="cuda:0")
         place = torch.empty(size, dtype=torch.uint8, pin_memory=True)
@@ -150,12 +150,10 @@ def torch_into_pinned(run: Run) -> Comparisons:
 
         calls: dict[str, Call] = {
             "us.asnumpy(tensor, out=pinned)": partial(us.asnumpy, tensor, out=place.numpy()),
-            "pinned.copy_(tensor), synchronize": by_hand,
+            by_copy: by_hand,
         }
         same(*(call() for call in calls.values()))
-        yield copying(
-            "asnumpy(tensor, out=pinned)", size, calls, "pinned.copy_(tensor), synchronize"
-        )
+        yield copying("asnumpy(tensor, out=pinned)", size, calls, by_copy)
 
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
