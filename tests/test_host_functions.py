@@ -457,6 +457,23 @@ def test_a_driver_that_refuses(stream: us.Stream, function: str) -> None:
     assert called == [2]
 
 
+@pytest.mark.simulated
+@pytest.mark.parametrize("code", [2, 201, 304, 800, 999, 12345])
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_failure_to_ask_drops_no_function(stream: us.Stream, code: int, blocking: bool) -> None:
+    """The GPU did not fail: the stream comes by, and waits for the function if it is blocking."""
+    called = threading.Event()
+    with testing.latch(stream) as latch:
+        before = testing.calls("cuEventQuery")
+        with testing.inject("cuEventQuery", code, count=1 << 30):
+            stream.launch_host_func(called.set, blocking=blocking)
+            assert eventually(lambda: testing.calls("cuEventQuery") > before + 1)
+            assert not called.is_set()
+        latch.release()
+        assert called.wait(20)
+    stream.sync(timeout=10)
+
+
 def test_a_launch_that_fails_half_way_lets_the_stream_go(
     stream: us.Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1269,6 +1269,26 @@ def test_after_an_error_of_the_gpu_nothing_is_held() -> None:
 
 
 @pytest.mark.simulated
+@pytest.mark.parametrize("code", [2, 201, 304, 800, 999, 12345])
+def test_a_failure_to_ask_lets_go_of_nothing(code: int) -> None:
+    """Only an error that a context does not get over says that nothing runs there any more."""
+    thing = Thing()
+    alive = weakref.ref(thing)
+    with us.Stream.create(0) as stream:
+        with testing.latch(stream) as latch:
+            before = testing.calls("cuEventQuery")
+            with testing.inject("cuEventQuery", code, count=1 << 30):
+                us.hold(thing, stream=stream)
+                del thing
+                _holding.sweep()
+                assert eventually(lambda: testing.calls("cuEventQuery") > before + 3)
+            _holding.sweep()
+            assert alive() is not None
+            latch.release()
+        assert eventually(lambda: alive() is None)
+
+
+@pytest.mark.simulated
 def test_results_are_handed_over_with_one_edge(
     torch: types.ModuleType, producer: us.Stream, memory: int
 ) -> None:

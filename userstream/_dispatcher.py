@@ -43,8 +43,10 @@ class Call:
         try:
             if not self._completion.is_done():
                 return False
-        except Exception:  # the GPU failed: like the driver, call nobody
-            self._completion.abandon()
+        except Exception as error:
+            if not _driver.ended_context(error):  # to be asked again: the stream may be on its way
+                return False
+            self._completion.abandon()  # like the driver, call nobody
             self._finished()
             return True
         try:

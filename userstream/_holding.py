@@ -155,8 +155,8 @@ class _Queue:
 def _is_passed(held: _Held) -> bool:
     try:
         return _events.is_done(held.event, None)
-    except DriverError:  # the GPU failed, and nothing runs there any more
-        return True
+    except DriverError as error:  # else to be asked again
+        return _driver.ended_context(error)
     except CaptureError:  # one began just before the event was recorded: a later event will tell
         return False
 

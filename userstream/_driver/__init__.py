@@ -72,7 +72,7 @@ from userstream._driver.memory import (
     free_pinned,
 )
 from userstream._driver.pointers import Memory, Place, place_of
-from userstream._driver.status import uuids
+from userstream._driver.status import ended_context, uuids
 from userstream._driver.streams import (
     LEGACY,
     NOT_CAPTURING,
@@ -152,6 +152,7 @@ __all__ = [
     "device_word",
     "domain_count",
     "end_capture",
+    "ended_context",
     "ensure",
     "entered",
     "event_is_done",

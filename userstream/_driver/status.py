@@ -92,6 +92,14 @@ def _details(code: int) -> str:
     return "".join(text.decode(errors="replace").partition("\n")[1:])
 
 
+def ended_context(error: Exception) -> bool:
+    """Tell whether an error says that nothing runs in its context any more.
+
+    Any other may be of the question alone (out of memory, say): the work goes on.
+    """
+    return isinstance(error, DriverError) and error.code in _STICKY
+
+
 def uuids(devices: Iterable[int | None]) -> str:
     """Return the end of a message, which names devices as every process knows them."""
     named = {device: errors._uuid_of(device) for device in devices if device is not None}
