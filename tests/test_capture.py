@@ -5,14 +5,27 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from helpers import CAI, checked, eventually, in_thread, is_blocked, on, reclaim, running
+from helpers import (
+    CAI,
+    checked,
+    current_context,
+    eventually,
+    in_thread,
+    is_blocked,
+    on,
+    reclaim,
+    running,
+)
 from userstream import _driver, testing
+from userstream._driver import capture as _captures
+from userstream._driver import streams as _streams
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -263,6 +276,111 @@ def test_context_and_capture_mode_come_back_whatever_happens(error: type[BaseExc
     mode = checked(exchange(RELAXED))
     checked(exchange(mode))
     assert mode == GLOBAL
+
+
+# What changes something for a moment, and the driver function that does and undoes that.
+CHANGES: dict[str, tuple[str, Callable[[Callable[[], object]], object]]] = {
+    "within": (
+        "cuCtxSetCurrent",
+        lambda function: _driver.within(_driver.primary_context(0), function),
+    ),
+    "entered": ("cuCtxSetCurrent", lambda function: _inside(_entered_0(), function)),
+    "relaxed": ("cuThreadExchangeStreamCaptureMode", _driver.relaxed),
+    "in_capture_mode": (
+        "cuThreadExchangeStreamCaptureMode",
+        lambda function: _inside(_driver.in_capture_mode(RELAXED), function),
+    ),
+}
+
+
+def _entered_0() -> AbstractContextManager[None]:
+    return _driver.entered(_driver.primary_context(0))
+
+
+def _inside(block: AbstractContextManager[object], function: Callable[[], object]) -> object:
+    with block:
+        return function()
+
+
+def _state() -> tuple[int, driver.CUstreamCaptureMode]:
+    mode = checked(driver.cuThreadExchangeStreamCaptureMode(RELAXED))
+    checked(driver.cuThreadExchangeStreamCaptureMode(mode))
+    return current_context(), mode
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("code", [1, 201, 700, 999, 12345])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_cannot_be_restored_at_once_is_tried_again(change: str, code: int) -> None:
+    function, call = CHANGES[change]
+    for mode in MODES:
+        before = checked(driver.cuThreadExchangeStreamCaptureMode(mode))
+        try:
+            state = _state()
+            with testing.inject(function, code, skip=1, count=3, this_thread=True):
+                assert call(lambda: "fine") == "fine"
+            assert _state() == state
+        finally:
+            checked(driver.cuThreadExchangeStreamCaptureMode(before))
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("code", [1, 999, 12345])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_cannot_be_restored_is_said(change: str, code: int) -> None:
+    """Once, and never in the place of the user's own error."""
+    function, call = CHANGES[change]
+
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    try:
+        with testing.inject(function, code, skip=1, count=1000, this_thread=True):
+            with pytest.raises(us.DriverError, match=str(code)) as caught:
+                call(lambda: None)
+            assert caught.value.function == function
+            assert "could not be made current again" in caught.value.__notes__[0]
+    finally:
+        checked(driver.cuCtxSetCurrent(driver.CUcontext(0)))
+        checked(driver.cuThreadExchangeStreamCaptureMode(GLOBAL))
+    try:
+        with testing.inject(function, code, skip=1, count=1000, this_thread=True):
+            with pytest.raises(KeyboardInterrupt) as interrupted:
+                call(fail)
+        assert str(code) in interrupted.value.__notes__[0]
+    finally:
+        checked(driver.cuCtxSetCurrent(driver.CUcontext(0)))
+        checked(driver.cuThreadExchangeStreamCaptureMode(GLOBAL))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, ValueError])
+def test_a_signal_while_something_is_restored(
+    change: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its handler raises comes out; it may look like what the bindings raise."""
+    function, call = CHANGES[change]
+    original, calls = getattr(driver, function), 0
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        answer = original(*arguments)
+        if calls == 2:
+            raise error("of a handler")
+        return answer
+
+    interrupted.__name__ = function
+    before = _state()
+    with monkeypatch.context() as patch:
+        if function == "cuCtxSetCurrent":
+            patch.setattr(driver, function, interrupted)
+        else:
+            patch.setattr(_streams, "_exchange", interrupted)
+            patch.setattr(_captures, "_exchange", interrupted)
+        with pytest.raises(error, match="of a handler"):
+            call(lambda: None)
+    assert _state() == before
 
 
 def test_a_failure_of_cuda_core_without_a_code_is_told_and_breaks_no_capture() -> None:

@@ -56,7 +56,6 @@ def functions() -> list[str]:
 
 # Asked once a process, in `test_first_calls`.
 FIRST = {"cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDevicePrimaryCtxRetain"}
-RESTORING = {"cuCtxSetCurrent", "cuThreadExchangeStreamCaptureMode"}
 # Where one of these fails, the scenario cannot free what it allocated.
 NEEDED_TO_FREE = {
     "cuCtxGetCurrent",
@@ -282,20 +281,9 @@ def test_one_failure_leaves_nothing_behind(
             except (us.UserStreamError, us.WaitErrors) as error:
                 failures += 1
                 _check(error, function, code)
-            except ValueError as error:  # of the bindings, where what failed restores the state
-                if function not in RESTORING or "is not a valid CUresult" not in str(error):
-                    raise
         testing.reset()
-        if function == "cuCtxSetCurrent":  # what was to restore it may be what failed
-            checked(driver.cuCtxSetCurrent(driver.CUcontext(0)))
-        if function != "cuThreadExchangeStreamCaptureMode":
-            assert capture_mode() == driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
-        checked(
-            driver.cuThreadExchangeStreamCaptureMode(
-                driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
-            )
-        )
-        assert current_context() == 0
+        assert current_context() == 0, "also where what failed was to restore it"
+        assert capture_mode() == driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
         us.close(timeout=10)
         scenario(address)  # the next call works
         gc.collect()  # also the frames of the error, which hold pinned memory

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from cuda.bindings import driver
 
-from userstream._driver.status import CAPTURE_ERRORS, SUCCESS, ask, call, failed
+from userstream._driver.restoring import restore_again
+from userstream._driver.status import CAPTURE_ERRORS, SUCCESS, ask, call, failed, raised
 from userstream._driver.streams import CAPTURE_IMPLICIT
 from userstream.errors import CaptureError
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from cuda.core.graph import GraphDefinition
 
     from userstream.typing import CaptureMode
+
+_exchange = driver.cuThreadExchangeStreamCaptureMode
 
 _MODES = {
     "global": driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL,
@@ -117,16 +120,23 @@ def _copied(nodes: list[driver.CUgraphNode] | None) -> list[driver.CUgraphNode]:
 @contextmanager
 def in_capture_mode(mode: driver.CUstreamCaptureMode) -> Iterator[None]:
     """Set the calling thread's capture mode for a block."""
-    # What a Ctrl-C between the exchange and its assignment restores.
-    before = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+    exchanged: list[Any] = []  # as in `relaxed`
     try:
         try:
-            before = call(driver.cuThreadExchangeStreamCaptureMode, mode)
-        except Exception:
-            before = None  # nothing was exchanged
-            raise
+            exchanged.extend(map(_exchange, (mode,)))
+        except (RuntimeError, ValueError) as error:
+            raise raised("cuThreadExchangeStreamCaptureMode", error) from error
+        ((status, before),) = exchanged
+        if status != SUCCESS:
+            raise failed("cuThreadExchangeStreamCaptureMode", status)
         yield
     finally:
-        if before is not None:
-            # A builtin, before which no Ctrl-C can come.
-            driver.cuThreadExchangeStreamCaptureMode(before)
+        for status, before in exchanged:
+            if status != SUCCESS:
+                break
+            try:
+                answer: Any = _exchange(before)
+            except (RuntimeError, ValueError) as error:
+                answer = error
+            if type(answer) is not tuple or answer[0] != SUCCESS:
+                restore_again(_exchange, before, answer)

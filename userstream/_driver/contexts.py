@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cuda.bindings import driver
 
 from userstream._driver.library import check_device, ensure
+from userstream._driver.restoring import restore_again
 from userstream._driver.status import SUCCESS, ask, call, failed
 
 if TYPE_CHECKING:
@@ -97,7 +98,12 @@ def within(context: driver.CUcontext, function: Callable[..., T], *args: object)
         return function(*args)
     finally:
         # Set, not popped: right also if a Ctrl-C came first. And a builtin, before which none can.
-        driver.cuCtxSetCurrent(before)
+        try:
+            answer: Any = driver.cuCtxSetCurrent(before)
+        except (RuntimeError, ValueError) as error:
+            answer = error
+        if type(answer) is not tuple or answer[0] != SUCCESS:
+            restore_again(driver.cuCtxSetCurrent, before, answer)
 
 
 @contextmanager
@@ -108,7 +114,12 @@ def entered(context: driver.CUcontext) -> Iterator[None]:
         call(driver.cuCtxSetCurrent, context)
         yield
     finally:
-        driver.cuCtxSetCurrent(before)
+        try:
+            answer: Any = driver.cuCtxSetCurrent(before)
+        except (RuntimeError, ValueError) as error:
+            answer = error
+        if type(answer) is not tuple or answer[0] != SUCCESS:
+            restore_again(driver.cuCtxSetCurrent, before, answer)
 
 
 def synchronize_context(context: driver.CUcontext) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cuda.bindings import driver
 
+from userstream._driver.restoring import restore_again
 from userstream._driver.status import NOT_READY, SUCCESS, call, failed, raised
 from userstream.errors import CaptureError, UserStreamError
 
@@ -21,27 +22,35 @@ PER_THREAD = 2
 CAPTURE_IMPLICIT = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 NOT_CAPTURING = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 _FREE = (SUCCESS, NOT_CAPTURING)
-_GLOBAL = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
 _RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+_TO_RELAXED = (_RELAXED,)
+
+_exchange = driver.cuThreadExchangeStreamCaptureMode
 
 
 def relaxed(function: Callable[..., T], *args: object) -> T:
     """Call a function whose driver calls leave the captures of other threads alone."""
-    previous = _GLOBAL  # what a Ctrl-C between the exchange and its assignment restores
+    exchanged: list[Any] = []
     try:
         try:
-            status, previous = driver.cuThreadExchangeStreamCaptureMode(_RELAXED)
+            # Exchanged and noted in one call of C: a Ctrl-C comes before both or after.
+            exchanged.extend(map(_exchange, _TO_RELAXED))
         except (RuntimeError, ValueError) as error:
-            previous = None  # nothing was exchanged: a thread of ours stays relaxed
             raise raised("cuThreadExchangeStreamCaptureMode", error) from error
+        ((status, before),) = exchanged
         if status != SUCCESS:
-            previous = None
             raise failed("cuThreadExchangeStreamCaptureMode", status)
         return function(*args)
     finally:
-        if previous is not None:
-            # A builtin, before which no Ctrl-C can come.
-            driver.cuThreadExchangeStreamCaptureMode(previous)
+        for status, before in exchanged:  # no call comes first, so no Ctrl-C
+            if status != SUCCESS:
+                break
+            try:
+                answer: Any = _exchange(before)
+            except (RuntimeError, ValueError) as error:
+                answer = error
+            if type(answer) is not tuple or answer[0] != SUCCESS:
+                restore_again(_exchange, before, answer)
 
 
 def relax_capture_of_this_thread() -> None:
