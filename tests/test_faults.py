@@ -15,7 +15,7 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from helpers import CAI, checked, current_context, device_memory, on, run_python
+from helpers import CAI, Delegating, checked, current_context, device_memory, on, run_python
 from userstream import _driver, _transfer, testing
 from userstream._driver import contexts
 from userstream._waiting import Deadline
@@ -150,6 +150,7 @@ def _order(address: int) -> None:
         with us.borrow(buffer, stream=mine):
             pass
         us.hold(buffer, stream=mine)
+        us.copyto(Delegating(address, producer), buffer, stream=mine)
         with producer.capture("relaxed"), us.borrow(buffer, stream=mine, keep=False):
             us.acquire(buffer, stream=mine)
 

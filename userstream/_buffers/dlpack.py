@@ -11,7 +11,7 @@ from userstream._buffers._info import BufferInfo
 from userstream._buffers._names import type_name
 from userstream._buffers._places import device_at, host_error
 from userstream._buffers.cuda_core import layout_of
-from userstream._buffers.view import Order, View, once
+from userstream._buffers.view import UNKNOWN, Order, View, once
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
@@ -133,6 +133,11 @@ class DLPackView(View):
     def export(self, handle: int) -> object:
         """Order a stream after the producer, as DLPack has it; the capsule keeps the memory."""
         return self.buffer.__dlpack__(stream=handle)
+
+    @once
+    def way_back(self) -> Order:
+        """The stream that its interface names, if it does."""
+        return UNKNOWN if self.interface is None else self.interface.order
 
     def check_copyable(self) -> None:
         """Refuse what is masked, and what exports another copy at each call."""

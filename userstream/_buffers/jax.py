@@ -33,6 +33,7 @@ class ArrayView(View):
     """A look at a ``jax.Array``, which may be sharded over several devices."""
 
     source = "jax.Array"
+    is_immutable = True
 
     @staticmethod
     def locate(array: Any) -> int:

@@ -81,6 +81,9 @@ class View:
     #: Whether the framework's current stream is all there is to know of its order: the short way.
     is_usual: ClassVar[bool] = False
 
+    #: Whether nobody ever writes it again, so that what reads it need not be waited for.
+    is_immutable: ClassVar[bool] = False
+
     def __init_subclass__(cls) -> None:
         cls.is_usual = (
             cls.framework is not None and cls.order is View.order and cls.units is View.units
@@ -154,6 +157,11 @@ class View:
         For buffers whose `order` is "dlpack": they name no stream.
         """
         raise NotImplementedError
+
+    @once
+    def way_back(self) -> Order:
+        """Of one whose `order` is "dlpack": who goes on after a consumer, if anything tells."""
+        return UNKNOWN
 
     # -- what it is made of -----------------------------------------------------------------------
 

@@ -50,6 +50,7 @@ from userstream._driver.events import (
     create_event,
     destroy_event,
     event_is_done,
+    let_context_wait,
     record_context,
 )
 from userstream._driver.host_functions import call_native
@@ -163,6 +164,7 @@ __all__ = [
     "is_capturing",
     "is_current",
     "largest_window",
+    "let_context_wait",
     "place_of",
     "primary_context",
     "primary_context_if_active",

@@ -25,6 +25,11 @@ def record_context(context: driver.CUcontext, event: driver.CUevent) -> None:
     call(driver.cuCtxRecordEvent, context, event)
 
 
+def let_context_wait(context: driver.CUcontext, event: driver.CUevent) -> None:
+    """Let all later work of a context wait for an event; invalidates any capture there."""
+    call(driver.cuCtxWaitEvent, context, event)
+
+
 def event_is_done(event: driver.CUevent, device: object) -> bool:
     """Ask whether an event has completed. Call it under `relaxed`."""
     (status,) = ask(driver.cuEventQuery, event)

@@ -48,6 +48,7 @@ _SINCE = {
     "cuStreamBeginCaptureToGraph": "12.3",
     "cuStreamGetCaptureInfo": "12.3",
     "cuCtxRecordEvent": "12.5",
+    "cuCtxWaitEvent": "12.5",
 }
 
 # CUDA says of these that a context does not get over them: CONTAINED, ILLEGAL_ADDRESS,

@@ -10,11 +10,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from userstream._ordering._plan import Ordering
+    from userstream._waiting import Deadline
 
 T = TypeVar("T")
 
 
-def in_order(ordering: Ordering, copy: Callable[[], T], *, release: bool) -> T:
+def in_order(ordering: Ordering, copy: Callable[[], T], deadline: Deadline, *, release: bool) -> T:
     """Call what copies, with the buffers of an ordering acquired for it and, if need be, released.
 
     A copy that was waited for needs no release: what the producers do next comes after it. One
@@ -23,7 +24,9 @@ def in_order(ordering: Ordering, copy: Callable[[], T], *, release: bool) -> T:
     No context manager: a Ctrl-C at the first line of its ``__exit__`` would leave the copy running
     with nobody ordered after it. The outer `try` is for one in the handling of an error.
     """
-    acquired = _Acquired(ordering)
+    if ordering.exporting:
+        ordering.find_way_back()
+    acquired = _Acquired(ordering, deadline)
     try:
         try:
             result = copy()
@@ -40,16 +43,17 @@ def in_order(ordering: Ordering, copy: Callable[[], T], *, release: bool) -> T:
 class _Acquired:
     """Buffers that are held from before the copy is queued."""
 
-    __slots__ = ("_ended", "_ordering", "_use")
+    __slots__ = ("_deadline", "_ended", "_ordering", "_use")
 
-    def __init__(self, ordering: Ordering) -> None:
+    def __init__(self, ordering: Ordering, deadline: Deadline) -> None:
         self._ended = False
+        self._deadline = deadline
         self._ordering = ordering
-        self._use = _holding.Use(ordering.lane, ordering.buffers, ordering.acquire())
+        self._use = _holding.Use(ordering.lane, ordering.buffers, ordering.acquire(deadline))
 
     def end(self, *, release: bool) -> None:
         if release:
-            self._ordering.release(self._use.ticket)
+            self._ordering.release(self._use.ticket, self._deadline)
         else:
             self._use.end()
         self._ended = True
@@ -59,7 +63,7 @@ class _Acquired:
         if self._ended:
             return
         try:
-            self.end(release=True)
+            self._ordering.release(self._use.ticket, after_error=True)
         except Exception as failure:
-            self._ended = True
             _cleanup.report([failure], error)
+        self._ended = True

@@ -186,8 +186,12 @@ class Transfers(Orders):
         -----
         A host array may be reused when it returns: one that is copied from is copied aside first
         up to 16 MiB, and waited for above; one that is copied to is waited for. The GPU buffers
-        are held until the copy is done, and their producers go on after it. Peer access between
-        devices is left as it is. Thread-safe. Driver calls: those of `acquire` and `release`;
+        are held until the copy is done, and their producers go on after it. A buffer that orders a
+        consumer by DLPack alone names no producer: there all later work of the device goes on after
+        the copy, unless its CUDA Array Interface names a stream; where that would invalidate a
+        capture that can be seen, and before CUDA 12.5, the copy is waited for instead. Peer access
+        between devices is left as it is. Thread-safe. Driver calls: those of `acquire` and
+        `release`; ``cuCtxWaitEvent``;
         ``cuMemcpyAsync``, ``cuMemcpy3DAsync``, ``cuMemcpyPeerAsync``, ``cuMemcpy3DPeerAsync``; for
         new page-locked memory ``cuMemAllocFromPoolAsync``, without pools ``cuMemHostAlloc``.
         After `numpy.copyto`.
@@ -229,7 +233,7 @@ class Transfers(Orders):
             else:
                 _transfer.between(to.array, packed, consumer, deadline)
 
-        in_order(ordering, copy, release=True)
+        in_order(ordering, copy, deadline, release=True)
         return consumer
 
     @staticmethod
@@ -288,4 +292,4 @@ class Transfers(Orders):
             _keep, packed = _operands.packed(source, ordering)
             return _transfer.to_host(packed, ordering.consumer, out, deadline)
 
-        return in_order(ordering, copy, release=False)
+        return in_order(ordering, copy, deadline, release=False)
