@@ -164,7 +164,7 @@ class Tattling:
 
 def test_a_hit_takes_no_lock() -> None:
     registry = us.UserStream()
-    lock = registry._lock = Tattling()  # type: ignore[assignment]
+    lock = registry._table._lock = Tattling()  # type: ignore[assignment]
     buffer = on(0)
     registry.get_stream(buffer)
     taken = lock.taken
@@ -305,7 +305,7 @@ def test_a_stream_that_is_made_while_its_registry_is_closed(
     go_on.set()
     making.join(20)
     assert len(refused) == 1
-    assert not mine._named.get(None)
+    assert not mine._table.named.get(None)
     with pytest.raises(us.ClosedError):
         mine.get_stream(0)
 
@@ -414,7 +414,7 @@ def test_a_stream_that_two_threads_close() -> None:
 def test_a_stream_that_another_thread_closes_meanwhile_is_left_out() -> None:
     closed, stream = us.Stream.create(0), us.get_stream(0)
     closed.close()
-    us.UserStream.get()._named["closed"] = {0: closed}
+    us.UserStream.get()._table.named["closed"] = {0: closed}
     us.wait_all(timeout=10)
     asyncio.run(us.wait_all_async(timeout=10))
     with testing.latch(stream), pytest.raises(us.WaitTimeout) as caught:

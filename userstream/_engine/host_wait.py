@@ -31,10 +31,11 @@ def sync_all(
     timeout: float | None,
     policy: str = "auto",
     *,
-    grouped: bool,
+    grouped: bool | None = None,
     closed_is_done: bool = False,
 ) -> None:
-    """Wait for all of them at once."""
+    """Wait for all of them at once; by default failures are grouped if there are several."""
+    grouped = len(targets) > 1 if grouped is None else grouped
     _waiting.wait_for(
         targets, timeout=timeout, policy=policy, grouped=grouped, closed_is_done=closed_is_done
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from userstream import _buffers, _driver, _targets, _transfer
 from userstream._buffers import type_name
-from userstream._registry import _host_operands
+from userstream._transfer import host_operands
 from userstream.errors import (
     DeviceMismatchError,
     HostBufferError,
@@ -92,7 +92,7 @@ def _whole(
     if out is not None and not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a numpy.ndarray, not {type(out).__name__}")
     if view is None:
-        return _host_operands.copied(_host_operands.require_numpys(buffer), out)
+        return host_operands.copied(host_operands.require_numpys(buffer), out)
     if pieces is None:
         return copy(view, out)
     return _joined(buffer, pieces, copy, out)
@@ -131,7 +131,7 @@ def _joined(
 def source_of(buffer: Any) -> Operand | None:
     """Return what `copyto` reads; `None` if it is on the host."""
     view = _buffers.view_or_none(buffer)
-    if view is None and _host_operands.is_numpys(buffer):
+    if view is None and host_operands.is_numpys(buffer):
         return None
     return operand(_known(buffer, view))
 

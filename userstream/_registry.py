@@ -1,0 +1,1055 @@
+"""`UserStream`: a registry of user streams, and what is done with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, overload
+
+from userstream import (
+    _buffers,
+    _device_wait,
+    _holding,
+    _numbers,
+    _process,
+    _targets,
+    _transfer,
+    _waiting,
+)
+from userstream._engine import host_wait
+from userstream._ordering import (
+    Borrow,
+    Ordering,
+    given_lane,
+    hand_over,
+    ordering_of,
+    usual_streams_of,
+)
+from userstream._table import Table
+from userstream._transfer import copies
+from userstream.errors import WaitErrors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from concurrent.futures import Future
+    from types import TracebackType
+    from typing import Self
+
+    import numpy as np
+
+    from userstream._engine.lane import Lane
+    from userstream._stream.stream import Stream
+    from userstream.typing import Buffer, Producer, StreamLike, Target, WaitPolicy
+
+_AUTO = "auto"
+
+
+class UserStream:
+    """The user streams of a process, a library or a test: one per device and name.
+
+    The functions of the `userstream` module act on the registry of the process,
+    ``UserStream.get()``; each of them is a method here. A library or a test that wants streams of
+    its own makes a registry of its own, ``UserStream()``. As a context manager it waits for its
+    streams at the end of the block, and is closed for good.
+
+    Notes
+    -----
+    Thread-safe. Finding a stream that exists takes no lock. After DALI's C++
+    ``dali::UserStream``, of which there is only the one of the process.
+
+    Examples
+    --------
+    >>> from userstream import UserStream
+    >>> UserStream.get() is UserStream.get()
+    True
+    >>> with UserStream() as mine:
+    ...     stream = mine.get_stream(0)
+    ...     stream is mine.get_stream(0), stream is UserStream.get().get_stream(0)
+    (True, False)
+    """
+
+    __slots__ = ("__weakref__", "_table", "_unnamed")
+
+    def __init__(self) -> None:
+        self._table = Table()
+        self._unnamed = self._table.unnamed  # for the path of nearly every call
+
+    @staticmethod
+    def get() -> UserStream:
+        """Return the registry of the process.
+
+        Returns
+        -------
+        UserStream
+            The same object on every call, in every thread. Pickled, it becomes that of the process
+            where it is unpickled; and so do the functions of the `userstream` module.
+
+        Examples
+        --------
+        >>> from userstream import UserStream
+        >>> UserStream.get().streams() == UserStream.get().streams()
+        True
+        """
+        return _process_registry
+
+    # -- the streams ------------------------------------------------------------------------------
+
+    def get_stream(
+        self, target: Target = None, *, name: str | None = None, priority: int | None = None
+    ) -> Stream:
+        """Return the user stream of a device, and make it if there is none yet.
+
+        Parameters
+        ----------
+        target : GPU buffer, sequence or mapping of them, device, int or stream, optional
+            Whatever says which device: a buffer of any framework, several on the same device, a
+            device or its ordinal; by default the calling thread's current device (device 0
+            without a context, as ``cudaGetDevice``). A stream is returned itself.
+        name : str, optional
+            Which of the device's user streams; the one without a name by default.
+        priority : int, optional
+            Lower numbers run first. Clamped to what the device has. By default that of the
+            existing stream, or 0.
+
+        Returns
+        -------
+        Stream
+            Non-blocking. The same object on every call, in every thread.
+
+        Raises
+        ------
+        UnsupportedBufferError, HostBufferError
+            The target, or something in it, is no GPU buffer.
+        DeviceMismatchError
+            The buffers live on several devices.
+        InvalidDeviceError
+            There is no such device, or the target names none.
+        ValueError
+            The stream exists with another priority; ``name`` is empty; ``name`` or ``priority``
+            is given with a stream.
+        TypeError
+            ``name`` is no string, ``priority`` no integer.
+        ClosedError
+            The stream that was passed, or this registry, is closed.
+        DriverNotFoundError, ForkedError, DriverError
+            The driver is not there, may not be used, or refused.
+
+        Notes
+        -----
+        Thread-safe, and takes no lock if the stream exists. Does not block, except for the first
+        use of a device, which brings its primary context into being. It orders nothing: the
+        stream may run ahead of the work that fills the buffer. The current device and context
+        stay as they are. Driver call, once: ``cuStreamCreateWithPriority``. From DALI: one
+        non-blocking stream of default priority per device, made on demand.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> stream = us.get_stream(0)
+        >>> stream is us.get_stream(0)
+        True
+        >>> us.get_stream(0, name="io", priority=-1).name
+        'io'
+        """
+        # The path of every call but the first: one look at the type, one at the table.
+        streams = self._unnamed if name is None else self._table.called(name)
+        if priority is None:
+            stream = _known(target, streams)
+            if stream is not None:
+                return stream
+        return self._table.find_or_create(target, name, priority)
+
+    def streams(self) -> Mapping[tuple[int, str | None], Stream]:
+        """Return the user streams there are now.
+
+        Returns
+        -------
+        Mapping
+            From (device ordinal, name) to `Stream`; read-only, and a snapshot.
+
+        Raises
+        ------
+        ForkedError
+            In a child of a process that had used the driver.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> stream = us.get_stream(0)
+        >>> us.streams()[0, None] is stream
+        True
+        """
+        return self._table.streams()
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Wait for the user streams and empty the registry, which can be used again.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds for all of it, at least 0; `None` waits for ever.
+
+        Raises
+        ------
+        WaitTimeout
+            Some streams were not done in time. The registry keeps all its streams.
+        WaitErrors
+            The GPU failed. The registry is emptied nevertheless.
+        CaptureError
+            One of the streams is being captured into a graph; the registry keeps all its streams.
+
+        Notes
+        -----
+        The registry of the process gives the page-locked memory of `asnumpy` back as well, as far
+        as no array is on it. Streams that somebody still holds stay usable; the others are
+        destroyed, unless their handle was given away (see `Stream`). Only applications close the
+        registry of the process: others may be using it. Blocks, but never inside the driver;
+        thread-safe.
+
+        Examples
+        --------
+        >>> from userstream import UserStream
+        >>> mine = UserStream()
+        >>> stream = mine.get_stream(0)
+        >>> mine.close()
+        >>> len(mine.streams())
+        0
+        """
+        _waiting.check_arguments(timeout, "auto")
+        lanes = self._table.lanes()
+        try:
+            _waiting.wait_for(
+                list(lanes.values()),
+                timeout=timeout,
+                policy="auto",
+                grouped=True,
+                closed_is_done=True,
+            )
+        except WaitErrors:
+            self._table.remove(lanes)
+            raise
+        self._table.remove(lanes)
+        if self is _process_registry:
+            _transfer.trim()
+
+    def __enter__(self) -> Self:
+        self._table.check_open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        finally:
+            self._table.close()
+
+    def __reduce__(self) -> tuple[Callable[[], UserStream], tuple[()]]:
+        if self is not _process_registry:
+            _process.refuse_copy(
+                self, "send a function that calls userstream there: each process has a registry"
+            )
+        return UserStream.get, ()  # the functions of the package are bound to it
+
+    def __repr__(self) -> str:
+        which = " of the process" if self is _process_registry else ""
+        return f"<userstream.UserStream{which}: {self._table}>"
+
+    # -- host waits -------------------------------------------------------------------------------
+
+    def wait(
+        self,
+        target: Target = None,
+        *,
+        name: str | None = None,
+        timeout: float | None = None,
+        policy: WaitPolicy = "auto",
+    ) -> None:
+        """Wait on the host for the work that you queued on a device's user stream.
+
+        Parameters
+        ----------
+        target : GPU buffer, device, int, stream, or sequence or mapping, optional
+            Whose user stream, as for `get_stream`, but of several devices it is all of them. A
+            stream is waited for itself, registered or not. Sequences and mappings hold buffers
+            alone, or streams alone.
+        name : str, optional
+            Which of the device's user streams; the one without a name by default.
+        timeout : float, optional
+            Seconds for all of it, at least 0; 0 asks once, `None` waits for ever.
+        policy : {"auto", "spin"}, default "auto"
+            ``"auto"`` polls for 250 µs and then sleeps between polls, for 5 % of the time waited
+            so far and 5 ms at most. ``"spin"`` never sleeps.
+
+        Raises
+        ------
+        NoUserStreamError
+            A device has no user stream (of that name).
+        WaitTimeout
+            The work was not done in time. Nothing was cancelled; waiting again works.
+        CaptureError
+            The stream is being captured into a graph; the capture goes on.
+        DriverError, WaitErrors
+            The GPU failed; `WaitErrors` if there are several streams.
+        UnsupportedBufferError, HostBufferError, InvalidDeviceError, ValueError, TypeError
+            As `get_stream`.
+
+        Notes
+        -----
+        Covers what was queued when it was called, by you: not the work of the buffer's producer,
+        nor what other threads queue afterwards. Blocks, but never inside the driver, so Ctrl-C
+        stops it; thread-safe; leaves everybody's graph captures alone. Driver calls:
+        ``cuStreamQuery``, and if the stream is busy ``cuEventRecord`` and ``cuEventQuery``. From
+        DALI: it refuses a device without a user stream.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> stream = us.get_stream(0)
+        >>> us.wait(0, timeout=10)
+        """
+        streams = self._unnamed if name is None else self._table.called(name)
+        stream = _known(target, streams)
+        if stream is None:
+            _waiting.check_arguments(timeout, policy)
+            host_wait.sync_all(self._table.waited_for(target, name), timeout, policy)
+        else:
+            host_wait.sync(stream._lane or stream._resolve(), timeout, policy)
+
+    def wait_for_device(self, target: Target = None, *, timeout: float | None = None) -> None:
+        """Wait on the host for everything on a device, whoever queued it.
+
+        **This invalidates a graph capture of that device's context, on any thread and in any
+        mode**: CUDA gives no way around it. It is refused with `CaptureError` when the capture
+        can be seen, which is when the legacy default stream, the stream that is passed or one that
+        userstream made takes part in it. Prefer `wait`.
+
+        Parameters
+        ----------
+        target : GPU buffer, sequence or mapping of them, device, int or stream, optional
+            Which device, or devices; the calling thread's current one by default.
+        timeout : float, optional
+            Seconds for all of it, at least 0; 0 asks once, `None` waits for ever.
+
+        Raises
+        ------
+        WaitTimeout
+            The work was not done in time. Nothing was cancelled; waiting again works.
+        CaptureError
+            A graph capture was seen; it goes on.
+        DriverError, WaitErrors
+            The GPU failed; `WaitErrors` if there are several devices.
+        UnsupportedBufferError, HostBufferError, InvalidDeviceError, ValueError, TypeError
+            As `get_stream`.
+
+        Notes
+        -----
+        Covers what was queued when it was called. Blocks, but never inside the driver, so Ctrl-C
+        stops it; thread-safe. A device that nobody has used yet has nothing to wait for, and is
+        not woken up. Covers the primary context, and that of the stream that was passed or the
+        current one if it is another; not green contexts. Driver calls: ``cuCtxRecordEvent`` and
+        ``cuEventQuery``; with a driver before CUDA 12.5 ``cuCtxSynchronize`` in a thread of its
+        own, which a timeout leaves behind. From DALI, but with a timeout.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> us.wait_for_device(0, timeout=10)
+        """
+        _waiting.check_arguments(timeout, "auto")
+        self._table.check_open()
+        given = _targets.stream_of(target)
+        lane = None if given is None else given._resolve()
+        devices = _targets.devices_of(target) if lane is None else [lane.device]
+        work = _device_wait.work_on(devices, lane, and_current=target is None)
+        host_wait.sync_all(work, timeout)
+
+    def wait_all(self, *, timeout: float | None = None, policy: WaitPolicy = "auto") -> None:
+        """Wait on the host for the work on every user stream of every device, on all at once.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds for all of it, at least 0; 0 asks once, `None` waits for ever.
+        policy : {"auto", "spin"}, default "auto"
+            As for `wait`.
+
+        Raises
+        ------
+        WaitTimeout
+            Some streams were not done in time; one error lists them all.
+        WaitErrors
+            The GPU failed. Every stream was waited for nevertheless; those that were late are
+            one `WaitTimeout` in the group.
+        CaptureError
+            One of the streams is being captured into a graph; the capture goes on.
+        ValueError, TypeError
+            ``timeout`` or ``policy`` is none.
+
+        Notes
+        -----
+        Takes as long as the slowest of them. Returns at once if there is no user stream. Blocks,
+        but never inside the driver, so Ctrl-C stops it; thread-safe. From DALI.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> us.wait_all(timeout=10)
+        """
+        _waiting.check_arguments(timeout, policy)
+        self._table.check_open()
+        lanes = list(self._table.lanes().values())
+        host_wait.sync_all(lanes, timeout, policy, grouped=True, closed_is_done=True)
+
+    # -- without a waiting thread -----------------------------------------------------------------
+
+    def completion(self, target: Target = None, *, name: str | None = None) -> Future[None]:
+        """Return a future of the work that is queued on a device's user stream now.
+
+        Parameters
+        ----------
+        target : GPU buffer, device, int, stream, or sequence or mapping, optional
+            As for `wait`.
+        name : str, optional
+            Which of the device's user streams; the one without a name by default.
+
+        Returns
+        -------
+        concurrent.futures.Future
+            Its result is `None`. It has the exceptions of `wait`: `DriverError`, or `WaitErrors`
+            if there are several streams. Its own ``result(timeout=)`` raises a plain
+            `TimeoutError`, and waiting again works. Cancelling it cancels no work.
+
+        Raises
+        ------
+        NoUserStreamError, CaptureError, ClosedError
+            As `wait`.
+        UnsupportedBufferError, HostBufferError, InvalidDeviceError, ValueError, TypeError
+            As `get_stream`.
+
+        Notes
+        -----
+        Does not block; thread-safe. One thread of the library watches all futures and calls their
+        callbacks: keep those short. They may not wait for a future there (`RuntimeError`), and what
+        they raise is logged. It tells within 5 % of the time waited and 1 ms. Driver calls:
+        ``cuStreamQuery``, ``cuEventRecord``; ``cuEventQuery`` in that thread, in the relaxed
+        capture mode.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> stream = us.get_stream(0)
+        >>> us.completion(0).result(timeout=10)
+        """
+        lanes = self._waited_for(target, name)
+        # Takes longer to load than the rest of the waits. After the check for a forked child, where
+        # a thread that is not there may have been loading it, and would be waited for.
+        from userstream import _futures
+
+        return _futures.Completion(lanes, grouped=len(lanes) > 1)
+
+    async def wait_async(
+        self, target: Target = None, *, name: str | None = None, timeout: float | None = None
+    ) -> None:
+        """Wait as `wait` does, without blocking the event loop.
+
+        Parameters
+        ----------
+        target : GPU buffer, device, int, stream, or sequence or mapping, optional
+            As for `wait`.
+        name : str, optional
+            As for `wait`.
+        timeout : float, optional
+            Seconds for all of it, at least 0; `None` waits for ever. ``asyncio.timeout`` works
+            as well.
+
+        Raises
+        ------
+        RuntimeError
+            No asyncio event loop runs here; or it runs in a host function or a callback, which may
+            not wait.
+        WaitTimeout, NoUserStreamError, CaptureError, ClosedError, DriverError, WaitErrors
+            As `wait`.
+
+        Notes
+        -----
+        Covers what is queued when it is first awaited. Cancelling the task ends this wait alone.
+        Any number of tasks, in event loops of any number of threads, share one thread of the
+        library (see `completion`).
+
+        Examples
+        --------
+        >>> import asyncio
+        >>> import userstream as us
+        >>> stream = us.get_stream(0)
+        >>> asyncio.run(us.wait_async(0, timeout=10))
+        """
+        _waiting.check_arguments(timeout, "auto")
+        lanes = self._waited_for(target, name)
+        from userstream import _futures  # as in `completion`
+
+        await _futures.wait(lanes, timeout=timeout, grouped=len(lanes) > 1)
+        _holding.sweep()
+
+    async def wait_all_async(self, *, timeout: float | None = None) -> None:
+        """Wait as `wait_all` does, without blocking the event loop.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds for all of it, at least 0; `None` waits for ever.
+
+        Raises
+        ------
+        RuntimeError
+            As `wait_async`.
+        WaitTimeout, WaitErrors, CaptureError, ValueError, TypeError
+            As `wait_all`.
+
+        Notes
+        -----
+        As `wait_async`.
+
+        Examples
+        --------
+        >>> import asyncio
+        >>> import userstream as us
+        >>> asyncio.run(us.wait_all_async(timeout=10))
+        """
+        _waiting.check_arguments(timeout, "auto")
+        self._table.check_open()
+        lanes = list(self._table.lanes().values())
+        from userstream import _futures  # as in `completion`
+
+        await _futures.wait(lanes, timeout=timeout, grouped=True, closed_is_done=True)
+        _holding.sweep()
+
+    # -- order with the producers of buffers ------------------------------------------------------
+
+    def acquire(
+        self,
+        *buffers: Buffer,
+        stream: StreamLike | int | None = None,
+        producer: Producer = "auto",
+    ) -> Stream:
+        """Let later work on a stream wait for the work that produces buffers; no host wait.
+
+        Parameters
+        ----------
+        *buffers : GPU buffer, or sequence or mapping of them
+            Of any framework: see :doc:`/reference/buffers`.
+        stream : stream, optional
+            The one that uses the buffers, of any library; by default the user stream of their
+            device, which is made if there is none yet.
+        producer : stream, None or "auto", default "auto"
+            The one that writes all the buffers; `None` if nothing is pending. ``"auto"`` asks
+            each buffer, or its framework for the current stream of the buffer's device.
+
+        Returns
+        -------
+        Stream
+            The one that uses the buffers.
+
+        Raises
+        ------
+        UnknownProducerError
+            Nothing tells who writes a buffer (see :doc:`/reference/buffers`): pass ``producer=``.
+        DeviceMismatchError
+            The buffers live on several devices, and no ``stream`` is given.
+        UnsupportedBufferError, HostBufferError
+            Something that was passed is no GPU buffer.
+        CaptureError
+            One stream is being captured into a graph and the other is not, or into another one; or
+            the legacy default stream would break a capture. The captures go on.
+        ClosedError
+            A stream that was passed, or this registry, is closed.
+        ValueError, TypeError
+            No buffer was passed; ``stream`` or ``producer`` is none.
+        DriverNotFoundError, ForkedError, DriverError
+            The driver is not there, may not be used, or refused.
+
+        Notes
+        -----
+        It is no lock: the producer may go on writing until `release` tells it to wait. It keeps
+        nothing alive; `borrow` does. There is one edge per distinct producer stream, and none where
+        the producer and the consumer are the same stream. Does not block; thread-safe; the current
+        device stays as it is. A user stream never joins the capture of a producer; a stream of
+        your own that you pass does. With ``USERSTREAM_SYNC=1`` it waits on the host as well. Driver
+        calls: ``cuStreamIsCapturing``, ``cuEventRecord`` on a pooled event, ``cuStreamWaitEvent``;
+        for JAX and other producers that order a consumer themselves, ``__dlpack__(stream=)``.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> from cuda.core import Device
+        >>> Device(0).set_current()
+        >>> producer = Device(0).create_stream()
+        >>> buffer = Device(0).allocate(1024, stream=producer)
+        >>> us.acquire(buffer, producer=producer) is us.get_stream(buffer)
+        True
+        """
+        if stream is None and producer is _AUTO:
+            usual = usual_streams_of(buffers, self._unnamed)
+            if usual is not None:
+                consumer, source, _ = usual
+                if source is not None:
+                    consumer._resolve().wait_for(source, may_join=False)
+                return consumer
+        ordering = self._any_ordering(buffers, stream, producer)
+        ordering.acquire()
+        return ordering.consumer
+
+    def release(
+        self,
+        *buffers: Buffer,
+        stream: StreamLike | int | None = None,
+        producer: Producer = "auto",
+    ) -> None:
+        """Let the producers of buffers go on only after the work queued on a stream; no host wait.
+
+        Parameters
+        ----------
+        *buffers : GPU buffer, or sequence or mapping of them
+            They are held until the stream has passed this point.
+        stream : stream, optional
+            The one that used the buffers; by default the user stream of their device.
+        producer : stream, None or "auto", default "auto"
+            As for `acquire`. ``"auto"`` means the current streams of the frameworks now.
+
+        Raises
+        ------
+        UnknownProducerError, DeviceMismatchError, UnsupportedBufferError, HostBufferError
+            As `acquire`.
+        CaptureError, ClosedError, ValueError, TypeError
+            As `acquire`.
+        DriverNotFoundError, ForkedError, DriverError
+            As `acquire`.
+
+        Notes
+        -----
+        What `borrow` does at its end. JAX and other producers that order a consumer through
+        ``__dlpack__`` only cannot be told to wait: their buffers are held and nothing else, unless
+        ``producer`` is given. Where the stream is being captured nothing is held: keep the buffers
+        as long as the graph. Does not block; thread-safe. Driver calls: those of `acquire`. After
+        the CUDA Array Interface, which asks for this edge of its consumers.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> from cuda.core import Device
+        >>> Device(0).set_current()
+        >>> producer = Device(0).create_stream()
+        >>> buffer = Device(0).allocate(1024, stream=producer)
+        >>> stream = us.acquire(buffer, producer=producer)
+        >>> us.release(buffer, producer=producer)
+        """
+        ordering = self._ordering(buffers, stream, producer)
+        ordering.release(ordering.buffers)
+
+    def borrow(
+        self,
+        *buffers: Buffer,
+        stream: StreamLike | int | None = None,
+        producer: Producer = "auto",
+        activate: bool | str | Iterable[str] = False,
+        keep: bool = True,
+    ) -> Borrow:
+        """Use buffers on a stream for the length of a block, in order with their producers.
+
+        Parameters
+        ----------
+        *buffers : GPU buffer, or sequence or mapping of them
+            Of any framework: see :doc:`/reference/buffers`.
+        stream : stream, optional
+            The one that uses the buffers, of any library; by default the user stream of their
+            device, which is made if there is none yet.
+        producer : stream, None or "auto", default "auto"
+            As for `acquire`; asked at the begin of the block and kept to its end.
+        activate : bool, str or iterable of str, default False
+            Makes the stream the current one of these frameworks inside (see `Stream.activate`);
+            `True` stands for those of the buffers.
+        keep : bool, default True
+            Hold the buffers not only to the end of the block, but until the stream has passed it.
+            With `False` it is yours to see that their memory is not freed before.
+
+        Returns
+        -------
+        context manager
+            Its value is the stream. At the begin the stream waits for the producers, as `acquire`;
+            at the end, also after an exception, the producers wait for the stream, as `release`.
+
+        Raises
+        ------
+        UnknownProducerError, DeviceMismatchError, UnsupportedBufferError, HostBufferError
+            As `acquire`.
+        CaptureError, ClosedError, ValueError, TypeError
+            As `acquire`.
+        DriverNotFoundError, ForkedError, DriverError
+            As `acquire`.
+        RuntimeError
+            The block ends in another thread than it began in, and the per-thread default stream
+            takes part, or a framework's current stream was set.
+
+        Notes
+        -----
+        An error at the end of the block never replaces one of your own: it becomes a note of it.
+        Memory is not used again underneath: an edge alone would not see to that for memory that
+        was allocated on another stream than the producer's (of PyTorch and CuPy). References are
+        let go of by later calls, by waits, or by a thread of the library within about 5 ms. DALI
+        uses the memory of a pipeline's outputs again all the same: `wait` before its next run. An
+        array of JAX cannot be donated as long as it is held. May be nested, and used in many
+        threads. Does not block. Driver calls: those of `acquire`, twice.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> from cuda.core import Device
+        >>> Device(0).set_current()
+        >>> producer = Device(0).create_stream()
+        >>> buffer = Device(0).allocate(1024, stream=producer)
+        >>> with us.borrow(buffer, producer=producer) as stream:
+        ...     buffer.fill(0, stream=stream)
+        """
+        return Borrow(self._ordering, (buffers, stream, producer), activate, keep)
+
+    def hold(self, *objects: object, stream: StreamLike | int) -> None:
+        """Keep objects alive until a stream has done the work that is queued on it now.
+
+        Parameters
+        ----------
+        *objects : object
+            Anything; usually buffers that the work uses.
+        stream : stream
+            Of any library.
+
+        Raises
+        ------
+        CaptureError
+            The stream is being captured into a graph: keep the objects as long as the graph.
+        ClosedError, ForkedError, DriverError, TypeError, ValueError
+            As `acquire`.
+
+        Notes
+        -----
+        References are let go of by later calls, by waits, or by a thread of the library within
+        about 5 ms; never by a thread of the driver. At interpreter exit what is still held stays.
+        Does not block; thread-safe. Driver calls: ``cuEventRecord``, and ``cuEventQuery`` later.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> stream = us.get_stream(0)
+        >>> scratch = bytearray(1024)
+        >>> us.hold(scratch, stream=stream)
+        """
+        self._table.check_open()
+        _holding.keep(given_lane(stream, "stream"), objects)
+
+    def hand_over(self, *results: Buffer, stream: StreamLike | int | None = None) -> None:
+        """Hand results that were made on a stream over to the current streams of their frameworks.
+
+        Parameters
+        ----------
+        *results : GPU buffer, or sequence or mapping of them
+            Of PyTorch, CuPy or DALI's dynamic mode, made while the stream was `active
+            <Stream.activate>`.
+        stream : stream, optional
+            The one on which they were made; by default the user stream of their device.
+
+        Raises
+        ------
+        UnsupportedBufferError
+            A result belongs to no framework that has a current stream.
+        CaptureError, ClosedError, ForkedError, DriverError, TypeError, ValueError
+            As `acquire`.
+
+        Notes
+        -----
+        Needed for results that are used before the block ends in which they were made, or in
+        another thread: their framework's current stream then waits for the stream, and PyTorch's
+        allocator is told of that use (``Tensor.record_stream``). Call it where the results are to
+        be used. After the block its end has done all that. Does not block; thread-safe. Driver
+        calls: those of `acquire`.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> us.hand_over([])  # nothing to hand over
+        """
+        self._table.check_open()
+        hand_over(results, stream, self._user_stream)
+
+    # -- what buffers are, and copies of them -----------------------------------------------------
+
+    device_of: Final = staticmethod(_buffers.device_of)
+    describe: Final = staticmethod(_buffers.describe)
+
+    @overload
+    def asnumpy(
+        self,
+        buffer: Buffer,
+        *,
+        out: np.ndarray,
+        stream: StreamLike | int | None = None,
+        producer: Producer = "auto",
+        timeout: float | None = None,
+    ) -> np.ndarray: ...
+
+    @overload
+    def asnumpy(
+        self,
+        buffer: Buffer,
+        *,
+        out: None = None,
+        stream: StreamLike | int | None = None,
+        producer: Producer = "auto",
+        timeout: float | None = None,
+    ) -> Any: ...
+
+    def asnumpy(
+        self,
+        buffer: Buffer,
+        *,
+        out: np.ndarray | None = None,
+        stream: StreamLike | int | None = None,
+        producer: Producer = "auto",
+        timeout: float | None = None,
+    ) -> Any:
+        """Copy a buffer to the host, in order with its producer, and wait for that copy alone.
+
+        Parameters
+        ----------
+        buffer : GPU buffer, or sequence or mapping of them
+            Of any framework: see :doc:`/reference/buffers`. Any strides; NumPy's types, and
+            bfloat16 and float8 where ``ml_dtypes`` is installed. Host buffers are taken as well.
+        out : numpy.ndarray, optional
+            Where to; of the same shape and type. Page-locked memory is the quickest.
+        stream : stream, optional
+            The one to copy on; by default the user stream of the buffer's device.
+        producer : stream, None or "auto", default "auto"
+            As for `acquire`.
+        timeout : float, optional
+            Seconds, at least 0; `None` waits for ever.
+
+        Returns
+        -------
+        numpy.ndarray, or list or dict of them
+            ``out``, or a new array that has the order in memory that the buffer has. Of a list
+            of tensors of DALI, a sequence or a mapping: a list, or a dict. Of a sharded array of
+            JAX: the whole array. Of a host buffer ``numpy.asarray(buffer)``, which copies nothing
+            where it need not, or ``numpy.from_dlpack``. Read-only where elements share memory.
+
+        Raises
+        ------
+        WaitTimeout
+            The copy was not done in time. ``out`` is undefined: copy again once the producer is
+            done. Until the GPU has come past it, the buffer and the memory to fill are kept.
+        UnsupportedBufferError
+            The object is no buffer, has no shape (a bare address), has elements that NumPy lacks,
+            or is masked; or its shape and strides reach out of its allocation; or it lies in memory
+            so that it takes more than 65,536 copies; or its ``__dlpack__`` gives another copy at
+            each call.
+        HostBufferError
+            It is on the host, and NumPy cannot read it.
+        UnknownProducerError, DeviceMismatchError, CaptureError, ClosedError
+            As `acquire`; and a copy in a graph is refused, as is a ``stream`` of another device for
+            a conjugate or negated tensor of PyTorch.
+        ValueError, TypeError
+            ``out`` has another shape or type, is read-only or masked; as `acquire`.
+        DriverNotFoundError, ForkedError, DriverError
+            The driver is not there, may not be used, or refused.
+
+        Notes
+        -----
+        Blocks, but never inside the driver, so Ctrl-C stops it; thread-safe. Work on other streams
+        is not held up. On an error ``out`` is undefined, and after a timeout or Ctrl-C the GPU may
+        still write a page-locked ``out``. Driver calls: those of `acquire`; ``cuMemcpyAsync``,
+        ``cuMemcpy3DAsync``; for new memory ``cuMemAllocFromPoolAsync``, without pools
+        ``cuMemHostAlloc``.
+
+        A result is on page-locked memory, which is used again when the last array on it is gone. So
+        work that still reads it, such as a copy from it that does not block, needs it kept: keep
+        the array, or give it to `hold` with the stream of that work. At most an eighth of the
+        machine's memory and 4 GiB are page-locked (set ``USERSTREAM_PINNED_LIMIT``, in bytes, or
+        call `UserStream.set_pinned_limit`); past that results are ordinary arrays, copied through
+        page-locked chunks.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> from cuda.core import Device
+        >>> Device(0).set_current()
+        >>> theirs = Device(0).create_stream()
+        >>> buffer = Device(0).allocate(4, stream=theirs)
+        >>> buffer.fill(7, stream=theirs)
+        >>> us.asnumpy(buffer, producer=theirs).tolist()
+        [7, 7, 7, 7]
+        """
+        _waiting.check_arguments(timeout, "auto")
+        self._table.check_open()
+        return copies.asnumpy(
+            buffer,
+            out,
+            stream=stream,
+            producer=producer,
+            user_stream=self._user_stream,
+            timeout=timeout,
+        )
+
+    def copyto(
+        self,
+        dst: Buffer,
+        src: Buffer,
+        *,
+        stream: StreamLike | int | None = None,
+        producer: Producer = "auto",
+        timeout: float | None = None,
+    ) -> Stream:
+        """Copy one buffer to another, in order with the producers of both.
+
+        Parameters
+        ----------
+        dst : GPU buffer or host array
+            Where to.
+        src : GPU buffer or host array
+            Where from: of the same type as ``dst``, and of a shape that broadcasts to its shape.
+            One of the two is a GPU buffer; if both are, they may be of different frameworks and
+            on different devices. NumPy's scalars are arrays without axes.
+        stream : stream, optional
+            The one to copy on; by default the user stream of the device of ``dst``, or of ``src``
+            if ``dst`` is on the host.
+        producer : stream, None or "auto", default "auto"
+            As for `acquire`, of both.
+        timeout : float, optional
+            Seconds, at least 0; `None` waits for ever. Nothing is waited for between devices.
+
+        Returns
+        -------
+        Stream
+            The one on which the copy was queued.
+
+        Raises
+        ------
+        WaitTimeout
+            The copy was not done in time, and what ``dst`` holds is undefined: copy again.
+        UnsupportedBufferError, HostBufferError
+            As `asnumpy`.
+        UnknownProducerError, DeviceMismatchError, CaptureError, ClosedError
+            As `asnumpy`.
+        ValueError, TypeError
+            The shapes do not fit, or the types differ; ``dst`` is read-only (as arrays of JAX
+            are), a conjugate or negated view of PyTorch, or a host object that NumPy can only
+            copy; the two overlap or interleave; both are on the host, where `numpy.copyto` copies.
+        DriverNotFoundError, ForkedError, DriverError
+            The driver is not there, may not be used, or refused.
+
+        Notes
+        -----
+        A host array may be reused when it returns: one that is copied from is copied aside first
+        up to 16 MiB, and waited for above; one that is copied to is waited for. The GPU buffers
+        are held until the copy is done, and their producers go on after it. A buffer that orders a
+        consumer by DLPack alone names no producer: there all later work of the device goes on after
+        the copy, unless its CUDA Array Interface names a stream; where that would invalidate a
+        capture that can be seen, and before CUDA 12.5, the copy is waited for instead. Peer access
+        between devices is left as it is. Thread-safe. Driver calls: those of `acquire` and
+        `release`; ``cuCtxWaitEvent``;
+        ``cuMemcpyAsync``, ``cuMemcpy3DAsync``, ``cuMemcpyPeerAsync``, ``cuMemcpy3DPeerAsync``; for
+        new page-locked memory ``cuMemAllocFromPoolAsync``, without pools ``cuMemHostAlloc``.
+        After `numpy.copyto`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import userstream as us
+        >>> from cuda.core import Device
+        >>> Device(0).set_current()
+        >>> theirs = Device(0).create_stream()
+        >>> buffer = Device(0).allocate(4, stream=theirs)
+        >>> stream = us.copyto(buffer, np.arange(4, dtype=np.uint8), producer=theirs)
+        >>> us.asnumpy(buffer, producer=theirs).tolist()
+        [0, 1, 2, 3]
+        """
+        _waiting.check_arguments(timeout, "auto")
+        self._table.check_open()
+        return copies.copyto(
+            dst,
+            src,
+            stream=stream,
+            producer=producer,
+            user_stream=self._user_stream,
+            timeout=timeout,
+        )
+
+    @staticmethod
+    def set_pinned_limit(nbytes: int) -> None:
+        """Bound the page-locked memory on which `asnumpy` hands out results, for the process.
+
+        Parameters
+        ----------
+        nbytes : int
+            Bytes, those under arrays that are still in use included; 0 hands out none.
+
+        Raises
+        ------
+        ValueError
+            It is negative.
+        TypeError
+            It is no integer.
+
+        Notes
+        -----
+        Memory that is free already is given back, by a thread of the library. Does not block;
+        thread-safe. Launches of other threads are not held up, except where the driver has no pools
+        of host memory: see :doc:`/explanation/limits`. Driver call: ``cuMemFreeAsync``; without
+        pools ``cuMemFreeHost``.
+
+        Examples
+        --------
+        >>> from userstream import UserStream
+        >>> UserStream.set_pinned_limit(1 << 30)
+        """
+        _transfer.set_limit(_numbers.integer(nbytes, "nbytes"))
+
+    # -- who is meant -----------------------------------------------------------------------------
+
+    def _waited_for(self, target: Target, name: str | None) -> list[Lane]:
+        """Return the lanes that a target of `wait` names, if it is none that `_known` knows."""
+        streams = self._unnamed if name is None else self._table.called(name)
+        stream = _known(target, streams)
+        if stream is not None:
+            return [stream._resolve()]
+        return self._table.waited_for(target, name)
+
+    def _ordering(
+        self, buffers: Sequence[Any], stream: StreamLike | int | None, producer: Producer
+    ) -> Ordering:
+        if stream is None and producer is _AUTO:
+            usual = usual_streams_of(buffers, self._unnamed)
+            if usual is not None:
+                consumer, source, owner = usual
+                ordering = Ordering(consumer, () if source is None else (source,), owner)
+                ordering.buffers = buffers
+                return ordering
+        return self._any_ordering(buffers, stream, producer)
+
+    def _any_ordering(
+        self, buffers: Sequence[Any], stream: StreamLike | int | None, producer: Producer
+    ) -> Ordering:
+        self._table.check_open()
+        views = _targets.views_in(buffers, named="buffers")
+        return ordering_of(views, stream, producer, self._user_stream)
+
+    def _user_stream(self, device: int) -> Stream:
+        return self._unnamed.get(device) or self._table.find_or_create(device, None, None)
+
+
+def _known(target: Target, streams: Mapping[int, Stream]) -> Stream | None:
+    """Return the stream that there is for an ordinal or a buffer."""
+    kind = _buffers.learned.get(type(target))
+    if kind is not None:
+        return streams.get(kind.locate(target))
+    return streams.get(target) if type(target) is int else None
+
+
+_process_registry = UserStream()

@@ -1,0 +1,173 @@
+"""The table of user streams, one per device and name."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from userstream import _numbers, _process, _targets
+from userstream._stream import factory
+from userstream._stream.stream import Stream
+from userstream.errors import ClosedError, DeviceMismatchError, NoUserStreamError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from userstream._engine.lane import Lane
+    from userstream.typing import Target
+
+_tables: weakref.WeakSet[Table] = weakref.WeakSet()
+_NONE: Mapping[int, Stream] = MappingProxyType({})
+
+
+class Table:
+    """The streams of a `UserStream`: finding and making them."""
+
+    __slots__ = ("__weakref__", "_closed", "_lock", "_makings", "named", "unnamed")
+
+    def __init__(self) -> None:
+        # For changes; readers need none. Reentrant, because the garbage collector may run anybody's
+        # destructor in the middle of one.
+        self._lock = threading.RLock()
+        self._makings: dict[tuple[int, str | None], threading.RLock] = {}
+        self._closed = False
+        self.unnamed: dict[int, Stream] = {}  # by device; the same dictionary as long as it lives
+        self.named: dict[str | None, dict[int, Stream]] = {None: self.unnamed}
+        _tables.add(self)
+
+    def __str__(self) -> str:
+        count = sum(map(len, self.named.values()))
+        return "closed" if self._closed else f"{count} stream{'' if count == 1 else 's'}"
+
+    def called(self, name: str) -> Mapping[int, Stream]:
+        """Return the streams of that name, by device."""
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a string, not {name!r}")
+        if not name:
+            raise ValueError("name must not be empty; leave it out for the stream without a name")
+        return self.named.get(name, _NONE)
+
+    def find_or_create(self, target: Target, name: str | None, priority: int | None) -> Stream:
+        """Return the stream of a device and name, and make it if there is none yet."""
+        wanted = None if priority is None else _numbers.integer(priority, "priority")
+        self.check_open()
+        given = _targets.stream_of(target)
+        if given is not None:
+            if name is not None or wanted is not None:
+                raise ValueError(f"{given!r} is a stream already: pass no name and no priority")
+            return given
+        devices = _targets.devices_of(target)
+        if len(devices) > 1:
+            raise DeviceMismatchError(
+                f"the buffers live on devices {devices}, and each device has its own stream; pass "
+                "the buffers of one device at a time",
+                devices=devices,
+            )
+        (device,) = devices
+        if wanted is not None:
+            wanted = factory.clamp_priority(device, wanted)
+        stream = self.named.get(name, {}).get(device) or self._create(device, name, wanted or 0)
+        if wanted is not None and stream.priority != wanted:
+            raise ValueError(
+                f"{stream!r} has priority {stream.priority}, not {wanted}: pass another name for "
+                "a stream of another priority"
+            )
+        return stream
+
+    def _create(self, device: int, name: str | None, priority: int) -> Stream:
+        # The driver may hold this up until another stream is done. So only those wait who want the
+        # same one, and not whoever wants another or closes this registry.
+        with self._makings.setdefault((device, name), threading.RLock()):
+            there = self.named.get(name, _NONE).get(device)
+            if there is not None:
+                return there
+            lane = factory.create(device, name=name, nonblocking=True, priority=priority)
+            stream = Stream._of(lane)
+            with self._lock:
+                self.check_open()
+                # A signal handler or a destructor may have made one in the middle of it.
+                kept = self.named.setdefault(name, {}).setdefault(device, stream)
+                if kept is stream:
+                    lane.on_close = functools.partial(_forget, weakref.ref(self))
+                return kept
+
+    def waited_for(self, target: Target, name: str | None) -> list[Lane]:
+        """Return the lanes of the streams that a target names: those there are."""
+        self.check_open()
+        given = _targets.streams_in(target)
+        if given:
+            if name is not None:
+                raise ValueError(f"{given[0]!r} is a stream already: pass no name")
+            return [stream._resolve() for stream in given]
+        streams = self.unnamed if name is None else self.called(name)
+        found = []
+        for device in _targets.devices_of(target):
+            stream = streams.get(device)
+            if stream is None:
+                called = "" if name is None else f" named {name!r}"
+                raise NoUserStreamError(
+                    f"device {device} has no user stream{called}: can only wait on user streams; "
+                    "get_stream() makes one",
+                    device=device,
+                )
+            found.append(stream._resolve())
+        return found
+
+    def streams(self) -> Mapping[tuple[int, str | None], Stream]:
+        """Return all that there are now, by device and name."""
+        _process.check_fork()
+        # Copies, as a signal handler or a destructor may change the table in the middle.
+        found = {
+            (device, name): stream
+            for name, streams in list(self.named.items())
+            for device, stream in list(streams.items())
+        }
+        return MappingProxyType(found)
+
+    def lanes(self) -> dict[tuple[int, str | None], Lane]:
+        """Return the lanes of all that there are now, by device and name."""
+        return {key: stream._resolve() for key, stream in self.streams().items()}
+
+    def remove(self, lanes: Mapping[tuple[int, str | None], Lane]) -> None:
+        """Take streams out, as far as they are there still."""
+        with self._lock:
+            for (device, name), lane in lanes.items():
+                stream = self.named.get(name, {}).get(device)
+                if stream is not None and stream._lane is lane:
+                    del self.named[name][device]
+
+    def check_open(self) -> None:
+        """Raise `ClosedError` once the registry was closed for good."""
+        _process.check_fork()
+        if self._closed:
+            raise ClosedError(
+                "this UserStream was closed at the end of its with block; make another one"
+            )
+
+    def close(self) -> None:
+        """Close it for good, and empty it."""
+        with self._lock:  # which a thread that is just making a stream has
+            self._closed = True
+        self.remove(self.lanes())  # made meanwhile, or still being captured
+
+
+def _forget(table: weakref.ref[Table], lane: Lane) -> None:
+    """Take a stream that was closed out of its table."""
+    owner = table()
+    if owner is not None:
+        owner.remove({(lane.device, lane.name): lane})
+
+
+def _empty_all() -> None:
+    # In a forked child: the next call misses its stream and meets the check.
+    for table in list(_tables):
+        table._lock = threading.RLock()  # a thread that is not here may have held it
+        table._makings = {}
+        table.unnamed.clear()
+        table.named = {None: table.unnamed}
+
+
+_process.after_fork(_empty_all)
