@@ -2,6 +2,7 @@
 
 ``USERSTREAM_TEST_DRIVER=simulated`` or ``real`` decides; by default it is the real driver where
 there is an NVIDIA device node, and the simulated one where there is none.
+``USERSTREAM_TEST_CORE=compiled`` or ``pure`` insists that this is what runs.
 """
 
 from __future__ import annotations
@@ -49,9 +50,12 @@ def pytest_report_header() -> list[str]:
     from userstream import _driver
 
     driver = "simulated driver" if SIMULATED else "real driver"
+    core_used = "compiled" if _driver.why_pure is None else "pure"
+    if os.environ.get("USERSTREAM_TEST_CORE", core_used) != core_used:
+        raise pytest.UsageError(f"the {core_used} core is in use: {_driver.why_pure}")
     return [
         f"userstream: {driver} (CUDA {_driver.version()}), {_driver.device_count()} devices, "
-        f"cuda-bindings {bindings}, cuda-core {core}"
+        f"cuda-bindings {bindings}, cuda-core {core}, {core_used} core"
     ]
 
 

@@ -77,6 +77,8 @@ def test_json() -> None:
         "ok",
         "versions",
         "platform",
+        "compiled_core",
+        "why_no_compiled_core",
         "driver",
         "devices",
         "frameworks",

@@ -53,6 +53,7 @@ from userstream._driver.events import (
     let_context_wait,
     record_context,
 )
+from userstream._driver.fused import are_free, stream_is_idle, why_pure
 from userstream._driver.host_functions import call_native
 from userstream._driver.host_pools import HostMemory
 from userstream._driver.library import (
@@ -78,7 +79,6 @@ from userstream._driver.streams import (
     LEGACY,
     NOT_CAPTURING,
     PER_THREAD,
-    both_free,
     capture_status,
     refuse_capturing,
     relax_capture_of_this_thread,
@@ -86,7 +86,6 @@ from userstream._driver.streams import (
     stream_context,
     stream_flags,
     stream_id,
-    stream_is_idle,
 )
 from userstream._driver.values import (
     COMPARISONS,
@@ -124,10 +123,10 @@ __all__ = [
     "Place",
     "Window",
     "allocate_pinned",
+    "are_free",
     "attach_memory",
     "barrier_operation",
     "begin_capture",
-    "both_free",
     "call_native",
     "capture_facts",
     "capture_status",
@@ -188,6 +187,7 @@ __all__ = [
     "wait_for_event",
     "wait_operation",
     "wait_value",
+    "why_pure",
     "within",
     "write_operation",
     "write_value",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from cuda.bindings import driver
 
+from userstream._driver.fused import stream_is_idle
 from userstream._driver.status import failed
-from userstream._driver.streams import stream_is_idle
 from userstream.errors import CaptureError, DriverError
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from cuda.bindings import driver
 
 from userstream import _process, errors
+from userstream._driver import fused
 from userstream._driver.status import SUCCESS, call
 from userstream.errors import DriverNotFoundError, ForkedError, InvalidDeviceError
 
@@ -57,6 +58,7 @@ def _initialise() -> None:
     _process.note_driver_used()
     _version = call(driver.cuDriverGetVersion)
     _device_count = call(driver.cuDeviceGetCount)
+    fused.load()
     _ready = True
 
 

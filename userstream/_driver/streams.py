@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cuda.bindings import driver
 
 from userstream._driver.restoring import restore_again
-from userstream._driver.status import NOT_READY, SUCCESS, call, failed, raised
-from userstream.errors import CaptureError, UserStreamError
+from userstream._driver.status import SUCCESS, call, failed, raised
+from userstream.errors import CaptureError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,17 +84,6 @@ def capture_status(handle: driver.CUstream, stream: object) -> driver.CUstreamCa
     raise failed("cuStreamIsCapturing", status, stream)
 
 
-def both_free(first: driver.CUstream, second: driver.CUstream) -> bool:
-    """Tell whether neither of two streams is being captured; `False` as well if one cannot tell."""
-    try:
-        return bool(
-            driver.cuStreamIsCapturing(first) == _FREE
-            and driver.cuStreamIsCapturing(second) == _FREE
-        )
-    except (RuntimeError, ValueError):
-        return False
-
-
 _NEVER_RUNS = (
     " into a graph, and work that is captured never runs: wait for the stream on which the graph "
     "is launched"
@@ -108,34 +97,6 @@ def refuse_capturing(handle: driver.CUstream, stream: object, why: str = _NEVER_
     """
     if capture_status(handle, stream) != NOT_CAPTURING:
         raise CaptureError(f"{stream!r} is being captured{why}", stream=repr(stream))
-
-
-def stream_is_idle(handle: driver.CUstream, stream: object) -> bool:
-    """Ask whether all the work queued on a stream is done, without harm to any capture.
-
-    Raises
-    ------
-    CaptureError
-        The stream is being captured, and the query would invalidate that capture.
-    """
-    # Not by `capture_status` and `ask`: each call of a function counts in a wait that is over.
-    try:
-        free = driver.cuStreamIsCapturing(handle) == _FREE
-    except (RuntimeError, ValueError):
-        free = False
-    if not free:
-        refuse_capturing(handle, stream)
-    try:
-        (status,) = relaxed(driver.cuStreamQuery, handle)
-    except UserStreamError:
-        raise
-    except (RuntimeError, ValueError) as error:
-        raise raised("cuStreamQuery", error) from error
-    if status == SUCCESS:
-        return True
-    if status == NOT_READY:
-        return False
-    raise failed("cuStreamQuery", status, stream)
 
 
 def stream_context(handle: driver.CUstream) -> driver.CUcontext:

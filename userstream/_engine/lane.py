@@ -230,7 +230,7 @@ def usual_edge(source: Lane, destination: Lane) -> Event | None:
     if (
         (destination.anywhere or _driver.is_current(destination.context))
         and (source.anywhere or _driver.is_current(source.context))
-        and _driver.both_free(
+        and _driver.are_free(
             source.handle or source.live(), destination.handle or destination.live()
         )
     ):

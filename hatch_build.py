@@ -1,0 +1,62 @@
+"""Compiles the core of the package, where there is a C compiler and Python's headers.
+
+Without them the wheel is pure Python, and userstream does the same with a few more instructions.
+`USERSTREAM_CORE=require` makes that an error, and `USERSTREAM_CORE=no` leaves the core out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SOURCE = Path("userstream/_driver/_native.c")
+FLAGS = ("-std=c11", "-O2", "-g0", "-fPIC", "-shared", "-fvisibility=hidden")
+
+
+class CompiledCore(BuildHookInterface):
+    """Adds the compiled core to a wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile it, beside its source, and tell the wheel of it."""
+        if self.target_name != "wheel":
+            return
+        source = Path(self.root) / SOURCE
+        library = source.with_suffix(".abi3.so")
+        library.unlink(missing_ok=True)  # of an earlier build, perhaps for another machine
+        why_not = self._compile(source, library)
+        if why_not is None:
+            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            build_data["pure_python"] = False
+            build_data["tag"] = f"cp311-abi3-{platform}"
+            build_data["artifacts"].append(str(library.relative_to(self.root)))
+        elif os.environ.get("USERSTREAM_CORE") == "require":
+            raise RuntimeError(f"the compiled core could not be built: {why_not}")
+        else:
+            self.app.display_warning(f"userstream without its compiled core: {why_not}")
+
+    def _compile(self, source: Path, library: Path) -> str | None:
+        """Return why it could not be compiled; `None` if it could."""
+        if os.environ.get("USERSTREAM_CORE") == "no":
+            return "USERSTREAM_CORE is no"
+        if sysconfig.get_config_var("Py_GIL_DISABLED"):
+            return "free-threaded Python has no stable ABI"
+        headers = Path(sysconfig.get_path("include"))
+        if not (headers / "Python.h").exists():
+            return "the headers of Python are not installed (Debian and Ubuntu: python3-dev)"
+        compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+        if not shutil.which(compiler[0]):
+            return f"the C compiler {compiler[0]!r} was not found"
+        digest = hashlib.sha256(source.read_bytes()).hexdigest()
+        command = (*compiler, *FLAGS, f'-DSOURCE="{digest}"', f"-I{headers}")
+        done = subprocess.run(
+            (*command, str(source), "-o", str(library)), capture_output=True, text=True, check=False
+        )
+        return f"{shlex.join(command)}: {done.stderr}" if done.returncode else None

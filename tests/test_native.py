@@ -1,0 +1,213 @@
+"""The fused driver calls, compiled and in Python: the same functions, the same answers."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from cuda.bindings import driver
+
+import userstream as us
+from helpers import checked, eventually, run_python
+from userstream import testing
+from userstream._driver import fused, pure
+
+NOT_READY = 600
+
+
+@pytest.fixture(params=["compiled", "pure"])
+def core(request: pytest.FixtureRequest) -> ModuleType:
+    us.get_stream(0)  # the driver is there
+    if request.param == "pure":
+        return pure
+    native = pytest.importorskip("userstream._driver._native", exc_type=ImportError)
+    native.load(*map(fused._address, pure.FUNCTIONS))
+    return native
+
+
+@pytest.fixture
+def event() -> Any:
+    us.get_stream(0)
+    from userstream import _driver
+
+    with _driver.entered(_driver.primary_context(0)):
+        made = checked(driver.cuEventCreate(0))
+    yield made
+    checked(driver.cuEventDestroy(made))
+
+
+def which(result: int) -> tuple[str, int]:
+    """The function that failed, and its code."""
+    return pure.FUNCTIONS[result >> 32], result & 0xFFFFFFFF
+
+
+def mode_of_this_thread() -> int:
+    previous = checked(driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode(0)))
+    checked(driver.cuThreadExchangeStreamCaptureMode(previous))
+    return int(previous)
+
+
+def test_a_query_tells_whether_a_stream_is_busy(core, producer):
+    assert core.query(producer._lane.handle) == 0
+    with testing.latch(producer):
+        assert which(core.query(producer._lane.handle)) == ("cuStreamQuery", NOT_READY)
+        assert core.query(int(producer._lane.handle)) == core.query(producer._lane.handle)
+    producer.sync()
+    assert core.query(producer._lane.handle) == 0
+
+
+def test_a_poll_tells_whether_an_event_is_pending(core, producer, event):
+    with testing.latch(producer):
+        checked(driver.cuEventRecord(event, producer._lane.handle))
+        assert which(core.poll(event)) == ("cuEventQuery", NOT_READY)
+    producer.sync()
+    assert core.poll(event) == 0
+
+
+@pytest.mark.parametrize("mode", ["query", "poll"])
+def test_no_capture_breaks_and_the_mode_is_as_before(core, producer, event, mode):
+    with us.Stream.create(0) as captured:
+        captured.begin_capture(mode="global")
+        before = mode_of_this_thread()
+        assert getattr(core, mode)(producer._lane.handle if mode == "query" else event) == 0
+        assert mode_of_this_thread() == before
+        captured.end_capture()  # it would tell of an invalid capture
+
+
+def test_a_captured_stream_is_not_queried(core):
+    with us.Stream.create(0) as captured:
+        captured.begin_capture(mode="relaxed")
+        assert core.query(captured._lane.handle) == pure.CAPTURED
+        captured.end_capture()  # it would tell of an invalid capture
+
+
+def test_streams_are_free_unless_one_is_captured(core, producer):
+    with us.Stream.create(0) as captured:
+        assert core.are_free(producer._lane.handle, captured._lane.handle) is True
+        captured.begin_capture(mode="relaxed")
+        assert core.are_free(producer._lane.handle, captured._lane.handle) is False
+        assert core.are_free(captured._lane.handle, producer._lane.handle) is False
+        captured.end_capture()
+
+
+def test_an_edge_orders_one_stream_after_another(core, producer, event):
+    with us.Stream.create(0) as consumer:
+        with testing.latch(producer):
+            assert core.edge(producer._lane.handle, consumer._lane.handle, event) == 0
+            assert which(core.query(consumer._lane.handle)) == ("cuStreamQuery", NOT_READY)
+        assert eventually(lambda: core.query(consumer._lane.handle) == 0)
+
+
+def test_an_edge_leaves_captured_streams_alone(core, producer, event):
+    with us.Stream.create(0) as captured:
+        captured.begin_capture(mode="relaxed")
+        assert core.edge(producer._lane.handle, captured._lane.handle, event) == pure.CAPTURED
+        assert core.edge(captured._lane.handle, producer._lane.handle, event) == pure.CAPTURED
+        assert captured.end_capture() is not None
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize(
+    ("function", "call"),
+    [
+        ("cuStreamQuery", "query"),
+        ("cuEventQuery", "poll"),
+        ("cuEventRecord", "edge"),
+        ("cuStreamWaitEvent", "edge"),
+    ],
+)
+def test_a_failure_names_its_function_and_restores_the_mode(core, producer, event, function, call):
+    stream = producer._lane.handle
+    handles = {"query": [stream], "poll": [event], "edge": [stream, stream, event]}[call]
+    before = mode_of_this_thread()
+    with testing.inject(function, driver.CUresult.CUDA_ERROR_UNKNOWN):
+        assert which(getattr(core, call)(*handles)) == (function, 999)
+    assert mode_of_this_thread() == before
+
+
+@pytest.mark.simulated
+def test_a_stream_that_cannot_be_asked_is_not_free(core, producer):
+    with testing.inject("cuStreamIsCapturing", driver.CUresult.CUDA_ERROR_UNKNOWN):
+        assert core.are_free(producer._lane.handle, producer._lane.handle) is False
+
+
+def test_calls_of_many_threads(core, producer):
+    wrong: list[int] = []
+
+    def ask() -> None:
+        for _ in range(2000):
+            result = core.query(producer._lane.handle)
+            if result or not core.are_free(producer._lane.handle, producer._lane.handle):
+                wrong.append(result)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+class TestCompiled:
+    @pytest.fixture(autouse=True)
+    def native(self) -> ModuleType:
+        return pytest.importorskip("userstream._driver._native", exc_type=ImportError)
+
+    def test_it_was_compiled_from_the_source_that_is_here(self, native):
+        source = Path(pure.__file__).with_name("_native.c").read_bytes()
+        assert hashlib.sha256(source).hexdigest() == native.SOURCE, "install userstream again"
+
+    @pytest.mark.parametrize("handle", [None, object(), -(2**70), 2**70])
+    def test_what_is_no_handle_is_refused(self, native, handle):
+        fused.load()
+        with pytest.raises((TypeError, OverflowError, ValueError)):
+            native.query(handle)
+
+    def test_a_wrong_number_of_arguments_is_refused(self, native):
+        with pytest.raises(TypeError, match="2 arguments were given, not 1"):
+            native.query(1, 2)
+        with pytest.raises(TypeError, match="1 functions were given"):
+            native.load(1)
+
+    def test_a_function_without_an_address_is_refused(self, native):
+        with pytest.raises(ValueError, match="function 0 has no address"):
+            native.load(*[0] * len(pure.FUNCTIONS))
+
+    def test_nothing_is_called_before_the_functions_are_loaded(self):
+        done = run_python(
+            """
+            from userstream._driver import _native
+            try:
+                _native.query(1)
+            except RuntimeError as error:
+                assert "have not been loaded" in str(error)
+            else:
+                raise AssertionError
+            """,
+            simulate=None,
+        )
+        assert done.returncode == 0, done.stderr
+
+    def test_no_call_leaks(self, native, producer):
+        fused.load()
+        handle = producer._lane.handle
+        counts = []
+        for _ in range(2):
+            for _ in range(10_000):
+                native.query(handle)
+                native.are_free(handle, handle)
+            counts.append(sys.getrefcount(handle))
+        assert counts[0] == counts[1]
+
+
+def test_pure_python_can_be_chosen():
+    code = "from userstream._driver import fused; print(fused.are_free.__module__, fused.why_pure)"
+    done = run_python(code, simulate=None, USERSTREAM_PURE="1")
+    assert done.stdout.strip() == "userstream._driver.pure USERSTREAM_PURE is set"
+    done = run_python(code, simulate=None, USERSTREAM_PURE="0")
+    assert "USERSTREAM_PURE" not in done.stdout

@@ -1,0 +1,224 @@
+/* Sequences of driver calls as one call from Python: what they cost is then what the driver costs.
+ *
+ * Neither a header of CUDA nor a link with it: `load` is given the addresses of the functions.
+ * pure.py has the same functions in Python and is the reference; `tests/test_native.py` runs both.
+ *
+ * A result is 0, or the number of the function that failed << 32 | its CUresult: see `named`. */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030b0000
+#include <Python.h>
+#include <stdint.h>
+
+typedef int CUresult;
+typedef void *CUstream;
+typedef void *CUevent;
+
+enum { CAPTURE_STATUS_NONE = 0, CAPTURE_MODE_RELAXED = 2 };
+
+/* The functions, in the order of FUNCTIONS in pure.py. */
+static CUresult (*exchange_mode)(int *mode);
+static CUresult (*is_capturing)(CUstream stream, int *status);
+static CUresult (*query_stream)(CUstream stream);
+static CUresult (*query_event)(CUevent event);
+static CUresult (*record_event)(CUevent event, CUstream stream);
+static CUresult (*wait_event)(CUstream stream, CUevent event, unsigned flags);
+
+enum { EXCHANGE_MODE, IS_CAPTURING, QUERY_STREAM, QUERY_EVENT, RECORD_EVENT, WAIT_EVENT };
+enum { FUNCTION_COUNT = WAIT_EVENT + 1 };
+enum { CAPTURED = -1, TRIES = 10 };
+
+typedef long long Result;
+
+static Result failed(int function, CUresult status)
+{
+    return status ? (Result)function << 32 | (uint32_t)status : 0;
+}
+
+/* The capture mode of the calling thread, relaxed between these two: a query then leaves the
+ * captures of other threads alone. The mode is restored whatever the query said. */
+static Result relax(int *mode)
+{
+    *mode = CAPTURE_MODE_RELAXED;
+    return failed(EXCHANGE_MODE, exchange_mode(mode));
+}
+
+static Result restore(int mode, Result result)
+{
+    CUresult status = 0;
+    for (int i = 0; i < TRIES; i++) { /* the next one mends what is of the moment: restoring.py */
+        int before = mode;
+        status = exchange_mode(&before);
+        if (!status)
+            return result;
+    }
+    return failed(EXCHANGE_MODE, status);
+}
+
+static int is_free(CUstream stream)
+{
+    int status;
+    return is_capturing(stream, &status) == 0 && status == CAPTURE_STATUS_NONE;
+}
+
+/* -- arguments ------------------------------------------------------------------------------- */
+
+static int address(PyObject *handle, void **out)
+{
+    if (PyLong_Check(handle)) {
+        *out = PyLong_AsVoidPtr(handle);
+    } else { /* a handle of cuda.bindings */
+        PyObject *number = PyNumber_Long(handle);
+        if (!number)
+            return 0;
+        *out = PyLong_AsVoidPtr(number);
+        Py_DECREF(number);
+    }
+    return *out || !PyErr_Occurred();
+}
+
+static int addresses(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted, void **out)
+{
+    if (given != wanted) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments were given, not %zd", given, wanted);
+        return 0;
+    }
+    if (!wait_event) {
+        PyErr_SetString(PyExc_RuntimeError, "the driver's functions have not been loaded");
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < wanted; i++) {
+        if (!address(args[i], &out[i]))
+            return 0;
+    }
+    return 1;
+}
+
+/* -- the functions --------------------------------------------------------------------------- */
+
+static PyObject *load(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    void *found[FUNCTION_COUNT];
+    if (count != FUNCTION_COUNT) {
+        PyErr_Format(PyExc_TypeError, "%zd functions were given, not %d", count, FUNCTION_COUNT);
+        return NULL;
+    }
+    for (int i = 0; i < FUNCTION_COUNT; i++) {
+        if (!address(args[i], &found[i]))
+            return NULL;
+        if (!found[i]) {
+            PyErr_Format(PyExc_ValueError, "function %d has no address", i);
+            return NULL;
+        }
+    }
+    exchange_mode = (CUresult(*)(int *))found[EXCHANGE_MODE];
+    is_capturing = (CUresult(*)(CUstream, int *))found[IS_CAPTURING];
+    query_stream = (CUresult(*)(CUstream))found[QUERY_STREAM];
+    query_event = (CUresult(*)(CUevent))found[QUERY_EVENT];
+    record_event = (CUresult(*)(CUevent, CUstream))found[RECORD_EVENT];
+    wait_event = (CUresult(*)(CUstream, CUevent, unsigned))found[WAIT_EVENT];
+    Py_RETURN_NONE;
+}
+
+/* The GIL is released in each function below. Even a query may find a lock of the driver held by a
+ * thread that waits for the GPU (a free does), and that GPU may wait for a thread of Python. */
+
+static PyObject *are_free(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    void *stream[2];
+    int answer;
+    if (!addresses(args, count, 2, stream))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    answer = is_free(stream[0]) && is_free(stream[1]);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(answer);
+}
+
+static PyObject *query(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    void *stream;
+    int mode;
+    Result result = CAPTURED;
+    if (!addresses(args, count, 1, &stream))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    if (is_free(stream)) {
+        result = relax(&mode);
+        if (!result)
+            result = restore(mode, failed(QUERY_STREAM, query_stream(stream)));
+    }
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLongLong(result);
+}
+
+static PyObject *poll(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    void *event;
+    int mode;
+    Result result;
+    if (!addresses(args, count, 1, &event))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    result = relax(&mode);
+    if (!result)
+        result = restore(mode, failed(QUERY_EVENT, query_event(event)));
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLongLong(result);
+}
+
+static PyObject *edge(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    void *handle[3]; /* source, destination, event */
+    Result result = CAPTURED;
+    if (!addresses(args, count, 3, handle))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    if (is_free(handle[0]) && is_free(handle[1])) {
+        result = failed(RECORD_EVENT, record_event(handle[2], handle[0]));
+        if (!result)
+            result = failed(WAIT_EVENT, wait_event(handle[1], handle[2], 0));
+    }
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLongLong(result);
+}
+
+/* -- the module ------------------------------------------------------------------------------ */
+
+static PyMethodDef methods[] = {
+    {"load", (PyCFunction)(void (*)(void))load, METH_FASTCALL, NULL},
+    {"are_free", (PyCFunction)(void (*)(void))are_free, METH_FASTCALL, NULL},
+    {"query", (PyCFunction)(void (*)(void))query, METH_FASTCALL, NULL},
+    {"poll", (PyCFunction)(void (*)(void))poll, METH_FASTCALL, NULL},
+    {"edge", (PyCFunction)(void (*)(void))edge, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+#ifndef SOURCE
+#define SOURCE ""
+#endif
+
+static int initialise(PyObject *module)
+{
+    /* Which source this was compiled from, for a test that a checkout's library is not stale. */
+    return PyModule_AddStringConstant(module, "SOURCE", SOURCE);
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, (void *)initialise},
+    {0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "userstream._driver._native",
+    .m_methods = methods,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }

@@ -1,0 +1,68 @@
+"""Sequences of driver calls as one call: by the compiled core, or by Python where there is none."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from cuda.bindings import driver
+
+from userstream._driver import pure
+from userstream._driver.status import NOT_READY, call, failed
+from userstream._driver.streams import refuse_capturing
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_NOT_READY = {int(NOT_READY) | each << 32 for each in range(len(pure.FUNCTIONS))}
+_OLDEST = 12000  # the CUDA version whose variants of the functions `_native.c` calls
+
+
+def _choose() -> tuple[ModuleType, str | None]:
+    """Return the module that has the functions, and why that is not the compiled one."""
+    if os.environ.get("USERSTREAM_PURE", "0") not in ("", "0"):
+        return pure, "USERSTREAM_PURE is set"
+    try:
+        from userstream._driver import _native
+    except ImportError as error:
+        return pure, f"it was not compiled when userstream was installed ({error})"
+    return _native, None
+
+
+_core, why_pure = _choose()
+are_free = _core.are_free
+
+
+def load() -> None:
+    """Give the compiled core the driver's functions, once the driver is there."""
+    if _core is not pure:
+        _core.load(*map(_address, pure.FUNCTIONS))
+
+
+def stream_is_idle(handle: Any, stream: object) -> bool:
+    """Ask whether all the work queued on a stream is done, without harm to any capture.
+
+    Raises
+    ------
+    CaptureError
+        The stream is being captured, and the query would invalidate that capture.
+    """
+    result = _core.query(handle)
+    while result == pure.CAPTURED:
+        refuse_capturing(handle, stream)  # which returns only if the capture has ended meanwhile
+        result = _core.query(handle)
+    if not result:
+        return True
+    if result in _NOT_READY:
+        return False
+    raise _failed(result, stream)
+
+
+def _failed(result: int, stream: object) -> Exception:
+    return failed(pure.FUNCTIONS[result >> 32], result & 0xFFFFFFFF, stream)
+
+
+def _address(function: str) -> int:
+    flags = driver.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
+    address, _status = call(driver.cuGetProcAddress, function.encode(), _OLDEST, flags)
+    return int(address)
