@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from cuda.bindings import driver
 
-from conformance.support import NON_BLOCKING, SUCCESS, Background, Word, current, ok
+from conformance.support import NON_BLOCKING, SUCCESS, Background, Graphs, Word, current, ok
 from userstream import testing
 
 
@@ -130,3 +130,11 @@ def pinned(context: driver.CUcontext) -> Iterator[int]:
 def word(pinned: int) -> Word:
     """A word of pinned memory, zero."""
     return Word(pinned)
+
+
+@pytest.fixture
+def graphs(context: driver.CUcontext) -> Iterator[Graphs]:
+    """Makes graphs and executables."""
+    made = Graphs()
+    yield made
+    made.destroy()

@@ -220,3 +220,43 @@ class Capture:
 
 def node_count(graph: driver.CUgraph) -> int:
     return int(ok(driver.cuGraphGetNodes(graph, 0))[1])
+
+
+def nodes_of(graph: driver.CUgraph) -> list[driver.CUgraphNode]:
+    nodes, count = ok(driver.cuGraphGetNodes(graph, node_count(graph)))
+    return list(nodes[: int(count)])
+
+
+def node_types(graph: driver.CUgraph) -> list[int]:
+    """The types of its nodes, sorted."""
+    return sorted(int(ok(driver.cuGraphNodeGetType(node))) for node in nodes_of(graph))
+
+
+class Graphs:
+    """Makes graphs and executables, which are destroyed after the test."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[Callable[[Any], tuple[driver.CUresult]], Any]] = []
+
+    def create(self) -> driver.CUgraph:
+        return self.keep(ok(driver.cuGraphCreate(0)))
+
+    def keep(self, graph: driver.CUgraph) -> driver.CUgraph:
+        self._made.append((driver.cuGraphDestroy, graph))
+        return graph
+
+    def capture(self, stream: driver.CUstream, queue: Callable[[], object]) -> driver.CUgraph:
+        """A graph of what a function queues."""
+        with Capture(stream, RELAXED) as capture:
+            queue()
+            return self.keep(ok(capture.end()))
+
+    def instantiate(self, graph: driver.CUgraph, flags: int = 0) -> driver.CUgraphExec:
+        executable = ok(driver.cuGraphInstantiate(graph, flags))
+        self._made.append((driver.cuGraphExecDestroy, executable))
+        return executable
+
+    def destroy(self) -> None:
+        while self._made:
+            destroy, handle = self._made.pop()
+            ok(destroy(handle))

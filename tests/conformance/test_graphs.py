@@ -19,40 +19,11 @@ from conformance.support import (
     finishes,
     no_context,
     node_count,
+    node_types,
     ok,
     stays,
 )
 from userstream.testing import latch
-
-
-@pytest.fixture
-def graphs():
-    """Makes a graph of what a function queues; destroys graphs and executables."""
-    made = []
-
-    class Graphs:
-        @staticmethod
-        def capture(stream, queue):
-            with Capture(stream) as capture:
-                queue()
-                graph = ok(capture.end())
-            made.append((driver.cuGraphDestroy, graph))
-            return graph
-
-        @staticmethod
-        def instantiate(graph):
-            executable = ok(driver.cuGraphInstantiate(graph, 0))
-            made.append((driver.cuGraphExecDestroy, executable))
-            return executable
-
-    yield Graphs
-    for destroy, handle in reversed(made):
-        ok(destroy(handle))
-
-
-def node_types(graph):
-    nodes, count = ok(driver.cuGraphGetNodes(graph, node_count(graph)))
-    return sorted(int(ok(driver.cuGraphNodeGetType(node))) for node in nodes[: int(count)])
 
 
 def test_a_graph_is_instantiated_in_a_context(stream, word, graphs):

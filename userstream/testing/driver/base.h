@@ -26,6 +26,7 @@ typedef struct Entry Entry;
 typedef struct Event Event;
 typedef struct Graph Graph;
 typedef struct GraphExec GraphExec;
+typedef struct GraphMemory GraphMemory;
 typedef struct Kernel Kernel;
 typedef struct Library Library;
 typedef struct Memory Memory;

@@ -22,13 +22,6 @@ static size_t extent(const Layout *layout, int side) {
                        layout->slice[side]);
 }
 
-typedef struct Copy {
-    CUdeviceptr address[2];     /* of the destination and the source */
-    bool known[2];              /* whether it was the driver's memory when the copy was queued */
-    Layout layout;
-    void *staged;               /* the contents of a pageable source */
-} Copy;
-
 static void copy_bytes(const Copy *copy) {
     const Layout *layout = &copy->layout;
     for (size_t z = 0; z < layout->depth; z++) {
@@ -81,11 +74,13 @@ static bool host_has(CUdeviceptr address, size_t size) {
     return msync((void *)page, end - page, MS_ASYNC) == 0;
 }
 
-CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known) {
+CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known, bool in_graph) {
     if (size == 0)
         return CUDA_SUCCESS;
     if (!address)
         return CUDA_ERROR_INVALID_VALUE;
+    if (in_graph && graph_memory_contains(address, size))
+        return CUDA_SUCCESS;
     if (memory_find(address))
         return memory_contains(address, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     /* H200: an address that is nobody's is an error. Here it would be a crash. */
@@ -101,12 +96,13 @@ static void stage(Copy *copy) {
     copy->address[1] = (CUdeviceptr)copy->staged;
 }
 
-CUresult copy_submit(Stream *stream, CUdeviceptr destination, CUdeviceptr source,
-                     const Layout *layout, int needs, bool synchronous) {
+CUresult copy_operation(CUdeviceptr destination, CUdeviceptr source, const Layout *layout,
+                        int needs, bool in_graph, Operation **operation) {
     CUdeviceptr address[2] = {destination, source};
     for (int side = 0; side < 2; side++) {
         bool must_be_known = needs & (1 << side);
-        CUresult result = copy_check_operand(address[side], extent(layout, side), must_be_known);
+        CUresult result =
+            copy_check_operand(address[side], extent(layout, side), must_be_known, in_graph);
         if (result != CUDA_SUCCESS)
             return result;
     }
@@ -114,10 +110,26 @@ CUresult copy_submit(Stream *stream, CUdeviceptr destination, CUdeviceptr source
     copy->layout = *layout;
     for (int side = 0; side < 2; side++) {
         copy->address[side] = address[side];
-        copy->known[side] = memory_find(address[side]) != NULL;
+        copy->known[side] = memory_find(address[side]) ||
+                            (in_graph && graph_memory_contains(address[side], 1));
     }
+    *operation = operation_new(run_copy, NODE_MEMCPY);
+    (*operation)->copy = copy;
+    (*operation)->dispose = dispose_copy;
+    return CUDA_SUCCESS;
+}
+
+CUresult copy_submit(Stream *stream, CUdeviceptr destination, CUdeviceptr source,
+                     const Layout *layout, int needs, bool synchronous) {
+    Operation *operation;
+    bool in_graph = stream->capture;
+    CUresult result =
+        copy_operation(destination, source, layout, needs, in_graph, &operation);
+    if (result != CUDA_SUCCESS)
+        return result;
+    Copy *copy = operation->copy;
     bool waits = synchronous;
-    if (!stream->capture) {
+    if (!in_graph) {
         /* "For transfers from device memory to pageable host memory, the function will return
          * only once the copy has completed." */
         waits |= !copy->known[0];
@@ -125,10 +137,7 @@ CUresult copy_submit(Stream *stream, CUdeviceptr destination, CUdeviceptr source
             stage(copy);
         waits |= !copy->known[1] && !copy->staged;
     }
-    Operation *operation = operation_new(run_copy, NODE_MEMCPY);
-    operation->copy = copy;
-    operation->dispose = dispose_copy;
-    CUresult result = stream_submit(stream, operation);
+    result = stream_submit(stream, operation);
     if (result == CUDA_SUCCESS && waits)
         result = point_wait(stream->tail, stream->context);
     return result;

@@ -15,11 +15,21 @@ typedef struct Layout {
     size_t slice[2];
 } Layout;
 
+typedef struct Copy {
+    CUdeviceptr address[2];     /* of the destination and the source */
+    bool known[2];              /* whether it was the driver's memory when the copy was queued */
+    Layout layout;
+    void *staged;               /* the contents of a pageable source */
+} Copy;
+
 CUresult copy_submit(Stream *stream, CUdeviceptr destination, CUdeviceptr source,
                      const Layout *layout, int needs, bool synchronous);
+CUresult copy_operation(CUdeviceptr destination, CUdeviceptr source, const Layout *layout,
+                        int needs, bool in_graph, Operation **operation);
 
-/* Memory that the driver knows must contain the whole operand. */
-CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known);
+/* Memory that the driver knows must contain the whole operand; for a graph also memory that it, or
+ * another graph, will have when it is launched. */
+CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known, bool in_graph);
 
 /* Adds a product, unless that is more than a size can be. */
 static inline bool add_product(size_t *sum, size_t a, size_t b) {

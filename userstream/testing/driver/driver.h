@@ -147,8 +147,13 @@ struct Operation {
     void (*dispose)(Operation *operation);
     union {
         Point *awaited;
-        Event *event;
-        GraphExec *exec;
+        struct {
+            Event *handle;
+            uint64_t id;        /* as another event may have the handle by then */
+        } event;
+        Graph *child;
+        GraphMemory *graph_memory;
+        struct GraphLaunch *graph_launch;
         int failure;
         uint64_t memory_id;
         struct Copy *copy;
@@ -182,6 +187,7 @@ Operation *host_function_operation(HostFunction function, void *argument);
 
 struct Event {
     Handle handle;
+    uint64_t id;
     Context *context;
     unsigned flags;
     Point *point;               /* of the last record; none before the first */
@@ -192,6 +198,9 @@ struct Event {
 
 void events_of_context_free(Context *context);
 void event_set_point(Event *event, Point *point);
+/* In a graph: to record the event, and to wait for it, anew at each launch. */
+Operation *event_record_operation(Event *event);
+Operation *event_wait_operation(Event *event);
 
 /* ---- memory.c ------------------------------------------------------------------------------- */
 
@@ -209,10 +218,11 @@ struct Memory {
     CUdevice device;
     Context *context;           /* none for memory of a pool */
     Pool *pool;
+    GraphMemory *node;          /* of the graph that allocated it */
     size_t offset;              /* in the pool; two may have the same after a free */
     unsigned flags;
     uint64_t id;
-    bool free_is_queued;        /* cuMemFreeAsync */
+    bool free_is_queued;        /* by cuMemFreeAsync or by a graph */
     int users;                  /* copies under way: they run without the lock */
     bool freed;                 /* goes with its last user */
     Memory *next;
@@ -223,6 +233,7 @@ Memory *memory_with_id(uint64_t id);
 CUresult memory_new(size_t size, MemoryKind kind, CUdevice device, Pool *pool, unsigned flags,
                     CUdeviceptr *address);
 void memory_free(Memory *memory);
+void memory_free_is_queued(Memory *memory);
 void memory_of_context_free(Context *context);
 void memory_unuse(Memory *memory);
 size_t memory_count(void);
@@ -279,10 +290,51 @@ bool capture_is_into(const Graph *graph);
 CUresult capture_would_forbid_legacy(const Context *context);
 void capture_leave(Stream *stream);
 
+/* ---- graph_memory.c ------------------------------------------------------------------------- */
+
+/* What an allocation in a graph has in every launch: its address. Each launch makes the memory
+ * anew; that lives until it is freed, by a graph or otherwise, whatever becomes of the graph. */
+struct GraphMemory {
+    CUdeviceptr address;
+    size_t size;
+    CUdevice device;
+    int references;             /* of operations, and of the memory that launches made */
+    Memory *live;               /* what the newest launch made, until its free is queued */
+    bool is_mapped;             /* counted as used by graphs */
+    enum { UNTOUCHED, MADE, FREED } checked;    /* by what comes before in a launch */
+    GraphMemory *next;
+};
+
+CUresult graph_memory_allocation(size_t size, CUdevice device, Operation **operation);
+CUresult graph_memory_free(CUdeviceptr address, const Graph *graph, Operation **operation);
+bool graph_memory_contains(CUdeviceptr address, size_t size);
+GraphMemory *graph_memory_retain(GraphMemory *memory);
+void graph_memory_release(GraphMemory *memory);
+
+/* What a launch does to memory, in the order of its allocations and frees. */
+typedef struct MemoryEffect {
+    uint64_t id;                /* of the memory that is made or freed */
+    uint64_t before;            /* of what an earlier launch left, freed when this one makes it */
+} MemoryEffect;
+
+CUresult graph_memory_check(Operation *const *operations, size_t count, bool frees_what_is_left);
+void graph_memory_take(Operation *const *operations, size_t count, MemoryEffect *effects);
+void graph_memory_run(const Operation *operation, const MemoryEffect *effect);
+void graph_memory_map(Operation *const *operations, size_t count);
+
+/* For graph_memory.c alone. */
+Memory *memory_of_graph(GraphMemory *node);
+bool memory_is_there(CUdevice device, size_t size);
+void memory_fill_anew(Memory *memory);
+CUdeviceptr memory_reserve(size_t size);
+void memory_unreserve(CUdeviceptr address);
+
 /* ---- graphs.c, executable_graphs.c, user_objects.c ------------------------------------------ */
 
 struct Node {
     Handle handle;
+    uint64_t id;
+    uint64_t original;          /* in a copy of a graph: the id of the node that this is one of */
     Graph *graph;
     Operation *operation;
     NodeSet dependencies;
@@ -293,20 +345,30 @@ struct Node {
 struct Graph {
     Handle handle;
     uint64_t id;
+    bool is_child;              /* of a node, which it ends with */
     NodeSet nodes;
     struct Retained *retained;  /* user objects */
 };
 
+/* What a launch does. Updates of an executable graph give it another plan. */
+typedef struct Plan {
+    int references;             /* of an executable graph, and of launches under way */
+    Graph *graph;               /* a copy of what was instantiated */
+    Operation **operations;     /* in an order that respects the dependencies; the graph's own */
+    size_t count;
+    size_t memory_operations;
+} Plan;
+
 struct GraphExec {
     Handle handle;
     uint64_t flags;
-    Operation **operations;     /* in an order that respects the dependencies */
-    size_t count;
-    int references;             /* its handle, and launches under way */
-    bool destroyed;
+    Plan *plan;
     Point *last;                /* of its newest launch */
-    struct Retained *retained;
 };
+
+Plan *plan_new(const Graph *graph);     /* NULL: the graph has a cycle */
+Plan *plan_retain(Plan *plan);
+void plan_release(Plan *plan);
 
 struct UserObject {
     Handle handle;
@@ -324,8 +386,16 @@ bool user_objects_are_due(void);
 void user_objects_destroy(void);
 
 Graph *graph_new(void);
+Graph *graph_copy(const Graph *graph);
 void graph_free(Graph *graph);
+/* Adds a node for a function of the driver that does. Owns the operation, also when it fails. */
+CUresult graph_add_checked(Node **out, Graph *graph, Node **dependencies, size_t count,
+                           Operation *operation);
+Operation *child_operation(Graph *child);
+/* NULL: it is no node, or one of another type. */
+Operation *node_operation(const Node *node, NodeType type);
 Node *graph_add(Graph *graph, Operation *operation, const NodeSet *dependencies);
+void graph_remove(Node *node);
 bool nodes_are_in(Node *const *nodes, size_t count, const Graph *graph);
 /* Marks the nodes and all that comes before them: gives the mark. */
 uint64_t nodes_mark_back(const NodeSet *set);
@@ -335,6 +405,7 @@ void nodes_add(NodeSet *set, Node *node);   /* unless it is in it */
 void nodes_set(NodeSet *set, const NodeSet *from);
 bool nodes_contain(const NodeSet *set, const Node *node);
 void nodes_clear(NodeSet *set);
+void nodes_remove(NodeSet *set, const Node *node);
 
 /* ---- modules.c and explanations.c ------------------------------------------------------------ */
 

@@ -48,6 +48,7 @@ DRIVER_FUNCTION(cuEventCreate, 2000, (Event **out, unsigned flags), (out, flags)
     if (result != CUDA_SUCCESS)
         return result;
     Event *event = handle_new(KIND_EVENT);
+    event->id = new_id();
     event->context = context_current();
     event->flags = flags;
     event->next = events;
@@ -75,11 +76,29 @@ static CUresult record_captured(Event *event, const Stream *stream) {
     return CUDA_SUCCESS;
 }
 
+/* NULL: it was destroyed. */
+static Event *event_of(const Operation *operation) {
+    Event *event = operation->event.handle;
+    return handle_is(KIND_EVENT, event) && event->id == operation->event.id ? event : NULL;
+}
+
+static Operation *event_operation(Run run, NodeType type, Event *event) {
+    Operation *operation = operation_new(run, type);
+    operation->event.handle = event;
+    operation->event.id = event->id;
+    return operation;
+}
+
 /* In a graph: an external record sets the event anew at each launch. */
 static CUresult run_external_record(Operation *operation, Stream *stream) {
-    if (handle_is(KIND_EVENT, operation->event))
-        event_set_point(operation->event, stream->first->point);
+    Event *event = event_of(operation);
+    if (event)
+        event_set_point(event, stream->first->point);
     return CUDA_SUCCESS;
+}
+
+Operation *event_record_operation(Event *event) {
+    return event_operation(run_external_record, NODE_EVENT_RECORD, event);
 }
 
 /* The external flag "is invalid outside of stream capture". H200: ILLEGAL_STATE there. */
@@ -104,11 +123,8 @@ static CUresult record(Event *event, Stream *handle, unsigned flags) {
         return CUDA_ERROR_INVALID_HANDLE;
     if (stream->capture && !(flags & EVENT_EXTERNAL))
         return record_captured(event, stream);
-    if (stream->capture) {
-        Operation *operation = operation_new(run_external_record, NODE_EVENT_RECORD);
-        operation->event = event;
-        return stream_submit(stream, operation);
-    }
+    if (stream->capture)
+        return stream_submit(stream, event_record_operation(event));
     result = stream_submit(stream, operation_nothing(NODE_EVENT_RECORD));
     if (result == CUDA_SUCCESS)
         event_set_point(event, stream->tail);
@@ -127,12 +143,16 @@ DRIVER_FUNCTION(cuEventRecordWithFlags, 11010, (Event *event, Stream *handle, un
 /* ---- waiting -------------------------------------------------------------------------------- */
 
 static CUresult run_external_wait(Operation *operation, Stream *stream) {
-    Event *event = operation->event;
-    Point *point = handle_is(KIND_EVENT, event) ? point_retain(event->point) : NULL;
+    const Event *event = event_of(operation);
+    Point *point = event ? point_retain(event->point) : NULL;
     while (point_pending(point) && point != stream->first->point && !stream_work_is_lost(stream))
         wait_for_progress();
     point_release(point);
     return CUDA_SUCCESS;
+}
+
+Operation *event_wait_operation(Event *event) {
+    return event_operation(run_external_wait, NODE_WAIT_EVENT, event);
 }
 
 /* The wait keeps the record that the event has now: a later one does not change it. */
@@ -149,11 +169,8 @@ DRIVER_FUNCTION(cuStreamWaitEvent, 3020, (Stream *handle, Event *event, unsigned
         return result;
     if (stream->context->error != CUDA_SUCCESS)
         return stream->context->error;
-    if (stream->capture && (flags & EVENT_EXTERNAL)) {
-        Operation *operation = operation_new(run_external_wait, NODE_WAIT_EVENT);
-        operation->event = event;
-        return stream_submit(stream, operation);
-    }
+    if (stream->capture && (flags & EVENT_EXTERNAL))
+        return stream_submit(stream, event_wait_operation(event));
     if (stream == stream->context->legacy) {
         result = capture_forbids_use_of_legacy(stream->context);
         if (result != CUDA_SUCCESS)

@@ -45,17 +45,24 @@ static void dispose_fill(Operation *operation) {
     free(operation->fill);
 }
 
-static CUresult submit(Stream *stream, Fill fill, bool synchronous) {
+static CUresult fill_operation(Fill fill, bool in_graph, Operation **operation) {
     if (fill.destination % fill.width || fill.pitch % fill.width)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = copy_check_operand(fill.destination, extent(&fill), true);
+    CUresult result = copy_check_operand(fill.destination, extent(&fill), true, in_graph);
     if (result != CUDA_SUCCESS)
         return result;
-    Operation *operation = operation_new(run_fill, NODE_MEMSET);
-    operation->fill = malloc(sizeof fill);
-    *operation->fill = fill;
-    operation->dispose = dispose_fill;
-    result = stream_submit(stream, operation);
+    *operation = operation_new(run_fill, NODE_MEMSET);
+    (*operation)->fill = malloc(sizeof fill);
+    *(*operation)->fill = fill;
+    (*operation)->dispose = dispose_fill;
+    return CUDA_SUCCESS;
+}
+
+static CUresult submit(Stream *stream, Fill fill, bool synchronous) {
+    Operation *operation;
+    CUresult result = fill_operation(fill, stream->capture, &operation);
+    if (result == CUDA_SUCCESS)
+        result = stream_submit(stream, operation);
     if (result == CUDA_SUCCESS && synchronous)
         result = point_wait(stream->tail, stream->context);
     return result;
@@ -94,3 +101,41 @@ static CUresult fill_async(Fill fill, Stream *handle) {
 FILL(8, unsigned char)
 FILL(16, unsigned short)
 FILL(32, unsigned)
+
+/* ---- nodes ---------------------------------------------------------------------------------- */
+
+typedef struct FillNode {       /* CUDA_MEMSET_NODE_PARAMS */
+    CUdeviceptr destination;
+    size_t pitch;
+    unsigned pattern;
+    unsigned width;
+    size_t count;
+    size_t height;
+} FillNode;
+
+DRIVER_FUNCTION(cuGraphAddMemsetNode, 10000,
+                (Node **out, Graph *graph, Node **dependencies, size_t count,
+                 const FillNode *parameters, Context *context),
+                (out, graph, dependencies, count, parameters, context)) {
+    Operation *operation;
+    if (!parameters || !handle_is(KIND_CONTEXT, context))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (parameters->width != 1 && parameters->width != 2 && parameters->width != 4)
+        return CUDA_ERROR_INVALID_VALUE;
+    Fill fill = {parameters->destination, parameters->pattern, parameters->width,
+                 parameters->count, parameters->pitch, parameters->height};
+    CUresult result = fill_operation(fill, true, &operation);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return graph_add_checked(out, graph, dependencies, count, operation);
+}
+
+DRIVER_FUNCTION(cuGraphMemsetNodeGetParams, 10000, (Node *node, FillNode *out), (node, out)) {
+    const Operation *operation = node_operation(node, NODE_MEMSET);
+    if (!operation || !out)
+        return CUDA_ERROR_INVALID_VALUE;
+    const Fill *fill = operation->fill;
+    *out = (FillNode){fill->destination, fill->pitch, fill->pattern, fill->width, fill->count,
+                      fill->height};
+    return CUDA_SUCCESS;
+}

@@ -35,6 +35,15 @@ void nodes_clear(NodeSet *set) {
     *set = (NodeSet){0};
 }
 
+void nodes_remove(NodeSet *set, const Node *node) {
+    size_t kept = 0;
+    for (size_t i = 0; i < set->count; i++) {
+        if (set->nodes[i] != node)
+            set->nodes[kept++] = set->nodes[i];
+    }
+    set->count = kept;
+}
+
 /* ---- graphs and nodes ----------------------------------------------------------------------- */
 
 Graph *graph_new(void) {
@@ -43,10 +52,9 @@ Graph *graph_new(void) {
     return graph;
 }
 
-/* Nodes are added after those that they depend on, so their order in the graph is a valid one to
- * run. */
 Node *graph_add(Graph *graph, Operation *operation, const NodeSet *dependencies) {
     Node *node = handle_new(KIND_NODE);
+    node->id = new_id();
     node->graph = graph;
     node->operation = operation;
     nodes_set(&node->dependencies, dependencies);
@@ -81,13 +89,45 @@ uint64_t nodes_mark_back(const NodeSet *set) {
     return mark;
 }
 
-void graph_free(Graph *graph) {
+/* Operations do not change, so copies share them; but a child may be changed, and is copied too. */
+Graph *graph_copy(const Graph *graph) {
+    Graph *copy = graph_new();
     for (size_t i = 0; i < graph->nodes.count; i++) {
-        Node *node = graph->nodes.nodes[i];
-        operation_release(node->operation);
-        nodes_clear(&node->dependencies);
-        handle_free(KIND_NODE, node);
+        const Node *node = graph->nodes.nodes[i];
+        bool has_child = node->operation->type == NODE_GRAPH;
+        Operation *operation = has_child ? child_operation(graph_copy(node->operation->child))
+                                         : operation_retain(node->operation);
+        graph_add(copy, operation, &(NodeSet){0})->original = node->id;
     }
+    for (size_t i = 0; i < graph->nodes.count; i++) {
+        const NodeSet *dependencies = &graph->nodes.nodes[i]->dependencies;
+        for (size_t k = 0; k < dependencies->count; k++)
+            nodes_append(&copy->nodes.nodes[i]->dependencies,
+                         copy->nodes.nodes[dependencies->nodes[k]->index]);
+    }
+    retained_add_all(&copy->retained, graph->retained);
+    return copy;
+}
+
+static void node_free(Node *node) {
+    operation_release(node->operation);
+    nodes_clear(&node->dependencies);
+    handle_free(KIND_NODE, node);
+}
+
+void graph_remove(Node *node) {
+    NodeSet *nodes = &node->graph->nodes;
+    nodes_remove(nodes, node);
+    for (size_t i = 0; i < nodes->count; i++) {
+        nodes->nodes[i]->index = i;
+        nodes_remove(&nodes->nodes[i]->dependencies, node);
+    }
+    node_free(node);
+}
+
+void graph_free(Graph *graph) {
+    for (size_t i = 0; i < graph->nodes.count; i++)
+        node_free(graph->nodes.nodes[i]);
     nodes_clear(&graph->nodes);
     retained_release(graph->retained);
     handle_free(KIND_GRAPH, graph);
@@ -101,21 +141,10 @@ DRIVER_FUNCTION(cuGraphCreate, 10000, (Graph **out, unsigned flags), (out, flags
 }
 
 DRIVER_FUNCTION(cuGraphDestroy, 10000, (Graph *graph), (graph)) {
-    /* A capture still adds nodes to it. */
-    if (!handle_is(KIND_GRAPH, graph) || capture_is_into(graph))
+    /* A capture still adds nodes to it, or it is its parent's. */
+    if (!handle_is(KIND_GRAPH, graph) || graph->is_child || capture_is_into(graph))
         return CUDA_ERROR_INVALID_VALUE;
     graph_free(graph);
-    return CUDA_SUCCESS;
-}
-
-DRIVER_FUNCTION(cuGraphGetNodes, 10000, (Graph *graph, Node **out, size_t *count),
-                (graph, out, count)) {
-    if (!handle_is(KIND_GRAPH, graph) || !count)
-        return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; out && i < *count; i++)
-        out[i] = i < graph->nodes.count ? graph->nodes.nodes[i] : NULL;
-    if (!out || *count > graph->nodes.count)
-        *count = graph->nodes.count;
     return CUDA_SUCCESS;
 }
 
@@ -126,40 +155,22 @@ DRIVER_FUNCTION(cuGraphNodeGetType, 10000, (Node *node, int *type), (node, type)
     return CUDA_SUCCESS;
 }
 
-static CUresult add_node(Node **out, Graph *graph, Node **dependencies, size_t count,
-                         Operation *operation) {
-    NodeSet set = {dependencies, count, count};
-    *out = graph_add(graph, operation, &set);
+DRIVER_FUNCTION(cuGraphClone, 10000, (Graph **out, Graph *graph), (out, graph)) {
+    if (!out || !handle_is(KIND_GRAPH, graph))
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = graph_copy(graph);
     return CUDA_SUCCESS;
 }
 
-static CUresult check_addition(Node **out, Graph *graph, Node **dependencies, size_t count) {
-    bool possible = out && handle_is(KIND_GRAPH, graph) && nodes_are_in(dependencies, count, graph);
-    return possible ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-DRIVER_FUNCTION(cuGraphAddEmptyNode, 10000,
-                (Node **out, Graph *graph, Node **dependencies, size_t count),
-                (out, graph, dependencies, count)) {
-    CUresult result = check_addition(out, graph, dependencies, count);
-    if (result != CUDA_SUCCESS)
-        return result;
-    return add_node(out, graph, dependencies, count, operation_nothing(NODE_EMPTY));
-}
-
-typedef struct HostNode {       /* CUDA_HOST_NODE_PARAMS */
-    HostFunction function;
-    void *argument;
-} HostNode;
-
-DRIVER_FUNCTION(cuGraphAddHostNode, 10000,
-                (Node **out, Graph *graph, Node **dependencies, size_t count, const HostNode *host),
-                (out, graph, dependencies, count, host)) {
-    CUresult result = check_addition(out, graph, dependencies, count);
-    if (result == CUDA_SUCCESS && (!host || !host->function))
-        result = CUDA_ERROR_INVALID_VALUE;
-    if (result != CUDA_SUCCESS)
-        return result;
-    Operation *operation = host_function_operation(host->function, host->argument);
-    return add_node(out, graph, dependencies, count, operation);
+DRIVER_FUNCTION(cuGraphNodeFindInClone, 10000, (Node **out, Node *original, Graph *clone),
+                (out, original, clone)) {
+    if (!out || !handle_is(KIND_NODE, original) || !handle_is(KIND_GRAPH, clone))
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < clone->nodes.count; i++) {
+        if (clone->nodes.nodes[i]->original == original->id) {
+            *out = clone->nodes.nodes[i];
+            return CUDA_SUCCESS;
+        }
+    }
+    return CUDA_ERROR_INVALID_VALUE;
 }

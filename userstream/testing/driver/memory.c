@@ -45,18 +45,36 @@ static Memory *memory_add(CUdeviceptr address, size_t size, MemoryKind kind, CUd
     return memory;
 }
 
+/* Memory that nobody wrote is recognisable; huge blocks are left untouched. */
+static void fill(CUdeviceptr address, size_t size) {
+    memset((void *)address, 0xCD, size < FILLED ? size : FILLED);
+}
+
+bool memory_is_there(CUdevice device, size_t size) {
+    return size <= settings.memory - used[device];
+}
+
+/* An address that nothing else has. 0: there is none. */
+CUdeviceptr memory_reserve(size_t size) {
+    void *bytes;
+    return posix_memalign(&bytes, ALIGNMENT, size) ? 0 : (CUdeviceptr)bytes;
+}
+
+void memory_unreserve(CUdeviceptr address) {
+    free((void *)address);
+}
+
 CUresult memory_new(size_t size, MemoryKind kind, CUdevice device, Pool *pool, unsigned flags,
                     CUdeviceptr *address) {
-    void *bytes;
     if (!address || size == 0)
         return CUDA_ERROR_INVALID_VALUE;
-    if (kind == MEMORY_DEVICE && size > settings.memory - used[device])
+    if (kind == MEMORY_DEVICE && !memory_is_there(device, size))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    if (posix_memalign(&bytes, ALIGNMENT, size))
+    CUdeviceptr bytes = memory_reserve(size);
+    if (!bytes)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    /* Memory that nobody wrote is recognisable; huge blocks are left untouched. */
-    memset(bytes, 0xCD, size < FILLED ? size : FILLED);
-    Memory *memory = memory_add((CUdeviceptr)bytes, size, kind, device);
+    fill(bytes, size);
+    Memory *memory = memory_add(bytes, size, kind, device);
     memory->pool = pool;
     memory->offset = pool ? pool->used : 0;
     memory->context = pool ? NULL : context_current();
@@ -70,9 +88,17 @@ CUresult memory_new(size_t size, MemoryKind kind, CUdevice device, Pool *pool, u
 }
 
 static void memory_give_back(Memory *memory) {
-    if (memory->kind != MEMORY_REGISTERED)
+    if (memory->node)
+        graph_memory_release(memory->node);
+    else if (memory->kind != MEMORY_REGISTERED)
         free((void *)memory->address);
     free(memory);
+}
+
+void memory_free_is_queued(Memory *memory) {
+    memory->free_is_queued = true;
+    if (memory->node && memory->node->live == memory)
+        memory->node->live = NULL;
 }
 
 /* The memory is unknown from here on; a copy that still runs keeps its bytes. */
@@ -87,9 +113,29 @@ void memory_free(Memory *memory) {
         used[memory->device] -= memory->size;
     if (memory->pool)
         pool_unaccount(memory->pool, memory->size);
+    memory_free_is_queued(memory);
     memory->freed = true;
     if (memory->users == 0)
         memory_give_back(memory);
+}
+
+/* ---- for graphs ----------------------------------------------------------------------------- */
+
+/* While a free is queued, the memory that it is of and the memory that a later launch makes have
+ * the same address. The later one is found by it. */
+Memory *memory_of_graph(GraphMemory *node) {
+    Memory *memory = memory_add(node->address, node->size, MEMORY_DEVICE, node->device);
+    memory->node = graph_memory_retain(node);
+    used[node->device] += node->size;
+    return memory;
+}
+
+void memory_fill_anew(Memory *memory) {
+    memory->users++;
+    unlock();
+    fill(memory->address, memory->size);
+    lock();
+    memory_unuse(memory);
 }
 
 void memory_unuse(Memory *memory) {

@@ -85,12 +85,16 @@ static void dispose_batch(Operation *operation) {
     free(operation->batch);
 }
 
-static CUresult check(const Word *word) {
+static CUresult check(const Stream *stream, const Word *word) {
     /* H200: writes without a barrier are refused. */
     unsigned allowed = word->is_wait ? WAIT_COMPARISON | WAIT_FLUSH : 0;
     if (word->flags & ~allowed)
         return CUDA_ERROR_INVALID_VALUE;
-    if (word->address % word->width || !memory_contains(word->address, word->width))
+    if (word->address % word->width)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (stream->capture && graph_memory_contains(word->address, word->width))
+        return CUDA_SUCCESS;
+    if (!memory_contains(word->address, word->width))
         return CUDA_ERROR_INVALID_VALUE;
     /* "This function cannot be used with managed memory." */
     const Memory *memory = memory_find(word->address);
@@ -111,7 +115,7 @@ static CUresult submit(Stream *handle, const Word *words, size_t count) {
     Stream *stream;
     CUresult result = stream_find(handle, &stream);
     for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++)
-        result = check(&words[i]);
+        result = check(stream, &words[i]);
     if (result != CUDA_SUCCESS)
         return result;
     Batch *batch = malloc(sizeof *batch + count * sizeof *words);

@@ -230,23 +230,19 @@ DRIVER_FUNCTION(cuMemPoolGetAccess, 11020, (unsigned *flags, Pool *pool, Locatio
 
 /* ---- allocating in the order of a stream ---------------------------------------------------- */
 
-static void dispose_allocation(Operation *operation) {
-    Memory *memory = memory_with_id(operation->memory_id);
-    if (memory)
-        memory_free(memory);
-}
-
-/* An allocation in a graph has the same address in every launch. Here it lives as long as the graph
- * and what was instantiated from it. */
 static CUresult allocate_in_graph(CUdeviceptr *address, size_t size, Stream *stream) {
-    CUdevice device = stream->context->device;
-    CUresult result = memory_new(size, MEMORY_DEVICE, device, NULL, 0, address);
+    Operation *operation;
+    CUresult result = graph_memory_allocation(size, stream->context->device, &operation);
     if (result != CUDA_SUCCESS)
         return result;
-    Operation *operation = operation_nothing(NODE_MEM_ALLOC);
-    operation->memory_id = memory_find(*address)->id;
-    operation->dispose = dispose_allocation;
+    *address = operation->graph_memory->address;
     return stream_submit(stream, operation);
+}
+
+static CUresult free_in_graph(CUdeviceptr address, Stream *stream) {
+    Operation *operation;
+    CUresult result = graph_memory_free(address, stream->capture->graph, &operation);
+    return result == CUDA_SUCCESS ? stream_submit(stream, operation) : result;
 }
 
 static CUresult allocate(CUdeviceptr *address, size_t size, Pool *pool, Stream *stream) {
@@ -259,6 +255,8 @@ static CUresult allocate(CUdeviceptr *address, size_t size, Pool *pool, Stream *
         *address = 0;
         return CUDA_SUCCESS;
     }
+    if (!address)
+        return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture)
         return allocate_in_graph(address, size, stream);
     /* H200: outside of the capture, as unsafe as any other allocation. */
@@ -305,13 +303,13 @@ DRIVER_FUNCTION(cuMemFreeAsync, 11020, (CUdeviceptr address, Stream *handle), (a
         return result;
     if (!address)
         return CUDA_SUCCESS;
+    if (stream->capture)
+        return free_in_graph(address, stream);
     Memory *memory = memory_find(address);
     if (!memory || memory->address != address || memory->free_is_queued)
         return CUDA_ERROR_INVALID_VALUE;
     if (!memory->pool && memory->kind != MEMORY_DEVICE)
         return CUDA_ERROR_INVALID_VALUE;
-    if (stream->capture)
-        return stream_submit(stream, operation_nothing(NODE_MEM_FREE));
     result = capture_forbids_unsafe_call();
     if (result != CUDA_SUCCESS)
         return result;
@@ -320,6 +318,6 @@ DRIVER_FUNCTION(cuMemFreeAsync, 11020, (CUdeviceptr address, Stream *handle), (a
     operation->runs_after_error = true;
     result = stream_submit(stream, operation);
     if (result == CUDA_SUCCESS)
-        memory->free_is_queued = true;
+        memory_free_is_queued(memory);
     return result;
 }

@@ -70,18 +70,30 @@ static int needs_of(int destination_type, int source_type) {
     return needs | (source_type == TYPE_DEVICE ? KNOWN_SOURCE : 0);
 }
 
-static CUresult copy_3d(Stream *stream, const CUDA_MEMCPY3D *copy, bool synchronous) {
-    Layout layout = {.width = copy->width, .height = copy->height, .depth = copy->depth};
+typedef struct Placed {
     CUdeviceptr destination;
     CUdeviceptr source;
-    CUresult result =
-        place(&copy->destination, copy, &destination, &layout.pitch[0], &layout.slice[0]);
+    Layout layout;
+} Placed;
+
+static CUresult place_both(const CUDA_MEMCPY3D *copy, Placed *placed) {
+    Layout *layout = &placed->layout;
+    *layout = (Layout){.width = copy->width, .height = copy->height, .depth = copy->depth};
+    CUresult result = place(&copy->destination, copy, &placed->destination, &layout->pitch[0],
+                            &layout->slice[0]);
     if (result == CUDA_SUCCESS)
-        result = place(&copy->source, copy, &source, &layout.pitch[1], &layout.slice[1]);
+        result = place(&copy->source, copy, &placed->source, &layout->pitch[1], &layout->slice[1]);
+    return result;
+}
+
+static CUresult copy_3d(Stream *stream, const CUDA_MEMCPY3D *copy, bool synchronous) {
+    Placed placed;
+    CUresult result = place_both(copy, &placed);
     if (result != CUDA_SUCCESS)
         return result;
     int needs = needs_of(copy->destination.type, copy->source.type);
-    return copy_submit(stream, destination, source, &layout, needs, synchronous);
+    return copy_submit(stream, placed.destination, placed.source, &placed.layout, needs,
+                       synchronous);
 }
 
 static Side3D flat(const Side2D *side) {
@@ -131,4 +143,47 @@ DRIVER_FUNCTION(cuMemcpy3DPeerAsync, 4000, (const CUDA_MEMCPY3D *copy, Stream *h
     if (result == CUDA_SUCCESS)
         result = stream_find_after_frees(handle, &stream);
     return result == CUDA_SUCCESS ? copy_3d(stream, copy, false) : result;
+}
+
+/* ---- nodes ---------------------------------------------------------------------------------- */
+
+DRIVER_FUNCTION(cuGraphAddMemcpyNode, 10000,
+                (Node **out, Graph *graph, Node **dependencies, size_t count,
+                 const CUDA_MEMCPY3D *copy, Context *context),
+                (out, graph, dependencies, count, copy, context)) {
+    Operation *operation;
+    Placed placed;
+    if (!copy || !handle_is(KIND_CONTEXT, context))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = place_both(copy, &placed);
+    if (result != CUDA_SUCCESS)
+        return result;
+    int needs = needs_of(copy->destination.type, copy->source.type);
+    result = copy_operation(placed.destination, placed.source, &placed.layout, needs, true,
+                            &operation);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return graph_add_checked(out, graph, dependencies, count, operation);
+}
+
+static Side3D side_of(const Copy *copy, int side) {
+    size_t pitch = copy->layout.pitch[side];
+    return (Side3D){.type = copy->known[side] ? TYPE_DEVICE : TYPE_HOST,
+                    .host = copy->known[side] ? 0 : copy->address[side],
+                    .device = copy->known[side] ? copy->address[side] : 0,
+                    .pitch = pitch,
+                    .height = pitch ? copy->layout.slice[side] / pitch : 0};
+}
+
+DRIVER_FUNCTION(cuGraphMemcpyNodeGetParams, 10000, (Node *node, CUDA_MEMCPY3D *out), (node, out)) {
+    const Operation *operation = node_operation(node, NODE_MEMCPY);
+    if (!operation || !out)
+        return CUDA_ERROR_INVALID_VALUE;
+    const Layout *layout = &operation->copy->layout;
+    *out = (CUDA_MEMCPY3D){.source = side_of(operation->copy, 1),
+                           .destination = side_of(operation->copy, 0),
+                           .width = layout->width,
+                           .height = layout->height,
+                           .depth = layout->depth};
+    return CUDA_SUCCESS;
 }
