@@ -1070,14 +1070,76 @@ def test_a_release_that_fails_frees_nothing(function: str, memory: int) -> None:
         ):
             borrow.__exit__(None, None, None)
 
+    assert held_while(stream, use, memory) == [True, False]
+
+
+CLOSINGS = {
+    "a stream of mine": lambda: us.Stream.create(0),
+    "a user stream": lambda: us.get_stream(0, name="closed"),
+    "somebody else's": lambda: us.Stream.from_handle(us.Stream.create(0)),
+}
+
+
+@pytest.mark.parametrize("kind", CLOSINGS)
+def test_a_stream_that_is_closed_in_the_block_frees_nothing_before_it_is_done(
+    kind: str, memory: int
+) -> None:
+    stream = CLOSINGS[kind]()
+
+    def use(buffer: Any) -> None:
+        with pytest.raises(us.ClosedError), us.borrow(buffer, stream=stream):
+            stream.close()
+
     buffer = array(memory, None)
     alive = weakref.ref(buffer)
-    with testing.latch(stream):
+    with us.Stream.create(0) as other, testing.latch(other) as latch:
+        stream.wait(other)
         use(buffer)
         del buffer
         gc.collect()
-    stream.sync(timeout=10)
-    assert alive() is not None, "nobody can tell when it is safe"
+        assert alive() is not None
+        latch.release()
+    assert eventually(lambda: alive() is None)
+
+
+def test_a_capture_in_the_way_of_the_end_frees_nothing_before_it_is_over(memory: int) -> None:
+    """The legacy stream cannot be marked beside it: nobody can tell when its work is done."""
+    legacy = us.Stream.legacy_default()
+    buffer = array(memory, None)
+    alive = weakref.ref(buffer)
+    with (
+        _driver.entered(_driver.primary_context(0)),
+        us.Stream.create(0, nonblocking=False) as captured,
+    ):
+        block = us.borrow(buffer, stream=legacy, producer=None)
+        block.__enter__()
+        captured.begin_capture()
+        with pytest.raises(us.CaptureError):
+            block.__exit__(None, None, None)
+        del buffer, block
+        gc.collect()
+        _holding.sweep()
+        assert alive() is not None
+        assert captured.end_capture() is not None
+    assert eventually(lambda: alive() is None), "without a further call"
+
+
+def test_a_borrow_that_fails_in_its_end_holds_until_a_later_point(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a Ctrl-C there: the buffers are let go of once the stream cannot be using them."""
+    stream = us.get_stream(0)
+
+    def use(buffer: Any) -> None:
+        block = us.borrow(buffer)
+        block.__enter__()
+        with monkeypatch.context() as patch:
+            patch.setattr(Lane, "mark", _interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                block.__exit__(None, None, None)
+        us.hold(stream=stream)  # a later call
+
+    assert held_while(stream, use, memory) == [True, False]
 
 
 def test_a_release_that_is_interrupted_frees_nothing(
@@ -1148,6 +1210,7 @@ def test_other_borrows_free_nothing_of_one_that_never_ended(memory: int) -> None
             for borrow in [us.borrow(other) for _ in range(100)]:
                 stack.enter_context(borrow)
         assert alive() is not None
+    _holding.in_use.clear()
 
 
 def test_destructors_break_no_capture(memory: int) -> None:

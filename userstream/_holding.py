@@ -46,17 +46,25 @@ class Use:
 
     def end(self) -> None:
         """Let go of the objects: the work is over, or was never queued."""
-        in_use.pop(id(self.ticket), None)
+        let_go(self.ticket)
 
     def hold(self) -> None:
         """Hold the objects until the stream has done what is queued on it now."""
         keep(self.ticket.lane, self.ticket)
 
     def hold_after_error(self) -> None:
-        """As `hold`, unless this has ended; if that fails as well, a later call tries again."""
+        """As `hold`, unless this has ended; if that fails as well, `hold_later`."""
         if id(self.ticket) in in_use:
-            with contextlib.suppress(UserStreamError):
+            try:
                 self.hold()
+            except UserStreamError:
+                self.hold_later()
+
+    def hold_later(self) -> None:
+        """Hold the objects as soon as that is possible, which it was not just now."""
+        if id(self.ticket) in in_use:
+            _orphans.append(self.ticket)
+            _begin_watch()
 
 
 class _Ticket(weakref.ref[Use]):
@@ -68,18 +76,44 @@ class _Ticket(weakref.ref[Use]):
     objects: tuple[object, ...]
     thread: int
 
+    def is_elsewhere(self) -> bool:
+        """Tell whether in this thread the handle of the lane means another stream."""
+        handle = self.lane.handle
+        return (
+            handle is not None
+            and int(handle) == _driver.PER_THREAD
+            and self.thread != threading.get_ident()
+        )
+
+
+def let_go(objects: object) -> None:
+    """Forget what is in use: nothing uses it, or somebody else keeps it."""
+    in_use.pop(id(objects), None)
+    if isinstance(objects, _Ticket):
+        objects.objects = ()  # the ticket itself stays until the next call: it is an orphan soon
+
+
+def keep_in_use(lane: Lane) -> None:
+    """Hold what is in use on a stream that is about to be closed, which nobody can mark later."""
+    for ticket in list(in_use.values()):
+        if isinstance(ticket, _Ticket) and ticket.lane is lane:
+            with contextlib.suppress(UserStreamError):  # then it is kept for good
+                keep(lane, ticket)
+
 
 def _hold_orphans() -> None:
-    here = threading.get_ident()
     for ticket in list(_orphans):
         if id(ticket) in in_use:
-            lane = ticket.lane
+            if ticket.is_elsewhere():
+                continue
             try:
-                if int(lane.live()) == _driver.PER_THREAD and ticket.thread != here:
-                    continue  # in this thread that handle is another stream
-                keep(lane, ticket)
+                keep(ticket.lane, ticket)
             except ClosedError:  # nobody can tell any more when they may go
                 pass
+            except DriverError as error:
+                if not _driver.ended_context(error):  # to be tried again
+                    continue
+                let_go(ticket)  # nothing runs there any more
             except UserStreamError:  # to be tried again
                 continue
         with contextlib.suppress(ValueError):  # another thread was faster
@@ -162,7 +196,7 @@ def _is_passed(held: _Held) -> bool:
 
 
 class _Sweeper:
-    """What the watcher sees: it is done when nothing is held."""
+    """What the watcher sees: it is done when nothing is held, and nothing is to be."""
 
     target = None
     ordered = False
@@ -173,7 +207,7 @@ class _Sweeper:
     def is_done(self) -> bool:
         with contextlib.suppress(UserStreamError):  # to be tried again
             sweep()
-        self._idle = 0 if _queues else self._idle + 1
+        self._idle = 0 if _has_work() else self._idle + 1
         return self._idle >= _IDLE_LOOKS and _end_watch()
 
     def abandon(self) -> None:
@@ -196,7 +230,9 @@ def hold(lane: Lane, event: Event, began: float, objects: object) -> None:
         queue = lane.held = _Queue(lane.pool, in_order=lane.anywhere)
     queue.add(event, began, objects)
     if queue not in _queues or not _watched:
-        _begin_watch(queue)
+        with _lock:
+            _queues.add(queue)
+        _begin_watch()
 
 
 def keep(lane: Lane, objects: object) -> None:
@@ -213,11 +249,15 @@ def keep(lane: Lane, objects: object) -> None:
     hold(lane, event, began, objects)
 
 
-def _begin_watch(queue: _Queue) -> None:
+def _has_work() -> bool:
+    """Tell whether there is something that the watcher can let go of."""
+    return bool(_queues) or any(not ticket.is_elsewhere() for ticket in list(_orphans))
+
+
+def _begin_watch() -> None:
     global _watched
     try:
         with _lock:
-            _queues.add(queue)
             watched, _watched = _watched, True
         if not watched:
             _watcher.watch([_watcher.Watch(_Sweeper(), lambda _, error: _unwatched(error))])
@@ -231,7 +271,7 @@ def _begin_watch(queue: _Queue) -> None:
 def _end_watch() -> bool:
     global _watched  # noqa: PLW0603 -- one watcher, one flag
     with _lock:
-        _watched = bool(_queues)
+        _watched = _has_work()
         return not _watched
 
 

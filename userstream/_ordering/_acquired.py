@@ -65,5 +65,6 @@ class _Acquired:
         try:
             self._ordering.release(self._use.ticket, after_error=True)
         except Exception as failure:
+            self._use.hold_later()
             _cleanup.report([failure], error)
         self._ended = True

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Borrow:
     """The context manager of `UserStream.borrow`; it can be entered again after its end."""
 
-    __slots__ = ("_activate", "_activation", "_asked", "_held", "_keep", "_order", "_ordering")
+    __slots__ = ("_activate", "_activation", "_asked", "_keep", "_order", "_ordering", "_use")
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Borrow:
         self._keep = keep
         self._activate = activate if isinstance(activate, (bool, str)) else _names(activate)
         self._ordering: Ordering | None = None
-        self._held: object = None
+        self._use: _holding.Use | None = None
         self._activation: activations.Activation[Stream] | None = None
 
     def __repr__(self) -> str:
@@ -59,16 +59,17 @@ class Borrow:
             activation = activations.Activation(
                 ordering.consumer, frameworks, ordered=ordering.producers
             )
-        held = ordering.buffers, ordering.acquire()
-        _holding.in_use[id(held)] = held
+        use = _holding.Use(ordering.lane, ordering.buffers, ordering.acquire())
+        _holding.in_use[id(use)] = use  # to the end of the block, whoever drops this object
         if activation is not None:
             try:
                 activation.__enter__()
             except BaseException:
-                del _holding.in_use[id(held)]
+                del _holding.in_use[id(use)]
+                use.end()
                 raise
         self._activation = activation
-        self._held = held
+        self._use = use
         self._ordering = ordering
         return ordering.consumer
 
@@ -78,15 +79,16 @@ class Borrow:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        ordering, activation, held = self._ordering, self._activation, self._held
-        if ordering is None:
+        ordering, activation, use = self._ordering, self._activation, self._use
+        if ordering is None or use is None:
             raise RuntimeError("this borrow was not entered")
         _process.check_fork()
         if ordering.thread is not None:
             ordering.check_thread()
         if activation is not None:
             activation.check_thread()
-        self._ordering = self._activation = self._held = None
+        self._ordering = self._activation = self._use = None
+        _holding.in_use.pop(id(use), None)  # a Ctrl-C from here on lets go of it, and so holds them
         failures: list[Exception] = []
         try:
             if activation is not None:
@@ -96,10 +98,11 @@ class Borrow:
         finally:  # also if Ctrl-C came
             try:
                 if not self._keep:
-                    del _holding.in_use[id(held)]
-                ordering.release(held if self._keep else None)
+                    use.end()
+                ordering.release(use.ticket if self._keep else None)
             except Exception as failure:
                 failures.append(failure)
+                use.hold_later()
         if failures:
             _cleanup.report(failures, error)
 

@@ -134,7 +134,7 @@ class Ordering:
         # What is captured never completes: the graph needs the buffers as long as it lives.
         if objects is None or capture != _driver.NOT_CAPTURING:
             lane.pool.give_back(event)
-            _holding.in_use.pop(id(objects), None)
+            _holding.let_go(objects)
         else:
             _holding.hold(lane, event, began, objects)
         if wait_on_host:

@@ -16,7 +16,7 @@ import numpy as np
 from cuda.bindings import driver
 from cuda.core import Context, Device, StreamOptions
 
-from userstream import _driver, _numbers, _process
+from userstream import _driver, _holding, _numbers, _process
 from userstream._buffers import type_name
 from userstream._engine.core import CoreStream
 from userstream._engine.lane import Lane
@@ -190,6 +190,7 @@ def close(lane: Lane) -> None:
             capture.forget(lane)
     if _ours.get(address) is lane:  # or it is a new one's by now
         _ours.pop(address, None)
+    _holding.keep_in_use(lane)  # by a block that has not ended, and cannot mark its end any more
     lane.handle = None
     lane.core.close()
 
