@@ -77,9 +77,18 @@ def test_it_shows_where_it_is_imported_from(path: str) -> None:
     if isinstance(thing, property):
         return  # only its class is shown
     thing = getattr(thing, "__func__", thing)
-    public = [module.__name__ for module in MODULES]
-    assert thing.__module__ in public
+    if "." not in thing.__qualname__:  # a method is shown with its class
+        assert thing.__module__ in [module.__name__ for module in MODULES]
     assert path.endswith(thing.__qualname__.removeprefix("UserStream."))
+
+
+@pytest.mark.parametrize("kind", [userstream.Stream, userstream.UserStream])
+def test_a_class_is_one_class_in_one_file(kind: type) -> None:
+    assert len(kind.__mro__) <= 3, "itself, cuda.core's and object"
+    code = [getattr(thing, "__func__", thing) for thing in vars(kind).values()]
+    functions = [each for each in code if inspect.isfunction(each)]
+    own = [each for each in functions if each.__qualname__.startswith(kind.__name__)]
+    assert len({inspect.getsourcefile(inspect.unwrap(each)) for each in own}) == 1
 
 
 def test_docstrings_are_in_order() -> None:

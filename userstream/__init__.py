@@ -5,7 +5,6 @@
 >>> us.wait(0)
 """
 
-from types import FunctionType
 from typing import Final
 
 from userstream import errors
@@ -77,17 +76,10 @@ __all__ = [
 ]
 __all__ += errors.__all__
 
-# Messages, tracebacks, pickles and documentation show the path that users import from, and not the
-# layers that a class is built up in.
+# Messages ("a userstream.Stream"), tracebacks and pickles name the path that users import from, so
+# that the modules below may move.
 for _name in __all__:
     _object = globals()[_name]
     if isinstance(_object, type) or _object in (describe, device_of):
         _object.__module__ = __name__
-for _class in (Stream, UserStream):
-    for _layer in _class.__mro__:
-        for _object in vars(_layer).values():
-            _object = getattr(_object, "__func__", _object)
-            if isinstance(_object, FunctionType) and _object.__module__ != __name__:
-                _object.__module__ = __name__
-                _object.__qualname__ = f"{_class.__name__}.{_object.__name__}"
-del Final, FunctionType, _class, _layer, _name, _object
+del Final, _name, _object
