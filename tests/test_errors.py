@@ -21,6 +21,7 @@ BASES = {
     "InvalidDeviceError": ValueError,
     "UnknownProducerError": ValueError,
     "NoUserStreamError": LookupError,
+    "RaceError": AssertionError,
     "WaitTimeout": TimeoutError,
     "WaitErrors": ExceptionGroup,
 }

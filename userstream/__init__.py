@@ -5,7 +5,7 @@
 >>> us.wait(0)
 """
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from userstream import errors
 from userstream._buffers import BufferInfo, describe, device_of
@@ -21,6 +21,9 @@ from userstream._stream.operations import (
 )
 from userstream._stream.stream import Stream
 from userstream.errors import *  # noqa: F403 -- the tree, as errors.__all__ lists it
+
+if TYPE_CHECKING:
+    from userstream._observe import Observation, Operation, Race, Stall, observe
 
 __version__ = "0.1.0"
 
@@ -49,6 +52,10 @@ __all__ = [
     "CaptureInfo",
     "FlushRemoteWrites",
     "MemoryBarrier",
+    "Observation",
+    "Operation",
+    "Race",
+    "Stall",
     "Stream",
     "UserStream",
     "WaitFlags",
@@ -66,6 +73,7 @@ __all__ = [
     "get_stream",
     "hand_over",
     "hold",
+    "observe",
     "release",
     "streams",
     "wait",
@@ -76,10 +84,24 @@ __all__ = [
 ]
 __all__ += errors.__all__
 
+# Loaded when they are asked for first: who observes nothing pays for nothing.
+_LATE = ("Observation", "Operation", "Race", "Stall", "observe")
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from userstream import _observe
+
+    for each in _LATE:
+        globals()[each] = getattr(_observe, each)
+    return globals()[name]
+
+
 # Messages ("a userstream.Stream"), tracebacks and pickles name the path that users import from, so
 # that the modules below may move.
-for _name in __all__:
+for _name in set(__all__).difference(_LATE):
     _object = globals()[_name]
     if isinstance(_object, type) or _object in (describe, device_of):
         _object.__module__ = __name__
-del Final, _name, _object
+del TYPE_CHECKING, Final, _name, _object

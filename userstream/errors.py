@@ -15,6 +15,7 @@
     ├── InvalidDeviceError        (ValueError)     no such device
     ├── UnknownProducerError      (ValueError)     the stream that wrote the buffer is unknown
     ├── NoUserStreamError         (LookupError)    the device has no user stream
+    ├── RaceError                 (AssertionError) `observe` found a race
     ├── WaitTimeout               (TimeoutError)   work not done in time; nothing is cancelled
     └── WaitErrors                (ExceptionGroup) some of several streams failed
 
@@ -49,6 +50,7 @@ __all__ = [
     "InvalidDeviceError",
     "NoUserStreamError",
     "NotSupportedError",
+    "RaceError",
     "UnknownProducerError",
     "UnsupportedBufferError",
     "UserStreamError",
@@ -404,6 +406,43 @@ class WaitTimeout(UserStreamError, TimeoutError):
         self.devices: tuple[int, ...] = tuple(devices)
         self.device_uuids: tuple[str | None, ...] = tuple(map(_uuid_of, self.devices))
         self.streams: tuple[str, ...] = tuple(streams)
+
+
+class RaceError(UserStreamError, AssertionError):
+    """An observation found races: `Observation.check` raises it, with the report as its message.
+
+    Parameters
+    ----------
+    message : str
+        The report.
+    races : sequence of str, optional
+        The line by which each race is suppressed.
+    device : int, optional
+        Ordinal of the device involved.
+    stream : str, optional
+        ``repr`` of the stream involved.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> with us.observe() as seen:
+    ...     stream = us.get_stream(0)
+    >>> try:
+    ...     seen.check()
+    ... except us.RaceError as error:
+    ...     print(error.races)
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        races: Sequence[str] = (),
+        device: int | None = None,
+        stream: str | None = None,
+    ) -> None:
+        super().__init__(message, device=device, stream=stream)
+        self.races = list(races)
 
 
 class WaitErrors(UserStreamError, ExceptionGroup[Exception]):

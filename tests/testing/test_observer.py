@@ -11,7 +11,7 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from helpers import checked, device_memory
+from helpers import checked, current_context, device_memory
 from userstream.testing import inject
 from userstream.testing._simulated import _side_door
 
@@ -25,6 +25,7 @@ OBSERVER = ctypes.CFUNCTYPE(
     ctypes.POINTER(ctypes.c_uint64),
     ctypes.c_size_t,
     ctypes.c_int,
+    ctypes.c_void_p,
 )
 
 
@@ -34,14 +35,21 @@ def observed() -> Iterator[list[Call]]:
     library.userstream_symbol.restype = ctypes.c_char_p
     library.userstream_observe.restype = ctypes.c_bool
     calls: list[Call] = []
+    contexts: list[int | None] = []
     mine = threading.get_ident()
 
     def note(
-        site: int, function: int, words: ctypes.Array[ctypes.c_uint64], count: int, result: int
+        site: int,
+        function: int,
+        words: ctypes.Array[ctypes.c_uint64],
+        count: int,
+        result: int,
+        context: int | None,
     ) -> None:
         if threading.get_ident() == mine:
             name = library.userstream_symbol(function).decode()
             calls.append((site, name, tuple(words[:count]), result))
+            contexts.append(context)
 
     observer = OBSERVER(note)
     assert library.userstream_observe(observer)
@@ -50,6 +58,7 @@ def observed() -> Iterator[list[Call]]:
         yield calls
     finally:
         assert library.userstream_observe(None)
+    assert set(contexts) <= {current_context() or None}
 
 
 def test_a_call_is_told_at_its_begin_and_its_end_with_its_arguments() -> None:

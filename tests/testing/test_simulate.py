@@ -69,7 +69,7 @@ def test_a_loaded_driver_is_refused(tmp_path):
     path = tmp_path / "libcuda.so.1"
     subprocess.run(
         [
-            *_build._compiler(),
+            *_build._compiler(_build.simulated_driver()),
             "-shared",
             "-x",
             "c",

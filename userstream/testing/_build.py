@@ -1,4 +1,4 @@
-"""Compiles the simulated driver at its first use and keeps the result.
+"""Compiles the simulated driver, or another library in C, at its first use and keeps the result.
 
 What is kept ends with a seal, the digest of what comes before it: a library that was cut short
 would kill the process that loads it. (The loader does not look behind the end of a library.)
@@ -19,6 +19,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,38 +38,57 @@ FLAGS = (
     "-pthread",
     "-Wl,-soname,libcuda.so.1",
 )
-_ADVICE = "let $USERSTREAM_CACHE_DIR name a directory of your own for the simulated driver"
 
 
-def library() -> Path:
-    """Give the path of the simulated driver, compiled unless that was done before."""
-    _check_platform()
-    compiler = _compiler()
-    flags = [*FLAGS, *_words("USERSTREAM_CFLAGS")]
-    directory = _cache_directory()
-    path = directory / f"simulated-driver-{_fingerprint(compiler, flags)}.so"
+@dataclass(frozen=True)
+class Source:
+    """What is compiled: all the C files of a directory."""
+
+    directory: Path
+    flags: tuple[str, ...]
+    file: str  # what the result is called
+    what: str  # what messages call it
+
+    @property
+    def advice(self) -> str:
+        return f"let $USERSTREAM_CACHE_DIR name a directory of your own for {self.what}"
+
+
+def simulated_driver() -> Source:
+    """Give what the simulated driver is compiled of."""
+    return Source(SOURCES, FLAGS, "simulated-driver", "the simulated driver")
+
+
+def library(source: Source | None = None) -> Path:
+    """Give the path of the simulated driver (or another), compiled unless that was done before."""
+    source = source or simulated_driver()
+    _check_platform(source)
+    compiler = _compiler(source)
+    flags = [*source.flags, *_words("USERSTREAM_CFLAGS")]
+    directory = _cache_directory(source)
+    path = directory / f"{source.file}-{_fingerprint(source, compiler, flags)}.so"
     if not _is_fit(path):
         with _alone_in(directory):
             if not _is_fit(path):
-                _compile(compiler, flags, path)
+                _compile(source, compiler, flags, path)
     return path
 
 
-def _check_platform() -> None:
+def _check_platform(source: Source) -> None:
     if not sys.platform.startswith("linux"):
-        raise RuntimeError(f"the simulated driver runs on Linux only, not on {sys.platform}")
+        raise RuntimeError(f"{source.what} runs on Linux only, not on {sys.platform}")
     try:
         glibc = os.confstr("CS_GNU_LIBC_VERSION")
     except (ValueError, OSError):
         glibc = None
     if not glibc:
         raise RuntimeError(
-            "the simulated driver needs the GNU C library (glibc), as CUDA does; "
+            f"{source.what} needs the GNU C library (glibc), as CUDA does; "
             "this Python runs on another one (musl?)"
         )
 
 
-def _compiler() -> list[str]:
+def _compiler(source: Source) -> list[str]:
     """Find a C compiler: its command line."""
     command = _words("CC")
     if command:
@@ -79,7 +99,7 @@ def _compiler() -> list[str]:
         if shutil.which(name):
             return [name]
     raise RuntimeError(
-        "the simulated driver is compiled at its first use, and there is no C compiler: install "
+        f"{source.what} is compiled at its first use, and there is no C compiler: install "
         "gcc or clang (Debian and Ubuntu: build-essential; Fedora: gcc; conda: c-compiler), "
         "or let $CC name one"
     )
@@ -102,20 +122,22 @@ def _chosen_directory() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "userstream"
 
 
-def _cache_directory() -> Path:
+def _cache_directory(source: Source) -> Path:
     """Make a directory that only this user can write, as what lies there gets loaded."""
     try:
         directory = _chosen_directory()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = directory.stat()
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
-        raise RuntimeError(f"cannot make a cache directory: {error}; {_ADVICE}") from error
+        raise RuntimeError(f"cannot make a cache directory: {error}; {source.advice}") from error
     if found.st_uid != os.geteuid():
-        raise RuntimeError(f"the cache directory {directory} belongs to another user; {_ADVICE}")
+        raise RuntimeError(
+            f"the cache directory {directory} belongs to another user; {source.advice}"
+        )
     if _others_can_write(found):
         raise RuntimeError(
             f"others can write the cache directory {directory}: "
-            f"remove that right (chmod go-w), or {_ADVICE}"
+            f"remove that right (chmod go-w), or {source.advice}"
         )
     return directory
 
@@ -166,25 +188,25 @@ def _alone_in(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _fingerprint(compiler: list[str], flags: list[str]) -> str:
+def _fingerprint(source: Source, compiler: list[str], flags: list[str]) -> str:
     """Make a name that changes with the sources, the compiler and the flags."""
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=False)
     digest = hashlib.sha256()
     for part in (shlex.join(compiler).encode(), version.stdout, shlex.join(flags).encode()):
         digest.update(part + b"\0")
-    for source in sorted(SOURCES.glob("*.[ch]")):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    for file in sorted(source.directory.glob("*.[ch]")):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()[:24]
 
 
-def _compile(compiler: list[str], flags: list[str], path: Path) -> None:
+def _compile(source: Source, compiler: list[str], flags: list[str], path: Path) -> None:
     """Compile beside `path`, then rename: a process that races gets the one or the other."""
-    with _refused_writes(path.parent):
+    with _refused_writes(source, path.parent):
         descriptor, unfinished = tempfile.mkstemp(suffix=".so", prefix=".", dir=path.parent)
     os.close(descriptor)
     try:
-        _run_compiler(compiler, flags, unfinished)
-        with _refused_writes(path.parent):
+        _run_compiler(source, compiler, flags, unfinished)
+        with _refused_writes(source, path.parent):
             _finish(unfinished, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -192,27 +214,27 @@ def _compile(compiler: list[str], flags: list[str], path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _refused_writes(directory: Path) -> Iterator[None]:
+def _refused_writes(source: Source, directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise RuntimeError(
-            f"cannot write the cache directory {directory}: {error}; {_ADVICE}"
+            f"cannot write the cache directory {directory}: {error}; {source.advice}"
         ) from error
 
 
-def _run_compiler(compiler: list[str], flags: list[str], output: str) -> None:
-    sources = sorted(str(source) for source in SOURCES.glob("*.c"))
+def _run_compiler(source: Source, compiler: list[str], flags: list[str], output: str) -> None:
+    sources = sorted(str(file) for file in source.directory.glob("*.c"))
     command = [*compiler, *flags, *sources, "-o", output]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(
-            f"the simulated driver could not be compiled with {shlex.join(compiler)!r}:\n"
+            f"{source.what} could not be compiled with {shlex.join(compiler)!r}:\n"
             f"{done.stderr.strip()}"
         )
     if not _is_library(output):
         raise RuntimeError(
-            f"the simulated driver was not compiled: {shlex.join(compiler)!r} reports success "
+            f"{source.what} was not compiled: {shlex.join(compiler)!r} reports success "
             "and left no library; does $CC name a C compiler that links?"
         )
 

@@ -69,10 +69,10 @@ void call_leave(void);
 
 typedef enum Site { ENTER, LEAVE } Site;
 
-/* `words` are the arguments in the order of C, each extended to 64 bits. `result` counts when the
- * call is left. */
+/* `words` are the arguments in the order of C, each extended to 64 bits; `context` is the current
+ * one. `result` counts when the call is left. */
 typedef void (*Observer)(Site site, unsigned function, const uint64_t *words, size_t count,
-                         CUresult result);
+                         CUresult result, const void *context);
 
 extern _Atomic(Observer) observer;
 

@@ -13,7 +13,7 @@ void observer_tell(Site site, const Function *function, const uint64_t *words, s
     atomic_fetch_add(&telling, 1);
     Observer tell = atomic_load(&observer);
     if (tell)
-        tell(site, function->id, words, count, result);
+        tell(site, function->id, words, count, result, context_current());
     atomic_fetch_sub(&telling, 1);
 }
 

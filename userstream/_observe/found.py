@@ -1,0 +1,269 @@
+"""What an observation finds: `Race` and `Stall`, with the operations they are about."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from traceback import FrameSummary
+from typing import Any
+
+Stack = tuple[FrameSummary, ...]
+
+
+def _where(line: FrameSummary | None) -> str:
+    return "(no Python)" if line is None else f"{line.filename}:{line.lineno} in {line.name}"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One side of a race: what was done, on which stream, and by which line.
+
+    Attributes
+    ----------
+    name : str
+        The driver call or the kernel.
+    access : str
+        ``"read"``, ``"write"``, ``"free"`` or ``"allocate"``.
+    known : str
+        How that is known: ``"exact"`` (the call says so), ``"declared"``, ``"learned"`` or
+        ``"assumed"``.
+    stream : str
+        The stream, with its name and its handle.
+    device : int or None
+        The ordinal of its device.
+    thread : str
+        The thread that made the call.
+    line : FrameSummary or None
+        The line of the program that made it.
+    stack : tuple of FrameSummary
+        All of its frames, the innermost last.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> us.Operation("cuMemcpyAsync", "read", "exact", "stream 0x55", 0, "MainThread").access
+    'read'
+    """
+
+    name: str
+    access: str
+    known: str
+    stream: str
+    device: int | None
+    thread: str
+    line: FrameSummary | None = None
+    stack: Stack = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} ({self.access}, {self.known}) on {self.stream}\n      {_where(self.line)}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON takes it.
+
+        Returns
+        -------
+        dict
+            Of numbers, texts, lists and dictionaries.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> us.Operation("cuMemcpy", "read", "exact", "stream 1", 0, "main").as_dict()["name"]
+        'cuMemcpy'
+        """
+        return {
+            "name": self.name,
+            "access": self.access,
+            "known": self.known,
+            "stream": self.stream,
+            "device": self.device,
+            "thread": self.thread,
+            "stack": [[frame.filename, frame.lineno, frame.name] for frame in self.stack],
+        }
+
+
+@dataclass(frozen=True)
+class Race:
+    """Two operations on the same memory that nothing puts in order.
+
+    Attributes
+    ----------
+    kind : str
+        ``"read after write"``, ``"write after read"``, ``"write after write"``,
+        ``"use after free"``, ``"use before allocation"``, ``"host overwrote the source of a copy"``
+        or ``"host read before the copy"``.
+    address, nbytes : int
+        The memory that both touch.
+    memory : str
+        ``"device"``, ``"pinned"``, ``"managed"`` or ``"unknown"``.
+    allocated : tuple of FrameSummary
+        Where it was allocated; empty if that was before the observation.
+    first, second : Operation
+        The two, in the order in which they were queued.
+    ordered_until : Operation or None
+        The last operation on the stream of `first` that `second` is ordered after.
+    possible : bool
+        Whether it may be none: something that cannot be seen may put the two in order, or it is
+        only assumed what a kernel does.
+    count : int
+        How often it was seen between these two lines.
+    advice : str
+        What to do.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> us.Race.__name__
+    'Race'
+    """
+
+    kind: str
+    address: int
+    nbytes: int
+    memory: str
+    allocated: Stack = field(repr=False)
+    first: Operation
+    second: Operation
+    ordered_until: Operation | None
+    possible: bool
+    count: int
+    advice: str
+
+    @property
+    def key(self) -> str:
+        """The line that suppresses it: what stays the same from run to run.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> isinstance(us.Race.key, property)
+        True
+        """
+        return " ".join(f"{name}={_word(value)}" for name, value in self._facts().items())
+
+    def _facts(self) -> dict[str, str]:
+        """Return what a suppression can name."""
+        kind = self.kind.replace(" ", "-")
+        return {"race": kind, "first": _function(self.first), "second": _function(self.second)}
+
+    def __str__(self) -> str:
+        what = f"{self.kind}: {self.nbytes} bytes of {self.memory} memory at {self.address:#x}"
+        lines = [("possible " if self.possible else "") + what]
+        if self.count > 1:
+            lines[0] += f", {self.count} times"
+        lines += [f"  first:  {self.first}", f"  second: {self.second}"]
+        if self.ordered_until is not None:
+            lines.append(
+                f"  ordered until: {self.ordered_until.name} at {_where(self.ordered_until.line)}"
+            )
+        lines += [f"  {self.advice}", f"  suppress: {self.key}"]
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON takes it.
+
+        Returns
+        -------
+        dict
+            Of numbers, texts, lists and dictionaries.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> callable(us.Race.as_dict)
+        True
+        """
+        return {
+            "kind": self.kind,
+            "address": self.address,
+            "nbytes": self.nbytes,
+            "memory": self.memory,
+            "allocated": [[frame.filename, frame.lineno, frame.name] for frame in self.allocated],
+            "first": self.first.as_dict(),
+            "second": self.second.as_dict(),
+            "ordered_until": None if self.ordered_until is None else self.ordered_until.as_dict(),
+            "possible": self.possible,
+            "count": self.count,
+            "advice": self.advice,
+            "key": self.key,
+        }
+
+
+def _word(text: str) -> str:
+    return shlex.quote(text) if any(each.isspace() for each in text) else text
+
+
+def _function(operation: Operation) -> str:
+    if operation.line is None:
+        return operation.name
+    return f"{operation.line.filename.rpartition('/')[2]}:{operation.line.name}"
+
+
+@dataclass(frozen=True)
+class Stall:
+    """A driver call in which the host waited, or was held up.
+
+    Attributes
+    ----------
+    name : str
+        The driver call.
+    seconds : float
+        How long all of them took, from this line.
+    longest : float
+        How long one of them took at most.
+    count : int
+        How many there were.
+    stream : str or None
+        The stream, if the call names one.
+    thread : str
+        The thread that made the first of them.
+    line : FrameSummary or None
+        The line of the program that made them.
+    stack : tuple of FrameSummary
+        All frames of the first one, the innermost last.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> us.Stall("cuStreamSynchronize", 0.5, 0.5, 1, None, "MainThread").seconds
+    0.5
+    """
+
+    name: str
+    seconds: float
+    longest: float
+    count: int
+    stream: str | None
+    thread: str
+    line: FrameSummary | None = None
+    stack: Stack = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        times = f"{self.count} times, " if self.count > 1 else ""
+        return f"{self.seconds * 1e3:.3f} ms in {self.name} ({times}{_where(self.line)})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON takes it.
+
+        Returns
+        -------
+        dict
+            Of numbers, texts, lists and dictionaries.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> us.Stall("cuCtxSynchronize", 0.5, 0.5, 1, None, "main").as_dict()["count"]
+        1
+        """
+        return {
+            "name": self.name,
+            "seconds": self.seconds,
+            "longest": self.longest,
+            "count": self.count,
+            "stream": self.stream,
+            "thread": self.thread,
+            "stack": [[frame.filename, frame.lineno, frame.name] for frame in self.stack],
+        }

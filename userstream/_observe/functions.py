@@ -1,0 +1,211 @@
+"""Which driver functions are watched, and what their arguments are.
+
+A row says what a call means (the name of a method of `Engine`) and which word of its arguments is
+what. Both makers of records, the simulated driver and CUPTI, give all arguments in the order of C.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+ENTER = 1  # written down when the call begins: what it frees may be somebody else's when it ends
+LEAVE = 2
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Bytes that a word points to: so many, or so many times another word."""
+
+    word: int
+    size: int
+    count: int | None = None
+
+
+@dataclass(frozen=True)
+class Function:
+    """How to read one driver function; the numbers are words."""
+
+    means: str
+    words: int
+    stream: int | None = None
+    operands: tuple[int | tuple[int, int], ...] = ()  # destination, source; (word, offset) within
+    size: int | None = None
+    frees: int | None = None
+    allocates: int | None = None
+    fetches: tuple[Fetch, ...] = ()
+    sites: int = LEAVE
+    waits: bool = False  # the host may be held up: a stall
+    orders_host: bool = False  # the host knows afterwards what the GPU has done
+    ends_stream: bool = False
+    forgets: bool = False
+    roles: dict[str, int] = field(default_factory=dict)  # further words by name
+
+
+def _copies() -> dict[str, Function]:
+    found = {}
+    for name in ("cuMemcpyAsync", "cuMemcpyDtoDAsync_v2", "cuMemcpyHtoDAsync_v2"):
+        found[name] = Function("copy", 4, stream=3, operands=(0, 1), size=2)
+    found["cuMemcpyDtoHAsync_v2"] = found["cuMemcpyAsync"]
+    for name in ("cuMemcpy", "cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2"):
+        found[name] = Function("copy_now", 3, operands=(0, 1), size=2, waits=True, orders_host=True)
+    # "For transfers from device to device memory, no host-side synchronization is performed."
+    found["cuMemcpyDtoD_v2"] = Function("copy_now", 3, operands=(0, 1), size=2, waits=True)
+    found["cuMemcpyWithAttributesAsync"] = Function("copy", 5, stream=4, operands=(0, 1), size=2)
+    found["cuMemcpyPeerAsync"] = Function("copy", 6, stream=5, operands=(0, 2), size=4)
+    found["cuMemcpyPeer"] = Function(
+        "copy_now", 5, operands=(0, 2), size=4, waits=True, orders_host=True
+    )
+    arrays = (Fetch(0, 8, count=3), Fetch(1, 8, count=3), Fetch(2, 8, count=3))
+    found["cuMemcpyBatchAsync"] = Function("copy_batch", 8, stream=7, fetches=arrays)
+    # CUDA_MEMCPY2D and CUDA_MEMCPY3D: where they say what kind of memory the two sides are
+    for dimensions, size, destination, source in ((2, 128, 72, 16), (3, 200, 120, 32)):
+        shape = Fetch(0, size)
+        within = ((0, destination), (0, source))
+        found[f"cuMemcpy{dimensions}DAsync_v2"] = Function(
+            f"copy_{dimensions}d", 2, stream=1, operands=within, fetches=(shape,)
+        )
+        found[f"cuMemcpy{dimensions}D_v2"] = Function(
+            f"copy_{dimensions}d",
+            1,
+            operands=within,
+            fetches=(shape,),
+            waits=True,
+            orders_host=True,
+        )
+    found["cuMemcpy2DUnaligned_v2"] = found["cuMemcpy2D_v2"]
+    found["cuMemcpy3DPeerAsync"] = found["cuMemcpy3DAsync_v2"]
+    return found
+
+
+def _fills() -> dict[str, Function]:
+    found = {}
+    for bits in (8, 16, 32):
+        width = {"width": bits // 8}
+        found[f"cuMemsetD{bits}Async"] = Function(
+            "fill", 4, stream=3, operands=(0,), size=2, roles=width
+        )
+        found[f"cuMemsetD{bits}_v2"] = Function("fill", 3, operands=(0,), size=2, roles=width)
+        shaped = {**width, "pitch": 1, "height": 4}
+        found[f"cuMemsetD2D{bits}Async"] = Function(
+            "fill", 6, stream=5, operands=(0,), size=3, roles=shaped
+        )
+        found[f"cuMemsetD2D{bits}_v2"] = Function("fill", 5, operands=(0,), size=3, roles=shaped)
+    return found
+
+
+def _memory() -> dict[str, Function]:
+    both = ENTER | LEAVE
+    new = (Fetch(0, 8),)
+    found = {
+        name: Function(
+            "allocate", words, allocates=0, size=1, fetches=new, waits=True, roles={"kind": kind}
+        )
+        for name, words, kind in (
+            ("cuMemAlloc_v2", 2, 2),
+            ("cuMemAllocManaged", 3, 3),
+            ("cuMemAllocHost_v2", 2, 1),
+            ("cuMemHostAlloc", 3, 1),
+        )
+    }
+    found["cuMemHostRegister_v2"] = Function("register", 3, size=1, waits=True)
+    found["cuMemAllocAsync"] = Function(
+        "allocate_async", 3, stream=2, allocates=0, size=1, fetches=new
+    )
+    found["cuMemAllocFromPoolAsync"] = Function(
+        "allocate_async", 4, stream=3, allocates=0, size=1, fetches=new
+    )
+    for name in ("cuMemFree_v2", "cuMemFreeHost", "cuMemHostUnregister"):
+        found[name] = Function("free", 1, frees=0, sites=both, waits=True, orders_host=True)
+    found["cuMemFreeAsync"] = Function("free_async", 2, stream=1, frees=0, sites=both)
+    return found
+
+
+def _order() -> dict[str, Function]:
+    found = {
+        "cuEventRecord": Function("record", 2, stream=1),
+        "cuEventRecordWithFlags": Function("record", 3, stream=1, roles={"flags": 2}),
+        "cuStreamWaitEvent": Function("wait_event", 3, stream=0),
+        "cuCtxRecordEvent": Function("record_context", 2),
+        "cuCtxWaitEvent": Function("wait_context", 2),
+        "cuEventQuery": Function("know_event", 1, orders_host=True),
+        "cuEventSynchronize": Function("know_event", 1, orders_host=True, waits=True),
+        "cuEventElapsedTime": Function("know_events", 3, orders_host=True),
+        "cuEventDestroy_v2": Function("drop_event", 1, sites=ENTER),
+        "cuStreamQuery": Function("know_stream", 1, stream=0, orders_host=True),
+        "cuStreamSynchronize": Function("know_stream", 1, stream=0, orders_host=True, waits=True),
+        "cuCtxSynchronize": Function("know_context", 0, orders_host=True, waits=True),
+        "cuCtxSynchronize_v2": Function("know_context", 1, orders_host=True, waits=True),
+        "cuStreamDestroy_v2": Function("drop_stream", 1, stream=0, sites=ENTER, ends_stream=True),
+        "cuStreamBatchMemOp_v2": Function("values", 4, stream=0, fetches=(Fetch(2, 48, count=1),)),
+        "cuLaunchHostFunc": Function("host_function", 3, stream=0),
+        "cuLaunchHostFunc_v2": Function("host_function", 4, stream=0),
+        "cuStreamAddCallback": Function("host_function", 4, stream=0),
+    }
+    found["cuEventElapsedTime_v2"] = found["cuEventElapsedTime"]
+    for bits in (32, 64):
+        found[f"cuStreamWaitValue{bits}_v2"] = Function("wait_value", 4, stream=0)
+        found[f"cuStreamWriteValue{bits}_v2"] = Function("write_value", 4, stream=0)
+    return found
+
+
+def _graphs() -> dict[str, Function]:
+    made = (Fetch(0, 8),)
+    unseen = Function("unseen_node", 2)
+    return {
+        "cuStreamBeginCapture_v2": Function("begin_capture", 2, stream=0),
+        "cuStreamBeginCaptureToGraph": Function("begin_capture", 6, stream=0),
+        "cuStreamEndCapture": Function("end_capture", 2, stream=0, fetches=(Fetch(1, 8),)),
+        "cuGraphInstantiateWithFlags": Function("instantiate", 3, fetches=made),
+        "cuGraphInstantiateWithParams": Function("instantiate", 3, fetches=made),
+        "cuGraphInstantiate_v2": Function("instantiate", 5, fetches=made),
+        "cuGraphExecUpdate_v2": Function("update_graph", 3),
+        "cuGraphClone": Function("clone_graph", 2, fetches=made),
+        "cuGraphLaunch": Function("launch_graph", 2, stream=1),
+        "cuGraphDestroy": Function("drop_graph", 1, sites=ENTER),
+        "cuGraphExecDestroy": Function("drop_graph", 1, sites=ENTER),
+        **dict.fromkeys(
+            (
+                "cuGraphAddKernelNode_v2",
+                "cuGraphAddMemcpyNode",
+                "cuGraphAddMemsetNode",
+                "cuGraphAddChildGraphNode",
+                "cuGraphAddNode_v2",
+            ),
+            unseen,
+        ),
+    }
+
+
+def _kernels() -> dict[str, Function]:
+    return {
+        "cuLaunchKernel": Function("launch", 11, stream=8, roles={"kernel": 0}),
+        "cuLaunchCooperativeKernel": Function("launch", 10, stream=8, roles={"kernel": 0}),
+        "cuLaunchKernelEx": Function("launch_ex", 4, fetches=(Fetch(0, 56),)),
+    }
+
+
+def _contexts() -> dict[str, Function]:
+    made = (Fetch(0, 8),)
+    return {
+        "cuDevicePrimaryCtxRetain": Function("context", 2, fetches=made, roles={"device": 1}),
+        "cuCtxCreate_v2": Function("context", 3, fetches=made, roles={"device": 2}),
+        "cuCtxCreate_v3": Function("context", 5, fetches=made, roles={"device": 4}),
+        "cuCtxCreate_v4": Function("context", 4, fetches=made, roles={"device": 3}),
+        "cuCtxDestroy_v2": Function("drop_context", 1, sites=ENTER, forgets=True),
+        "cuDevicePrimaryCtxReset_v2": Function("drop_device", 1, sites=ENTER, forgets=True),
+        "cuModuleLoadData": Function("load", 2, waits=True),
+        "cuModuleLoadDataEx": Function("load", 5, waits=True),
+        "cuModuleLoad": Function("load", 2, waits=True),
+        "cuLibraryLoadData": Function("load", 8, waits=True),
+    }
+
+
+FUNCTIONS: dict[str, Function] = {
+    **_copies(),
+    **_fills(),
+    **_memory(),
+    **_order(),
+    **_graphs(),
+    **_kernels(),
+    **_contexts(),
+}

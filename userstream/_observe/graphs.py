@@ -1,0 +1,59 @@
+"""Captures, and what the graphs touch that they become."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from userstream._observe.memory import Access, Allocation
+
+if TYPE_CHECKING:
+    from userstream._observe.clocks import Lane
+
+
+class Touch(NamedTuple):
+    """Bytes that each launch of a graph reads or writes."""
+
+    start: int
+    end: int
+    write: bool
+    operation: Any
+
+
+class Graph:
+    """What is known of a graph, or of what it was made executable to."""
+
+    def __init__(self) -> None:
+        self.touches: dict[tuple[int, int, bool], Touch] = {}
+        self.waits: list[int] = []  # events outside of it
+        self.records: list[int] = []
+        self.complete = True  # False: it has nodes that were not seen
+
+    def add(self, other: Graph) -> None:
+        """Take in what another one has."""
+        self.touches.update(other.touches)
+        self.waits += other.waits
+        self.records += other.records
+        self.complete = self.complete and other.complete
+
+
+class Capture:
+    """A capture in progress: the streams in it, and its own happens-before."""
+
+    def __init__(self, *, seen: bool = True) -> None:
+        self.graph = Graph()
+        self.graph.complete = seen
+        self.lanes: list[Lane] = []  # whom to let go of at the end
+        self.history = Allocation(0, 1 << 64, 0)  # for races inside of the graph
+        self.into: int | None = None  # a graph that there was before
+
+    def touch(self, access: Access) -> list[Access]:
+        """Note an access; return those inside of the capture that it races with."""
+        key = (access.start, access.end, access.write)
+        if key not in self.graph.touches:
+            self.graph.touches[key] = Touch(*key, access.operation)
+        return self.history.touch(access, is_ordered)
+
+
+def is_ordered(old: Access, new: Access) -> bool:
+    """Tell whether one is ordered behind the other by the clocks alone."""
+    return old.lane is new.lane or new.lane.clock.get(old.lane.id, 0) >= old.time

@@ -1,0 +1,210 @@
+"""The logger: a library in C that no thread of the program waits for, compiled at its first use."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from userstream._observe.functions import ENTER, LEAVE, Function
+from userstream._observe.layouts import Layout, layout, without_stacks
+from userstream.errors import NotSupportedError
+from userstream.testing import _build
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_FLAGS = (
+    "-std=c11",
+    "-O2",
+    "-g",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-shared",
+    "-pthread",
+    "-Wl,-soname,libuserstream-logger.so",
+)
+_NO_WORD = 255
+_CHUNK = 1 << 18
+_FRAMES = 48
+
+
+class _Fetch(ctypes.Structure):
+    _fields_ = [
+        ("bytes", ctypes.c_uint32),
+        ("word", ctypes.c_uint8),
+        ("count_word", ctypes.c_uint8),
+        ("sites", ctypes.c_uint8),
+        ("unused", ctypes.c_uint8),
+    ]
+
+
+class _Address(ctypes.Structure):
+    _fields_ = [("word", ctypes.c_uint8), ("within", ctypes.c_uint8), ("offset", ctypes.c_uint16)]
+
+
+class _Rule(ctypes.Structure):
+    _fields_ = [
+        *(
+            (name, ctypes.c_uint8)
+            for name in (
+                "sites",
+                "words",
+                "stream",
+                "ends_stream",
+                "frees",
+                "allocates",
+                "allocated",
+                "source_size",
+                "orders_host",
+                "failures",
+                "forgets",
+                "unused",
+            )
+        ),
+        ("addresses", _Address * 2),
+        ("fetches", _Fetch * 3),
+    ]
+
+
+class Driver(ctypes.Structure):
+    """The driver functions that the logger itself calls; none of them waits."""
+
+    _fields_ = [
+        ("pointer_attributes", ctypes.c_void_p),
+        ("stream_flags", ctypes.c_void_p),
+        ("stream_context", ctypes.c_void_p),
+        ("stream_status", ctypes.c_void_p),
+    ]
+
+
+class Logger:
+    """The one of this process; see ``logger/logger.c``."""
+
+    def __init__(self) -> None:
+        source = _build.Source(
+            Path(__file__).parent / "logger", _FLAGS, "logger", "the logger of observe()"
+        )
+        try:
+            path = _build.library(source)
+        except RuntimeError as error:
+            raise NotSupportedError(f"nothing can be observed: {error}") from error
+        self._library = library = ctypes.CDLL(os.fspath(path))
+        library.logger_read.restype = ctypes.c_size_t
+        library.logger_code.restype = ctypes.c_void_p
+        self._buffer = ctypes.create_string_buffer(_CHUNK)
+        self._layout = self._checked_layout()
+
+    @property
+    def has_stacks(self) -> bool:
+        """Whether the frames of this interpreter can be read."""
+        return bool(self._layout.thread_state)
+
+    @property
+    def call(self) -> Any:
+        """The function to be told of calls."""
+        return self._library.logger_call
+
+    def watch(self, functions: Mapping[int, Function]) -> None:
+        """Say what is written down, by the number of each function."""
+        for number, function in functions.items():
+            self._library.logger_rule(number, ctypes.byref(_rule(function)))
+
+    def begin(self, driver: Driver) -> None:
+        """Begin to write."""
+        self._library.logger_begin(ctypes.byref(driver), ctypes.byref(self._layout))
+
+    def end(self) -> None:
+        """Write no more."""
+        self._library.logger_end()
+
+    def ignore_this_thread(self) -> None:
+        """Write down nothing that the calling thread does."""
+        self._library.logger_ignore_this_thread()
+
+    def read(self) -> tuple[bytes, int]:
+        """Take what was written first; tell how much was lost until now."""
+        lost = ctypes.c_uint64()
+        size = self._library.logger_read(self._buffer, _CHUNK, ctypes.byref(lost))
+        return ctypes.string_at(self._buffer, size), lost.value
+
+    def stack(self, index: int) -> list[tuple[int, int]]:
+        """Return the codes of a stack and the places in them, the innermost first."""
+        pairs = (ctypes.c_uint32 * (2 * _FRAMES))()
+        count = self._library.logger_stack(index, pairs)
+        return [(pairs[2 * i], pairs[2 * i + 1]) for i in range(count)]
+
+    def code(self, index: int) -> tuple[str, str, bytes, int]:
+        """Return the file, the name, the table of lines and the first line of a code."""
+        size, width, first_line = ctypes.c_uint32(), ctypes.c_uint32(), ctypes.c_int32()
+        found = []
+        for which in range(3):
+            text = self._library.logger_code(
+                index, which, ctypes.byref(size), ctypes.byref(width), ctypes.byref(first_line)
+            )
+            data = ctypes.string_at(text, size.value) if text else b""
+            found.append((data, width.value))
+        encodings = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
+        file, name = (
+            data.decode(encodings.get(width, "latin-1"), "replace") for data, width in found[:2]
+        )
+        return file, name, found[2][0], first_line.value
+
+    def _checked_layout(self) -> Layout:
+        """Give the layout by which this very function finds itself, else none."""
+        found = layout()
+        if found is None:
+            return without_stacks()
+        self._library.logger_begin(ctypes.byref(Driver()), ctypes.byref(found))
+        index = self._library.logger_own_stack()
+        self._library.logger_end()
+        frames = [self.code(code)[1] for code, _ in self.stack(index)]
+        mine = Logger._checked_layout.__code__.co_qualname
+        return found if frames and frames[0] == mine else without_stacks()
+
+
+def _rule(function: Function) -> _Rule:
+    def word(number: int | None) -> int:
+        return _NO_WORD if number is None else number
+
+    addresses = (_Address * 2)(_Address(_NO_WORD), _Address(_NO_WORD))
+    for place, operand in enumerate(function.operands):
+        if isinstance(operand, tuple):
+            addresses[place] = _Address(operand[0], 1, operand[1])
+        else:
+            addresses[place] = _Address(operand)
+    sites = LEAVE if function.allocates is not None else ENTER | LEAVE
+    fetches = (_Fetch * 3)()
+    for place, fetch in enumerate(function.fetches):
+        fetches[place] = _Fetch(fetch.size, fetch.word, word(fetch.count), sites)
+    copies = function.means == "copy"
+    return _Rule(
+        sites=function.sites,
+        words=function.words,
+        stream=word(function.stream),
+        ends_stream=function.ends_stream,
+        frees=word(function.frees),
+        allocates=word(function.allocates),
+        allocated=word(function.size if function.allocates is not None else None),
+        source_size=word(function.size if copies else None),
+        orders_host=function.orders_host,
+        failures=function.frees is not None or function.means == "end_capture",
+        forgets=function.forgets,
+        addresses=addresses,
+        fetches=fetches,
+    )
+
+
+_lock = threading.Lock()
+_logger: Logger | None = None
+
+
+def the_logger() -> Logger:
+    """Return the logger of this process, compiled and loaded unless that was done before."""
+    global _logger  # noqa: PLW0603 -- there is one
+    with _lock:
+        if _logger is None:
+            _logger = Logger()
+        return _logger

@@ -1,0 +1,133 @@
+"""Who touched which bytes last: the allocations, and the accesses to each that still count."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from userstream._observe.clocks import Lane
+
+PINNED = 1
+DEVICE = 2
+MANAGED = 3
+UNKNOWN = 0
+
+KINDS = {PINNED: "pinned", DEVICE: "device", MANAGED: "managed", UNKNOWN: "unknown"}
+
+
+class Access:
+    """Bytes that an operation reads or writes."""
+
+    __slots__ = ("end", "held_by", "lane", "operation", "start", "time", "write")
+
+    def __init__(
+        self, start: int, end: int, lane: Lane, time: int, operation: Any, *, write: bool
+    ) -> None:
+        self.start = start
+        self.end = end
+        self.lane = lane
+        self.time = time
+        self.operation = operation
+        self.write = write
+        self.held_by = lane.held_by
+
+
+class Allocation:
+    """Memory that was allocated at once: one generation of its addresses."""
+
+    __slots__ = ("accesses", "device", "end", "freed", "kind", "operation", "start")
+
+    def __init__(
+        self, start: int, end: int, kind: int, device: int | None = None, operation: Any = None
+    ) -> None:
+        self.start = start
+        self.end = end
+        self.kind = kind
+        self.device = device
+        self.operation = operation  # that allocated it, if that was seen
+        self.freed: Any = None  # the operation that freed it
+        self.accesses: list[Access] = []
+
+    def touch(self, new: Access, is_ordered: Callable[[Access, Access], bool]) -> list[Access]:
+        """Note an access; return the earlier ones that it is in conflict with, and not ordered.
+
+        An access is forgotten once a later one, which is ordered behind it, stands for it: whatever
+        is ordered behind the later one is ordered behind both.
+        """
+        conflicts: list[Access] = []
+        kept: list[Access] = []
+        for old in self.accesses:
+            if old.end <= new.start or new.end <= old.start:
+                if not old.lane.gone:
+                    kept.append(old)
+                continue
+            ordered = is_ordered(old, new)
+            if not ordered and (old.write or new.write):
+                conflicts.append(old)
+            covered = new.start <= old.start and old.end <= new.end
+            if not (ordered and covered and (new.write or not old.write)):
+                kept.append(old)
+        kept.append(new)
+        self.accesses = kept
+        return conflicts
+
+
+class Memory:
+    """All allocations that were seen, by address."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._allocations: list[Allocation] = []
+        self.elsewhere = Allocation(0, 1 << 64, UNKNOWN)  # what nobody told of
+
+    def find(self, address: int) -> Allocation | None:
+        """Return the allocation that an address lies in."""
+        place = bisect_right(self._starts, address) - 1
+        if place >= 0 and address < self._allocations[place].end:
+            return self._allocations[place]
+        return None
+
+    def parts(self, start: int, end: int) -> Iterator[tuple[Allocation, int, int]]:
+        """Cut a range into what lies in one allocation each."""
+        while start < end:
+            place = bisect_right(self._starts, start) - 1
+            found = self._allocations[place] if place >= 0 else None
+            if found is None or found.end <= start:
+                found = self.elsewhere
+                after = self._starts[place + 1] if place + 1 < len(self._starts) else end
+            else:
+                after = found.end
+            yield found, start, min(end, after)
+            start = after
+
+    def add(self, allocation: Allocation) -> None:
+        """Put an allocation in the place of what was at its addresses."""
+        first = bisect_right(self._starts, allocation.start) - 1
+        if first < 0 or self._allocations[first].end <= allocation.start:
+            first += 1
+        last = first
+        while last < len(self._starts) and self._starts[last] < allocation.end:
+            last += 1
+        self._starts[first:last] = [allocation.start]
+        self._allocations[first:last] = [allocation]
+
+    def forget(self, device: int | None) -> None:
+        """Forget the memory of a device, or all."""
+        kept = [each for each in self._allocations if device is not None and each.device != device]
+        self._allocations = kept
+        self._starts = [each.start for each in kept]
+        self.elsewhere.accesses.clear()
+
+    def __iter__(self) -> Iterator[Allocation]:
+        return iter(self._allocations)
+
+    def trim(self, is_known: Callable[[Access], bool]) -> None:
+        """Forget the accesses that the host knows of: all that comes is ordered behind them."""
+        for allocation in (*self._allocations, self.elsewhere):
+            if allocation.accesses:
+                allocation.accesses = [
+                    access for access in allocation.accesses if not is_known(access)
+                ]

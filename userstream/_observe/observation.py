@@ -1,0 +1,361 @@
+"""`observe`: watches every stream of the process from here on."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from userstream import _process
+from userstream._daemon import Daemon
+from userstream._observe import records, suppressions
+from userstream._observe.engine import Engine
+from userstream._observe.logger import the_logger
+from userstream._observe.stacks import Stacks
+from userstream.errors import NotSupportedError, RaceError
+from userstream.testing import _simulated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
+
+    from userstream._observe.found import Race, Stall
+    from userstream._observe.simulated import Simulated
+
+_PAUSE = 0.02  # seconds between two looks at what was written
+_SHOWN = 20  # stalls in the summary
+_VERSION = 1  # of the JSON document
+
+# One observation at a time: there is one hook, and one log.
+_turn = threading.Lock()
+_active: Observation | None = None
+
+
+class Observation:
+    """Watches what all libraries of the process do with streams and memory; see `observe`.
+
+    Parameters
+    ----------
+    possible : bool
+        Whether `races` has the possible ones as well.
+    suppress : path or iterable of str
+        Which races are not reported.
+    stall : float
+        How many seconds a call takes at least to count as a stall.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> with us.observe() as seen:
+    ...     us.wait(us.get_stream(0))
+    >>> seen.races
+    ()
+    """
+
+    def __init__(
+        self,
+        *,
+        possible: bool = False,
+        suppress: str | os.PathLike[str] | Iterable[str] = (),
+        stall: float = 1e-4,
+    ) -> None:
+        if isinstance(stall, bool) or not isinstance(stall, (int, float)):
+            raise TypeError(f"stall must be seconds, an int or a float, not {stall!r}")
+        if not stall >= 0:
+            raise ValueError(f"stall must be at least 0 seconds, not {stall!r}")
+        self._possible = bool(possible)
+        self._suppressions = suppressions.read(suppress)
+        self._threshold = float(stall)
+        self._lock = threading.Lock()  # of the engine, which has one reader at a time
+        self._engine: Engine | None = None
+        self._logger = the_logger()
+        self._stop: Callable[[], None] | None = None
+        self._ended = threading.Event()
+        self._daemon = Daemon(self._run, "userstream-observer")
+        self._drained = False  # the log is another observation's now
+        self._lost = 0
+        self._seconds = 0.0
+        self._began = 0.0
+        self._failure: Exception | None = None
+
+    # -- from when to when ------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        global _active  # noqa: PLW0603 -- there is one
+        _process.check_fork()
+        maker = _maker()
+        with _turn:
+            if self._engine is not None:
+                raise RuntimeError("an observation is used once: call observe() again")
+            if _active is not None:
+                raise RuntimeError("the streams of this process are observed already")
+            functions = maker.functions()
+            self._engine = Engine(functions, Stacks(self._logger), stall=self._threshold)
+            self._engine.names = _name_of
+            self._logger.watch({number: each for number, (_, each) in functions.items()})
+            self._began = time.monotonic()
+            try:
+                _active = self
+                self._logger.begin(maker.driver())
+                self._stop = maker.begin(self._logger)
+                self._daemon.start()
+            except BaseException:
+                self._end()
+                raise
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Watch no longer; what was found stays.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> with us.observe() as seen:
+        ...     seen.stop()
+        """
+        with _turn:
+            if _active is not self:
+                return
+            try:
+                self._seconds = time.monotonic() - self._began
+            finally:
+                self._end()
+            engine = self._catch_up()  # in our turn: the next observation clears the log
+            with self._lock:
+                engine.finish()
+
+    def _end(self) -> None:
+        global _active  # noqa: PLW0603 -- there is one
+        if not _process.forked and self._stop is not None:
+            self._stop()
+        self._logger.end()
+        self._ended.set()
+        _active = None
+
+    # -- the analysis -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._logger.ignore_this_thread()
+        while not self._ended.is_set():
+            try:
+                self._catch_up()
+            except Exception as error:
+                self._failure = error
+                return
+            time.sleep(_PAUSE)
+
+    def _catch_up(self) -> Engine:
+        """Apply all that was written until now."""
+        with self._lock:
+            engine = self._engine
+            if engine is None:
+                raise RuntimeError("nothing was observed yet: enter the observation (`with`)")
+            if self._failure is not None:
+                raise self._failure
+            last = _active is not self  # before the log is read: what comes after is in it as well
+            while not self._drained:
+                chunk, lost = self._logger.read()
+                if lost > self._lost:
+                    self._lost = lost
+                    engine.forget_order()
+                if not chunk:
+                    break
+                engine.take(records.read(chunk))
+            self._drained = last
+            return engine
+
+    # -- what was found ---------------------------------------------------------------------------
+
+    def _found(self) -> list[Race]:
+        return [
+            race
+            for race in self._catch_up().finds.races()
+            if not any(suppressions.covers(each, race) for each in self._suppressions)
+        ]
+
+    @property
+    def races(self) -> tuple[Race, ...]:
+        """The races until now, one for each pair of lines.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> with us.observe() as seen:
+        ...     seen.races
+        ()
+        """
+        return tuple(race for race in self._found() if self._possible or not race.possible)
+
+    @property
+    def stalls(self) -> tuple[Stall, ...]:
+        """The calls in which the host waited or was held up, the longest first.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> with us.observe() as seen:
+        ...     seen.stalls
+        ()
+        """
+        return tuple(self._catch_up().finds.stalls())
+
+    @property
+    def not_seen(self) -> tuple[str, ...]:
+        """What could not be followed, in words.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> with us.observe() as seen:
+        ...     seen.not_seen
+        ()
+        """
+        engine = self._catch_up()
+        found = [f"{what} ({count})" for what, count in engine.unseen.items()]
+        if self._lost:
+            found.append(f"calls that came faster than they were worked through ({self._lost})")
+        if not self._logger.has_stacks:
+            found.append("lines: the frames of this interpreter cannot be read")
+        return tuple(found)
+
+    def check(self) -> None:
+        """Raise `RaceError`, with the report as its message, if there are races.
+
+        Raises
+        ------
+        RaceError
+            There are.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> with us.observe() as seen:
+        ...     stream = us.get_stream(0)
+        >>> seen.check()
+        """
+        races = self.races
+        if races:
+            raise RaceError(str(self), races=[race.key for race in races])
+
+    def __str__(self) -> str:
+        races, stalls, unseen = self.races, self.stalls, self.not_seen
+        engine = self._catch_up()
+        seconds = self._seconds or time.monotonic() - self._began
+        calls = sum(engine.counts.values())
+        streams = len(list(engine.clocks.lanes()))
+        found = f"{_plural(len(races), 'race')}, {_plural(len(stalls), 'stall')}"
+        on = f"{_plural(calls, 'driver call')} on {_plural(streams, 'stream')}"
+        lines = [f"observed {seconds:.3f} s, {on}: {found}", *(f"\n{race}" for race in races)]
+        if stalls:
+            lines.append("\nstalls:")
+            lines += [f"  {stall}" for stall in stalls[:_SHOWN]]
+            if len(stalls) > _SHOWN:
+                lines.append(f"  and {len(stalls) - _SHOWN} more")
+        if unseen:
+            lines.append("\nnot seen:")
+            lines += [f"  {what}" for what in unseen]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        state = "watches" if _active is self else ("new" if self._engine is None else "ended")
+        return f"<userstream.Observation: {state}>"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as JSON takes it.
+
+        Returns
+        -------
+        dict
+            Of numbers, texts, lists and dictionaries.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> with us.observe() as seen:
+        ...     stream = us.get_stream(0)
+        >>> seen.as_dict()["races"]
+        []
+        """
+        engine = self._catch_up()
+        return {
+            "version": _VERSION,
+            "seconds": self._seconds or time.monotonic() - self._began,
+            "races": [race.as_dict() for race in self._found() if not race.possible],
+            "possible": [race.as_dict() for race in self._found() if race.possible],
+            "stalls": [stall.as_dict() for stall in self.stalls],
+            "calls": dict(sorted(engine.counts.items())),
+            "not_seen": list(self.not_seen),
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all of it into a file whose name ends in ``.json``.
+
+        Parameters
+        ----------
+        path : str or path
+            The file; one that exists is replaced.
+
+        Raises
+        ------
+        ValueError
+            The name ends otherwise.
+
+        Examples
+        --------
+        >>> import os, tempfile
+        >>> import userstream as us
+        >>> with us.observe() as seen:
+        ...     stream = us.get_stream(0)
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     seen.save(os.path.join(directory, "seen.json"))
+        """
+        name = os.fspath(path)
+        if not name.endswith(".json"):
+            raise ValueError(f"a report is saved as .json, not as {name!r}")
+        document = json.dumps(self.as_dict(), indent=1)
+        with open(name, "w", encoding="utf-8") as file:
+            file.write(document + "\n")
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _maker() -> Simulated:
+    if not _simulated.is_simulated():
+        raise NotSupportedError(
+            "observe() sees the simulated driver only (userstream.testing.simulate()) for now: on "
+            "a GPU it takes CUPTI, which this version does not use yet"
+        )
+    from userstream._observe.simulated import Simulated
+
+    return Simulated()
+
+
+def _name_of(handle: int) -> str | None:
+    """Return what the registry calls a stream, None if it is not one of its streams."""
+    from userstream._registry import UserStream
+
+    for (device, name), stream in UserStream.get().streams().items():
+        if not stream.is_closed and int(stream.handle) == handle:
+            return f"user stream {name!r}" if name else f"user stream of device {device}"
+    return None
+
+
+def _in_child() -> None:
+    global _active, _turn  # noqa: PLW0603 -- whoever held the lock stayed in the parent
+    _turn = threading.Lock()
+    _active = None
+
+
+_process.after_fork(_in_child)

@@ -1,0 +1,196 @@
+"""Collects what was found: one entry for each pair of lines."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from userstream._observe.found import Operation, Race, Stall
+from userstream._observe.memory import KINDS
+from userstream._observe.stacks import line_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from userstream._observe.clocks import Lane
+    from userstream._observe.found import Stack
+    from userstream._observe.stacks import Stacks
+
+
+class Done:
+    """An operation as the engine keeps it: what `Operation` is made of, should it be asked for."""
+
+    __slots__ = ("kind", "lane", "launched", "name", "stack", "thread")
+
+    def __init__(self, name: str, stack: int, thread: int, lane: Lane | None) -> None:
+        self.name = name
+        self.stack = stack
+        self.thread = thread
+        self.lane = lane
+        self.kind = ""  # "free" or "allocate"
+        self.launched: str = ""  # as a part of a graph
+
+
+class Side:
+    """One side of a race."""
+
+    __slots__ = ("access", "known", "operation")
+
+    def __init__(self, operation: Done, access: str, known: str = "exact") -> None:
+        self.operation = operation
+        self.access = access
+        self.known = known
+
+
+class Place(NamedTuple):
+    """The memory that a race is about."""
+
+    start: int
+    end: int
+    kind: int
+    allocated: int = -1  # the stack of who allocated it
+
+
+class _Entry:
+    __slots__ = ("count", "race")
+
+    def __init__(self, race: Race) -> None:
+        self.race = race
+        self.count = 0
+
+
+class Finds:
+    """All races and stalls of an observation."""
+
+    def __init__(self, stacks: Stacks, describe: Callable[[Lane], tuple[str, int | None]]) -> None:
+        self._stacks = stacks
+        self._describe = describe
+        self._races: dict[tuple[Any, ...], _Entry] = {}
+        self._stalls: dict[tuple[str, Any], list[Any]] = {}
+        self._threads: dict[int, str] = {}
+
+    # -- races ------------------------------------------------------------------------------------
+
+    def race(
+        self,
+        kind: str,
+        place: Place,
+        first: Side,
+        second: Side,
+        *,
+        until: Done | None = None,
+        possible: bool = False,
+        held_by: frozenset[int] = frozenset(),
+    ) -> None:
+        """Note that nothing puts these two in order."""
+        lines = (self._place(first.operation), self._place(second.operation))
+        key = (kind, lines, possible, held_by)
+        entry = self._races.get(key)
+        if entry is None:
+            one, other = self._operation(first), self._operation(second)
+            race = Race(
+                kind=kind,
+                address=place.start,
+                nbytes=place.end - place.start,
+                memory=KINDS[place.kind],
+                allocated=self._stacks[place.allocated],
+                first=one,
+                second=other,
+                ordered_until=None if until is None else self._operation(Side(until, "")),
+                possible=possible,
+                count=1,
+                advice=_advice(kind, one, other),
+            )
+            entry = self._races[key] = _Entry(race)
+        entry.count += 1
+
+    def drop_held(self, word: int) -> None:
+        """Forget what was found while a stream waited for a word that another one writes."""
+        for key in [key for key in self._races if word in key[3]]:
+            del self._races[key]
+
+    def races(self) -> list[Race]:
+        """Return all of them, with how often each was seen."""
+        counts: dict[tuple[Any, ...], int] = {}
+        found: dict[tuple[Any, ...], Race] = {}
+        for (*key, _), entry in self._races.items():  # whatever they waited for
+            counts[tuple(key)] = counts.get(tuple(key), 0) + entry.count
+            found.setdefault(tuple(key), entry.race)
+        return [replace(race, count=counts[key]) for key, race in found.items()]
+
+    # -- stalls -----------------------------------------------------------------------------------
+
+    def stall(self, name: str, stack: int, thread: int, lane: Lane | None, seconds: float) -> None:
+        """Note that a call took so long."""
+        line = line_of(self._stacks[stack])
+        key = (name, None if line is None else (line.filename, line.lineno))
+        entry = self._stalls.get(key)
+        if entry is None:
+            stream = None if lane is None else self._describe(lane)[0]
+            entry = self._stalls[key] = [0.0, 0.0, 0, stream, self._thread(thread), stack]
+        entry[0] += seconds
+        entry[1] = max(entry[1], seconds)
+        entry[2] += 1
+
+    def stalls(self) -> list[Stall]:
+        """Return all of them, the longest first."""
+        found = []
+        for (name, _), (seconds, longest, count, stream, thread, index) in self._stalls.items():
+            stack = self._stacks[index]
+            line = line_of(stack)
+            found.append(Stall(name, seconds, longest, count, stream, thread, line, stack))
+        return sorted(found, key=lambda stall: -stall.seconds)
+
+    # -- how it is shown --------------------------------------------------------------------------
+
+    def _place(self, operation: Done) -> object:
+        stack: Stack = self._stacks[operation.stack]
+        line = line_of(stack)
+        return operation.name if line is None else (line.filename, line.lineno)
+
+    def _operation(self, side: Side) -> Operation:
+        done = side.operation
+        stream, device = ("the host", None) if done.lane is None else self._describe(done.lane)
+        stack = self._stacks[done.stack]
+        name = f"{done.name} in {done.launched}" if done.launched else done.name
+        return Operation(
+            name=name,
+            access=side.access,
+            known=side.known,
+            stream=stream,
+            device=device,
+            thread=self._thread(done.thread),
+            line=line_of(stack),
+            stack=stack,
+        )
+
+    def _thread(self, native: int) -> str:
+        name = self._threads.get(native)
+        if name is None:
+            names = {thread.native_id: thread.name for thread in threading.enumerate()}
+            name = self._threads[native] = names.get(native, f"thread {native}")
+        return name
+
+
+def _advice(kind: str, first: Operation, second: Operation) -> str:
+    line = second.line
+    where = "the second" if line is None else f"{line.filename.rpartition('/')[2]}:{line.lineno}"
+    if kind == "host overwrote the source of a copy":
+        return (
+            "the copy may read what was written later: wait for it (us.wait(), an event) before "
+            f"its source is written again, or copy from another buffer; noticed at {where}"
+        )
+    if kind == "host read before the copy":
+        return "nothing waited for the copy: us.wait(), or an event, before its result is read"
+    if kind == "use after free":
+        return (
+            f"free it on the stream that used it last, or let {second.stream} wait for "
+            f"{first.stream} before (torch: tensor.record_stream)"
+        )
+    if kind == "use before allocation":
+        return f"let {second.stream} wait for {first.stream}, on which it was allocated"
+    return (
+        f"nothing orders {second.stream} after {first.stream}: `with us.borrow(buffer):` around "
+        f"{where}, or let {second.stream} wait for {first.stream}"
+    )

@@ -1,0 +1,59 @@
+"""The maker of records on the simulated driver: the driver itself."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from userstream._observe.functions import FUNCTIONS, Function
+from userstream._observe.logger import Driver, Logger
+from userstream.testing import _simulated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def address_of(function: Any) -> int | None:
+    """Return where a function of C is."""
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
+class Simulated:
+    """Lets the simulated driver tell the logger of each call."""
+
+    def __init__(self) -> None:
+        self._library = _simulated._side_door("observe()")
+        self._library.userstream_symbol.restype = ctypes.c_char_p
+        self._library.userstream_observe.restype = ctypes.c_bool
+        self._library.userstream_observe.argtypes = [ctypes.c_void_p]
+
+    def functions(self) -> dict[int, tuple[str, Function]]:
+        """Return what is watched, by the number that the driver gives each function."""
+        found = {}
+        number = 0
+        while (symbol := self._library.userstream_symbol(number)) is not None:
+            name = symbol.decode()
+            if name in FUNCTIONS:
+                found[number] = (name, FUNCTIONS[name])
+            number += 1
+        return found
+
+    def driver(self) -> Driver:
+        """Return the functions that the logger calls."""
+        names = (
+            "cuPointerGetAttributes",
+            "cuStreamGetFlags",
+            "cuStreamGetCtx",
+            "cuStreamIsCapturing",
+        )
+        return Driver(*(address_of(getattr(self._library, name)) for name in names))
+
+    def begin(self, logger: Logger) -> Callable[[], None]:
+        """Tell the logger from now on; return what ends that."""
+        if not self._library.userstream_observe(address_of(logger.call)):
+            raise RuntimeError("something else observes the simulated driver already")
+
+        def end() -> None:
+            self._library.userstream_observe(None)
+
+        return end

@@ -1,0 +1,53 @@
+"""Which findings are not to be reported: lines of ``key=value``, as the reports print them."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from userstream._observe.found import Race
+
+_KEYS = ("race", "first", "second")
+
+Suppression = dict[str, str]
+
+
+def read(given: str | os.PathLike[str] | Iterable[str]) -> list[Suppression]:
+    """Read a file of suppressions, or take the lines that are given."""
+    if isinstance(given, (str, os.PathLike)):
+        path = Path(given)
+        return [_parse(line, f"{path}:{n}") for n, line in _lines(path.read_text().splitlines())]
+    lines = list(given)
+    if not all(isinstance(line, str) for line in lines):
+        raise TypeError("suppress= takes the path of a file, or an iterable of lines (str)")
+    return [_parse(line, f"line {n}") for n, line in _lines(lines)]
+
+
+def _lines(lines: Iterable[str]) -> list[tuple[int, str]]:
+    numbered = enumerate((line.strip() for line in lines), 1)
+    return [(n, line) for n, line in numbered if line and not line.startswith("#")]
+
+
+def _parse(line: str, where: str) -> Suppression:
+    found: Suppression = {}
+    for word in shlex.split(line):
+        key, equals, value = word.partition("=")
+        if not equals or key not in _KEYS or not value:
+            raise ValueError(
+                f"{where}: {word!r} is no suppression: it is a line such as "
+                "`race=read-after-write first=train.py:step second=*`, with any of these keys"
+            )
+        found[key] = value
+    return found
+
+
+def covers(suppression: Suppression, race: Race) -> bool:
+    """Tell whether a race is not to be reported; values may have ``*`` and ``?``."""
+    facts = race._facts()
+    return all(fnmatch.fnmatchcase(facts[key], value) for key, value in suppression.items())
