@@ -14,7 +14,7 @@ from cuda.bindings import driver
 import userstream as us
 from helpers import CAI, checked, device_memory, upload
 from userstream import _driver
-from userstream._transfer import _pinned
+from userstream._copies import pinned as _pinned
 
 hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import strategies as st  # noqa: E402

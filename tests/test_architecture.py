@@ -21,7 +21,7 @@ LAYERS = [
     "__init__",
     "_observe",
     "_registry",
-    "_transfer",
+    "_copies",
     "_ordering",
     "_table",
     "_targets",

@@ -30,7 +30,7 @@ from helpers import (
     write,
 )
 from userstream import _driver, _holding, testing
-from userstream._transfer import _pinned
+from userstream._copies import pinned as _pinned
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 

@@ -16,7 +16,11 @@ from cuda.bindings import driver
 
 import userstream as us
 from helpers import CAI, Delegating, checked, current_context, device_memory, on, run_python
-from userstream import _driver, _transfer, testing
+from userstream import _driver, testing
+from userstream._copies import copies as _copies
+from userstream._copies import pinned as _pinned
+from userstream._copies import staging
+from userstream._copies.arrays import DeviceArray
 from userstream._driver import contexts
 from userstream._waiting import Deadline
 from userstream.testing import _simulated
@@ -180,7 +184,7 @@ def use_memory(stream: us.Stream, address: int) -> None:
 
 
 def array(address: int, shape: tuple[int, ...], strides: tuple[int, ...], device: int = 0) -> Any:
-    return _transfer.DeviceArray(address, shape, strides, np.dtype("u1"), device)
+    return DeviceArray(address, shape, strides, np.dtype("u1"), device)
 
 
 def copies(address: int) -> None:
@@ -199,22 +203,22 @@ def copy_everywhere(address: int, elsewhere: int) -> None:
     whole, tail = array(address, (64,), (1,)), array(address + 128, (64,), (1,))
     rows, other = array(address, (4, 16), (32, 1)), array(elsewhere, (4, 16), (32, 1), 1)
     for limit in (1 << 20, 0):
-        _transfer.set_limit(limit)
-        _transfer.from_host(ones, whole, stream)
-        _transfer.from_host(ones.reshape(4, 16), rows, stream)
-        _transfer.between(tail, whole, stream)
-        _transfer.between(other, rows, stream)
-        _transfer.between(array(elsewhere, (64,), (1,), 1), whole, stream)
-        assert _transfer.to_host(tail, stream, deadline=Deadline(10)).all()
-        assert _transfer.to_host(rows, stream).all()
-        assert _transfer.to_host(whole, stream, np.zeros(64, "u1")).all()
-    _transfer.set_limit(1 << 26)
-    page_locked = _transfer.to_host(whole, stream)
-    assert _transfer.to_host(tail, stream, page_locked).all()
+        _pinned.set_limit(limit)
+        _copies.from_host(ones, whole, stream)
+        _copies.from_host(ones.reshape(4, 16), rows, stream)
+        _copies.between(tail, whole, stream)
+        _copies.between(other, rows, stream)
+        _copies.between(array(elsewhere, (64,), (1,), 1), whole, stream)
+        assert _copies.to_host(tail, stream, deadline=Deadline(10)).all()
+        assert _copies.to_host(rows, stream).all()
+        assert _copies.to_host(whole, stream, np.zeros(64, "u1")).all()
+    _pinned.set_limit(1 << 26)
+    page_locked = _copies.to_host(whole, stream)
+    assert _copies.to_host(tail, stream, page_locked).all()
 
 
 def free_pinned() -> None:
-    _transfer.trim()
+    staging.trim()
     for thread in threading.enumerate():
         if thread.name == "userstream-trim":
             thread.join(10)
@@ -239,7 +243,7 @@ COPYING = COPIES | {
 @pytest.fixture(autouse=True)
 def _caches() -> Iterator[None]:
     """Begin with no pinned memory, and with as many events as can be pending at a time."""
-    limit = _transfer.limit()
+    limit = _pinned.limit()
     gc.collect()
     free_pinned()
     stream = us.get_stream(0)
@@ -247,7 +251,7 @@ def _caches() -> Iterator[None]:
     stream.sync(timeout=10)
     assert all(_driver.relaxed(point.is_done) for point in points)
     yield
-    _transfer.set_limit(limit)
+    _pinned.set_limit(limit)
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 from layouts import random_target, same, views
+from userstream._copies import layout as _layout
+from userstream._copies.layout import Moves
 from userstream._driver import Copy
-from userstream._transfer import _layout
-from userstream._transfer._layout import Moves
 
 
 def perform(plan: Moves, to: int, source: int) -> int:
@@ -135,9 +135,9 @@ def test_how_many_calls(view: np.ndarray, axes: int, calls: int) -> None:
 
 
 def test_short_rows_are_scattered() -> None:
-    assert not _layout.is_scattered(plan_of(np.zeros((1000, 1))))
-    assert _layout.is_scattered(plan_of(np.zeros((9, 64))[:, :63]))
-    assert not _layout.is_scattered(plan_of(np.zeros((9, 65))[:, :64]))
+    assert not _layout.has_short_rows(plan_of(np.zeros((1000, 1))))
+    assert _layout.has_short_rows(plan_of(np.zeros((9, 64))[:, :63]))
+    assert not _layout.has_short_rows(plan_of(np.zeros((9, 65))[:, :64]))
 
 
 @pytest.mark.parametrize(

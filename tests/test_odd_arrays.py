@@ -17,7 +17,9 @@ import userstream as us
 from helpers import CAI, array, content, device_memory, fill, write
 from userstream import _driver, testing
 from userstream._buffers import torch as _torch
-from userstream._transfer import _arrays, _chunks, _pinned
+from userstream._copies import arrays as _arrays
+from userstream._copies import pinned as _pinned
+from userstream._copies import staging
 
 NUMBERS = np.arange(6, dtype="f4").reshape(2, 3)
 
@@ -480,7 +482,7 @@ def test_elements_larger_than_a_chunk(
 ) -> None:
     if room == "chunks":
         monkeypatch.setattr(_pinned, "_limit", 0)
-    size = _chunks.SIZE + 4096
+    size = staging.SIZE + 4096
     whole = np.frombuffer(np.random.default_rng(0).bytes(3 * size), f"V{size}")
     with device_memory(0, 3 * size) as address:
         buffer = array(address, shape=(3,), typestr=f"|V{size}")

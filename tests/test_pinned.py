@@ -29,8 +29,11 @@ from helpers import (
 )
 from interrupts import cut_short
 from userstream import _driver, _holding, testing
+from userstream._copies import pinned as _pinned
+from userstream._copies.arrays import DeviceArray
+from userstream._copies.copies import to_host
+from userstream._copies.staging import trim
 from userstream._driver import host_pools
-from userstream._transfer import DeviceArray, _pinned, to_host, trim
 from userstream.testing import _simulated
 
 MIB = 1 << 20
@@ -447,14 +450,14 @@ def test_trim_really_frees() -> None:
 
 
 def test_the_environment_sets_the_limit() -> None:
-    code = "from userstream._transfer import limit; print(limit())"
+    code = "from userstream._copies import pinned; print(pinned.limit())"
     assert run_python(code, USERSTREAM_PINNED_LIMIT="12345").stdout == "12345\n"
     assert run_python(code, USERSTREAM_PINNED_LIMIT="").stdout == run_python(code).stdout
     assert "must be a number of bytes" in run_python(code, USERSTREAM_PINNED_LIMIT="-1").stderr
 
 
 def test_the_limit_by_default() -> None:
-    done = run_python("from userstream._transfer import limit; print(limit())")
+    done = run_python("from userstream._copies import pinned; print(pinned.limit())")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert int(done.stdout) == min(4 << 30, memory // 8)
 
@@ -466,7 +469,8 @@ def test_exit_and_fork_free_nothing() -> None:
         import numpy as np
         import userstream as us
         from userstream import _driver, _holding, testing
-        from userstream._transfer import _pinned, trim
+        from userstream._copies import pinned as _pinned
+        from userstream._copies.staging import trim
 
         stream = us.get_stream(0)
         def array():

@@ -11,9 +11,9 @@ from userstream import (
     _numbers,
     _process,
     _targets,
-    _transfer,
     _waiting,
 )
+from userstream._copies import copies, pinned, staging
 from userstream._engine import host_wait
 from userstream._ordering import (
     Borrow,
@@ -24,7 +24,6 @@ from userstream._ordering import (
     usual_streams_of,
 )
 from userstream._table import Table
-from userstream._transfer import copies
 from userstream.errors import WaitErrors
 
 if TYPE_CHECKING:
@@ -228,7 +227,7 @@ class UserStream:
             raise
         self._table.remove(lanes)
         if self is _process_registry:
-            _transfer.trim()
+            staging.trim()
 
     def __enter__(self) -> Self:
         self._table.check_open()
@@ -1009,7 +1008,7 @@ class UserStream:
         >>> from userstream import UserStream
         >>> UserStream.set_pinned_limit(1 << 30)
         """
-        _transfer.set_limit(_numbers.integer(nbytes, "nbytes"))
+        pinned.set_limit(_numbers.integer(nbytes, "nbytes"))
 
     # -- who is meant -----------------------------------------------------------------------------
 

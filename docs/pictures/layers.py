@@ -18,7 +18,7 @@ STARTS = {
     "__main__": "The command",
     "__init__": "Public names",
     "_registry": "User streams",
-    "_transfer": "What calls do",
+    "_copies": "What calls do",
     "_stream": "Streams",
     "_dispatcher": "Completion",
     "_buffers": "Buffers, devices",

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from userstream import _driver
 from userstream._buffers import contiguous_strides
-from userstream._transfer import _layout
-from userstream._transfer._dtypes import numpy_dtype
+from userstream._copies import layout
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
     from userstream._buffers import View
-    from userstream._transfer._layout import Shape
+    from userstream._copies.layout import Shape
 
 
 class DeviceArray(NamedTuple):
@@ -26,6 +28,12 @@ class DeviceArray(NamedTuple):
     strides: Shape  # 0 along an axis that takes no step
     dtype: np.dtype
     device: int
+
+    @property
+    def is_scattered(self) -> bool:
+        """Whether its rows are so short that its framework packs it faster than a copy can."""
+        shape, strides, itemsize = self.shape, self.strides, self.dtype.itemsize
+        return 0 not in shape and layout.is_scattered(shape, strides, itemsize)
 
     def as_bytes(self) -> DeviceArray:
         """Return the array with each element spelled out along an axis of its own."""
@@ -81,7 +89,7 @@ def _check_span(array: DeviceArray, view: View) -> None:
         )
     if 0 in shape or not dtype.itemsize:
         return
-    span = _layout.spread(shape, strides, dtype.itemsize)
+    span = layout.spread(shape, strides, dtype.itemsize)
     lowest = address - span.offset
     place = view.place
     if not place.covers(lowest, span.nbytes):
@@ -128,7 +136,7 @@ def check_out(out: np.ndarray, source: DeviceArray | np.ndarray) -> None:
 
 def check_target(to: DeviceArray) -> None:
     """Refuse a target whose elements overlap, as it makes no sense."""
-    if _layout.may_alias(to.shape, to.strides, to.dtype.itemsize):
+    if layout.may_alias(to.shape, to.strides, to.dtype.itemsize):
         raise ValueError(
             f"the elements of the target may share memory (shape {to.shape}, strides {to.strides})"
         )
@@ -159,10 +167,59 @@ def surplus_axes(source: Shape, shape: Shape) -> int:
 
 def pinned_address(array: np.ndarray) -> int | None:
     """Return the address of a page-locked host array, of which copies do not block."""
-    span = _layout.spread(array.shape, array.strides, array.itemsize)
+    span = layout.spread(array.shape, array.strides, array.itemsize)
     address = int(array.ctypes.data)
     lowest = address - span.offset
     place = _driver.place_of(lowest)
     if place is None or place.kind != "pinned" or not place.covers(lowest, span.nbytes):
         return None
     return address
+
+
+_BELOW_A_BYTE = re.compile(r"u?int[124]|float[46]_\w+")
+
+
+def numpy_dtype(dtype: np.dtype | str | None, source: str) -> np.dtype:
+    """Return the type of the elements of a buffer that the rule `source` described."""
+    if dtype is None:
+        raise UnsupportedBufferError(
+            f"this {source} does not tell the type of its elements, or it is one that cuda.core "
+            "does not know (such as float8 by DLPack); pass a view of them as integers, and view "
+            "the result as the type of ml_dtypes"
+        )
+    if isinstance(dtype, np.dtype):
+        if dtype.hasobject:
+            raise UnsupportedBufferError(f"this {source} holds Python objects ({dtype})")
+        if dtype.isbuiltin == 2:  # of ml_dtypes
+            _refuse_parts_of_bytes(dtype.name, source)
+        return dtype
+    if not isinstance(dtype, str):
+        raise UnsupportedBufferError(
+            f"the elements of this {source} are {dtype}, which are no numbers; pass the data that "
+            "they stand for (of keys of JAX, jax.random.key_data(keys))"
+        )
+    return _named(dtype, source)
+
+
+@functools.cache
+def _named(name: str, source: str) -> np.dtype:
+    _refuse_parts_of_bytes(name, source)
+    try:
+        return np.dtype(name)
+    except TypeError:
+        pass
+    try:
+        extended: np.dtype = np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedBufferError(
+            f"the elements of this {source} are {name}, which NumPy does not have: install or "
+            f"upgrade the package ml_dtypes (it says: {error}), or convert them first"
+        ) from error
+    return extended
+
+
+def _refuse_parts_of_bytes(name: str, source: str) -> None:
+    if _BELOW_A_BYTE.fullmatch(name):
+        raise UnsupportedBufferError(
+            f"the elements of this {source} are {name}, several to a byte; convert them first"
+        )

@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from userstream import _process
-from userstream._transfer import _layout, _pinned
-from userstream._transfer._ways import way
+from userstream._copies import layout, pinned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from userstream._transfer._arrays import DeviceArray
-    from userstream._transfer._lane import Lane
-    from userstream._transfer._layout import Moves
-    from userstream._transfer._pinned import Lease
+    from userstream._copies.arrays import DeviceArray
+    from userstream._copies.copy_lane import CopyLane
+    from userstream._copies.layout import Moves
+    from userstream._copies.pinned import Lease
     from userstream._waiting import Pending
 
 SIZE = 4 << 20
@@ -33,12 +32,12 @@ _turns: dict[int, threading.RLock] = {}
 _spare: dict[int, tuple[Lease, Lease]] = {}  # by device; they are there past the limit too
 
 
-def to_host(lane: Lane, source: DeviceArray, out: np.ndarray) -> None:
+def fetch(lane: CopyLane, source: DeviceArray, out: np.ndarray) -> None:
     """Copy a device array to a host array of its shape; on an error parts of it are written."""
     source, out = _small_elements(source, out)
-    scattered = way(source).scattered
+    scattered = layout.is_scattered(source.shape, source.strides, source.dtype.itemsize)
     # What a scattered part comes with, from between its elements, has to fit as well.
-    parts = _parts(source, SIZE // _layout.MOST_SPREAD if scattered else SIZE)
+    parts = _parts(source, SIZE // layout.MOST_SPREAD if scattered else SIZE)
     lane.reach()  # a stream that is held up does not keep the chunks from others
     with _chunks(lane) as chunks:
         queued: list[_Fetched] = []
@@ -61,19 +60,19 @@ class _Fetched(NamedTuple):
     staged: np.ndarray
     out: np.ndarray
 
-    def unload(self, lane: Lane) -> None:
+    def unload(self, lane: CopyLane) -> None:
         lane.wait(self.there)
         np.copyto(self.out, self.staged)
 
 
-def _fetch(lane: Lane, part: DeviceArray, out: np.ndarray, chunk: Lease) -> _Fetched:
-    chosen = way(part, most=SIZE)
+def _fetch(lane: CopyLane, part: DeviceArray, out: np.ndarray, chunk: Lease) -> _Fetched:
+    chosen = layout.way(part.shape, part.strides, part.dtype.itemsize, most=SIZE)
     to = ctypes.addressof(chunk) + chosen.side.offset
     there = lane.copy(to, part.address, chosen.moves)
     return _Fetched(there, chosen.array(chunk, part.shape, part.dtype), out)
 
 
-def from_host(lane: Lane, to: DeviceArray, source: np.ndarray) -> None:
+def send(lane: CopyLane, to: DeviceArray, source: np.ndarray) -> None:
     """Copy a host array to a device array of its shape, and wait for it."""
     to, source = _small_elements(to, source)
     lane.reach()  # as above
@@ -95,9 +94,9 @@ def from_host(lane: Lane, to: DeviceArray, source: np.ndarray) -> None:
 
 def stage(to: DeviceArray, source: np.ndarray, memory: Lease) -> tuple[int, Moves]:
     """Copy a host array to page-locked memory; return where it begins, and the copy from there."""
-    side = _layout.packed(to.shape, to.strides, to.dtype.itemsize)
+    side = layout.packed(to.shape, to.strides, to.dtype.itemsize)
     np.copyto(side.array(memory, to.shape, to.dtype), source)
-    plan = _layout.moves(to.shape, to.dtype.itemsize, to.strides, side.strides)
+    plan = layout.moves(to.shape, to.dtype.itemsize, to.strides, side.strides)
     return ctypes.addressof(memory) + side.offset, plan
 
 
@@ -109,7 +108,7 @@ def _small_elements(array: DeviceArray, host: np.ndarray) -> tuple[DeviceArray, 
 
 
 def _parts(array: DeviceArray, limit: int) -> Iterator[tuple[slice, ...]]:
-    return _layout.pieces(array.shape, array.strides, array.dtype.itemsize, limit)
+    return layout.pieces(array.shape, array.strides, array.dtype.itemsize, limit)
 
 
 def _part(array: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
@@ -119,7 +118,7 @@ def _part(array: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
 
 
 @contextmanager
-def _chunks(lane: Lane) -> Iterator[tuple[Lease, Lease]]:
+def _chunks(lane: CopyLane) -> Iterator[tuple[Lease, Lease]]:
     """Lend the two chunks of a device, to one thread at a time."""
     left, device = lane.left(), lane.device
     turn = _turns.get(device) or _turns.setdefault(device, threading.RLock())
@@ -141,17 +140,17 @@ def _chunks(lane: Lane) -> Iterator[tuple[Lease, Lease]]:
             turn.release()
 
 
-def _new(lane: Lane) -> tuple[Lease, Lease]:
+def _new(lane: CopyLane) -> tuple[Lease, Lease]:
     return (
-        _pinned.take_always(SIZE, lane.device),
-        _pinned.take_always(SIZE, lane.device),
+        pinned.take_always(SIZE, lane.device),
+        pinned.take_always(SIZE, lane.device),
     )
 
 
 def trim() -> threading.Thread | None:
     """Free the page-locked memory that nobody uses; return the thread that does it, if any."""
     _spare.clear()
-    return _pinned.trim()
+    return pinned.trim()
 
 
 def _forget() -> None:

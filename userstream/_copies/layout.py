@@ -128,7 +128,7 @@ def moves(shape: Shape, itemsize: int, to_strides: Shape, from_strides: Shape) -
     return Moves(merged[0].length, tuple(merged[:0:-1]), to_offset, from_offset)
 
 
-def is_scattered(plan: Moves) -> bool:
+def has_short_rows(plan: Moves) -> bool:
     """Tell whether the rows are so short that one strided copy would be slow."""
     return bool(plan.axes) and plan.width < SHORTEST_ROW
 
@@ -213,3 +213,48 @@ def pieces(shape: Shape, strides: Shape, itemsize: int, limit: int) -> Iterator[
         for start in range(0, shape[cut], step):
             whole[cut] = slice(start, min(start + step, shape[cut]))
             yield tuple(whole)
+
+
+class Way(NamedTuple):
+    """How an array comes to the host, packed or not: a layout there, and the copy to it."""
+
+    side: Side
+    moves: Moves
+    scattered: bool  # short rows, which the framework of the array may pack faster
+    read_only: bool  # as elements may share memory
+
+    def array(self, memory: object, shape: Shape, dtype: np.dtype) -> np.ndarray:
+        """Return the array that is in a block of host memory now."""
+        found = self.side.array(memory, shape, dtype)
+        if self.read_only:
+            found.flags.writeable = False
+        return found
+
+
+@functools.lru_cache(maxsize=256)
+def _ways(shape: Shape, strides: Shape, itemsize: int) -> tuple[Way, Way | None]:
+    """Return the way that packs, and the covering span if that should be tried first."""
+    side = packed(shape, strides, itemsize)
+    plan = moves(shape, itemsize, side.strides, strides)
+    span = spread(shape, strides, itemsize)
+    scattered = has_short_rows(plan) and span.nbytes >= side.nbytes
+    packing = Way(side, plan, scattered, may_alias(shape, side.strides, itemsize))
+    most = side.nbytes * MOST_SPREAD if scattered else side.nbytes - 1
+    if span.nbytes > most:
+        return packing, None
+    # Larger than the elements, or smaller where they overlap; one copy in any case.
+    plan = Moves(span.nbytes, (), -span.offset, -span.offset)
+    return packing, Way(span, plan, scattered, may_alias(shape, strides, itemsize))
+
+
+def is_scattered(shape: Shape, strides: Shape, itemsize: int) -> bool:
+    """Tell whether an array that is not empty has short rows, apart from each other."""
+    return _ways(shape, strides, itemsize)[0].scattered
+
+
+def way(shape: Shape, strides: Shape, itemsize: int, most: int | None = None) -> Way:
+    """Return how an array that is not empty is copied to the host, in `most` bytes there."""
+    packing, covering = _ways(shape, strides, itemsize)
+    if covering is None or (most is not None and covering.side.nbytes > most):
+        return packing
+    return covering

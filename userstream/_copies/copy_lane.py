@@ -1,17 +1,17 @@
-"""`Lane`: a stream to copy on, and until when."""
+"""`CopyLane`: a stream to copy on, and until when."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from userstream import _driver, _holding, _waiting
-from userstream._transfer import _layout
+from userstream._copies import layout
 from userstream.errors import UnsupportedBufferError, WaitTimeout
 
 if TYPE_CHECKING:
+    from userstream._copies.layout import Moves
     from userstream._driver import Peers
     from userstream._stream.stream import Stream
-    from userstream._transfer._layout import Moves
     from userstream._waiting import Deadline, Pending
 
 
@@ -24,7 +24,7 @@ _NOT_THERE = (
 )
 
 
-class Lane:
+class CopyLane:
     """A stream to copy on, in its context, and the deadline of what is done there.
 
     Raises `CaptureError` where the stream is being captured: a copy in a graph is not for now.
@@ -96,11 +96,11 @@ class Lane:
             to, source = to + plan.to_offset, source + plan.from_offset
             _driver.copy(to, source, plan.width, handle, stream, peers=peers)
             return
-        count, calls = _layout.copies(plan)
-        if count > _layout.MOST_COPIES:
+        count, calls = layout.copies(plan)
+        if count > layout.MOST_COPIES:
             raise UnsupportedBufferError(
                 f"an array that is laid out like this takes {count} copies, more than "
-                f"{_layout.MOST_COPIES}; make it contiguous first, in its framework"
+                f"{layout.MOST_COPIES}; make it contiguous first, in its framework"
             )
         for what in calls:
             _driver.copy_shaped(to, source, what, handle, stream, peers=peers)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from cuda.core import Buffer
 
-from userstream import _buffers, _driver, _targets, _transfer
+from userstream import _buffers, _driver, _targets
 from userstream._buffers import type_name
-from userstream._transfer import host_operands
+from userstream._copies.arrays import check_out, device_array, numpy_dtype
 from userstream.errors import (
     DeviceMismatchError,
     HostBufferError,
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from userstream._buffers import View
+    from userstream._copies.arrays import DeviceArray
     from userstream._ordering import Ordering
-    from userstream._transfer import DeviceArray
 
 
 class Operand(NamedTuple):
@@ -40,7 +41,7 @@ def packed(
     buffer = view.buffer
     if view.framework is None or not view.packs:
         return buffer, array
-    if not view.is_disguised and not (if_scattered and _transfer.is_scattered(array)):
+    if not view.is_disguised and not (if_scattered and array.is_scattered):
         return buffer, array
     stream, device = ordering.consumer, array.device
     own = stream._resolve().device
@@ -56,7 +57,7 @@ def packed(
         # CuPy works on the current device, wherever the array is.
         copy = _driver.within(_driver.primary_context(device), view.pack)
     # Its memory belongs to our stream's arena: what is freed there is used in order.
-    return copy, _transfer.device_array(type(view)(copy))
+    return copy, device_array(type(view)(copy))
 
 
 def copied(
@@ -92,7 +93,7 @@ def _whole(
     if out is not None and not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a numpy.ndarray, not {type(out).__name__}")
     if view is None:
-        return host_operands.copied(host_operands.require_numpys(buffer), out)
+        return host_copied(require_numpys(buffer), out)
     if pieces is None:
         return copy(view, out)
     return _joined(buffer, pieces, copy, out)
@@ -131,7 +132,7 @@ def _joined(
 def source_of(buffer: Any) -> Operand | None:
     """Return what `copyto` reads; `None` if it is on the host."""
     view = _buffers.view_or_none(buffer)
-    if view is None and host_operands.is_numpys(buffer):
+    if view is None and is_numpys(buffer):
         return None
     return operand(_known(buffer, view))
 
@@ -162,7 +163,7 @@ def operand(view: View) -> Operand | None:
     """Return what is copied from or to; `None` if it is on the host."""
     if is_on_host(view):
         return None
-    return Operand(view, _transfer.device_array(view))  # what has no shape is refused here
+    return Operand(view, device_array(view))  # what has no shape is refused here
 
 
 def is_on_host(view: View) -> bool:
@@ -177,11 +178,106 @@ def is_on_host(view: View) -> bool:
 def empty_array(view: View) -> np.ndarray | None:
     """Return the array of a buffer that tells no device because it is empty, if it is."""
     try:
-        layout = view.layout
+        there = view.layout
     except UnsupportedBufferError:
         return None
-    if not layout.is_empty:
+    if not there.is_empty:
         return None
-    if layout.shape is None:
+    if there.shape is None:
         return np.empty(0, np.uint8)
-    return np.empty(layout.shape, _transfer.numpy_dtype(layout.dtype, view.source))
+    return np.empty(there.shape, numpy_dtype(there.dtype, view.source))
+
+
+_NUMPYS_OWN = ("__array__", "__array_interface__", "__array_struct__")
+
+
+def is_numpys(buffer: Any) -> bool:
+    """Tell whether NumPy makes an array of it by a protocol of its own."""
+    return not isinstance(buffer, type) and any(hasattr(buffer, each) for each in _NUMPYS_OWN)
+
+
+def require_numpys(buffer: Any) -> Any:
+    """Return an object that no rule knows, if NumPy does."""
+    if not is_numpys(buffer):
+        raise UnsupportedBufferError(
+            f"{_targets.shown(buffer)} is no buffer: it has neither __dlpack_device__ nor "
+            "__cuda_array_interface__, no rule of its own, and is no array of NumPy's; leave it out"
+        )
+    return buffer
+
+
+class _Bytes:
+    """Host memory of cuda.core for NumPy: by DLPack it is signed, and to NumPy 1 read-only."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        address = int(buffer.handle)
+        place = _driver.place_of(address) if buffer.size else None
+        if place is not None and not place.covers(address, buffer.size):
+            raise UnsupportedBufferError(
+                f"this {type_name(buffer)} of {buffer.size} bytes at {address:#x} reaches out of "
+                f"its memory: the allocation there has {place.size} from {place.start:#x} on"
+            )
+        self._buffer = buffer  # as long as there is an array on it
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (buffer.size,),
+            "typestr": "|u1",
+            "data": (address, False),
+        }
+
+
+def as_array(buffer: Any) -> np.ndarray:
+    """Return a buffer on the host as an array; copies nothing."""
+    if isinstance(buffer, Buffer):
+        return np.asarray(_Bytes(buffer))
+    if isinstance(buffer, np.ma.MaskedArray):
+        raise UnsupportedBufferError(
+            f"this {type_name(buffer)} is masked, which a copy would not tell; pass its data, or "
+            "what filled() gives"
+        )
+    view, name = _buffers.view_or_none(buffer), None
+    try:
+        if view is not None:
+            buffer, name = view.host
+        if hasattr(buffer, "__dlpack__") and not is_numpys(buffer):
+            array = np.from_dlpack(buffer)
+        else:
+            array = np.asarray(buffer)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise HostBufferError(
+            f"this {type_name(buffer)} is in host memory, and NumPy cannot read it "
+            f"({type(error).__name__}: {error}); pass a NumPy array of that memory"
+        ) from error
+    if name is not None:
+        return array.view(numpy_dtype(name, type_name(buffer)))
+    if array.dtype == object and array.shape == () and array.item() is buffer:
+        raise HostBufferError(
+            f"this {type_name(buffer)} is in host memory, and NumPy cannot read it: it has none of "
+            f"{', '.join(_NUMPYS_OWN)}, __dlpack__; pass a NumPy array of that memory"
+        )
+    return array
+
+
+def host_copied(buffer: Any, out: np.ndarray | None) -> np.ndarray:
+    """Return a host buffer as an array, or copied to one."""
+    array = as_array(buffer)
+    if out is None:
+        return array
+    check_out(out, array)
+    np.copyto(out, array)
+    return out
+
+
+def writable(buffer: Any) -> np.ndarray:
+    """Return a host buffer as an array that may be written."""
+    array, again = as_array(buffer), as_array(buffer)
+    if array.size and array.ctypes.data != again.ctypes.data:  # both are kept up to here
+        raise ValueError(
+            f"the target cannot be written: NumPy gets another copy of this {type_name(buffer)} "
+            "each time; pass a NumPy array of its memory"
+        )
+    if not array.flags.writeable:
+        raise ValueError(f"the target is read-only: {type_name(buffer)}")
+    return array

@@ -32,21 +32,12 @@ from helpers import (
 from layouts import random_target, same, views
 from userstream import _driver, _holding, testing
 from userstream._buffers import Layout, View, view_of
-from userstream._transfer import (
-    DeviceArray,
-    _chunks,
-    _layout,
-    _pinned,
-    between,
-    device_array,
-    from_host,
-    into_host,
-    is_scattered,
-    to_host,
-)
-from userstream._transfer._arrays import pinned_address
-from userstream._transfer._dtypes import numpy_dtype
-from userstream._transfer._lane import Lane
+from userstream._copies import layout as _layout
+from userstream._copies import pinned as _pinned
+from userstream._copies import staging
+from userstream._copies.arrays import DeviceArray, device_array, numpy_dtype, pinned_address
+from userstream._copies.copies import between, from_host, into_host, to_host
+from userstream._copies.copy_lane import CopyLane
 from userstream._waiting import Deadline
 from userstream.testing import _simulated
 
@@ -132,14 +123,14 @@ def no_cache() -> Iterator[None]:
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch, no_cache: None) -> None:
-    monkeypatch.setattr(_chunks, "SIZE", 4096)
-    monkeypatch.setattr(_chunks, "_spare", {})
+    monkeypatch.setattr(staging, "SIZE", 4096)
+    monkeypatch.setattr(staging, "_spare", {})
 
 
 @pytest.fixture
 def held_in_between(monkeypatch: pytest.MonkeyPatch, small_chunks: None) -> None:
     """Let a stream be held that was free when the chunks were lent."""
-    monkeypatch.setattr(Lane, "reach", lambda lane: None)
+    monkeypatch.setattr(CopyLane, "reach", lambda lane: None)
 
 
 RANDOM = np.random.default_rng(1)
@@ -188,7 +179,7 @@ def test_to_host_of_any_layout(seed: int, stream: us.Stream) -> None:
 
 
 def test_chunks_that_do_not_divide(stream: us.Stream, no_cache: None) -> None:
-    view = RANDOM.integers(0, 255, 2 * _chunks.SIZE + 12345).astype("u1")
+    view = RANDOM.integers(0, 255, 2 * staging.SIZE + 12345).astype("u1")
     with on_device(view) as memory:
         result = to_host(memory, stream)
         assert same(result, view)
@@ -227,7 +218,7 @@ def test_a_huge_broadcast_takes_no_memory(stream: us.Stream) -> None:
 def test_too_many_copies_are_refused(stream: us.Stream) -> None:
     plan = _layout.moves((70000, 2), 1, (2, 1), (1 << 31, 1))
     with pytest.raises(us.UnsupportedBufferError, match="contiguous first"):
-        Lane(stream, 0).copy(0, 0, plan)
+        CopyLane(stream, 0).copy(0, 0, plan)
 
 
 def test_scattered_arrays_are_for_their_framework() -> None:
@@ -235,10 +226,10 @@ def test_scattered_arrays_are_for_their_framework() -> None:
         view = LAYOUTS[name]
         return DeviceArray(512, view.shape, view.strides, view.dtype, 0)
 
-    assert is_scattered(somewhere("every second"))
-    assert is_scattered(somewhere("column"))
+    assert somewhere("every second").is_scattered
+    assert somewhere("column").is_scattered
     for name in ("contiguous", "transposed", "long rows", "windows", "broadcast", "0-d", "empty"):
-        assert not is_scattered(somewhere(name)), name
+        assert not somewhere(name).is_scattered, name
 
 
 @layouts
@@ -416,7 +407,7 @@ def test_the_source_may_be_reused_at_once(pinned: bool, stream: us.Stream) -> No
 def test_a_large_source_is_waited_for(
     pinned: bool, stream: us.Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from userstream._transfer import _host
+    from userstream._copies import copies as _host
 
     monkeypatch.setattr(_host, "_STAGED", 4096)
     with on_device(LARGE) as memory:
@@ -561,7 +552,7 @@ def test_a_capturing_stream_is_refused(cached: bool, stream: us.Stream) -> None:
         if cached:
             to_host(memory, stream)
         else:
-            _chunks.trim()
+            staging.trim()
         total = _pinned._total
         with capturing(captured):
             for use in (
@@ -580,7 +571,7 @@ def test_a_capture_elsewhere_survives(stream: us.Stream) -> None:
     """In the global mode, which most calls of the driver break."""
     # What allocates device memory may not run beside it.
     with on_device(LARGE) as memory, on_device(LARGE) as other, us.Stream.create(0) as captured:
-        thread = _chunks.trim()
+        thread = staging.trim()
         if thread is not None:
             thread.join(20)
         every = array(LARGE[..., ::2], memory.address)
@@ -689,16 +680,16 @@ def test_waiting_for_the_chunks_times_out(stream: us.Stream, held_in_between: No
 
 
 def test_at_most_two_chunks(stream: us.Stream, no_cache: None) -> None:
-    thread = _chunks.trim()
+    thread = staging.trim()
     if thread is not None:
         thread.join(20)
     before = _pinned._total
-    view = np.zeros(5 * _chunks.SIZE, "u1")
+    view = np.zeros(5 * staging.SIZE, "u1")
     with on_device(view) as memory, ExitStack() as stack:
         for _ in range(4):
             stack.enter_context(running(lambda: to_host(memory, us.get_stream(0))))
         from_host(view, memory, stream)
-    assert _pinned._total <= before + 2 * _chunks.SIZE
+    assert _pinned._total <= before + 2 * staging.SIZE
 
 
 def test_a_closed_stream_is_refused(stream: us.Stream) -> None:
@@ -811,7 +802,7 @@ def test_without_ml_dtypes() -> None:
         import sys
         sys.modules["ml_dtypes"] = None
         import userstream as us
-        from userstream._transfer._dtypes import numpy_dtype
+        from userstream._copies.arrays import numpy_dtype
         for name in "bfloat16", "float8_e4m3fn":
             try:
                 numpy_dtype(name, "torch.Tensor")
