@@ -25,12 +25,18 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
 TORCHRUN += ["--nproc-per-node", "2"]
 SECONDS = 120  # that an example may take
+TWO_GPUS = ("several_gpus.py", "torchrun_deadline.py", "torchrun_nccl.py")
 FRAMEWORKS = {
+    "asyncio_service.py": "torch",
     "dask_workers.py": "distributed",
     "hand_over.py": "torch",
     "in_order.py": "torch",
+    "inside_a_graph.py": "torch",
+    "inspect_pipeline.py": "torch",
     "own_kernel.py": "torch",
     "process_pool.py": "multiprocessing",
+    "raw_pointer.py": "torch",
+    "several_gpus.py": "torch",
     "torchrun_deadline.py": "torch",
     "torchrun_nccl.py": "torch",
     "with_cupy.py": "cupy",
@@ -63,7 +69,7 @@ def main() -> int:
             print(f"skipped  {path.name}: needs a GPU")
         elif not _is_installed(framework):
             print(f"skipped  {path.name}: {framework} is not installed")
-        elif ranks and not simulated and _device_count() < 2:
+        elif path.name in TWO_GPUS and not simulated and _device_count() < 2:
             print(f"skipped  {path.name}: needs two GPUs")
         elif not _run(path, TORCHRUN if ranks else []):
             failed.append(path.name)

@@ -17,6 +17,6 @@ with us.borrow(array) as stream:
 us.wait(array, timeout=60)
 assert numpy.from_dlpack(host).view("int32").tolist() == list(range(1024))
 
-# It was let go of by the wait, so JAX may have its memory.
+# The wait released it, so JAX may reuse its memory.
 add_one = jax.jit(lambda x: x + 1, donate_argnums=0)
 assert int(add_one(array)[0]) == 1
