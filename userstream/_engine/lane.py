@@ -171,7 +171,7 @@ class Lane:
         """Tell whether it is open and in that context."""
         return self.handle is not None and int(self.context) == int(context)
 
-    # -- what waits for it on the host ----------------------------------------------------------
+    # -- what waits for it on the host ------------------------------------------------------------
 
     def is_idle(self) -> bool:
         """Tell whether all the work queued here is done; refuse a stream that is captured."""
@@ -186,7 +186,7 @@ class Lane:
         # Ordered if it is one stream: the per-thread ones of two threads are two.
         return self.here(_events.Completion, self.pool, self, self.anywhere)
 
-    # -- its order with others ------------------------------------------------------------------
+    # -- its order with others --------------------------------------------------------------------
 
     def wait_for(self, source: Lane, *, may_join: bool) -> None:
         """Make later work here wait for the work queued on another stream; no host wait.

@@ -1,4 +1,4 @@
-"""The access-policy window of a stream, as a value that is checked when it is made."""
+"""The access-policy window of a stream: a value, checked when it is created."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AccessPolicyWindow:
-    """A range of memory that the L2 cache treats in a way of its own: a stream's attribute.
+    """A range of memory with its own L2 cache policy, for `Stream.set_attribute`.
 
     Parameters
     ----------
     address : int, CUdeviceptr or GPU buffer
-        Where it begins.
+        The start of the range.
     nbytes : int
-        Its length; 0 for no window.
+        The length of the range; 0 means no window.
     hit_ratio : float, default 1.0
-        The share of the accesses, 0 to 1, that are treated as ``hit`` says.
+        The fraction of the accesses, from 0 to 1, to which *hit* applies.
     hit : {"persisting", "streaming", "normal"}, default "persisting"
-        How long these stay in the cache.
+        The cache policy of these accesses.
     miss : {"streaming", "normal"}, default "streaming"
-        How long the others stay.
+        The cache policy of the other accesses.
 
     Raises
     ------
     TypeError, ValueError
-        ``nbytes``, ``hit_ratio``, ``hit`` or ``miss`` is none of these. The address is looked at by
+        *nbytes*, *hit_ratio*, *hit* or *miss* is not one of these. *address* is checked by
         `Stream.set_attribute`.
 
     Examples

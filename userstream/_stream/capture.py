@@ -40,18 +40,18 @@ _begun: dict[tuple[int, int, int], _Begun] = {}
 
 @dataclass(frozen=True, slots=True)
 class CaptureInfo:
-    """What the driver tells of the capture that a stream is part of.
+    """Information about the capture that a stream is part of.
 
     Attributes
     ----------
     state : {"active", "invalidated"}
-        An invalidated capture gives no graph and still has to be ended.
+        An invalidated capture gives no graph, but still has to be ended.
     id : int or None
-        The same for all streams of a capture, and never used again. `None` once invalidated.
+        The same for all streams of a capture, and never reused. None once invalidated.
     graph : CUgraph or None
-        What is captured into. It must not be destroyed or launched. `None` once invalidated.
+        The graph being built, which must not be destroyed or launched. None once invalidated.
     dependencies : tuple of CUgraphNode
-        The nodes that the next one of this stream will depend on.
+        The nodes on which the stream's next node will depend.
 
     Examples
     --------

@@ -22,7 +22,7 @@ _NOT_CAPTURED = ", and Python functions cannot be captured; cuda.core can: Graph
 
 
 def launch(lane: Lane, fn: Callable[..., object], args: tuple[Any, ...], *, blocking: bool) -> None:
-    """Call a Python function when the stream gets there."""
+    """Enqueue a call of a Python function."""
     name = _name_of(fn)
     _waiting.refuse_in_host_function("launch_host_func()")
     lane.live()

@@ -13,23 +13,25 @@ if TYPE_CHECKING:
 
 
 class WaitFlags(enum.IntEnum):
-    """How `Stream.wait_value_32` compares the value in memory (*m*) with the one given (*v*).
+    """How `Stream.wait_value_32` compares the value in memory (*m*) with the given value (*v*).
 
-    A comparison may be combined with ``FLUSH``, as in ``WaitFlags.EQ | WaitFlags.FLUSH``, and with
-    no other: ``EQ | AND`` is ``NOR``. The numbers are the driver's, ``CUstreamWaitValue_flags``.
+    A comparison can be combined with ``FLUSH``, as in ``WaitFlags.EQ | WaitFlags.FLUSH``, but not
+    with another comparison: ``EQ | AND`` is ``NOR``. The values are the driver's
+    ``CUstreamWaitValue_flags``.
 
     Attributes
     ----------
     GEQ
-        Until ``m - v >= 0`` as a signed number of that width: right across an overflow.
+        Until ``m - v >= 0``, as a signed number of that width, so that counters may wrap around.
     EQ
         Until ``m == v``.
     AND
         Until ``m & v != 0``.
     NOR
-        Until ``~(m | v) != 0``. Not every device has it.
+        Until ``~(m | v) != 0``. Not supported by every device.
     FLUSH
-        Let what other devices wrote before the value be seen after it. Not every device has it.
+        Make other devices' writes that precede the value visible after the wait. Not supported by
+        every device.
 
     Examples
     --------
@@ -63,16 +65,16 @@ class WriteValue(MemoryOperation):
     Parameters
     ----------
     address : int, CUdeviceptr or GPU buffer
-        Where, as for `Stream.write_value_32`.
+        The destination, as for `Stream.write_value_32`.
     value : int
-        What; from 0 to the largest number of that many bits.
+        The value to write; an unsigned number of that many bits.
     bits : {32, 64}, default 32
-        Its width.
+        The width of the value.
 
     Raises
     ------
     TypeError, ValueError
-        ``value`` or ``bits`` is none.
+        *value* is not an unsigned number of *bits* bits, or *bits* is neither 32 nor 64.
 
     Examples
     --------
@@ -99,18 +101,19 @@ class WaitValue(MemoryOperation):
     Parameters
     ----------
     address : int, CUdeviceptr or GPU buffer
-        Where, as for `Stream.wait_value_32`.
+        The location to poll, as for `Stream.wait_value_32`.
     value : int
-        What to compare with; from 0 to the largest number of that many bits.
+        The value to compare with; an unsigned number of that many bits.
     flags : WaitFlags or int, default WaitFlags.GEQ
-        How to compare.
+        The comparison.
     bits : {32, 64}, default 32
-        Its width.
+        The width of the value.
 
     Raises
     ------
     TypeError, ValueError
-        ``value``, ``flags`` or ``bits`` is none.
+        *value* is not an unsigned number of *bits* bits, *bits* is neither 32 nor 64, or *flags* is
+        not a `WaitFlags`.
 
     Examples
     --------
@@ -140,7 +143,7 @@ class WaitValue(MemoryOperation):
 
 @dataclass(frozen=True, slots=True)
 class FlushRemoteWrites(MemoryOperation):
-    """A flush of `Stream.batch_mem_op`: what other devices wrote before is seen afterwards.
+    """A flush of `Stream.batch_mem_op`: makes other devices' earlier writes visible.
 
     Examples
     --------
@@ -160,12 +163,12 @@ class MemoryBarrier(MemoryOperation):
     Parameters
     ----------
     scope : {"system", "gpu"}, default "system"
-        For whom what was written before is seen before what is written afterwards.
+        Who sees earlier writes before later ones: the whole system, or this GPU.
 
     Raises
     ------
     ValueError
-        ``scope`` is none.
+        *scope* is not one of these.
 
     Examples
     --------

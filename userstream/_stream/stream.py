@@ -48,19 +48,19 @@ _given_away: dict[int, Stream] = {}
 class Stream(CoreStream):
     """A CUDA stream.
 
-    Everything that takes a `cuda.core.Stream` takes it, and so does everything that takes an
-    object with ``__cuda_stream__``. It is made by `get_stream`, `Stream.create`,
-    `Stream.from_handle`, `Stream.legacy_default` and `Stream.per_thread_default`; ``Stream(...)``
-    is refused.
+    A `Stream` is accepted wherever a `cuda.core.Stream` or an object with ``__cuda_stream__`` is.
+    Obtain one from `get_stream`, `Stream.create`, `Stream.from_handle`, `Stream.legacy_default` or
+    `Stream.per_thread_default`; calling ``Stream(...)`` raises `TypeError`.
 
-    A stream that userstream created is destroyed when its last owner goes, but not before exit
-    once its handle was given away (by ``handle`` or ``__cuda_stream__``): frameworks keep such
-    handles. ``close`` destroys it at once. A stream that somebody else made is never destroyed.
+    A stream that userstream created is destroyed when its last reference goes away. If its handle
+    has been read (through ``handle`` or ``__cuda_stream__``), it is kept until exit instead,
+    because frameworks keep such handles. ``close`` destroys it at once. A stream that other code
+    created is never destroyed.
 
     Notes
     -----
-    Thread-safe. It remembers its device, so it is right whichever device is current, also in
-    threads without a context. In a forked child what needs CUDA raises `ForkedError`.
+    Thread-safe. A stream belongs to its device whichever device is current, also in threads
+    without a context. In a forked child, everything that needs CUDA raises `ForkedError`.
 
     Examples
     --------
@@ -77,7 +77,7 @@ class Stream(CoreStream):
 
     _defaults: ClassVar[dict[int, Stream]] = {}
 
-    # -- how one comes into being -----------------------------------------------------------------
+    # -- creation and end -------------------------------------------------------------------------
 
     def __init__(self, *args: object, **kwargs: object) -> None:  # noqa: ARG002
         raise TypeError(
@@ -95,40 +95,42 @@ class Stream(CoreStream):
         priority: int = 0,
         flags: int | None = None,
     ) -> Self:
-        """Create a stream of your own, beside the user streams.
+        """Create a stream of your own, in addition to the user streams.
 
         Parameters
         ----------
         device : device or int, optional
-            Where; the calling thread's current device by default. What is current stays so.
+            The device to create it on; by default the calling thread's current device, which
+            stays current.
         nonblocking : bool, default True
-            Whether it runs beside the legacy default stream instead of in order with it.
+            Whether the stream runs concurrently with the legacy default stream instead of
+            synchronizing with it.
         priority : int, default 0
-            Lower numbers run first. Clamped to what the device has (see `priority_range`); the
-            ``priority`` attribute tells the result.
+            Lower numbers run first. Clamped to the device's range (see `priority_range`); the
+            ``priority`` attribute has the result.
         flags : int or CUstream_flags, optional
-            ``nonblocking`` as the driver spells it. Must not contradict it.
+            The driver's spelling of ``nonblocking``, which it must not contradict.
 
         Returns
         -------
         Stream
-            In the primary context of the device. ``with Stream.create() as s:`` closes it.
+            A stream in the device's primary context. ``with Stream.create() as s:`` closes it.
 
         Raises
         ------
         InvalidDeviceError
             There is no such device.
         TypeError
-            ``device`` is none; ``priority`` or ``flags`` is no integer.
+            *device* is not a device, or *priority* or *flags* is not an integer.
         ValueError
-            ``flags`` contradicts ``nonblocking``, or has bits that are no flag of a stream.
+            *flags* contradicts *nonblocking*, or contains bits that are not stream flags.
         DriverNotFoundError, ForkedError, DriverError
-            The driver is not there, may not be used, or refused.
+            The driver is missing, cannot be used in a forked child, or reported an error.
 
         Notes
         -----
-        Driver call: ``cuStreamCreateWithPriority``. Does not block, except for the first use of a
-        device, which brings its primary context into being.
+        Driver call: ``cuStreamCreateWithPriority``. Does not block, except that the first use of a
+        device creates its primary context.
 
         Examples
         --------
@@ -145,38 +147,38 @@ class Stream(CoreStream):
 
     @classmethod
     def from_handle(cls, handle: int | StreamLike, owner: object = None) -> Stream:
-        """Wrap a stream that somebody else made; it is never destroyed here.
+        """Wrap a stream that other code created; userstream never destroys it.
 
         Parameters
         ----------
         handle : int, CUstream or object with ``__cuda_stream__``
-            The stream. 1 and 2 give the default streams. 0 is refused, because libraries do not
-            agree on which of them it is.
+            The stream. 1 and 2 are the default streams. 0 is refused, because libraries disagree
+            on which default stream it means.
         owner : object, optional
-            Kept alive as long as the returned stream is open. Without it an object with
-            ``__cuda_stream__`` is kept itself. For 1, 2 and a `Stream` nothing is kept.
+            An object to keep alive while the returned stream is open. By default that is *handle*
+            itself, if it has ``__cuda_stream__``. Nothing is kept for 1, 2 or a `Stream`.
 
         Returns
         -------
         Stream
-            A `Stream` is returned as it is, also for the handle of one.
+            A `Stream`, or the handle of one, gives that `Stream` itself.
 
         Raises
         ------
         TypeError
-            ``handle`` is none of these.
+            *handle* is not a stream or a handle.
         ValueError
-            ``handle`` is 0, negative, or too large for an address.
+            *handle* is 0, negative, or too large for an address.
         ClosedError
-            ``handle`` is a stream that was closed.
+            *handle* is a closed stream.
         DriverNotFoundError, ForkedError, DriverError
-            The driver is not there, may not be used, or does not know the stream.
+            The driver is missing, cannot be used in a forked child, or does not know the stream.
 
         Notes
         -----
-        The driver cannot be asked whether a handle is valid: a wrong one crashes the process.
-        Driver call: ``cuStreamGetCtx``. Does not block. With a cuda.core stream as ``handle`` the
-        ownership is shared, as in cuda.core: it is destroyed at the last close.
+        The driver cannot tell whether a handle is valid: an invalid one crashes the process.
+        Driver call: ``cuStreamGetCtx``. Does not block. If *handle* is a cuda.core stream,
+        ownership is shared, as in cuda.core: the stream is destroyed at the last close.
 
         Examples
         --------
@@ -199,17 +201,17 @@ class Stream(CoreStream):
 
     @classmethod
     def legacy_default(cls) -> Stream:
-        """Return the legacy default stream, which all blocking streams of a context wait for.
+        """Return the legacy default stream, with which a context's blocking streams synchronize.
 
         Returns
         -------
         Stream
-            The same object on every call. It stands for the stream of whichever context is
-            current where it is used (device 0 without one).
+            The same object on every call. It refers to the legacy default stream of whichever
+            context is current when it is used (device 0 without a context).
 
         Notes
         -----
-        The driver's ``CU_STREAM_LEGACY``. Blocks nothing and calls nothing.
+        The driver's ``CU_STREAM_LEGACY``. Does not block and makes no driver call.
 
         Examples
         --------
@@ -226,12 +228,12 @@ class Stream(CoreStream):
         Returns
         -------
         Stream
-            The same object on every call. It stands for another stream in each thread, and in
-            each context that is current there (device 0 without one).
+            The same object on every call. It refers to a different stream in each thread, and in
+            each context that is current there (device 0 without a context).
 
         Notes
         -----
-        The driver's ``CU_STREAM_PER_THREAD``. Blocks nothing and calls nothing.
+        The driver's ``CU_STREAM_PER_THREAD``. Does not block and makes no driver call.
 
         Examples
         --------
@@ -243,7 +245,7 @@ class Stream(CoreStream):
 
     @staticmethod
     def priority_range(device: DeviceLike | None = None) -> tuple[int, int]:
-        """Return the least and the greatest priority that streams of a device can have.
+        """Return the lowest and the highest stream priority of a device.
 
         Parameters
         ----------
@@ -253,9 +255,9 @@ class Stream(CoreStream):
         Returns
         -------
         least : int
-            The lowest priority: the larger number, 0.
+            The lowest priority, which is the larger number: 0.
         greatest : int
-            The highest priority: a negative number.
+            The highest priority, a negative number.
 
         Raises
         ------
@@ -278,18 +280,18 @@ class Stream(CoreStream):
         )
 
     def close(self) -> None:
-        """Close the stream: destroy it if userstream created it, let go of its owner if not.
+        """Close the stream: destroy it if userstream created it, else release its owner.
 
         Raises
         ------
         RuntimeError
-            It is a default stream, which all code of the process shares.
+            It is a default stream, which the whole process shares.
 
         Notes
         -----
-        Work that is queued still completes. Closing again does nothing. A user stream leaves its
-        registry, and `get_stream` makes a new one. Driver call: ``cuStreamDestroy``; does not
-        block.
+        Queued work still completes. Closing a closed stream does nothing. A user stream is removed
+        from its registry, and `get_stream` creates a new one. Driver call: ``cuStreamDestroy``.
+        Does not block.
 
         Examples
         --------
@@ -335,14 +337,14 @@ class Stream(CoreStream):
             self, "send the device or the name, and call userstream.get_stream() there"
         )
 
-    # -- what it is -------------------------------------------------------------------------------
+    # -- properties -------------------------------------------------------------------------------
 
     @property
     def handle(self) -> driver.CUstream:
         """The ``CUstream``; ``int(stream.handle)`` is its address.
 
-        Reading it keeps a stream that userstream created alive until exit, because whoever takes
-        the handle may keep it. Raises `ClosedError` once the stream is closed.
+        Reading it keeps a stream that userstream created alive until exit, because other code may
+        keep the handle. Raises `ClosedError` if the stream is closed.
 
         Examples
         --------
@@ -362,7 +364,7 @@ class Stream(CoreStream):
 
     @property
     def device(self) -> Device:
-        """The `cuda.core.Device` of this stream; of a default stream, the current one.
+        """The `cuda.core.Device` of this stream; for a default stream, the current device.
 
         Examples
         --------
@@ -375,9 +377,9 @@ class Stream(CoreStream):
 
     @property
     def context(self) -> Context:
-        """The `cuda.core.Context` of this stream; of a default stream, the current one.
+        """The `cuda.core.Context` of this stream; for a default stream, the current context.
 
-        Raises `ClosedError` once the stream is closed.
+        Raises `ClosedError` if the stream is closed.
 
         Examples
         --------
@@ -390,9 +392,9 @@ class Stream(CoreStream):
 
     @property
     def resources(self) -> DeviceResources:
-        """The hardware that the work of this stream may use, as `cuda.core.Stream.resources`.
+        """The hardware resources that this stream may use, as `cuda.core.Stream.resources`.
 
-        Raises `ClosedError` once the stream is closed.
+        Raises `ClosedError` if the stream is closed.
 
         Examples
         --------
@@ -405,7 +407,7 @@ class Stream(CoreStream):
 
     @property
     def name(self) -> str | None:
-        """The name under which `get_stream` made it; `None` for any other stream.
+        """The name that `get_stream` was given for it; `None` for any other stream.
 
         Examples
         --------
@@ -419,8 +421,8 @@ class Stream(CoreStream):
     def flags(self) -> int:
         """The flags it was created with: 1 (``CU_STREAM_NON_BLOCKING``) or 0.
 
-        Driver call: ``cuStreamGetFlags``. Raises `CaptureError` while the stream is being
-        captured, because the driver invalidates the capture of a stream that is asked.
+        Driver call: ``cuStreamGetFlags``. Raises `CaptureError` while the stream is being captured,
+        because this call would invalidate the capture.
 
         Examples
         --------
@@ -433,7 +435,7 @@ class Stream(CoreStream):
 
     @property
     def is_nonblocking(self) -> bool:
-        """Whether it runs beside the legacy default stream; as ``flags``.
+        """Whether it runs concurrently with the legacy default stream; see ``flags``.
 
         Examples
         --------
@@ -448,7 +450,7 @@ class Stream(CoreStream):
         """Its priority; lower numbers run first.
 
         Driver call: ``cuStreamGetPriority``. Raises `CaptureError` while the stream is being
-        captured, as ``flags``.
+        captured, like ``flags``.
 
         Examples
         --------
@@ -464,10 +466,10 @@ class Stream(CoreStream):
 
     @property
     def stream_id(self) -> int:
-        """A number that no other stream of this process ever has, unlike the handle.
+        """An identifier that, unlike the handle, no other stream of the process ever has.
 
-        Driver call: ``cuStreamGetId``, once. Raises `CaptureError` for a stream of somebody else
-        that is being captured when it is asked first.
+        Driver call: ``cuStreamGetId``, once. Raises `CaptureError` if the stream was created by
+        other code and is being captured when this is first read.
 
         Examples
         --------
@@ -481,11 +483,12 @@ class Stream(CoreStream):
 
     @property
     def is_done(self) -> bool:
-        """Whether all the work queued on it is done. Does not block.
+        """Whether all work queued on it has completed. Does not block.
 
-        A stream that others keep feeding may never be done; `sync` waits for what is there now.
-        Raises `CaptureError` while the stream is being captured, and `DriverError` if the GPU
-        failed. Driver call: ``cuStreamQuery``, without harm to anybody's capture.
+        A stream on which other code keeps queuing work may never become idle; `sync` waits for the
+        work that is queued now. Raises `CaptureError` while the stream is being captured, and
+        `DriverError` if the GPU failed. Driver call: ``cuStreamQuery``, in the relaxed capture
+        mode.
 
         Examples
         --------
@@ -498,36 +501,36 @@ class Stream(CoreStream):
         return self._resolve().is_idle()
 
     def sync(self, *, timeout: float | None = None, policy: WaitPolicy = "auto") -> None:
-        """Wait on the host for the work that is queued on this stream now.
+        """Block the calling thread until the work queued on this stream now has completed.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds, at least 0; 0 asks once, `None` waits for ever.
+            Seconds, at least 0. 0 polls once; None waits indefinitely.
         policy : {"auto", "spin"}, default "auto"
-            ``"auto"`` polls for 250 µs and then sleeps between polls, for 5 % of the time waited
-            so far and 5 ms at most. ``"spin"`` never sleeps.
+            ``"auto"`` polls for 250 µs and then sleeps between polls, for 5 % of the elapsed time
+            and at most 5 ms. ``"spin"`` never sleeps.
 
         Raises
         ------
         WaitTimeout
-            The work was not done in time. Nothing was cancelled.
+            The work did not complete in time. Nothing was cancelled.
         CaptureError
-            The stream is being captured; the capture goes on.
+            The stream is being captured. The capture continues.
         ClosedError
             The stream is closed.
         DriverError
             The GPU failed.
         RuntimeError
-            Called in a host function or callback, which may not wait.
+            Called from a host function or callback, which must not wait.
         TypeError, ValueError
-            ``timeout`` or ``policy`` is none.
+            *timeout* is not a number of seconds, or *policy* is not one of these.
 
         Notes
         -----
-        Blocks, but never inside the driver: Ctrl-C stops it. Work that other threads queue
-        afterwards is not waited for. Driver calls: ``cuStreamQuery``, and if the stream is busy
-        ``cuEventRecord`` and ``cuEventQuery``, in the relaxed capture mode.
+        Never blocks inside the driver, so Ctrl-C interrupts it. Work that other threads queue
+        during the wait is not waited for. Driver calls: ``cuStreamQuery``, and if the stream is
+        busy ``cuEventRecord`` and ``cuEventQuery``, in the relaxed capture mode.
 
         Examples
         --------
@@ -536,39 +539,39 @@ class Stream(CoreStream):
         """
         host_wait.sync(self._lane or self._resolve(), timeout, policy)
 
-    # -- its order with others --------------------------------------------------------------------
+    # -- order with other streams -----------------------------------------------------------------
 
     def wait(self, event_or_stream: Event | StreamLike) -> None:
-        """Make later work on this stream wait for an event or a stream; no host wait.
+        """Make later work on this stream wait for an event or a stream, without blocking the host.
 
         Parameters
         ----------
         event_or_stream : Event, or stream
-            An event, or a stream (anything with ``__cuda_stream__``), of any device. Of a stream,
-            the work queued now is waited for.
+            An event, or a stream (anything with ``__cuda_stream__``), of any device. For a stream,
+            the work that is queued on it now is waited for.
 
         Raises
         ------
         TypeError
-            It is neither.
+            *event_or_stream* is neither an event nor a stream.
         ValueError
             The event is closed.
         ClosedError
             One of the streams is closed.
         CaptureError
-            One of the streams is being captured, and the other one is not or into another graph.
-            A stream of your own may join the capture of the other one; a user stream never does.
-            Or this stream is being captured and the event was not recorded in that capture, which
-            is invalid then.
+            One of the streams is being captured, and the other is not, or is being captured into
+            another graph. A stream of your own may join the other stream's capture; a user stream
+            never does. Or this stream is being captured and the event was not recorded in that
+            capture, which is now invalid.
         DriverError
-            The driver refused.
+            The driver reported an error.
 
         Notes
         -----
-        As `cuda.core.Stream.wait`, also when another device is current. Driver calls:
+        Like `cuda.core.Stream.wait`, but whichever device is current. Driver calls:
         ``cuStreamIsCapturing``, ``cuEventRecord`` on a pooled event, and ``cuStreamWaitEvent``.
-        Does not block; thread-safe. An event that was recorded in a capture pulls the stream into
-        it, as CUDA has it.
+        Does not block. Thread-safe. As always in CUDA, waiting for an event that was recorded in a
+        capture makes the stream join that capture.
 
         Examples
         --------
@@ -589,34 +592,34 @@ class Stream(CoreStream):
             )
 
     def wait_event(self, event: Any, flags: int = 0) -> None:  # any framework's event
-        """Make later work on this stream wait for an event; no host wait.
+        """Make later work on this stream wait for an event, without blocking the host.
 
         Parameters
         ----------
         event : cuda.core.Event, CUevent, torch.cuda.Event or cupy.cuda.Event
-            Of any device. One that was never recorded is not waited for.
+            An event of any device. An event that was never recorded is not waited for.
         flags : int or CUevent_wait_flags, default 0
-            1 (``CU_EVENT_WAIT_EXTERNAL``), under capture only: the launched graph waits for the
-            event, instead of the capture joining the one that the event was recorded in.
+            1 (``CU_EVENT_WAIT_EXTERNAL``) is allowed during capture only: the wait becomes a node
+            of the graph, which waits for the event at each launch.
 
         Raises
         ------
         TypeError
-            ``event`` is no event, or ``flags`` no number.
+            *event* is not an event, or *flags* is not an integer.
         ValueError
-            ``flags`` is neither 0 nor 1, or 1 while the stream is not being captured; or the
+            *flags* is neither 0 nor 1, or is 1 while the stream is not being captured; or the
             event is closed.
         CaptureError
-            The legacy default stream would break a capture; or the wait did: without the flag, an
-            event that was recorded outside a capture cannot be waited for in it.
+            Using the legacy default stream would invalidate a capture; or the wait did invalidate
+            this stream's, because the event was recorded outside of it and *flags* is 0.
         ClosedError, ForkedError, DriverError
-            The stream is closed, CUDA may not be used, or the driver refused.
+            The stream is closed, the process is a forked child, or the driver reported an error.
 
         Notes
         -----
-        Waiting for an event that was recorded in a capture pulls this stream into the capture, as
-        CUDA has it: on a shared user stream, with the work of everybody. The driver cannot be
-        asked beforehand. Thread-safe; does not block. Driver call: ``cuStreamWaitEvent``. After
+        As always in CUDA, waiting for an event that was recorded in a capture makes this stream
+        join that capture; a shared user stream joins with everybody's work. The driver cannot tell
+        beforehand. Thread-safe. Does not block. Driver call: ``cuStreamWaitEvent``. After
         baracuda's ``wait_event``.
 
         Examples
@@ -628,36 +631,36 @@ class Stream(CoreStream):
         events.wait_for_any(self._resolve(), event, flags)
 
     def record(self, event: Event | None = None, options: EventOptions | None = None) -> Event:
-        """Record an event behind the work queued on this stream.
+        """Record an event after the work queued on this stream.
 
         Parameters
         ----------
-        event : Event, optional
-            Recorded again; a new one by default. One of cuda.core, of the context of this stream.
+        event : cuda.core.Event, optional
+            The event to record, of this stream's context; by default a new one is created.
         options : EventOptions, optional
-            Of the new event.
+            Options for the new event.
 
         Returns
         -------
         Event
-            The event.
+            The recorded event.
 
         Raises
         ------
         TypeError
-            ``event`` is none of cuda.core.
+            *event* is not a cuda.core event.
         ValueError
             The event is closed.
         DeviceMismatchError
-            The event is of another device.
+            The event belongs to another device.
         CaptureError
-            The legacy default stream would break a capture.
+            Using the legacy default stream would invalidate a capture.
         ClosedError, ForkedError, DriverError
-            The stream is closed, CUDA may not be used, or the driver refused.
+            The stream is closed, the process is a forked child, or the driver reported an error.
 
         Notes
         -----
-        As `cuda.core.Stream.record`, also when another device is current. Driver calls:
+        Like `cuda.core.Stream.record`, but whichever device is current. Driver calls:
         ``cuEventCreate``, ``cuEventRecord``. Does not block.
 
         Examples
@@ -669,39 +672,38 @@ class Stream(CoreStream):
         return events.record(self._resolve(), event, options)
 
     def activate(self, *frameworks: str) -> Activation[Self]:
-        """Make this stream the current one of frameworks for the length of a block.
+        """Make this stream the frameworks' current stream inside a ``with`` block.
 
         Parameters
         ----------
         *frameworks : str
-            ``"torch"``, ``"cupy"`` or ``"dali"`` (the dynamic mode of DALI); by default all of
-            these that are imported. The others have no current stream that could be set: pass the
-            stream to their functions.
+            ``"torch"``, ``"cupy"`` or ``"dali"`` (DALI's dynamic mode); by default those of them
+            that are imported. Other frameworks have no current stream to set: pass the stream to
+            their functions.
 
         Returns
         -------
         context manager
-            Its value is the stream. At the end of the block the frameworks have the current
-            streams that they had before, also after an exception.
+            Its value is the stream. On exit, also after an exception, each framework's previous
+            current stream is restored.
 
         Raises
         ------
         ValueError, TypeError
             A framework has no current stream, or is not imported.
         CaptureError
-            As `wait`.
+            One of the streams is being captured, and the other is not, or into another graph.
         RuntimeError
-            At the end of the block: it ends in another thread than it began in.
+            On exit: the block was left in a different thread than it was entered in.
 
         Notes
         -----
-        For the calling thread, and for the device of the stream; the current device stays as it
-        is. At its begin this stream waits for the streams that were current, and at its end those
-        wait for this one, so memory that is freed to this stream's arena is not used again before
-        its time. What was made inside is safe to use after the block, on the streams that were
-        current before it; for any other use see `hand_over`. Blocks must end in the reverse
-        order of their begin: take care with generators and asyncio tasks.
-        Does not block. Driver calls: those of `wait`.
+        Affects the calling thread and this stream's device; the current device does not change. On
+        entry this stream waits for the streams that were current, and on exit they wait for this
+        one, so that memory which is freed to this stream's pool is not reused too early. Results
+        made inside the block can be used after it on the streams that were current before; for any
+        other use see `hand_over`. Blocks must be left in the reverse order of entry: take care with
+        generators and asyncio tasks. Does not block. Driver calls: those of `wait`.
 
         Examples
         --------
@@ -716,10 +718,10 @@ class Stream(CoreStream):
 
     @property
     def is_capturing(self) -> bool:
-        """Whether it is being captured into a graph, by whomever. Does not block.
+        """Whether it is being captured into a graph, by any code. Does not block.
 
-        True of an invalidated capture too, until that is ended. Harmless to any capture. Driver
-        call: ``cuStreamIsCapturing``.
+        Also true while a capture is invalidated but not yet ended. Harmless to every capture.
+        Driver call: ``cuStreamIsCapturing``.
 
         Examples
         --------
@@ -734,9 +736,9 @@ class Stream(CoreStream):
 
     @property
     def capture_info(self) -> CaptureInfo | None:
-        """What the driver tells of the capture that it is part of; `None` if it is of none.
+        """Information about the capture that it is part of, or None.
 
-        Does not block, and is harmless to any capture. Driver call: ``cuStreamGetCaptureInfo``.
+        Does not block, and is harmless to every capture. Driver call: ``cuStreamGetCaptureInfo``.
 
         Examples
         --------
@@ -751,32 +753,33 @@ class Stream(CoreStream):
         return capture.facts(self._resolve())
 
     def begin_capture(self, mode: CaptureMode = "global") -> None:
-        """Note the work that is queued from now on in a graph, instead of doing it.
+        """Begin capturing submitted work into a graph instead of executing it.
 
         Parameters
         ----------
         mode : {"global", "thread_local", "relaxed"}, default "global"
-            Which calls are forbidden meanwhile, because they might wait for work that never runs:
-            of all threads, of this thread, or none. A forbidden call invalidates the capture.
+            Which threads' potentially unsafe calls (those that might wait for work which never
+            runs) are prohibited during the capture: those of all threads, of this thread, or of
+            none. A prohibited call invalidates the capture.
 
         Raises
         ------
         CaptureError
-            It is being captured already; or it is the legacy default stream, of which CUDA allows
-            no capture.
+            The stream is already being captured; or it is the legacy default stream, which CUDA
+            cannot capture.
         NotSupportedError
             The driver is older than CUDA 12.3.
         ValueError
-            ``mode`` is none.
+            *mode* is not a valid capture mode.
         ClosedError, ForkedError, DriverError
-            The stream is closed, CUDA may not be used, or the driver refused.
+            The stream is closed, the process is a forked child, or the driver reported an error.
 
         Notes
         -----
-        Work that any thread queues on the stream is captured: capture on a stream of your own
-        rather than on the shared user stream. The thread that began ends it, unless the mode is
-        relaxed. Thread-safe; does not block. Driver call: ``cuStreamBeginCaptureToGraph``. After
-        baracuda's ``begin_capture``.
+        Work that any thread submits to the stream is captured: use a stream of your own rather
+        than a shared user stream. The thread that began the capture must end it, unless *mode* is
+        ``"relaxed"``. Thread-safe. Does not block. Driver call: ``cuStreamBeginCaptureToGraph``.
+        After baracuda's ``begin_capture``.
 
         Examples
         --------
@@ -795,21 +798,23 @@ class Stream(CoreStream):
         Returns
         -------
         cuda.core.graph.GraphDefinition
-            ``graph.instantiate()`` makes it executable (``upload(stream)``, ``launch(stream)``);
-            it takes a current context. And ``graph.debug_dot_print(path)`` draws it.
+            ``graph.instantiate()`` makes an executable graph (``upload(stream)``,
+            ``launch(stream)``); this needs a current context. ``graph.debug_dot_print(path)``
+            draws it.
 
         Raises
         ------
         CaptureError
-            Nothing is captured on this stream, or the capture was not begun here; or it gave no
-            graph: it was invalidated, streams that joined it were not joined again, or another
-            thread began it. It is over then, except in the last case.
+            The stream is not being captured, or userstream did not begin the capture on this
+            stream; or there is no graph, because the capture was invalidated or another stream
+            joined it without being joined back. The capture has ended in these last two cases. Or
+            another thread began it, and has to end it.
         ClosedError, ForkedError, DriverError
-            The stream is closed, CUDA may not be used, or the driver refused.
+            The stream is closed, the process is a forked child, or the driver reported an error.
 
         Notes
         -----
-        Does not block. The graph keeps alive nothing that the captured work uses. Driver call:
+        Does not block. The graph keeps nothing alive that the captured work uses. Driver call:
         ``cuStreamEndCapture``. After baracuda's ``end_capture``.
 
         Examples
@@ -826,12 +831,12 @@ class Stream(CoreStream):
         return capture.end(self._resolve())
 
     def capture(self, mode: CaptureMode = "global") -> AbstractContextManager[GraphDefinition]:
-        """Capture what the block queues on this stream.
+        """Capture the work that is submitted to this stream inside a ``with`` block.
 
         Parameters
         ----------
         mode : {"global", "thread_local", "relaxed"}, default "global"
-            As `begin_capture`.
+            Which threads' potentially unsafe calls are prohibited; see `begin_capture`.
 
         Returns
         -------
@@ -842,8 +847,15 @@ class Stream(CoreStream):
 
         Raises
         ------
-        CaptureError, NotSupportedError, ValueError, ClosedError, ForkedError, DriverError
-            As `begin_capture` and `end_capture`.
+        CaptureError
+            The stream is already being captured, or cannot be; or, on exit, the capture gave no
+            graph (see `end_capture`).
+        NotSupportedError
+            The driver is older than CUDA 12.3.
+        ValueError
+            *mode* is not a valid capture mode.
+        ClosedError, ForkedError, DriverError
+            The stream is closed, the process is a forked child, or the driver reported an error.
 
         Notes
         -----
@@ -867,22 +879,23 @@ class Stream(CoreStream):
         return capture.block(self._resolve(), mode)
 
     def create_graph_builder(self) -> GraphBuilder:
-        """Return a builder of cuda.core's, which captures on this stream.
+        """Return a cuda.core graph builder that captures on this stream.
 
         Returns
         -------
         cuda.core.graph.GraphBuilder
-            Its ``begin_building`` begins the capture; its ``complete`` takes a current context.
+            Its ``begin_building`` begins the capture; its ``complete`` needs a current context.
 
         Raises
         ------
         ClosedError, ForkedError
-            The stream is closed, or CUDA may not be used.
+            The stream is closed, or the process is a forked child.
 
         Notes
         -----
-        As `cuda.core.Stream.create_graph_builder`; `capture` takes no builder. Does not block. Up
-        to cuda.core 1.2 a builder whose capture was invalidated may end the process when it goes.
+        Like `cuda.core.Stream.create_graph_builder`; `capture` needs no builder. Does not block.
+        Up to cuda.core 1.2, destroying a builder whose capture was invalidated may terminate the
+        process.
 
         Examples
         --------
@@ -897,26 +910,26 @@ class Stream(CoreStream):
 
     @staticmethod
     def capture_mode(mode: CaptureMode) -> AbstractContextManager[None]:
-        """Set the calling thread's capture mode for a block.
+        """Set the calling thread's capture mode inside a ``with`` block.
 
         Parameters
         ----------
         mode : {"global", "thread_local", "relaxed"}
-            Whose captures forbid this thread's calls: those of all threads and its own (CUDA's
-            default), its own, or none. In a ``"relaxed"`` block a query cannot invalidate the
-            capture of another stream.
+            Whose captures prohibit potentially unsafe calls of this thread: its own and the global
+            ones of other threads (CUDA's default), its own, or nobody's. In a ``"relaxed"`` block,
+            a query cannot invalidate the capture of another stream.
 
         Returns
         -------
         context manager
-            It restores the previous mode at the end of the block, also if the block raises.
+            Restores the previous mode on exit, also after an exception.
 
         Raises
         ------
         ValueError
-            ``mode`` is none.
+            *mode* is not a valid capture mode.
         DriverNotFoundError, ForkedError, DriverError
-            The driver is not there, may not be used, or refused.
+            The driver is missing, cannot be used in a forked child, or reported an error.
 
         Notes
         -----
@@ -937,34 +950,36 @@ class Stream(CoreStream):
     # -- raw memory -------------------------------------------------------------------------------
 
     def write_value_32(self, address: int | Buffer, value: int) -> None:
-        """Write a value of 32 bits to memory when the stream gets there.
+        """Enqueue a 32-bit write to memory.
 
         Parameters
         ----------
         address : int, CUdeviceptr or GPU buffer
-            Where: device memory or pinned host memory, at a multiple of 4. Of a buffer, its start.
+            The destination: device memory or pinned host memory, aligned to 4 bytes. A buffer
+            stands for its start.
         value : int
-            What, from 0 to 2³² - 1.
+            The value to write, from 0 to 2³² - 1.
 
         Raises
         ------
         ValueError
-            ``value`` does not fit; or the address is not aligned, in no memory that CUDA knows, in
-            managed memory or a pool of host memory (as results of `asnumpy` are), in memory that
-            the device cannot access, or ends behind its allocation.
+            *value* does not fit into 32 bits; or the destination is misaligned, extends beyond its
+            allocation, or is not in memory that the device can write this way: memory that CUDA
+            does not know, that the device cannot access, managed memory, or a pool of host memory
+            (where the results of `asnumpy` are).
         TypeError
-            ``value`` or ``address`` is none.
+            *value* is not an integer, or *address* is neither an address nor a buffer.
         CaptureError
-            The legacy default stream would break a capture.
+            Using the legacy default stream would invalidate a capture.
         ClosedError, ForkedError, DriverError
-            The stream is closed, CUDA may not be used, or the driver refused.
+            The stream is closed, the process is a forked child, or the driver reported an error.
 
         Notes
         -----
-        Earlier work of the stream is visible before the value is. Orders no buffer and keeps none
-        alive: the memory must stay until the stream got there. Under capture it becomes a node.
-        Thread-safe; does not block. Driver call: ``cuStreamWriteValue32``, with its memory
-        barrier. After baracuda's ``write_value_32``.
+        The results of earlier work on the stream are visible before the value is. The call orders
+        and keeps alive nothing: the memory must stay valid until the write has happened. During
+        capture, it becomes a graph node. Thread-safe. Does not block. Driver call:
+        ``cuStreamWriteValue32``, with its memory barrier. After baracuda's ``write_value_32``.
 
         Examples
         --------
@@ -982,31 +997,37 @@ class Stream(CoreStream):
         raw_memory.write_value(self._resolve(), WriteValue(address, value))
 
     def wait_value_32(self, address: int | Buffer, value: int, flags: int = WaitFlags.GEQ) -> None:
-        """Hold the stream until the value of 32 bits in memory compares with one.
+        """Enqueue a wait until a 32-bit value in memory satisfies a comparison.
 
         Parameters
         ----------
         address : int, CUdeviceptr or GPU buffer
-            As for `write_value_32`.
+            The location to poll: device memory or pinned host memory, aligned to 4 bytes.
         value : int
-            What to compare with, from 0 to 2³² - 1.
+            The value to compare with, from 0 to 2³² - 1.
         flags : WaitFlags or int, default WaitFlags.GEQ
-            How to compare.
+            The comparison.
 
         Raises
         ------
         NotSupportedError
-            The device lacks ``NOR`` or ``FLUSH``.
-        ValueError, TypeError, CaptureError, ClosedError, ForkedError, DriverError
-            As `write_value_32`; or ``flags`` is none.
+            The device does not support ``NOR`` or ``FLUSH``.
+        ValueError, TypeError
+            *flags* is not a `WaitFlags`; or *value* or *address* is refused, for the reasons that
+            `write_value_32` lists.
+        CaptureError
+            Using the legacy default stream would invalidate a capture.
+        ClosedError, ForkedError, DriverError
+            The stream is closed, the process is a forked child, or the driver reported an error.
 
         Notes
         -----
-        No host wait. If nobody writes the value the stream is held for ever, and then freeing
-        memory (not that of a pool), `wait_for_device` and loading a module (as the first launch of
-        a kernel does) wait for ever as well; `close` returns, but the driver keeps the stream.
-        Orders no buffer and keeps none alive. Under capture it becomes a node. Thread-safe; does
-        not block. Driver call: ``cuStreamWaitValue32``. After baracuda's ``wait_value_32``.
+        Does not block the host. If the value is never written, the stream is held indefinitely,
+        and so is everything that waits for the device: freeing memory (other than a pool's),
+        `wait_for_device`, and loading a module, as a kernel's first launch does. `close` returns,
+        but the driver keeps the stream. The call orders and keeps alive nothing. During capture,
+        it becomes a graph node. Thread-safe. Driver call: ``cuStreamWaitValue32``. After
+        baracuda's ``wait_value_32``.
 
         Examples
         --------
@@ -1022,25 +1043,29 @@ class Stream(CoreStream):
         raw_memory.wait_value(self._resolve(), WaitValue(address, value, flags))
 
     def write_value_64(self, address: int | Buffer, value: int) -> None:
-        """Write a value of 64 bits to memory when the stream gets there.
+        """Enqueue a 64-bit write to memory.
 
         Parameters
         ----------
         address : int, CUdeviceptr or GPU buffer
-            As for `write_value_32`, at a multiple of 8.
+            The destination, as for `write_value_32`, but aligned to 8 bytes.
         value : int
-            What, from 0 to 2⁶⁴ - 1.
+            The value to write, from 0 to 2⁶⁴ - 1.
 
         Raises
         ------
         NotSupportedError
-            The device has no such operations on 64 bits.
-        ValueError, TypeError, CaptureError, ClosedError, ForkedError, DriverError
-            As `write_value_32`.
+            The device does not support 64-bit stream memory operations.
+        ValueError, TypeError
+            *value* or *address* is refused, for the reasons that `write_value_32` lists.
+        CaptureError
+            Using the legacy default stream would invalidate a capture.
+        ClosedError, ForkedError, DriverError
+            The stream is closed, the process is a forked child, or the driver reported an error.
 
         Notes
         -----
-        As `write_value_32`. Driver call: ``cuStreamWriteValue64``.
+        Behaves like `write_value_32`. Driver call: ``cuStreamWriteValue64``.
 
         Examples
         --------
@@ -1053,27 +1078,32 @@ class Stream(CoreStream):
         raw_memory.write_value(self._resolve(), WriteValue(address, value, 64))
 
     def wait_value_64(self, address: int | Buffer, value: int, flags: int = WaitFlags.GEQ) -> None:
-        """Hold the stream until the value of 64 bits in memory compares with one.
+        """Enqueue a wait until a 64-bit value in memory satisfies a comparison.
 
         Parameters
         ----------
         address : int, CUdeviceptr or GPU buffer
-            As for `write_value_32`, at a multiple of 8.
+            The location to poll: device memory or pinned host memory, aligned to 8 bytes.
         value : int
-            What to compare with, from 0 to 2⁶⁴ - 1.
+            The value to compare with, from 0 to 2⁶⁴ - 1.
         flags : WaitFlags or int, default WaitFlags.GEQ
-            How to compare.
+            The comparison.
 
         Raises
         ------
         NotSupportedError
-            The device has no such operations on 64 bits, or lacks ``NOR`` or ``FLUSH``.
-        ValueError, TypeError, CaptureError, ClosedError, ForkedError, DriverError
-            As `wait_value_32`.
+            The device does not support 64-bit stream memory operations, ``NOR`` or ``FLUSH``.
+        ValueError, TypeError
+            *flags* is not a `WaitFlags`; or *value* or *address* is refused, for the reasons that
+            `write_value_32` lists.
+        CaptureError
+            Using the legacy default stream would invalidate a capture.
+        ClosedError, ForkedError, DriverError
+            The stream is closed, the process is a forked child, or the driver reported an error.
 
         Notes
         -----
-        As `wait_value_32`. Driver call: ``cuStreamWaitValue64``.
+        Behaves like `wait_value_32`. Driver call: ``cuStreamWaitValue64``.
 
         Examples
         --------
@@ -1089,26 +1119,32 @@ class Stream(CoreStream):
         raw_memory.wait_value(self._resolve(), WaitValue(address, value, flags, 64))
 
     def batch_mem_op(self, ops: Iterable[MemoryOperation], flags: int = 0) -> None:
-        """Do several memory operations in order, as one.
+        """Enqueue several memory operations, in order, in one call.
 
         Parameters
         ----------
         ops : iterable of WriteValue, WaitValue, MemoryBarrier and FlushRemoteWrites
-            1 to 255 of them.
+            1 to 255 operations.
         flags : int, default 0
-            The driver has none yet.
+            Must be 0: the driver defines no flags yet.
 
         Raises
         ------
         NotSupportedError
-            The device lacks one of the operations.
-        ValueError, TypeError, CaptureError, ClosedError, ForkedError, DriverError
-            As `write_value_32` and `wait_value_32`, for any of the operations; none is done then.
+            The device does not support one of the operations.
+        ValueError, TypeError
+            *ops* is not an iterable of 1 to 255 operations, one of them is refused (for the reasons
+            that `write_value_32` and `wait_value_32` list), or *flags* is not 0. Nothing is
+            enqueued.
+        CaptureError
+            Using the legacy default stream would invalidate a capture.
+        ClosedError, ForkedError, DriverError
+            The stream is closed, the process is a forked child, or the driver reported an error.
 
         Notes
         -----
-        As `write_value_32` and `wait_value_32`. Driver call: ``cuStreamBatchMemOp``. After
-        baracuda's ``batch_mem_op``.
+        Behaves like `write_value_32` and `wait_value_32`. Driver call: ``cuStreamBatchMemOp``.
+        After baracuda's ``batch_mem_op``.
 
         Examples
         --------
@@ -1123,35 +1159,36 @@ class Stream(CoreStream):
         raw_memory.submit(self._resolve(), ops, flags)
 
     def memcpy_dtod(self, dst: int | Buffer, src: int | Buffer, nbytes: int | None = None) -> None:
-        """Copy bytes between two places in the memory of this stream's device.
+        """Enqueue a copy within the memory of this stream's device.
 
         Parameters
         ----------
         dst, src : int, CUdeviceptr or GPU buffer
-            To and from where; device memory or managed memory. Buffers must be contiguous.
+            Destination and source, in device or managed memory. Buffers must be contiguous.
         nbytes : int, optional
-            How many. By default the size of the buffers, which must then agree.
+            The number of bytes; by default the size of the buffers, which must then be equal.
 
         Raises
         ------
         ValueError
-            The sizes do not agree, or none is given; a place is in no memory that CUDA knows, in
-            host memory, or ends behind its allocation; the places overlap; a buffer is not
-            contiguous.
+            The sizes differ, or no size is known; the destination and the source overlap; a buffer
+            is not contiguous; or one of them is in host memory or in memory that CUDA does not
+            know, or extends beyond its allocation.
         DeviceMismatchError
-            A place is in the memory of another device.
+            One of them is in the memory of another device.
         TypeError, UnsupportedBufferError, HostBufferError
-            An argument is no address and no buffer, or ``nbytes`` is no number.
+            *dst* or *src* is neither an address nor a GPU buffer, or *nbytes* is not an integer.
         CaptureError
-            The legacy default stream would break a capture.
+            Using the legacy default stream would invalidate a capture.
         ClosedError, ForkedError, DriverError
-            The stream is closed, CUDA may not be used, or the driver refused.
+            The stream is closed, the process is a forked child, or the driver reported an error.
 
         Notes
         -----
-        Raw as the driver's: it is ordered after nothing but the earlier work of this stream, and
-        keeps neither buffer alive. Under capture it becomes a node. Thread-safe; does not block.
-        Driver call: ``cuMemcpyDtoDAsync``. After baracuda's ``memcpy_dtod``.
+        As low-level as the driver's function: the copy is ordered after earlier work on this stream
+        only, and neither buffer is kept alive. During capture, it becomes a graph node.
+        Thread-safe. Does not block. Driver call: ``cuMemcpyDtoDAsync``. After baracuda's
+        ``memcpy_dtod``.
 
         Examples
         --------
@@ -1169,32 +1206,32 @@ class Stream(CoreStream):
     def attach_mem_async(
         self, memory: int | Buffer, to: Literal["global", "host", "single"] = "single"
     ) -> None:
-        """Attach managed memory, from when the stream gets there.
+        """Enqueue the attachment of managed memory.
 
         Parameters
         ----------
         memory : int, CUdeviceptr or buffer
-            The start of an allocation of managed memory; the whole of it is attached.
+            The start of a managed allocation, which is attached as a whole.
         to : {"global", "host", "single"}, default "single"
-            Who may access it: every stream of every device, only the host, or only this stream.
+            Who may access the memory: every stream of every device, only the host, or only this
+            stream.
 
         Raises
         ------
         ValueError
-            ``to`` is none; or it is not the start of an allocation of managed memory; or ``to``
-            is ``"single"`` and this is the legacy default stream, which CUDA does not allow.
+            *to* is not one of these; *memory* is not the start of a managed allocation; or *to* is
+            ``"single"`` on the legacy default stream, which CUDA does not allow.
         TypeError, UnsupportedBufferError
-            ``memory`` is no address and no buffer.
+            *memory* is neither an address nor a buffer.
         CaptureError
-            The stream is being captured, which CUDA does not allow here.
+            The stream is being captured: CUDA cannot capture this operation.
         ClosedError, ForkedError, DriverError
-            The stream is closed, CUDA may not be used, or the driver refused.
+            The stream is closed, the process is a forked child, or the driver reported an error.
 
         Notes
         -----
-        Only devices without concurrent managed access take notice. Orders nothing else.
-        Thread-safe; does not block. Driver call: ``cuStreamAttachMemAsync``. After baracuda's
-        ``attach_mem_async``.
+        Has an effect only on devices without concurrent managed access. Thread-safe. Does not
+        block. Driver call: ``cuStreamAttachMemAsync``. After baracuda's ``attach_mem_async``.
 
         Examples
         --------
@@ -1233,21 +1270,21 @@ class Stream(CoreStream):
         Returns
         -------
         AccessPolicyWindow, str, tuple of int, int or None
-            As `set_attribute` takes it. But the synchronization policy of a new stream has no name:
-            `None`, which cannot be set.
+            The value, as `set_attribute` accepts it. The exception is ``"sync_policy"`` of a new
+            stream: None, which cannot be set.
 
         Raises
         ------
         ValueError
-            There is no such attribute.
+            There is no attribute *name*.
         CaptureError
-            The stream is being captured, or is the legacy default stream beside a capture.
+            The stream is being captured, or it is the legacy default stream during a capture.
         ClosedError, ForkedError, DriverError
-            The stream is closed, CUDA may not be used, or the driver refused.
+            The stream is closed, the process is a forked child, or the driver reported an error.
 
         Notes
         -----
-        Thread-safe; does not block. Driver call: ``cuStreamGetAttribute``. After baracuda's
+        Thread-safe. Does not block. Driver call: ``cuStreamGetAttribute``. After baracuda's
         ``get_attribute``.
 
         Examples
@@ -1273,36 +1310,35 @@ class Stream(CoreStream):
     @overload
     def set_attribute(self, name: Literal["sync_policy"], value: _SyncPolicy) -> None: ...
     def set_attribute(self, name: _driver.Attribute, value: Any) -> None:
-        """Set an attribute of this stream, for the work that is queued from now on.
+        """Set an attribute of this stream, for work that is submitted from now on.
 
         Parameters
         ----------
         name : str
-            Which attribute.
+            The attribute.
         value : AccessPolicyWindow, str, tuple of int or int
-            Of ``"access_policy_window"`` an `AccessPolicyWindow`. Of ``"sync_policy"``, how the
-            driver's own waits wait: ``"auto"``, ``"spin"``, ``"yield"`` or ``"blocking"``. Of
-            ``"mem_sync_domain"``, ``"default"`` or ``"remote"``, and of
-            ``"mem_sync_domain_map"`` the numbers of the device's domains that these two stand
-            for. Of ``"priority"`` a number that `priority_range` allows; drivers may refuse to
-            change it.
+            For ``"access_policy_window"``, an `AccessPolicyWindow`. For ``"sync_policy"``, how the
+            driver's own synchronization waits: ``"auto"``, ``"spin"``, ``"yield"`` or
+            ``"blocking"``. For ``"mem_sync_domain"``, ``"default"`` or ``"remote"``, and for
+            ``"mem_sync_domain_map"`` the device's domains that these two map to. For
+            ``"priority"``, a number in `priority_range`; drivers may refuse to change it.
 
         Raises
         ------
         ValueError, TypeError
-            There is no such attribute, or ``value`` is none for it; a window begins in no memory
-            that CUDA knows, or is larger than its buffer.
+            There is no attribute *name*; *value* is not valid for it; or a window does not begin in
+            memory that CUDA knows, or is larger than its buffer.
         NotSupportedError
-            The device has no access-policy windows.
+            The device does not support access-policy windows.
         CaptureError
-            The stream is being captured, or is the legacy default stream beside a capture.
+            The stream is being captured, or it is the legacy default stream during a capture.
         ClosedError, ForkedError, DriverError
-            The stream is closed, CUDA may not be used, or the driver refused.
+            The stream is closed, the process is a forked child, or the driver reported an error.
 
         Notes
         -----
-        A user stream is shared: so are its attributes. `sync` and `wait` take no notice of the
-        synchronization policy, as they never wait inside the driver. Thread-safe; does not block.
+        A user stream's attributes are shared, like the stream. The synchronization policy does not
+        affect `sync` and `wait`, which never block inside the driver. Thread-safe. Does not block.
         Driver call: ``cuStreamSetAttribute``. After baracuda's ``set_attribute``.
 
         Examples
@@ -1316,30 +1352,30 @@ class Stream(CoreStream):
         attributes.assign(self._resolve(), name, value)
 
     def copy_attributes_from(self, other: StreamLike) -> None:
-        """Give this stream the attributes of another one.
+        """Copy the attributes of another stream to this one.
 
         Parameters
         ----------
         other : stream
-            Anything with ``__cuda_stream__``, of the same context as this stream.
+            Any object with ``__cuda_stream__``, of the same context as this stream.
 
         Raises
         ------
         DeviceMismatchError
-            The other stream is of another device.
+            *other* belongs to another device.
         ValueError
-            The other stream is of another context of the device.
+            *other* belongs to another context of the device.
         TypeError
-            ``other`` is no stream.
+            *other* is not a stream.
         CaptureError
-            One of them is being captured, or is the legacy default stream beside a capture.
+            One of them is being captured, or is the legacy default stream during a capture.
         ClosedError, ForkedError, DriverError
-            One of them is closed, CUDA may not be used, or the driver refused.
+            One of them is closed, the process is a forked child, or the driver reported an error.
 
         Notes
         -----
-        A default stream as ``other`` stands for the one of this stream's context. Thread-safe;
-        does not block. Driver call: ``cuStreamCopyAttributes``. After baracuda's
+        If *other* is a default stream, it is the one of this stream's context. Thread-safe. Does
+        not block. Driver call: ``cuStreamCopyAttributes``. After baracuda's
         ``copy_attributes_from``.
 
         Examples
@@ -1358,46 +1394,45 @@ class Stream(CoreStream):
     def launch_host_func(
         self, fn: Callable[..., object], *args: Any, blocking: bool = True
     ) -> None:
-        """Call a Python function when the stream gets there.
+        """Enqueue a call of a Python function.
 
         Parameters
         ----------
         fn : callable
-            Called as ``fn(*args)``; what it returns is dropped.
+            Called as ``fn(*args)``; its return value is ignored.
         *args
             Its arguments.
         blocking : bool, default True
-            Whether later work of the stream waits until it has returned, as with the driver.
+            Whether later work on the stream waits until *fn* has returned, as with the driver's
+            ``cuLaunchHostFunc``.
 
         Raises
         ------
         TypeError
-            ``fn`` cannot be called, or is a coroutine function.
+            *fn* is not callable, or is a coroutine function.
         CaptureError
-            The stream is being captured, or is the legacy default stream beside a capture.
+            The stream is being captured, or it is the legacy default stream during a capture.
         RuntimeError
-            Called from a host function or callback, which might have to wait for itself; or by a
-            signal handler or a destructor, in the middle of another such call on this stream.
+            Called from a host function or callback, which might have to wait for itself; or from a
+            signal handler or a destructor that interrupted another such call on this stream.
         ClosedError, ForkedError, DriverError
-            The stream is closed, CUDA may not be used, or the driver refused.
+            The stream is closed, the process is a forked child, or the driver reported an error.
 
         Notes
         -----
-        All functions and callbacks run on one thread of userstream's, one after the other, those
-        of a stream in its order. No thread of the driver is blocked and none runs Python: what
-        holds the stream is a value that it waits for. So a function may take the GIL and locks,
-        and may call CUDA; but it may not wait for the GPU. userstream's waits raise
-        `RuntimeError` there; a framework's that waits for a held stream never returns. While a
-        stream is held, what waits for the device (`wait_for_device`, loading a module) waits
-        for the function too, and must not hold the GIL meanwhile. The thread has whatever current
-        device an earlier function left it: set yours first.
+        All functions and callbacks run on one thread of userstream, one at a time, and those of a
+        stream in stream order. They never block a driver thread, nor run on one: the stream itself
+        waits for a value in memory. So *fn* may use the GIL, locks and CUDA, but it must not wait
+        for the GPU: userstream's waits raise `RuntimeError` there, and a framework's wait for the
+        held stream never returns. Whatever waits for the whole device (`wait_for_device`, loading a
+        module) also waits for *fn*, and must not hold the GIL while it does. The thread's current
+        device is what an earlier function made it: set the one that you need.
 
-        What the function raises is given to `sys.unraisablehook`, and the stream goes on. After
-        an error of the GPU it is not called, as with the driver; a callback is told
-        (`add_callback`). At interpreter exit, functions that did not run yet are dropped. The
-        function and its arguments are kept alive until it ran.
+        Exceptions of *fn* go to `sys.unraisablehook`, and the stream continues. After a GPU error
+        *fn* is not called, as with the driver; use `add_callback` to be told. At interpreter exit,
+        pending functions are dropped. *fn* and its arguments are kept alive until it has run.
 
-        Does not block; thread-safe. Driver calls: ``cuEventRecord``, ``cuLaunchHostFunc`` of a
+        Does not block. Thread-safe. Driver calls: ``cuEventRecord``, ``cuLaunchHostFunc`` with a
         native function, and ``cuStreamWaitValue32``. After baracuda's ``launch_host_func``.
 
         Examples
@@ -1413,31 +1448,30 @@ class Stream(CoreStream):
         host_functions.launch(self._resolve(), fn, args, blocking=bool(blocking))
 
     def add_callback(self, fn: Callable[[Self, DriverError | None], object]) -> None:
-        """Call a Python function when the work queued until now is done, or has failed.
+        """Call a Python function when the work queued now has completed or failed.
 
         Parameters
         ----------
         fn : callable
-            Called as ``fn(stream, error)``: with this stream, and `None` or the `DriverError` of
-            the GPU. What it returns is dropped.
+            Called as ``fn(stream, error)``, with this stream, and None or the GPU's `DriverError`.
+            Its return value is ignored.
 
         Raises
         ------
         TypeError
-            ``fn`` cannot be called, or is a coroutine function.
+            *fn* is not callable, or is a coroutine function.
         CaptureError
-            The stream is being captured, or is the legacy default stream beside a capture.
+            The stream is being captured, or it is the legacy default stream during a capture.
         ClosedError, ForkedError, DriverError
-            The stream is closed, CUDA may not be used, or the driver refused.
+            The stream is closed, the process is a forked child, or the driver reported an error.
 
         Notes
         -----
-        Unlike with the driver's ``cuStreamAddCallback``, which NVIDIA will remove, later work of
-        the stream does not wait for the function. It runs on the same thread as the functions of
-        `launch_host_func`, under the same rules, but may add callbacks. At interpreter exit,
-        callbacks that did not run yet are dropped. The stream and the function are kept alive
-        until then. Does not block; thread-safe. Driver calls: ``cuEventRecord``,
-        ``cuEventQuery``.
+        Unlike the driver's ``cuStreamAddCallback``, which NVIDIA intends to remove, it does not
+        hold up later work on the stream. *fn* runs on the same thread as the functions of
+        `launch_host_func`, under the same rules, except that it may add callbacks. At interpreter
+        exit, pending callbacks are dropped. The stream and *fn* are kept alive until *fn* has run.
+        Does not block. Thread-safe. Driver calls: ``cuEventRecord``, ``cuEventQuery``.
 
         Examples
         --------
@@ -1450,7 +1484,7 @@ class Stream(CoreStream):
         """
         host_functions.add_callback(self._resolve(), self, fn)
 
-    # -- from a stream to its lane ---------------------------------------------------------------
+    # -- from a stream to its lane ----------------------------------------------------------------
 
     @classmethod
     def _of(cls, lane: Lane) -> Self:
