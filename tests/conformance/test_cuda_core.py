@@ -6,7 +6,14 @@ import ctypes
 
 import pytest
 from cuda.bindings import driver
-from cuda.core import Device, DeviceMemoryResource, GraphMemoryResource
+from cuda.core import (
+    ContextOptions,
+    Device,
+    DeviceMemoryResource,
+    GraphMemoryResource,
+    SMResourceOptions,
+    StreamOptions,
+)
 from cuda.core.graph import GraphCompleteOptions, GraphDefinition
 
 from conformance.support import finishes, ok
@@ -167,3 +174,68 @@ def test_a_stream_of_a_builder_can_be_closed_after_the_join(device, core_stream)
     ok(driver.cuGraphDestroy(ok(driver.cuStreamEndCapture(origin.handle))))
     assert finishes(origin.handle)
     origin.close()
+
+
+# ---- green contexts ---------------------------------------------------------
+
+
+@pytest.fixture
+def green(device):
+    groups, _ = device.resources.sm.split(SMResourceOptions(count=16))
+    context = device.create_context(ContextOptions(resources=[groups[0]]))
+    yield context
+    context.close()
+
+
+def test_the_multiprocessors_of_a_device(device):
+    resource = device.resources.sm
+    assert resource.sm_count > 0
+    assert resource.min_partition_size > 0
+    assert resource.coscheduled_alignment > 0
+
+
+def test_a_split(device):
+    resource = device.resources.sm
+    groups, rest = resource.split(SMResourceOptions(count=None))
+    assert len(groups) == 1
+    assert groups[0].sm_count % resource.coscheduled_alignment == 0
+    assert groups[0].sm_count + rest.sm_count == resource.sm_count
+
+
+def test_a_green_context(green, buffer, core_stream):
+    assert green.is_green
+    assert green.resources.sm.sm_count == 16
+    stream = green.create_stream()
+    assert stream.context == green
+    core_stream.sync()  # the allocation
+    buffer.fill(7, stream=stream)
+    event = stream.record()
+    assert event.context == green
+    core_stream.wait(event)
+    assert contents(buffer, core_stream) == b"\7" * SIZE
+    stream.close()
+
+
+def test_a_green_context_can_be_current(device, green):
+    before = device.set_current(green)
+    try:
+        assert int(ok(driver.cuCtxGetCurrent())) == int(green.handle)
+        with pytest.raises(RuntimeError, match="while it is current"):
+            green.close()
+    finally:
+        assert device.set_current(before) is green
+
+
+def test_a_green_stream_outlives_the_wrapper_of_its_context(device):
+    groups, _ = device.resources.sm.split(SMResourceOptions(count=16))
+    green = device.create_context(ContextOptions(resources=[groups[0]]))
+    stream = green.create_stream()
+    green.close()
+    stream.record().sync()
+    stream.sync()
+    stream.close()
+
+
+def test_green_streams_do_not_block(green):
+    with pytest.raises(ValueError, match="non-blocking"):
+        green.create_stream(StreamOptions(nonblocking=False))

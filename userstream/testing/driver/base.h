@@ -27,6 +27,7 @@ typedef struct Event Event;
 typedef struct Graph Graph;
 typedef struct GraphExec GraphExec;
 typedef struct GraphMemory GraphMemory;
+typedef struct GreenContext GreenContext;
 typedef struct Kernel Kernel;
 typedef struct Library Library;
 typedef struct Memory Memory;
@@ -153,6 +154,7 @@ extern bool shut_down;          /* the process exits: host waits return, no host
 
 void lock(void);
 void unlock(void);
+void shut_down_by_this_thread(void);
 void progress(void);            /* wake everybody who waits for something to change */
 void wait_for_progress(void);
 void wait_on(pthread_cond_t *condition);
@@ -182,6 +184,7 @@ typedef enum Kind {
     KIND_GRAPH,
     KIND_NODE,
     KIND_GRAPH_EXEC,
+    KIND_GREEN_CONTEXT,
     KIND_POOL,
     KIND_USER_OBJECT,
     KIND_LIBRARY,

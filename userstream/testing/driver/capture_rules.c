@@ -31,10 +31,11 @@ CUresult capture_forbids_unsafe_call(void) {
 
 /* H200: cuCtxSynchronize, cuCtxRecordEvent and cuCtxWaitEvent invalidate every capture that a
  * stream of the context takes part in, in every mode. */
-CUresult capture_forbids_use_of_context(const Context *context) {
+CUresult capture_forbids_use_of_context(const Context *context, const GreenContext *green) {
     CUresult result = CUDA_SUCCESS;
-    for (Stream *stream = context->streams; stream; stream = stream->next) {
-        if (stream->capture && !stream->capture->invalidated) {
+    const Context *whole = green ? green->primary : context;
+    for (Stream *stream = whole->streams; stream; stream = stream->next) {
+        if (stream->capture && stream_is_in(stream, green) && !stream->capture->invalidated) {
             stream->capture->invalidated = true;
             result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         }

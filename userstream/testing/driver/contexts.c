@@ -13,7 +13,8 @@ CUresult context_usable(const Context *context) {
         return CUDA_ERROR_INVALID_CONTEXT;
     if (!handle_is(KIND_CONTEXT, context) || !context->active)
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    return context->error;
+    const GreenContext *green = context_green(context);
+    return green ? green->primary->error : context->error;
 }
 
 /* The per-thread default streams go with their thread. */
@@ -38,7 +39,7 @@ static void context_activate(Context *context) {
     context->gate = stream_new_internal(context);
 }
 
-static Context *context_new(CUdevice device, unsigned flags) {
+Context *context_new(CUdevice device, unsigned flags) {
     static const size_t limits[LIMITS] = {1024, 1 << 20, 8 << 20};   /* stack, printf FIFO, heap */
     Context *context = handle_new(KIND_CONTEXT);
     context->device = device;
@@ -50,12 +51,15 @@ static Context *context_new(CUdevice device, unsigned flags) {
     return context;
 }
 
-CUresult context_synchronize(Context *context) {
+CUresult context_synchronize(Context *given) {
+    const GreenContext *green = context_green(given);
+    Context *context = green ? green->primary : given;
     CUresult result = context->error;
     for (;;) {
         /* The list may change while the lock is given up: look from the start after each wait. */
         Stream *stream = context->streams;
-        while (stream && (stream->internal || !point_pending(stream->tail)))
+        while (stream && (stream->internal || !stream_is_in(stream, green) ||
+                          !point_pending(stream->tail)))
             stream = stream->next;
         if (!stream || result != CUDA_SUCCESS)
             return result;
@@ -100,12 +104,24 @@ static void context_end(Context *context) {
         if (!stream->destroyed)
             stream_destroy(stream);
     }
+    green_contexts_of_context_end(context);
     context->legacy = NULL;
     context->collector = NULL;
     context->gate = NULL;
     events_of_context_free(context);
     memory_of_context_free(context);
     modules_of_context_free(context);
+}
+
+/* The memory stays, as workers may still look at it: a destroyed context is never reused. */
+void context_forget(Context *context) {
+    context->active = false;
+    for (Context **link = &contexts; *link; link = &(*link)->next) {
+        if (*link == context) {
+            *link = context->next;
+            break;
+        }
+    }
 }
 
 /* ---- cuInit and the primary contexts -------------------------------------------------------- */
@@ -121,7 +137,7 @@ DRIVER_FUNCTION_ANYTIME(cuInit, 2000, (unsigned flags), (flags)) {
     return CUDA_SUCCESS;
 }
 
-DRIVER_FUNCTION(cuDevicePrimaryCtxRetain, 7000, (Context **out, CUdevice device), (out, device)) {
+CUresult context_primary_retain(CUdevice device, Context **out) {
     CUresult result = device_check(device);
     if (result != CUDA_SUCCESS)
         return result;
@@ -140,6 +156,17 @@ DRIVER_FUNCTION(cuDevicePrimaryCtxRetain, 7000, (Context **out, CUdevice device)
     return CUDA_SUCCESS;
 }
 
+/* "The primary context is automatically reset once the last reference to it is released." */
+void context_primary_release(CUdevice device) {
+    Context *context = primary_contexts[device];
+    if (--context->references == 0)
+        context_end(context);
+}
+
+DRIVER_FUNCTION(cuDevicePrimaryCtxRetain, 7000, (Context **out, CUdevice device), (out, device)) {
+    return context_primary_retain(device, out);
+}
+
 DRIVER_FUNCTION_AS(cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRelease, 11000,
                    (CUdevice device), (device)) {
     CUresult result = device_check(device);
@@ -148,9 +175,7 @@ DRIVER_FUNCTION_AS(cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRelease, 1100
     Context *context = primary_contexts[device];
     if (!context || context->references == 0)
         return CUDA_ERROR_INVALID_CONTEXT;
-    /* "The primary context is automatically reset once the last reference to it is released." */
-    if (--context->references == 0)
-        context_end(context);
+    context_primary_release(device);
     return CUDA_SUCCESS;
 }
 
@@ -221,18 +246,12 @@ DRIVER_FUNCTION_AS(cuCtxCreate_v4, cuCtxCreate, 12050,
  * while cuCtxDestroy() is executing"; "If ctx is current to the calling thread then it is also
  * popped". */
 DRIVER_FUNCTION_AS(cuCtxDestroy_v2, cuCtxDestroy, 4000, (Context *context), (context)) {
-    if (!handle_is(KIND_CONTEXT, context) || context->primary)
+    if (!handle_is(KIND_CONTEXT, context) || context->primary || context->green)
         return CUDA_ERROR_INVALID_CONTEXT;
     context_synchronize(context);
-    if (context_current() == context)
+    if (context_on_top() == context)
         this_thread()->depth--;
     context_end(context);
-    for (Context **link = &contexts; *link; link = &(*link)->next) {
-        if (*link == context) {
-            *link = context->next;
-            break;
-        }
-    }
-    /* The memory stays, as workers may still look at it: a destroyed context is never reused. */
+    context_forget(context);
     return CUDA_SUCCESS;
 }

@@ -26,9 +26,15 @@ Thread *this_thread(void) {
     return thread;
 }
 
-Context *context_current(void) {
+Context *context_on_top(void) {
     Thread *me = this_thread();
     return me->depth ? me->contexts[me->depth - 1] : NULL;
+}
+
+Context *context_current(void) {
+    Context *context = context_on_top();
+    GreenContext *green = context_green(context);
+    return green ? green->primary : context;
 }
 
 CUresult thread_push(Context *context) {
@@ -52,7 +58,7 @@ DRIVER_FUNCTION_AS(cuCtxPushCurrent_v2, cuCtxPushCurrent, 4000, (Context *contex
 }
 
 DRIVER_FUNCTION_AS(cuCtxPopCurrent_v2, cuCtxPopCurrent, 4000, (Context **out), (out)) {
-    Context *context = context_current();
+    Context *context = context_on_top();
     if (!context)
         return CUDA_ERROR_INVALID_CONTEXT;
     this_thread()->depth--;
@@ -79,7 +85,7 @@ DRIVER_FUNCTION(cuCtxSetCurrent, 4000, (Context *context), (context)) {
 DRIVER_FUNCTION(cuCtxGetCurrent, 4000, (Context **out), (out)) {
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
-    *out = context_current();
+    *out = context_on_top();
     return CUDA_SUCCESS;
 }
 
@@ -87,7 +93,7 @@ DRIVER_FUNCTION(cuCtxGetCurrent, 4000, (Context **out), (out)) {
 
 static CUresult context_given_or_current(Context **context) {
     if (!*context)
-        *context = context_current();
+        *context = context_on_top();
     return handle_is(KIND_CONTEXT, *context) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
@@ -112,7 +118,7 @@ static CUresult synchronize(Context *context) {
     if (result == CUDA_SUCCESS)
         result = context_usable(context);
     if (result == CUDA_SUCCESS)
-        result = capture_forbids_use_of_context(context);
+        result = capture_forbids_use_of_context(context, context_green(context));
     return result == CUDA_SUCCESS ? context_synchronize(context) : result;
 }
 

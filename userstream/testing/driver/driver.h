@@ -35,6 +35,7 @@ struct Context {
     unsigned frees;             /* how many are waiting for its streams */
     size_t limits[LIMITS];
     unsigned peers;             /* bit d: access to device d is enabled */
+    GreenContext *green;        /* the handle that stands for it: all else is the primary's */
     Context *next;
 };
 
@@ -53,15 +54,54 @@ Thread *this_thread(void);
 CUresult thread_push(Context *context);
 void thread_ended(Thread *thread);
 
+/* Of a green context that is current, the primary one that it is a part of. */
 Context *context_current(void);
+/* What is current itself. */
+Context *context_on_top(void);
+CUresult context_primary_retain(CUdevice device, Context **out);
+void context_primary_release(CUdevice device);
+Context *context_new(CUdevice device, unsigned flags);
+void context_forget(Context *context);
 Context *context_first(void);
 CUresult context_usable(const Context *context);    /* else INVALID_CONTEXT, or its error */
-CUresult context_synchronize(Context *context);
+CUresult context_synchronize(Context *context);     /* of a green one, its streams alone */
 CUresult context_synchronize_to_free(Context *context);
 CUresult context_usable_after_frees(const Context *context);
 void context_fail(Context *context, CUresult error);
 
 CUresult device_check(CUdevice device);
+
+/* ---- green_contexts.c and resources.c ------------------------------------------------------- */
+
+/* A part of the multiprocessors of a device. */
+typedef struct Multiprocessors {
+    CUdevice device;
+    unsigned count;
+    uint64_t split;             /* the call that they come from; 0: the whole device */
+} Multiprocessors;
+
+enum { MULTIPROCESSORS = 132 };
+
+/* Its streams are streams of the primary context; only what is asked of the green context itself
+ * concerns them alone. */
+struct GreenContext {
+    Handle handle;
+    uint64_t id;
+    Context *primary;
+    Context *view;              /* the handle of a context that stands for it */
+    Multiprocessors part;
+    Stream *default_stream;     /* NULL: it was made without */
+    Stream *collector;          /* as of a context */
+    Stream *gate;
+    GreenContext *next;
+};
+
+/* NULL: the context is no view of a green one. */
+GreenContext *context_green(const Context *context);
+void green_contexts_of_context_end(Context *context);
+/* Whether a stream is in a part of its context; all are in the whole. */
+bool stream_is_in(const Stream *stream, const GreenContext *green);
+bool stream_is_default_of_green(const Stream *stream);
 
 /* ---- queues.c and streams.c ----------------------------------------------------------------- */
 
@@ -87,6 +127,8 @@ struct Stream {
     uint64_t id;
     uint64_t thread;            /* of a per-thread default stream: its thread; else 0 */
     bool internal;              /* takes no part in what the user sees */
+    GreenContext *green;        /* that it was made in; NULL for the whole device */
+    bool detached;              /* its green context was destroyed */
     bool destroyed;             /* goes when its queue is empty */
     bool has_worker;
     pthread_cond_t work;
@@ -282,7 +324,7 @@ CUresult capture_add(Stream *stream, Operation *operation);
 CUresult capture_join(Stream *stream, Event *event);
 /* What calls meet because something is being captured. */
 CUresult capture_forbids_unsafe_call(void);
-CUresult capture_forbids_use_of_context(const Context *context);
+CUresult capture_forbids_use_of_context(const Context *context, const GreenContext *green);
 CUresult capture_forbids_use_of_legacy(const Context *context);
 CUresult capture_forbids_use_of_stream(Stream *stream);
 CUresult capture_forbids_use_of_event(const Event *event);

@@ -26,6 +26,7 @@ static const size_t sizes[KINDS] = {
     [KIND_GRAPH] = sizeof(Graph),
     [KIND_NODE] = sizeof(Node),
     [KIND_GRAPH_EXEC] = sizeof(GraphExec),
+    [KIND_GREEN_CONTEXT] = sizeof(GreenContext),
     [KIND_POOL] = sizeof(Pool),
     [KIND_USER_OBJECT] = sizeof(UserObject),
     [KIND_LIBRARY] = sizeof(Library),

@@ -127,9 +127,8 @@ CUresult stream_wait_for(Stream *stream, Point *point) {
     return point_pending(point) ? stream_submit(stream, wait_operation(point)) : CUDA_SUCCESS;
 }
 
-/* The gate of the context is closed while it waits (cuCtxWaitEvent). */
-static void append_wait_for_gate(Stream *stream) {
-    const Stream *gate = stream->context->gate;
+/* The gate of a context is closed while it waits (cuCtxWaitEvent). */
+static void append_wait_for_gate(Stream *stream, const Stream *gate) {
     if (stream != gate && point_pending(gate->tail))
         append(stream, wait_operation(gate->tail));
 }
@@ -167,7 +166,9 @@ CUresult stream_submit(Stream *stream, Operation *operation) {
         operation_release(operation);
         return result;
     }
-    append_wait_for_gate(stream);
+    append_wait_for_gate(stream, stream->context->gate);
+    if (stream->green && stream->green->gate)
+        append_wait_for_gate(stream, stream->green->gate);
     if (stream_is_blocking(stream))
         append_implicit_waits(stream);
     append(stream, operation);
@@ -213,5 +214,5 @@ bool stream_is_blocking(const Stream *stream) {
 
 bool stream_is_user_made(const Stream *stream) {
     return !stream->thread && !stream->internal && !stream->destroyed &&
-           stream != stream->context->legacy;
+           stream != stream->context->legacy && !stream_is_default_of_green(stream);
 }

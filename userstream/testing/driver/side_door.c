@@ -137,10 +137,7 @@ void userstream_reset(void) {
 
 /* The interpreter goes down: its functions must not be called any more. */
 void userstream_shut_down(void) {
-    lock();
-    shut_down = true;
-    progress();
-    unlock();
+    shut_down_by_this_thread();
 }
 
 /* The driver is lost here: it had been initialized in the parent. */

@@ -8,6 +8,7 @@ Settings settings = {.devices = 2, .driver_version = 13000, .memory = (size_t)1 
 bool initialized;
 bool forked;
 bool shut_down;
+static uint64_t exiting_thread;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t progressed;
@@ -63,8 +64,10 @@ static void forked_child(void) {
     forked = initialized;
 }
 
-static void at_exit(void) {
+void shut_down_by_this_thread(void) {
     lock();
+    if (!shut_down)
+        exiting_thread = this_thread()->id;
     shut_down = true;
     progress();
     unlock();
@@ -73,7 +76,7 @@ static void at_exit(void) {
 __attribute__((constructor)) static void state_initialize(void) {
     condition_initialize();
     pthread_atfork(lock, unlock, forked_child);
-    atexit(at_exit);
+    atexit(shut_down_by_this_thread);
 }
 
 Point *point_new(void) {
@@ -105,11 +108,14 @@ bool point_pending(const Point *point) {
     return point && !point->done;
 }
 
-/* A host wait. Threads that wait while the process exits stay where they are; the exiting
- * thread, whose finalizers may come here, does not begin to wait. */
+/* A host wait. Threads that wait while the process exits stay where they are, and those that begin
+ * to; the exiting thread, whose finalizers may come here, does not. */
 CUresult point_wait(Point *point, const Context *context) {
-    if (shut_down && point_pending(point))
-        return CUDA_ERROR_DEINITIALIZED;
+    while (shut_down && point_pending(point)) {
+        if (this_thread()->id == exiting_thread)
+            return CUDA_ERROR_DEINITIALIZED;
+        wait_for_progress();
+    }
     if (!point_pending(point) || context->error != CUDA_SUCCESS)
         return context->error;
     /* Garbage collection in a kernel's thread frees memory, say: what that waits for may be this

@@ -3,14 +3,15 @@
 
 /* ---- finding and making streams ------------------------------------------------------------- */
 
-static Stream *per_thread_stream(Context *context) {
+static Stream *per_thread_stream(Context *context, GreenContext *green) {
     uint64_t thread = this_thread()->id;
     for (Stream *stream = context->streams; stream; stream = stream->next) {
-        if (stream->thread == thread && !stream->destroyed)
+        if (stream->thread == thread && stream->green == green && !stream->destroyed)
             return stream;
     }
     Stream *stream = stream_new(context, 0, LOWEST_PRIORITY);
     stream->thread = thread;
+    stream->green = green;
     return stream;
 }
 
@@ -29,14 +30,17 @@ CUresult stream_find(Stream *handle, Stream **stream) {
         CUresult usable = context_usable(context);
         if (usable == CUDA_ERROR_INVALID_CONTEXT || usable == CUDA_ERROR_CONTEXT_IS_DESTROYED)
             return usable;
+        GreenContext *green = context_green(context_on_top());
         if (token == PER_THREAD_STREAM || (token == NULL_STREAM && null_is_per_thread()))
-            *stream = per_thread_stream(context);
+            *stream = per_thread_stream(context, green);
         else
-            *stream = context->legacy;
-        return CUDA_SUCCESS;
+            *stream = green ? green->default_stream : context->legacy;
+        return *stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
     }
     if (!handle_is(KIND_STREAM, handle) || handle->destroyed)
         return CUDA_ERROR_INVALID_HANDLE;
+    if (handle->detached)
+        return CUDA_ERROR_STREAM_DETACHED;
     *stream = handle;
     return CUDA_SUCCESS;
 }
@@ -49,10 +53,11 @@ CUresult stream_find_after_frees(Stream *handle, Stream **stream) {
     return stream_find(handle, stream);
 }
 
-static CUresult create(Stream **out, unsigned flags, int priority) {
+static CUresult create(Stream **out, unsigned flags, int priority, Context *context,
+                       GreenContext *green) {
     if (!out || (flags & ~(unsigned)STREAM_NON_BLOCKING))
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = context_usable_after_frees(context_current());
+    CUresult result = context_usable_after_frees(context);
     if (result != CUDA_SUCCESS)
         return result;
     /* "If priority is specified outside this range, it will automatically be clamped." */
@@ -60,25 +65,43 @@ static CUresult create(Stream **out, unsigned flags, int priority) {
         priority = LOWEST_PRIORITY;
     if (priority < HIGHEST_PRIORITY)
         priority = HIGHEST_PRIORITY;
-    *out = stream_new(context_current(), flags, priority);
+    *out = stream_new(context, flags, priority);
+    (*out)->green = green;
     return CUDA_SUCCESS;
+}
+
+/* A stream that is made while a green context is current is in it. */
+static CUresult create_in_current(Stream **out, unsigned flags, int priority) {
+    return create(out, flags, priority, context_current(), context_green(context_on_top()));
 }
 
 DRIVER_FUNCTION(cuStreamCreateWithPriority, 5050, (Stream **out, unsigned flags, int priority),
                 (out, flags, priority)) {
-    return create(out, flags, priority);
+    return create_in_current(out, flags, priority);
 }
 
 DRIVER_FUNCTION(cuStreamCreate, 2000, (Stream **out, unsigned flags), (out, flags)) {
-    return create(out, flags, LOWEST_PRIORITY);
+    return create_in_current(out, flags, LOWEST_PRIORITY);
+}
+
+/* "CU_STREAM_NON_BLOCKING: This must be specified"; "the API ignores the context that is current
+ * to the calling thread". */
+DRIVER_FUNCTION(cuGreenCtxStreamCreate, 12050,
+                (Stream **out, GreenContext *green, unsigned flags, int priority),
+                (out, green, flags, priority)) {
+    if (!handle_is(KIND_GREEN_CONTEXT, green))
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (!(flags & STREAM_NON_BLOCKING))
+        return CUDA_ERROR_INVALID_VALUE;
+    return create(out, flags, priority, green->primary, green);
 }
 
 DRIVER_FUNCTION_AS(cuStreamDestroy_v2, cuStreamDestroy, 4000, (Stream *handle), (handle)) {
-    Stream *stream;
+    Stream *stream = handle;
     CUresult result = stream_find(handle, &stream);
-    if (result != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_STREAM_DETACHED)
         return result;
-    if (stream == stream->context->legacy || stream->thread)
+    if (stream == stream->context->legacy || stream->thread || stream_is_default_of_green(stream))
         return CUDA_ERROR_INVALID_HANDLE;
     stream_destroy(stream);
     return CUDA_SUCCESS;
@@ -111,14 +134,15 @@ STREAM_GETTER(cuStreamGetFlags, 5050, unsigned, stream->flags, capture_forbids_u
 STREAM_GETTER(cuStreamGetDevice, 12080, CUdevice, stream->context->device,
               capture_forbids_use_of_stream)
 STREAM_GETTER(cuStreamGetId, 12000, uint64_t, stream->id, capture_forbids_use_of_stream)
-STREAM_GETTER(cuStreamGetCtx, 9020, Context *, stream->context, allow)
+STREAM_GETTER(cuStreamGetCtx, 9020, Context *,
+              stream->green ? stream->green->view : stream->context, allow)
+STREAM_GETTER(cuStreamGetGreenCtx, 12040, GreenContext *, stream->green, allow)
 
 DRIVER_FUNCTION_AS(cuStreamGetCtx_v2, cuStreamGetCtx, 12050,
-                   (Stream *handle, Context **out, void **green_context),
-                   (handle, out, green_context)) {
+                   (Stream *handle, Context **out, GreenContext **green), (handle, out, green)) {
     CUresult result = locked_cuStreamGetCtx(handle, out);
-    if (result == CUDA_SUCCESS && green_context)
-        *green_context = NULL;
+    if (result == CUDA_SUCCESS && green)
+        result = locked_cuStreamGetGreenCtx(handle, green);
     return result;
 }
 
