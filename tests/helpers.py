@@ -20,6 +20,7 @@ from cuda.bindings import driver
 from cuda.core import Event
 from cuda.core.graph import Graph, GraphDefinition
 
+import standins
 import userstream as us
 from userstream import _driver, _events
 
@@ -158,7 +159,7 @@ def content(address: int, size: int = 256) -> set[int]:
 
 
 class CAI:
-    """An array with nothing but ``__cuda_array_interface__``."""
+    """An array with nothing but ``__cuda_array_interface__``; it says that nothing is pending."""
 
     def __init__(self, address: int, shape: tuple[int, ...] = (4,), **more: Any) -> None:
         self.interface = {
@@ -166,6 +167,7 @@ class CAI:
             "typestr": "<f4",
             "data": (address, False),
             "version": 3,
+            "stream": -1,
             **more,
         }
 
@@ -175,8 +177,8 @@ class CAI:
 
 
 def array(address: int, stream: us.Stream | None = None, **more: Any) -> CAI:
-    """Return an array that names its producer's stream, in the words of its interface."""
-    return CAI(address, stream=None if stream is None else int(stream._live()), **more)
+    """Return an array that names its producer's stream, or that nothing is pending."""
+    return CAI(address, stream=-1 if stream is None else int(stream._live()), **more)
 
 
 class DLPack:
@@ -192,8 +194,11 @@ class DLPack:
         raise BufferError("this one is not exported")
 
 
-class Delegating(CAI):
-    """An array that says by its interface where it is, and by DLPack how it is ordered."""
+class Delegating(standins.DrJitArray, CAI):
+    """An array that says by its interface where it is, and by DLPack how it is ordered.
+
+    It is of a type that is known to order a consumer.
+    """
 
     def __init__(self, address: int, producer: us.Stream, **more: Any) -> None:
         super().__init__(address, **{"stream": None, **more})

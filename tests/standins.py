@@ -202,6 +202,7 @@ class _Numba(_Interface):
 
 _numba_base = _named("DeviceNDArrayBase", "numba.cuda.cudadrv.devicearray", _Numba)
 NumbaArray = _named("DeviceNDArray", "numba.cuda.cudadrv.devicearray", _numba_base)
+DrJitArray = _named("ArrayBase", "drjit", object)
 RmmBuffer = _named("DeviceBuffer", "rmm.pylibrmm.device_buffer", _Interface)
 
 

@@ -160,7 +160,7 @@ def test_what_is_refused(memory: int) -> None:
     with pytest.raises(us.UnsupportedBufferError, match=r"(?s)CUdeviceptr has neither.*__cuda_arr"):
         us.asnumpy(driver.CUdeviceptr(memory))
     with pytest.raises(us.UnknownProducerError):
-        us.asnumpy(array(memory, shape=(1,), version=2))
+        us.UserStream(unknown="raise").asnumpy(array(memory, shape=(1,), version=2))
     for wrong in (3, object()):
         with pytest.raises(us.UnsupportedBufferError):
             us.asnumpy(wrong)

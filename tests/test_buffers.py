@@ -185,7 +185,7 @@ def test_rmm(memory: int) -> None:
     buffer = standins.RmmBuffer(0, memory, typestr="|u1", version=0)
     assert resolves(buffer)
     info = us.describe(buffer)
-    assert (info.ordering, info.producer, info.dtype) == ("unknown", None, np.dtype("u1"))
+    assert (info.ordering, info.producer, info.dtype) == ("device", None, np.dtype("u1"))
 
 
 # -- DALI -------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_dali_dynamic(memory: int) -> None:
     other = standins.DaliDynamic(0, memory)
     other.stream = 4711
     mixed = us.describe(standins.DaliBatch([tensor, other]))
-    assert (mixed.producer, mixed.ordering) == (None, "unknown")
+    assert (mixed.producer, mixed.ordering) == (None, "device")
 
 
 def test_dali_on_the_host() -> None:
@@ -250,7 +250,7 @@ def test_cuda_core_buffers(device: Device) -> None:
     assert resolves(buffer)
     info = us.describe(buffer)
     assert (info.source, info.nbytes, info.memory) == ("cuda.core.Buffer", 64, "device")
-    assert (info.address, info.ordering) == (int(buffer.handle), "unknown")
+    assert (info.address, info.ordering) == (int(buffer.handle), "device")
     view = StridedMemoryView.from_buffer(buffer, shape=(4, 4), dtype=np.dtype("f4"))
     assert resolves(view)
     info = us.describe(view)
@@ -286,7 +286,7 @@ def test_raw_pointers() -> None:
             assert resolves(pointer, ordinal)
             assert resolves(driver.CUdeviceptr(address + 100), ordinal), "inside the allocation"
             info = us.describe(pointer)
-            assert (info.address, info.nbytes, info.ordering) == (address, None, "unknown")
+            assert (info.address, info.nbytes, info.ordering) == (address, None, "device")
 
 
 # -- the protocols ----------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def test_raw_pointers() -> None:
 def test_dlpack() -> None:
     assert resolves(on(0))
     info = us.describe(on(0))
-    assert (info.source, info.ordering) == ("__dlpack_device__", "dlpack")
+    assert (info.source, info.ordering) == ("__dlpack_device__", "device")
     assert info.address is None, "this one is not exported"
 
 
@@ -321,7 +321,7 @@ def test_dlpack_with_an_interface_as_well(memory: int) -> None:
 
     assert resolves(Array(memory))
     info = us.describe(Array(memory, stream=1))
-    assert (info.address, info.shape, info.ordering) == (memory, (4,), "dlpack")
+    assert (info.address, info.shape, info.ordering) == (memory, (4,), "exact")
     for address in (0, memory + 256):
         assert resolves(Array(address, shape=(0,))), "an empty one"
 
@@ -329,12 +329,13 @@ def test_dlpack_with_an_interface_as_well(memory: int) -> None:
 def test_the_interface(memory: int) -> None:
     assert resolves(CAI(memory))
     for version, stream, expected in (
-        (3, None, (None, "none")),
+        (3, None, (None, "device")),
+        (3, -1, (None, "none")),
         (3, 1, (1, "exact")),
         (3, 2, (2, "exact")),
         (3, 4711, (4711, "exact")),
-        (2, None, (None, "unknown")),
-        (0, None, (None, "unknown")),
+        (2, None, (None, "device")),
+        (0, None, (None, "device")),
     ):
         info = us.describe(CAI(memory, version=version, stream=stream))
         assert (info.producer, info.ordering) == expected
@@ -444,7 +445,7 @@ def test_an_interface_of_numpy_integers(memory: int) -> None:
         {"strides": (1.5,)},
         {"version": "3"},
         {"stream": "side"},
-        {"stream": -1},
+        {"stream": -2},
         {"stream": 1 << 64},
     ],
     ids=str,

@@ -157,6 +157,8 @@ def _order(address: int) -> None:
         us.copyto(Delegating(address, producer), buffer, stream=mine)
         with producer.capture("relaxed"), us.borrow(buffer, stream=mine, keep=False):
             us.acquire(buffer, stream=mine)
+        with us.borrow(driver.CUdeviceptr(address), stream=mine):  # by the device
+            pass
 
 
 @functools.cache

@@ -379,7 +379,7 @@ def test_where_in_a_collection_there_is_no_buffer(memory: int) -> None:
     assert caught.value.__notes__ == ["that is buffer['meta'][0]['epoch']"]
     batch["meta"] = array(memory, version=2)
     with pytest.raises(us.UnknownProducerError, match="all the buffers of this call") as unknown:
-        us.asnumpy(batch)
+        us.UserStream(unknown="raise").asnumpy(batch)
     assert unknown.value.__notes__ == ["that is buffer['meta']"]
     with pytest.raises(us.UnsupportedBufferError, match=r"^a type is no buffer") as alone:
         us.asnumpy(np.ndarray)

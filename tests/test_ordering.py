@@ -38,7 +38,7 @@ from helpers import (
 )
 from userstream import _buffers, _driver, _holding, _watcher, testing
 from userstream._engine.lane import Lane
-from userstream._ordering import _plan, _who
+from userstream._ordering import settings
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -49,8 +49,8 @@ def other() -> Iterator[int]:
         yield address
 
 
-class Exporting:
-    """A DLPack array that orders a consumer after its own stream itself."""
+class Exporting(standins.DrJitArray):
+    """A DLPack array of a type that is known to order a consumer after its own stream itself."""
 
     def __init__(self, stream: us.Stream, device: int = 0) -> None:
         self.stream, self.device = stream, device
@@ -232,8 +232,9 @@ def test_the_stream_that_dali_names(producer: us.Stream, memory: int) -> None:
         assert waits_for(producer, lambda output=output: us.acquire(output)), output
     dynamic.stream = None
     for output in (dynamic, standins.DaliBatch([dynamic])):
+        assert waits_for(producer, lambda output=output: us.acquire(output)), "and for all others"
         with pytest.raises(us.UnknownProducerError):
-            us.acquire(output)
+            us.UserStream(unknown="raise").acquire(output)
 
 
 def test_the_interface(producer: us.Stream, memory: int) -> None:
@@ -283,9 +284,14 @@ def test_jax_is_ordered_part_by_part(jax: types.ModuleType, producer: us.Stream)
 
 
 def test_an_export_that_fails(producer: us.Stream) -> None:
-    with pytest.raises(us.UnknownProducerError, match=r"BufferError.*producer="):
-        us.acquire(on(0))
-    assert us.acquire(on(0), producer=producer) is us.get_stream(0)
+    class Failing(Exporting):
+        def __dlpack__(self, *, stream: int) -> object:
+            raise BufferError("it is sparse")
+
+    assert waits_for(producer, lambda: us.acquire(Failing(producer))), "by the device"
+    with pytest.raises(us.UnknownProducerError, match="producer="):
+        us.UserStream(unknown="raise").acquire(Failing(producer))
+    assert us.acquire(Failing(producer), producer=producer) is us.get_stream(0)
 
 
 def test_a_producer_that_is_given(producer: us.Stream, memory: int) -> None:
@@ -310,7 +316,10 @@ def test_nothing_is_pending(producer: us.Stream, memory: int) -> None:
 
 
 @pytest.mark.parametrize("use", [us.acquire, us.release, lambda b: us.borrow(b).__enter__()])
-def test_an_unknown_producer_is_refused(use: Callable[[Any], object], memory: int) -> None:
+def test_an_unknown_producer_is_refused_if_one_says_so(
+    use: Callable[[Any], object], memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(us.UserStream.get(), "unknown", "raise")
     for buffer in (
         CAI(memory, version=2),
         driver.CUdeviceptr(memory),
@@ -926,7 +935,7 @@ def test_bad_input(memory: int) -> None:
             with pytest.raises(TypeError, match="stream="):
                 use(buffer, stream=wrong)
         for wrong in ("current", object(), 1.5, True):
-            with pytest.raises(TypeError, match=r'producer=.* \(or "auto", or None\)'):
+            with pytest.raises(TypeError, match=r'producer=.* \(or "auto", "device", or None\)'):
                 use(buffer, producer=wrong)
         with pytest.raises(ValueError, match="no handle"):
             use(buffer, stream=0)
@@ -1302,8 +1311,7 @@ def test_sync_of_the_usual_buffers(
     tensor = torch.Tensor(torch.device("cuda", 0), memory)
     torch.cuda.set_stream(torch.cuda.ExternalStream(int(producer.handle), 0))
     us.acquire(tensor)
-    for module in (_plan, _who):
-        monkeypatch.setattr(module, "SYNC", True)
+    monkeypatch.setattr(settings, "SYNC", True)
     with testing.latch(producer) as latch, running(lambda: us.acquire(tensor)) as result:
         assert is_blocked(result)
         latch.release()

@@ -11,7 +11,7 @@ import pytest
 import userstream as us
 from helpers import Delegating, array, content, copy, device_memory, fill, is_blocked, running
 from userstream import _driver, testing
-from userstream._ordering import _plan, _who
+from userstream._ordering import settings
 
 SIZE = 256
 NEW = np.full(SIZE, 7, "u1")
@@ -129,8 +129,7 @@ def test_an_immutable_array_needs_none(producer: us.Stream, jax: Any, memory: in
 
 @pytest.fixture
 def sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (_plan, _who):
-        monkeypatch.setattr(module, "SYNC", True)
+    monkeypatch.setattr(settings, "SYNC", True)
 
 
 USES: dict[str, Callable[[Any, float], object]] = {

@@ -34,11 +34,7 @@ class DeviceWork:
 
     def refuse_captures(self) -> None:
         """Raise `CaptureError` if a capture can be seen, which waiting would break."""
-        factory.default_in(_driver.LEGACY, self.device, self._context).usable(_BREAKS)
-        for lane in _process.tracked():
-            # Not those of others, which may be destroyed by now: to ask one would be a crash.
-            if isinstance(lane, Lane) and lane.owned and lane.is_in(self._context):
-                lane.usable(_BREAKS)
+        refuse_captures(self.device, self._context, _BREAKS)
 
     def is_idle(self) -> bool:
         return False  # nobody can be asked; an event of an idle context is done at once
@@ -51,6 +47,19 @@ class DeviceWork:
 
     def __repr__(self) -> str:
         return f"<device {self.device}>"
+
+
+def refuse_captures(device: int, context: driver.CUcontext, why: str) -> None:
+    """Raise `CaptureError` if a capture in a context of a device can be seen.
+
+    Those are captures that the legacy default stream takes part in, or a stream that userstream
+    made. `why` is as for `Lane.usable`.
+    """
+    factory.default_in(_driver.LEGACY, device, context).usable(why)
+    for lane in _process.tracked():
+        # Not those of others, which may be destroyed by now: to ask one would be a crash.
+        if isinstance(lane, Lane) and lane.owned and lane.is_in(context):
+            lane.usable(why)
 
 
 def work_on(devices: Sequence[int], lane: Lane | None, *, and_current: bool) -> list[DeviceWork]:

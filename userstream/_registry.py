@@ -21,6 +21,7 @@ from userstream._ordering import (
     given_lane,
     hand_over,
     ordering_of,
+    settings,
     usual_streams_of,
 )
 from userstream._table import Table
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from userstream._engine.lane import Lane
+    from userstream._ordering.settings import Unknown
     from userstream._stream.stream import Stream
     from userstream.typing import Buffer, Producer, StreamLike, Target, WaitPolicy
 
@@ -48,6 +50,12 @@ class UserStream:
     ``UserStream.get()``; each of them is a method here. A library or a test that wants streams of
     its own makes a registry of its own, ``UserStream()``. As a context manager it waits for its
     streams at the end of the block, and is closed for good.
+
+    Parameters
+    ----------
+    unknown : {"device", "raise"}, optional
+        What to do about a buffer of which nothing tells which stream works on it: see
+        `UserStream.unknown`.
 
     Notes
     -----
@@ -65,9 +73,10 @@ class UserStream:
     (True, False)
     """
 
-    __slots__ = ("__weakref__", "_table", "_unnamed")
+    __slots__ = ("__weakref__", "_table", "_unknown", "_unnamed")
 
-    def __init__(self) -> None:
+    def __init__(self, *, unknown: Unknown | None = None) -> None:
+        self.unknown = settings.UNKNOWN if unknown is None else unknown
         self._table = Table()
         self._unnamed = self._table.unnamed  # for the path of nearly every call
 
@@ -88,6 +97,29 @@ class UserStream:
         True
         """
         return _process_registry
+
+    @property
+    def unknown(self) -> Unknown:
+        """What is done about a buffer of which nothing tells which stream works on it.
+
+        ``"device"`` orders it with everything on its device, in both directions. That invalidates
+        any graph capture under way there, on any thread. ``"raise"`` raises `UnknownProducerError`
+        instead, for programs that capture graphs in other threads. By default what
+        ``USERSTREAM_UNKNOWN`` says, or ``"device"``. `ValueError` for anything else.
+
+        Examples
+        --------
+        >>> from userstream import UserStream
+        >>> UserStream.get().unknown
+        'device'
+        >>> UserStream(unknown="raise").unknown
+        'raise'
+        """
+        return self._unknown
+
+    @unknown.setter
+    def unknown(self, value: Unknown) -> None:
+        self._unknown = settings.check_unknown(value)
 
     # -- the streams ------------------------------------------------------------------------------
 
@@ -532,7 +564,7 @@ class UserStream:
         stream: StreamLike | int | None = None,
         producer: Producer = "auto",
     ) -> Stream:
-        """Let later work on a stream wait for the work that produces buffers; no host wait.
+        """Make later work on a stream wait for the work that produces buffers; no host wait.
 
         Parameters
         ----------
@@ -541,9 +573,10 @@ class UserStream:
         stream : stream, optional
             The one that uses the buffers, of any library; by default the user stream of their
             device, which is made if there is none yet.
-        producer : stream, None or "auto", default "auto"
-            The one that writes all the buffers; `None` if nothing is pending. ``"auto"`` asks
-            each buffer, or its framework for the current stream of the buffer's device.
+        producer : stream, "auto", "device" or None, default "auto"
+            The stream that writes all the buffers. ``"auto"`` takes the best that is known of each:
+            the stream that it names, its framework's current one, or everything on its device.
+            ``"device"`` asks for the latter. `None`: nothing is pending, on your word.
 
         Returns
         -------
@@ -553,30 +586,39 @@ class UserStream:
         Raises
         ------
         UnknownProducerError
-            Nothing tells who writes a buffer (see :doc:`/reference/buffers`): pass ``producer=``.
+            Nothing tells who writes a buffer, and to order it with the whole device is not wanted
+            (`UserStream.unknown`) or needs a driver of CUDA 12.5: pass ``producer=``.
         DeviceMismatchError
             The buffers live on several devices, and no ``stream`` is given.
         UnsupportedBufferError, HostBufferError
             Something that was passed is no GPU buffer.
         CaptureError
             One stream is being captured into a graph and the other is not, or into another one; or
-            the legacy default stream would break a capture. The captures go on.
+            the legacy default stream, or an edge of the whole device, would invalidate a capture.
+            The captures go on.
         ClosedError
             A stream that was passed, or this registry, is closed.
         ValueError, TypeError
-            No buffer was passed; ``stream`` or ``producer`` is none.
+            No buffer was passed; ``stream`` or ``producer`` is not a stream.
         DriverNotFoundError, ForkedError, DriverError
             The driver is not there, may not be used, or refused.
 
         Notes
         -----
-        It is no lock: the producer may go on writing until `release` tells it to wait. It keeps
+        It is not a lock: the producer may go on writing until `release` makes it wait. It keeps
         nothing alive; `borrow` does. There is one edge per distinct producer stream, and none where
         the producer and the consumer are the same stream. Does not block; thread-safe; the current
         device stays as it is. A user stream never joins the capture of a producer; a stream of
-        your own that you pass does. With ``USERSTREAM_SYNC=1`` it waits on the host as well. Driver
-        calls: ``cuStreamIsCapturing``, ``cuEventRecord`` on a pooled event, ``cuStreamWaitEvent``;
-        for JAX and other producers that order a consumer themselves, ``__dlpack__(stream=)``.
+        your own that you pass does. With ``USERSTREAM_SYNC=1`` it waits on the host as well.
+
+        An edge of the whole device comes after all that is queued there, by whomever. It also
+        invalidates a capture under way on the device that cannot be seen: one of another thread, on
+        a stream that userstream did not make. In a program that captures in other threads, set
+        `UserStream.unknown` to ``"raise"`` and name such producers.
+
+        Driver calls: ``cuStreamIsCapturing``, ``cuEventRecord`` on a pooled event,
+        ``cuStreamWaitEvent``; for the whole device ``cuCtxRecordEvent``; for JAX and other types
+        that are known to order a consumer themselves, ``__dlpack__(stream=)``.
 
         Examples
         --------
@@ -596,7 +638,7 @@ class UserStream:
                     consumer._resolve().wait_for(source, may_join=False)
                 return consumer
         ordering = self._any_ordering(buffers, stream, producer)
-        ordering.acquire()
+        ordering.acquire(to_be_released=False)
         return ordering.consumer
 
     def release(
@@ -605,7 +647,7 @@ class UserStream:
         stream: StreamLike | int | None = None,
         producer: Producer = "auto",
     ) -> None:
-        """Let the producers of buffers go on only after the work queued on a stream; no host wait.
+        """Make the producers of buffers wait for the work queued on a stream; no host wait.
 
         Parameters
         ----------
@@ -613,8 +655,8 @@ class UserStream:
             They are held until the stream has passed this point.
         stream : stream, optional
             The one that used the buffers; by default the user stream of their device.
-        producer : stream, None or "auto", default "auto"
-            As for `acquire`. ``"auto"`` means the current streams of the frameworks now.
+        producer : stream, "auto", "device" or None, default "auto"
+            As for `acquire`. ``"auto"`` takes the streams that are current now.
 
         Raises
         ------
@@ -627,11 +669,11 @@ class UserStream:
 
         Notes
         -----
-        What `borrow` does at its end. JAX and other producers that order a consumer through
-        ``__dlpack__`` only cannot be told to wait: their buffers are held and nothing else, unless
-        ``producer`` is given. Where the stream is being captured nothing is held: keep the buffers
-        as long as the graph. Does not block; thread-safe. Driver calls: those of `acquire`. After
-        the CUDA Array Interface, which asks for this edge of its consumers.
+        What `borrow` does at its end. Where no stream of the producer is known, as of JAX, all that
+        is queued on the device from now on waits, on streams that are made later too. Where the
+        stream is being captured nothing is held: keep the buffers as long as the graph. Does not
+        block; thread-safe. Driver calls: those of `acquire`, and ``cuCtxWaitEvent``. After the CUDA
+        Array Interface, which asks for this edge of its consumers.
 
         Examples
         --------
@@ -663,8 +705,8 @@ class UserStream:
         stream : stream, optional
             The one that uses the buffers, of any library; by default the user stream of their
             device, which is made if there is none yet.
-        producer : stream, None or "auto", default "auto"
-            As for `acquire`; asked at the begin of the block and kept to its end.
+        producer : stream, "auto", "device" or None, default "auto"
+            As for `acquire`; asked at the beginning of the block and kept to its end.
         activate : bool, str or iterable of str, default False
             Makes the stream the current one of these frameworks inside (see `Stream.activate`);
             `True` stands for those of the buffers.
@@ -675,8 +717,8 @@ class UserStream:
         Returns
         -------
         context manager
-            Its value is the stream. At the begin the stream waits for the producers, as `acquire`;
-            at the end, also after an exception, the producers wait for the stream, as `release`.
+            Its value is the stream. At the beginning the stream waits for the producers, as with
+            `acquire`; at the end, also after an exception, they wait for it, as with `release`.
 
         Raises
         ------
@@ -695,7 +737,7 @@ class UserStream:
         An error at the end of the block never replaces one of your own: it becomes a note of it.
         Memory is not used again underneath: an edge alone would not see to that for memory that
         was allocated on another stream than the producer's (of PyTorch and CuPy). References are
-        let go of by later calls, by waits, or by a thread of the library within about 5 ms. DALI
+        released by later calls, by waits, or by a thread of the library within about 5 ms. DALI
         uses the memory of a pipeline's outputs again all the same: `wait` before its next run. An
         array of JAX cannot be donated as long as it is held. May be nested, and used in many
         threads. Does not block. Driver calls: those of `acquire`, twice.
@@ -826,7 +868,7 @@ class UserStream:
             Where to; of the same shape and type. Page-locked memory is the quickest.
         stream : stream, optional
             The one to copy on; by default the user stream of the buffer's device.
-        producer : stream, None or "auto", default "auto"
+        producer : stream, "auto", "device" or None, default "auto"
             As for `acquire`.
         timeout : float, optional
             Seconds, at least 0; `None` waits for ever.
@@ -893,6 +935,7 @@ class UserStream:
             stream=stream,
             producer=producer,
             user_stream=self._user_stream,
+            unknown=self._unknown,
             timeout=timeout,
         )
 
@@ -918,7 +961,7 @@ class UserStream:
         stream : stream, optional
             The one to copy on; by default the user stream of the device of ``dst``, or of ``src``
             if ``dst`` is on the host.
-        producer : stream, None or "auto", default "auto"
+        producer : stream, "auto", "device" or None, default "auto"
             As for `acquire`, of both.
         timeout : float, optional
             Seconds, at least 0; `None` waits for ever. Nothing is waited for between devices.
@@ -947,12 +990,12 @@ class UserStream:
         -----
         A host array may be reused when it returns: one that is copied from is copied aside first
         up to 16 MiB, and waited for above; one that is copied to is waited for. The GPU buffers
-        are held until the copy is done, and their producers go on after it. A buffer that orders a
-        consumer by DLPack alone names no producer: there all later work of the device goes on after
-        the copy, unless its CUDA Array Interface names a stream; where that would invalidate a
-        capture that can be seen, and before CUDA 12.5, the copy is waited for instead. Peer access
+        are held until the copy is done, and their producers go on after it. Where a buffer is
+        ordered by DLPack, which names no stream, all later work of the device does; if that would
+        invalidate a capture that can be seen, and before CUDA 12.5, the copy is waited for instead.
+        Nobody has to wait for the copy of an array of JAX, which is never written. Peer access
         between devices is left as it is. Thread-safe. Driver calls: those of `acquire` and
-        `release`; ``cuCtxWaitEvent``;
+        `release`;
         ``cuMemcpyAsync``, ``cuMemcpy3DAsync``, ``cuMemcpyPeerAsync``, ``cuMemcpy3DPeerAsync``; for
         new page-locked memory ``cuMemAllocFromPoolAsync``, without pools ``cuMemHostAlloc``.
         After `numpy.copyto`.
@@ -977,6 +1020,7 @@ class UserStream:
             stream=stream,
             producer=producer,
             user_stream=self._user_stream,
+            unknown=self._unknown,
             timeout=timeout,
         )
 
@@ -1037,7 +1081,7 @@ class UserStream:
     ) -> Ordering:
         self._table.check_open()
         views = _targets.views_in(buffers, named="buffers")
-        return ordering_of(views, stream, producer, self._user_stream)
+        return ordering_of(views, stream, producer, self._user_stream, unknown=self._unknown)
 
     def _user_stream(self, device: int) -> Stream:
         return self._unnamed.get(device) or self._table.find_or_create(device, None, None)

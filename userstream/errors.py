@@ -327,7 +327,10 @@ class InvalidDeviceError(UserStreamError, ValueError):
 
 
 class UnknownProducerError(UserStreamError, ValueError):
-    """The stream that wrote the buffer cannot be determined; pass ``producer=``.
+    """Nothing tells which stream works on a buffer; pass ``producer=``.
+
+    Raised where such buffers are not ordered with everything on their device: because
+    `UserStream.unknown` is ``"raise"``, or with a driver older than CUDA 12.5.
 
     Examples
     --------
@@ -336,7 +339,8 @@ class UnknownProducerError(UserStreamError, ValueError):
     >>> from cuda.core import Device
     >>> Device(0).set_current()
     >>> buffer = Device(0).allocate(1024, stream=us.get_stream(0))
-    >>> us.acquire(driver.CUdeviceptr(int(buffer.handle)))
+    >>> strict = us.UserStream(unknown="raise")
+    >>> strict.acquire(driver.CUdeviceptr(int(buffer.handle)))
     Traceback (most recent call last):
         ...
     userstream.UnknownProducerError: ...

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from userstream._driver import Memory
 
-Ordering: TypeAlias = Literal["exact", "current", "dlpack", "none", "unknown"]
+Ordering: TypeAlias = Literal["exact", "current", "dlpack", "none", "device"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +38,12 @@ class BufferInfo:
     producer : int or None
         Handle of the stream on which work for it may be pending, as ``__cuda_stream__`` gives it:
         1 and 2 are the legacy and the per-thread default stream of the device.
-    ordering : {"exact", "current", "dlpack", "none", "unknown"}
-        How far ``producer`` is to be trusted. *exact*: the object names its stream. *current*:
-        the current stream of its framework stands in, which need not be the one that wrote it.
-        *dlpack*: no stream is named, but the object orders a consumer's stream itself, through
-        ``__dlpack__(stream=)``. *none*: nothing is pending. *unknown*: nobody knows.
+    ordering : {"exact", "current", "dlpack", "none", "device"}
+        How far the producer is known. *exact*: the object names its stream. *current*: the
+        current stream of its framework stands in, which need not be the one that wrote it.
+        *dlpack*: no stream is named, but objects of this type are known to order a consumer's
+        stream themselves, through ``__dlpack__(stream=)``. *none*: nothing is pending. *device*:
+        nothing tells, so it is ordered with everything on the device.
     source : str
         The rule that answered, such as ``"torch.Tensor"`` or ``"__cuda_array_interface__"``.
     parts : tuple of BufferInfo

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from userstream._driver import Memory, Place
 
 ATTRIBUTE = "__cuda_array_interface__"
+_SYNCHRONIZED = -1  # as a stream: nothing is pending, as CV-CUDA and cuda.core say it
 
 
 def view_for(kind: type) -> type[View] | None:
@@ -115,13 +116,15 @@ class InterfaceView(View):
         try:
             if operator.index(version) < 3:
                 return UNKNOWN  # before version 3 there was no way to tell
-            handle = 0 if stream is None else operator.index(stream)
+            handle = None if stream is None else operator.index(stream)
         except TypeError as error:
             raise _malformed(
                 self.buffer,
                 f"its version is {version!r} and its stream {stream!r}, a handle as an int or None",
             ) from error
-        if stream is None:
+        if handle is None:  # it should mean that nothing is pending; not all who say so mean it
+            return UNKNOWN
+        if handle == _SYNCHRONIZED:
             return Order("none")
         if not 0 < handle < 1 << 64:
             raise _malformed(self.buffer, f"its stream is {stream!r}")

@@ -6,7 +6,7 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from userstream import _driver
-from userstream._buffers import cai
+from userstream._buffers import _exchange, _known, cai
 from userstream._buffers._info import BufferInfo
 from userstream._buffers._names import type_name
 from userstream._buffers._places import device_at, host_error
@@ -90,7 +90,10 @@ class DLPackView(View):
     @once
     def interface(self) -> cai.InterfaceView | None:
         """The view of its CUDA Array Interface, if it has one."""
-        found = getattr(self.buffer, cai.ATTRIBUTE, None)
+        try:
+            found = getattr(self.buffer, cai.ATTRIBUTE, None)
+        except Exception:  # as of images on the host of nvImageCodec: DLPack is left
+            return None
         return None if found is None else cai.InterfaceView(self.buffer, found)
 
     @once
@@ -127,17 +130,24 @@ class DLPackView(View):
 
     @once
     def order(self) -> Order:
-        """That it orders a consumer itself, by `export`."""
-        return Order("dlpack")
+        """The best that is known: a stream that it names, its framework's, or its own word.
+
+        The protocol asks a producer to order a consumer's stream by `export`, and several do not.
+        So that is left to types that are known to do it.
+        """
+        kind: type = type(self.buffer)
+        if self.interface is not None and not _known.misleads(kind):
+            order = self.interface.order
+            if order.ordering != "device":
+                return order
+        handle = _exchange.current_stream(kind, self.said[1])
+        if handle:
+            return Order("current", handle)
+        return Order("dlpack") if _known.honours_dlpack(kind) else UNKNOWN
 
     def export(self, handle: int) -> object:
         """Order a stream after the producer, as DLPack has it; the capsule keeps the memory."""
         return self.buffer.__dlpack__(stream=handle)
-
-    @once
-    def way_back(self) -> Order:
-        """The stream that its interface names, if it does."""
-        return UNKNOWN if self.interface is None else self.interface.order
 
     def check_copyable(self) -> None:
         """Refuse what is masked, and what exports another copy at each call."""

@@ -59,4 +59,4 @@ class ArrayView(InterfaceView):
     def order(self) -> Order:
         """The stream that it is bound to; by "not bound" numba means its default stream."""
         order = super().order
-        return order if order.ordering != "none" else Order("current", _default_stream())
+        return order if order.ordering != "device" else Order("current", _default_stream())

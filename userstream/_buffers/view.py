@@ -53,7 +53,9 @@ class Order(NamedTuple):
     owner: object = None  # what keeps that stream alive
 
 
-UNKNOWN = Order("unknown")
+# Nothing tells: whoever it is, what is queued on the device now comes before, and what is queued
+# later comes after.
+UNKNOWN = Order("device")
 
 
 class View:
@@ -78,11 +80,11 @@ class View:
     #: Whether the framework can `pack` it.
     packs: ClassVar[bool] = False
 
+    #: Whether nothing ever writes it once it is made, as long as somebody holds it.
+    is_immutable: ClassVar[bool] = False
+
     #: Whether the framework's current stream is all there is to know of its order: the short way.
     is_usual: ClassVar[bool] = False
-
-    #: Whether nobody ever writes it again, so that what reads it need not be waited for.
-    is_immutable: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         cls.is_usual = (
@@ -154,14 +156,10 @@ class View:
     def export(self, handle: int) -> object:
         """Order the stream of that handle after the producer, and return what keeps the memory.
 
-        For buffers whose `order` is "dlpack": they name no stream.
+        For buffers whose `order` is "dlpack": they name no stream. What comes after the consumer is
+        then everything on the device.
         """
         raise NotImplementedError
-
-    @once
-    def way_back(self) -> Order:
-        """Of one whose `order` is "dlpack": who goes on after a consumer, if anything tells."""
-        return UNKNOWN
 
     # -- what it is made of -----------------------------------------------------------------------
 

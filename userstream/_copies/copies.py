@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from userstream._buffers import View
     from userstream._driver import Peers
+    from userstream._ordering.settings import Unknown
     from userstream._stream.stream import Stream
     from userstream.typing import Buffer, Producer, StreamLike
 
@@ -49,6 +50,7 @@ def asnumpy(
     stream: StreamLike | int | None,
     producer: Producer,
     user_stream: Callable[[int], Stream],
+    unknown: Unknown,
     timeout: float | None,
 ) -> Any:
     """Copy a buffer, or what a collection holds, to the host."""
@@ -57,6 +59,7 @@ def asnumpy(
         stream=stream,
         producer=producer,
         user_stream=user_stream,
+        unknown=unknown,
         deadline=Deadline(timeout),  # one for all that is copied
     )
     return operands.copied(buffer, copy, out)
@@ -69,6 +72,7 @@ def _view_to_host(
     stream: StreamLike | int | None,
     producer: Producer,
     user_stream: Callable[[int], Stream],
+    unknown: Unknown,
     deadline: Deadline,
 ) -> np.ndarray:
     """Copy one array, wherever it is."""
@@ -82,7 +86,7 @@ def _view_to_host(
     if on_host:
         return operands.host_copied(view.buffer, out)
     source = operands.Operand(view, device_array(view))  # refuses what has no shape
-    ordering = ordering_of((view,), stream, producer, user_stream)
+    ordering = ordering_of((view,), stream, producer, user_stream, unknown=unknown, copy_of=(view,))
 
     def copy() -> np.ndarray:
         _keep, packed = operands.packed(source, ordering)
@@ -98,6 +102,7 @@ def copyto(
     stream: StreamLike | int | None,
     producer: Producer,
     user_stream: Callable[[int], Stream],
+    unknown: Unknown,
     timeout: float | None,
 ) -> Stream:
     """Copy one array to another; return the stream that it was queued on."""
@@ -110,7 +115,8 @@ def copyto(
     if stream is None:
         stream = user_stream(target.array.device)
 
-    ordering = ordering_of(views, stream, producer, user_stream)
+    read = () if source is None else (source.view,)
+    ordering = ordering_of(views, stream, producer, user_stream, unknown=unknown, copy_of=read)
     consumer = ordering.consumer
 
     def copy() -> None:

@@ -50,6 +50,7 @@ from userstream._driver.events import (
     create_event,
     destroy_event,
     event_is_done,
+    has_context_events,
     let_context_wait,
     record_context,
 )
@@ -159,6 +160,7 @@ __all__ = [
     "flush_operation",
     "free_pinned",
     "get_attribute",
+    "has_context_events",
     "in_capture_mode",
     "is_capturing",
     "is_current",

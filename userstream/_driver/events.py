@@ -5,6 +5,7 @@ from __future__ import annotations
 from cuda.bindings import driver
 
 from userstream._driver.contexts import within
+from userstream._driver.library import version
 from userstream._driver.status import NOT_READY, SUCCESS, ask, call, failed
 
 _NO_TIMING = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
@@ -26,8 +27,13 @@ def record_context(context: driver.CUcontext, event: driver.CUevent) -> None:
 
 
 def let_context_wait(context: driver.CUcontext, event: driver.CUevent) -> None:
-    """Let all later work of a context wait for an event; invalidates any capture there."""
+    """Make all later work of a context wait for an event; invalidates any capture there."""
     call(driver.cuCtxWaitEvent, context, event)
+
+
+def has_context_events() -> bool:
+    """Tell whether the driver can order a whole context: since CUDA 12.5."""
+    return version() >= 12050
 
 
 def event_is_done(event: driver.CUevent, device: object) -> bool:

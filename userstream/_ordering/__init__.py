@@ -1,9 +1,11 @@
 """Ordering the streams that produce some buffers and the one that uses them.
 
-`_who` finds out which streams these are, `_plan` puts edges between them, and `_borrow` does so at
-both ends of a block. `_acquired` does so for a copy, and `_hand_over` for what was made in a block.
+`_who` finds out which streams these are, `_plan` puts edges between them, or by `_device_edges`
+between a stream and all of its device, and `_borrow` does so at both ends of a block. `_acquired`
+does so for a copy, and `_hand_over` for what was made in a block. `settings` are the environment's.
 """
 
+from userstream._ordering import settings
 from userstream._ordering._acquired import in_order
 from userstream._ordering._borrow import Borrow
 from userstream._ordering._hand_over import hand_over
@@ -17,5 +19,6 @@ __all__ = [
     "hand_over",
     "in_order",
     "ordering_of",
+    "settings",
     "usual_streams_of",
 ]

@@ -24,9 +24,8 @@ def in_order(ordering: Ordering, copy: Callable[[], T], deadline: Deadline, *, r
     No context manager: a Ctrl-C at the first line of its ``__exit__`` would leave the copy running
     with nobody ordered after it. The outer `try` is for one in the handling of an error.
     """
-    if ordering.exporting:
-        ordering.find_way_back()
-    acquired = _Acquired(ordering, deadline)
+    ordering.may_wait = True
+    acquired = _Acquired(ordering, deadline, release=release)
     try:
         try:
             result = copy()
@@ -45,11 +44,12 @@ class _Acquired:
 
     __slots__ = ("_deadline", "_ended", "_ordering", "_use")
 
-    def __init__(self, ordering: Ordering, deadline: Deadline) -> None:
+    def __init__(self, ordering: Ordering, deadline: Deadline, *, release: bool) -> None:
         self._ended = False
         self._deadline = deadline
         self._ordering = ordering
-        self._use = _holding.Use(ordering.lane, ordering.buffers, ordering.acquire(deadline))
+        kept = ordering.acquire(deadline, to_be_released=release)
+        self._use = _holding.Use(ordering.lane, ordering.buffers, kept)
 
     def end(self, *, release: bool) -> None:
         if release:

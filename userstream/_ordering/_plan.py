@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from userstream import _cleanup, _driver, _holding, _waiting
 from userstream._buffers import type_name
-from userstream._device_wait import DeviceWork
 from userstream._engine import host_wait
 from userstream._engine.lane import usual_edge
-from userstream._stream.stream import lane_of
+from userstream._ordering import _device_edges, settings
 from userstream.errors import (
     CaptureError,
     DeviceMismatchError,
@@ -32,9 +30,6 @@ if TYPE_CHECKING:
     from userstream._stream.stream import Stream
     from userstream._waiting import Deadline
 
-# To find a race: every acquire and release waits on the host as well.
-SYNC = os.environ.get("USERSTREAM_SYNC", "") not in ("", "0")
-
 
 class Ordering:
     """The streams that produce some buffers, and the one that uses them."""
@@ -44,8 +39,10 @@ class Ordering:
     buffers: Sequence[Any] = ()
     may_join = False  # whether the producers may join a capture of the consumer
     thread: int | None = None  # the one whose per-thread default stream takes part
-    followers: Sequence[Lane] = ()  # what goes on after a copy, beside the producers
-    devices: Sequence[int] = ()  # where all that comes later does, as nobody knows who produces
+    before: Sequence[int] = ()  # devices of which all work comes before that of the consumer
+    after: Sequence[int] = ()  # and those of which all later work comes after it
+    may_order_devices = True  # or the consumer is waited for, where it comes to that
+    may_wait = False  # on the host for what cannot go on after the consumer by an edge: copies
 
     def __init__(self, consumer: Stream, producers: Sequence[Lane], owners: object) -> None:
         self.consumer = consumer
@@ -53,23 +50,24 @@ class Ordering:
         self.producers = producers
         self.owners = owners  # of producers that their frameworks might destroy
 
-    def find_way_back(self) -> None:
-        """Find out who goes on after the consumer of buffers that order it by DLPack alone.
+    def acquire(
+        self, deadline: Deadline | None = None, *, to_be_released: bool = True
+    ) -> list[object]:
+        """Make the consumer wait for the producers; return what keeps the memory of some.
 
-        For copies, which promise that. Asked beforehand, as what is wrong is to be refused then.
+        What a release would be refused for is refused before the first edge.
         """
-        views = [view for view in self.exporting if not view.is_immutable]
-        named = [view for view in views if view.way_back.ordering == "exact"]
-        self.followers = [lane_of(view.way_back.handle, view.device) for view in named]
-        self.devices = list({view.device for view in views if view not in named})
-
-    def acquire(self, deadline: Deadline | None = None) -> list[object]:
-        """Let the consumer wait for the producers; return what keeps the memory of some."""
         lane = self.lane
+        to_be_released = to_be_released and not self.may_wait
+        devices = {*self.before, *self.after} if to_be_released else self.before
+        if devices:
+            _device_edges.refuse_captures(devices, lane)
+        for device in self.before:
+            _device_edges.from_device(device, lane)
         for producer in self.producers:
             lane.wait_for(producer, may_join=not lane.is_shared)
         kept = [self._export(view) for view in self.exporting] if self.exporting else []
-        if SYNC:
+        if settings.SYNC:
             self._wait_on_host(deadline)
         return kept
 
@@ -93,6 +91,10 @@ class Ordering:
         except UserStreamError:
             raise
         except Exception as error:
+            if self.may_order_devices:
+                _device_edges.refuse_captures((device,), consumer)
+                _device_edges.from_device(device, consumer)
+                return None
             raise UnknownProducerError(
                 f"this {type_name(buffer)} could not order {consumer!r} after its producer "
                 f"({type(error).__name__}: {error}); pass producer=, the stream that writes it, or "
@@ -103,20 +105,19 @@ class Ordering:
     def release(
         self, objects: object, deadline: Deadline | None = None, *, after_error: bool = False
     ) -> None:
-        """Let the producers go on after the consumer; hold the objects up to there, unless `None`.
+        """Make the producers wait for the consumer; hold the objects up to there, unless `None`.
 
         One producer that cannot wait does not stop the others. Where one can be ordered by a host
         wait alone, that has the deadline; after an error it is not waited for.
         """
-        if objects is None and not self.producers and not SYNC:
+        if objects is None and not (self.producers or self.after or settings.SYNC):
             return
         began = time.monotonic()
         lane, producers = self.lane, self.producers
         failures: list[Exception] = []
-        wait_on_host = SYNC and not after_error
+        wait_on_host = settings.SYNC and not after_error
         event = None
-        others = self.followers or self.devices
-        if len(producers) == 1 and not others:
+        if len(producers) == 1 and not self.after:
             try:
                 event = usual_edge(lane, producers[0])
             except Exception as failure:
@@ -125,12 +126,12 @@ class Ordering:
         capture = _driver.NOT_CAPTURING
         if event is None:
             event, capture = lane.mark()
-            for producer in (*producers, *self.followers):
+            for producer in producers:
                 try:
                     producer.follow(event, lane, capture, may_join=self.may_join)
                 except Exception as failure:
                     failures.append(failure)
-            wait_on_host = not self._let_devices_follow(event, failures) or wait_on_host
+            wait_on_host = self._let_devices_wait(event, failures) or wait_on_host
         # What is captured never completes: the graph needs the buffers as long as it lives.
         if objects is None or capture != _driver.NOT_CAPTURING:
             lane.pool.give_back(event)
@@ -145,15 +146,23 @@ class Ordering:
         if failures:
             _cleanup.report(failures, None)
 
-    def _let_devices_follow(self, event: Event, failures: list[Exception]) -> bool:
-        """Let all later work of the devices wait for an event; tell whether that could be done."""
-        could = True
-        for device in self.devices:
+    def _let_devices_wait(self, event: Event, failures: list[Exception]) -> bool:
+        """Make the devices wait for an event; tell whether the host has to wait for it instead."""
+        if not self.may_order_devices:
+            return bool(self.after)
+        instead = False
+        for device in self.after:
             try:
-                could = _let_follow(device, event) and could
+                _device_edges.refuse_captures((device,), self.lane)
+                _device_edges.to_device(device, event)
+            except (CaptureError, NotSupportedError) as failure:
+                if self.may_wait:
+                    instead = True
+                else:
+                    failures.append(failure)
             except Exception as failure:
                 failures.append(failure)
-        return could
+        return instead
 
     def check_thread(self) -> None:
         """Raise unless this is the thread whose per-thread default stream takes part, if any."""
@@ -172,17 +181,3 @@ class Ordering:
             if deadline is None:
                 raise
             raise _waiting.late((self.lane,), deadline.seconds) from None
-
-
-def _let_follow(device: int, event: Event) -> bool:
-    """Let all later work of a device wait for an event; tell whether that could be done.
-
-    It would invalidate a capture there, and drivers before CUDA 12.5 cannot do it.
-    """
-    context = _driver.primary_context(device)
-    try:
-        DeviceWork(device, context).refuse_captures()
-        _driver.let_context_wait(context, event.handle)
-    except (CaptureError, NotSupportedError):
-        return False
-    return True

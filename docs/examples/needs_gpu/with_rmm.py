@@ -4,7 +4,7 @@ import userstream as us
 
 buffer = rmm.DeviceBuffer(size=1024)
 info = us.describe(buffer)
-assert (info.nbytes, info.ordering) == (1024, "unknown")
+assert (info.nbytes, info.ordering) == (1024, "device")
 
 # Nobody tells which stream RMM's work is on. It was the default stream here.
 with us.borrow(buffer, producer=us.Stream.legacy_default()) as stream:

@@ -1,0 +1,75 @@
+"""Edges of a whole device, for buffers of which nothing tells who works on them.
+
+An event of ``cuCtxRecordEvent`` covers what is queued on every stream of a context, whoever made
+it. ``cuCtxWaitEvent`` lets all that is queued there from then on wait for an event, on streams that
+are made later too, and nothing that is queued already. Neither waits on the host. Both invalidate
+any capture of the context, whatever its mode.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from userstream import _device_wait, _driver, _process
+from userstream._stream import activation, factory
+from userstream.errors import CaptureError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from cuda.bindings import driver
+    from cuda.core import Event
+
+    from userstream._engine.lane import Lane
+
+# Events by device. Each is in use only from its record to the wait that follows: a wait that is
+# pending keeps the record that it saw.
+_spare: dict[int, deque[driver.CUevent]] = {}
+
+_INSTEAD = (
+    "pass producer=, the stream that writes the buffer, or use the buffer before or after the "
+    "capture"
+)
+_BREAKS = f", which ordering with everything on the device would invalidate: {_INSTEAD}"
+
+
+def refuse_captures(devices: Iterable[int], consumer: Lane) -> None:
+    """Raise `CaptureError` for a capture that can be seen, before any edge breaks it."""
+    if consumer.capture_status() != _driver.NOT_CAPTURING:
+        raise CaptureError(
+            f"{consumer!r} is being captured into a graph, which cannot depend on the work "
+            f"of everybody on the device: {_INSTEAD}",
+            stream=repr(consumer),
+        )
+    for device in devices:
+        _device_wait.refuse_captures(device, _driver.primary_context(device), _BREAKS)
+        # A framework that captures does it on its current stream, of which the legacy one may know
+        # nothing.
+        for framework in activation.usable():
+            handle, _owner = framework.current_stream(device)
+            if isinstance(handle, int) and handle > _driver.PER_THREAD:
+                factory.of_framework(handle, device).usable(_BREAKS)
+
+
+def from_device(device: int, consumer: Lane) -> None:
+    """Make later work on a stream wait for all that is queued on a device now."""
+    context = _driver.primary_context(device)
+    spare = _spare.setdefault(device, deque())
+    try:
+        event = spare.pop()
+    except IndexError:
+        event = _driver.create_event(context)
+    try:
+        _driver.record_context(context, event)
+        consumer.here(_driver.wait_for_event, consumer.live(), int(event), 0, consumer)
+    finally:
+        spare.append(event)
+
+
+def to_device(device: int, event: Event) -> None:
+    """Make all that is queued on a device from now on wait for an event."""
+    _driver.let_context_wait(_driver.primary_context(device), event.handle)
+
+
+_process.after_fork(_spare.clear)
