@@ -187,7 +187,7 @@ def dist(directory: str) -> None:
     with tarfile.open(sdist) as archive:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
     here = {path.relative_to(ROOT).as_posix() for path in _files()}
-    package = {name for name in here if name.startswith("userstream/")}
+    package = {name for name in here if re.match(r"userstream/|pytest_userstream\.py$", name)}
     public = {name for name in here if not name.startswith(".")}  # what CI and git have is not
     sources = {name for name in package if name.endswith((".c", ".h"))}
     in_wheel = {name for name in in_wheel if ".dist-info/" not in name} - {CORE}

@@ -27,7 +27,10 @@ from helpers import (
 from userstream import _driver
 from userstream.testing import latch, reset
 
-pytestmark = pytest.mark.simulated  # the GPU's calls cannot be seen yet
+pytestmark = [
+    pytest.mark.simulated,  # the calls of a GPU cannot be seen yet
+    pytest.mark.no_races(False),  # they watch themselves
+]
 
 SIZE = 4096
 LEGACY = 1

@@ -12,6 +12,9 @@ NVIDIA device node nor a driver it runs on the simulated driver.
 ``--require-gpu``
     Fail if there is no GPU.
 
+``observe program.py ...``
+    Run a program, and report the races and stalls of its streams: ``observe --help`` says more.
+
 The exit status is 0 if every check passed, 1 if not, 2 for an invalid command line, and 141 if the
 reader of the output went away (``| head``).
 """
@@ -35,6 +38,11 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["observe"]:
+        from userstream._observe import command
+
+        return command.main(given[1:])
     options = _parse(arguments)
     # Not with --simulate: looking for a real driver loads it, and a process can load only one.
     gpu = not options.simulate and driver_choice.is_gpu_machine()
@@ -54,6 +62,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m userstream",
         description="Report the installation, and check that userstream works on every device.",
+        epilog="`python -m userstream observe program.py` watches the streams of a program.",
     )
     parser.add_argument("--json", action="store_true", help="print a single JSON document")
     parser.add_argument("--simulate", action="store_true", help="use the simulated driver")

@@ -1,0 +1,221 @@
+"""``python -m userstream observe``, and the pytest plugin."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.simulated  # the calls of a GPU cannot be seen yet
+
+ROOT = Path(__file__).parents[1]
+
+RACE = """
+    import sys
+    import userstream as us
+    from cuda.core import Device
+
+    Device(0).set_current()
+    one, other = us.Stream.create(0), us.Stream.create(0)
+    buffer = Device(0).allocate(1024, stream=one)
+    other.wait(one)
+    buffer.fill(7, stream=one)
+    {order}
+    buffer.fill(8, stream=other)
+    one.sync(), other.sync()
+"""
+
+
+def command(tmp_path: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
+    file = tmp_path / "program.py"
+    file.write_text(textwrap.dedent(program))
+    call = [sys.executable, "-m", "userstream", "observe", "--simulate", *options]
+    if "-m" in options:
+        call += ["program", "an argument"]
+    else:
+        call += [str(file), "an argument"]
+    return subprocess.run(
+        call, capture_output=True, text=True, cwd=tmp_path, env=environment(), check=False
+    )
+
+
+def environment() -> dict[str, str]:
+    path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
+    return {**os.environ, "PYTHONPATH": path, "PYTEST_ADDOPTS": ""}
+
+
+def racy(end: str = "") -> str:
+    return textwrap.dedent(RACE.format(order="")) + end
+
+
+def ordered(end: str = "") -> str:
+    return textwrap.dedent(RACE.format(order="other.wait(one)")) + end
+
+
+@pytest.mark.parametrize("options", [(), ("-m",)])
+def test_a_program_with_a_race_exits_with_66(tmp_path: Path, options: tuple[str, ...]) -> None:
+    done = command(tmp_path, racy("print(sys.argv[1])"), *options)
+    assert done.returncode == 66, done.stderr
+    assert done.stdout == "an argument\n"
+    assert "write after write" in done.stderr
+    assert f"{tmp_path}/program.py:10" in done.stderr
+
+
+def test_a_program_without_keeps_its_status(tmp_path: Path) -> None:
+    for end, status in (("", 0), ("sys.exit(3)", 3), ("sys.exit('no')", 1), ("sys.exit()", 0)):
+        done = command(tmp_path, ordered(end))
+        assert done.returncode == status, done.stderr
+        assert ": 0 races, " in done.stderr
+
+
+def test_the_report_comes_after_an_exception_too(tmp_path: Path) -> None:
+    done = command(tmp_path, racy("raise KeyError('here')"))
+    assert done.returncode == 1
+    trace, _, report = done.stderr.partition("KeyError: 'here'")
+    assert trace.startswith("Traceback")
+    assert "runpy" not in trace
+    assert "1 race, " in report
+
+
+def test_it_fails_on_what_is_chosen(tmp_path: Path) -> None:
+    assert command(tmp_path, racy(), "--fail-on", "nothing").returncode == 0
+    assert command(tmp_path, racy(), "--fail-on", "stalls,races").returncode == 66
+    wrong = command(tmp_path, racy(), "--fail-on", "luck")
+    assert wrong.returncode == 2
+    assert "'luck' is not races, stalls or nothing" in wrong.stderr
+
+
+def test_it_saves_and_suppresses(tmp_path: Path) -> None:
+    report, known = tmp_path / "seen.json", tmp_path / "known.txt"
+    assert command(tmp_path, racy(), "--json", str(report)).returncode == 66
+    (race,) = json.loads(report.read_text())["races"]
+    known.write_text(race["key"])
+    assert command(tmp_path, racy(), "--suppress", str(known)).returncode == 0
+    known.write_text("what?")
+    wrong = command(tmp_path, racy(), "--suppress", str(known))
+    assert wrong.returncode == 2
+    assert "is no suppression" in wrong.stderr
+
+
+def test_nothing_to_watch_is_refused(tmp_path: Path) -> None:
+    call = [sys.executable, "-m", "userstream", "observe"]
+    done = subprocess.run(
+        call, capture_output=True, text=True, cwd=tmp_path, env=environment(), check=False
+    )
+    assert done.returncode == 2
+    assert "there is no program to watch" in done.stderr
+
+
+TESTS = """
+    import pytest
+    from userstream import testing
+
+    testing.simulate()
+
+    def work(order):
+        import userstream as us
+        from cuda.core import Device
+
+        Device(0).set_current()
+        one, other = us.Stream.create(0), us.Stream.create(0)
+        buffer = Device(0).allocate(1024, stream=one)
+        other.wait(one)
+        buffer.fill(7, stream=one)
+        if order:
+            other.wait(one)
+        buffer.fill(8, stream=other)
+        one.sync(), other.sync()
+        one.wait(other)
+        buffer.close(one)
+
+    def test_racy():
+        work(False)
+
+    def test_ordered():
+        work(True)
+
+    @pytest.mark.no_races
+    def test_marked():
+        work(False)
+
+    @pytest.mark.no_races(False)
+    def test_left_out():
+        work(False)
+
+    def test_fixture(observe):
+        work(False)
+        assert [race.kind for race in observe.races] == ["write after write"]
+
+    def test_fails_by_itself():
+        work(False)
+        assert False
+"""
+
+
+def run_tests(tmp_path: Path, *options: str) -> tuple[str, dict[str, str]]:
+    (tmp_path / "test_it.py").write_text(textwrap.dedent(TESTS))
+    plugin = ("-p", "no:userstream", "-p", "pytest_userstream")  # installed or not
+    call = [sys.executable, "-m", "pytest", "-rA", "-p", "no:randomly", *plugin, *options]
+    done = subprocess.run(
+        [*call, "test_it.py"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
+        check=False,
+    )
+    lines = (line.split(" - ")[0].split() for line in done.stdout.splitlines())
+    found = {
+        line[1].rpartition("::")[2]: line[0]
+        for line in lines
+        if len(line) > 1 and line[0] in ("PASSED", "FAILED", "ERROR")
+    }
+    return done.stdout, found
+
+
+def test_the_plugin_fails_tests_with_races(tmp_path: Path) -> None:
+    output, found = run_tests(tmp_path, "--races")
+    assert found == {
+        "test_racy": "FAILED",
+        "test_ordered": "PASSED",
+        "test_marked": "FAILED",
+        "test_left_out": "PASSED",
+        "test_fixture": "PASSED",
+        "test_fails_by_itself": "FAILED",
+    }
+    assert "write after write" in output
+    assert output.count("1 race, ") >= 3
+
+
+def test_without_the_option_only_marked_tests_are_watched(tmp_path: Path) -> None:
+    _, found = run_tests(tmp_path)
+    assert [name for name, what in found.items() if what == "FAILED"] == [
+        "test_marked",
+        "test_fails_by_itself",
+    ]
+
+
+def test_the_plugin_suppresses(tmp_path: Path) -> None:
+    (tmp_path / "known.txt").write_text("race=write-after-write first=test_it.py:work\n")
+    _, found = run_tests(tmp_path, "--races", "--races-suppress", "known.txt")
+    assert [name for name, what in found.items() if what == "FAILED"][-1] == "test_fails_by_itself"
+    assert found["test_racy"] == "PASSED"
+
+
+def test_the_plugin_loads_nothing_until_it_is_used(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import sys\n"
+        "def test_nothing():\n"
+        "    assert not {'userstream', 'cuda', 'cuda.core', 'cuda.bindings'} & set(sys.modules)\n"
+    )
+    plugin = ("-p", "no:userstream", "-p", "pytest_userstream", "-p", "no:randomly")
+    call = [sys.executable, "-m", "pytest", "-q", *plugin, "test_it.py"]
+    done = subprocess.run(
+        call, capture_output=True, text=True, cwd=tmp_path, env=environment(), check=False
+    )
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,151 @@
+"""``python -m userstream observe``: watch a program, and report at its end.
+
+``--json FILE``
+    Write the whole report there.
+``--fail-on WHAT``
+    ``races``, which is the default, ``stalls``, both with a comma, or ``nothing``: what makes the
+    exit status of a program that succeeded 66.
+``--suppress FILE``
+    Do not report the races that this file names.
+``--possible``
+    Report also what something unseen may put in order.
+``--simulate``
+    Run the program on the simulated driver.
+
+The program's own exit status is kept otherwise. The report goes to stderr, after an exception too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+import traceback
+from typing import TYPE_CHECKING, NoReturn
+
+from userstream import testing
+from userstream._observe.observation import Observation
+from userstream.errors import NotSupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FOUND = 66  # the exit status of a program that succeeded, and has races
+_REFUSED = 2
+_INTERRUPTED = 130
+_FAIL_ON = {"races", "stalls", "nothing"}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; return its exit status."""
+    options = _parse(arguments)
+    if options.simulate:
+        testing.simulate()
+    seen = _observation(options)
+    try:
+        seen.__enter__()
+    except NotSupportedError as error:
+        print(f"python -m userstream observe: {error}", file=sys.stderr)
+        return _REFUSED
+    try:
+        status = _run(options.program, as_module=options.module)
+    finally:
+        seen.stop()
+        _report(seen, options.json)
+    found = (seen.races and "races" in options.fail_on) or (
+        seen.stalls and "stalls" in options.fail_on
+    )
+    return FOUND if found and status == 0 else status
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m userstream observe",
+        usage="%(prog)s [options] (program.py | -m module) [arguments of the program ...]",
+        description="Watch the streams of a program; report races and stalls at its end.",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the whole report there")
+    parser.add_argument(
+        "--fail-on",
+        type=_fail_on,
+        default={"races"},
+        metavar="WHAT",
+        help=f"races (default), stalls, both with a comma, or nothing: exit with {FOUND} then",
+    )
+    parser.add_argument("--suppress", metavar="FILE", help="races that are not reported")
+    parser.add_argument("--possible", action="store_true", help="report possible races as well")
+    parser.add_argument("--simulate", action="store_true", help="run on the simulated driver")
+    parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="the program, and its arguments")
+    options = parser.parse_args(arguments)
+    if not options.program:
+        parser.error("there is no program to watch")
+    if options.json is not None and not options.json.endswith(".json"):
+        parser.error(f"a report is saved as .json, not as {options.json!r}")
+    return options
+
+
+def _fail_on(text: str) -> set[str]:
+    words = set(text.split(","))
+    if not words <= _FAIL_ON:
+        raise argparse.ArgumentTypeError(f"{text!r} is not races, stalls or nothing")
+    return words
+
+
+def _observation(options: argparse.Namespace) -> Observation:
+    try:
+        return Observation(possible=options.possible, suppress=options.suppress or ())
+    except (OSError, ValueError, NotSupportedError) as error:
+        _refuse(str(error))
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"python -m userstream observe: {message}", file=sys.stderr)
+    raise SystemExit(_REFUSED)
+
+
+def _run(program: list[str], *, as_module: bool) -> int:
+    """Run the program as Python would; return its exit status."""
+    sys.argv = program
+    if not as_module:
+        sys.path[0] = os.path.dirname(os.path.abspath(program[0]))
+    try:
+        if as_module:
+            runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(program[0], run_name="__main__")
+    except SystemExit as leaving:
+        return _status(leaving)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        return _INTERRUPTED
+    except Exception as error:
+        _print_its_own(error)
+        return 1
+    return 0
+
+
+def _status(leaving: SystemExit) -> int:
+    code = leaving.code
+    if code is None or isinstance(code, int):
+        return code or 0
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _print_its_own(error: Exception) -> None:
+    """Print the traceback without the frames that brought the program about."""
+    trace = error.__traceback__
+    while trace is not None and (
+        trace.tb_frame.f_code.co_filename == __file__
+        or trace.tb_frame.f_globals.get("__name__") == "runpy"
+    ):
+        trace = trace.tb_next
+    traceback.print_exception(error.with_traceback(trace))
+
+
+def _report(seen: Observation, path: str | None) -> None:
+    print(seen, file=sys.stderr)
+    if path is not None:
+        seen.save(path)
