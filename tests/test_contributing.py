@@ -21,7 +21,7 @@ PAGE = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8
 
 def test_the_layers() -> None:
     layout, _ = PAGE.split("## Tests")
-    items = re.findall(r"^\d\. (.*?)(?::|$)", layout, re.MULTILINE)
+    items = re.findall(r"^\d+\. (.*?)(?::|$)", layout, re.MULTILINE)
     assert re.findall(r"`(\w+)`", " ".join(items)) == LAYERS
 
 
