@@ -371,9 +371,15 @@ def test_copyto_refuses(jax: types.ModuleType, memory: int) -> None:
 def test_a_copy_that_fails_leaves_the_stream_usable(producer: us.Stream, memory: int) -> None:
     write(memory, NUMBERS)
     buffer = array(memory, producer, shape=(2, 3))
-    for function in ("cuMemcpyAsync", "cuEventRecord", "cuStreamWaitEvent", "cuMemHostAlloc"):
+    failures: list[dict[str, Any]] = [
+        {"function": "cuMemcpyAsync", "result": 2},
+        {"function": "cuEventRecord", "result": 2},
+        {"function": "cuStreamWaitEvent", "result": 2},
+        {"allocation": 2, "count": 9},
+    ]
+    for failure in failures:
         us.close(timeout=10)
-        with testing.inject(function, 2, this_thread=True):
+        with testing.inject(**failure, this_thread=True):
             with contextlib.suppress(us.DriverError):
                 us.asnumpy(buffer)
         np.testing.assert_array_equal(us.asnumpy(buffer, timeout=10), NUMBERS)

@@ -10,7 +10,15 @@ from cuda.bindings import driver
 from cuda.core import Device
 
 from helpers import in_thread
-from userstream.testing import _simulated, async_error, calls, inject, latch, reset
+from userstream.testing import (
+    UnusedInjection,
+    _simulated,
+    async_error,
+    calls,
+    inject,
+    latch,
+    reset,
+)
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("no_garbage")]
 
@@ -116,7 +124,7 @@ def test_a_block_ends_the_injection_after_an_error(stream):
 
 def test_a_block_ends_only_its_own_injection(stream):
     inject("cuStreamQuery", 1, skip=1)
-    with inject("cuStreamQuery", ILLEGAL, skip=100):
+    with inject("cuStreamQuery", ILLEGAL, skip=100, strict=False):
         pass
     assert queries(stream, 3) == [0, 1, 0]
 
@@ -163,7 +171,9 @@ def test_an_injection_may_precede_the_first_use():
         (("cuStreamQuery", "700"), TypeError, "CUresult or an int, not str"),
         (("cuStreamQuery", 700.0), TypeError, "CUresult or an int, not float"),
         (("cuStreamQuery", True), TypeError, "not bool"),
-        (("cuStreamQuery", None), TypeError, "not NoneType"),
+        (("cuStreamQuery", None), TypeError, "and the result that its calls return"),
+        ((), TypeError, "a function and a result, or one of allocation=, copy=, "),
+        ((None, 700), TypeError, "a function and the result"),
         (("cuStreamQuery", 0), ValueError, "error code"),
         (("cuStreamQuery", -1), ValueError, "error code"),
         (("cuStreamQuery", 1 << 31), ValueError, "error code"),
@@ -180,7 +190,170 @@ def test_bad_injections(stream, arguments, error, text):
     assert query(stream) == SUCCESS
 
 
+# ---- injections that test something ------------------------------------------
+
+
+def test_an_injection_that_never_fired_fails_its_block(stream):
+    with pytest.raises(UnusedInjection) as raised, inject("cuMemAlloc", 2):
+        _ = queries(stream, 2), driver.cuCtxGetCurrent()
+    assert str(raised.value) == (
+        "inject('cuMemAlloc', 2) never fired. Called in its block: "
+        "cuCtxGetCurrent, cuStreamQuery (2 times).\n"
+        "Pass strict=False if that may happen."
+    )
+    assert issubclass(UnusedInjection, AssertionError)
+
+
+def test_it_says_what_the_library_calls_instead(stream):
+    """A buffer of cuda.core comes from a pool, where there is one."""
+    with pytest.raises(UnusedInjection, match=r"Called in its block: .*cuMemAllocFromPoolAsync"):
+        with inject("cuMemAlloc", 2):
+            Device(0).allocate(64, stream=stream)
+
+
+def test_nothing_was_called():
+    with pytest.raises(UnusedInjection, match="no driver function was called in its block"):
+        with inject("cuMemAlloc", 2):
+            pass
+
+
+def test_too_few_calls(stream):
+    text = r"inject\('cuStreamQuery', 1, skip=5\) never fired: .* \(cuStreamQuery \(3 times\)\)"
+    with pytest.raises(UnusedInjection, match=text), inject("cuStreamQuery", 1, skip=5):
+        queries(stream, 3)
+
+
+def test_calls_of_other_threads_alone(stream):
+    with pytest.raises(
+        UnusedInjection, match=r"this_thread=True\) never fired: there were too few"
+    ):
+        with inject("cuStreamQuery", 1, this_thread=True):
+            in_thread(lambda: query(stream))
+
+
+def test_an_injection_that_may_stay_unused(stream):
+    with inject("cuMemAlloc", 2, strict=False):
+        pass
+
+
+def test_one_call_of_many_is_enough(stream):
+    with inject("cuStreamQuery", ILLEGAL, count=100):
+        assert query(stream) == ILLEGAL
+
+
+def test_another_error_gets_a_note(stream):
+    with pytest.raises(ZeroDivisionError) as raised, inject("cuMemAlloc", 2):
+        _ = query(stream), 1 / 0
+    assert raised.value.__notes__ == [
+        "inject('cuMemAlloc', 2) never fired. Called in its block: cuStreamQuery."
+    ]
+    with pytest.raises(ZeroDivisionError) as raised, inject("cuStreamQuery", 1):
+        _ = query(stream), 1 / 0
+    assert not hasattr(raised.value, "__notes__")
+
+
+def test_a_reset_takes_the_injection_along(stream):
+    with inject("cuMemAlloc", 2):
+        reset()
+    queries(stream, 3)
+    again = inject("cuMemAlloc", 2)
+    reset()  # counts begin anew
+    query(stream)
+    assert (
+        again._reason()
+        == "inject('cuMemAlloc', 2) never fired. Called in its block: cuStreamQuery."
+    )
+    assert repr(again) == "<userstream.testing.inject('cuMemAlloc', 2)>"
+
+
+# ---- by what programs do ----------------------------------------------------
+
+
+def operations(stream):
+    address = int(driver.cuMemAlloc(64)[1])
+    host = ctypes.create_string_buffer(64)
+
+    def shaped():
+        copy = driver.CUDA_MEMCPY2D()
+        device = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        copy.srcMemoryType = copy.dstMemoryType = device
+        copy.srcDevice, copy.dstDevice, copy.WidthInBytes, copy.Height = address, address + 32, 4, 4
+        return driver.cuMemcpy2DAsync(copy, stream.handle)
+
+    yield "allocation", lambda: driver.cuMemAlloc(64)
+    yield "allocation", lambda: driver.cuMemAllocManaged(64, driver.CUmemAttach_flags(1))
+    yield "allocation", lambda: driver.cuMemAllocAsync(64, stream.handle)
+    yield "allocation", lambda: driver.cuMemHostAlloc(64, 0)
+    yield "copy", lambda: driver.cuMemcpyHtoD(address, ctypes.addressof(host), 64)
+    yield "copy", lambda: driver.cuMemcpyAsync(address, address + 32, 8, stream.handle)
+    yield "copy", shaped
+    yield "fill", lambda: driver.cuMemsetD32Async(address, 1, 4, stream.handle)
+    yield "fill", lambda: driver.cuMemsetD2D8Async(address, 8, 1, 4, 4, stream.handle)
+    yield "stream", lambda: driver.cuStreamCreate(1)
+    yield "event", lambda: driver.cuEventCreate(2)
+    yield "wait", lambda: driver.cuStreamSynchronize(stream.handle)
+    yield "wait", lambda: driver.cuStreamQuery(stream.handle)
+    yield "wait", driver.cuCtxSynchronize
+    driver.cuMemFree(address)
+
+
+def test_what_programs_do_fails_whichever_function_does_it(stream):
+    for operation, call in operations(stream):
+        with inject(**{operation: ILLEGAL}):
+            assert call()[0] == ILLEGAL
+
+
+def test_its_functions_share_one_count(stream):
+    with inject(wait=ILLEGAL, count=2, skip=1):
+        assert query(stream) == SUCCESS
+        assert driver.cuStreamSynchronize(stream.handle)[0] == ILLEGAL
+        assert driver.cuCtxSynchronize()[0] == ILLEGAL
+        assert queries(stream, 3) == [0, 0, 0]
+        assert driver.cuStreamSynchronize(stream.handle)[0] == SUCCESS
+
+
+def test_what_was_not_done():
+    with pytest.raises(UnusedInjection, match=r"^inject\(fill=2\) never fired"):
+        with inject(fill=2):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("operation", "some"),
+    [
+        ("allocation", {"cuMemAlloc", "cuMemAllocFromPoolAsync", "cuMemHostAlloc"}),
+        ("copy", {"cuMemcpyAsync", "cuMemcpy3DPeerAsync", "cuMemcpyDtoH"}),
+        ("fill", {"cuMemsetD8Async", "cuMemsetD2D8Async"}),
+        ("launch", {"cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel"}),
+        ("stream", {"cuStreamCreate", "cuStreamCreateWithPriority"}),
+        ("event", {"cuEventCreate"}),
+        ("wait", {"cuStreamQuery", "cuEventSynchronize", "cuCtxSynchronize"}),
+    ],
+)
+def test_which_functions_do_it(operation, some):
+    injection = inject(**{operation: 2})
+    assert some <= {*injection._names}
+    assert "cuLaunchHostFunc" not in injection._names
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"copy": 2, "fill": 2}, {"function": "cuMemAlloc", "copy": 2}, {"result": 2, "copy": 2}],
+)
+def test_only_one_of_them(arguments):
+    with pytest.raises(TypeError, match="pass a function and a result"):
+        inject(**arguments)
+
+
 # ---- calls ------------------------------------------------------------------
+
+
+def test_all_that_was_called(stream):
+    reset()
+    assert calls() == {}
+    queries(stream, 3)
+    driver.cuStreamGetCtx(stream.handle)
+    assert calls() == {"cuStreamGetCtx": 1, "cuStreamQuery": 3}
 
 
 def test_calls_are_counted(stream):
@@ -219,7 +392,7 @@ def test_calls_of_every_thread_are_counted(stream):
 
 
 @pytest.mark.parametrize(
-    ("function", "error"), [("cuNothing", ValueError), (1, TypeError), (None, TypeError)]
+    ("function", "error"), [("cuNothing", ValueError), (1, TypeError), (b"cuInit", TypeError)]
 )
 def test_bad_names_to_count(function, error):
     with pytest.raises(error):

@@ -8,13 +8,16 @@ Examples
 >>> stream = us.get_stream(0)
 """
 
+from userstream.testing._calls import calls
+from userstream.testing._injection import UnusedInjection, inject
 from userstream.testing._kernels import duration, kernel
 from userstream.testing._latch import latch
 from userstream.testing._pointer import Pointer
-from userstream.testing._simulated import async_error, calls, inject, reset, simulate
+from userstream.testing._simulated import async_error, reset, simulate
 
 __all__ = [
     "Pointer",
+    "UnusedInjection",
     "async_error",
     "calls",
     "duration",
@@ -28,6 +31,7 @@ __all__ = [
 for _public in (
     Pointer,
     Pointer.array,
+    UnusedInjection,
     async_error,
     calls,
     duration,

@@ -9,7 +9,7 @@ import os
 import re
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from cuda.bindings import driver
 
@@ -17,7 +17,6 @@ from userstream.testing import _build
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 MAX_DEVICES = 16
 _LOWEST_VERSION = 12000
@@ -150,14 +149,18 @@ def _refuse_real_driver() -> None:
 
 def _load(path: str) -> ctypes.CDLL:
     library = ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
-    sizes = ctypes.POINTER(ctypes.c_size_t)
+    sizes, names = ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_char_p)
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "configure": (ctypes.c_bool, [ctypes.c_int, ctypes.c_int, ctypes.c_size_t]),
         "inject": (
             ctypes.c_uint64,
-            [ctypes.c_char_p, ctypes.c_int, ctypes.c_long, ctypes.c_long, ctypes.c_bool],
+            [names, ctypes.c_size_t, ctypes.c_int, ctypes.c_long, ctypes.c_long, ctypes.c_bool],
         ),
-        "withdraw": (None, [ctypes.c_char_p, ctypes.c_uint64]),
+        "withdraw": (ctypes.c_long, [ctypes.c_uint64]),
+        "all_calls": (
+            ctypes.c_size_t,
+            [names, ctypes.POINTER(ctypes.c_long), ctypes.c_size_t],
+        ),
         "calls": (ctypes.c_long, [ctypes.c_char_p]),
         "async_error": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_int]),
         "reset": (None, []),
@@ -216,93 +219,6 @@ def progress() -> None:
     """Notify the simulated driver that a word which a stream may wait on was written."""
     if _library is not None:
         _library.userstream_progress()
-
-
-def _plain_name(function: str) -> bytes:
-    if not isinstance(function, str):
-        raise TypeError(f"function must be a str, not {type(function).__name__}")
-    return re.sub(r"(_v\d+)?(_ptsz|_ptds)?$", "", function).encode()
-
-
-def _unknown(function: str) -> ValueError:
-    return ValueError(
-        f"the simulated driver has no function {function!r}: "
-        "pass the name of a driver function, such as 'cuStreamQuery'"
-    )
-
-
-class inject:  # noqa: N801 - used like a function
-    """Make the next calls of a driver function fail with a given result.
-
-    These calls return ``result`` and do nothing else. An injection lasts until it is used up, until
-    the end of its ``with`` block if it is used as a context manager, or until `reset`. A function
-    can have several injections; the earliest one applies first. Thread-safe; does not block.
-
-    Parameters
-    ----------
-    function : str
-        The name, such as ``"cuStreamQuery"``; a version suffix (``_v2``) is ignored.
-    result : CUresult or int
-        A ``driver.CUresult`` or any positive integer, including codes unknown to the bindings.
-    count : int, default 1
-        Number of calls that fail.
-    skip : int, default 0
-        Number of calls that succeed before the first failure.
-    this_thread : bool, default False
-        Whether the injection applies only to calls of the injecting thread, so that those of
-        other threads (such as userstream's watcher) are neither counted nor affected.
-
-    Raises
-    ------
-    RuntimeError
-        Without the simulated driver.
-    ValueError, TypeError
-        If the simulated driver has no such function, or a number is out of range.
-
-    Examples
-    --------
-    >>> from cuda.bindings import driver
-    >>> from userstream.testing import inject
-    >>> with inject("cuEventCreate", driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY):
-    ...     result, event = driver.cuEventCreate(0)
-    >>> result.name
-    'CUDA_ERROR_OUT_OF_MEMORY'
-    """
-
-    def __init__(
-        self,
-        function: str,
-        result: SupportsIndex,
-        count: int = 1,
-        skip: int = 0,
-        *,
-        this_thread: bool = False,
-    ) -> None:
-        self._library = _side_door("inject()")
-        self._function = _plain_name(function)
-        code = _code(result)
-        _check_int("count", count)
-        _check_int("skip", skip)
-        if count < 1 or skip < 0:
-            raise ValueError(
-                f"count must be at least 1 and skip at least 0, not {count} and {skip}"
-            )
-        self._id = self._library.userstream_inject(
-            self._function, code, count, skip, bool(this_thread)
-        )
-        if not self._id:
-            raise _unknown(function)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._library.userstream_withdraw(self._function, self._id)
 
 
 def _code(result: SupportsIndex) -> int:
@@ -372,45 +288,6 @@ def handle_of(stream: object) -> int:
             f"not {type(stream).__name__}"
         )
     return int(stream)
-
-
-def calls(function: str) -> int:
-    """Count the calls of a driver function since the start or the last `reset`.
-
-    All versions of the function (``_v2``) are counted, and so are calls that an injection made
-    fail. Thread-safe; does not block.
-
-    Parameters
-    ----------
-    function : str
-        The name, such as ``"cuStreamQuery"``.
-
-    Returns
-    -------
-    int
-        The number of calls.
-
-    Raises
-    ------
-    RuntimeError
-        Without the simulated driver.
-    ValueError, TypeError
-        If the simulated driver has no such function.
-
-    Examples
-    --------
-    >>> from cuda.bindings import driver
-    >>> from userstream.testing import calls, reset
-    >>> reset()
-    >>> driver.cuDeviceGetCount()[1] > 0
-    True
-    >>> calls("cuDeviceGetCount")
-    1
-    """
-    count: int = _side_door("calls()").userstream_calls(_plain_name(function))
-    if count < 0:
-        raise _unknown(function)
-    return count
 
 
 def reset() -> None:

@@ -3,52 +3,70 @@
 
 #define SIDE_DOOR __attribute__((visibility("default")))
 
-/* The next `count` calls, after `skip`, answer `result`. */
-typedef struct Fault {
+/* The next `count` calls, after `skip`, of any of its functions answer `result`. */
+typedef struct Injection {
     uint64_t id;
     uint64_t thread;            /* 0: of any */
     int result;
     long count;
     long skip;
+    long fired;
+    int references;             /* of its functions */
+} Injection;
+
+typedef struct Fault {          /* an injection, at one of its functions */
+    Injection *injection;
     struct Fault *next;         /* injected later */
 } Fault;
 
+static void fault_remove(Fault **link) {
+    Fault *fault = *link;
+    *link = fault->next;
+    if (--fault->injection->references == 0)
+        free(fault->injection);
+    free(fault);
+}
+
 CUresult fault_for(Function *function) {
-    for (Fault **link = &function->shared->faults; *link; link = &(*link)->next) {
-        Fault *fault = *link;
-        if (fault->thread && fault->thread != this_thread()->id)
-            continue;
-        if (fault->skip > 0) {
-            fault->skip--;
+    Fault **link = &function->shared->faults;
+    while (*link) {
+        Injection *injection = (*link)->injection;
+        if (injection->count == 0) {    /* used up by another of its functions */
+            fault_remove(link);
             continue;
         }
-        int result = fault->result;
-        if (--fault->count == 0) {
-            *link = fault->next;
-            free(fault);
+        bool applies = !injection->thread || injection->thread == this_thread()->id;
+        if (applies && injection->skip == 0) {
+            int result = injection->result;
+            injection->fired++;
+            if (--injection->count == 0)
+                fault_remove(link);
+            return (CUresult)result;
         }
-        return (CUresult)result;
+        if (applies)
+            injection->skip--;
+        link = &(*link)->next;
     }
     return CUDA_SUCCESS;
 }
 
+/* Of one function the injection with this id, or all with id 0. */
 static void remove_faults(Function *function, uint64_t id) {
     for (Fault **link = &function->faults; *link;) {
-        Fault *fault = *link;
-        if (id && fault->id != id) {
-            link = &fault->next;
+        if (id && (*link)->injection->id != id) {
+            link = &(*link)->next;
             continue;
         }
-        *link = fault->next;
-        free(fault);
+        fault_remove(link);
     }
 }
 
 /* Declared here as well: nobody but Python calls these. */
 SIDE_DOOR bool userstream_configure(int devices, int driver_version, size_t memory);
-SIDE_DOOR uint64_t userstream_inject(const char *name, int result, long count, long skip,
-                                     bool here);
-SIDE_DOOR void userstream_withdraw(const char *name, uint64_t id);
+SIDE_DOOR uint64_t userstream_inject(const char *const *names, size_t count_of_names, int result,
+                                     long count, long skip, bool here);
+SIDE_DOOR long userstream_withdraw(uint64_t id);
+SIDE_DOOR size_t userstream_all_calls(const char **names, long *calls, size_t capacity);
 SIDE_DOOR long userstream_calls(const char *name);
 SIDE_DOOR int userstream_async_error(Stream *handle, int error);
 SIDE_DOOR void userstream_reset(void);
@@ -67,28 +85,59 @@ bool userstream_configure(int devices, int driver_version, size_t memory) {
 }
 
 /* 0: there is no such function. */
-uint64_t userstream_inject(const char *name, int result, long count, long skip, bool here) {
+uint64_t userstream_inject(const char *const *names, size_t count_of_names, int result, long count,
+                           long skip, bool here) {
     lock();
-    uint64_t id = 0;
-    Function *function = function_find(name);
-    if (function) {
-        Fault **end = &function->faults;
-        while (*end)
-            end = &(*end)->next;
-        id = new_id();
-        *end = malloc(sizeof **end);
-        **end = (Fault){id, here ? this_thread()->id : 0, result, count, skip, NULL};
+    bool known = count_of_names > 0;
+    for (size_t i = 0; i < count_of_names; i++)
+        known = known && function_find(names[i]);
+    uint64_t id = known ? new_id() : 0;
+    if (known) {
+        Injection *injection = malloc(sizeof *injection);
+        *injection = (Injection){id, here ? this_thread()->id : 0, result, count, skip, 0,
+                                 (int)count_of_names};
+        for (size_t i = 0; i < count_of_names; i++) {
+            Fault **end = &function_find(names[i])->faults;
+            while (*end)
+                end = &(*end)->next;
+            *end = malloc(sizeof **end);
+            **end = (Fault){injection, NULL};
+        }
     }
     unlock();
     return id;
 }
 
-void userstream_withdraw(const char *name, uint64_t id) {
+/* How often it has answered; -1: it is used up, or was forgotten. */
+long userstream_withdraw(uint64_t id) {
+    long fired = -1;
     lock();
-    Function *function = function_find(name);
-    if (function && id)
+    for (Function *function = function_first(); function; function = function->next) {
+        for (const Fault *fault = function->faults; fault; fault = fault->next) {
+            if (fault->injection->id == id && fault->injection->count)
+                fired = fault->injection->fired;
+        }
         remove_faults(function, id);
+    }
     unlock();
+    return fired;
+}
+
+/* Of all functions, each name once; how many there are. */
+size_t userstream_all_calls(const char **names, long *calls, size_t capacity) {
+    size_t count = 0;
+    lock();
+    for (Function *function = function_first(); function; function = function->next) {
+        if (function->shared != function)
+            continue;
+        if (count < capacity) {
+            names[count] = function->name;
+            calls[count] = function->calls;
+        }
+        count++;
+    }
+    unlock();
+    return count;
 }
 
 /* -1: there is no such function. */
