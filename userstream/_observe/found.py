@@ -103,7 +103,7 @@ class Race:
     first, second : Operation
         The two, in the order in which they were queued.
     ordered_until : Operation or None
-        The last operation on the stream of `first` that `second` is ordered after.
+        The last operation on the stream of ``first`` that ``second`` is ordered after.
     possible : bool
         Whether it may be none: something that cannot be seen may put the two in order, or it is
         only assumed what a kernel does.
