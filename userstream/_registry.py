@@ -44,12 +44,12 @@ _AUTO = "auto"
 
 
 class UserStream:
-    """The user streams of a process, a library or a test: one per device and name.
+    """A registry of user streams, one per device and name.
 
-    The functions of the `userstream` module act on the registry of the process,
-    ``UserStream.get()``; each of them is a method here. A library or a test that wants streams of
-    its own makes a registry of its own, ``UserStream()``. As a context manager it waits for its
-    streams at the end of the block, and is closed for good.
+    The functions of the `userstream` module are the methods of the process-wide registry,
+    ``UserStream.get()``. A library or a test that needs streams of its own creates another registry
+    with ``UserStream()``. Used as a context manager, a registry waits for its streams on exit and
+    is then closed permanently.
 
     Parameters
     ----------
@@ -59,8 +59,8 @@ class UserStream:
 
     Notes
     -----
-    Thread-safe. Finding a stream that exists takes no lock. After DALI's C++
-    ``dali::UserStream``, of which there is only the one of the process.
+    Thread-safe. Looking up an existing stream takes no lock. After DALI's C++ singleton
+    ``dali::UserStream``.
 
     Examples
     --------
@@ -82,13 +82,13 @@ class UserStream:
 
     @staticmethod
     def get() -> UserStream:
-        """Return the registry of the process.
+        """Return the process-wide registry.
 
         Returns
         -------
         UserStream
-            The same object on every call, in every thread. Pickled, it becomes that of the process
-            where it is unpickled; and so do the functions of the `userstream` module.
+            The same object on every call, in every thread. It can be pickled, as can the functions
+            of the `userstream` module: unpickling gives those of the other process.
 
         Examples
         --------
@@ -126,50 +126,50 @@ class UserStream:
     def get_stream(
         self, target: Target = None, *, name: str | None = None, priority: int | None = None
     ) -> Stream:
-        """Return the user stream of a device, and make it if there is none yet.
+        """Return the user stream of a device, creating it on first use.
 
         Parameters
         ----------
         target : GPU buffer, sequence or mapping of them, device, int or stream, optional
-            Whatever says which device: a buffer of any framework, several on the same device, a
-            device or its ordinal; by default the calling thread's current device (device 0
-            without a context, as ``cudaGetDevice``). A stream is returned itself.
+            What determines the device: a buffer of any framework, several buffers on the same
+            device, a device, or its ordinal; by default the calling thread's current device
+            (device 0 without a context, like ``cudaGetDevice``). A stream is returned as it is.
         name : str, optional
-            Which of the device's user streams; the one without a name by default.
+            Selects one of several user streams of a device; by default the unnamed one.
         priority : int, optional
-            Lower numbers run first. Clamped to what the device has. By default that of the
-            existing stream, or 0.
+            Lower numbers run first. Clamped to the device's range. By default the priority of the
+            existing stream, or 0 for a new one.
 
         Returns
         -------
         Stream
-            Non-blocking. The same object on every call, in every thread.
+            A non-blocking stream: the same object on every call, in every thread.
 
         Raises
         ------
         UnsupportedBufferError, HostBufferError
-            The target, or something in it, is no GPU buffer.
+            *target*, or something in it, is not a GPU buffer.
         DeviceMismatchError
-            The buffers live on several devices.
+            The buffers are on several devices.
         InvalidDeviceError
-            There is no such device, or the target names none.
+            There is no such device, or *target* does not determine one.
         ValueError
-            The stream exists with another priority; ``name`` is empty; ``name`` or ``priority``
-            is given with a stream.
+            The stream exists with another priority; *name* is empty; or *name* or *priority* is
+            given together with a stream.
         TypeError
-            ``name`` is no string, ``priority`` no integer.
+            *name* is not a string, or *priority* is not an integer.
         ClosedError
             The stream that was passed, or this registry, is closed.
         DriverNotFoundError, ForkedError, DriverError
-            The driver is not there, may not be used, or refused.
+            The driver is missing, cannot be used in a forked child, or reported an error.
 
         Notes
         -----
-        Thread-safe, and takes no lock if the stream exists. Does not block, except for the first
-        use of a device, which brings its primary context into being. It orders nothing: the
-        stream may run ahead of the work that fills the buffer. The current device and context
-        stay as they are. Driver call, once: ``cuStreamCreateWithPriority``. From DALI: one
-        non-blocking stream of default priority per device, made on demand.
+        Thread-safe; takes no lock if the stream exists. Does not block, except that the first use
+        of a device creates its primary context. This call orders nothing: the stream may run ahead
+        of the work that fills the buffer. The current device and context do not change. Driver
+        call, once: ``cuStreamCreateWithPriority``. From DALI: one non-blocking stream of default
+        priority per device, created on demand.
 
         Examples
         --------
@@ -189,12 +189,12 @@ class UserStream:
         return self._table.find_or_create(target, name, priority)
 
     def streams(self) -> Mapping[tuple[int, str | None], Stream]:
-        """Return the user streams there are now.
+        """Return the existing user streams.
 
         Returns
         -------
         Mapping
-            From (device ordinal, name) to `Stream`; read-only, and a snapshot.
+            A read-only snapshot that maps (device ordinal, name) to `Stream`.
 
         Raises
         ------
@@ -211,29 +211,30 @@ class UserStream:
         return self._table.streams()
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Wait for the user streams and empty the registry, which can be used again.
+        """Wait for the user streams, then empty the registry, which can be used again.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds for all of it, at least 0; `None` waits for ever.
+            Seconds for all streams together, at least 0; None waits indefinitely.
 
         Raises
         ------
         WaitTimeout
-            Some streams were not done in time. The registry keeps all its streams.
+            Some streams did not complete in time. The registry keeps all its streams.
         WaitErrors
             The GPU failed. The registry is emptied nevertheless.
         CaptureError
-            One of the streams is being captured into a graph; the registry keeps all its streams.
+            One of the streams is being captured. The registry keeps all its streams.
+        TypeError, ValueError
+            *timeout* is not a number of seconds.
 
         Notes
         -----
-        The registry of the process gives the page-locked memory of `asnumpy` back as well, as far
-        as no array is on it. Streams that somebody still holds stay usable; the others are
-        destroyed, unless their handle was given away (see `Stream`). Only applications close the
-        registry of the process: others may be using it. Blocks, but never inside the driver;
-        thread-safe.
+        The process-wide registry also frees the page-locked memory of `asnumpy` that no array uses.
+        Streams to which there are references remain usable; the others are destroyed, unless their
+        handle has been read (see `Stream`). Only applications should close the process-wide
+        registry: other code may be using it. Blocks, but never inside the driver. Thread-safe.
 
         Examples
         --------
@@ -297,42 +298,49 @@ class UserStream:
         timeout: float | None = None,
         policy: WaitPolicy = "auto",
     ) -> None:
-        """Wait on the host for the work that you queued on a device's user stream.
+        """Block until the work queued on a device's user stream now has completed.
 
         Parameters
         ----------
         target : GPU buffer, device, int, stream, or sequence or mapping, optional
-            Whose user stream, as for `get_stream`, but of several devices it is all of them. A
-            stream is waited for itself, registered or not. Sequences and mappings hold buffers
-            alone, or streams alone.
+            What determines the device, as for `get_stream`; for buffers on several devices, the
+            user streams of all of them are waited for. A stream is waited for itself, whether it is
+            registered or not. A sequence or mapping holds either buffers or streams.
         name : str, optional
-            Which of the device's user streams; the one without a name by default.
+            Selects one of several user streams of a device; by default the unnamed one.
         timeout : float, optional
-            Seconds for all of it, at least 0; 0 asks once, `None` waits for ever.
+            Seconds for all streams together, at least 0. 0 polls once; None waits indefinitely.
         policy : {"auto", "spin"}, default "auto"
-            ``"auto"`` polls for 250 µs and then sleeps between polls, for 5 % of the time waited
-            so far and 5 ms at most. ``"spin"`` never sleeps.
+            ``"auto"`` polls for 250 µs and then sleeps between polls, for 5 % of the elapsed time
+            and at most 5 ms. ``"spin"`` never sleeps.
 
         Raises
         ------
         NoUserStreamError
-            A device has no user stream (of that name).
+            A device has no user stream of that name.
         WaitTimeout
-            The work was not done in time. Nothing was cancelled; waiting again works.
+            The work did not complete in time. Nothing was cancelled; you can wait again.
         CaptureError
-            The stream is being captured into a graph; the capture goes on.
+            The stream is being captured. The capture continues.
         DriverError, WaitErrors
             The GPU failed; `WaitErrors` if there are several streams.
-        UnsupportedBufferError, HostBufferError, InvalidDeviceError, ValueError, TypeError
-            As `get_stream`.
+        UnsupportedBufferError, HostBufferError
+            *target*, or something in it, is not a GPU buffer.
+        InvalidDeviceError
+            There is no such device.
+        ValueError, TypeError
+            *timeout* is not a number of seconds, *policy* is not one of these, *name* is not a
+            non-empty string, or *name* is given together with a stream.
+        RuntimeError
+            Called from a host function or callback, which must not wait.
 
         Notes
         -----
-        Covers what was queued when it was called, by you: not the work of the buffer's producer,
-        nor what other threads queue afterwards. Blocks, but never inside the driver, so Ctrl-C
-        stops it; thread-safe; leaves everybody's graph captures alone. Driver calls:
-        ``cuStreamQuery``, and if the stream is busy ``cuEventRecord`` and ``cuEventQuery``. From
-        DALI: it refuses a device without a user stream.
+        Waits for your own work: not for that of the buffer's producer, nor for work that is queued
+        during the wait. Blocks, but never inside the driver, so Ctrl-C interrupts it. Thread-safe.
+        Graph captures are not affected. Driver calls: ``cuStreamQuery``, and if the stream is busy
+        ``cuEventRecord`` and ``cuEventQuery``. From DALI: a device without a user stream is an
+        error.
 
         Examples
         --------
@@ -349,39 +357,45 @@ class UserStream:
             host_wait.sync(stream._lane or stream._resolve(), timeout, policy)
 
     def wait_for_device(self, target: Target = None, *, timeout: float | None = None) -> None:
-        """Wait on the host for everything on a device, whoever queued it.
+        """Block until everything queued on a device now has completed, whoever queued it.
 
-        **This invalidates a graph capture of that device's context, on any thread and in any
-        mode**: CUDA gives no way around it. It is refused with `CaptureError` when the capture
-        can be seen, which is when the legacy default stream, the stream that is passed or one that
-        userstream made takes part in it. Prefer `wait`.
+        **This invalidates any graph capture in the device's context, in every thread and mode**;
+        CUDA offers no alternative. If the capture can be seen, the call raises `CaptureError`
+        instead: that is the case when the legacy default stream, the stream that was passed, or a
+        stream that userstream created takes part in it. Prefer `wait`.
 
         Parameters
         ----------
         target : GPU buffer, sequence or mapping of them, device, int or stream, optional
-            Which device, or devices; the calling thread's current one by default.
+            What determines the device or devices; by default the calling thread's current device.
         timeout : float, optional
-            Seconds for all of it, at least 0; 0 asks once, `None` waits for ever.
+            Seconds for all devices together, at least 0. 0 polls once; None waits indefinitely.
 
         Raises
         ------
         WaitTimeout
-            The work was not done in time. Nothing was cancelled; waiting again works.
+            The work did not complete in time. Nothing was cancelled; you can wait again.
         CaptureError
-            A graph capture was seen; it goes on.
+            A graph capture was found. The capture continues.
         DriverError, WaitErrors
             The GPU failed; `WaitErrors` if there are several devices.
-        UnsupportedBufferError, HostBufferError, InvalidDeviceError, ValueError, TypeError
-            As `get_stream`.
+        UnsupportedBufferError, HostBufferError
+            *target*, or something in it, is not a GPU buffer.
+        InvalidDeviceError
+            There is no such device.
+        ValueError, TypeError
+            *timeout* is not a number of seconds.
+        RuntimeError
+            Called from a host function or callback, which must not wait.
 
         Notes
         -----
-        Covers what was queued when it was called. Blocks, but never inside the driver, so Ctrl-C
-        stops it; thread-safe. A device that nobody has used yet has nothing to wait for, and is
-        not woken up. Covers the primary context, and that of the stream that was passed or the
-        current one if it is another; not green contexts. Driver calls: ``cuCtxRecordEvent`` and
-        ``cuEventQuery``; with a driver before CUDA 12.5 ``cuCtxSynchronize`` in a thread of its
-        own, which a timeout leaves behind. From DALI, but with a timeout.
+        Covers the primary context and, if it is a different one, the context of the stream that was
+        passed or the current context; green contexts are not covered. A device that has not been
+        used is not initialized. Blocks, but never inside the driver, so Ctrl-C interrupts it.
+        Thread-safe. Driver calls: ``cuCtxRecordEvent`` and ``cuEventQuery``; before CUDA 12.5,
+        ``cuCtxSynchronize`` in a thread that continues after a timeout. From DALI, with a timeout
+        added.
 
         Examples
         --------
@@ -397,31 +411,33 @@ class UserStream:
         host_wait.sync_all(work, timeout)
 
     def wait_all(self, *, timeout: float | None = None, policy: WaitPolicy = "auto") -> None:
-        """Wait on the host for the work on every user stream of every device, on all at once.
+        """Block until the work queued on all user streams of all devices now has completed.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds for all of it, at least 0; 0 asks once, `None` waits for ever.
+            Seconds for all streams together, at least 0. 0 polls once; None waits indefinitely.
         policy : {"auto", "spin"}, default "auto"
-            As for `wait`.
+            How to wait; see `wait`.
 
         Raises
         ------
         WaitTimeout
-            Some streams were not done in time; one error lists them all.
+            Some streams did not complete in time; one error lists them all.
         WaitErrors
-            The GPU failed. Every stream was waited for nevertheless; those that were late are
-            one `WaitTimeout` in the group.
+            The GPU failed. All streams were waited for nevertheless; those that did not complete in
+            time are one `WaitTimeout` in the group.
         CaptureError
-            One of the streams is being captured into a graph; the capture goes on.
+            One of the streams is being captured. The capture continues.
         ValueError, TypeError
-            ``timeout`` or ``policy`` is none.
+            *timeout* is not a number of seconds, or *policy* is not one of these.
+        RuntimeError
+            Called from a host function or callback, which must not wait.
 
         Notes
         -----
-        Takes as long as the slowest of them. Returns at once if there is no user stream. Blocks,
-        but never inside the driver, so Ctrl-C stops it; thread-safe. From DALI.
+        Waits for all streams at the same time. Returns at once if there are none. Blocks, but never
+        inside the driver, so Ctrl-C interrupts it. Thread-safe. From DALI.
 
         Examples
         --------
@@ -436,14 +452,14 @@ class UserStream:
     # -- without a waiting thread -----------------------------------------------------------------
 
     def completion(self, target: Target = None, *, name: str | None = None) -> Future[None]:
-        """Return a future of the work that is queued on a device's user stream now.
+        """Return a future for the work that is queued on a device's user stream now.
 
         Parameters
         ----------
         target : GPU buffer, device, int, stream, or sequence or mapping, optional
-            As for `wait`.
+            What determines the device, or the stream itself; see `wait`.
         name : str, optional
-            Which of the device's user streams; the one without a name by default.
+            Selects one of several user streams of a device; by default the unnamed one.
 
         Returns
         -------
@@ -454,10 +470,18 @@ class UserStream:
 
         Raises
         ------
-        NoUserStreamError, CaptureError, ClosedError
-            As `wait`.
-        UnsupportedBufferError, HostBufferError, InvalidDeviceError, ValueError, TypeError
-            As `get_stream`.
+        NoUserStreamError
+            A device has no user stream of that name.
+        CaptureError
+            The stream is being captured. The capture continues.
+        ClosedError
+            The stream that was passed, or this registry, is closed.
+        UnsupportedBufferError, HostBufferError
+            *target*, or something in it, is not a GPU buffer.
+        InvalidDeviceError
+            There is no such device.
+        ValueError, TypeError
+            *name* is not a non-empty string, or is given together with a stream.
 
         Notes
         -----
@@ -524,23 +548,30 @@ class UserStream:
         _holding.sweep()
 
     async def wait_all_async(self, *, timeout: float | None = None) -> None:
-        """Wait as `wait_all` does, without blocking the event loop.
+        """Wait like `wait_all`, without blocking the event loop.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds for all of it, at least 0; `None` waits for ever.
+            Seconds for all streams together, at least 0; None waits indefinitely.
 
         Raises
         ------
         RuntimeError
-            As `wait_async`.
-        WaitTimeout, WaitErrors, CaptureError, ValueError, TypeError
-            As `wait_all`.
+            No asyncio event loop is running in this thread; or this is a host function or callback,
+            which must not wait.
+        WaitTimeout
+            Some streams did not complete in time; one error lists them all.
+        WaitErrors
+            The GPU failed. All streams were waited for nevertheless.
+        CaptureError
+            One of the streams is being captured. The capture continues.
+        ValueError, TypeError
+            *timeout* is not a number of seconds.
 
         Notes
         -----
-        As `wait_async`.
+        Waits for the work that is queued when the coroutine is first awaited; see `wait_async`.
 
         Examples
         --------
