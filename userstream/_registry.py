@@ -121,7 +121,7 @@ class UserStream:
     def unknown(self, value: Unknown) -> None:
         self._unknown = settings.check_unknown(value)
 
-    # -- the streams ------------------------------------------------------------------------------
+    # -- user streams -----------------------------------------------------------------------------
 
     def get_stream(
         self, target: Target = None, *, name: str | None = None, priority: int | None = None
@@ -464,9 +464,9 @@ class UserStream:
         Returns
         -------
         concurrent.futures.Future
-            Its result is `None`. It has the exceptions of `wait`: `DriverError`, or `WaitErrors`
-            if there are several streams. Its own ``result(timeout=)`` raises a plain
-            `TimeoutError`, and waiting again works. Cancelling it cancels no work.
+            Its result is None. Its exception is that of `wait`: a `DriverError`, or `WaitErrors`
+            if there are several streams. ``result(timeout=)`` raises a plain `TimeoutError`, after
+            which you can wait again. Cancelling the future cancels no work.
 
         Raises
         ------
@@ -485,11 +485,11 @@ class UserStream:
 
         Notes
         -----
-        Does not block; thread-safe. One thread of the library watches all futures and calls their
-        callbacks: keep those short. They may not wait for a future there (`RuntimeError`), and what
-        they raise is logged. It tells within 5 % of the time waited and 1 ms. Driver calls:
-        ``cuStreamQuery``, ``cuEventRecord``; ``cuEventQuery`` in that thread, in the relaxed
-        capture mode.
+        Does not block. Thread-safe. One thread of the library watches all futures and runs their
+        callbacks: keep those short. A callback must not wait for a future (`RuntimeError`), and its
+        exceptions are logged. Completion is reported within 5 % of the elapsed time plus 1 ms.
+        Driver calls: ``cuStreamQuery``, ``cuEventRecord``; in that thread ``cuEventQuery``, in the
+        relaxed capture mode.
 
         Examples
         --------
@@ -507,31 +507,37 @@ class UserStream:
     async def wait_async(
         self, target: Target = None, *, name: str | None = None, timeout: float | None = None
     ) -> None:
-        """Wait as `wait` does, without blocking the event loop.
+        """Wait like `wait`, without blocking the event loop.
 
         Parameters
         ----------
         target : GPU buffer, device, int, stream, or sequence or mapping, optional
-            As for `wait`.
+            What determines the device, or the stream itself; see `wait`.
         name : str, optional
-            As for `wait`.
+            Selects one of several user streams of a device; by default the unnamed one.
         timeout : float, optional
-            Seconds for all of it, at least 0; `None` waits for ever. ``asyncio.timeout`` works
-            as well.
+            Seconds for all streams together, at least 0; None waits indefinitely.
+            ``asyncio.timeout`` works as well.
 
         Raises
         ------
         RuntimeError
-            No asyncio event loop runs here; or it runs in a host function or a callback, which may
-            not wait.
-        WaitTimeout, NoUserStreamError, CaptureError, ClosedError, DriverError, WaitErrors
-            As `wait`.
+            No asyncio event loop is running in this thread; or this is a host function or callback,
+            which must not wait.
+        WaitTimeout
+            The work did not complete in time. Nothing was cancelled; you can wait again.
+        NoUserStreamError
+            A device has no user stream of that name.
+        CaptureError, ClosedError
+            The stream is being captured, or is closed.
+        DriverError, WaitErrors
+            The GPU failed; `WaitErrors` if there are several streams.
 
         Notes
         -----
-        Covers what is queued when it is first awaited. Cancelling the task ends this wait alone.
-        Any number of tasks, in event loops of any number of threads, share one thread of the
-        library (see `completion`).
+        Waits for the work that is queued when the coroutine is first awaited. Cancelling the task
+        ends this wait only. Any number of tasks, in the event loops of any number of threads, share
+        one thread of the library (see `completion`).
 
         Examples
         --------
@@ -595,56 +601,57 @@ class UserStream:
         stream: StreamLike | int | None = None,
         producer: Producer = "auto",
     ) -> Stream:
-        """Make later work on a stream wait for the work that produces buffers; no host wait.
+        """Make later work on a stream wait for the work that produces buffers.
 
         Parameters
         ----------
         *buffers : GPU buffer, or sequence or mapping of them
-            Of any framework: see :doc:`/reference/buffers`.
+            Buffers of any framework; see :doc:`/reference/buffers`.
         stream : stream, optional
-            The one that uses the buffers, of any library; by default the user stream of their
-            device, which is made if there is none yet.
+            The stream, of any library, that will use the buffers; by default the user stream of
+            their device, which is created on first use.
         producer : stream, "auto", "device" or None, default "auto"
-            The stream that writes all the buffers. ``"auto"`` takes the best that is known of each:
-            the stream that it names, its framework's current one, or everything on its device.
-            ``"device"`` asks for the latter. `None`: nothing is pending, on your word.
+            Who writes the buffers. A stream is the producer of all of them. ``"auto"`` uses what is
+            known of each buffer: the stream that it names, its framework's current stream, or else
+            everything on its device. ``"device"`` means everything on the device. None means that,
+            on your word, no work is pending.
 
         Returns
         -------
         Stream
-            The one that uses the buffers.
+            The stream that will use the buffers.
 
         Raises
         ------
         UnknownProducerError
-            Nothing tells who writes a buffer, and to order it with the whole device is not wanted
-            (`UserStream.unknown`) or needs a driver of CUDA 12.5: pass ``producer=``.
+            The producer of a buffer is unknown, and ordering it with the whole device is disabled
+            (`UserStream.unknown`) or needs a CUDA 12.5 driver: pass ``producer=``.
         DeviceMismatchError
-            The buffers live on several devices, and no ``stream`` is given.
+            The buffers are on several devices, and *stream* is not given.
         UnsupportedBufferError, HostBufferError
-            Something that was passed is no GPU buffer.
+            Something that was passed is not a GPU buffer.
         CaptureError
-            One stream is being captured into a graph and the other is not, or into another one; or
-            the legacy default stream, or an edge of the whole device, would invalidate a capture.
-            The captures go on.
+            One stream is being captured and the other is not, or into another graph; or using the
+            legacy default stream, or ordering with the whole device, would invalidate a capture.
+            The captures continue.
         ClosedError
             A stream that was passed, or this registry, is closed.
         ValueError, TypeError
-            No buffer was passed; ``stream`` or ``producer`` is not a stream.
+            No buffer was passed, or *stream* or *producer* is not a stream.
         DriverNotFoundError, ForkedError, DriverError
-            The driver is not there, may not be used, or refused.
+            The driver is missing, cannot be used in a forked child, or reported an error.
 
         Notes
         -----
-        It is not a lock: the producer may go on writing until `release` makes it wait. It keeps
-        nothing alive; `borrow` does. There is one edge per distinct producer stream, and none where
-        the producer and the consumer are the same stream. Does not block; thread-safe; the current
-        device stays as it is. A user stream never joins the capture of a producer; a stream of
-        your own that you pass does. With ``USERSTREAM_SYNC=1`` it waits on the host as well.
+        This is not a lock: the producer may continue to write until `release` makes it wait.
+        Nothing is kept alive; `borrow` does that. There is one edge for each distinct producer
+        stream, and none if the producer is the consumer itself. A user stream never joins a
+        producer's capture; a stream of your own that you pass does. Does not block the host, except
+        with ``USERSTREAM_SYNC=1``. Thread-safe. The current device does not change.
 
-        An edge of the whole device comes after all that is queued there, by whomever. It also
-        invalidates a capture under way on the device that cannot be seen: one of another thread, on
-        a stream that userstream did not make. In a program that captures in other threads, set
+        Ordering with the whole device covers everything queued there by any code. It also
+        invalidates captures on the device that cannot be seen: those of other threads on streams
+        that userstream did not create. In a program that captures in other threads, set
         `UserStream.unknown` to ``"raise"`` and name such producers.
 
         Driver calls: ``cuStreamIsCapturing``, ``cuEventRecord`` on a pooled event,
@@ -678,33 +685,42 @@ class UserStream:
         stream: StreamLike | int | None = None,
         producer: Producer = "auto",
     ) -> None:
-        """Make the producers of buffers wait for the work queued on a stream; no host wait.
+        """Make the producers of buffers wait for the work queued on a stream.
 
         Parameters
         ----------
         *buffers : GPU buffer, or sequence or mapping of them
-            They are held until the stream has passed this point.
+            Buffers of any framework. They are kept alive until the stream has passed this point.
         stream : stream, optional
-            The one that used the buffers; by default the user stream of their device.
+            The stream that used the buffers; by default the user stream of their device.
         producer : stream, "auto", "device" or None, default "auto"
-            As for `acquire`. ``"auto"`` takes the streams that are current now.
+            Who may write the buffers next; see `acquire`. ``"auto"`` uses the streams that are
+            current now.
 
         Raises
         ------
-        UnknownProducerError, DeviceMismatchError, UnsupportedBufferError, HostBufferError
-            As `acquire`.
-        CaptureError, ClosedError, ValueError, TypeError
-            As `acquire`.
+        UnknownProducerError
+            The producer of a buffer is unknown; see `acquire`.
+        DeviceMismatchError
+            The buffers are on several devices, and *stream* is not given.
+        UnsupportedBufferError, HostBufferError
+            Something that was passed is not a GPU buffer.
+        CaptureError
+            One stream is being captured and the other is not, or into another graph; or the edge
+            would invalidate a capture. The captures continue.
+        ClosedError, ValueError, TypeError
+            A stream that was passed, or this registry, is closed; no buffer was passed; or *stream*
+            or *producer* is not a stream.
         DriverNotFoundError, ForkedError, DriverError
-            As `acquire`.
+            The driver is missing, cannot be used in a forked child, or reported an error.
 
         Notes
         -----
-        What `borrow` does at its end. Where no stream of the producer is known, as of JAX, all that
-        is queued on the device from now on waits, on streams that are made later too. Where the
-        stream is being captured nothing is held: keep the buffers as long as the graph. Does not
-        block; thread-safe. Driver calls: those of `acquire`, and ``cuCtxWaitEvent``. After the CUDA
-        Array Interface, which asks for this edge of its consumers.
+        `borrow` does this at its end. If no producer stream is known, as for JAX, everything that
+        is queued on the device from now on waits, also on streams that are created later. If the
+        stream is being captured, the buffers are not kept alive: keep them as long as the graph.
+        Does not block. Thread-safe. Driver calls: those of `acquire`, and ``cuCtxWaitEvent``. The
+        CUDA Array Interface asks its consumers for this edge.
 
         Examples
         --------
@@ -727,51 +743,59 @@ class UserStream:
         activate: bool | str | Iterable[str] = False,
         keep: bool = True,
     ) -> Borrow:
-        """Use buffers on a stream for the length of a block, in order with their producers.
+        """Use buffers on a stream inside a ``with`` block, in order with their producers.
 
         Parameters
         ----------
         *buffers : GPU buffer, or sequence or mapping of them
-            Of any framework: see :doc:`/reference/buffers`.
+            Buffers of any framework; see :doc:`/reference/buffers`.
         stream : stream, optional
-            The one that uses the buffers, of any library; by default the user stream of their
-            device, which is made if there is none yet.
+            The stream, of any library, that uses the buffers; by default the user stream of their
+            device, which is created on first use.
         producer : stream, "auto", "device" or None, default "auto"
-            As for `acquire`; asked at the beginning of the block and kept to its end.
+            Who writes the buffers; see `acquire`. Determined on entry, and used on exit as well.
         activate : bool, str or iterable of str, default False
-            Makes the stream the current one of these frameworks inside (see `Stream.activate`);
-            `True` stands for those of the buffers.
+            Frameworks whose current stream this stream becomes inside the block (see
+            `Stream.activate`); True means those of the buffers.
         keep : bool, default True
-            Hold the buffers not only to the end of the block, but until the stream has passed it.
-            With `False` it is yours to see that their memory is not freed before.
+            Whether to keep the buffers alive until the stream has passed the end of the block. With
+            False, you have to make sure that their memory is not freed before that.
 
         Returns
         -------
         context manager
-            Its value is the stream. At the beginning the stream waits for the producers, as with
-            `acquire`; at the end, also after an exception, they wait for it, as with `release`.
+            Its value is the stream. On entry the stream waits for the producers, as with `acquire`;
+            on exit, also after an exception, they wait for the stream, as with `release`.
 
         Raises
         ------
-        UnknownProducerError, DeviceMismatchError, UnsupportedBufferError, HostBufferError
-            As `acquire`.
-        CaptureError, ClosedError, ValueError, TypeError
-            As `acquire`.
+        UnknownProducerError
+            The producer of a buffer is unknown; see `acquire`.
+        DeviceMismatchError
+            The buffers are on several devices, and *stream* is not given.
+        UnsupportedBufferError, HostBufferError
+            Something that was passed is not a GPU buffer.
+        CaptureError
+            One stream is being captured and the other is not, or into another graph; or the edge
+            would invalidate a capture. The captures continue.
+        ClosedError, ValueError, TypeError
+            A stream that was passed, or this registry, is closed; no buffer was passed; or another
+            argument is not valid.
         DriverNotFoundError, ForkedError, DriverError
-            As `acquire`.
+            The driver is missing, cannot be used in a forked child, or reported an error.
         RuntimeError
-            The block ends in another thread than it began in, and the per-thread default stream
-            takes part, or a framework's current stream was set.
+            The block was left in a different thread than it was entered in, although the per-thread
+            default stream takes part or a framework's current stream was set.
 
         Notes
         -----
-        An error at the end of the block never replaces one of your own: it becomes a note of it.
-        Memory is not used again underneath: an edge alone would not see to that for memory that
-        was allocated on another stream than the producer's (of PyTorch and CuPy). References are
-        released by later calls, by waits, or by a thread of the library within about 5 ms. DALI
-        uses the memory of a pipeline's outputs again all the same: `wait` before its next run. An
-        array of JAX cannot be donated as long as it is held. May be nested, and used in many
-        threads. Does not block. Driver calls: those of `acquire`, twice.
+        An error on exit never replaces an exception of the block: it is added to it as a note. The
+        buffers' memory is not reused while the stream may use it; an edge alone does not guarantee
+        that for memory that was allocated on another stream than the producer's (PyTorch, CuPy).
+        References are released by later calls, by waits, or by a thread of the library within about
+        5 ms. DALI reuses the memory of a pipeline's outputs nevertheless: call `wait` before its
+        next run. A JAX array cannot be donated while it is kept. Blocks can be nested and used in
+        any number of threads. Does not block. Driver calls: those of `acquire`, twice.
 
         Examples
         --------
@@ -786,27 +810,32 @@ class UserStream:
         return Borrow(self._ordering, (buffers, stream, producer), activate, keep)
 
     def hold(self, *objects: object, stream: StreamLike | int) -> None:
-        """Keep objects alive until a stream has done the work that is queued on it now.
+        """Keep objects alive until a stream has completed the work that is queued on it now.
 
         Parameters
         ----------
         *objects : object
-            Anything; usually buffers that the work uses.
+            Any objects; usually buffers that the work uses.
         stream : stream
-            Of any library.
+            A stream of any library.
 
         Raises
         ------
         CaptureError
-            The stream is being captured into a graph: keep the objects as long as the graph.
-        ClosedError, ForkedError, DriverError, TypeError, ValueError
-            As `acquire`.
+            The stream is being captured: keep the objects as long as the graph.
+        ClosedError
+            The stream, or this registry, is closed.
+        TypeError, ValueError
+            *stream* is not a stream.
+        ForkedError, DriverError
+            The process is a forked child, or the driver reported an error.
 
         Notes
         -----
-        References are let go of by later calls, by waits, or by a thread of the library within
-        about 5 ms; never by a thread of the driver. At interpreter exit what is still held stays.
-        Does not block; thread-safe. Driver calls: ``cuEventRecord``, and ``cuEventQuery`` later.
+        References are released by later calls, by waits, or by a thread of the library within about
+        5 ms; never by a driver thread. At interpreter exit, objects that are still held are not
+        released. Does not block. Thread-safe. Driver calls: ``cuEventRecord``, and ``cuEventQuery``
+        later.
 
         Examples
         --------
@@ -819,30 +848,34 @@ class UserStream:
         _holding.keep(given_lane(stream, "stream"), objects)
 
     def hand_over(self, *results: Buffer, stream: StreamLike | int | None = None) -> None:
-        """Hand results that were made on a stream over to the current streams of their frameworks.
+        """Hand over results that were produced on a stream to their frameworks' current streams.
 
         Parameters
         ----------
         *results : GPU buffer, or sequence or mapping of them
-            Of PyTorch, CuPy or DALI's dynamic mode, made while the stream was `active
-            <Stream.activate>`.
+            Results of PyTorch, CuPy or DALI's dynamic mode that were produced while the stream was
+            `active <Stream.activate>`.
         stream : stream, optional
-            The one on which they were made; by default the user stream of their device.
+            The stream on which they were produced; by default the user stream of their device.
 
         Raises
         ------
         UnsupportedBufferError
-            A result belongs to no framework that has a current stream.
-        CaptureError, ClosedError, ForkedError, DriverError, TypeError, ValueError
-            As `acquire`.
+            A result belongs to a framework that has no current stream.
+        CaptureError
+            One stream is being captured and the other is not, or into another graph.
+        ClosedError, TypeError, ValueError
+            *stream* is closed or is not a stream, or this registry is closed.
+        ForkedError, DriverError
+            The process is a forked child, or the driver reported an error.
 
         Notes
         -----
-        Needed for results that are used before the block ends in which they were made, or in
-        another thread: their framework's current stream then waits for the stream, and PyTorch's
-        allocator is told of that use (``Tensor.record_stream``). Call it where the results are to
-        be used. After the block its end has done all that. Does not block; thread-safe. Driver
-        calls: those of `acquire`.
+        Needed for results that are used before the end of the block in which they were produced, or
+        in another thread: the framework's current stream then waits for *stream*, and PyTorch's
+        allocator is told about that use (``Tensor.record_stream``). Call it where the results will
+        be used. It is not needed after the block, whose end does the same. Does not block.
+        Thread-safe. Driver calls: those of `acquire`.
 
         Examples
         --------
@@ -852,7 +885,7 @@ class UserStream:
         self._table.check_open()
         hand_over(results, stream, self._user_stream)
 
-    # -- what buffers are, and copies of them -----------------------------------------------------
+    # -- buffers and copies of them ---------------------------------------------------------------
 
     device_of: Final = staticmethod(_buffers.device_of)
     describe: Final = staticmethod(_buffers.describe)
@@ -888,63 +921,70 @@ class UserStream:
         producer: Producer = "auto",
         timeout: float | None = None,
     ) -> Any:
-        """Copy a buffer to the host, in order with its producer, and wait for that copy alone.
+        """Copy a buffer to the host, in order with its producer, and wait for that copy only.
 
         Parameters
         ----------
         buffer : GPU buffer, or sequence or mapping of them
-            Of any framework: see :doc:`/reference/buffers`. Any strides; NumPy's types, and
-            bfloat16 and float8 where ``ml_dtypes`` is installed. Host buffers are taken as well.
+            Buffers of any framework (see :doc:`/reference/buffers`), with any strides and NumPy's
+            dtypes; also bfloat16 and float8 if ``ml_dtypes`` is installed. Host buffers are
+            accepted as well.
         out : numpy.ndarray, optional
-            Where to; of the same shape and type. Page-locked memory is the quickest.
+            Destination; must match the buffer's shape and dtype. Page-locked memory is fastest.
         stream : stream, optional
-            The one to copy on; by default the user stream of the buffer's device.
+            The stream to copy on; by default the user stream of the buffer's device.
         producer : stream, "auto", "device" or None, default "auto"
-            As for `acquire`.
+            Who writes the buffer; see `acquire`.
         timeout : float, optional
-            Seconds, at least 0; `None` waits for ever.
+            Seconds, at least 0; None waits indefinitely.
 
         Returns
         -------
         numpy.ndarray, or list or dict of them
-            ``out``, or a new array that has the order in memory that the buffer has. Of a list
-            of tensors of DALI, a sequence or a mapping: a list, or a dict. Of a sharded array of
-            JAX: the whole array. Of a host buffer ``numpy.asarray(buffer)``, which copies nothing
-            where it need not, or ``numpy.from_dlpack``. Read-only where elements share memory.
+            *out*, or a new array with the buffer's memory order. A sequence, a mapping or a DALI
+            list of tensors gives a list or a dict. A sharded JAX array gives the whole array. A
+            host buffer gives ``numpy.asarray(buffer)``, which copies only if necessary, or
+            ``numpy.from_dlpack(buffer)``. Arrays whose elements share memory are read-only.
 
         Raises
         ------
         WaitTimeout
-            The copy was not done in time. ``out`` is undefined: copy again once the producer is
-            done. Until the GPU has come past it, the buffer and the memory to fill are kept.
+            The copy did not complete in time, and *out* is undefined: copy again once the producer
+            has finished. The memory involved is kept alive until the GPU no longer uses it.
         UnsupportedBufferError
-            The object is no buffer, has no shape (a bare address), has elements that NumPy lacks,
-            or is masked; or its shape and strides reach out of its allocation; or it lies in memory
-            so that it takes more than 65,536 copies; or its ``__dlpack__`` gives another copy at
+            The object is not a buffer, has no shape (a bare address), has elements that NumPy does
+            not support, or is masked; its shape and strides extend beyond its allocation; its
+            layout would take more than 65,536 copies; or its ``__dlpack__`` returns a new copy at
             each call.
         HostBufferError
-            It is on the host, and NumPy cannot read it.
-        UnknownProducerError, DeviceMismatchError, CaptureError, ClosedError
-            As `acquire`; and a copy in a graph is refused, as is a ``stream`` of another device for
-            a conjugate or negated tensor of PyTorch.
+            The buffer is in host memory that NumPy cannot read.
+        UnknownProducerError
+            The producer of the buffer is unknown; see `acquire`.
+        DeviceMismatchError
+            *stream* is on another device than a conjugate or negated PyTorch tensor.
+        CaptureError
+            *stream* or the producer is being captured: a copy cannot be part of a graph.
+        ClosedError
+            A stream that was passed, or this registry, is closed.
         ValueError, TypeError
-            ``out`` has another shape or type, is read-only or masked; as `acquire`.
+            *out* has another shape or dtype, or is read-only or masked; or another argument is not
+            valid.
         DriverNotFoundError, ForkedError, DriverError
-            The driver is not there, may not be used, or refused.
+            The driver is missing, cannot be used in a forked child, or reported an error.
 
         Notes
         -----
-        Blocks, but never inside the driver, so Ctrl-C stops it; thread-safe. Work on other streams
-        is not held up. On an error ``out`` is undefined, and after a timeout or Ctrl-C the GPU may
-        still write a page-locked ``out``. Driver calls: those of `acquire`; ``cuMemcpyAsync``,
-        ``cuMemcpy3DAsync``; for new memory ``cuMemAllocFromPoolAsync``, without pools
-        ``cuMemHostAlloc``.
+        Blocks, but never inside the driver, so Ctrl-C interrupts it. Thread-safe. Work on other
+        streams is not delayed. After an error *out* is undefined, and after a timeout or Ctrl-C the
+        GPU may still write to a page-locked *out*. Driver calls: those of `acquire`;
+        ``cuMemcpyAsync``, ``cuMemcpy3DAsync``; for new memory ``cuMemAllocFromPoolAsync``, without
+        pools ``cuMemHostAlloc``.
 
-        A result is on page-locked memory, which is used again when the last array on it is gone. So
-        work that still reads it, such as a copy from it that does not block, needs it kept: keep
-        the array, or give it to `hold` with the stream of that work. At most an eighth of the
-        machine's memory and 4 GiB are page-locked (set ``USERSTREAM_PINNED_LIMIT``, in bytes, or
-        call `UserStream.set_pinned_limit`); past that results are ordinary arrays, copied through
+        Results are in page-locked memory, which is reused once no array refers to it. Asynchronous
+        work that still reads a result needs it kept alive: keep the array, or pass it to `hold`
+        with the stream of that work. At most an eighth of the machine's memory and 4 GiB are
+        page-locked (set ``USERSTREAM_PINNED_LIMIT``, in bytes, or call
+        `UserStream.set_pinned_limit`); beyond that, results are ordinary arrays, copied through
         page-locked chunks.
 
         Examples
@@ -984,52 +1024,57 @@ class UserStream:
         Parameters
         ----------
         dst : GPU buffer or host array
-            Where to.
+            Destination.
         src : GPU buffer or host array
-            Where from: of the same type as ``dst``, and of a shape that broadcasts to its shape.
-            One of the two is a GPU buffer; if both are, they may be of different frameworks and
-            on different devices. NumPy's scalars are arrays without axes.
+            Source; must have the dtype of *dst* and a shape that broadcasts to that of *dst*. At
+            least one of the two is a GPU buffer; two GPU buffers may belong to different frameworks
+            and devices. NumPy scalars are zero-dimensional arrays.
         stream : stream, optional
-            The one to copy on; by default the user stream of the device of ``dst``, or of ``src``
-            if ``dst`` is on the host.
+            The stream to copy on; by default the user stream of the device of *dst*, or of *src*
+            if *dst* is on the host.
         producer : stream, "auto", "device" or None, default "auto"
-            As for `acquire`, of both.
+            Who writes the two buffers; see `acquire`.
         timeout : float, optional
-            Seconds, at least 0; `None` waits for ever. Nothing is waited for between devices.
+            Seconds, at least 0; None waits indefinitely. Copies between devices do not wait.
 
         Returns
         -------
         Stream
-            The one on which the copy was queued.
+            The stream on which the copy was queued.
 
         Raises
         ------
         WaitTimeout
-            The copy was not done in time, and what ``dst`` holds is undefined: copy again.
+            The copy did not complete in time, and the contents of *dst* are undefined: copy again.
         UnsupportedBufferError, HostBufferError
-            As `asnumpy`.
-        UnknownProducerError, DeviceMismatchError, CaptureError, ClosedError
-            As `asnumpy`.
+            *dst* or *src* is not a buffer that can be copied; see `asnumpy`.
+        UnknownProducerError
+            The producer of a buffer is unknown; see `acquire`.
+        DeviceMismatchError
+            *stream* is on another device than a conjugate or negated PyTorch tensor.
+        CaptureError
+            *stream* or a producer is being captured: a copy cannot be part of a graph.
+        ClosedError
+            A stream that was passed, or this registry, is closed.
         ValueError, TypeError
-            The shapes do not fit, or the types differ; ``dst`` is read-only (as arrays of JAX
-            are), a conjugate or negated view of PyTorch, or a host object that NumPy can only
-            copy; the two overlap or interleave; both are on the host, where `numpy.copyto` copies.
+            The shapes do not match or the dtypes differ; *dst* is read-only (as JAX arrays are), a
+            conjugate or negated PyTorch view, or a host object that NumPy can only copy; the two
+            overlap or interleave; or both are on the host (use `numpy.copyto`).
         DriverNotFoundError, ForkedError, DriverError
-            The driver is not there, may not be used, or refused.
+            The driver is missing, cannot be used in a forked child, or reported an error.
 
         Notes
         -----
-        A host array may be reused when it returns: one that is copied from is copied aside first
-        up to 16 MiB, and waited for above; one that is copied to is waited for. The GPU buffers
-        are held until the copy is done, and their producers go on after it. Where a buffer is
-        ordered by DLPack, which names no stream, all later work of the device does; if that would
-        invalidate a capture that can be seen, and before CUDA 12.5, the copy is waited for instead.
-        Nobody has to wait for the copy of an array of JAX, which is never written. Peer access
-        between devices is left as it is. Thread-safe. Driver calls: those of `acquire` and
-        `release`;
-        ``cuMemcpyAsync``, ``cuMemcpy3DAsync``, ``cuMemcpyPeerAsync``, ``cuMemcpy3DPeerAsync``; for
-        new page-locked memory ``cuMemAllocFromPoolAsync``, without pools ``cuMemHostAlloc``.
-        After `numpy.copyto`.
+        A host array can be reused when the call returns: up to 16 MiB, a source is first copied to
+        staging memory; for larger sources, and for destinations, the call waits for the copy. GPU
+        buffers are kept alive until the copy has completed, and their producers wait for it. If a
+        buffer is ordered by DLPack, which names no stream, all later work of the device waits; if
+        that would invalidate a capture that can be seen, and before CUDA 12.5, the call waits for
+        the copy instead. JAX arrays are never written, so nothing waits for their copies. Peer
+        access between devices does not change. Thread-safe. Driver calls: those of `acquire` and
+        `release`; ``cuMemcpyAsync``, ``cuMemcpy3DAsync``, ``cuMemcpyPeerAsync``,
+        ``cuMemcpy3DPeerAsync``; for new page-locked memory ``cuMemAllocFromPoolAsync``, without
+        pools ``cuMemHostAlloc``. After `numpy.copyto`.
 
         Examples
         --------
@@ -1057,24 +1102,25 @@ class UserStream:
 
     @staticmethod
     def set_pinned_limit(nbytes: int) -> None:
-        """Bound the page-locked memory on which `asnumpy` hands out results, for the process.
+        """Limit the page-locked memory for results of `asnumpy`, process-wide.
 
         Parameters
         ----------
         nbytes : int
-            Bytes, those under arrays that are still in use included; 0 hands out none.
+            Bytes, including those of arrays that are still in use; 0 uses no page-locked memory for
+            results.
 
         Raises
         ------
         ValueError
-            It is negative.
+            *nbytes* is negative.
         TypeError
-            It is no integer.
+            *nbytes* is not an integer.
 
         Notes
         -----
-        Memory that is free already is given back, by a thread of the library. Does not block;
-        thread-safe. Launches of other threads are not held up, except where the driver has no pools
+        Page-locked memory that is not in use is freed, by a thread of the library. Does not block.
+        Thread-safe. Launches of other threads are not delayed, except where the driver has no pools
         of host memory: see :doc:`/explanation/limits`. Driver call: ``cuMemFreeAsync``; without
         pools ``cuMemFreeHost``.
 
@@ -1085,10 +1131,10 @@ class UserStream:
         """
         pinned.set_limit(_numbers.integer(nbytes, "nbytes"))
 
-    # -- who is meant -----------------------------------------------------------------------------
+    # -- targets and buffers as lanes and orderings -----------------------------------------------
 
     def _waited_for(self, target: Target, name: str | None) -> list[Lane]:
-        """Return the lanes that a target of `wait` names, if it is none that `_known` knows."""
+        """Return the lanes of the streams that a target of `wait` names."""
         streams = self._unnamed if name is None else self._table.called(name)
         stream = _known(target, streams)
         if stream is not None:
