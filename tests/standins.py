@@ -147,6 +147,13 @@ def cupy(stream: int = 0) -> types.ModuleType:
     module.ndarray = ndarray
     module.cuda = types.ModuleType("cupy.cuda")
     module.cuda.Device = Device
+
+    class MemoryPointer:
+        def __init__(self, device: int, address: int, size: int, offset: int = 0) -> None:
+            self.device_id, self.ptr = device, address + offset
+            self.mem = types.SimpleNamespace(ptr=address, size=size)
+
+    module.cuda.MemoryPointer = MemoryPointer
     module.cuda.get_current_stream = current_stream
     module.cuda.stream = types.SimpleNamespace(_BaseStream=BaseStream)
     module.cuda.Stream = types.SimpleNamespace(null=BaseStream(0, 0), ptds=BaseStream(2, 0))
@@ -204,6 +211,34 @@ _numba_base = _named("DeviceNDArrayBase", "numba.cuda.cudadrv.devicearray", _Num
 NumbaArray = _named("DeviceNDArray", "numba.cuda.cudadrv.devicearray", _numba_base)
 DrJitArray = _named("ArrayBase", "drjit", object)
 RmmBuffer = _named("DeviceBuffer", "rmm.pylibrmm.device_buffer", _Interface)
+
+
+class _Warp(_Interface):
+    """An array of Warp: the interface of its device, and DLPack that nobody needs."""
+
+    def __init__(self, device: Any, address: int, count: int = 4) -> None:
+        super().__init__(device, address, count, version=2)
+        self.device, self.pinned, self.shape = device, False, (count,)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        raise AssertionError("not asked")
+
+
+class WarpDevice:
+    """A device of Warp, with the one stream that is current there."""
+
+    def __init__(self, ordinal: int, stream: int | None) -> None:
+        self.ordinal, self.is_cuda = ordinal, ordinal >= 0
+        self.stream = types.SimpleNamespace(cuda_stream=stream)
+
+
+class _WarpIndexed:
+    def __init__(self, data: Any) -> None:
+        self.data, self.device, self.pinned, self.shape = data, data.device, False, (2,)
+
+
+WarpArray = _named("array", "warp._src.types", _Warp)
+WarpIndexed = _named("indexedarray", "warp._src.types", _WarpIndexed)
 
 
 class _DaliTensor(_Interface):

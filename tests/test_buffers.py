@@ -114,6 +114,14 @@ def test_cupy(cupy: types.ModuleType, memory: int) -> None:
     assert us.describe(array).producer == 2
 
 
+def test_cupy_pointers(cupy: types.ModuleType, memory: int) -> None:
+    pointer = cupy.cuda.MemoryPointer(0, memory, 256, 16)
+    assert resolves(pointer)
+    info = us.describe(pointer)
+    assert (info.source, info.ordering, info.producer) == ("cupy.cuda.MemoryPointer", "current", 1)
+    assert (info.address, info.nbytes, info.memory) == (memory + 16, 240, "device")
+
+
 # -- JAX --------------------------------------------------------------------------------------
 
 
@@ -186,6 +194,34 @@ def test_rmm(memory: int) -> None:
     assert resolves(buffer)
     info = us.describe(buffer)
     assert (info.ordering, info.producer, info.dtype) == ("device", None, np.dtype("u1"))
+
+
+# -- Warp -------------------------------------------------------------------------------------
+
+
+def test_warp(memory: int) -> None:
+    device = standins.WarpDevice(0, 4711)
+    array = standins.WarpArray(device, memory)
+    assert resolves(array)
+    info = us.describe(array)
+    assert (info.source, info.ordering, info.producer) == ("warp.array", "current", 4711)
+    assert (info.address, info.shape, info.memory) == (memory, (4,), "device")
+    device.stream.cuda_stream = None
+    assert us.describe(array).producer == 1, "the null stream"
+    assert resolves(standins.WarpArray(device, 0, count=0)), "an empty one"
+    host = standins.WarpArray(standins.WarpDevice(-1, None), 4096)
+    for function in (us.get_stream, us.describe):
+        with pytest.raises(us.HostBufferError):
+            function(host)
+
+
+def test_warp_indexed(memory: int) -> None:
+    indexed = standins.WarpIndexed(standins.WarpArray(standins.WarpDevice(0, 4711), memory))
+    assert resolves(indexed)
+    info = us.describe(indexed)
+    assert (info.address, info.shape, info.producer) == (None, (2,), 4711)
+    with pytest.raises(us.UnsupportedBufferError, match="no single array"):
+        us.asnumpy(indexed)
 
 
 # -- DALI -------------------------------------------------------------------------------------

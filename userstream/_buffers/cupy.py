@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 
 
 def view_for(kind: type) -> type[View] | None:
-    """Return the view if `kind` is an array type of CuPy."""
+    """Return the view if `kind` is an array type of CuPy, or its pointer to memory."""
     array = getattr(sys.modules.get("cupy"), "ndarray", None)
-    return ArrayView if isinstance(array, type) and issubclass(kind, array) else None
+    if isinstance(array, type) and issubclass(kind, array):
+        return ArrayView
+    pointer = getattr(sys.modules.get("cupy.cuda"), "MemoryPointer", None)
+    return PointerView if isinstance(pointer, type) and issubclass(kind, pointer) else None
 
 
 def _is_usable() -> bool:
@@ -83,3 +86,21 @@ class ArrayView(View):
     def pack(self) -> Any:
         """Return an array in C order."""
         return sys.modules["cupy"].ascontiguousarray(self.buffer)
+
+
+class PointerView(View):
+    """A look at a ``cupy.cuda.MemoryPointer``: bytes, up to the end of their allocation."""
+
+    source = "cupy.cuda.MemoryPointer"
+    framework = FRAMEWORK
+
+    @staticmethod
+    def locate(pointer: Any) -> int:
+        """Return the ordinal of the device."""
+        return int(pointer.device_id)
+
+    @once
+    def layout(self) -> Layout:
+        """Address and size."""
+        memory, address = self.buffer.mem, int(self.buffer.ptr)
+        return Layout(address, nbytes=int(memory.ptr) + int(memory.size) - address)
