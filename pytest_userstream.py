@@ -1,23 +1,32 @@
-"""The pytest plugin of userstream: tests whose streams are watched.
+"""The pytest plugin of userstream: tests without a GPU, and tests whose streams are watched.
+
+``--simulated-gpus N`` puts the simulated driver in the place of CUDA's for the whole run, and the
+fixture ``simulated_gpus`` from the first test on that has it; that gives the devices, and a fresh
+state to each test. The fixture ``injected`` is `userstream.testing.inject`, whose failures have to
+happen until the end of the test.
 
 ``--races`` watches every test, and fails those with races; the marker ``no_races`` does that for a
 test without the option, and ``no_races(False)`` leaves one out; the fixture ``observe`` is the
 observation itself, for tests that look at it.
 
 A module of its own, as pytest loads it in every run: it imports nothing of userstream, and so
-nothing of CUDA, before a test is watched.
+nothing of CUDA, before a test uses it.
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
+
+    from cuda.core import Device
 
     from userstream import Observation
+    from userstream.testing import inject
 
 _MARKER = "no_races(watch=True): fail this test if its streams race; False: do not watch it"
 
@@ -25,6 +34,9 @@ _MARKER = "no_races(watch=True): fail this test if its streams race; False: do n
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     group = parser.getgroup("userstream", "streams of CUDA")
+    group.addoption(
+        "--simulated-gpus", metavar="N", type=int, help="run on a simulated driver with N GPUs"
+    )
     group.addoption("--races", action="store_true", help="fail the tests whose streams race")
     group.addoption(
         "--races-suppress", metavar="FILE", help="races that are not reported, as userstream does"
@@ -32,8 +44,45 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
+    """Register the marker; simulate, as long as nothing has called the driver."""
     config.addinivalue_line("markers", _MARKER)
+    devices = config.getoption("--simulated-gpus")
+    if devices is None:
+        return
+    from userstream import testing
+
+    try:
+        testing.simulate(devices)
+    except (RuntimeError, ValueError) as error:
+        raise pytest.UsageError(f"--simulated-gpus {devices}: {error}") from error
+
+
+@pytest.fixture
+def simulated_gpus() -> Iterator[tuple[Device, ...]]:
+    """Simulate GPUs: the devices; no injection, error or count is left from another test."""
+    from userstream import testing
+    from userstream.testing import _simulated
+
+    if not _simulated.is_simulated():  # with how many devices is the option's affair, or conftest's
+        testing.simulate()
+    from cuda.core import Device
+
+    testing.reset()
+    yield tuple(Device.get_all_devices())
+    testing.reset()
+
+
+@pytest.fixture
+def injected(simulated_gpus: tuple[Device, ...]) -> Iterator[Callable[..., inject]]:  # noqa: ARG001
+    """Inject failures: as `userstream.testing.inject`, and each has to happen in the test."""
+    from userstream import testing
+
+    with ExitStack() as stack:
+
+        def inject_until_the_end(*args: Any, **kwargs: Any) -> inject:
+            return stack.enter_context(testing.inject(*args, **kwargs))
+
+        yield inject_until_the_end
 
 
 @pytest.fixture
