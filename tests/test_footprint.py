@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 import userstream as us
+from helpers import CAI, device_memory
+from userstream import _driver, testing
 
 pytestmark = pytest.mark.simulated
 
@@ -22,14 +25,34 @@ class Footprint(NamedTuple):
     calls: list[str]
 
 
-def footprint(call: Callable[[], object]) -> Footprint:
-    """Call a function once more, and tell which functions of userstream are called."""
+class Counted(CAI):
+    """An array that counts how often its interface is read."""
+
+    read = 0
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        self.read += 1
+        return self.interface
+
+
+def footprint(call: Callable[[], object], *, but: str | None = None) -> Footprint:
+    """Call a function once more, and tell which functions of userstream are called.
+
+    What the function named `but` calls is not counted, nor that itself.
+    """
     call()
     calls: list[tuple[str, str]] = []
+    inside = 0
 
     def profile(frame: types.FrameType, event: str, _: object) -> None:
+        nonlocal inside
         module = frame.f_globals.get("__name__", "")
-        if event == "call" and module.startswith("userstream.") and module not in IN_C:
+        if frame.f_code.co_name == but and event in ("call", "return"):
+            inside += 1 if event == "call" else -1
+        elif inside:
+            return
+        elif event == "call" and module.startswith("userstream.") and module not in IN_C:
             calls.append((module, frame.f_code.co_name))
 
     before = sys.getprofile()
@@ -47,6 +70,42 @@ def test_a_wait_for_an_idle_stream(torch: types.ModuleType) -> None:
     passed = footprint(lambda: us.wait(tensor))
     assert len(passed.modules) <= 5, passed.modules
     assert len(passed.calls) <= 8, passed.calls
+
+
+def test_a_copy_of_an_array_to_the_host(memory: int, producer: us.Stream) -> None:
+    """The wait aside, which asks as often as the GPU takes; its device is current, as usual.
+
+    The interface is read once, and the driver asked once about the pointer.
+    """
+    array = Counted(memory, stream=int(producer.handle))
+    us.asnumpy(array)
+    asked = testing.calls("cuPointerGetAttributes")
+    with _driver.entered(_driver.primary_context(0)):
+        passed = footprint(lambda: us.asnumpy(array), but="wait_until")
+    assert len(passed.modules) <= 14, passed.modules
+    assert len(passed.calls) <= 60, passed.calls
+    assert (array.read, testing.calls("cuPointerGetAttributes") - asked) == (3, 2)
+
+
+@pytest.mark.parametrize("timeout", [None, 20])
+def test_a_copy_looks_once(timeout: float | None, memory: int, producer: us.Stream) -> None:
+    us.get_stream(0)
+    handle = int(producer.handle)
+    with device_memory(0) as other:
+        for use, count, host in (
+            (lambda one, _: us.asnumpy(one, timeout=timeout), 1, 0),
+            (lambda one, _: us.asnumpy(one, out=np.empty(4, "f4"), timeout=timeout), 1, 1),
+            (lambda one, _: us.asnumpy([one], timeout=timeout), 1, 0),
+            (lambda one, _: us.copyto(np.empty(4, "f4"), one, timeout=timeout), 1, 1),
+            (lambda one, _: us.copyto(one, np.empty(4, "f4"), timeout=timeout), 1, 0),
+            (lambda one, two: us.copyto(one, two, timeout=timeout), 2, 0),
+        ):
+            one, two = (Counted(each, stream=handle) for each in (memory, other))
+            asked = testing.calls("cuPointerGetAttributes")
+            use(one, two)
+            assert one.read + two.read == count
+            # And once about the host array, which may be page-locked.
+            assert testing.calls("cuPointerGetAttributes") - asked == count + host
 
 
 def test_a_stream_that_exists(torch: types.ModuleType) -> None:

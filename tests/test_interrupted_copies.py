@@ -126,3 +126,15 @@ def test_a_copy_whose_end_cannot_be_marked(
         latch.release()
     assert eventually(settled)
     assert eventually(lambda: alive() is None)
+
+
+def test_a_copy_that_is_not_late(scene: Scene) -> None:
+    """In the short way: whatever signal comes, nothing is kept for good."""
+    source = as_bytes(scene.source, scene.producer)
+    us.asnumpy(source)
+    for at in itertools.count():
+        came = cut_short(lambda: us.asnumpy(source), at)
+        assert eventually(settled), f"signal {at}: something stays for ever"
+        if not came:
+            break
+    assert set(us.asnumpy(source)) == {content(scene.source).pop()}

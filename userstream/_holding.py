@@ -47,6 +47,7 @@ class Use:
     def end(self) -> None:
         """Let go of the objects: the work is over, or was never queued."""
         let_go(self.ticket)
+        self.ticket = _ENDED  # the callback goes with the ticket
 
     def hold(self) -> None:
         """Hold the objects until the stream has done what is queued on it now."""
@@ -84,6 +85,10 @@ class _Ticket(weakref.ref[Use]):
             and int(handle) == _driver.PER_THREAD
             and self.thread != threading.get_ident()
         )
+
+
+_ENDED = _Ticket(Use.__new__(Use))  # of nothing, and never in use
+_ENDED.objects = ()
 
 
 def let_go(objects: object) -> None:

@@ -998,13 +998,16 @@ class UserStream:
         >>> us.asnumpy(buffer, producer=theirs).tolist()
         [7, 7, 7, 7]
         """
-        _waiting.check_arguments(timeout, "auto")
-        self._table.check_open()
+        if timeout is not None:
+            _waiting.check_arguments(timeout, "auto")
+        if self._table.closed or _process.forked:
+            self._table.check_open()
         return copies.asnumpy(
             buffer,
             out,
             stream=stream,
             producer=producer,
+            streams=self._unnamed,
             user_stream=self._user_stream,
             unknown=self._unknown,
             timeout=timeout,

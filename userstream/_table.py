@@ -26,21 +26,21 @@ _NONE: Mapping[int, Stream] = MappingProxyType({})
 class Table:
     """The streams of a `UserStream`: finding and making them."""
 
-    __slots__ = ("__weakref__", "_closed", "_lock", "_makings", "named", "unnamed")
+    __slots__ = ("__weakref__", "_lock", "_makings", "closed", "named", "unnamed")
 
     def __init__(self) -> None:
         # For changes; readers need none. Reentrant, because the garbage collector may run anybody's
         # destructor in the middle of one.
         self._lock = threading.RLock()
         self._makings: dict[tuple[int, str | None], threading.RLock] = {}
-        self._closed = False
+        self.closed = False
         self.unnamed: dict[int, Stream] = {}  # by device; the same dictionary as long as it lives
         self.named: dict[str | None, dict[int, Stream]] = {None: self.unnamed}
         _tables.add(self)
 
     def __str__(self) -> str:
         count = sum(map(len, self.named.values()))
-        return "closed" if self._closed else f"{count} stream{'' if count == 1 else 's'}"
+        return "closed" if self.closed else f"{count} stream{'' if count == 1 else 's'}"
 
     def called(self, name: str) -> Mapping[int, Stream]:
         """Return the streams of that name, by device."""
@@ -142,7 +142,7 @@ class Table:
     def check_open(self) -> None:
         """Raise `ClosedError` once the registry was closed for good."""
         _process.check_fork()
-        if self._closed:
+        if self.closed:
             raise ClosedError(
                 "this UserStream was closed at the end of its with block; make another one"
             )
@@ -150,7 +150,7 @@ class Table:
     def close(self) -> None:
         """Close it for good, and empty it."""
         with self._lock:  # which a thread that is just making a stream has
-            self._closed = True
+            self.closed = True
         self.remove(self.lanes())  # made meanwhile, or still being captured
 
 

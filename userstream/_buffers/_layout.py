@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,7 +34,8 @@ def packed(address: int, shape: Sequence[int], dtype: np.dtype) -> Layout:
     return Layout(address, shape, contiguous_strides(shape, size), dtype, math.prod(shape) * size)
 
 
-def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+@functools.lru_cache(maxsize=256)
+def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Return the strides in bytes of an array in C order."""
     if 0 in shape:
         return (0,) * len(shape)  # as NumPy and CuPy

@@ -28,13 +28,16 @@ def place_of(address: int, obj: object) -> Place:
     UnsupportedBufferError
         It is 0, no memory that the driver knows, or of a context that is not a primary one.
     """
+    return checked_place(_driver.place_of(address) if address else None, address, obj)
+
+
+def checked_place(place: Place | None, address: int, obj: object) -> Place:
+    """Return what `place_of` does, of what the driver has said; raises as that."""
     if address == 0:
         raise UnsupportedBufferError(
             f"this {type_name(obj)} has address 0 (it is empty, or was freed), which does not tell "
             "its device (get_stream and the waits take the device itself as well)"
         )
-    _driver.ensure()
-    place = _driver.place_of(address)
     if place is None:
         raise UnsupportedBufferError(
             f"address {address:#x} of this {type_name(obj)} is no memory that the CUDA driver knows"

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from userstream import _driver
 from userstream._buffers._layout import Layout, contiguous_strides
 from userstream._buffers._names import type_name
-from userstream._buffers._places import device_at, place_of
+from userstream._buffers._places import checked_place, device_at
 from userstream._buffers.view import UNKNOWN, Order, View, once
 from userstream.errors import UnsupportedBufferError
 
@@ -56,7 +57,7 @@ class InterfaceView(View):
     source = ATTRIBUTE
 
     def __init__(self, obj: Any, found: Mapping[str, Any] | None = None) -> None:
-        super().__init__(obj)
+        self.buffer = obj
         self._found = found  # if it was read already
 
     @staticmethod
@@ -78,12 +79,17 @@ class InterfaceView(View):
     @once
     def place(self) -> Place:
         """What the driver knows of the address, whatever the interface says of the elements."""
-        return place_of(self.address, self.buffer)
+        address = self.address
+        place = _driver.place_of(address) if address else None
+        if place is not None and not place.is_host and place.is_in_primary_context():
+            return place
+        return checked_place(place, address, self.buffer)
 
     @once
     def device(self) -> int:
         """The ordinal of the device, by the driver."""
-        return device_at(self.place, self.buffer)
+        place = self.place
+        return device_at(place, self.buffer) if place.is_host else place.device
 
     @once
     def where(self) -> tuple[int | None, Memory]:

@@ -133,7 +133,7 @@ def _strides(array: Any) -> tuple[int, ...]:
             "strides; copy it to the default layout"
         )
     order = layout.major_to_minor
-    dense = contiguous_strides([array.shape[axis] for axis in order], itemsize)
+    dense = contiguous_strides(tuple(array.shape[axis] for axis in order), itemsize)
     return tuple(stride for _, stride in sorted(zip(order, dense, strict=True)))
 
 

@@ -86,7 +86,11 @@ class View:
     #: Whether the framework's current stream is all there is to know of its order: the short way.
     is_usual: ClassVar[bool] = False
 
+    #: Whether it is one array in one piece, whatever the buffer.
+    is_single: ClassVar[bool] = True
+
     def __init_subclass__(cls) -> None:
+        cls.is_single = cls.parts is View.parts and cls.pieces is View.pieces
         cls.is_usual = (
             cls.framework is not None and cls.order is View.order and cls.units is View.units
         )

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from userstream import _driver
+from userstream import _buffers, _cleanup, _driver, _events, _holding, _waiting
 from userstream._copies import layout, operands, pinned, staging
 from userstream._copies.arrays import (
     DeviceArray,
@@ -25,15 +25,16 @@ from userstream._copies.arrays import (
     surplus_axes,
 )
 from userstream._copies.copy_lane import CopyLane
-from userstream._ordering import in_order, ordering_of
+from userstream._ordering import ordering_of, usual_ordering
 from userstream._waiting import Deadline
-from userstream.errors import UnsupportedBufferError
+from userstream.errors import UnsupportedBufferError, UserStreamError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from userstream._buffers import View
     from userstream._driver import Peers
+    from userstream._ordering import Ordering
     from userstream._ordering.settings import Unknown
     from userstream._stream.stream import Stream
     from userstream.typing import Buffer, Producer, StreamLike
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
 _BYTE = np.dtype(np.uint8)
 _STAGED = 16 << 20  # bytes of a host array that are copied aside, so that nothing is waited for
 _FEW = 64  # driver calls for one array
+_AUTO = "auto"
+_FOREVER = Deadline(None)
+
+T = TypeVar("T")
 
 
 def asnumpy(
@@ -49,11 +54,20 @@ def asnumpy(
     *,
     stream: StreamLike | int | None,
     producer: Producer,
+    streams: Mapping[int, Stream],
     user_stream: Callable[[int], Stream],
     unknown: Unknown,
     timeout: float | None,
 ) -> Any:
     """Copy a buffer, or what a collection holds, to the host."""
+    view = None
+    if stream is None and out is None and timeout is None and producer is _AUTO:
+        kind = _buffers.learned.get(type(buffer))
+        if kind is not None and kind.is_single:
+            view = kind(buffer)
+            result = _usual_to_host(view, streams)
+            if result is not None:
+                return result
     copy = functools.partial(
         _view_to_host,
         stream=stream,
@@ -62,7 +76,47 @@ def asnumpy(
         unknown=unknown,
         deadline=Deadline(timeout),  # one for all that is copied
     )
-    return operands.copied(buffer, copy, out)
+    return operands.copied(buffer, copy, out, view)
+
+
+def _usual_to_host(view: View, streams: Mapping[int, Stream]) -> np.ndarray | None:
+    """Copy an array in the short way, or return `None` if there is more to it.
+
+    That is for one whose producer is a stream, on a device that has its user stream, and which
+    comes to page-locked memory of the cache in one run of bytes.
+    """
+    try:
+        consumer = streams.get(view.device)
+    except UserStreamError:  # it may be on the host, or empty
+        return None
+    if consumer is None:
+        return None
+    array = device_array(view)
+    if 0 in array.shape or (view.packs and (view.is_disguised or array.is_scattered)):
+        return None
+    ordering = usual_ordering(view, consumer)
+    packing, covering = layout.ways(array.shape, array.strides, array.dtype.itemsize)
+    way = covering or packing
+    if ordering is None or way.moves.axes:
+        return None
+    lane = ordering.lane
+    handle = lane.handle
+    if handle is None or not _driver.are_free(handle, handle):
+        return None
+    memory = pinned.take(way.side.nbytes, array.device)
+    if memory is None:
+        return None
+    result = np.ndarray(array.shape, array.dtype, memory, way.side.offset, way.side.strides)
+    result.flags.writeable = not way.read_only
+
+    def copy() -> None:
+        width, _, to_offset, from_offset = way.moves
+        to = ctypes.addressof(memory) + way.side.offset + to_offset
+        _driver.copy_within(lane, to, array.address + from_offset, width)
+        _waiting.wait_until(_events.Completion(lane.pool, lane, lane.anywhere), None)
+
+    in_order(ordering, copy, _FOREVER, release=False, memory=memory)
+    return result
 
 
 def _view_to_host(
@@ -132,6 +186,71 @@ def copyto(
 
     in_order(ordering, copy, deadline, release=True)
     return consumer
+
+
+def in_order(
+    ordering: Ordering,
+    copy: Callable[[], T],
+    deadline: Deadline,
+    *,
+    release: bool,
+    memory: object = None,
+) -> T:
+    """Call what copies, with the buffers of an ordering acquired for it and, if need be, released.
+
+    A copy that was waited for needs no release: what the producers do next comes after it. One
+    that failed may go on, so then the buffers are held and released in any case, and with them the
+    memory that it fills.
+
+    No context manager: a Ctrl-C at the first line of its ``__exit__`` would leave the copy running
+    with nobody ordered after it. The outer `try` is for one in the handling of an error.
+    """
+    ordering.may_wait = True
+    acquired = _Acquired(ordering, deadline, memory, release=release)
+    try:
+        try:
+            result = copy()
+            acquired.end(release=release)
+        except BaseException as error:
+            acquired.end_after(error)
+            raise
+    except BaseException as error:
+        acquired.end_after(error)
+        raise
+    return result
+
+
+class _Acquired:
+    """Buffers that are held from before the copy is queued."""
+
+    __slots__ = ("_deadline", "_ended", "_ordering", "_use")
+
+    def __init__(
+        self, ordering: Ordering, deadline: Deadline, memory: object, *, release: bool
+    ) -> None:
+        self._ended = False
+        self._deadline = deadline
+        self._ordering = ordering
+        kept = ordering.acquire(deadline, to_be_released=release)
+        self._use = _holding.Use(ordering.lane, ordering.buffers, kept, memory)
+
+    def end(self, *, release: bool) -> None:
+        if release:
+            self._ordering.release(self._use.ticket, self._deadline)
+        else:
+            self._use.end()
+        self._ended = True
+
+    def end_after(self, error: BaseException) -> None:
+        """Release unless that has been done, in whole."""
+        if self._ended:
+            return
+        try:
+            self._ordering.release(self._use.ticket, after_error=True)
+        except Exception as failure:
+            self._use.hold_later()
+            _cleanup.report([failure], error)
+        self._ended = True
 
 
 def to_host(

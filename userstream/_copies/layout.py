@@ -232,7 +232,7 @@ class Way(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _ways(shape: Shape, strides: Shape, itemsize: int) -> tuple[Way, Way | None]:
+def ways(shape: Shape, strides: Shape, itemsize: int) -> tuple[Way, Way | None]:
     """Return the way that packs, and the covering span if that should be tried first."""
     side = packed(shape, strides, itemsize)
     plan = moves(shape, itemsize, side.strides, strides)
@@ -249,12 +249,12 @@ def _ways(shape: Shape, strides: Shape, itemsize: int) -> tuple[Way, Way | None]
 
 def is_scattered(shape: Shape, strides: Shape, itemsize: int) -> bool:
     """Tell whether an array that is not empty has short rows, apart from each other."""
-    return _ways(shape, strides, itemsize)[0].scattered
+    return ways(shape, strides, itemsize)[0].scattered
 
 
 def way(shape: Shape, strides: Shape, itemsize: int, most: int | None = None) -> Way:
     """Return how an array that is not empty is copied to the host, in `most` bytes there."""
-    packing, covering = _ways(shape, strides, itemsize)
+    packing, covering = ways(shape, strides, itemsize)
     if covering is None or (most is not None and covering.side.nbytes > most):
         return packing
     return covering

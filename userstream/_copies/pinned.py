@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import threading
 import weakref
@@ -74,8 +75,9 @@ def take(nbytes: int, device: int) -> Lease | None:
 
     All devices may use it. A new block is on the host's node nearest to `device`.
     """
-    _holding.sweep()  # some may be free by now
-    size, most = _rounded(nbytes), limit()
+    if _holding.holding or _holding.orphans:
+        _holding.sweep()  # some may be free by now
+    size, most = _rounded(nbytes), limit() if _limit is None else _limit
     # The limit may be new.
     lease = _take(size, device, most, reuse=_total <= most)
     if lease is not None:
@@ -152,7 +154,9 @@ class _Claim:
     def lend(self) -> Lease:
         address, size = self._popped[0][0], self._size
         lease: Lease = (ctypes.c_char * size).from_address(address)
-        blocks = _blocks_of(size)
+        blocks = _free.get(size)
+        if blocks is None:
+            blocks = _blocks_of(size)
         # At the end it calls `blocks[address] = <the dead reference>`: no Python in between.
         _leases[address] = weakref.ref(lease, partial(blocks.__setitem__, address))
         return lease
@@ -182,6 +186,7 @@ def _blocks_of(size: int) -> dict[int, object]:
     return _free.setdefault(size, {}) if blocks is None else blocks
 
 
+@functools.lru_cache(maxsize=256)
 def _rounded(nbytes: int) -> int:
     """Round up to a size that blocks have: eight from a power of two to the next."""
     step = max(_PAGE, 1 << max(0, (nbytes - 1).bit_length() - 4))

@@ -43,6 +43,7 @@ from userstream._driver.copies import (
     copy,
     copy_on_device,
     copy_shaped,
+    copy_within,
 )
 from userstream._driver.core import core_errors, core_failure
 from userstream._driver.event_waits import EXTERNAL, wait_for_event
@@ -137,6 +138,7 @@ __all__ = [
     "copy_attributes",
     "copy_on_device",
     "copy_shaped",
+    "copy_within",
     "core_errors",
     "core_failure",
     "create_event",

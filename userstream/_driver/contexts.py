@@ -19,7 +19,7 @@ T = TypeVar("T")
 _INVALID_CONTEXT = driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
 
 _primary: dict[int, driver.CUcontext] = {}
-_devices: dict[int, int] = {}  # by the address of the primary context
+devices_of_primaries: dict[int, int] = {}  # by the address of the primary context
 
 
 def primary_context(device: int) -> driver.CUcontext:
@@ -31,7 +31,7 @@ def primary_context(device: int) -> driver.CUcontext:
     # Making a context takes long, so under no lock. A retain too many is given back.
     handle = call(driver.cuDeviceGet, device)
     context = call(driver.cuDevicePrimaryCtxRetain, handle)
-    _devices[int(context)] = device
+    devices_of_primaries[int(context)] = device
     kept = _primary.setdefault(device, context)
     if kept is not context:
         call(driver.cuDevicePrimaryCtxRelease, handle)
@@ -49,7 +49,7 @@ def primary_context_if_active(device: int) -> driver.CUcontext | None:
 
 def device_of_primary(context: int) -> int | None:
     """Return the device whose primary context, known by `primary_context`, this is."""
-    return _devices.get(context)
+    return devices_of_primaries.get(context)
 
 
 def current_context() -> driver.CUcontext | None:

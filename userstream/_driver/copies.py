@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from cuda.bindings import driver
 
-from userstream._driver.status import call
+from userstream._driver.contexts import within
+from userstream._driver.status import SUCCESS, call, failed, raised
 
 if TYPE_CHECKING:
     from typing import Any
+
+
+class Lane(Protocol):
+    """A stream in its context."""
+
+    @property
+    def handle(self) -> driver.CUstream | None: ...
+    @property
+    def context(self) -> driver.CUcontext: ...
+
 
 # Of a copy between two devices: the contexts of the target and of the source.
 Peers: TypeAlias = tuple[driver.CUcontext, driver.CUcontext]
@@ -41,12 +52,26 @@ def copy(
     *,
     peers: Peers | None = None,
 ) -> None:
-    """Copy contiguous memory."""
+    """Copy contiguous memory; the context of the stream is current."""
     if peers is None:
         call(driver.cuMemcpyAsync, to, source, size, handle, stream=stream)
     else:
         there, here = peers
         call(driver.cuMemcpyPeerAsync, to, there, source, here, size, handle, stream=stream)
+
+
+def copy_within(lane: Lane, to: int, source: int, size: int) -> None:
+    """Copy contiguous memory on a lane, whichever context is current."""
+    handle, context = lane.handle, lane.context
+    try:
+        if driver.cuCtxGetCurrent()[1] != context:
+            within(context, copy, to, source, size, handle, lane)
+            return
+        (status,) = driver.cuMemcpyAsync(to, source, size, handle)
+    except (RuntimeError, ValueError) as error:
+        raise raised("cuMemcpyAsync", error) from error
+    if status != SUCCESS:
+        raise failed("cuMemcpyAsync", status, lane)
 
 
 def copy_shaped(

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from cuda.bindings import driver
 
-from userstream._driver.contexts import device_of_primary, primary_context, some_context, within
+from userstream import _process
+from userstream._driver.contexts import devices_of_primaries, primary_context, some_context, within
+from userstream._driver.library import ensure
 from userstream._driver.status import SUCCESS, ask, call, failed
 from userstream._driver.streams import relaxed
 
@@ -58,7 +60,7 @@ class Place(NamedTuple):
 
     def is_in_primary_context(self) -> bool:
         """Tell whether it belongs to the primary context of its device, or to the device."""
-        if device_of_primary(self.context) is not None:
+        if self.context in devices_of_primaries:
             return True
         return self.context in (0, int(primary_context(self.device)))
 
@@ -102,6 +104,8 @@ _spare: deque[_Answers] = deque()  # one for each thread that is asking, for the
 
 def place_of(address: int) -> Place | None:
     """Tell what memory is at an address; `None` if it is not CUDA's."""
+    if _process.forked:
+        _process.check_fork()
     try:
         answers = _spare.pop()
     except IndexError:
@@ -150,6 +154,7 @@ def _attribute(which: int, address: int) -> int | None:
 
 @functools.cache
 def _several() -> Callable[..., int]:
+    ensure()
     pointer = ctypes.c_void_p
     return _looked_up(
         "cuPointerGetAttributes", 7000, ctypes.c_uint, pointer, pointer, ctypes.c_uint64

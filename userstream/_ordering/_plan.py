@@ -11,6 +11,7 @@ from userstream._buffers import type_name
 from userstream._engine import host_wait
 from userstream._engine.lane import usual_edge
 from userstream._ordering import _device_edges, settings
+from userstream._stream import factory
 from userstream.errors import (
     CaptureError,
     DeviceMismatchError,
@@ -44,9 +45,15 @@ class Ordering:
     may_order_devices = True  # or the consumer is waited for, where it comes to that
     may_wait = False  # on the host for what cannot go on after the consumer by an edge: copies
 
-    def __init__(self, consumer: Stream, producers: Sequence[Lane], owners: object) -> None:
+    def __init__(
+        self,
+        consumer: Stream,
+        producers: Sequence[Lane],
+        owners: object,
+        lane: Lane | None = None,
+    ) -> None:
         self.consumer = consumer
-        self.lane = consumer._resolve()
+        self.lane = consumer._resolve() if lane is None else lane
         self.producers = producers
         self.owners = owners  # of producers that their frameworks might destroy
 
@@ -181,3 +188,25 @@ class Ordering:
             if deadline is None:
                 raise
             raise _waiting.late((self.lane,), deadline.seconds) from None
+
+
+def usual_ordering(view: View, consumer: Stream) -> Ordering | None:
+    """Order a user stream and one buffer that names its producer's stream, or has a current one.
+
+    The short way of copies. It returns `None` where there is more to be found out.
+    """
+    if settings.SYNC or settings.BY_DEVICE:
+        return None
+    kind, handle, owner = view.order
+    if kind not in ("exact", "current") or handle in (_driver.LEGACY, _driver.PER_THREAD):
+        return None
+    if kind == "exact":
+        producer = factory.at_handle(handle, handle)
+    else:
+        producer = factory.of_framework(handle, view.device)
+    lane = consumer._lane
+    if lane is None or not lane.anywhere:
+        return None
+    ordering = Ordering(consumer, () if producer.is_same(lane) else (producer,), owner, lane)
+    ordering.buffers = (view.buffer,)
+    return ordering
