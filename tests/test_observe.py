@@ -13,8 +13,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cuda.bindings import driver
+from cuda.core import LaunchConfig, ObjectCode, launch
 
 import userstream as us
 from helpers import (
@@ -25,7 +27,7 @@ from helpers import (
     run_python,
 )
 from userstream import _driver
-from userstream.testing import latch, reset
+from userstream.testing import Pointer, kernel, latch, reset
 
 pytestmark = [
     pytest.mark.simulated,  # the calls of a GPU cannot be seen yet
@@ -792,3 +794,92 @@ def test_without_the_simulated_driver_it_says_what_is_missing() -> None:
         simulate=None,
     )
     assert done.returncode == 0, done.stderr
+
+
+# -- kernels --------------------------------------------------------------------------------------
+
+
+@kernel("observed_double")
+def _double(grid: Any, block: Any, to: Pointer, source: Pointer, n: np.int64) -> None:
+    to.array(n, np.uint8)[:] = source.array(n, np.uint8) * 2 + 1
+
+
+def doubler() -> Callable[[us.Stream, int, int], None]:
+    double = ObjectCode.from_ptx(b"any").get_kernel("observed_double")
+
+    def run(stream: us.Stream, to: int, source: int) -> None:
+        launch(stream, LaunchConfig(grid=1, block=1), double, to, source, np.int64(SIZE))
+
+    return run
+
+
+def learn(room: Room, double: Callable[[us.Stream, int, int], None]) -> None:
+    """Let it be seen what the kernel reads and writes, with other contents each time."""
+    for value in range(6):
+        checked(driver.cuMemsetD8Async(room.x, value, SIZE, handle(room.a)))
+        double(room.a, room.y, room.x)
+        room.a.sync()
+
+
+def test_what_a_kernel_writes_is_learned() -> None:
+    with a_room() as room:
+        double = doubler()
+        with us.observe() as seen:
+            learn(room, double)
+            room.b.wait(room.a)
+            double(room.a, room.y, room.x)
+            double(room.b, room.pinned, room.x)  # both read it
+            assert seen.races == (), seen
+            fill(room.x, room.b)
+        (race,) = seen.races
+    assert race.kind == "write after read"
+    assert race.first.name == "observed_double"
+    assert race.first.known == "learned"
+    assert race.second.known == "exact"
+
+
+def test_two_kernels_that_write_race() -> None:
+    with a_room() as room:
+        double = doubler()
+        with us.observe() as seen:
+            learn(room, double)
+            double(room.a, room.y, room.x)
+            double(room.b, room.y, room.x)
+        (race,) = seen.races
+    assert (race.kind, race.address) == ("write after write", room.y)
+
+
+def test_a_kernel_that_is_not_known_yet_is_sure_to_touch_what_it_gets() -> None:
+    with a_room() as room:
+        double = doubler()
+        with us.observe(possible=True) as seen:
+            fill(room.x, room.a)
+            double(room.b, room.y, room.x)
+            double(room.a, room.pinned, room.y)
+        found = {(race.address, race.possible) for race in seen.races}
+    assert (room.x, False) in found  # one side writes for sure
+    assert (room.y, True) in found
+
+
+def test_a_held_stream_is_not_waited_for_in_order_to_learn() -> None:
+    with a_room() as room:
+        double = doubler()
+        with us.observe() as seen, latch(room.a):
+            for _ in range(50):
+                double(room.a, room.y, room.x)
+            assert not room.a.is_done
+        assert seen.races == ()
+
+
+def test_kernels_of_a_graph_race_with_what_is_outside() -> None:
+    with a_room() as room:
+        double = doubler()
+        with us.observe() as seen:
+            learn(room, double)
+            graph = captured(room, lambda: double(room.a, room.y, room.x))
+            room.a.wait(room.b)
+            checked(driver.cuGraphLaunch(graph, handle(room.a)))
+            fill(room.y, room.b)
+        (race,) = seen.races
+    assert race.kind == "write after write"
+    assert "observed_double in a graph launched at" in race.first.name

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from userstream import _driver
-from userstream._observe import own
+from userstream._observe import own, records
 from userstream._observe.clocks import LEGACY, Clocks, Lane, join
 from userstream._observe.graphs import Capture, Graph
 from userstream._observe.memory import (
+    ASSUMED,
     DEVICE,
+    EXACT,
+    LEARNED,
     MANAGED,
     PINNED,
     UNKNOWN,
@@ -20,12 +23,12 @@ from userstream._observe.memory import (
     Memory,
 )
 from userstream._observe.races import Done, Finds, Place, Side
-from userstream._observe.records import SEEN_MEMORY, SEEN_STREAM, SOURCE_CHANGED, Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from userstream._observe.functions import Function
+    from userstream._observe.records import Record
     from userstream._observe.stacks import Stacks
 
 _WORD = struct.Struct("<Q")
@@ -59,23 +62,27 @@ class Engine:
         self._asked: dict[int, str] = {}  # by stack
         self._sources: OrderedDict[int, Access] = OrderedDict()  # by the number of the record
         self._results: OrderedDict[int, Access] = OrderedDict()
+        self._kernels: dict[int, str] = {}  # their names
+        self._writes: dict[tuple[int, int], bool] = {}  # by kernel and offset of the parameter
         self._taken = 0
+        self._notes = {
+            records.SEEN_STREAM: self._seen_stream,
+            records.SEEN_MEMORY: self._seen_memory,
+            records.SEEN_KERNEL: self._seen_kernel,
+            records.SOURCE_CHANGED: self._source_changed,
+            records.LEARNED: self._learned,
+        }
         self._table = {
             number: (name, function, getattr(self, f"_{function.means}"))
             for number, (name, function) in functions.items()
         }
 
-    def take(self, records: Iterable[Record]) -> None:
+    def take(self, log: Iterable[Record]) -> None:
         """Apply records in their order."""
-        for record in records:
-            if record.function == SEEN_STREAM:
-                self._seen_stream(record)
-                continue
-            if record.function == SEEN_MEMORY:
-                self._seen_memory(record)
-                continue
-            if record.function == SOURCE_CHANGED:
-                self._source_changed(record)
+        for record in log:
+            note = self._notes.get(record.function)
+            if note is not None:
+                note(record)
                 continue
             name, function, apply = self._table[record.function]
             if record.leaving:
@@ -196,36 +203,40 @@ class Engine:
         ranges: Iterable[Range],
         *,
         write: bool,
-        known: str = "exact",
+        known: str = EXACT,
+        loose: bool = False,
     ) -> list[Access]:
         made = []
+        how: Any = {"write": write, "known": known, "loose": loose}
         for start, end in ranges:
             if lane.capture is not None:
-                access = Access(start, end, lane, time, operation, write=write)
+                access = Access(start, end, lane, time, operation, **how)
                 for old in lane.capture.touch(access):
-                    self._report(self.memory.elsewhere, old, access, known)
+                    self._report(self.memory.elsewhere, old, access)
                 continue
             for allocation, begin, after in self.memory.parts(start, end):
-                access = Access(begin, after, lane, time, operation, write=write)
+                access = Access(begin, after, lane, time, operation, **how)
                 made.append(access)
                 if allocation.freed is not None:
                     self._report_freed(allocation, access)
                 ordered = self._is_ordered_pinned if allocation.kind == PINNED else self._is_ordered
                 for old in allocation.touch(access, ordered):
-                    self._report(allocation, old, access, known)
+                    self._report(allocation, old, access)
         return made
 
-    def _report(self, allocation: Allocation, old: Access, new: Access, known: str) -> None:
+    def _report(self, allocation: Allocation, old: Access, new: Access) -> None:
         kind = _kind(old, new)
         until = new.lane.clock.get(old.lane.id, 0)
         last = next((what for time, what in reversed(old.lane.recent) if time <= until), None)
-        possible = known == "assumed" or self.clocks.maybe.get(old.lane.id, 0) >= old.time
+        possible = self.clocks.maybe.get(old.lane.id, 0) >= old.time
+        if old.loose or new.loose or not (_surely_writes(old) or _surely_writes(new)):
+            possible = True
         start, end = max(old.start, new.start), min(old.end, new.end)
         self.finds.race(
             kind,
             Place(start, end, allocation.kind, self._allocated(allocation)),
-            Side(old.operation, _access(old)),
-            Side(new.operation, _access(new), known),
+            Side(old.operation, _access(old), old.known),
+            Side(new.operation, _access(new), new.known),
             until=last,
             possible=possible,
             held_by=old.held_by | new.held_by,
@@ -236,7 +247,7 @@ class Engine:
             "use after free",
             Place(new.start, new.end, allocation.kind, self._allocated(allocation)),
             Side(allocation.freed, "free"),
-            Side(new.operation, _access(new)),
+            Side(new.operation, _access(new), new.known),
         )
 
     @staticmethod
@@ -266,7 +277,7 @@ class Engine:
         to: list[Range],
         source: list[Range],
         *,
-        known: str = "exact",
+        loose: bool = False,
     ) -> tuple[bool, bool]:
         """Note what is read and written; tell which sides are pageable memory of the host."""
         operation, time = self._begin(record, name, lane)
@@ -276,9 +287,9 @@ class Engine:
         to_host = "HtoD" not in name and "DtoD" not in name and self._is_pageable(to)
         read, written = [], []
         if not from_host:
-            read = self._touch(lane, time, operation, source, write=False, known=known)
+            read = self._touch(lane, time, operation, source, write=False, loose=loose)
         if not to_host:
-            written = self._touch(lane, time, operation, to, write=True, known=known)
+            written = self._touch(lane, time, operation, to, write=True, loose=loose)
         elif lane.capture is None:  # "will return only once the copy has completed"
             self.clocks.host_knows(lane.clock)
         if lane.capture is None and not (from_host or to_host):
@@ -368,8 +379,8 @@ class Engine:
         (_, source), (_, to) = sides
         rows = max(len(source), len(to))
         whole = rows == 1 and _extent(record.fetched[0]) > 1
-        known = "assumed" if whole and not _is_packed(record.fetched[0]) else "exact"
-        self._do_copy(record, name, lane, to, source, known=known)
+        loose = whole and not _is_packed(record.fetched[0])
+        self._do_copy(record, name, lane, to, source, loose=loose)
         if function.stream is None:
             self._after_copy_now(function, lane, to, source)
 
@@ -377,14 +388,14 @@ class Engine:
         words, roles = record.words, function.roles
         begin, width = words[0], words[function.size or 0] * roles["width"]
         ranges = [(begin, begin + width)]
-        known = "exact"
+        loose = False
         if "pitch" in roles:
             height, pitch = words[roles["height"]], words[roles["pitch"]]
             ranges = _rows(begin, width, height, pitch)
-            known = "assumed" if height > len(ranges) and pitch != width else "exact"
+            loose = height > len(ranges) and pitch != width
         lane = self._lane(record, function)
         operation, time = self._begin(record, name, lane)
-        self._touch(lane, time, operation, ranges, write=True, known=known)
+        self._touch(lane, time, operation, ranges, write=True, loose=loose)
         if function.stream is None and self._kind_at(begin) != DEVICE:
             self.clocks.host_knows(lane.clock)
 
@@ -414,7 +425,7 @@ class Engine:
         end = begin + record.words[function.size or 0]
         allocation = Allocation(begin, end, DEVICE, self._device_of(lane.context), operation)
         if lane.capture is None:
-            allocation.accesses.append(Access(begin, end, lane, time, operation, write=True))
+            allocation.touch(Access(begin, end, lane, time, operation, write=True), _always)
         self.memory.add(allocation)
 
     def _free(self, record: Record, name: str, function: Function) -> None:  # noqa: ARG002
@@ -659,7 +670,7 @@ class Engine:
             operation = Done(inside.name, inside.stack, record.thread, lane)
             operation.launched = where
             ranges = [(touch.start, touch.end)]
-            self._touch(lane, time, operation, ranges, write=touch.write)
+            self._touch(lane, time, operation, ranges, write=touch.write, known=touch.known)
         for event in graph.records:
             self.clocks.record(event, lane)
 
@@ -671,16 +682,34 @@ class Engine:
 
     # -- kernels ----------------------------------------------------------------------------------
 
-    def _launch(self, record: Record, name: str, function: Function) -> None:
-        lane = self._lane(record, function)
-        self._begin(record, name, lane)
-        self._not_seen("what kernels read and write")
+    def _seen_kernel(self, record: Record) -> None:
+        (kernel,) = record.words
+        self._kernels[kernel] = record.fetched[0].decode(errors="replace")
 
-    def _launch_ex(self, record: Record, name: str, function: Function) -> None:  # noqa: ARG002
-        (handle,) = _WORD.unpack_from(record.fetched[0], 32)
-        lane = self.clocks.lane(handle, record.context, record.thread)
-        self._begin(record, name, lane)
-        self._not_seen("what kernels read and write")
+    def _learned(self, record: Record) -> None:
+        kernel, offset, wrote, final = record.words
+        if wrote or final:
+            self._writes[kernel, offset] = bool(wrote)
+
+    def _launch(self, record: Record, name: str, function: Function) -> None:
+        kernel = record.words[function.roles["kernel"]]
+        if function.stream is None:
+            (handle,) = _WORD.unpack_from(record.fetched[1], 32)
+            lane = self.clocks.lane(handle, record.context, record.thread)
+        else:
+            lane = self._lane(record, function)
+        operation, time = self._begin(record, self._kernels.get(kernel) or name, lane)
+        pairs = struct.unpack(f"<{len(record.fetched[0]) // 8}Q", record.fetched[0])
+        for offset, address in zip(pairs[::2], pairs[1::2], strict=True):
+            write = self._writes.get((kernel, offset))
+            self._touch(
+                lane,
+                time,
+                operation,
+                [(address, address + 1)],
+                write=write is not False,
+                known=ASSUMED if write is None else LEARNED,
+            )
 
     # -- contexts ---------------------------------------------------------------------------------
 
@@ -703,6 +732,14 @@ class Engine:
 
     def _not_seen(self, what: str) -> None:
         self.unseen[what] = self.unseen.get(what, 0) + 1
+
+
+def _always(old: Access, new: Access) -> bool:  # noqa: ARG001
+    return True
+
+
+def _surely_writes(access: Access) -> bool:
+    return access.write and access.known != ASSUMED
 
 
 def _kind(old: Access, new: Access) -> str:

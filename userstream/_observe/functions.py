@@ -37,7 +37,7 @@ class Function:
     waits: bool = False  # the host may be held up: a stall
     orders_host: bool = False  # the host knows afterwards what the GPU has done
     ends_stream: bool = False
-    forgets: bool = False
+    forgets: bool = False  # memory and kernels
     roles: dict[str, int] = field(default_factory=dict)  # further words by name
 
 
@@ -177,10 +177,13 @@ def _graphs() -> dict[str, Function]:
 
 
 def _kernels() -> dict[str, Function]:
+    launch = {"kernel": 0, "parameters": 9, "extra": 10}
+    cooperative = {"kernel": 0, "parameters": 9}
+    extended = {"configuration": 0, "kernel": 1, "parameters": 2, "extra": 3}
     return {
-        "cuLaunchKernel": Function("launch", 11, stream=8, roles={"kernel": 0}),
-        "cuLaunchCooperativeKernel": Function("launch", 10, stream=8, roles={"kernel": 0}),
-        "cuLaunchKernelEx": Function("launch_ex", 4, fetches=(Fetch(0, 56),)),
+        "cuLaunchKernel": Function("launch", 11, stream=8, roles=launch),
+        "cuLaunchCooperativeKernel": Function("launch", 10, stream=8, roles=cooperative),
+        "cuLaunchKernelEx": Function("launch", 4, fetches=(Fetch(0, 56),), roles=extended),
     }
 
 
@@ -193,6 +196,8 @@ def _contexts() -> dict[str, Function]:
         "cuCtxCreate_v4": Function("context", 4, fetches=made, roles={"device": 3}),
         "cuCtxDestroy_v2": Function("drop_context", 1, sites=ENTER, forgets=True),
         "cuDevicePrimaryCtxReset_v2": Function("drop_device", 1, sites=ENTER, forgets=True),
+        "cuModuleUnload": Function("load", 1, sites=ENTER, forgets=True),
+        "cuLibraryUnload": Function("load", 1, sites=ENTER, forgets=True),
         "cuModuleLoadData": Function("load", 2, waits=True),
         "cuModuleLoadDataEx": Function("load", 5, waits=True),
         "cuModuleLoad": Function("load", 2, waits=True),

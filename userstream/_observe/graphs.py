@@ -16,6 +16,7 @@ class Touch(NamedTuple):
     start: int
     end: int
     write: bool
+    known: str
     operation: Any
 
 
@@ -23,7 +24,7 @@ class Graph:
     """What is known of a graph, or of what it was made executable to."""
 
     def __init__(self) -> None:
-        self.touches: dict[tuple[int, int, bool], Touch] = {}
+        self.touches: dict[tuple[int, int, bool, str], Touch] = {}
         self.waits: list[int] = []  # events outside of it
         self.records: list[int] = []
         self.complete = True  # False: it has nodes that were not seen
@@ -48,7 +49,7 @@ class Capture:
 
     def touch(self, access: Access) -> list[Access]:
         """Note an access; return those inside of the capture that it races with."""
-        key = (access.start, access.end, access.write)
+        key = (access.start, access.end, access.write, access.known)
         if key not in self.graph.touches:
             self.graph.touches[key] = Touch(*key, access.operation)
         return self.history.touch(access, is_ordered)

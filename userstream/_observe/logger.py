@@ -61,6 +61,10 @@ class _Rule(ctypes.Structure):
                 "orders_host",
                 "failures",
                 "forgets",
+                "kernel",
+                "parameters",
+                "extra",
+                "configuration",
                 "unused",
             )
         ),
@@ -69,15 +73,27 @@ class _Rule(ctypes.Structure):
     ]
 
 
+# By their names in `Driver` of the logger. One that a driver lacks is left out.
+DRIVER_FUNCTIONS = {
+    "pointer_attributes": "cuPointerGetAttributes",
+    "stream_flags": "cuStreamGetFlags",
+    "stream_context": "cuStreamGetCtx",
+    "stream_status": "cuStreamIsCapturing",
+    "function_parameter": "cuFuncGetParamInfo",
+    "kernel_parameter": "cuKernelGetParamInfo",
+    "function_name": "cuFuncGetName",
+    "kernel_name": "cuKernelGetName",
+    "copy_out": "cuMemcpyDtoHAsync_v2",
+    "write_value": "cuStreamWriteValue32_v2",
+    "host_register": "cuMemHostRegister_v2",
+    "capture_mode": "cuThreadExchangeStreamCaptureMode",
+}
+
+
 class Driver(ctypes.Structure):
     """The driver functions that the logger itself calls; none of them waits."""
 
-    _fields_ = [
-        ("pointer_attributes", ctypes.c_void_p),
-        ("stream_flags", ctypes.c_void_p),
-        ("stream_context", ctypes.c_void_p),
-        ("stream_status", ctypes.c_void_p),
-    ]
+    _fields_ = [(name, ctypes.c_void_p) for name in DRIVER_FUNCTIONS]
 
 
 class Logger:
@@ -192,6 +208,10 @@ def _rule(function: Function) -> _Rule:
         orders_host=function.orders_host,
         failures=function.frees is not None or function.means == "end_capture",
         forgets=function.forgets,
+        kernel=word(function.roles.get("kernel")),
+        parameters=word(function.roles.get("parameters")),
+        extra=word(function.roles.get("extra")),
+        configuration=word(function.roles.get("configuration")),
         addresses=addresses,
         fetches=fetches,
     )

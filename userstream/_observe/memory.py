@@ -18,27 +18,45 @@ UNKNOWN = 0
 KINDS = {PINNED: "pinned", DEVICE: "device", MANAGED: "managed", UNKNOWN: "unknown"}
 
 
-class Access:
-    """Bytes that an operation reads or writes."""
+EXACT = "exact"
+LEARNED = "learned"
+ASSUMED = "assumed"
 
-    __slots__ = ("end", "held_by", "lane", "operation", "start", "time", "write")
+_PAGE = 12  # bits: accesses within a page are found by it, wider ones are looked through
+
+
+class Access:
+    """Bytes that an operation reads or writes, or may."""
+
+    __slots__ = ("end", "held_by", "known", "lane", "loose", "operation", "start", "time", "write")
 
     def __init__(
-        self, start: int, end: int, lane: Lane, time: int, operation: Any, *, write: bool
+        self,
+        start: int,
+        end: int,
+        lane: Lane,
+        time: int,
+        operation: Any,
+        *,
+        write: bool,
+        known: str = EXACT,
+        loose: bool = False,
     ) -> None:
         self.start = start
         self.end = end
         self.lane = lane
         self.time = time
         self.operation = operation
-        self.write = write
+        self.write = write  # so too if it is only assumed
+        self.known = known
+        self.loose = loose  # not all of these bytes are touched
         self.held_by = lane.held_by
 
 
 class Allocation:
     """Memory that was allocated at once: one generation of its addresses."""
 
-    __slots__ = ("accesses", "device", "end", "freed", "kind", "operation", "start")
+    __slots__ = ("_narrow", "_wide", "device", "end", "freed", "kind", "operation", "start")
 
     def __init__(
         self, start: int, end: int, kind: int, device: int | None = None, operation: Any = None
@@ -49,7 +67,8 @@ class Allocation:
         self.device = device
         self.operation = operation  # that allocated it, if that was seen
         self.freed: Any = None  # the operation that freed it
-        self.accesses: list[Access] = []
+        self._narrow: dict[int, list[Access]] = {}  # by their page
+        self._wide: list[Access] = []
 
     def touch(self, new: Access, is_ordered: Callable[[Access, Access], bool]) -> list[Access]:
         """Note an access; return the earlier ones that it is in conflict with, and not ordered.
@@ -58,21 +77,72 @@ class Allocation:
         is ordered behind the later one is ordered behind both.
         """
         conflicts: list[Access] = []
-        kept: list[Access] = []
-        for old in self.accesses:
-            if old.end <= new.start or new.end <= old.start:
-                if not old.lane.gone:
-                    kept.append(old)
-                continue
-            ordered = is_ordered(old, new)
-            if not ordered and (old.write or new.write):
-                conflicts.append(old)
-            covered = new.start <= old.start and old.end <= new.end
-            if not (ordered and covered and (new.write or not old.write)):
-                kept.append(old)
-        kept.append(new)
-        self.accesses = kept
+        page = new.start >> _PAGE
+        if self._wide:
+            self._wide = _passed(self._wide, new, is_ordered, conflicts)
+        if page == (new.end - 1) >> _PAGE:
+            near = self._narrow.get(page)
+            kept = _passed(near, new, is_ordered, conflicts) if near else []
+            kept.append(new)
+            self._narrow[page] = kept
+            return conflicts
+        for each in self._pages(page, (new.end - 1) >> _PAGE):
+            self._narrow[each] = _passed(self._narrow[each], new, is_ordered, conflicts)
+            if not self._narrow[each]:
+                del self._narrow[each]
+        self._wide.append(new)
         return conflicts
+
+    def _pages(self, first: int, last: int) -> list[int]:
+        if last - first < len(self._narrow):
+            return [page for page in range(first, last + 1) if page in self._narrow]
+        return [page for page in self._narrow if first <= page <= last]
+
+    @property
+    def accesses(self) -> list[Access]:
+        """All that still count."""
+        return [*self._wide, *(each for near in self._narrow.values() for each in near)]
+
+    def trim(self, is_known: Callable[[Access], bool]) -> None:
+        """Forget the accesses that all that comes is ordered behind."""
+        self._wide = [each for each in self._wide if not is_known(each)]
+        for page, near in list(self._narrow.items()):
+            kept = [each for each in near if not is_known(each)]
+            if kept:
+                self._narrow[page] = kept
+            else:
+                del self._narrow[page]
+
+    def clear(self) -> None:
+        """Forget all accesses."""
+        self._wide.clear()
+        self._narrow.clear()
+
+
+def _passed(
+    accesses: list[Access],
+    new: Access,
+    is_ordered: Callable[[Access, Access], bool],
+    conflicts: list[Access],
+) -> list[Access]:
+    """Note those that a new one is in conflict with; return those that still count behind it."""
+    kept: list[Access] = []
+    sure = new.write and new.known != ASSUMED and not new.loose
+    for old in accesses:
+        if old.end <= new.start or new.end <= old.start:
+            if not old.lane.gone:
+                kept.append(old)
+            continue
+        if not is_ordered(old, new):
+            if old.write or new.write:
+                conflicts.append(old)
+            kept.append(old)
+        else:
+            covered = new.start <= old.start and old.end <= new.end
+            stands_for_it = sure or not old.write or (new.write and old.known == ASSUMED)
+            if not (covered and stands_for_it):
+                kept.append(old)
+    return kept
 
 
 class Memory:
@@ -119,7 +189,7 @@ class Memory:
         kept = [each for each in self._allocations if device is not None and each.device != device]
         self._allocations = kept
         self._starts = [each.start for each in kept]
-        self.elsewhere.accesses.clear()
+        self.elsewhere.clear()
 
     def __iter__(self) -> Iterator[Allocation]:
         return iter(self._allocations)
@@ -127,7 +197,4 @@ class Memory:
     def trim(self, is_known: Callable[[Access], bool]) -> None:
         """Forget the accesses that the host knows of: all that comes is ordered behind them."""
         for allocation in (*self._allocations, self.elsewhere):
-            if allocation.accesses:
-                allocation.accesses = [
-                    access for access in allocation.accesses if not is_known(access)
-                ]
+            allocation.trim(is_known)

@@ -6,7 +6,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any
 
 from userstream._observe.functions import FUNCTIONS, Function
-from userstream._observe.logger import Driver, Logger
+from userstream._observe.logger import DRIVER_FUNCTIONS, Driver, Logger
 from userstream.testing import _simulated
 
 if TYPE_CHECKING:
@@ -40,13 +40,9 @@ class Simulated:
 
     def driver(self) -> Driver:
         """Return the functions that the logger calls."""
-        names = (
-            "cuPointerGetAttributes",
-            "cuStreamGetFlags",
-            "cuStreamGetCtx",
-            "cuStreamIsCapturing",
+        return Driver(
+            *(address_of(getattr(self._library, name)) for name in DRIVER_FUNCTIONS.values())
         )
-        return Driver(*(address_of(getattr(self._library, name)) for name in names))
 
     def begin(self, logger: Logger) -> Callable[[], None]:
         """Tell the logger from now on; return what ends that."""

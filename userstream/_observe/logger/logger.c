@@ -28,7 +28,13 @@ enum { NO_WORD = 255, FETCHES = 3, MAX_FUNCTIONS = 4096, MAX_FETCHED = 16384 };
 enum { FRAMES = 48 };
 
 /* What is told with functions that no driver has. */
-enum { SEEN_MEMORY = 0xFFFE, SEEN_STREAM = 0xFFFD, SOURCE_CHANGED = 0xFFFC };
+enum {
+    SEEN_MEMORY = 0xFFFE,
+    SEEN_STREAM = 0xFFFD,
+    SOURCE_CHANGED = 0xFFFC,
+    SEEN_KERNEL = 0xFFFB,
+    LEARNED = 0xFFFA,
+};
 
 /* ---- what is logged: Python fills these in -------------------------------------------------- */
 
@@ -57,7 +63,11 @@ typedef struct Rule {
     uint8_t source_size;        /* the word with the size of addresses[1], the source of a copy */
     uint8_t orders_host;        /* the host knows more after it */
     uint8_t failures;           /* are logged as well */
-    uint8_t forgets;            /* all memory that was known */
+    uint8_t forgets;            /* all memory that was known, and all kernels */
+    uint8_t kernel;             /* the word with the kernel; its parameters are the next ones: */
+    uint8_t parameters;
+    uint8_t extra;
+    uint8_t configuration;      /* the word that points to a CUlaunchConfig, which has the stream */
     uint8_t unused;
     Address addresses[2];       /* destination and source */
     Fetch fetches[FETCHES];
@@ -68,6 +78,14 @@ typedef struct Driver {         /* functions that wait for nothing */
     int (*stream_flags)(uint64_t, unsigned *);
     int (*stream_context)(uint64_t, void **);
     int (*stream_status)(uint64_t, int *);
+    int (*function_parameter)(uint64_t, size_t, size_t *, size_t *);
+    int (*kernel_parameter)(uint64_t, size_t, size_t *, size_t *);
+    int (*function_name)(const char **, uint64_t);
+    int (*kernel_name)(const char **, uint64_t);
+    int (*copy_out)(void *, uint64_t, size_t, uint64_t);
+    int (*write_value)(uint64_t, uint64_t, uint32_t, unsigned);
+    int (*host_register)(void *, size_t, unsigned);
+    int (*capture_mode)(int *);
 } Driver;
 
 typedef struct Layout {         /* of CPython's structures; -1 for `thread_state`: no stacks */
@@ -464,11 +482,11 @@ static size_t memory_place(uint64_t address) {
     return low;
 }
 
-static bool memory_known(uint64_t address, bool *pinned) {
+static bool memory_known(uint64_t address, Memory *found) {
     pthread_mutex_lock(&facts_lock);
     size_t place = memory_place(address);
     bool known = place < memory_count && memories[place].begin <= address;
-    *pinned = known && memories[place].pinned;
+    *found = known ? memories[place] : (Memory){0, 0, false};
     pthread_mutex_unlock(&facts_lock);
     return known;
 }
@@ -508,9 +526,9 @@ static void memory_add(uint64_t begin, uint64_t end, bool pinned) {
 static bool see_memory(uint64_t address) {
     enum { MEMORY_TYPE = 2, IS_MANAGED = 8, DEVICE_ORDINAL = 9, RANGE_START = 11, RANGE_SIZE = 12 };
     enum { HOST = 1 };
-    bool pinned;
-    if (!address || memory_known(address, &pinned))
-        return address && pinned;
+    Memory known;
+    if (!address || memory_known(address, &known))
+        return address && known.pinned;
     const int attributes[] = {MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL, RANGE_START, RANGE_SIZE};
     unsigned type = 0;
     uint8_t managed[8] = {0};
@@ -524,7 +542,7 @@ static bool see_memory(uint64_t address) {
         start = address;
         size = 1;
     }
-    pinned = type == HOST && !managed[0];
+    bool pinned = type == HOST && !managed[0];
     memory_add(start, start + size, pinned);
     uint64_t words[] = {start, size, type, managed[0], (uint64_t)(int64_t)device};
     log_write((Record){.function = SEEN_MEMORY, .words = 5, .stack = -1}, words, NULL, 0);
@@ -606,6 +624,308 @@ static void forget_sources(uint64_t begin, uint64_t end) {
     pthread_mutex_unlock(&facts_lock);
 }
 
+/* ---- kernels ------------------------------------------------------------------------------- */
+
+enum { MAX_KERNELS = 1 << 13, MAX_POINTERS = 128 };
+
+typedef struct Kernel {
+    uint64_t handle;
+    uint32_t count, bytes;      /* of its parameters */
+    uint32_t *offsets, *sizes;
+    uint8_t *looks;             /* for each word of them: how often somebody looked what it does */
+} Kernel;
+
+typedef struct Pointer {        /* a parameter that points to memory */
+    uint64_t offset, value;
+} Pointer;
+
+static pthread_mutex_t kernels_lock = PTHREAD_MUTEX_INITIALIZER;
+static Kernel *kernels[MAX_KERNELS];
+static size_t kernel_count;
+
+/* What the runtime passes for a function may be a CUkernel. */
+static bool parameter(uint64_t handle, size_t index, size_t *offset, size_t *size) {
+    return (driver.function_parameter &&
+            !driver.function_parameter(handle, index, offset, size)) ||
+           (driver.kernel_parameter && !driver.kernel_parameter(handle, index, offset, size));
+}
+
+static Kernel *kernel_ask(uint64_t handle) {
+    Kernel *kernel = calloc(1, sizeof *kernel);
+    size_t offset, size;
+    uint32_t room = 0;
+    kernel->handle = handle;
+    while (kernel->count < 4096 && parameter(handle, kernel->count, &offset, &size)) {
+        if (kernel->count == room) {
+            room = room ? room * 2 : 16;
+            kernel->offsets = realloc(kernel->offsets, room * sizeof *kernel->offsets);
+            kernel->sizes = realloc(kernel->sizes, room * sizeof *kernel->sizes);
+        }
+        kernel->offsets[kernel->count] = (uint32_t)offset;
+        kernel->sizes[kernel->count++] = (uint32_t)size;
+        if (offset + size > kernel->bytes)
+            kernel->bytes = (uint32_t)(offset + size);
+    }
+    kernel->looks = calloc(kernel->bytes / 8 + 1, 1);
+    const char *name = NULL;
+    if (!(driver.function_name && !driver.function_name(&name, handle)) && driver.kernel_name)
+        driver.kernel_name(&name, handle);
+    Part part = {name, name ? (uint32_t)strlen(name) : 0};
+    log_write((Record){.function = SEEN_KERNEL, .words = 1, .stack = -1}, &handle, &part, 1);
+    return kernel;
+}
+
+/* Under the lock: where it is, or where it would be. */
+static size_t kernel_place(uint64_t handle) {
+    size_t place = (size_t)(mixed(1, handle) >> 32) % MAX_KERNELS;
+    while (kernels[place] && kernels[place]->handle != handle)
+        place = (place + 1) % MAX_KERNELS;
+    return place;
+}
+
+/* What is known of a kernel, asked for once. NULL: there are too many. */
+static Kernel *kernel_find(uint64_t handle) {
+    pthread_mutex_lock(&kernels_lock);
+    Kernel *kernel = kernels[kernel_place(handle)];
+    bool room = kernel_count < MAX_KERNELS / 2;
+    pthread_mutex_unlock(&kernels_lock);
+    if (kernel || !room)
+        return kernel;
+    kernel = kernel_ask(handle);
+    pthread_mutex_lock(&kernels_lock);
+    size_t place = kernel_place(handle);
+    if (!kernels[place]) {      /* else another thread was faster, and this one leaks */
+        kernels[place] = kernel;
+        kernel_count++;
+    }
+    kernel = kernels[place];
+    pthread_mutex_unlock(&kernels_lock);
+    return kernel;
+}
+
+/* Others may be in the middle of a launch: what they hold is leaked. */
+static void kernels_forget(void) {
+    pthread_mutex_lock(&kernels_lock);
+    memset(kernels, 0, sizeof kernels);
+    kernel_count = 0;
+    pthread_mutex_unlock(&kernels_lock);
+}
+
+/* Words that are no addresses, so that the driver is not asked at each launch. */
+enum { STRANGERS = 4096 };
+
+static _Atomic uint64_t strangers[STRANGERS];
+
+static void strangers_forget(void) {
+    for (size_t i = 0; i < STRANGERS; i++)
+        atomic_store_explicit(&strangers[i], 0, memory_order_relaxed);
+}
+
+static bool is_memory(uint64_t word, Memory *found) {
+    if (word < 1 << 16 || word >> 57)
+        return false;
+    if (memory_known(word, found))
+        return true;
+    _Atomic uint64_t *stranger = &strangers[mixed(1, word) % STRANGERS];
+    if (atomic_load_explicit(stranger, memory_order_relaxed) == word)
+        return false;
+    see_memory(word);
+    if (memory_known(word, found))
+        return true;
+    atomic_store_explicit(stranger, word, memory_order_relaxed);
+    return false;
+}
+
+/* ---- whether a kernel writes what a parameter points to ------------------------------------- */
+
+/* The first bytes there are copied before and after a launch, on its stream, into pinned memory, and
+ * compared when the stream has got there: nobody waits for it. What writes the value that was there
+ * looks like a reader, hence several looks. */
+enum { LOOKS = 3, LOOKED_AT = 16, LOOK_BYTES = 512, LOOKINGS = 32 };
+
+typedef struct Looking {        /* one launch */
+    uint32_t *done;             /* the stream writes `turn` there; it lies in pinned memory */
+    char *before, *after;
+    uint32_t turn;
+    uint32_t count;
+    bool taken, queued, ok;
+    uint64_t kernel;
+    uint32_t offsets[LOOKED_AT];
+    uint32_t sizes[LOOKED_AT];
+    uint64_t addresses[LOOKED_AT];
+} Looking;
+
+static Looking lookings[LOOKINGS];
+static atomic_int looking;      /* how many are taken */
+static char *look_memory;
+static atomic_int look_state;   /* 0: not pinned yet; 1: somebody does; 2: pinned; 3: impossible */
+static __thread Looking *my_looking;
+
+static bool looks_possible(void) {
+    enum { SIZE = LOOKINGS * (2 * LOOKED_AT * LOOK_BYTES + 64), PORTABLE = 1, DEVICEMAP = 2 };
+    enum { RELAXED = 2 };
+    int state = 0;
+    if (!driver.copy_out || !driver.write_value || !driver.host_register || !driver.capture_mode)
+        return false;
+    if (!atomic_compare_exchange_strong(&look_state, &state, 1))
+        return state == 2;
+    int mode = RELAXED;         /* to pin memory breaks the captures of other threads */
+    char *memory = aligned_alloc(4096, (SIZE + 4095) / 4096 * 4096);
+    bool pinned = false;
+    if (memory && !driver.capture_mode(&mode)) {
+        pinned = !driver.host_register(memory, (SIZE + 4095) / 4096 * 4096, PORTABLE | DEVICEMAP);
+        driver.capture_mode(&mode);
+    }
+    for (size_t i = 0; pinned && i < LOOKINGS; i++) {
+        char *mine = memory + i * (2 * LOOKED_AT * LOOK_BYTES + 64);
+        lookings[i] = (Looking){.done = (uint32_t *)mine, .before = mine + 64};
+        lookings[i].after = lookings[i].before + LOOKED_AT * LOOK_BYTES;
+        *lookings[i].done = 0;
+    }
+    look_memory = memory;
+    atomic_store(&look_state, pinned ? 2 : 3);
+    return pinned;
+}
+
+/* Compares what has been copied; forgets what it was for. */
+static void look_at_results(void) {
+    if (!atomic_load_explicit(&looking, memory_order_relaxed))
+        return;
+    pthread_mutex_lock(&kernels_lock);
+    for (size_t i = 0; i < LOOKINGS; i++) {
+        Looking *each = &lookings[i];
+        if (!each->taken || !each->queued ||
+            __atomic_load_n(each->done, __ATOMIC_ACQUIRE) != each->turn)
+            continue;
+        Kernel *kernel = kernels[kernel_place(each->kernel)];
+        for (uint32_t k = 0; kernel && each->ok && k < each->count; k++) {
+            bool wrote = memcmp(each->before + k * LOOK_BYTES, each->after + k * LOOK_BYTES,
+                                each->sizes[k]);
+            uint8_t *looks = &kernel->looks[each->offsets[k] / 8];
+            *looks = wrote ? LOOKS : (uint8_t)(*looks < LOOKS ? *looks + 1 : LOOKS);
+            uint64_t words[] = {each->kernel, each->offsets[k], wrote, *looks >= LOOKS};
+            log_write((Record){.function = LEARNED, .words = 4, .stack = -1}, words, NULL, 0);
+        }
+        each->taken = false;
+        atomic_fetch_sub(&looking, 1);
+    }
+    pthread_mutex_unlock(&kernels_lock);
+}
+
+/* A stream that is captured is left alone, and so are the default streams, of which that cannot be
+ * asked without harm. */
+static bool may_look(uint64_t stream) {
+    int status = 0;
+    return stream > 2 && !driver.stream_status(stream, &status) && !status && looks_possible();
+}
+
+static void look_before(const Kernel *kernel, uint64_t stream, const Pointer *pointers,
+                        const Memory *memory, uint32_t count) {
+    bool wanted = false;
+    for (uint32_t i = 0; i < count; i++)
+        wanted |= kernel->looks[pointers[i].offset / 8] < LOOKS && !memory[i].pinned;
+    if (!wanted || !may_look(stream))
+        return;
+    Looking *mine = NULL;
+    pthread_mutex_lock(&kernels_lock);
+    for (size_t i = 0; i < LOOKINGS && !mine; i++) {
+        if (!lookings[i].taken)
+            mine = &lookings[i];
+    }
+    if (mine) {
+        mine->taken = true;
+        mine->queued = false;
+        atomic_fetch_add(&looking, 1);
+    }
+    pthread_mutex_unlock(&kernels_lock);
+    if (!mine)
+        return;
+    mine->kernel = kernel->handle;
+    mine->count = 0;
+    mine->ok = true;
+    mine->turn++;
+    for (uint32_t i = 0; i < count && mine->count < LOOKED_AT; i++) {
+        if (kernel->looks[pointers[i].offset / 8] >= LOOKS || memory[i].pinned)
+            continue;
+        uint64_t left = memory[i].end - pointers[i].value;
+        uint32_t k = mine->count++;
+        mine->offsets[k] = (uint32_t)pointers[i].offset;
+        mine->sizes[k] = (uint32_t)(left < LOOK_BYTES ? left : LOOK_BYTES);
+        mine->addresses[k] = pointers[i].value;
+        mine->ok &= !driver.copy_out(mine->before + k * LOOK_BYTES, mine->addresses[k],
+                                     mine->sizes[k], stream);
+    }
+    my_looking = mine;
+}
+
+static void look_after(uint64_t stream, int result) {
+    Looking *mine = my_looking;
+    my_looking = NULL;
+    if (!mine)
+        return;
+    mine->ok &= !result;
+    for (uint32_t k = 0; mine->ok && k < mine->count; k++)
+        mine->ok &= !driver.copy_out(mine->after + k * LOOK_BYTES, mine->addresses[k],
+                                     mine->sizes[k], stream);
+    /* Should this fail, what was queued may still write there: it is not used again. */
+    if (driver.write_value(stream, (uint64_t)(uintptr_t)mine->done, mine->turn, 0))
+        return;
+    pthread_mutex_lock(&kernels_lock);
+    mine->queued = true;
+    pthread_mutex_unlock(&kernels_lock);
+}
+
+/* ---- launches ------------------------------------------------------------------------------- */
+
+static __thread Pointer pointers[MAX_POINTERS];
+static __thread uint32_t pointer_count;
+
+static uint64_t launch_stream(const Rule *rule, const uint64_t *words) {
+    if (rule->configuration == NO_WORD)
+        return words[rule->stream];
+    const char *configuration = (const char *)(uintptr_t)words[rule->configuration];
+    return configuration ? FIELD(uint64_t, configuration, 32) : 0;
+}
+
+static const char *launch_buffer(void **extra, size_t *size) {
+    enum { END, BUFFER_POINTER, BUFFER_SIZE };
+    const char *buffer = NULL;
+    for (; extra && (uintptr_t)extra[0] != END; extra += 2) {
+        if ((uintptr_t)extra[0] == BUFFER_POINTER)
+            buffer = extra[1];
+        else if ((uintptr_t)extra[0] == BUFFER_SIZE)
+            *size = *(const size_t *)extra[1];
+    }
+    return buffer;
+}
+
+/* Finds what the parameters point to: each word of 8 bytes that is an address. */
+static void launch_enter(const Rule *rule, const uint64_t *words) {
+    pointer_count = 0;
+    look_at_results();
+    Kernel *kernel = kernel_find(words[rule->kernel]);
+    if (!kernel)
+        return;
+    void **parameters = (void **)(uintptr_t)words[rule->parameters];
+    void **extra = rule->extra == NO_WORD ? NULL : (void **)(uintptr_t)words[rule->extra];
+    size_t size = 0;
+    const char *buffer = parameters ? NULL : launch_buffer(extra, &size);
+    Memory memory[MAX_POINTERS];
+    for (uint32_t i = 0; i < kernel->count; i++) {
+        uint32_t offset = kernel->offsets[i], bytes = kernel->sizes[i];
+        const char *data = parameters ? parameters[i] : NULL;
+        if (!parameters && buffer && offset + bytes <= size)
+            data = buffer + offset;
+        for (uint32_t at = 0; data && at + 8 <= bytes && pointer_count < MAX_POINTERS; at += 8) {
+            uint64_t word;
+            memcpy(&word, data + at, sizeof word);
+            if (is_memory(word, &memory[pointer_count]))
+                pointers[pointer_count++] = (Pointer){offset + at, word};
+        }
+    }
+    look_before(kernel, launch_stream(rule, words), pointers, memory, pointer_count);
+}
+
 /* ---- one call ------------------------------------------------------------------------------- */
 
 static __thread uint64_t source_hash;
@@ -640,16 +960,18 @@ static void forget_memory_at(uint64_t address) {
 
 static uint64_t write_call(const Rule *rule, int site, unsigned function, const uint64_t *words,
                            int result, const void *context) {
-    Part parts[FETCHES];
+    Part parts[1 + FETCHES];
     size_t count = 0;
-    for (; count < FETCHES && rule->fetches[count].bytes; count++) {
-        const Fetch *fetch = &rule->fetches[count];
+    if (rule->kernel != NO_WORD)
+        parts[count++] = (Part){pointers, pointer_count * (uint32_t)sizeof *pointers};
+    for (size_t i = 0; i < FETCHES && rule->fetches[i].bytes; i++) {
+        const Fetch *fetch = &rule->fetches[i];
         uint64_t bytes = fetch->bytes;
         if (fetch->count_word != NO_WORD)
             bytes *= words[fetch->count_word];
         const void *data = (const void *)(uintptr_t)words[fetch->word];
         bool there = data && (fetch->sites >> site & 1) && bytes <= MAX_FETCHED;
-        parts[count] = (Part){data, there ? (uint32_t)bytes : 0};
+        parts[count++] = (Part){data, there ? (uint32_t)bytes : 0};
     }
     Record record = {
         .function = (uint16_t)function,
@@ -668,6 +990,10 @@ static void enter(const Rule *rule, unsigned function, const uint64_t *words, co
     began = now();
     if (rule->stream != NO_WORD)
         see_stream(words[rule->stream]);
+    else if (rule->configuration != NO_WORD)
+        see_stream(launch_stream(rule, words));
+    if (rule->kernel != NO_WORD)
+        launch_enter(rule, words);
     source_pinned = false;
     for (int i = 0; i < 2; i++) {
         const Address *address = &rule->addresses[i];
@@ -693,11 +1019,14 @@ static void enter(const Rule *rule, unsigned function, const uint64_t *words, co
     if (rule->forgets) {
         forget_sources(0, UINT64_MAX);
         memory_forget(0, UINT64_MAX);
+        kernels_forget();
     }
 }
 
 static void leave(const Rule *rule, unsigned function, const uint64_t *words, int result,
                   const void *context) {
+    if (rule->kernel != NO_WORD)
+        look_after(launch_stream(rule, words), result);
     if (result && !rule->failures)
         return;
     if (!result && rule->orders_host)
@@ -705,6 +1034,7 @@ static void leave(const Rule *rule, unsigned function, const uint64_t *words, in
     if (!result && rule->allocates != NO_WORD && words[rule->allocates]) {
         uint64_t begin = *(const uint64_t *)(uintptr_t)words[rule->allocates];
         memory_forget(begin, begin + (rule->allocated == NO_WORD ? 1 : words[rule->allocated]));
+        strangers_forget();
     }
     if (!(rule->sites >> LEAVE & 1))
         return;
@@ -750,6 +1080,18 @@ PUBLIC void logger_begin(const Driver *functions, const Layout *python) {
     stream_count = memory_count = 0;
     memset(sources, 0, sizeof sources);
     pthread_mutex_unlock(&facts_lock);
+    pthread_mutex_lock(&kernels_lock);
+    for (size_t i = 0; i < MAX_KERNELS; i++) {      /* no launch is under way that would hold one */
+        if (kernels[i]) {
+            free(kernels[i]->offsets);
+            free(kernels[i]->sizes);
+            free(kernels[i]->looks);
+            free(kernels[i]);
+        }
+    }
+    pthread_mutex_unlock(&kernels_lock);
+    kernels_forget();
+    strangers_forget();
     driver = *functions;
     layout = *python;
     atomic_store(&logging, true);
@@ -770,6 +1112,8 @@ static void in_child(void) {
     pthread_mutex_init(&log_lock, NULL);
     pthread_mutex_init(&facts_lock, NULL);
     pthread_mutex_init(&stacks_lock, NULL);
+    pthread_mutex_init(&kernels_lock, NULL);
+    atomic_store(&look_state, 3);
     thread_id = 0;
 }
 
