@@ -337,6 +337,91 @@ def test_a_captured_launch(function, stream, numbers):
     ok(driver.cuGraphDestroy(graph))
 
 
+def node_parameters(kernel: driver.CUkernel, address: int, value: int = 1) -> Any:
+    parameters = driver.CUDA_KERNEL_NODE_PARAMS()
+    parameters.kern = kernel
+    parameters.gridDimX = parameters.gridDimY = parameters.gridDimZ = 1
+    parameters.blockDimX, parameters.blockDimY, parameters.blockDimZ = 64, 1, 1
+    parameters.kernelParams = arguments(address, 64, value)
+    return parameters
+
+
+@pytest.fixture
+def graph(context):
+    made = ok(driver.cuGraphCreate(0))
+    yield made
+    driver.cuGraphDestroy(made)
+
+
+def test_a_node(kernel, stream, graph, numbers):
+    first = ok(driver.cuGraphAddKernelNode(graph, None, 0, node_parameters(kernel, numbers, 3)))
+    ok(driver.cuGraphAddKernelNode(graph, [first], 1, node_parameters(kernel, numbers, 4)))
+    executable = ok(driver.cuGraphInstantiate(graph, 0))
+    ok(driver.cuGraphLaunch(executable, stream))
+    assert finishes(stream)
+    assert read(numbers) == [7] * 64
+    ok(driver.cuGraphExecDestroy(executable))
+
+
+def test_what_a_node_launches(kernel, graph, numbers):
+    node = ok(driver.cuGraphAddKernelNode(graph, None, 0, node_parameters(kernel, numbers)))
+    assert ok(driver.cuGraphNodeGetType(node)) == driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
+    found = ok(driver.cuGraphKernelNodeGetParams(node))
+    assert int(found.kern) == int(kernel)
+    assert (found.gridDimX, found.blockDimX, found.sharedMemBytes) == (1, 64, 0)
+
+
+def test_other_parameters_of_a_node(kernel, stream, graph, numbers):
+    node = ok(driver.cuGraphAddKernelNode(graph, None, 0, node_parameters(kernel, numbers, 1)))
+    old = ok(driver.cuGraphInstantiate(graph, 0))
+    ok(driver.cuGraphKernelNodeSetParams(node, node_parameters(kernel, numbers, 10)))
+    new = ok(driver.cuGraphInstantiate(graph, 0))
+    for executable in (old, new):
+        ok(driver.cuGraphLaunch(executable, stream))
+    assert finishes(stream)
+    assert read(numbers) == [11] * 64, "what was instantiated before stays"
+    ok(driver.cuGraphExecDestroy(old))
+    ok(driver.cuGraphExecDestroy(new))
+
+
+def test_other_parameters_of_an_executable_graph(kernel, stream, graph, numbers):
+    node = ok(driver.cuGraphAddKernelNode(graph, None, 0, node_parameters(kernel, numbers, 1)))
+    executable = ok(driver.cuGraphInstantiate(graph, 0))
+    with testing.latch(int(stream)) as held:
+        ok(driver.cuGraphLaunch(executable, stream))
+        for value in (10, 100):
+            changed = node_parameters(kernel, numbers, value)
+            ok(driver.cuGraphExecKernelNodeSetParams(executable, node, changed))
+        held.release()
+    ok(driver.cuGraphLaunch(executable, stream))
+    assert finishes(stream)
+    assert read(numbers) == [101] * 64, "a launch that is queued is not affected"
+    ok(driver.cuGraphExecDestroy(executable))
+
+
+def test_an_update_by_another_graph(kernel, stream, graph, numbers):
+    ok(driver.cuGraphAddKernelNode(graph, None, 0, node_parameters(kernel, numbers, 1)))
+    executable = ok(driver.cuGraphInstantiate(graph, 0))
+    other = ok(driver.cuGraphCreate(0))
+    ok(driver.cuGraphAddKernelNode(other, None, 0, node_parameters(kernel, numbers, 10)))
+    ok(driver.cuGraphExecUpdate(executable, other))
+    ok(driver.cuGraphDestroy(other))
+    ok(driver.cuGraphLaunch(executable, stream))
+    assert finishes(stream)
+    assert read(numbers) == [10] * 64
+    ok(driver.cuGraphExecDestroy(executable))
+
+
+def test_nodes_that_cannot_be(kernel, graph, numbers):
+    too_large = node_parameters(kernel, numbers)
+    too_large.blockDimX = 2048
+    assert driver.cuGraphAddKernelNode(graph, None, 0, too_large)[0] == INVALID_VALUE
+    empty = ok(driver.cuGraphAddEmptyNode(graph, None, 0))
+    assert driver.cuGraphKernelNodeGetParams(empty)[0] == INVALID_VALUE
+    parameters = node_parameters(kernel, numbers)
+    assert driver.cuGraphKernelNodeSetParams(empty, parameters)[0] == INVALID_VALUE
+
+
 def test_memory_that_is_pinned(function, stream, pinned):
     assert launch(function, stream, pinned) == SUCCESS
     assert finishes(stream)

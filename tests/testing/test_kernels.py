@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, ObjectCode, launch
+from cuda.core.graph import GraphDefinition
 
 import userstream as us
 from helpers import checked, device_memory, instantiated
@@ -243,6 +244,29 @@ def test_a_captured_kernel_runs_at_each_launch_of_the_graph(stream, address):
         launched.launch(stream)
     stream.sync(timeout=PATIENCE)
     assert (floats(address) == 8).all()
+
+
+def test_a_node_of_a_graph_of_cuda_core(stream, address):
+    definition = GraphDefinition()
+    with entered(0):
+        node = definition.launch(ONE, get("scale"), address, np.int32(64), np.float32(2))
+        node.launch(ONE, get("scale"), address, np.int32(32), np.float32(3))
+    graph = instantiated(definition)
+    graph.launch(stream)
+    graph.launch(stream)
+    stream.sync(timeout=PATIENCE)
+    assert floats(address).tolist() == [36] * 32 + [4] * 32
+    assert node.grid == (1, 1, 1)
+
+
+def test_a_kernel_that_fails_in_a_graph(stream, address):
+    with stream.capture() as definition:
+        launch(stream, ONE, get("scale"), 0, np.int32(64), np.float32(2))
+        launch(stream, ONE, get("scale"), address, np.int32(64), np.float32(2))
+    instantiated(definition).launch(stream)
+    with pytest.raises(us.DriverError, match=r"ILLEGAL_ADDRESS(?s:.*)no memory"):
+        stream.sync(timeout=PATIENCE)
+    assert (floats(address) == 1).all()
 
 
 def test_a_default_stream(address):
@@ -677,6 +701,7 @@ USE = """
 testing.simulate()
 from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, ObjectCode, launch
+from cuda.core.graph import GraphDefinition
 one = LaunchConfig(grid=1, block=1)
 
 def begin():

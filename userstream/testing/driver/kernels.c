@@ -104,7 +104,6 @@ void kernels_reset(void) {
 typedef struct Job {
     uint64_t id;
     const Launch *launch;
-    const Context *context;
     enum { OFFERED, TAKEN, FINISHED } state;
     CUresult result;
     const Explanation *explanation;
@@ -151,7 +150,7 @@ static void let_time_pass(const Launch *launch, const Stream *stream) {
 
 CUresult launch_run(const Launch *launch, Stream *stream) {
     let_time_pass(launch, stream);
-    Job job = {.id = new_id(), .launch = launch, .context = stream->context};
+    Job job = {.id = new_id(), .launch = launch};
     Job **end = &jobs;
     while (*end)
         end = &(*end)->next;
@@ -307,7 +306,8 @@ int userstream_use_memory(uint64_t id, CUdeviceptr address, size_t size, Range *
     }
     if (!job) {
         result = CUDA_ERROR_NOT_FOUND;
-    } else if (memory && memory_contains(address, size) && is_accessible(job->context, memory)) {
+    } else if (memory && memory_contains(address, size) &&
+               is_accessible(job->launch->context, memory)) {
         memory->users++;
         range->memory = (uint64_t)memory;
         result = CUDA_SUCCESS;

@@ -45,6 +45,7 @@ typedef struct Shape {
 typedef struct Launch {
     Definition *definition;
     void *kernel;               /* the handle that was given */
+    const Context *context;     /* in which the kernel runs */
     Shape shape;
     void **addresses;           /* of the parameters, as a graph's node shows them */
     unsigned char *parameters;

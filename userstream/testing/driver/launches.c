@@ -105,6 +105,7 @@ CUresult launch_new(Operation **out, void *kernel, const Context *context, const
     launch->definition = definition_find(name);
     launch->definition->references++;
     launch->kernel = kernel;
+    launch->context = own ? own : context;
     launch->shape = *shape;
     launch->parameters = calloc(1, launch->definition->size + 1);
     launch->addresses = calloc(launch->definition->count + 1, sizeof *launch->addresses);

@@ -1,0 +1,167 @@
+/* Launches of kernels as nodes of graphs. */
+#include "kernels.h"
+
+typedef struct KernelNode {     /* CUDA_KERNEL_NODE_PARAMS_v1 */
+    Entry *function;
+    unsigned grid[3];
+    unsigned block[3];
+    unsigned shared_bytes;
+    void **parameters;
+    void **extra;
+} KernelNode;
+
+typedef struct KernelNode2 {    /* CUDA_KERNEL_NODE_PARAMS_v2 */
+    KernelNode node;
+    Kernel *kernel;             /* "will only be referenced if func is NULL" */
+    Context *context;           /* "NULL will indicate the current context" */
+} KernelNode2;
+
+static KernelNode2 widened(const KernelNode *node) {
+    return (KernelNode2){.node = *node};
+}
+
+/* The parameters are copied: the caller's may change afterwards. */
+static CUresult make(const KernelNode2 *wanted, Operation **operation) {
+    if (!wanted)
+        return CUDA_ERROR_INVALID_VALUE;
+    const KernelNode *node = &wanted->node;
+    void *kernel = node->function ? (void *)node->function : (void *)wanted->kernel;
+    const Context *context = NULL;      /* a function has its own */
+    if (!node->function) {
+        context = wanted->context ? wanted->context : context_current();
+        CUresult result = context_usable(context);
+        if (result != CUDA_SUCCESS)
+            return result;
+    }
+    Shape shape = {.shared_bytes = node->shared_bytes};
+    memcpy(shape.grid, node->grid, sizeof shape.grid);
+    memcpy(shape.block, node->block, sizeof shape.block);
+    return launch_new(operation, kernel, context, &shape, node->parameters, node->extra);
+}
+
+static CUresult add(Node **out, Graph *graph, Node **dependencies, size_t count,
+                    const KernelNode2 *wanted) {
+    Operation *operation;
+    CUresult result = make(wanted, &operation);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return graph_add_checked(out, graph, dependencies, count, operation);
+}
+
+static CUresult get(Node *node, KernelNode2 *out) {
+    const Operation *operation = node_operation(node, NODE_KERNEL);
+    if (!operation)
+        return CUDA_ERROR_INVALID_VALUE;
+    const Launch *launch = operation->launch;
+    *out = (KernelNode2){.node.shared_bytes = launch->shape.shared_bytes,
+                         .node.parameters = launch->addresses};
+    memcpy(out->node.grid, launch->shape.grid, sizeof out->node.grid);
+    memcpy(out->node.block, launch->shape.block, sizeof out->node.block);
+    if (handle_is(KIND_ENTRY, launch->kernel)) {
+        out->node.function = launch->kernel;
+    } else {
+        out->kernel = launch->kernel;
+        out->context = (Context *)launch->context;
+    }
+    return CUDA_SUCCESS;
+}
+
+/* Executable graphs share operations: a node gets another one. */
+static CUresult set(Node *node, const KernelNode2 *wanted) {
+    if (!node_operation(node, NODE_KERNEL))
+        return CUDA_ERROR_INVALID_VALUE;
+    Operation *operation;
+    CUresult result = make(wanted, &operation);
+    if (result != CUDA_SUCCESS)
+        return result;
+    operation_release(node->operation);
+    node->operation = operation;
+    return CUDA_SUCCESS;
+}
+
+/* The node of an executable graph that was made of this one of a graph. */
+static Node *instantiated(const GraphExec *exec, const Node *node) {
+    const NodeSet *nodes = &exec->plan->graph->nodes;
+    for (size_t i = 0; i < nodes->count; i++) {
+        if (nodes->nodes[i]->original == node->id)
+            return nodes->nodes[i];
+    }
+    return NULL;
+}
+
+/* A launch that is queued keeps the plan of its time, so the graph gets another one. */
+static CUresult set_instantiated(GraphExec *exec, Node *node, const KernelNode2 *wanted) {
+    if (!handle_is(KIND_GRAPH_EXEC, exec) || !node_operation(node, NODE_KERNEL))
+        return CUDA_ERROR_INVALID_VALUE;
+    const Node *old = instantiated(exec, node);
+    if (!old)
+        return CUDA_ERROR_INVALID_VALUE;
+    Graph *changed = graph_copy(exec->plan->graph);
+    CUresult result = set(changed->nodes.nodes[old->index], wanted);
+    if (result == CUDA_SUCCESS) {
+        Plan *plan = plan_new(changed);
+        for (size_t i = 0; i < changed->nodes.count; i++)
+            plan->graph->nodes.nodes[i]->original = exec->plan->graph->nodes.nodes[i]->original;
+        plan_release(exec->plan);
+        exec->plan = plan;
+    }
+    graph_free(changed);
+    return result;
+}
+
+DRIVER_FUNCTION(cuGraphAddKernelNode, 10000,
+                (Node **out, Graph *graph, Node **dependencies, size_t count,
+                 const KernelNode *node),
+                (out, graph, dependencies, count, node)) {
+    if (!node)
+        return CUDA_ERROR_INVALID_VALUE;
+    KernelNode2 wanted = widened(node);
+    return add(out, graph, dependencies, count, &wanted);
+}
+
+DRIVER_FUNCTION_AS(cuGraphAddKernelNode_v2, cuGraphAddKernelNode, 12000,
+                   (Node **out, Graph *graph, Node **dependencies, size_t count,
+                    const KernelNode2 *node),
+                   (out, graph, dependencies, count, node)) {
+    return add(out, graph, dependencies, count, node);
+}
+
+DRIVER_FUNCTION(cuGraphKernelNodeGetParams, 10000, (Node *node, KernelNode *out), (node, out)) {
+    KernelNode2 found;
+    CUresult result = out ? get(node, &found) : CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
+        *out = found.node;
+    return result;
+}
+
+DRIVER_FUNCTION_AS(cuGraphKernelNodeGetParams_v2, cuGraphKernelNodeGetParams, 12000,
+                   (Node *node, KernelNode2 *out), (node, out)) {
+    return out ? get(node, out) : CUDA_ERROR_INVALID_VALUE;
+}
+
+DRIVER_FUNCTION(cuGraphKernelNodeSetParams, 10000, (Node *node, const KernelNode *wanted),
+                (node, wanted)) {
+    if (!wanted)
+        return CUDA_ERROR_INVALID_VALUE;
+    KernelNode2 wide = widened(wanted);
+    return set(node, &wide);
+}
+
+DRIVER_FUNCTION_AS(cuGraphKernelNodeSetParams_v2, cuGraphKernelNodeSetParams, 12000,
+                   (Node *node, const KernelNode2 *wanted), (node, wanted)) {
+    return set(node, wanted);
+}
+
+DRIVER_FUNCTION(cuGraphExecKernelNodeSetParams, 10010,
+                (GraphExec *exec, Node *node, const KernelNode *wanted), (exec, node, wanted)) {
+    if (!wanted)
+        return CUDA_ERROR_INVALID_VALUE;
+    KernelNode2 wide = widened(wanted);
+    return set_instantiated(exec, node, &wide);
+}
+
+DRIVER_FUNCTION_AS(cuGraphExecKernelNodeSetParams_v2, cuGraphExecKernelNodeSetParams, 12000,
+                   (GraphExec *exec, Node *node, const KernelNode2 *wanted),
+                   (exec, node, wanted)) {
+    return set_instantiated(exec, node, wanted);
+}
