@@ -16,20 +16,24 @@ class Cut(BaseException):
     """What a signal handler may raise."""
 
 
-def cut_short(function: Callable[[], object], at: int) -> bool:
+def cut_short(function: Callable[[], object], at: int, places: list[str] | None = None) -> bool:
     """Call a function, and raise in userstream where the signal of that number can come.
 
     Python looks for signals where a function of Python begins, and where one of C has returned.
-    Tells whether the function took that long.
+    Tells whether the function took that long. `places` is told of every such place.
     """
     left = at
 
-    def profile(frame: FrameType, event: str, _argument: object) -> None:
+    def profile(frame: FrameType, event: str, argument: object) -> None:
         nonlocal left
         where = frame.f_code
         if where.co_name == "<genexpr>":  # that may be its end, whose errors nobody sees
             return
         if event in ("call", "c_return") and where.co_filename.startswith(HERE):
+            if places is not None:
+                called = "" if event == "call" else f": {getattr(argument, '__name__', argument)}"
+                module = where.co_filename.removeprefix(HERE + "/").removesuffix(".py")
+                places.append(f"{module} {where.co_name}{called}")
             left -= 1
             if left < 0:
                 sys.setprofile(None)

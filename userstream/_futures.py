@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
+import time
 import weakref
 from collections import deque
 from concurrent.futures import Future
@@ -20,9 +22,8 @@ if TYPE_CHECKING:
 
     from userstream._waiting import Waitable
 
-_LONGEST_WAIT = 0.05  # seconds, until a future is looked at without a call
+_LONGEST_WAIT = 0.05  # seconds, until somebody looks or calls again unasked
 _LONGEST_LOCK = 1.0  # seconds for which the watcher stands by a future that somebody keeps locked
-_TRIES = 100  # how often an event loop is called that loses the call each time
 
 _RLock: Any = type(threading.RLock())
 
@@ -146,30 +147,29 @@ class _Mailbox:
 
     def __init__(self) -> None:
         self._arrived: deque[tuple[asyncio.Future[None], Exception | None]] = deque()
-        self._called = False
+        self._called = -math.inf  # when the loop was called that has not come by yet
 
     def post(self, future: asyncio.Future[None], error: Exception | None) -> None:
         """Let the loop of a future settle it; from any thread."""
         self._arrived.append((future, error))
-        if not self._called:  # asked after it was put in
-            self.call(future.get_loop(), _TRIES)
+        # Asked after it was put in. A call that was lost is none for those who come later.
+        if time.monotonic() - self._called > _LONGEST_WAIT:
+            self._call(future.get_loop())
 
-    def call(self, loop: asyncio.AbstractEventLoop, tries: int) -> None:
-        """Let a loop come by."""
-        call = _Call(self, loop, tries)
-        self._called = True
+    def _call(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._called = time.monotonic()
         try:
-            loop.call_soon_threadsafe(call)
+            # Twice: what a signal handler raises ends a callback, ours or in asyncio before it
+            # begins, and whoever else had post would wait for ever.
+            loop.call_soon_threadsafe(self._deliver)
+            loop.call_soon_threadsafe(self._deliver)
         except BaseException as error:
-            self._called = False
-            if isinstance(error, RuntimeError):  # it was closed: nobody waits
-                call.tries = 0
-            else:
+            self._called = -math.inf
+            if not isinstance(error, RuntimeError):  # which says that it was closed: nobody waits
                 raise
 
-    def deliver(self) -> None:
-        """Settle what has arrived."""
-        self._called = False  # first: what arrives from now on calls again
+    def _deliver(self) -> None:
+        self._called = -math.inf  # first: for what arrives from now on it may be too late
         while self._arrived:
             future, error = self._arrived[0]
             if not future.done():  # else its task was cancelled
@@ -178,36 +178,6 @@ class _Mailbox:
                 else:
                     future.set_exception(error)
             self._arrived.popleft()  # only now: an exception of a signal handler may come before
-
-    def has_post(self) -> bool:
-        """Tell whether something waits to be delivered."""
-        return bool(self._arrived)
-
-
-class _Call:
-    """A call of an event loop, which is made again if it comes to nothing.
-
-    asyncio drops a callback when a signal handler raises as it begins, or in the middle of it:
-    whoever else had post would wait for ever.
-    """
-
-    __slots__ = ("loop", "mailbox", "tries")
-
-    def __init__(self, mailbox: _Mailbox, loop: asyncio.AbstractEventLoop, tries: int) -> None:
-        self.mailbox = mailbox
-        self.loop = loop
-        self.tries = tries
-
-    def __call__(self) -> None:
-        try:
-            self.mailbox.deliver()
-        finally:
-            self.__del__()  # now: whoever looks at the exception keeps this alive
-
-    def __del__(self) -> None:
-        tries, self.tries = self.tries, 0
-        if tries and self.mailbox.has_post():
-            self.mailbox.call(self.loop, tries - 1)
 
 
 # A mailbox goes when nobody waits for its post, so no loop is kept alive.

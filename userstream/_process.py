@@ -23,8 +23,16 @@ forked = False
 
 _driver_used = False
 _ending = False
-_tracked: dict[int, weakref.ref[object]] = {}
+_tracked: set[_Tracked] = set()
 _after_fork: list[Callable[[], None]] = []
+
+
+class _Tracked(weakref.ref[object]):
+    """A reference that is itself in a set, whatever it refers to is equal to."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
 
 
 def note_driver_used() -> None:
@@ -47,13 +55,13 @@ def leak_at_end(obj: object) -> None:
     if _ending:
         keep_for_ever(obj)
         return
-    key = id(obj)
-    _tracked[key] = weakref.ref(obj, lambda _: _tracked.pop(key, None))
+    # The callback is C: a Ctrl-C in one of Python would be lost, and the entry would stay.
+    _tracked.add(_Tracked(obj, _tracked.discard))
 
 
 def tracked() -> list[object]:
     """Return what `leak_at_end` was told of and is still alive."""
-    return [obj for reference in list(_tracked.values()) if (obj := reference()) is not None]
+    return [obj for reference in list(_tracked) if (obj := reference()) is not None]
 
 
 def keep_for_ever(obj: object) -> None:

@@ -21,7 +21,16 @@ if TYPE_CHECKING:
 class Borrow:
     """The context manager of `UserStream.borrow`; it can be entered again after its end."""
 
-    __slots__ = ("_activate", "_activation", "_asked", "_keep", "_order", "_ordering", "_use")
+    __slots__ = (
+        "_activate",
+        "_activation",
+        "_asked",
+        "_keep",
+        "_key",
+        "_order",
+        "_ordering",
+        "_use",
+    )
 
     def __init__(
         self,
@@ -36,6 +45,7 @@ class Borrow:
         self._activate = activate if isinstance(activate, (bool, str)) else _names(activate)
         self._ordering: Ordering | None = None
         self._use: _holding.Use | None = None
+        self._key = 0  # under which that is in use
         self._activation: activations.Activation[Stream] | None = None
 
     def __repr__(self) -> str:
@@ -60,12 +70,13 @@ class Borrow:
                 ordering.consumer, frameworks, ordered=ordering.producers
             )
         use = _holding.Use(ordering.lane, ordering.buffers, ordering.acquire())
-        _holding.in_use[id(use)] = use  # to the end of the block, whoever drops this object
+        self._key = id(use)
+        _holding.in_use[self._key] = use  # to the end of the block, whoever drops this object
         if activation is not None:
             try:
                 activation.__enter__()
             except BaseException:
-                del _holding.in_use[id(use)]
+                del _holding.in_use[self._key]
                 use.end()
                 raise
         self._activation = activation
@@ -82,13 +93,20 @@ class Borrow:
         ordering, activation, use = self._ordering, self._activation, self._use
         if ordering is None or use is None:
             raise RuntimeError("this borrow was not entered")
-        _process.check_fork()
-        if ordering.thread is not None:
-            ordering.check_thread()
-        if activation is not None:
-            activation.check_thread()
+        if _process.forked:
+            _process.check_fork()
+        # From here on a Ctrl-C lets go of `use`, and a later call holds what it is about. No call
+        # comes before: there they would stay for good.
+        del _holding.in_use[self._key]
+        try:
+            if ordering.thread is not None:
+                ordering.check_thread()
+            if activation is not None:
+                activation.check_thread()
+        except RuntimeError:  # it has not ended
+            _holding.in_use[self._key] = use
+            raise
         self._ordering = self._activation = self._use = None
-        _holding.in_use.pop(id(use), None)  # a Ctrl-C from here on lets go of it, and so holds them
         failures: list[Exception] = []
         try:
             if activation is not None:

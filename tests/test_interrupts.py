@@ -1,0 +1,225 @@
+"""A storm of signals: every public function, cut short wherever a handler's exception can come.
+
+``USERSTREAM_INTERRUPTS`` is how often each function is cut short; the places are drawn from a seed.
+After each cut the thread's context and capture mode are as before, and the next call works. In the
+end there is no stream, capture or hold more than before, and nothing is in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import os
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda.bindings import driver
+
+import userstream as us
+from conftest import SIMULATED
+from helpers import array, checked, current_context, device_memory, eventually
+from interrupts import cut_short
+from userstream import _driver, _holding, testing
+from userstream._driver.capture import _MODES
+from userstream.testing import _simulated
+
+pytestmark = [
+    pytest.mark.usefixtures("no_garbage"),
+    # Python drops what a signal handler raises in a destructor, and says so.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+COUNT = int(os.environ.get("USERSTREAM_INTERRUPTS", "40"))
+SIZE = 256
+RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+class Scene:
+    """What the functions are called with: a producer's buffers, a stream, a busy stream."""
+
+    def __init__(self, producer: us.Stream, busy: us.Stream, source: int, target: int) -> None:
+        self.stream = us.get_stream(0)
+        self.producer, self.busy = producer, busy
+        self.address = target
+        self.source, self.target = (
+            array(each, producer, shape=(SIZE,), typestr="|u1") for each in (source, target)
+        )
+        self.host = np.ones(SIZE, "u1")
+        self.event = producer.record()
+
+
+@pytest.fixture
+def scene(producer: us.Stream) -> Iterator[Scene]:
+    with (
+        us.Stream.create(0) as busy,
+        device_memory(0) as source,
+        device_memory(0) as target,
+        testing.latch(busy),
+    ):
+        yield Scene(producer, busy, source, target)
+
+
+def _borrow(scene: Scene, **more: Any) -> None:
+    with us.borrow(scene.source, scene.target, **more) as stream:
+        stream.memcpy_dtod(scene.address, scene.address + 64, 8)
+
+
+def _late(wait: Callable[[], object]) -> None:
+    with contextlib.suppress(us.WaitTimeout, TimeoutError):
+        wait()
+
+
+def _cancelled(scene: Scene) -> None:
+    assert us.completion(scene.busy).cancel()
+
+
+def _made(**more: Any) -> None:
+    with us.Stream.create(0, **more):
+        pass
+
+
+def _captured(scene: Scene) -> None:
+    with us.Stream.create(0) as stream, stream.capture("relaxed"):
+        stream.memcpy_dtod(scene.address, scene.address + 64, 8)
+        stream.capture_info  # noqa: B018
+
+
+def _values(scene: Scene) -> None:
+    scene.stream.write_value_32(scene.address, 1)
+    scene.stream.wait_value_32(scene.address, 1)
+    scene.stream.batch_mem_op([us.WriteValue(scene.address, 2)])
+
+
+def _registry(_: Scene) -> None:
+    with us.UserStream() as mine:
+        mine.get_stream(0, name="mine", priority=-1)
+        mine.wait_all(timeout=10)
+
+
+def _attributes(scene: Scene) -> None:
+    scene.stream.set_attribute("sync_policy", "spin")
+    scene.stream.get_attribute("sync_policy")
+
+
+FUNCTIONS: dict[str, Callable[[Scene], object]] = {
+    "get_stream": lambda scene: us.get_stream(scene.source),
+    "get_stream of no target": lambda _: us.get_stream(),
+    "a registry": _registry,
+    "streams": lambda _: us.streams(),
+    "wait": lambda scene: us.wait(scene.source, timeout=10),
+    "wait, late": lambda scene: _late(lambda: us.wait(scene.busy, timeout=0.001)),
+    "wait_all": lambda _: us.wait_all(timeout=10),
+    "wait_for_device": lambda _: us.wait_for_device(1 % _driver.device_count(), timeout=10),
+    "wait_for_device, late": lambda scene: _late(
+        lambda: us.wait_for_device(scene.busy, timeout=0.001)
+    ),
+    "wait_async": lambda _: asyncio.run(us.wait_async(0, timeout=10)),
+    "completion": lambda scene: us.completion(scene.source).result(timeout=10),
+    "completion, late": lambda scene: _late(
+        lambda: us.completion(scene.busy).result(timeout=0.001)
+    ),
+    "completion, cancelled": _cancelled,
+    "acquire and release": lambda scene: (us.acquire(scene.source), us.release(scene.source)),
+    "borrow": _borrow,
+    "borrow on a stream": lambda scene: _borrow(scene, stream=scene.producer),
+    "borrow, keep=False": lambda scene: _borrow(scene, keep=False),
+    "hold": lambda scene: us.hold(scene.host, stream=scene.stream),
+    "asnumpy": lambda scene: us.asnumpy(scene.source, timeout=10),
+    "asnumpy into": lambda scene: us.asnumpy(scene.source, out=scene.host, timeout=10),
+    "copyto": lambda scene: us.copyto(scene.target, scene.source),
+    "copyto from the host": lambda scene: us.copyto(scene.target, scene.host),
+    "copyto to the host": lambda scene: us.copyto(scene.host, scene.source, timeout=10),
+    "describe": lambda scene: (us.describe(scene.source), us.device_of(scene.source)),
+    "Stream.create": lambda _: _made(priority=-1),
+    "Stream.from_handle": lambda scene: us.Stream.from_handle(int(scene.producer.handle)).sync(),
+    "default streams": lambda _: us.Stream.legacy_default().is_done,
+    "Stream.sync, late": lambda scene: _late(lambda: scene.busy.sync(timeout=0.001)),
+    "Stream.wait": lambda scene: scene.stream.wait(scene.producer),
+    "Stream.wait of an event": lambda scene: scene.stream.wait_event(scene.event),
+    "Stream.record": lambda scene: scene.stream.record(),
+    "Stream.capture": _captured,
+    "Stream.launch_host_func": lambda scene: scene.producer.launch_host_func(int),
+    "Stream.add_callback": lambda scene: scene.producer.add_callback(lambda *_: None),
+    "values of streams": _values,
+    "attributes of streams": _attributes,
+    "facts of a stream": lambda scene: (
+        scene.stream.is_done,
+        scene.stream.priority,
+        scene.stream.flags,
+        scene.producer.stream_id,
+        repr(scene.stream),
+    ),
+}
+
+# A Ctrl-C at its very first step: the block has not ended, and its buffers stay for good.
+NEVER_ENDED = "_ordering/_borrow __exit__"
+
+
+def state() -> tuple[int, driver.CUstreamCaptureMode]:
+    exchange = driver.cuThreadExchangeStreamCaptureMode
+    mode = checked(exchange(RELAXED))
+    checked(exchange(mode))
+    return current_context(), mode
+
+
+def alive() -> tuple[int, ...]:
+    """Count the streams and captures that the simulated driver has, and the streams it holds."""
+    if not SIMULATED:
+        return ()
+    statistics = _simulated.stats()
+    return statistics.streams, statistics.captures, statistics.holds
+
+
+def is_quiet() -> bool:
+    """Tell whether all is done that was queued, and nothing is held for it any more."""
+    us.wait_all(timeout=20)
+    return not _holding._queues and not _holding.in_use
+
+
+def drawn(count: int, places: int) -> list[int]:
+    """Return places to cut at: all of them in turn, or as many as are wanted."""
+    numbers = random.Random(places)
+    rounds, rest = divmod(count, places)
+    return [*range(places)] * rounds + sorted(numbers.sample(range(places), rest))
+
+
+@contextlib.contextmanager
+def in_mode(mode: driver.CUstreamCaptureMode) -> Iterator[None]:
+    before = checked(driver.cuThreadExchangeStreamCaptureMode(mode))
+    try:
+        yield
+    finally:
+        checked(driver.cuThreadExchangeStreamCaptureMode(before))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_storm_of_signals(name: str, scene: Scene) -> None:
+    function = FUNCTIONS[name]
+
+    def call() -> object:
+        return function(scene)
+
+    for _ in range(2):  # what is made at the first use is there
+        call()
+    places: list[str] = []
+    cut_short(call, 1 << 60, places)
+    assert eventually(is_quiet)
+    assert eventually(lambda: not SIMULATED or alive()[2] == 1), "the busy one"
+    gc.collect()
+    before, modes = alive(), itertools.cycle(_MODES.values())
+    for at, mode in zip(drawn(COUNT, len(places)), modes, strict=False):
+        with in_mode(mode):
+            expected, cut = state(), []
+            came = cut_short(call, at, cut)
+            assert state() == expected, f"{at}: {cut[-1]}"
+            if came and cut[-1] == NEVER_ENDED:
+                _holding.in_use.clear()
+            call()
+    gc.collect()
+    assert eventually(is_quiet), "something stays in use"
+    assert eventually(lambda: alive() == before), f"{before} became {alive()}"
