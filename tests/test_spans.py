@@ -12,7 +12,16 @@ from cuda.bindings import driver
 from cuda.core import Buffer
 
 import userstream as us
-from helpers import CAI, checked, device_memory, fill, managed_memory, pinned_memory, write
+from helpers import (
+    CAI,
+    another_context,
+    checked,
+    device_memory,
+    fill,
+    managed_memory,
+    pinned_memory,
+    write,
+)
 from userstream import _driver, testing
 from userstream._driver import pointers
 
@@ -202,3 +211,61 @@ def test_what_may_be_mapped() -> None:
         assert place is not None
         assert not place._may_be_mapped()
         checked(driver.cuMemFreeAsync(pooled, stream))
+
+
+@pytest.mark.simulated
+def test_a_tensor_that_was_made_in_another_context(torch: Any) -> None:
+    """Its framework tells the device: only where the memory begins and ends is asked."""
+    with another_context():
+        memory = int(checked(driver.cuMemAlloc(24)))
+        try:
+            tensor = torch.Tensor(torch.device("cuda", 0), memory)
+            numbers = np.arange(6, dtype="f4").reshape(2, 3)
+            us.copyto(tensor, numbers, producer=None)
+            assert us.asnumpy(tensor, producer=None).tolist() == numbers.tolist()
+            tensor.address += 4
+            with pytest.raises(us.UnsupportedBufferError, match="reaches out"):
+                us.asnumpy(tensor, producer=None)
+        finally:
+            us.wait_for_device(0)
+            checked(driver.cuMemFree(memory))
+
+
+@pytest.mark.gpu
+def test_memory_of_two_allocations_in_one_range() -> None:
+    """As PyTorch's expandable segments are."""
+    place = driver.CUmemLocation()
+    place.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    place.id = 0
+    kind = driver.CUmemAllocationProp()
+    kind.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    kind.location = place
+    access = driver.CUmemAccessDesc()
+    access.location = place
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+    with _driver.entered(_driver.primary_context(0)):
+        piece = int(checked(driver.cuMemGetAllocationGranularity(kind, least)))
+        base = int(checked(driver.cuMemAddressReserve(3 * piece, 0, 0, 0)))
+        made = [checked(driver.cuMemCreate(piece, kind, 0)) for _ in range(2)]
+        for i, each in enumerate(made):
+            checked(driver.cuMemMap(base + i * piece, piece, 0, each, 0))
+        checked(driver.cuMemSetAccess(base, 2 * piece, [access], 1))
+        try:
+            numbers = np.arange(2 * piece // 4, dtype="u4")
+            whole = CAI(base, numbers.shape, typestr="<u4")
+            us.copyto(whole, numbers, producer=None)
+            assert (us.asnumpy(whole, producer=None) == numbers).all()
+            for wrong in (
+                {"shape": (numbers.size + 1,)},
+                {"shape": (2,), "strides": (-4,)},
+                {"shape": (2, 2), "strides": (2 * piece, 4)},
+            ):
+                with pytest.raises(us.UnsupportedBufferError, match="reaches out"):
+                    us.asnumpy(CAI(base, **{"typestr": "<u4", **wrong}), producer=None)
+        finally:
+            us.wait_for_device(0)
+            checked(driver.cuMemUnmap(base, 2 * piece))
+            for each in made:
+                checked(driver.cuMemRelease(each))
+            checked(driver.cuMemAddressFree(base, 3 * piece))

@@ -77,13 +77,18 @@ class InterfaceView(View):
         return operator.index(self.interface["data"][0])
 
     @once
+    def found(self) -> Place | None:
+        """What the driver knows of the address."""
+        address = self.address
+        return _driver.place_of(address) if address else None
+
+    @once
     def place(self) -> Place:
         """What the driver knows of the address, whatever the interface says of the elements."""
-        address = self.address
-        place = _driver.place_of(address) if address else None
+        place = self.found
         if place is not None and not place.is_host and place.is_in_primary_context():
             return place
-        return checked_place(place, address, self.buffer)
+        return checked_place(place, self.address, self.buffer)
 
     @once
     def device(self) -> int:

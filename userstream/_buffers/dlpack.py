@@ -117,6 +117,11 @@ class DLPackView(View):
         return layout_of(self.exported, self.source)
 
     @once
+    def found(self) -> Place | None:
+        """What the driver knows of the address, in whichever context."""
+        return super().found if self.interface is None else self.interface.found
+
+    @once
     def place(self) -> Place:
         """What the driver knows of the address."""
         return super().place if self.interface is None else self.interface.place

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 
+from userstream import _driver
 from userstream._buffers._info import BufferInfo
-from userstream._buffers._places import place_of
+from userstream._buffers._places import checked_place
 from userstream.errors import HostBufferError
 
 if TYPE_CHECKING:
@@ -126,13 +127,23 @@ class View:
         raise NotImplementedError
 
     @once
-    def place(self) -> Place:
-        """What the driver knows of the address: device, kind of memory, extent of the allocation.
+    def found(self) -> Place | None:
+        """What the driver knows of the address, in whichever context: extent, kind, device.
 
-        The one question to the driver about the pointer. Raises `UnsupportedBufferError` for
-        address 0 and for what is no memory of CUDA's or of another than a primary context.
+        The one question to the driver about the pointer. `None` for address 0, and for what is no
+        memory of CUDA's.
         """
-        return place_of(self.layout.address or 0, self.buffer)
+        address = self.layout.address
+        return _driver.place_of(address) if address else None
+
+    @once
+    def place(self) -> Place:
+        """The same, of what may be used on a user stream.
+
+        Raises `UnsupportedBufferError` for address 0, and for what is no memory of CUDA's or of
+        another than a primary context.
+        """
+        return checked_place(self.found, self.layout.address or 0, self.buffer)
 
     @once
     def where(self) -> tuple[int | None, Memory]:

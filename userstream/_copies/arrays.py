@@ -91,7 +91,7 @@ def _check_span(array: DeviceArray, view: View) -> None:
         return
     span = layout.spread(shape, strides, dtype.itemsize)
     lowest = address - span.offset
-    place = view.place
+    place = view.found or view.place  # of a framework's memory any context may be
     if not place.covers(lowest, span.nbytes):
         raise UnsupportedBufferError(
             f"this {source} reaches out of its memory: shape {shape} and strides {strides} in "
