@@ -12,7 +12,7 @@ import pytest
 
 import userstream as us
 from helpers import CAI, device_memory
-from userstream import _driver, testing
+from userstream import _driver, _holding, testing
 
 pytestmark = pytest.mark.simulated
 
@@ -111,3 +111,32 @@ def test_a_copy_looks_once(timeout: float | None, memory: int, producer: us.Stre
 def test_a_stream_that_exists(torch: types.ModuleType) -> None:
     tensor = torch.Tensor(torch.device("cuda", 0))
     assert len(footprint(lambda: us.get_stream(tensor)).calls) <= 4
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_borrow(
+    given: bool,
+    torch: types.ModuleType,
+    memory: int,
+    producer: us.Stream,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a tensor, with edges both ways: to the current stream, or to one that is given."""
+    monkeypatch.setattr(_holding, "_SWEEP_SECONDS", 60.0)  # when it sweeps is a matter of time
+    tensor = torch.Tensor(torch.device("cuda", 0), memory)
+    if not given:
+        torch.cuda.set_stream(torch.cuda.ExternalStream(int(producer.handle), 0))
+    who: Any = producer if given else "auto"
+
+    def borrow() -> None:
+        with us.borrow(tensor, producer=who):
+            pass
+
+    stream = us.get_stream(tensor)
+    with us.borrow(tensor), us.borrow(tensor), us.borrow(tensor):  # events for those that follow
+        pass
+    us.wait(tensor)
+    with testing.latch(stream):  # what is held stays so, and the watcher at its post
+        passed = footprint(borrow)
+    assert len(passed.modules) <= (9 if given else 7), passed.modules
+    assert len(passed.calls) <= (30 if given else 24), passed.calls

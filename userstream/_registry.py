@@ -22,7 +22,7 @@ from userstream._ordering import (
     hand_over,
     ordering_of,
     settings,
-    usual_streams_of,
+    usual_ordering,
 )
 from userstream._table import Table
 from userstream.errors import WaitErrors
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from userstream._ordering.settings import Unknown
     from userstream._stream.stream import Stream
     from userstream.typing import Buffer, Producer, StreamLike, Target, WaitPolicy
-
-_AUTO = "auto"
 
 
 class UserStream:
@@ -668,14 +666,7 @@ class UserStream:
         >>> us.acquire(buffer, producer=producer) is us.get_stream(buffer)
         True
         """
-        if stream is None and producer is _AUTO:
-            usual = usual_streams_of(buffers, self._unnamed)
-            if usual is not None:
-                consumer, source, _ = usual
-                if source is not None:
-                    consumer._resolve().wait_for(source, may_join=False)
-                return consumer
-        ordering = self._any_ordering(buffers, stream, producer)
+        ordering = self._ordering(buffers, stream, producer)
         ordering.acquire(to_be_released=False)
         return ordering.consumer
 
@@ -1147,18 +1138,10 @@ class UserStream:
     def _ordering(
         self, buffers: Sequence[Any], stream: StreamLike | int | None, producer: Producer
     ) -> Ordering:
-        if stream is None and producer is _AUTO:
-            usual = usual_streams_of(buffers, self._unnamed)
+        if stream is None:
+            usual = usual_ordering(buffers, producer, self._unnamed)
             if usual is not None:
-                consumer, source, owner = usual
-                ordering = Ordering(consumer, () if source is None else (source,), owner)
-                ordering.buffers = buffers
-                return ordering
-        return self._any_ordering(buffers, stream, producer)
-
-    def _any_ordering(
-        self, buffers: Sequence[Any], stream: StreamLike | int | None, producer: Producer
-    ) -> Ordering:
+                return usual
         self._table.check_open()
         views = _targets.views_in(buffers, named="buffers")
         return ordering_of(views, stream, producer, self._user_stream, unknown=self._unknown)

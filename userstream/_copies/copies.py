@@ -25,7 +25,7 @@ from userstream._copies.arrays import (
     surplus_axes,
 )
 from userstream._copies.copy_lane import CopyLane
-from userstream._ordering import ordering_of, usual_ordering
+from userstream._ordering import ordering_of, usual_ordering_of_view
 from userstream._waiting import Deadline
 from userstream.errors import UnsupportedBufferError, UserStreamError
 
@@ -94,7 +94,7 @@ def _usual_to_host(view: View, streams: Mapping[int, Stream]) -> np.ndarray | No
     array = device_array(view)
     if 0 in array.shape or (view.packs and (view.is_disguised or array.is_scattered)):
         return None
-    ordering = usual_ordering(view, consumer)
+    ordering = usual_ordering_of_view(view, consumer)
     packing, covering = layout.ways(array.shape, array.strides, array.dtype.itemsize)
     way = covering or packing
     if ordering is None or way.moves.axes:

@@ -1,15 +1,15 @@
 """Ordering the streams that produce some buffers and the one that uses them.
 
-`_who` finds out which streams these are, `_plan` puts edges between them, or by `_device_edges`
-between a stream and all of its device, and `_borrow` does so at both ends of a block. `_hand_over`
-does so for what was made in a block. `settings` are the environment's.
+`producers` finds out which streams these are. `ordering` puts edges between them, or by
+`device_edges` between a stream and everything on its device. `borrow` does so at both ends of a
+block, and `handing_over` for what was made in a block. `settings` are those of the environment.
 """
 
 from userstream._ordering import settings
-from userstream._ordering._borrow import Borrow
-from userstream._ordering._hand_over import hand_over
-from userstream._ordering._plan import Ordering, usual_ordering
-from userstream._ordering._who import given_lane, ordering_of, usual_streams_of
+from userstream._ordering.borrow import Borrow
+from userstream._ordering.handing_over import hand_over
+from userstream._ordering.ordering import Ordering, usual_ordering, usual_ordering_of_view
+from userstream._ordering.producers import given_lane, ordering_of
 
 __all__ = [
     "Borrow",
@@ -19,5 +19,5 @@ __all__ = [
     "ordering_of",
     "settings",
     "usual_ordering",
-    "usual_streams_of",
+    "usual_ordering_of_view",
 ]

@@ -38,7 +38,7 @@ _ours: weakref.WeakValueDictionary[int, Lane] = weakref.WeakValueDictionary()
 # Of frameworks, by device and handle, so that the next edge finds its lane at once. Nothing is
 # known of them but that they are in the primary context of the device: the driver uses handles
 # again.
-_known: dict[int, dict[int, Lane]] = {}
+of_frameworks: dict[int, dict[int, Lane]] = {}
 _MOST_KNOWN = 128
 
 # The default streams of the primary contexts, by handle and device.
@@ -120,7 +120,7 @@ def at_handle(address: int, owner: object = None, *, shared: bool = True) -> Lan
 def of_framework(handle: int, device: int) -> Lane:
     """Return the lane of the stream that a framework means by a handle, on a device."""
     try:
-        return _known[device][handle]
+        return of_frameworks[device][handle]
     except KeyError:
         pass
     if handle in (_driver.LEGACY, _driver.PER_THREAD):
@@ -128,7 +128,7 @@ def of_framework(handle: int, device: int) -> Lane:
     else:
         context = _driver.primary_context(device)
         lane = _ours.get(handle) or _wrapped(handle, None, device, context)
-    known = _known.setdefault(device, {})
+    known = of_frameworks.setdefault(device, {})
     if len(known) >= _MOST_KNOWN:
         known.clear()
     return known.setdefault(handle, lane)
@@ -184,7 +184,7 @@ def close(lane: Lane) -> None:
     # First out of its registry: a Ctrl-C in between may not leave a closed stream there.
     if lane.on_close is not None:
         lane.on_close(lane)
-    _known.get(lane.device, {}).pop(address, None)  # to know it is to own it, says cuda.core
+    of_frameworks.get(lane.device, {}).pop(address, None)  # to know it is to own it, says cuda.core
     if lane.owned:
         with contextlib.suppress(ClosedError):  # another thread was faster
             capture.forget(lane)
@@ -233,4 +233,4 @@ def address_of(handle: int | driver.CUstream | StreamLike) -> int:
     return address
 
 
-_process.after_fork(_known.clear)
+_process.after_fork(of_frameworks.clear)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from userstream import _targets
 from userstream._buffers import NO_STREAM, type_name
-from userstream._ordering._who import given_lane
+from userstream._ordering.producers import given_lane
 from userstream._stream import factory
 from userstream.errors import DeviceMismatchError, UnsupportedBufferError
 

@@ -5,49 +5,23 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from userstream import _buffers, _driver
+from userstream import _driver
 from userstream._buffers import type_name
 from userstream._ordering import settings
-from userstream._ordering._plan import Ordering
+from userstream._ordering.ordering import Ordering
 from userstream._stream import factory
 from userstream._stream.stream import Stream, lane_of
 from userstream.errors import DeviceMismatchError, UnknownProducerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from userstream._buffers import View
     from userstream._engine.lane import Lane
     from userstream._ordering.settings import Unknown
     from userstream.typing import Producer, StreamLike
-
-
-def usual_streams_of(
-    buffers: Sequence[Any], user_streams: Mapping[int, Stream]
-) -> tuple[Stream, Lane | None, object] | None:
-    """Find out quickly who uses the buffers, who else produces them, and what keeps that alive.
-
-    That is for buffers of one framework that has a current stream, on one device, of types that
-    were seen before. For others it returns `None`: `ordering_of` takes care of them.
-    """
-    if not buffers or settings.SYNC or settings.BY_DEVICE:
-        return None
-    kind = _buffers.learned.get(type(buffers[0]))
-    if kind is None or not kind.is_usual or kind.framework is None:
-        return None
-    device = kind.locate(buffers[0])
-    if len(buffers) > 1:
-        for buffer in buffers:
-            if _buffers.learned.get(type(buffer)) is not kind or kind.locate(buffer) != device:
-                return None
-    consumer = user_streams.get(device)
-    handle, owner = kind.framework.current_stream(device)
-    if consumer is None or handle == _driver.PER_THREAD:
-        return None
-    producer = factory.of_framework(handle, device)
-    return consumer, None if producer is consumer._lane else producer, owner
 
 
 def ordering_of(
@@ -64,52 +38,62 @@ def ordering_of(
     `copy_of` are those that a copy reads, if it is for a copy: they are held meanwhile, so nobody
     has to wait with the next write of what nobody ever writes.
     """
-    units = [unit for view in views for unit in view.units]
-    devices = list(dict.fromkeys(unit.device for unit in units))
+    units: list[View] = []
+    for view in views:
+        units += view.units
+    devices = list(dict.fromkeys([unit.device for unit in units]))
     if not devices:
         raise ValueError("no buffer was passed: pass those that the work reads or writes")
-    exporting: list[View] = []
-    before: Iterable[int] = ()
-    after: Iterable[int] = ()
+    unsure = _Unsure()
     may_join = False
-    may_order_devices = settings.BY_DEVICE or (unknown == "device" and _driver.has_context_events())
-    found: Iterable[tuple[Lane, object]] = ()
+    found: list[tuple[Lane, object]] = []
     word: str | None = producer if isinstance(producer, str) else None
     if word == "auto":
-        found = list(_producers(units))
-        exporting = [unit for unit in units if unit.order.ordering == "dlpack"]
-        untold = [unit for unit in units if unit.order.ordering == "device"]
-        if may_order_devices:
-            _log(untold)
-            before = dict.fromkeys(unit.device for unit in untold)
-            after = dict.fromkeys(unit.device for unit in untold + _written(exporting, copy_of))
-        else:
-            writable = [unit for unit in exporting if not unit.is_immutable]
-            _refuse(untold if copy_of is not None else untold + writable)
-            after = dict.fromkeys(unit.device for unit in writable)
+        found = _producers(units)
+        asked = [unit for unit in units if unit.order.ordering in ("device", "dlpack")]
+        if asked:
+            unsure = _unsure(asked, unknown, copy_of)
     elif word == "device":
-        before = after = devices
-        may_order_devices = True
+        unsure = _Unsure(before=devices, after=devices)
     elif producer is not None:
         found = [(given_lane(producer, "producer", device), producer) for device in devices]
-        may_join = not any(lane.is_shared for lane, _ in found)
+        may_join = all(lane.on_close is None for lane, _ in found)
     if settings.BY_DEVICE:
-        before = after = devices
+        unsure = unsure._replace(before=devices, after=devices, may_order_devices=True)
     # Last, because it may make a stream.
     ordering = _ordering(_consumer(stream, devices, user_stream), found)
     # These are held, and not the list that they came in: it may be filled with others.
     ordering.buffers = [unit.buffer for unit in units]
-    ordering.exporting = exporting
-    ordering.before, ordering.after = tuple(before), tuple(after)
-    ordering.may_order_devices = may_order_devices
     ordering.may_join = may_join
+    ordering.exporting, ordering.before, ordering.after, ordering.may_order_devices = unsure
     return ordering
 
 
-def _written(units: Iterable[View], copy_of: Collection[View] | None) -> list[View]:
-    """Return what may be written by somebody: all but what is only read and never changes."""
-    read = [unit for view in copy_of or () for unit in view.units]
-    return [unit for unit in units if not (unit.is_immutable and unit in read)]
+class _Unsure(NamedTuple):
+    """How buffers are ordered that name no stream: the fields of an `Ordering`."""
+
+    exporting: Sequence[View] = ()
+    before: Sequence[int] = ()
+    after: Sequence[int] = ()
+    may_order_devices: bool = True
+
+
+def _unsure(units: list[View], unknown: Unknown, copy_of: Collection[View] | None) -> _Unsure:
+    exporting = [unit for unit in units if unit.order.ordering == "dlpack"]
+    untold = [unit for unit in units if unit.order.ordering == "device"]
+    if unknown == "device" and _driver.has_context_events():
+        _log(untold)
+        read = [unit for view in copy_of or () for unit in view.units]
+        written = [unit for unit in exporting if not (unit.is_immutable and unit in read)]
+        return _Unsure(exporting, _devices(untold), _devices(untold + written))
+    written = [unit for unit in exporting if not unit.is_immutable]
+    # A copy is waited for instead, where only the way back is missing.
+    _refuse(untold if copy_of is not None else untold + written)
+    return _Unsure(exporting, (), _devices(written), may_order_devices=False)
+
+
+def _devices(units: Iterable[View]) -> list[int]:
+    return list(dict.fromkeys([unit.device for unit in units]))
 
 
 def _refuse(units: Iterable[View]) -> None:
@@ -150,18 +134,24 @@ def _ordering(consumer: Stream, found: Iterable[tuple[Lane, object]]) -> Orderin
     producers: list[Lane] = []
     owners = []
     for lane, owner in found:
-        if not any(map(lane.is_same, (user, *producers))):
+        for other in (user, *producers):
+            if lane.is_same(other):
+                break
+        else:
             producers.append(lane)
             owners.append(owner)
-    ordering = Ordering(consumer, producers, owners)
-    # What is the per-thread stream of one thread is another one in the next.
-    if any(int(each.live()) == _driver.PER_THREAD for each in (user, *producers)):
-        ordering.thread = threading.get_ident()
+    ordering = Ordering(consumer, user, producers, owners)
+    for each in (user, *producers):
+        # What is the per-thread stream of one thread is another one in the next.
+        if not each.anywhere and int(each.live()) == _driver.PER_THREAD:
+            ordering.thread = threading.get_ident()
+        elif each.handle is None:
+            each.live()  # which raises
     return ordering
 
 
-def _producers(units: Iterable[View]) -> Iterator[tuple[Lane, object]]:
-    """Yield the streams on which work for the buffers is pending, and what keeps each alive."""
+def _producers(units: Iterable[View]) -> list[tuple[Lane, object]]:
+    """Return the streams on which work for the buffers is pending, and what keeps each alive."""
     # By handle and device, as buffers often share a stream, and to wrap one takes long. Some name
     # theirs themselves, and that may be of another device.
     found: dict[tuple[int, int, bool], object] = {}
@@ -169,11 +159,10 @@ def _producers(units: Iterable[View]) -> Iterator[tuple[Lane, object]]:
         ordering, handle, owner = unit.order
         if handle:
             found.setdefault((handle, unit.device, ordering == "exact"), owner)
-    for (handle, device, named), owner in found.items():
-        if named:
-            yield lane_of(handle, device), None
-        else:
-            yield factory.of_framework(handle, device), owner
+    return [
+        (lane_of(handle, device) if named else factory.of_framework(handle, device), owner)
+        for (handle, device, named), owner in found.items()
+    ]
 
 
 def _consumer(

@@ -6,12 +6,13 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from userstream import _cleanup, _driver, _holding, _waiting
+from userstream import _buffers, _cleanup, _driver, _holding, _waiting
 from userstream._buffers import type_name
 from userstream._engine import host_wait
 from userstream._engine.lane import usual_edge
-from userstream._ordering import _device_edges, settings
+from userstream._ordering import device_edges, settings
 from userstream._stream import factory
+from userstream._stream.stream import Stream
 from userstream.errors import (
     CaptureError,
     DeviceMismatchError,
@@ -22,14 +23,16 @@ from userstream.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from cuda.core import Event
 
     from userstream._buffers import View
     from userstream._engine.lane import Lane
-    from userstream._stream.stream import Stream
     from userstream._waiting import Deadline
+    from userstream.typing import Producer
+
+_AUTO = "auto"
 
 
 class Ordering:
@@ -46,14 +49,10 @@ class Ordering:
     may_wait = False  # on the host for what cannot go on after the consumer by an edge: copies
 
     def __init__(
-        self,
-        consumer: Stream,
-        producers: Sequence[Lane],
-        owners: object,
-        lane: Lane | None = None,
+        self, consumer: Stream, lane: Lane, producers: Sequence[Lane], owners: object
     ) -> None:
         self.consumer = consumer
-        self.lane = consumer._resolve() if lane is None else lane
+        self.lane = lane  # of the consumer
         self.producers = producers
         self.owners = owners  # of producers that their frameworks might destroy
 
@@ -68,11 +67,11 @@ class Ordering:
         to_be_released = to_be_released and not self.may_wait
         devices = {*self.before, *self.after} if to_be_released else self.before
         if devices:
-            _device_edges.refuse_captures(devices, lane)
+            device_edges.refuse_captures(devices, lane)
         for device in self.before:
-            _device_edges.from_device(device, lane)
+            device_edges.from_device(device, lane)
         for producer in self.producers:
-            lane.wait_for(producer, may_join=not lane.is_shared)
+            lane.wait_for(producer, may_join=lane.on_close is None)  # is_shared, without a call
         kept = [self._export(view) for view in self.exporting] if self.exporting else []
         if settings.SYNC:
             self._wait_on_host(deadline)
@@ -99,8 +98,8 @@ class Ordering:
             raise
         except Exception as error:
             if self.may_order_devices:
-                _device_edges.refuse_captures((device,), consumer)
-                _device_edges.from_device(device, consumer)
+                device_edges.refuse_captures((device,), consumer)
+                device_edges.from_device(device, consumer)
                 return None
             raise UnknownProducerError(
                 f"this {type_name(buffer)} could not order {consumer!r} after its producer "
@@ -160,8 +159,8 @@ class Ordering:
         instead = False
         for device in self.after:
             try:
-                _device_edges.refuse_captures((device,), self.lane)
-                _device_edges.to_device(device, event)
+                device_edges.refuse_captures((device,), self.lane)
+                device_edges.to_device(device, event)
             except (CaptureError, NotSupportedError) as failure:
                 if self.may_wait:
                     instead = True
@@ -190,7 +189,7 @@ class Ordering:
             raise _waiting.late((self.lane,), deadline.seconds) from None
 
 
-def usual_ordering(view: View, consumer: Stream) -> Ordering | None:
+def usual_ordering_of_view(view: View, consumer: Stream) -> Ordering | None:
     """Order a user stream and one buffer that names its producer's stream, or has a current one.
 
     The short way of copies. It returns `None` where there is more to be found out.
@@ -207,6 +206,55 @@ def usual_ordering(view: View, consumer: Stream) -> Ordering | None:
     lane = consumer._lane
     if lane is None or not lane.anywhere:
         return None
-    ordering = Ordering(consumer, () if producer.is_same(lane) else (producer,), owner, lane)
+    producers = () if producer.is_same(lane) else (producer,)
+    ordering = Ordering(consumer, lane, producers, owner)
     ordering.buffers = (view.buffer,)
+    return ordering
+
+
+def usual_ordering(
+    buffers: Sequence[Any], producer: Producer, user_streams: Mapping[int, Stream]
+) -> Ordering | None:
+    """Find out quickly who produces some buffers, for the user stream of their device.
+
+    That is for buffers of one type that was seen before, on one device and each in one piece, and
+    either of a framework that has a current stream, or written on a `Stream` that is given. For
+    others it returns `None`: `ordering_of` takes care of them. It is all that nearly every borrow
+    needs, so each call of a function counts here.
+    """
+    if not buffers or settings.SYNC or settings.BY_DEVICE:
+        return None
+    kind = _buffers.learned.get(type(buffers[0]))
+    if kind is None or not kind.is_single:
+        return None
+    given: Lane | None = None
+    owner: object = producer
+    if producer is not _AUTO:
+        given = producer._lane if type(producer) is Stream else None
+        if given is None or not given.anywhere:
+            return None
+    elif not kind.is_usual or kind.framework is None:
+        return None
+    device = kind.locate(buffers[0])
+    if len(buffers) > 1:
+        for buffer in buffers:
+            if _buffers.learned.get(type(buffer)) is not kind or kind.locate(buffer) != device:
+                return None
+    consumer = user_streams.get(device)
+    lane = None if consumer is None else consumer._lane
+    if consumer is None or lane is None:
+        return None
+    source = given
+    if source is None and kind.framework is not None:
+        handle, owner = kind.framework.current_stream(device)
+        if handle == _driver.PER_THREAD:
+            return None
+        try:
+            source = factory.of_frameworks[device][handle]
+        except KeyError:
+            source = factory.of_framework(handle, device)
+    producers = () if source is lane or source is None else (source,)
+    ordering = Ordering(consumer, lane, producers, owner)
+    ordering.buffers = buffers
+    ordering.may_join = given is not None and given.on_close is None
     return ordering
