@@ -883,3 +883,14 @@ def test_kernels_of_a_graph_race_with_what_is_outside() -> None:
         (race,) = seen.races
     assert race.kind == "write after write"
     assert "observed_double in a graph launched at" in race.first.name
+
+
+def test_memory_of_the_host_that_is_pinned_no_more_is_its_own_again() -> None:
+    data = (ctypes.c_char * SIZE)()
+    address = ctypes.addressof(data)
+    with a_room() as room, us.observe() as seen:
+        checked(driver.cuMemHostRegister(address, SIZE, 0))
+        copy(address, room.x, room.a)
+        checked(driver.cuMemHostUnregister(address))
+        checked(driver.cuMemcpyDtoH(address, room.x, SIZE))
+    assert seen.races == ()

@@ -441,6 +441,8 @@ class Engine:
             if freed is not None:
                 freed.freed = None
             return
+        if freed is not None:  # its addresses may be anything now, memory of the host's heap too
+            self.memory.drop(freed)
         # Freeing waits for the device.
         device = self._device_of(record.context) if freed is None else freed.device
         for lane in list(self.clocks.lanes()):

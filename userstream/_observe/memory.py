@@ -184,6 +184,12 @@ class Memory:
         self._starts[first:last] = [allocation.start]
         self._allocations[first:last] = [allocation]
 
+    def drop(self, allocation: Allocation) -> None:
+        """Forget what is no memory any more."""
+        place = bisect_right(self._starts, allocation.start) - 1
+        if place >= 0 and self._allocations[place] is allocation:
+            del self._starts[place], self._allocations[place]
+
     def forget(self, device: int | None) -> None:
         """Forget the memory of a device, or all."""
         kept = [each for each in self._allocations if device is not None and each.device != device]
