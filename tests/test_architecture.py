@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 from pathlib import Path
 
@@ -83,6 +84,38 @@ def test_imports_point_downwards(module: Path) -> None:
     if room(module) in ("__main__", "_report", "_observe"):
         allowed.add("testing")
     assert imported_rooms(module) <= allowed
+
+
+def imported_files(module: Path) -> set[str]:
+    """Return the files that a file imports: for types and inside of functions as well."""
+    files = set()
+    for node in ast.walk(ast.parse((PACKAGE / module).read_text())):
+        if isinstance(node, ast.Import):
+            files |= {_file(alias.name) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None
+            files |= {_file(f"{node.module}.{alias.name}") for alias in node.names}
+    return files - {"", str(module)}
+
+
+def _file(name: str) -> str:
+    """Return the file of a module, or of the one that has the name; nothing for other packages."""
+    package, *parts = name.split(".")
+    if package != "userstream":
+        return ""
+    for path in ("/".join(parts), "/".join(parts[:-1])):
+        for file in (f"{path}.py", f"{path}.pyi", f"{path}/__init__.py"):
+            if path and (PACKAGE / file).exists():
+                return file
+    return "__init__.py"
+
+
+def test_no_files_form_a_circle() -> None:
+    graph = {str(module): imported_files(module) for module in MODULES}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"these import each other: {' <- '.join(error.args[1])}")
 
 
 def test_the_driver_is_called_from_one_room() -> None:

@@ -1,0 +1,133 @@
+"""Lanes: one stream of the driver in one context, to which every stream resolves."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+import userstream as us
+from helpers import on
+from userstream import _driver, testing
+from userstream._engine.lane import Lane
+from userstream._stream import factory
+
+DEFAULTS = [us.Stream.legacy_default, us.Stream.per_thread_default]
+
+
+@pytest.fixture
+def _device_0() -> Iterator[None]:
+    with _driver.entered(_driver.primary_context(0)):
+        yield
+
+
+def test_a_stream_is_one_lane_for_life() -> None:
+    stream = us.Stream.create(0)
+    lane = stream._resolve()
+    assert stream._resolve() is lane
+    assert stream._resolve(0) is lane, "it is of its device, whichever is asked for"
+    assert (lane.device, lane.owned, lane.anywhere) == (0, True, True)
+    assert repr(lane) == repr(stream)
+
+
+@pytest.mark.parametrize("default", DEFAULTS)
+@pytest.mark.usefixtures("_device_0")
+def test_a_default_stream_is_the_lane_of_the_current_context(default: type[us.Stream]) -> None:
+    lane = default()._resolve()
+    assert lane is default()._resolve(), "found, not made again"
+    assert (lane.device, lane.owned, lane.anywhere) == (0, False, False)
+    assert int(lane.context) == int(_driver.primary_context(0))
+
+
+@pytest.mark.multi_device
+@pytest.mark.parametrize("default", DEFAULTS)
+@pytest.mark.usefixtures("_device_0")
+def test_a_default_stream_is_another_lane_on_each_device(default: type[us.Stream]) -> None:
+    here = default()._resolve()
+    there = default()._resolve(1)
+    assert (here.device, there.device) == (0, 1)
+    assert not here.is_same(there)
+    with _driver.entered(_driver.primary_context(1)):
+        assert default()._resolve() is there
+        # A lane needs nothing to be current: it was resolved at the door.
+        assert here.is_idle()
+        here.completion().abandon()
+
+
+def test_the_same_stream_of_the_driver_has_one_lane() -> None:
+    stream = us.Stream.create(0)
+    handle = int(stream.handle)
+    assert us.Stream.from_handle(handle) is stream
+    assert factory.of_framework(handle, 0) is stream._resolve()
+    assert factory.at_handle(handle) is stream._resolve()
+    stream.close()
+    assert stream._resolve().handle is None
+
+
+def test_a_lane_outlives_its_stream() -> None:
+    stream = us.Stream.create(0)
+    lane, handle = stream._resolve(), int(stream._live())
+    gone = weakref.ref(stream)
+    del stream
+    gc.collect()
+    assert gone() is None
+    again = us.Stream.from_handle(handle)
+    assert again._resolve() is lane, "what shows it may come and go"
+
+
+@pytest.mark.simulated
+def test_a_stream_and_its_lane_go_without_the_garbage_collector() -> None:
+    gc.disable()
+    try:
+        before = testing.calls("cuStreamDestroy")
+        stream = us.Stream.create(0)
+        del stream
+        assert testing.calls("cuStreamDestroy") == before + 1
+    finally:
+        gc.enable()
+
+
+def test_the_rule_of_captures() -> None:
+    stream = us.Stream.create(0)
+    lane = stream._resolve()
+    assert int(lane.usable()) == int(lane.usable("; not now")) == int(stream._live())
+    with stream.capture():
+        assert int(lane.usable()) == int(stream._live()), "work becomes a node"
+        with pytest.raises(us.CaptureError, match=r"is being captured; ask me later$"):
+            lane.usable("; ask me later")
+    stream.close()
+    with pytest.raises(us.ClosedError):
+        lane.usable()
+
+
+@pytest.mark.usefixtures("_device_0")
+def test_the_legacy_stream_is_of_no_use_beside_a_capture() -> None:
+    blocking = us.Stream.create(0, nonblocking=False)
+    lane = us.Stream.legacy_default()._resolve()
+    lane.usable()
+    with blocking.capture():
+        for reason in (None, "; not now"):
+            with pytest.raises(us.CaptureError, match="legacy default stream would invalidate"):
+                lane.usable(reason)
+
+
+def test_edges_between_lanes() -> None:
+    one, other = (us.Stream.create(0)._resolve() for _ in range(2))
+    with testing.latch(us.Stream._of(one)) as latch:
+        other.wait_for(one, may_join=False)
+        assert not other.is_idle()
+        latch.release()
+    us.Stream._of(other).sync(timeout=10)
+    assert one.is_idle()
+
+
+@pytest.mark.usefixtures("_device_0")
+def test_what_is_resolved_is_what_messages_show() -> None:
+    buffer = on(0)
+    found = us.acquire(buffer, stream=us.Stream.legacy_default(), producer=None)
+    assert isinstance(found, us.Stream)
+    assert isinstance(found._lane, Lane)
+    assert repr(found) == "<userstream.Stream device=0 legacy default>"
+    assert found == us.Stream.legacy_default()
