@@ -246,13 +246,7 @@ class UserStream:
         _waiting.check_arguments(timeout, "auto")
         lanes = self._table.lanes()
         try:
-            _waiting.wait_for(
-                list(lanes.values()),
-                timeout=timeout,
-                policy="auto",
-                grouped=True,
-                closed_is_done=True,
-            )
+            host_wait.sync_all(list(lanes.values()), timeout, grouped=True, closed_is_done=True)
         except WaitErrors:
             self._table.remove(lanes)
             raise
