@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from userstream._buffers import Framework
-    from userstream._ordering._plan import Ordering
+    from userstream._ordering.ordering import Ordering
     from userstream._stream.stream import Stream
     from userstream.typing import Producer, StreamLike
 
