@@ -4,7 +4,8 @@ import userstream as us
 
 x = torch.zeros(1 << 20, device="cuda:0")
 y = torch.zeros_like(x)
-x += 0  # loads the kernel before the capture
+x += 0  # loads the kernels before the capture
+y *= 2
 mine = us.Stream.create(0)  # of your own: the shared user stream does not join a capture
 
 graph = torch.cuda.CUDAGraph()
