@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda.core import Buffer
 
 import userstream as us
 from helpers import CAI
@@ -67,6 +68,28 @@ def test_the_interface_is_read_once(
     counted = kind(memory, stream=1)
     call(counted)
     assert counted.reads <= 1
+
+
+class Exporting:
+    """One that is told by a capsule alone, and counts how often it is exported."""
+
+    def __init__(self, address: int) -> None:
+        self.address, self.exports = address, 0
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, 0)
+
+    def __dlpack__(self, *, stream: int | None = None, **how: Any) -> Any:
+        self.exports += 1
+        return Buffer.from_handle(self.address, 16, owner=self).__dlpack__(**how)
+
+
+@pytest.mark.parametrize("call", CALLS[:8])
+def test_it_is_exported_once(call: Callable[[Any], object], memory: int) -> None:
+    us.get_stream(0)
+    exporting = Exporting(memory)
+    call(exporting)
+    assert exporting.exports <= 1
 
 
 @pytest.mark.simulated

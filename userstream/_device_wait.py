@@ -6,8 +6,7 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
-from userstream import _driver, _process
-from userstream._engine.lane import Lane
+from userstream import _driver
 from userstream._stream import factory
 from userstream.errors import DriverError, NotSupportedError, UserStreamError
 
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
 
     from cuda.bindings import driver
 
+    from userstream._engine.lane import Lane
     from userstream._waiting import Pending
 
 
@@ -56,9 +56,9 @@ def refuse_captures(device: int, context: driver.CUcontext, why: str) -> None:
     made. `why` is as for `Lane.usable`.
     """
     factory.default_in(_driver.LEGACY, device, context).usable(why)
-    for lane in _process.tracked():
+    for lane in factory.ours():
         # Not those of others, which may be destroyed by now: to ask one would be a crash.
-        if isinstance(lane, Lane) and lane.owned and lane.is_in(context):
+        if lane.is_in(context):
             lane.usable(why)
 
 

@@ -98,12 +98,13 @@ class UserStream:
 
     @property
     def unknown(self) -> Unknown:
-        """What is done about a buffer of which nothing tells which stream works on it.
+        """What to do with a buffer whose producer is unknown: ``"device"`` or ``"raise"``.
 
-        ``"device"`` orders it with everything on its device, in both directions. That invalidates
-        any graph capture under way there, on any thread. ``"raise"`` raises `UnknownProducerError`
-        instead, for programs that capture graphs in other threads. By default what
-        ``USERSTREAM_UNKNOWN`` says, or ``"device"``. `ValueError` for anything else.
+        ``"device"`` orders it with everything on its device, in both directions, which invalidates
+        any graph capture in progress there, in any thread. ``"raise"`` raises
+        `UnknownProducerError` instead, for programs that capture graphs in other threads. The
+        default is the value of ``USERSTREAM_UNKNOWN``, or ``"device"``. Can be set; other values
+        raise `ValueError`.
 
         Examples
         --------
@@ -938,9 +939,8 @@ class UserStream:
             has finished. The memory involved is kept alive until the GPU no longer uses it.
         UnsupportedBufferError
             The object is not a buffer, has no shape (a bare address), has elements that NumPy does
-            not support, or is masked; its shape and strides extend beyond its allocation; its
-            layout would take more than 65,536 copies; or its ``__dlpack__`` returns a new copy at
-            each call.
+            not support, or is masked; its shape and strides extend beyond its allocation; or its
+            layout would take more than 65,536 copies.
         HostBufferError
             The buffer is in host memory that NumPy cannot read.
         UnknownProducerError
@@ -1035,7 +1035,8 @@ class UserStream:
         WaitTimeout
             The copy did not complete in time, and the contents of *dst* are undefined: copy again.
         UnsupportedBufferError, HostBufferError
-            *dst* or *src* is not a buffer that can be copied; see `asnumpy`.
+            *dst* or *src* is not a buffer that can be copied; see `asnumpy`. Or *dst* cannot be
+            written, because its ``__dlpack__`` returns a new copy at each call.
         UnknownProducerError
             The producer of a buffer is unknown; see `acquire`.
         DeviceMismatchError

@@ -154,10 +154,20 @@ class DLPackView(View):
         """Order a stream after the producer, as DLPack has it; the capsule keeps the memory."""
         return self.buffer.__dlpack__(stream=handle)
 
+    @property
+    def held(self) -> object:
+        """The object, and the export that was made, which may be a copy of its own."""
+        exported = vars(self).get("exported")
+        return self.buffer if exported is None else (self.buffer, exported)
+
     def check_copyable(self) -> None:
-        """Refuse what is masked, and what exports another copy at each call."""
+        """Refuse what is masked."""
         if self.interface is not None:
             self.interface.check_copyable()
+
+    def check_target(self) -> None:
+        """Refuse what exports another copy at each call, which nobody else would see."""
+        if self.interface is not None:
             return
         first, again = self.exported, type(self)(self.buffer).exported  # both are kept up to here
         if not self.layout.is_empty and first.ptr != again.ptr:

@@ -176,6 +176,11 @@ class View:
         """
         raise NotImplementedError
 
+    @property
+    def held(self) -> object:
+        """What keeps the memory of which `layout` tells; not the view, which keeps more."""
+        return self.buffer
+
     # -- what it is made of -----------------------------------------------------------------------
 
     @property  # kept, it would be a cycle, and the buffer would wait for the garbage collector
@@ -200,6 +205,9 @@ class View:
 
     def check_copyable(self) -> None:
         """Raise `UnsupportedBufferError` where a copy would not be what it shows."""
+
+    def check_target(self) -> None:
+        """Raise `UnsupportedBufferError` where what is written to `layout` would not be seen."""
 
     @once
     def is_read_only(self) -> bool:

@@ -149,7 +149,10 @@ def target_of(buffer: Any) -> Operand | None:
         )
     if not is_on_host(view) and view.is_read_only:
         raise ValueError(f"the target is read-only: it is a {view.source} that says so")
-    return operand(view)
+    found = operand(view)
+    if found is not None:
+        view.check_target()
+    return found
 
 
 def _known(buffer: Any, view: View | None) -> View:

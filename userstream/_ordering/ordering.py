@@ -208,7 +208,7 @@ def usual_ordering_of_view(view: View, consumer: Stream) -> Ordering | None:
         return None
     producers = () if producer.is_same(lane) else (producer,)
     ordering = Ordering(consumer, lane, producers, owner)
-    ordering.buffers = (view.buffer,)
+    ordering.buffers = (view.held,)
     return ordering
 
 

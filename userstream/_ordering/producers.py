@@ -63,7 +63,7 @@ def ordering_of(
     # Last, because it may make a stream.
     ordering = _ordering(_consumer(stream, devices, user_stream), found)
     # These are held, and not the list that they came in: it may be filled with others.
-    ordering.buffers = [unit.buffer for unit in units]
+    ordering.buffers = [unit.held for unit in units]
     ordering.may_join = may_join
     ordering.exporting, ordering.before, ordering.after, ordering.may_order_devices = unsure
     return ordering

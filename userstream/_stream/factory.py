@@ -58,6 +58,11 @@ class _Foreign:
         return (0, self.handle)
 
 
+def ours() -> list[Lane]:
+    """Return the streams that userstream made and that are still open."""
+    return list(_ours.values())
+
+
 def check_flags(flags: int | None, *, nonblocking: bool) -> None:
     """Refuse flags of the driver that contradict what they spell."""
     asked = _NONBLOCKING if nonblocking else 0
