@@ -30,19 +30,13 @@ class CopyLane:
     Raises `CaptureError` where the stream is being captured: a copy in a graph is not for now.
     """
 
-    __slots__ = ("_context", "_deadline", "_handle", "_stream", "device")
+    __slots__ = ("_deadline", "_lane", "device")
 
     def __init__(self, stream: Stream, device: int, deadline: Deadline | None = None) -> None:
-        lane = stream._resolve(device)  # whichever is current
-        self._handle = lane.live()
-        self._stream = lane
-        self._context = lane.context
+        self._lane = stream._resolve(device)  # whichever is current
+        self._lane.usable(_NOT_CAPTURED)
         self.device = device
         self._deadline = deadline or _waiting.Deadline(None)
-        self._refuse_capturing()
-
-    def _refuse_capturing(self) -> None:
-        self._stream.usable(_NOT_CAPTURED)
 
     def wait(self, completion: Pending) -> None:
         """Wait for a point on this lane."""
@@ -53,8 +47,8 @@ class CopyLane:
 
     def reach(self) -> None:
         """Wait until the stream has done what is queued on it now."""
-        if not self._stream.is_idle():
-            self.wait(self._stream.completion())
+        if not self._lane.is_idle():
+            self.wait(self._lane.completion())
 
     def left(self) -> float | None:
         """Return the seconds that are left."""
@@ -62,7 +56,7 @@ class CopyLane:
 
     def too_late(self) -> Exception:
         """Return the error for a deadline that has passed."""
-        return _waiting.late((self._stream,), self._deadline.seconds, _NOT_THERE)
+        return _waiting.late((self._lane,), self._deadline.seconds, _NOT_THERE)
 
     def copy_and_wait(self, to: int, source: int, plan: Moves, memory: object) -> None:
         """Copy, and keep the memory alive until the GPU has finished, whatever comes in between."""
@@ -76,25 +70,25 @@ class CopyLane:
 
     def use(self, memory: object) -> _holding.Use:
         """Hold memory that is copied to or from, from now on."""
-        return _holding.Use(self._stream, memory)
+        return _holding.Use(self._lane, memory)
 
     def copy(self, to: int, source: int, plan: Moves) -> Pending:
         """Queue a copy between two first elements; return the point where it is over."""
-        return _driver.within(self._context, self._copy, to, source, plan)
+        return self._lane.within(self._copy, to, source, plan)
 
     def _copy(self, to: int, source: int, plan: Moves) -> Pending:
         self._move(to, source, plan)
-        return self._stream.completion()
+        return self._lane.completion()
 
     def move(self, to: int, source: int, plan: Moves, peers: Peers | None) -> None:
         """Queue a copy that nobody waits for, on one device or between two."""
-        _driver.within(self._context, self._move, to, source, plan, peers)
+        self._lane.within(self._move, to, source, plan, peers)
 
     def _move(self, to: int, source: int, plan: Moves, peers: Peers | None = None) -> None:
-        handle, stream = self._handle, self._stream
+        lane, handle = self._lane, self._lane.live()
         if not plan.axes:
             to, source = to + plan.to_offset, source + plan.from_offset
-            _driver.copy(to, source, plan.width, handle, stream, peers=peers)
+            _driver.copy(to, source, plan.width, handle, lane, peers=peers)
             return
         count, calls = layout.copies(plan)
         if count > layout.MOST_COPIES:
@@ -103,4 +97,4 @@ class CopyLane:
                 f"{layout.MOST_COPIES}; make it contiguous first, in its framework"
             )
         for what in calls:
-            _driver.copy_shaped(to, source, what, handle, stream, peers=peers)
+            _driver.copy_shaped(to, source, what, handle, lane, peers=peers)
