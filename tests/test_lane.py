@@ -11,8 +11,8 @@ import pytest
 import userstream as us
 from helpers import on
 from userstream import _driver, testing
+from userstream._engine import lanes
 from userstream._engine.lane import Lane
-from userstream._stream import factory
 
 DEFAULTS = [us.Stream.legacy_default, us.Stream.per_thread_default]
 
@@ -60,8 +60,8 @@ def test_the_same_stream_of_the_driver_has_one_lane() -> None:
     stream = us.Stream.create(0)
     handle = int(stream.handle)
     assert us.Stream.from_handle(handle) is stream
-    assert factory.of_framework(handle, 0) is stream._resolve()
-    assert factory.at_handle(handle) is stream._resolve()
+    assert lanes.of_framework(handle, 0) is stream._resolve()
+    assert lanes.at_handle(handle) is stream._resolve()
     stream.close()
     assert stream._resolve().handle is None
 

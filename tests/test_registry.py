@@ -15,7 +15,7 @@ from cuda.core import Device
 import userstream as us
 from helpers import checked, current_context, in_thread, on, running
 from userstream import _driver, testing
-from userstream._stream import factory
+from userstream._engine import lanes
 from userstream._stream import stream as stream_module
 
 
@@ -277,7 +277,7 @@ def test_a_registry_is_closed_also_if_its_end_fails() -> None:
 def test_a_stream_that_is_made_while_its_registry_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mine, create = us.UserStream(), factory.create
+    mine, create = us.UserStream(), lanes.create
     begun, go_on = threading.Event(), threading.Event()
 
     def create_slowly(*arguments: Any, **more: Any) -> Any:
@@ -285,7 +285,7 @@ def test_a_stream_that_is_made_while_its_registry_is_closed(
         go_on.wait(20)
         return create(*arguments, **more)
 
-    monkeypatch.setattr(factory, "create", create_slowly)
+    monkeypatch.setattr(lanes, "create", create_slowly)
     refused: list[us.ClosedError] = []
 
     def make() -> None:
@@ -314,7 +314,7 @@ def test_a_stream_that_the_driver_holds_up_holds_up_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """``cuStreamCreate`` may wait for a free of another thread, and that for a busy device."""
-    mine, create = us.UserStream(), factory.create
+    mine, create = us.UserStream(), lanes.create
     idle = mine.get_stream(0)
     begun, go_on = threading.Event(), threading.Event()
 
@@ -324,7 +324,7 @@ def test_a_stream_that_the_driver_holds_up_holds_up_no_other(
             assert go_on.wait(20)
         return create(*arguments, name=name, **more)
 
-    monkeypatch.setattr(factory, "create", create_slowly)
+    monkeypatch.setattr(lanes, "create", create_slowly)
     with (
         running(lambda: mine.get_stream(0, name="late")) as first,
         running(lambda: mine.get_stream(0, name="late")) as second,
@@ -346,16 +346,16 @@ def test_a_stream_that_the_driver_holds_up_holds_up_no_other(
 def test_a_signal_handler_that_makes_the_stream_that_is_being_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mine, create = us.UserStream(), factory.create
+    mine, create = us.UserStream(), lanes.create
     found: list[us.Stream] = []
 
     def interrupted(*arguments: Any, **more: Any) -> Any:
         stream = create(*arguments, **more)
-        monkeypatch.setattr(factory, "create", create)
+        monkeypatch.setattr(lanes, "create", create)
         found.append(mine.get_stream(0))
         return stream
 
-    monkeypatch.setattr(factory, "create", interrupted)
+    monkeypatch.setattr(lanes, "create", interrupted)
     assert mine.get_stream(0) is found[0]
     found[0].close()
     assert not mine.streams()

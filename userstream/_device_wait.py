@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from userstream import _driver
-from userstream._stream import factory
+from userstream._engine import lanes
 from userstream.errors import DriverError, NotSupportedError, UserStreamError
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def refuse_captures(device: int, context: driver.CUcontext, why: str) -> None:
     Those are captures that the legacy default stream takes part in, or a stream that userstream
     made. `why` is as for `Lane.usable`.
     """
-    factory.default_in(_driver.LEGACY, device, context).usable(why)
-    for lane in factory.ours():
+    lanes.default_in(_driver.LEGACY, device, context).usable(why)
+    for lane in lanes.ours():
         # Not those of others, which may be destroyed by now: to ask one would be a crash.
         if lane.is_in(context):
             lane.usable(why)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from userstream import _numbers, _process, _targets
-from userstream._stream import factory
+from userstream._engine import lanes
 from userstream._stream.stream import Stream
 from userstream.errors import ClosedError, DeviceMismatchError, NoUserStreamError
 
@@ -68,7 +68,7 @@ class Table:
             )
         (device,) = devices
         if wanted is not None:
-            wanted = factory.clamp_priority(device, wanted)
+            wanted = lanes.clamp_priority(device, wanted)
         stream = self.named.get(name, {}).get(device) or self._create(device, name, wanted or 0)
         if wanted is not None and stream.priority != wanted:
             raise ValueError(
@@ -84,7 +84,7 @@ class Table:
             there = self.named.get(name, _NONE).get(device)
             if there is not None:
                 return there
-            lane = factory.create(device, name=name, nonblocking=True, priority=priority)
+            lane = lanes.create(device, name=name, nonblocking=True, priority=priority)
             stream = Stream._of(lane)
             with self._lock:
                 self.check_open()
@@ -131,10 +131,10 @@ class Table:
         """Return the lanes of all that there are now, by device and name."""
         return {key: stream._resolve() for key, stream in self.streams().items()}
 
-    def remove(self, lanes: Mapping[tuple[int, str | None], Lane]) -> None:
+    def remove(self, closed: Mapping[tuple[int, str | None], Lane]) -> None:
         """Take streams out, as far as they are there still."""
         with self._lock:
-            for (device, name), lane in lanes.items():
+            for (device, name), lane in closed.items():
                 stream = self.named.get(name, {}).get(device)
                 if stream is not None and stream._lane is lane:
                     del self.named[name][device]

@@ -12,7 +12,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from userstream import _device_wait, _driver, _process
-from userstream._stream import activation, factory
+from userstream._engine import lanes
+from userstream._stream import activation
 from userstream.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def refuse_captures(devices: Iterable[int], consumer: Lane) -> None:
         for framework in activation.usable():
             handle, _owner = framework.current_stream(device)
             if isinstance(handle, int) and handle > _driver.PER_THREAD:
-                factory.of_framework(handle, device).usable(_BREAKS)
+                lanes.of_framework(handle, device).usable(_BREAKS)
 
 
 def from_device(device: int, consumer: Lane) -> None:

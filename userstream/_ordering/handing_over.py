@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from userstream import _targets
 from userstream._buffers import NO_STREAM, type_name
+from userstream._engine import lanes
 from userstream._ordering.producers import given_lane
-from userstream._stream import factory
 from userstream.errors import DeviceMismatchError, UnsupportedBufferError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def hand_over(
                 f"{type_name(buffer)} is, as its current context is on another one",
                 device=device,
             )
-        current = factory.of_framework(handle, device)
+        current = lanes.of_framework(handle, device)
         if current.is_same(source):
             continue
         if (handle, device) not in ordered:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from userstream import _buffers, _cleanup, _driver, _holding, _waiting
 from userstream._buffers import type_name
-from userstream._engine import host_wait
+from userstream._engine import host_wait, lanes
 from userstream._engine.lane import usual_edge
 from userstream._ordering import device_edges, settings
-from userstream._stream import factory
 from userstream._stream.stream import Stream
 from userstream.errors import (
     CaptureError,
@@ -200,9 +199,9 @@ def usual_ordering_of_view(view: View, consumer: Stream) -> Ordering | None:
     if kind not in ("exact", "current") or handle in (_driver.LEGACY, _driver.PER_THREAD):
         return None
     if kind == "exact":
-        producer = factory.at_handle(handle, handle)
+        producer = lanes.at_handle(handle, handle)
     else:
-        producer = factory.of_framework(handle, view.device)
+        producer = lanes.of_framework(handle, view.device)
     lane = consumer._lane
     if lane is None or not lane.anywhere:
         return None
@@ -250,9 +249,9 @@ def usual_ordering(
         if handle == _driver.PER_THREAD:
             return None
         try:
-            source = factory.of_frameworks[device][handle]
+            source = lanes.of_frameworks[device][handle]
         except KeyError:
-            source = factory.of_framework(handle, device)
+            source = lanes.of_framework(handle, device)
     producers = () if source is lane or source is None else (source,)
     ordering = Ordering(consumer, lane, producers, owner)
     ordering.buffers = buffers

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from userstream import _driver
 from userstream._buffers import type_name
+from userstream._engine import lanes
 from userstream._ordering import settings
 from userstream._ordering.ordering import Ordering
-from userstream._stream import factory
 from userstream._stream.stream import Stream, lane_of
 from userstream.errors import DeviceMismatchError, UnknownProducerError
 
@@ -160,7 +160,7 @@ def _producers(units: Iterable[View]) -> list[tuple[Lane, object]]:
         if handle:
             found.setdefault((handle, unit.device, ordering == "exact"), owner)
     return [
-        (lane_of(handle, device) if named else factory.of_framework(handle, device), owner)
+        (lane_of(handle, device) if named else lanes.of_framework(handle, device), owner)
         for (handle, device, named), owner in found.items()
     ]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from userstream import _cleanup, _process
 from userstream._buffers import FRAMEWORKS, NO_STREAM, Framework
-from userstream._stream import factory
+from userstream._engine import lanes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -133,7 +133,7 @@ class Activation(Generic[S]):
         lane = stream._resolve()
         device = lane.device
         handle, owner = lane.within(framework.current_stream, device)
-        before = None if handle == NO_STREAM else factory.of_framework(handle, device)
+        before = None if handle == NO_STREAM else lanes.of_framework(handle, device)
         if before is not None and any(map(before.is_same, (lane, *self._ordered))):
             before = None
         # Memory that was freed to the stream's arena may still be in use on the stream before.

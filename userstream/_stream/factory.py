@@ -1,8 +1,4 @@
-"""How lanes come into being, and go: created here, or wrapped if somebody else made the stream.
-
-`cuda.core.Stream` has no public constructor for what is needed. Its private ``_init`` is called
-here and nowhere else.
-"""
+"""What users hold: the `Stream` of a lane, the end of both, and what counts as a stream."""
 
 from __future__ import annotations
 
@@ -14,53 +10,21 @@ from typing import TYPE_CHECKING, TypeVar
 import cuda.core
 import numpy as np
 from cuda.bindings import driver
-from cuda.core import Context, Device, StreamOptions
 
-from userstream import _driver, _holding, _numbers, _process
+from userstream import _driver, _holding, _numbers
 from userstream._buffers import type_name
+from userstream._engine import lanes
 from userstream._engine.core import CoreStream
-from userstream._engine.lane import Lane
 from userstream._stream import capture
 from userstream.errors import ClosedError
 
 if TYPE_CHECKING:
+    from userstream._engine.lane import Lane
     from userstream.typing import StreamLike
 
 S = TypeVar("S", bound=CoreStream)
 
 _NONBLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
-
-_core_contexts: dict[int, Context] = {}
-
-# Ours by their handles, so that one that comes back by its handle is the same lane.
-_ours: weakref.WeakValueDictionary[int, Lane] = weakref.WeakValueDictionary()
-
-# Of frameworks, by device and handle, so that the next edge finds its lane at once. Nothing is
-# known of them but that they are in the primary context of the device: the driver uses handles
-# again.
-of_frameworks: dict[int, dict[int, Lane]] = {}
-_MOST_KNOWN = 128
-
-# The default streams of the primary contexts, by handle and device.
-_defaults: dict[tuple[int, int], Lane] = {}
-
-
-class _Foreign:
-    """What `cuda.core.Stream._init` takes for a stream that somebody else made."""
-
-    __slots__ = ("handle", "owner")
-
-    def __init__(self, handle: int, owner: object) -> None:
-        self.handle = handle
-        self.owner = owner
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return (0, self.handle)
-
-
-def ours() -> list[Lane]:
-    """Return the streams that userstream made and that are still open."""
-    return list(_ours.values())
 
 
 def check_flags(flags: int | None, *, nonblocking: bool) -> None:
@@ -72,100 +36,6 @@ def check_flags(flags: int | None, *, nonblocking: bool) -> None:
             "CU_STREAM_NON_BLOCKING (1) goes with True, CU_STREAM_DEFAULT (0) with False, "
             "and there are no others"
         )
-
-
-def create(device: int, *, name: str | None = None, nonblocking: bool, priority: int) -> Lane:
-    """Create a stream in the primary context of a device; what is current stays so."""
-    context = _driver.primary_context(device)
-    # cuda.core makes a stream in the current context, whichever device it is told.
-    options = StreamOptions(nonblocking=nonblocking, priority=clamp_priority(device, priority))
-    core = _driver.within(context, _create_here, device, options)
-    lane = Lane(core, device, context, name=name, owned=True)
-    _ours[int(lane.live())] = lane
-    lane.stream_id = _driver.stream_id(lane.live(), lane)
-    return lane
-
-
-def _create_here(device: int, options: StreamOptions) -> CoreStream:
-    with _driver.core_errors("cuStreamCreateWithPriority"):
-        return CoreStream._init(options=options, device_id=device, ctx=_core_context(device))
-
-
-def _core_context(device: int) -> Context:
-    """Return cuda.core's view of a primary context, which has to be current the first time."""
-    try:
-        return _core_contexts[device]
-    except KeyError:
-        core_device = Device(device)
-        core_device.set_current()
-        context = _core_contexts.setdefault(device, core_device.context)
-    # With some versions of cuda-bindings, releasing the last one crashes during exit.
-    _process.keep_for_ever(context)
-    return context
-
-
-def at_handle(address: int, owner: object = None, *, shared: bool = True) -> Lane:
-    """Return the lane of a stream that anybody made, and keep its owner alive.
-
-    `shared` is whether that of ours may be returned, which keeps no owner.
-    """
-    if address in (_driver.LEGACY, _driver.PER_THREAD):
-        return default(address)
-    ours = _ours.get(address) if shared else None
-    if ours is not None:
-        return ours
-    context = _driver.stream_context(driver.CUstream(address))
-    device = _driver.device_of_primary(int(context))
-    if device is None:
-        device = _driver.within(context, _driver.current_device)
-        _driver.primary_context_if_active(device)  # so that this one is known, if it is that
-    return _wrapped(address, owner, device, context)
-
-
-def of_framework(handle: int, device: int) -> Lane:
-    """Return the lane of the stream that a framework means by a handle, on a device."""
-    try:
-        return of_frameworks[device][handle]
-    except KeyError:
-        pass
-    if handle in (_driver.LEGACY, _driver.PER_THREAD):
-        lane = default(handle, device)
-    else:
-        context = _driver.primary_context(device)
-        lane = _ours.get(handle) or _wrapped(handle, None, device, context)
-    known = of_frameworks.setdefault(device, {})
-    if len(known) >= _MOST_KNOWN:
-        known.clear()
-    return known.setdefault(handle, lane)
-
-
-def default(handle: int, device: int | None = None) -> Lane:
-    """Return the lane of a default stream on a device, or in the context that is current."""
-    if device is None:
-        context = _driver.default_context()
-        device = _driver.device_of_primary(int(context))
-        if device is None:
-            device = _driver.within(context, _driver.current_device)
-            primary = _driver.primary_context_if_active(device)
-            if primary is None or int(primary) != int(context):
-                # Somebody else's, which may be gone tomorrow: its lane is not kept.
-                return _wrapped(handle, None, device, context)
-    try:
-        return _defaults[handle, device]
-    except KeyError:
-        lane = _wrapped(handle, None, device, _driver.primary_context(device))
-        return _defaults.setdefault((handle, device), lane)
-
-
-def default_in(handle: int, device: int, context: driver.CUcontext) -> Lane:
-    """Return the lane of a default stream in a context of a device."""
-    primary = _driver.device_of_primary(int(context)) is not None
-    return default(handle, device) if primary else _wrapped(handle, None, device, context)
-
-
-def _wrapped(address: int, owner: object, device: int, context: driver.CUcontext) -> Lane:
-    """Wrap a stream of which it is known where it is; calls no driver."""
-    return Lane(CoreStream._init(_Foreign(address, owner)), device, context)
 
 
 def shown(kind: type[S], lane: Lane) -> S:
@@ -189,21 +59,13 @@ def close(lane: Lane) -> None:
     # First out of its registry: a Ctrl-C in between may not leave a closed stream there.
     if lane.on_close is not None:
         lane.on_close(lane)
-    of_frameworks.get(lane.device, {}).pop(address, None)  # to know it is to own it, says cuda.core
     if lane.owned:
         with contextlib.suppress(ClosedError):  # another thread was faster
             capture.forget(lane)
-    if _ours.get(address) is lane:  # or it is a new one's by now
-        _ours.pop(address, None)
+    lanes.forget(lane, address)
     _holding.keep_in_use(lane)  # by a block that has not ended, and cannot mark its end any more
     lane.handle = None
     lane.core.close()
-
-
-def clamp_priority(device: int, priority: int) -> int:
-    """Return the priority nearest to the wanted one that the device has."""
-    least, greatest = _driver.priority_range(_driver.primary_context(device))
-    return max(greatest, min(priority, least))
 
 
 def address_of(handle: int | driver.CUstream | StreamLike) -> int:
@@ -236,6 +98,3 @@ def address_of(handle: int | driver.CUstream | StreamLike) -> int:
             "Stream.legacy_default() or Stream.per_thread_default()"
         )
     return address
-
-
-_process.after_fork(of_frameworks.clear)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, overload
 from cuda.core import Device, Event
 
 from userstream import _devices, _driver, _numbers, _process
-from userstream._engine import host_wait
+from userstream._engine import host_wait, lanes
 from userstream._engine.core import CoreStream
 from userstream._engine.lane import NOT_NOW, Lane
 from userstream._stream import (
@@ -143,7 +143,7 @@ class Stream(CoreStream):
         wanted = _numbers.integer(priority, "priority")
         factory.check_flags(flags, nonblocking=nonblocking)
         ordinal = _devices.device_id_or_current(device)
-        return cls._of(factory.create(ordinal, nonblocking=bool(nonblocking), priority=wanted))
+        return cls._of(lanes.create(ordinal, nonblocking=bool(nonblocking), priority=wanted))
 
     @classmethod
     def from_handle(cls, handle: int | StreamLike, owner: object = None) -> Stream:
@@ -197,7 +197,7 @@ class Stream(CoreStream):
         if address in (_driver.LEGACY, _driver.PER_THREAD):
             return cls._default(address)
         kept = handle if owner is None else owner
-        return cls._of(factory.at_handle(address, kept, shared=owner is None))
+        return cls._of(lanes.at_handle(address, kept, shared=owner is None))
 
     @classmethod
     def legacy_default(cls) -> Stream:
@@ -1507,8 +1507,8 @@ class Stream(CoreStream):
         """Return the lane that this is now; of a default stream that on a device, if given."""
         lane = self._lane
         if lane is None:
-            return factory.default(self._address(), device)
-        return lane if lane.anywhere or device is None else factory.default(self._address(), device)
+            return lanes.default(self._address(), device)
+        return lane if lane.anywhere or device is None else lanes.default(self._address(), device)
 
     def _settled(self, device: int | None = None) -> Self:
         """Return the open stream of one lane that this is now."""
@@ -1543,8 +1543,8 @@ def lane_of(given: int | StreamLike, device: int | None = None) -> Lane:
     address = factory.address_of(given)
     _driver.ensure()
     if address in (_driver.LEGACY, _driver.PER_THREAD):
-        return factory.default(address, device)
-    return factory.at_handle(address, given)
+        return lanes.default(address, device)
+    return lanes.at_handle(address, given)
 
 
 def _address_of(given: Any) -> int:
