@@ -316,5 +316,5 @@ def test_an_event_of_a_capture_elsewhere_invalidates_it(
     event = make_event(context=other_context)
     with Capture(make_stream(context=other_context), MODES["relaxed"]) as capture:
         ok(driver.cuEventRecord(event, capture.stream))
-        assert driver.cuCtxWaitEvent(context, event) == (UNSUPPORTED,)
+        assert driver.cuCtxWaitEvent(context, event) == (driver.CUresult.CUDA_ERROR_CAPTURED_EVENT,)
         assert capture.status == INVALIDATED

@@ -231,12 +231,15 @@ SHAPES = {
 }
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("call", TOO_LARGE.values(), ids=TOO_LARGE.keys())
 def test_fills_of_more_than_there_can_be_are_refused(memory, stream, call):
+    """A real device does not look: it fills, and the context does not get over that."""
     assert call(memory, stream) == (INVALID_VALUE,)
     assert finishes(stream)
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_copies_of_more_than_there_can_be_are_refused(make_memory, stream, shape):
     copy = shape()
@@ -255,15 +258,10 @@ def test_copies_of_more_than_there_can_be_are_refused(make_memory, stream, shape
 NOBODYS = 0x10000  # the lowest address that a program may use
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("UNIFIED", id="unified"),
-        # A real driver may read it, as any program would.
-        pytest.param("HOST", id="host", marks=pytest.mark.simulated),
-    ],
-)
+@pytest.mark.simulated
+@pytest.mark.parametrize("kind", ["UNIFIED", "HOST"])
 def test_a_box_at_an_address_that_is_nobodys(memory, stream, kind):
+    """A real driver reads it, as any program would, and the process ends."""
     kind = getattr(driver.CUmemorytype, f"CU_MEMORYTYPE_{kind}")
     copy = shaped(3, pitch=8, width=8, height=2, depth=2, kind=kind)
     copy.dstDevice, copy.srcHost, copy.srcDevice = memory, NOBODYS, NOBODYS

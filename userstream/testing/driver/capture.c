@@ -28,6 +28,7 @@ static void capture_free(Capture *capture) {
             break;
         }
     }
+    nodes_clear(&capture->left);
     free(capture);
 }
 
@@ -89,11 +90,13 @@ bool capture_is_into(const Graph *graph) {
 }
 
 /* A capturing stream is destroyed. H200: if it was pulled in, the capture goes on without it, and
- * what it did need no longer be joined. Nobody can end the capture of its origin any more. */
+ * what it did must have been joined. Nobody can end the capture of its origin any more. */
 void capture_leave(Stream *stream) {
     Capture *capture = stream->capture;
     if (!capture)
         return;
+    for (size_t i = 0; i < stream->dependencies.count; i++)
+        nodes_add(&capture->left, stream->dependencies.nodes[i]);
     detach(stream);
     if (capture->origin != stream)
         return;
@@ -167,7 +170,7 @@ static bool all_joined(const Capture *capture) {
                 return false;
         }
     }
-    return true;
+    return are_marked(&capture->left, before_end);
 }
 
 DRIVER_FUNCTION(cuStreamEndCapture, 10000, (Stream *handle, Graph **out), (handle, out)) {

@@ -31,9 +31,11 @@ static CUresult wait(const Context *context, const GreenContext *green, Stream *
     /* "... and invalidate the capture if hEvent is part of an ongoing capture sequence or if hCtx
      * has a stream in the capture mode." */
     CUresult result = capture_forbids_use_of_context(context, green);
-    if (result == CUDA_SUCCESS)
-        result = capture_forbids_use_of_event(event);
-    return result == CUDA_SUCCESS ? stream_wait_for(gate, event->point) : result;
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (capture_forbids_use_of_event(event) != CUDA_SUCCESS)
+        return CUDA_ERROR_CAPTURED_EVENT; /* H200 */
+    return stream_wait_for(gate, event->point);
 }
 
 static CUresult record_green(const GreenContext *green, Event *event) {

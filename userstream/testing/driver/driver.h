@@ -314,6 +314,7 @@ struct Capture {
     bool graph_is_callers;      /* cuStreamBeginCaptureToGraph */
     Stream *origin;
     uint64_t thread;
+    NodeSet left;               /* what streams did last that were destroyed since */
     Capture *next;
 };
 
