@@ -269,6 +269,24 @@ def test_a_kernel_that_fails_in_a_graph(stream, address):
     assert (floats(address) == 1).all()
 
 
+def test_a_cooperative_launch(stream, address):
+    config = LaunchConfig(grid=4, block=64, is_cooperative=True)
+    launch(stream, config, get("scale"), address, np.int32(64), np.float32(2))
+    stream.sync(timeout=PATIENCE)
+    assert (floats(address) == 2).all()
+
+
+def test_how_many_blocks_fit():
+    fit = get("scale").occupancy
+    assert fit.max_active_blocks_per_multiprocessor(1024, 0) == 2
+    assert fit.max_active_blocks_per_multiprocessor(33, 0) == 32
+    assert fit.max_active_blocks_per_multiprocessor(32, 48 << 10) == 4
+    assert fit.max_active_blocks_per_multiprocessor(32, 1 << 20) == 0
+    assert fit.available_dynamic_shared_memory_per_block(2, 128) == 113 << 10
+    assert tuple(fit.max_potential_block_size(0, 0)) == (264, 1024)
+    assert tuple(fit.max_potential_block_size(0, 100)) == (4224, 64)
+
+
 def test_a_default_stream(address):
     with entered(0):
         default = us.Stream.legacy_default()
