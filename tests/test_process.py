@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
@@ -149,6 +150,93 @@ def test_exit_with_work_in_flight(code: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+
+
+def test_exit_with_daemon_threads_at_work() -> None:
+    """Python up to 3.13 ends them by force, and inside the C++ of cuda.core that is an abort."""
+    for _ in range(3):
+        done = run_python(
+            """
+            import threading
+            import userstream as us
+            from helpers import array, device_memory
+
+            stream, other = us.get_stream(0), us.Stream.create(0)
+            memory = device_memory(0)
+            buffer = array(memory.__enter__(), other, shape=(16,), typestr="|u1")
+
+            def borrow():
+                with us.borrow(buffer):
+                    pass
+
+            begun = []
+
+            def repeat(function):
+                function()
+                begun.append(function)
+                while True:
+                    function()
+
+            functions = [
+                borrow, stream.record, us.Stream.create, lambda: us.asnumpy(buffer),
+                lambda: us.hold(object(), stream=stream), lambda: us.completion(0).result(),
+                lambda: us.Stream.create(0).launch_host_func(int), lambda: us.wait(0),
+            ]
+            threads = [
+                threading.Thread(target=repeat, args=(each,), daemon=True) for each in functions
+            ]
+            for thread in threads:
+                thread.start()
+            while len(begun) < len(functions):
+                stream.sync(timeout=60)
+            """,
+            PYTHONPATH=os.pathsep.join(sys.path),
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_at_exit_other_threads_come_no_more() -> None:
+    """They stay in their next call. The main thread goes on."""
+    done = run_python(
+        """
+        import atexit, threading, time
+
+        go_on, came, went = threading.Event(), [], []
+
+        def last():  # registered before the import, so called when all of userstream has ended
+            go_on.set()
+            while len(came) < len(calls):
+                time.sleep(0.001)
+            time.sleep(0.2)
+            us.wait(stream, timeout=10)
+            us.get_stream(0).wait(us.Stream.create(0))
+            print(went, flush=True)
+
+        atexit.register(last)
+        import userstream as us
+        from userstream import testing
+        from conftest import SIMULATED
+        if SIMULATED:
+            testing.simulate(1)
+        stream = us.get_stream(0)
+
+        def come(call):
+            go_on.wait()
+            came.append(call)
+            call()
+            went.append(call)
+
+        calls = [
+            us.get_stream, us.wait, us.completion, us.Stream.create, stream.sync, stream.record,
+            lambda: us.hold(1, stream=stream), lambda: stream.add_callback(print), us.streams,
+        ]
+        for call in calls:
+            threading.Thread(target=come, args=(call,), daemon=True).start()
+        """,
+        simulate=None,
+        PYTHONPATH=os.pathsep.join(sys.path),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
 NO_DRIVER = """

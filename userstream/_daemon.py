@@ -6,6 +6,8 @@ import ctypes
 import threading
 from typing import TYPE_CHECKING
 
+from userstream import _process
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -29,13 +31,17 @@ class Daemon:
         if thread is not None and (thread.ident is None or thread.is_alive()):
             return
         # First: a Ctrl-C may come when the thread is on its way.
-        self._thread = thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread = thread = threading.Thread(target=self._go, name=self._name, daemon=True)
         try:
             thread.start()
         except BaseException:
             if thread.ident is None:  # there are too many threads, say; the next call tries again
                 self._thread = None
             raise
+
+    def _go(self) -> None:
+        _process.go_on_at_end()
+        self._run()
 
     def is_current(self) -> bool:
         """Tell whether the calling thread is this one."""

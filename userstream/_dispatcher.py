@@ -14,7 +14,7 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from userstream import _driver, _waiting
+from userstream import _driver, _process, _waiting
 from userstream._daemon import Daemon, run
 from userstream._semaphore import Semaphore
 
@@ -180,6 +180,7 @@ def started() -> Dispatcher:
 
 
 def _at_exit() -> None:
+    _process.begin_end()
     _dispatcher.end()
 
 

@@ -97,10 +97,11 @@ class Completion(Future[None]):
     def _wait(self, what: str, timeout: float | None) -> None:
         if self.done():
             return
-        _process.check_fork()
         refuse_here(what)
         deadline = _waiting.Deadline(timeout)
         while not self.done():
+            if _process.halted:
+                _process.check_fork()
             left = deadline.left()
             if left == 0:
                 raise TimeoutError

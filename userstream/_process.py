@@ -9,6 +9,9 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import sys
+import threading
+import time
 import weakref
 from typing import TYPE_CHECKING
 
@@ -16,14 +19,24 @@ from userstream.errors import ForkedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
     from typing import NoReturn
 
-# True in a forked child of a process that had used the driver. Read on every path, so a plain flag.
+# True in a forked child of a process that had used the driver.
 forked = False
+
+# True there and once Python ends: `check_fork` says more. Read on every path, so a plain flag.
+halted = False
+
+_LAST_MOMENT = 0.5  # seconds for threads to come out of CUDA when Python ends
+_PARKED = 10.0  # seconds; Python ends meanwhile, or somebody needs what the thread has locked
+_PACKAGE = os.path.dirname(__file__) + os.sep
+_TESTING = os.path.join(_PACKAGE, "testing", "")
 
 _driver_used = False
 _ending = False
 _tracked: set[_Tracked] = set()
+_unhalted: set[int] = set()  # the threads that go on when Python ends
 _after_fork: list[Callable[[], None]] = []
 
 
@@ -42,12 +55,53 @@ def note_driver_used() -> None:
 
 
 def check_fork() -> None:
-    """Raise `ForkedError` in a child of a process that had used the driver."""
+    """Raise `ForkedError` in a child of a process that had used the driver.
+
+    When Python ends, it is a daemon thread that comes here, and that stays here.
+    """
     if forked:
         raise ForkedError(
             "this process was forked after CUDA was used, and CUDA does not survive a fork; start "
             'workers with the "spawn" or "forkserver" method of multiprocessing'
         )
+    if halted and threading.get_ident() not in _unhalted:
+        _park()
+
+
+def _park() -> None:
+    # As Python does from 3.14 on with a thread that comes for the GIL. Older ones end it by force,
+    # and inside the C++ of cuda.core that ends the process: "terminate called".
+    time.sleep(_PARKED)
+
+
+def go_on_at_end() -> None:
+    """Let the calling thread go on when Python ends: one of ours, which is told to end."""
+    _unhalted.add(threading.get_ident())
+
+
+def begin_end() -> None:
+    """Keep all other threads out of CUDA from now on; for `atexit`, before anything is ended."""
+    global halted  # noqa: PLW0603 -- one fact about the whole process
+    go_on_at_end()
+    if not halted:
+        halted = True
+        deadline = time.monotonic() + _LAST_MOMENT
+        while _is_anybody_inside() and time.monotonic() < deadline:
+            time.sleep(1e-3)
+
+
+def _is_anybody_inside() -> bool:
+    """Tell whether a thread is in userstream that is not parked yet."""
+    for thread, top in sys._current_frames().items():
+        if thread in _unhalted or top.f_code is _park.__code__:
+            continue
+        frame: FrameType | None = top
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if file.startswith(_PACKAGE) and not file.startswith(_TESTING):
+                return True
+            frame = frame.f_back
+    return False
 
 
 def leak_at_end(obj: object) -> None:
@@ -90,9 +144,9 @@ def _leak() -> None:
 
 
 def _in_child() -> None:
-    global forked  # noqa: PLW0603 -- one fact about the whole process
+    global forked, halted  # noqa: PLW0603 -- facts about the whole process
     if _driver_used:
-        forked = True
+        forked = halted = True
         _leak()
         for callback in _after_fork:
             callback()

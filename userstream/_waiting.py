@@ -9,7 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from userstream import _driver
+from userstream import _driver, _process
 from userstream.errors import ClosedError, DriverError, WaitErrors, WaitTimeout
 
 if TYPE_CHECKING:
@@ -144,6 +144,8 @@ def _poll(
     """Poll until all of these are over; return, and abandon, those that are late."""
     try:
         while pending:
+            if _process.halted:
+                _process.check_fork()
             pending = _driver.relaxed(_still_pending, pending, failed)
             elapsed = time.perf_counter() - since
             if not pending or (timeout is not None and elapsed >= timeout):

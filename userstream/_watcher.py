@@ -237,6 +237,7 @@ def _in_child() -> None:
 
 
 def _at_exit() -> None:
+    _process.begin_end()
     _watcher.end()
 
 

@@ -31,7 +31,7 @@ def ensure() -> None:
 
     Without a driver, cuda.core's own calls end in a hang; so every entry asks here first.
     """
-    if _process.forked:
+    if _process.halted:
         _process.check_fork()
     if not _ready:
         _initialise()
@@ -81,7 +81,7 @@ def device_count() -> int:
 
 def check_device(device: int) -> None:
     """Raise `InvalidDeviceError` unless there is a device of that ordinal."""
-    if not _ready or _process.forked:  # `ensure`, without the call that costs most here
+    if not _ready or _process.halted:  # `ensure`, without the call that costs most here
         ensure()
     if not 0 <= device < _device_count:
         advice = AS_POINTER if device >= 1 << 16 else ""  # no ordinal is so large

@@ -104,7 +104,7 @@ _spare: deque[_Answers] = deque()  # one for each thread that is asking, for the
 
 def place_of(address: int) -> Place | None:
     """Tell what memory is at an address; `None` if it is not CUDA's."""
-    if _process.forked:
+    if _process.halted:
         _process.check_fork()
     try:
         answers = _spare.pop()

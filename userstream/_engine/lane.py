@@ -104,7 +104,7 @@ class Lane:
 
     def live(self) -> driver.CUstream:
         """Return the handle of an open stream."""
-        if _process.forked:
+        if _process.halted:
             _process.check_fork()
         handle = self.handle
         if handle is None:

@@ -93,7 +93,7 @@ class Borrow:
         ordering, activation, use = self._ordering, self._activation, self._use
         if ordering is None or use is None:
             raise RuntimeError("this borrow was not entered")
-        if _process.forked:
+        if _process.halted:
             _process.check_fork()
         # From here on a Ctrl-C lets go of `use`, and a later call holds what it is about. No call
         # comes before: there they would stay for good.
