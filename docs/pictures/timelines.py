@@ -80,13 +80,13 @@ def draw(title: str, told: str, *timelines: Timeline) -> str:
 
 BORROW = draw(
     "A device synchronize against borrow",
-    "With a device synchronize the host waits twice, for the other pipeline too, and both streams "
-    "of frameworks are idle meanwhile. With borrow the host only queues: the user stream starts "
-    "after the framework's work, the framework goes on after yours, and the other pipeline never "
-    "stops.",
+    "With a device synchronize the host waits twice, for the other pipeline too, and both "
+    "frameworks' streams run dry. With borrow the host only queues work: the user stream starts "
+    "after the framework's work, the framework continues after yours, and the other pipeline "
+    "never stops.",
     Timeline(
         "torch.cuda.synchronize()",
-        "The host waits for all streams, and feeds none meanwhile",
+        "The host waits for all streams and queues nothing meanwhile",
         {
             "host": [
                 (0, 1.4, "host", "queues"),
@@ -95,17 +95,20 @@ BORROW = draw(
                 (7, 9.2, "wait", "waits"),
                 (9.2, 10.6, "host", "queues"),
             ],
-            "framework": [(0.3, 3, "theirs", "fills the buffer"), (9.5, 12, "theirs", "goes on")],
+            "framework": [(0.3, 3, "theirs", "fills the buffer"), (9.5, 12, "theirs", "continues")],
             "your stream": [(6, 9.2, "yours", "your work")],
             "other pipeline": [(0, 5.6, "other", "its work"), (9.5, 12, "other", "its work")],
         },
     ),
     Timeline(
         "with us.borrow(tensor) as stream:",
-        "The streams wait for each other; the host and the other pipeline run on",
+        "The streams wait for each other; the host and the other pipeline continue",
         {
             "host": [(0, 3, "host", "queues all of it"), (3, 12, "host", "is free")],
-            "framework": [(0.3, 3, "theirs", "fills the buffer"), (7.6, 10.1, "theirs", "goes on")],
+            "framework": [
+                (0.3, 3, "theirs", "fills the buffer"),
+                (7.6, 10.1, "theirs", "continues"),
+            ],
             "user stream": [(3.7, 6.9, "yours", "your work")],
             "other pipeline": [(0, 5.6, "other", "its work"), (5.6, 12, "other", "its work")],
         },
@@ -118,16 +121,16 @@ BORROW = draw(
 
 WAIT = draw(
     "What a wait covers",
-    "us.wait returns when what was queued on the user stream at the call is done, although another "
-    "thread queues more there, and although the framework's stream is still at work.",
+    "us.wait returns when the work that was queued on the user stream at the time of the call is "
+    "done, although another thread queues more there and the framework's stream is still busy.",
     Timeline(
         "us.wait(tensor)",
-        "Covers what was queued on the user stream when it was called",
+        "Covers the work that was queued on the user stream when it was called",
         {
             "host": [
                 (0, 1.5, "host", "queues"),
                 (1.5, 6, "wait", "waits"),
-                (6, 12, "host", "goes on"),
+                (6, 12, "host", "continues"),
             ],
             "user stream": [
                 (0.4, 3.2, "yours", "your work"),
@@ -146,9 +149,9 @@ MEMORY = draw(
     "keeps the memory until the work is done.",
     Timeline(
         "edges alone",
-        "x was allocated on A and is dropped: its memory goes to y, while you read",
+        "x was allocated on A and is dropped: y gets its memory while you still read it",
         {
-            "stream B": [(0, 2.2, "theirs", "writes x"), (9.3, 11.2, "theirs", "goes on")],
+            "stream B": [(0, 2.2, "theirs", "writes x"), (9.3, 11.2, "theirs", "continues")],
             "user stream": [(2.9, 8.6, "yours", "your work reads x")],
             "stream A": [(5, 7.4, "bad", "writes y")],
             "the memory": [(0, 5, "yours", "x"), (5, 12, "bad", "y")],
@@ -159,7 +162,7 @@ MEMORY = draw(
         "with us.borrow(x) as stream:",
         "x is held until your work is done: y gets other memory",
         {
-            "stream B": [(0, 2.2, "theirs", "writes x"), (9.3, 11.2, "theirs", "goes on")],
+            "stream B": [(0, 2.2, "theirs", "writes x"), (9.3, 11.2, "theirs", "continues")],
             "user stream": [(2.9, 8.6, "yours", "your work reads x")],
             "stream A": [(5, 7.4, "other", "writes y")],
             "the memory": [(0, 8.6, "yours", "x, held"), (8.6, 12, "other", "free for others")],

@@ -6,7 +6,7 @@ buffer = rmm.DeviceBuffer(size=1024)
 info = us.describe(buffer)
 assert (info.nbytes, info.ordering) == (1024, "device")
 
-# Nobody tells which stream RMM's work is on. It was the default stream here.
+# RMM does not tell on which stream its work is queued. Here it was the default stream.
 with us.borrow(buffer, producer=us.Stream.legacy_default()) as stream:
     assert us.get_stream(buffer) is stream
 
