@@ -1,8 +1,8 @@
 """Watching the streams of the whole process: races, stalls, and where they come from.
 
-A hook (of the simulated driver) tells the logger, in C, of each driver call; the logger writes it
-down with the stack of its thread. A thread of Python reads that, and works out with vector clocks
-what was ordered behind what.
+A hook (of the simulated driver, or CUPTI's) tells the logger, in C, of each driver call; the logger
+writes it down with the stack of its thread. A thread of Python reads that, and works out with
+vector clocks what was ordered behind what.
 
 From the top: `observation` (what users hold), `engine` (what calls mean), `graphs`, `races`,
 `clocks`, `memory`, `own`, `stacks`, `found`, `records`, `logger`, `functions`, `layouts`.
@@ -55,7 +55,8 @@ def observe(
     Raises
     ------
     NotSupportedError
-        On a GPU, for now; without a C compiler, with which the logger is made at its first use.
+        On a GPU without CUPTI, or while another tool uses it; without a C compiler, with which the
+        logger is made at its first use.
     RuntimeError
         The process is observed already.
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from userstream import testing
 from userstream._observe.observation import Observation
-from userstream.errors import NotSupportedError
+from userstream.errors import DriverNotFoundError, NotSupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     seen = _observation(options)
     try:
         seen.__enter__()
-    except NotSupportedError as error:
+    except (NotSupportedError, DriverNotFoundError) as error:
         print(f"python -m userstream observe: {error}", file=sys.stderr)
         return _REFUSED
     try:

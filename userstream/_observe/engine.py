@@ -181,7 +181,10 @@ class Engine:
     # -- accesses ---------------------------------------------------------------------------------
 
     def _lane(self, record: Record, function: Function) -> Lane:
-        handle = 0 if function.stream is None else record.words[function.stream]
+        if function.stream is None:
+            handle = function.roles.get("default", 0)
+        else:
+            handle = record.words[function.stream]
         return self.clocks.lane(handle, record.context, record.thread)
 
     def _is_known(self, access: Access) -> bool:
@@ -449,6 +452,11 @@ class Engine:
             same = device is not None and self._device_of(lane.context) == device
             if same or lane.context == record.context:
                 self.clocks.host_knows(lane.clock)
+
+    def _unmap(self, record: Record, name: str, function: Function) -> None:  # noqa: ARG002
+        found = self.memory.find(record.words[0])
+        if found is not None:
+            self.memory.drop(found)
 
     def _free_async(self, record: Record, name: str, function: Function) -> None:
         found = self.memory.find(record.words[0])

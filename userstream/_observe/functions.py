@@ -116,6 +116,7 @@ def _memory() -> dict[str, Function]:
     )
     for name in ("cuMemFree_v2", "cuMemFreeHost", "cuMemHostUnregister"):
         found[name] = Function("free", 1, frees=0, sites=both, waits=True, orders_host=True)
+    found["cuMemUnmap"] = Function("unmap", 2, frees=0, sites=ENTER)
     found["cuMemFreeAsync"] = Function("free_async", 2, stream=1, frees=0, sites=both)
     return found
 

@@ -96,6 +96,11 @@ class Driver(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in DRIVER_FUNCTIONS]
 
 
+def address_of(function: Any) -> int | None:
+    """Return where a function of C is."""
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
 class Logger:
     """The one of this process; see ``logger/logger.c``."""
 
@@ -123,8 +128,19 @@ class Logger:
         """The function to be told of calls."""
         return self._library.logger_call
 
+    @property
+    def cupti_call(self) -> Any:
+        """The function for CUPTI to call."""
+        return self._library.logger_cupti
+
+    def cupti_signature(self, number: int, sizes: str, per_thread: int | None) -> None:
+        """Say what the arguments of one of CUPTI's functions are."""
+        word = _NO_WORD if per_thread is None else per_thread
+        self._library.logger_cupti_signature(number, sizes.encode(), word)
+
     def watch(self, functions: Mapping[int, Function]) -> None:
-        """Say what is written down, by the number of each function."""
+        """Say what is written down, by the number of each function, and nothing else is."""
+        self._library.logger_no_rules()
         for number, function in functions.items():
             self._library.logger_rule(number, ctypes.byref(_rule(function)))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from userstream import _process
 from userstream._daemon import Daemon
@@ -14,7 +15,7 @@ from userstream._observe import records, suppressions
 from userstream._observe.engine import Engine
 from userstream._observe.logger import the_logger
 from userstream._observe.stacks import Stacks
-from userstream.errors import NotSupportedError, RaceError
+from userstream.errors import RaceError
 from userstream.testing import _simulated
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from userstream._observe.found import Race, Stall
-    from userstream._observe.simulated import Simulated
+    from userstream._observe.functions import Function
+    from userstream._observe.logger import Driver, Logger
 
 _PAUSE = 0.02  # seconds between two looks at what was written
 _SHOWN = 20  # stalls in the summary
@@ -31,6 +33,14 @@ _VERSION = 1  # of the JSON document
 # One observation at a time: there is one hook, and one log.
 _turn = threading.Lock()
 _active: Observation | None = None
+
+
+class Maker(Protocol):
+    """What tells the logger of calls."""
+
+    def functions(self) -> dict[int, tuple[str, Function]]: ...
+    def driver(self) -> Driver: ...
+    def begin(self, logger: Logger) -> Callable[[], None]: ...
 
 
 class Observation:
@@ -331,15 +341,14 @@ def _plural(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def _maker() -> Simulated:
-    if not _simulated.is_simulated():
-        raise NotSupportedError(
-            "observe() sees the simulated driver only (userstream.testing.simulate()) for now: on "
-            "a GPU it takes CUPTI, which this version does not use yet"
-        )
-    from userstream._observe.simulated import Simulated
+def _maker() -> Maker:
+    if _simulated.is_simulated():
+        from userstream._observe.simulated import Simulated
 
-    return Simulated()
+        return Simulated()
+    from userstream._observe.cupti import Cupti
+
+    return Cupti()
 
 
 def _name_of(handle: int) -> str | None:
@@ -358,4 +367,10 @@ def _in_child() -> None:
     _active = None
 
 
+def _at_exit() -> None:
+    if _active is not None and not _process.forked:
+        _active.stop()
+
+
 _process.after_fork(_in_child)
+atexit.register(_at_exit)  # no thread may look at Python's frames when they are gone

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from userstream._observe.functions import FUNCTIONS, Function
-from userstream._observe.logger import DRIVER_FUNCTIONS, Driver, Logger
+from userstream._observe.logger import DRIVER_FUNCTIONS, Driver, Logger, address_of
 from userstream.testing import _simulated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-def address_of(function: Any) -> int | None:
-    """Return where a function of C is."""
-    return ctypes.cast(function, ctypes.c_void_p).value
 
 
 class Simulated:

@@ -10,6 +10,8 @@
  * somebody asks for its lines. */
 #define _GNU_SOURCE
 
+#include "logger.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -21,10 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PUBLIC __attribute__((visibility("default")))
-
-enum { ENTER = 0, LEAVE = 1 };
-enum { NO_WORD = 255, FETCHES = 3, MAX_FUNCTIONS = 4096, MAX_FETCHED = 16384 };
+enum { FETCHES = 3, MAX_FETCHED = 16384 };
 enum { FRAMES = 48 };
 
 /* What is told with functions that no driver has. */
@@ -1044,8 +1043,8 @@ static void leave(const Rule *rule, unsigned function, const uint64_t *words, in
                         number);
 }
 
-PUBLIC void logger_call(int site, unsigned function, const uint64_t *words, size_t count,
-                        int result, const void *context) {
+void logger_call(int site, unsigned function, const uint64_t *words, size_t count, int result,
+                 const void *context) {
     (void)count;
     if (busy || function >= MAX_FUNCTIONS || !rules[function].sites ||
         !atomic_load_explicit(&logging, memory_order_relaxed))
@@ -1063,6 +1062,10 @@ PUBLIC void logger_call(int site, unsigned function, const uint64_t *words, size
 PUBLIC void logger_rule(unsigned function, const Rule *rule) {
     if (function < MAX_FUNCTIONS)
         rules[function] = *rule;
+}
+
+PUBLIC void logger_no_rules(void) {
+    memset(rules, 0, sizeof rules);
 }
 
 PUBLIC void logger_begin(const Driver *functions, const Layout *python) {

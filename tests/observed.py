@@ -1,0 +1,528 @@
+"""Programs of a few calls: which of them have a race, for `observe` to tell."""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from cuda.bindings import driver
+
+import userstream as us
+from helpers import checked, current_context, device_memory, pinned_memory
+from userstream import _driver
+from userstream.testing import latch
+
+SIZE = 4096
+LEGACY = 1
+
+
+class Room:
+    """What a case works with: streams and memory of device 0, current there."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self.a = self.stream()
+        self.b = self.stream()
+        self.x = stack.enter_context(device_memory(0, SIZE))
+        self.y = stack.enter_context(device_memory(0, SIZE))
+        self.pinned = stack.enter_context(pinned_memory(0, SIZE))
+        self.latch: latch | None = None
+
+    def stream(self, *, nonblocking: bool = True) -> us.Stream:
+        return self._stack.enter_context(us.Stream.create(0, nonblocking=nonblocking))
+
+    def hold(self, stream: us.Stream) -> None:
+        """Hold a stream until the end of the case, or not: what is a race is one either way."""
+        if random.random() < 0.5:
+            self.latch = latch(stream)
+            self.latch.__enter__()
+
+    def release(self) -> None:
+        if self.latch is not None:
+            self.latch.release()
+
+
+def handle(stream: us.Stream | int) -> int:
+    return stream if isinstance(stream, int) else int(stream.handle)
+
+
+def fill(address: int, stream: us.Stream | int, size: int = SIZE) -> None:
+    checked(driver.cuMemsetD8Async(address, 7, size, handle(stream)))
+
+
+def copy(to: int, source: int, stream: us.Stream | int, size: int = SIZE) -> None:
+    checked(driver.cuMemcpyAsync(to, source, size, handle(stream)))
+
+
+def overwrite(address: int, value: int) -> None:
+    ctypes.memset(address, value, SIZE)
+
+
+# -- what has to be reported --------------------------------------------------------------------
+
+
+def no_edge(room: Room) -> str:
+    room.hold(room.a)
+    fill(room.x, room.a)
+    copy(room.y, room.x, room.b)
+    return "read after write"
+
+
+def write_after_read(room: Room) -> str:
+    room.hold(room.a)
+    copy(room.y, room.x, room.a)
+    fill(room.x, room.b)
+    return "write after read"
+
+
+def both_write(room: Room) -> str:
+    room.hold(room.a)
+    fill(room.x, room.a)
+    fill(room.x + SIZE - 1, room.b, 1)
+    return "write after write"
+
+
+def event_too_early(room: Room) -> str:
+    room.hold(room.a)
+    event = room.a.record()
+    fill(room.x, room.a)
+    room.b.wait(event)
+    copy(room.y, room.x, room.b)
+    return "read after write"
+
+
+def beside_the_legacy_stream(room: Room) -> str:
+    room.hold(room.a)
+    fill(room.x, room.a)
+    copy(room.y, room.x, LEGACY)
+    return "read after write"
+
+
+def stream_0_inside_of_a_side_stream(room: Room) -> str:
+    """As in `with torch.cuda.stream(side)`: what goes to stream 0 there is not ordered with it."""
+    fill(room.x, 0)
+    room.hold(room.a)
+    copy(room.y, room.x, room.a)
+    return "read after write"
+
+
+def source_overwritten(room: Room) -> str:
+    overwrite(room.pinned, 1)
+    room.hold(room.a)
+    copy(room.x, room.pinned, room.a)
+    overwrite(room.pinned, 2)
+    room.release()
+    room.a.sync()
+    return "host overwrote the source of a copy"
+
+
+def source_overwritten_for_the_next_copy(room: Room) -> str:
+    for value in range(3):
+        overwrite(room.pinned, value)
+        copy(room.x, room.pinned, room.a)
+    return "host overwrote the source of a copy"
+
+
+def freed_while_another_reads(room: Room) -> str:
+    address = int(checked(driver.cuMemAllocAsync(SIZE, handle(room.a))))
+    room.b.wait(room.a)
+    with latch(room.a):  # it goes well this time
+        copy(room.y, address, room.b)
+        checked(driver.cuMemFreeAsync(address, handle(room.a)))
+        room.b.sync()
+    return "use after free"
+
+
+def used_before_it_was_allocated(room: Room) -> str:
+    address = int(checked(driver.cuMemAllocAsync(SIZE, handle(room.a))))
+    with latch(room.b):  # it goes well this time
+        fill(address, room.b)
+        room.a.sync()
+    room.a.wait(room.b)
+    checked(driver.cuMemFreeAsync(address, handle(room.a)))
+    return "use before allocation"
+
+
+def a_buffer_that_was_not_borrowed(room: Room) -> str:
+    room.hold(room.a)
+    fill(room.x, room.a)
+    with us.borrow(driver.CUdeviceptr(room.y), producer=None, stream=room.b):
+        copy(room.y, room.x, room.b)
+    return "read after write"
+
+
+def acquired_and_not_released(room: Room) -> str:
+    fill(room.x, room.a)
+    stream = us.acquire(driver.CUdeviceptr(room.x), producer=room.a, stream=room.b)
+    room.hold(room.b)
+    copy(room.y, room.x, stream)
+    fill(room.x, room.a)
+    return "write after read"
+
+
+def graph_beside_a_write(room: Room) -> str:
+    graph = captured(room, lambda: copy(room.y, room.x, room.a))
+    room.hold(room.b)
+    fill(room.x, room.b)
+    checked(driver.cuGraphLaunch(graph, handle(room.a)))
+    return "read after write"
+
+
+def inside_of_a_graph(room: Room) -> str:
+    def work() -> None:
+        room.b.wait(room.a)
+        fill(room.x, room.a)
+        copy(room.y, room.x, room.b)
+        room.a.wait(room.b)
+
+    captured(room, work)
+    return "read after write"
+
+
+def rows_of_two_copies_meet(room: Room) -> str:
+    fill_rows(room.x, 16, 8, room.a)
+    fill_rows(room.x + 15, 16, 8, room.b)
+    return "write after write"
+
+
+def housekeeping_is_no_order(room: Room) -> str:
+    """What userstream asks an event for its own sake is not what the program knows."""
+    fill(room.x, room.a)
+    with us.borrow(driver.CUdeviceptr(room.x), producer=room.a, stream=room.b):
+        fill(room.x, room.b)
+    for _ in range(3):
+        time.sleep(0.001)
+        us.hold(object(), stream=room.b)  # looks, now and then, what it can let go of
+    fill(room.x, room.stream())
+    return "write after write"
+
+
+def from_another_device(room: Room) -> str:
+    fill(room.x, room.a)
+    with us.Stream.create(1) as far:
+        copy(room.y, room.x, far)
+        far.sync()
+    return "read after write"
+
+
+REPORTED = [
+    no_edge,
+    write_after_read,
+    both_write,
+    event_too_early,
+    beside_the_legacy_stream,
+    stream_0_inside_of_a_side_stream,
+    source_overwritten,
+    source_overwritten_for_the_next_copy,
+    freed_while_another_reads,
+    used_before_it_was_allocated,
+    a_buffer_that_was_not_borrowed,
+    acquired_and_not_released,
+    graph_beside_a_write,
+    inside_of_a_graph,
+    rows_of_two_copies_meet,
+    housekeeping_is_no_order,
+    from_another_device,
+]
+
+
+# -- what must not be reported ------------------------------------------------------------------
+
+
+def an_edge(room: Room) -> None:
+    fill(room.x, room.a)
+    room.b.wait(room.a)
+    copy(room.y, room.x, room.b)
+    room.a.wait(room.b)
+    fill(room.x, room.a)
+
+
+def event_recorded_again(room: Room) -> None:
+    event = checked(driver.cuEventCreate(0))
+    fill(room.x, room.a)
+    checked(driver.cuEventRecord(event, handle(room.a)))
+    checked(driver.cuStreamWaitEvent(handle(room.b), event, 0))
+    fill(room.y, room.a)
+    checked(driver.cuEventRecord(event, handle(room.a)))
+    copy(room.pinned, room.x, room.b)
+    checked(driver.cuStreamWaitEvent(handle(room.b), event, 0))
+    copy(room.pinned, room.y, room.b)
+    checked(driver.cuEventDestroy(event))
+
+
+def blocking_streams_around_the_legacy_one(room: Room) -> None:
+    one, other = room.stream(nonblocking=False), room.stream(nonblocking=False)
+    fill(room.x, one)
+    copy(room.y, room.x, LEGACY)
+    fill(room.x, other)
+    fill(room.y, 2)  # that of this thread
+
+
+def read_on_two_streams(room: Room) -> None:
+    copy(room.y, room.x, room.a, SIZE // 2)
+    copy(room.y + SIZE // 2, room.x, room.b, SIZE // 2)
+
+
+def chunks_of_one_allocation(room: Room) -> None:
+    half = SIZE // 2
+    fill(room.x, room.a, half)
+    fill(room.x + half, room.b, half)
+
+
+def columns_of_one_matrix(room: Room) -> None:
+    fill_rows(room.x, 16, 8, room.a)
+    fill_rows(room.x + 16, 16, 8, room.b)
+
+
+def address_used_again(room: Room) -> None:
+    for stream in (room.a, room.b, room.a):
+        address = int(checked(driver.cuMemAllocAsync(SIZE, handle(stream))))
+        fill(address, stream)
+        checked(driver.cuMemFreeAsync(address, handle(stream)))
+    for stream in (room.a, room.b):
+        with device_memory(0, SIZE) as address:
+            fill(address, stream)
+
+
+def freed_behind_the_reader(room: Room) -> None:
+    address = int(checked(driver.cuMemAllocAsync(SIZE, handle(room.a))))
+    room.b.wait(room.a)
+    copy(room.y, address, room.b)
+    room.a.wait(room.b)
+    checked(driver.cuMemFreeAsync(address, handle(room.a)))
+
+
+def pinned_block_used_again(room: Room) -> None:
+    for value in range(3):
+        overwrite(room.pinned, value)
+        copy(room.x, room.pinned, room.a)
+        event = room.a.record()
+        while not event.is_done:
+            pass
+
+
+def one_waits_another_launches(room: Room) -> None:
+    arrived: queue.Queue[int] = queue.Queue()
+
+    def wait() -> None:
+        checked(driver.cuStreamSynchronize(handle(room.a)))
+        arrived.put(1)
+
+    fill(room.x, room.a)
+    thread = threading.Thread(target=wait)
+    thread.start()
+    arrived.get()
+    copy(room.y, room.x, room.b)
+    thread.join()
+
+
+def borrowed(room: Room) -> None:
+    fill(room.x, room.a)
+    with us.borrow(driver.CUdeviceptr(room.x), producer=room.a) as stream:
+        fill(room.x, stream)
+    fill(room.x, room.a)
+
+
+def waited_for(room: Room) -> None:
+    for wait in (
+        room.a.sync,
+        lambda: us.wait_for_device(0),
+        lambda: checked(driver.cuCtxSynchronize()),
+        lambda: until(lambda: room.a.is_done),
+    ):
+        fill(room.x, room.a)
+        wait()
+        fill(room.x, room.b)
+        room.b.sync()
+
+
+def synchronous_copies(room: Room) -> None:
+    blocking = room.stream(nonblocking=False)
+    data = (ctypes.c_char * SIZE)()
+    fill(room.x, blocking)
+    checked(driver.cuMemcpyDtoH(ctypes.addressof(data), room.x, SIZE))
+    fill(room.x, room.b)
+    checked(driver.cuMemcpyDtoHAsync(ctypes.addressof(data), room.x, SIZE, handle(room.b)))
+    fill(room.x, room.a)  # pageable: the copy was over when the call came back
+
+
+def copied_to_the_host(room: Room) -> None:
+    for stream in (room.a, room.b):
+        fill(room.x, stream)
+        us.asnumpy(view(room.x, stream))
+        us.wait(stream)
+
+
+def graph_in_order(room: Room) -> None:
+    graph = captured(room, lambda: copy(room.y, room.x, room.a))
+    fill(room.x, room.b)
+    room.a.wait(room.b)
+    checked(driver.cuGraphLaunch(graph, handle(room.a)))
+    checked(driver.cuGraphLaunch(graph, handle(room.a)))
+    room.b.wait(room.a)
+    fill(room.x, room.b)
+
+
+def captured_work_is_no_launch(room: Room) -> None:
+    fill(room.x, room.b)
+    captured(room, lambda: copy(room.y, room.x, room.a))
+
+
+def forked_inside_of_a_graph(room: Room) -> None:
+    def work() -> None:
+        fill(room.x, room.a)
+        room.b.wait(room.a)
+        copy(room.y, room.x, room.b)
+        room.a.wait(room.b)
+        fill(room.x, room.a)
+
+    graph = captured(room, work)
+    checked(driver.cuGraphLaunch(graph, handle(room.a)))
+
+
+def words_in_memory(room: Room) -> None:
+    word = room.pinned + 64
+    ctypes.c_uint32.from_address(word).value = 0
+    fill(room.x, room.a)
+    room.a.write_value_32(word, 1)
+    room.b.wait_value_32(word, 1)
+    copy(room.y, room.x, room.b)
+    room.b.sync()
+    room.a.wait_value_32(word, 2)  # it is written later
+    copy(room.y, room.x, room.a)
+    fill(room.y, room.b)
+    room.b.write_value_32(word, 2)
+
+
+def everything_in_the_context(room: Room) -> None:
+    event = checked(driver.cuEventCreate(0))
+    context = current_context()
+    fill(room.x, room.a)
+    checked(driver.cuCtxRecordEvent(context, event))
+    checked(driver.cuCtxWaitEvent(context, event))
+    copy(room.y, room.x, room.b)
+    copy(room.pinned, room.x, room.stream())
+    checked(driver.cuEventDestroy(event))
+
+
+def stream_of_a_used_handle(room: Room) -> None:
+    for _ in range(3):
+        with us.Stream.create(0) as stream:
+            fill(room.x, stream)
+            stream.sync()
+
+
+def another_device(room: Room) -> None:
+    with us.Stream.create(1) as far, device_memory(1, SIZE) as there:
+        fill(room.x, room.a)
+        far.wait(room.a)
+        copy(there, room.x, far)
+        room.b.wait(far)
+        fill(room.x, room.b)
+
+
+def future_was_told(room: Room) -> None:
+    fill(room.x, room.a)
+    us.completion(room.a).result(10)
+    fill(room.x, room.b)
+
+
+def host_function_told(room: Room) -> None:
+    told = threading.Event()
+    fill(room.x, room.a)
+    room.a.launch_host_func(told.set)
+    told.wait(10)
+    fill(room.x, room.b)
+
+
+SILENT = [
+    an_edge,
+    event_recorded_again,
+    blocking_streams_around_the_legacy_one,
+    read_on_two_streams,
+    chunks_of_one_allocation,
+    columns_of_one_matrix,
+    address_used_again,
+    freed_behind_the_reader,
+    pinned_block_used_again,
+    one_waits_another_launches,
+    borrowed,
+    waited_for,
+    synchronous_copies,
+    copied_to_the_host,
+    graph_in_order,
+    captured_work_is_no_launch,
+    forked_inside_of_a_graph,
+    words_in_memory,
+    everything_in_the_context,
+    stream_of_a_used_handle,
+    another_device,
+    future_was_told,
+    host_function_told,
+]
+
+
+# -- how ----------------------------------------------------------------------------------------
+
+
+def until(done: Callable[[], bool]) -> None:
+    while not done():
+        pass
+
+
+def fill_rows(address: int, width: int, height: int, stream: us.Stream) -> None:
+    checked(driver.cuMemsetD2D8Async(address, 64, 7, width, height, handle(stream)))
+
+
+def view(address: int, stream: us.Stream) -> Any:
+    class Array:
+        @property
+        def __cuda_array_interface__(self) -> dict[str, Any]:
+            return {
+                "shape": (SIZE,),
+                "typestr": "|u1",
+                "data": (address, False),
+                "version": 3,
+                "stream": handle(stream),
+            }
+
+    return Array()
+
+
+def captured(room: Room, work: Callable[[], None]) -> Any:
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    checked(driver.cuStreamBeginCapture(handle(room.a), relaxed))
+    work()
+    graph = checked(driver.cuStreamEndCapture(handle(room.a)))
+    made = checked(driver.cuGraphInstantiate(graph, 0))
+    checked(driver.cuGraphDestroy(graph))
+    room._stack.callback(lambda: checked(driver.cuGraphExecDestroy(made)))
+    return made
+
+
+@contextmanager
+def a_room() -> Iterator[Room]:
+    with ExitStack() as stack:
+        stack.enter_context(_driver.entered(_driver.primary_context(0)))
+        room = Room(stack)
+        try:
+            yield room
+        finally:
+            room.release()
+            for stream in (room.a, room.b):
+                stream.sync()
+
+
+def watched(case: Callable[[Room], Any]) -> tuple[us.Observation, Any]:
+    with a_room() as room:
+        with us.observe() as seen:
+            expected = case(room)
+            seen.stop()
+            room.release()
+    return seen, expected
