@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from cuda.bindings import driver
 from cuda.core import Device
 
 import userstream as us
 from benchmarks.harness import Comparison, Comparisons, Run, case
 from benchmarks.limits import at_most
 from benchmarks.work import Interface, external
+from userstream.typing import Producer
 
 EDGE = ("cuStreamIsCapturing", "cuStreamIsCapturing", "cuEventRecord", "cuStreamWaitEvent")
 
 
-def borrowing(*buffers: Any) -> Callable[[], None]:
+def borrowing(*buffers: Any, producer: Producer = "auto") -> Callable[[], None]:
     """Return what begins and ends a borrow."""
 
     def borrow() -> None:
-        with us.borrow(*buffers):
+        with us.borrow(*buffers, producer=producer):
             pass
 
     return borrow
@@ -116,5 +118,15 @@ def interface(run: Run) -> Comparisons:
         yield Comparison(
             "borrow of 8 arrays of one stream",
             {"with us.borrow(*arrays): pass": borrowing(*arrays), single: borrowing(array)},
+        )
+        untold = driver.CUdeviceptr(address)
+        yield Comparison(
+            "borrow of an address: with everything on the device, or one stream",
+            {
+                "with us.borrow(pointer): pass": borrowing(untold),
+                "with us.borrow(pointer, producer=theirs): pass": borrowing(
+                    untold, producer=us.Stream.from_handle(theirs)
+                ),
+            },
         )
         us.wait(array)

@@ -408,6 +408,24 @@ def test_a_capture_of_a_framework_is_seen(torch: types.ModuleType, memory: int) 
     checked(driver.cuStreamDestroy(handle))
 
 
+def test_a_capture_that_cannot_be_seen(memory: int, producer: us.Stream) -> None:
+    """It is invalidated, which CUDA makes nobody able to avoid; the error says how we could."""
+    us.get_stream(0)
+    with _driver.entered(_driver.primary_context(0)):
+        handle = checked(driver.cuStreamCreateWithPriority(1, 0))  # somebody else's
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    for use in (us.acquire, us.release):
+        checked(driver.cuStreamBeginCapture(handle, mode))
+        with pytest.raises(us.CaptureError) as caught:
+            use(Silent(memory, producer))
+        assert "pass producer=, or set UserStream.unknown" in caught.value.__notes__[0]
+        with pytest.raises(us.UnknownProducerError):
+            us.UserStream(unknown="raise").acquire(Silent(memory, producer))
+        driver.cuStreamEndCapture(handle)
+    us.acquire(Silent(memory, producer))
+    checked(driver.cuStreamDestroy(handle))
+
+
 def test_a_stream_that_is_captured_depends_on_nobody_else(memory: int) -> None:
     with us.Stream.create(0) as mine, mine.capture("relaxed"):
         with pytest.raises(us.CaptureError, match="cannot depend on the work of everybody"):
@@ -526,6 +544,22 @@ def test_a_driver_that_has_no_such_edges(
     monkeypatch.setattr(_driver, "has_context_events", lambda: False)
     with pytest.raises(us.UnknownProducerError, match="producer="):
         us.acquire(Silent(memory, producer))
+
+
+def test_many_threads(memory: int, producer: us.Stream) -> None:
+    """Each has an event of its own while it needs one."""
+    us.get_stream(0)
+
+    def use() -> None:
+        for number in range(50):
+            with us.borrow(Silent(memory, producer)) as stream:
+                fill(stream, memory, number)
+
+    with running(use) as one, running(use) as two, running(use) as three:
+        for result in (one, two, three):
+            result()
+    us.wait(0, timeout=20)
+    assert content(memory) == {49}
 
 
 # -- what is told ---------------------------------------------------------------------------------

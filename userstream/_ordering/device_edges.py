@@ -9,6 +9,7 @@ any capture of the context, whatever its mode.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from userstream import _device_wait, _driver, _process
@@ -17,7 +18,7 @@ from userstream._stream import activation
 from userstream.errors import CaptureError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from cuda.bindings import driver
     from cuda.core import Event
@@ -62,7 +63,8 @@ def from_device(device: int, consumer: Lane) -> None:
     except IndexError:
         event = _driver.create_event(context)
     try:
-        _driver.record_context(context, event)
+        with _told():
+            _driver.record_context(context, event)
         consumer.here(_driver.wait_for_event, consumer.live(), int(event), 0, consumer)
     finally:
         spare.append(event)
@@ -70,7 +72,21 @@ def from_device(device: int, consumer: Lane) -> None:
 
 def to_device(device: int, event: Event) -> None:
     """Make all that is queued on a device from now on wait for an event."""
-    _driver.let_context_wait(_driver.primary_context(device), event.handle)
+    with _told():
+        _driver.let_context_wait(_driver.primary_context(device), event.handle)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Say of a capture that could not be seen what has invalidated it, and how to avoid that."""
+    try:
+        yield
+    except CaptureError as error:
+        error.add_note(
+            "this was to order a buffer with everything on its device, which invalidates a capture "
+            "there: pass producer=, or set UserStream.unknown (USERSTREAM_UNKNOWN) to 'raise'"
+        )
+        raise
 
 
 _process.after_fork(_spare.clear)
