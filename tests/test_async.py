@@ -988,11 +988,18 @@ def test_a_watcher_that_cannot_begin_leaves_nobody_waiting() -> None:
     done = run_python(
         """
         import userstream as us
-        from userstream import testing
+        from userstream import _driver, testing
+
+        relax = _driver.relax_capture_of_this_thread
+
+        def fail_once():  # the watcher alone calls it
+            _driver.relax_capture_of_this_thread = relax
+            raise us.DriverError("not now")
+
+        _driver.relax_capture_of_this_thread = fail_once
         stream = us.get_stream(0)
         with testing.latch(stream) as latch:
-            with testing.inject("cuThreadExchangeStreamCaptureMode", 999, skip=2):
-                error = us.completion(0).exception(timeout=10)
+            error = us.completion(0).exception(timeout=10)
             assert isinstance(error, us.DriverError), error
             future = us.completion(0)
             latch.release()

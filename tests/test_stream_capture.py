@@ -395,16 +395,6 @@ def test_a_capture_that_goes_on_is_not_ended_by_another_one() -> None:
         assert stream.is_capturing
 
 
-def test_a_ctrl_c_leaves_the_capture_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    from userstream._driver import capture
-
-    monkeypatch.setattr(capture, "call", _interrupted(capture.call, after=True))
-    with pytest.raises(KeyboardInterrupt), us.Stream.capture_mode("relaxed"):
-        pass
-    mode = Mode.CU_STREAM_CAPTURE_MODE_GLOBAL
-    assert checked(driver.cuThreadExchangeStreamCaptureMode(mode)) == mode
-
-
 def test_a_closed_stream() -> None:
     stream = us.Stream.create(0)
     stream.close()
