@@ -992,15 +992,15 @@ def test_a_watcher_that_cannot_begin_leaves_nobody_waiting() -> None:
 
         relax = _driver.relax_capture_of_this_thread
 
-        def fail_once():  # the watcher alone calls it
-            _driver.relax_capture_of_this_thread = relax
+        def fail():  # the watcher alone calls it
             raise us.DriverError("not now")
 
-        _driver.relax_capture_of_this_thread = fail_once
+        _driver.relax_capture_of_this_thread = fail
         stream = us.get_stream(0)
         with testing.latch(stream) as latch:
             error = us.completion(0).exception(timeout=10)
             assert isinstance(error, us.DriverError), error
+            _driver.relax_capture_of_this_thread = relax
             future = us.completion(0)
             latch.release()
             future.result(timeout=10)
