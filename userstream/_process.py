@@ -1,7 +1,74 @@
-"""What `os.fork` and interpreter exit do to CUDA objects.
+"""What `os.fork` and interpreter exit do to CUDA objects, and to the state of the process.
 
 CUDA does not survive a fork, and a destructor that calls the driver while the interpreter goes
 down may hang. So the streams that are alive then are leaked: nothing is waited for or destroyed.
+
+All that a process has once, by module, and what becomes of it in a forked child of one that had
+used the driver. A lock that such a child comes by is made anew, as a thread that is not there may
+hold it. What only calls come by that are refused there stays as it is. A test compares the names
+with the code.
+
+    _process
+        forked halted: set. _ending: set, and what is made from then on is leaked as well
+        _tracked: leaked, and emptied. _unhalted _driver_used _after_fork: stay
+    _driver/library
+        _ready _version _device_count _uuids: facts, which stay; who asks is refused
+    _driver/contexts
+        _primary devices_of_primaries: stay, out of reach
+    _driver/host_pools
+        _pools: stays, out of reach
+    _driver/pointers
+        _spare: stays, as it is host memory
+    _events
+        _pools: emptied; the events are leaked
+    _watcher
+        _watcher: a new one, with nothing to watch; its thread is not begun
+    _waiting
+        host_functions_thread: stays; no thread of the child has that identifier
+    _dispatcher
+        _dispatcher: stays, out of reach
+    _futures
+        _mailboxes: stays; no event loop of the parent runs
+    _holding
+        _lock: a new one. _queues _orphans: emptied. _watched: not any more
+        in_use: stays, so that nothing in it is destroyed. _ENDED: a constant
+    _engine/lanes
+        of_frameworks: emptied. _ours _defaults _core_contexts: stay, out of reach
+    _copies/pinned
+        _accounts: a new one. _free _leases _blocks _total: emptied, and nothing is freed
+        _limit: a setting, which stays
+    _copies/staging
+        _turns _spare: emptied
+    _buffers/__init__
+        learned _strangers: facts, which stay
+    _buffers/jax
+        _ordinals: facts, which stay
+    _buffers/view
+        UNKNOWN: a constant
+    _ordering/device_edges
+        _spare: emptied
+    _ordering/producers
+        _logged: stays; nothing is said twice
+    _stream/capture
+        _begun: stays, out of reach
+    _stream/gate
+        _free: stays, out of reach
+    _stream/stream
+        _given_away: stays, so that nothing in it is destroyed
+    _table
+        _tables: stays; each table is emptied, so that the next call meets the check
+    _registry
+        _process_registry: stays, with an empty table
+    _observe/logger
+        _lock _logger: stay, out of reach
+    _observe/observation
+        _turn: a new one. _active: none
+    testing/_simulated
+        _lock _library _settings when_loaded: stay
+    testing/_kernels
+        _lock _serving _by_name _by_id: its own hook sees to them, as a child may simulate anew
+    testing/_latch
+        _words _held: stay; a child leaves the latches of its parent alone
 """
 
 from __future__ import annotations
