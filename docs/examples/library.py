@@ -9,7 +9,7 @@ _streams = us.UserStream()  # of this library alone; making it needs no GPU
 
 
 class Array:
-    """What `snapshot` returns: it names its stream, so any consumer can be ordered after it."""
+    """What `snapshot` returns. It names its stream, so consumers can be ordered after it."""
 
     def __init__(self, memory, info, stream):
         self._owned = memory, stream
@@ -31,14 +31,14 @@ def snapshot(x, out=None, stream=None):
     x : GPU buffer of any framework, contiguous
         It is read after the work that is pending on it, and held until the copy is done.
     out : GPU buffer of any framework, contiguous, optional
-        Destination; must have as many bytes as `x`. Later work of its framework waits for the copy.
+        Destination; must have as many bytes as `x`. Its framework continues after the copy.
     stream : stream of any library, optional
-        The stream on which to copy; it may be under capture. By default a stream of this library.
+        The stream on which to copy, by default one of this library. It may be under capture.
 
     Returns
     -------
     Array, or `out` if it was passed
-        The result is complete once `stream` has passed this point; an `Array` names its stream.
+        Complete once the stream has passed this point. An `Array` names its stream.
     """
     source = _contiguous("x", x)
     buffers = (x,)
@@ -59,7 +59,7 @@ def snapshot(x, out=None, stream=None):
 def _contiguous(name, buffer):
     info = us.describe(buffer)
     if info.shape is None or not isinstance(info.dtype, numpy.dtype):
-        raise TypeError(f"{name} must have a shape and a NumPy dtype, but it is a {info.source}")
+        raise TypeError(f"{name} has no shape, or no NumPy dtype: it is a {info.source}")
     step = info.dtype.itemsize
     for length, stride in zip(reversed(info.shape), reversed(info.strides), strict=True):
         if length > 1 and stride != step:
