@@ -58,7 +58,8 @@ def refuse_captures(device: int, context: driver.CUcontext, why: str) -> None:
     lanes.default_in(_driver.LEGACY, device, context).usable(why)
     for lane in lanes.ours():
         # Not those of others, which may be destroyed by now: to ask one would be a crash.
-        if lane.is_in(context):
+        handle = lane.handle
+        if handle is not None and lane.is_in(context) and not _driver.are_free(handle, handle):
             lane.usable(why)
 
 

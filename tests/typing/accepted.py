@@ -61,6 +61,7 @@ def the_user_stream(array: Array, device: cuda.core.Device) -> None:
     us.get_stream(Ordinal())
     us.get_stream(TheirStream())
     assert_type(us.UserStream().get_stream(0), us.Stream)
+    us.UserStream(unknown="raise").unknown = "device"
     assert_type(us.streams(), Mapping[tuple[int, str | None], us.Stream])
 
 
@@ -97,6 +98,7 @@ def waits(array: Array) -> None:
 def order(array: Array, pointer: driver.CUdeviceptr, theirs: TheirStream) -> None:
     assert_type(us.acquire(array, pointer, stream=theirs, producer=7), us.Stream)
     us.release(array, producer=None)
+    us.release(array, producer="device")
     with us.borrow(array, producer=theirs, activate=["torch", "cupy"], keep=False) as stream:
         assert_type(stream, us.Stream)
     with us.borrow(array, producer="auto", activate=True):

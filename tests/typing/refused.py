@@ -38,6 +38,7 @@ def order(buffer: object) -> None:
     us.acquire(buffer, stream="torch")  # type: ignore[arg-type]
     us.acquire(buffer, stream=Handle())  # type: ignore[arg-type]
     us.acquire(buffer, producer="current")  # type: ignore[arg-type]
+    us.UserStream(unknown="guess")  # type: ignore[arg-type]
     us.release(buffer, producer=1.5)  # type: ignore[arg-type]
     us.borrow(buffer, activate=1.5)  # type: ignore[arg-type]
     us.hold(buffer)  # type: ignore[call-arg]
