@@ -36,8 +36,9 @@ class Lane:
     Attributes
     ----------
     core : cuda.core.Stream
-        Records and waits faster than the bindings. Shares the driver's stream with the `Stream`
-        that shows this lane, so neither refers to the other and both go by their reference counts.
+        Records and waits faster than the bindings. It is not the `Stream` that shows this lane, but
+        shares the driver's stream with it. If the lane referred to the `Stream`, which refers to
+        the lane, only the garbage collector would destroy both: at any time, in anybody's capture.
     handle : CUstream or None
         `None` once it is closed.
     anywhere : bool
@@ -84,8 +85,9 @@ class Lane:
         self.held: Any = None  # the queue of `_holding`
         self.on_close: Callable[[Lane], None] | None = None  # a registry's
         self.shown: weakref.ref[CoreStream] | None = None
-        # CUDA does not survive a fork, and at exit may be gone before this: without the line the
-        # destructor of `core` would call the driver then, and hang or crash.
+        # CUDA does not survive a fork, and at exit may be gone before this. Without the line the
+        # destructor of `core` calls the driver then, and a forked child crashes when it drops a
+        # stream that it inherited.
         _process.leak_at_end(self)
 
     def __repr__(self) -> str:

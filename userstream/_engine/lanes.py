@@ -17,12 +17,13 @@ from userstream._engine.lane import Lane
 
 _core_contexts: dict[int, Context] = {}
 
-# Ours by their handles, so that one that comes back by its handle is the same lane.
+# Ours by their handles, so that one that comes back by its handle is the same lane. Weak, or no
+# stream that was dropped would ever be destroyed.
 _ours: weakref.WeakValueDictionary[int, Lane] = weakref.WeakValueDictionary()
 
 # Of frameworks, by device and handle, so that the next edge finds its lane at once. Nothing is
-# known of them but that they are in the primary context of the device: the driver uses handles
-# again.
+# known of them but that they are in the primary context of the device: the driver reuses the handle
+# of a stream that was destroyed, so any other fact may be about another stream by now.
 of_frameworks: dict[int, dict[int, Lane]] = {}
 _MOST_KNOWN = 128
 

@@ -56,7 +56,8 @@ def default_of(kind: type[S], handle: int) -> S:
 def close(lane: Lane) -> None:
     """Close a lane: destroy its stream if userstream created it."""
     address = int(lane.live())
-    # First out of its registry: a Ctrl-C in between may not leave a closed stream there.
+    # First out of its registry. A Ctrl-C between the two would leave a closed stream there, and
+    # every later get_stream() would return it.
     if lane.on_close is not None:
         lane.on_close(lane)
     if lane.owned:
