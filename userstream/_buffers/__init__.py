@@ -128,7 +128,7 @@ def _advice(obj: object) -> str:
 
 
 def device_of(buffer: Any) -> Device:  # any framework's buffer
-    """Return the device that a buffer lives on.
+    """Return the device of a buffer.
 
     Parameters
     ----------
@@ -138,24 +138,24 @@ def device_of(buffer: Any) -> Device:  # any framework's buffer
     Returns
     -------
     cuda.core.Device
-        Its device. Managed memory is where the driver says.
+        The device of the memory; for managed memory, the one that the driver reports.
 
     Raises
     ------
     UnsupportedBufferError
-        No rule knows the object; or it is empty and does not tell its device; or its memory
-        belongs to another CUDA context than the primary one of its device.
+        If the object is not recognized, if it is empty and does not know its device, or if its
+        memory belongs to a context other than the primary one of its device.
     HostBufferError
-        It is in host memory, pinned memory included.
+        If the buffer is in host memory, including pinned memory.
     DeviceMismatchError
-        It is sharded over several devices.
+        If the buffer is sharded over several devices.
     DriverNotFoundError, ForkedError
-        The driver is not there, or may not be used.
+        If there is no driver, or the process was forked after CUDA was used.
 
     Notes
     -----
-    Thread-safe; blocks nothing, orders nothing, and imports no framework. Driver call, where the
-    object does not tell its device itself: ``cuPointerGetAttributes``.
+    Thread-safe; does not block, establishes no order, and imports no framework. Driver call, if
+    the object does not know its device: ``cuPointerGetAttributes``.
 
     Examples
     --------
@@ -171,7 +171,7 @@ def device_of(buffer: Any) -> Device:  # any framework's buffer
 
 
 def describe(buffer: Any) -> BufferInfo:  # any framework's buffer
-    """Tell what is known of a buffer, and which rule knows it.
+    """Describe a buffer: where it lives, its layout, and the stream of its producer.
 
     Parameters
     ----------
@@ -186,13 +186,13 @@ def describe(buffer: Any) -> BufferInfo:  # any framework's buffer
     Raises
     ------
     UnsupportedBufferError, HostBufferError, DriverNotFoundError, ForkedError
-        As `device_of`, but pinned memory and shards on several devices are no error.
+        As for `device_of`, except that pinned memory and shards on several devices are accepted.
 
     Notes
     -----
-    Thread-safe; orders nothing and imports no framework. A lazy tensor of DALI's dynamic mode is
-    evaluated. Driver calls: ``cuPointerGetAttributes``, and once for each device
-    ``cuDeviceGetUuid``.
+    Thread-safe; establishes no order and imports no framework. A lazy tensor of DALI's dynamic
+    mode is evaluated. Driver calls: ``cuPointerGetAttributes``, and ``cuDeviceGetUuid`` once per
+    device.
 
     Examples
     --------

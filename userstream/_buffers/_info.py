@@ -1,4 +1,4 @@
-"""`BufferInfo`: what is known of a buffer."""
+"""`BufferInfo`: the description of a buffer."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ Ordering: TypeAlias = Literal["exact", "current", "dlpack", "none", "device"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferInfo:
-    """What `describe` found out about a buffer. A fact that nobody tells is `None`.
+    """The description of a buffer, as returned by `describe`. Unknown facts are `None`.
 
     Attributes
     ----------
     device_id : int or None
-        Ordinal of the device whose memory it is; `None` for parts on several devices.
+        Ordinal of the device that owns the memory; `None` for parts on several devices.
     device_uuid : str or None
-        UUID of that device, as ``nvidia-smi -L`` names it: the same in every process.
+        UUID of that device, as shown by ``nvidia-smi -L``; the same in every process.
     address : int or None
         Address of the first element; 0 for most empty arrays.
     nbytes : int or None
-        Size of the elements in bytes, without gaps between them.
+        Size of the elements in bytes, without the gaps between them.
     shape : tuple of int, or None
-        In elements.
+        Shape in elements.
     strides : tuple of int, or None
-        In bytes, as NumPy counts them.
+        Strides in bytes, as in NumPy.
     dtype : numpy.dtype, str or None
-        The name where NumPy has no such type ("bfloat16").
+        The name, such as "bfloat16", if NumPy has no such type.
     memory : {"device", "managed", "pinned"} or None
-        By the driver.
+        Kind of memory, as reported by the driver.
     producer : int or None
-        Handle of the stream on which work for it may be pending, as ``__cuda_stream__`` gives it:
-        1 and 2 are the legacy and the per-thread default stream of the device.
+        Handle of the stream on which work for the buffer may be pending, as in
+        ``__cuda_stream__``: 1 and 2 are the legacy and the per-thread default stream.
     ordering : {"exact", "current", "dlpack", "none", "device"}
-        How far the producer is known. *exact*: the object names its stream. *current*: the
-        current stream of its framework stands in, which need not be the one that wrote it.
-        *dlpack*: no stream is named, but objects of this type are known to order a consumer's
-        stream themselves, through ``__dlpack__(stream=)``. *none*: nothing is pending. *device*:
-        nothing tells, so it is ordered with everything on the device.
+        How the producer is known. *exact*: the object names its stream. *current*: the current
+        stream of its framework stands in, which is not necessarily the one that wrote the buffer.
+        *dlpack*: the object names no stream, but its type is known to order a consumer's stream
+        itself, in ``__dlpack__(stream=)``. *none*: nothing is pending. *device*: the producer is
+        not known, so the buffer is ordered with everything on the device.
     source : str
-        The rule that answered, such as ``"torch.Tensor"`` or ``"__cuda_array_interface__"``.
+        The kind of buffer, such as ``"torch.Tensor"`` or ``"__cuda_array_interface__"``.
     parts : tuple of BufferInfo
-        Of a buffer that is made of several, such as a sharded array: each of them.
+        The parts of a buffer that consists of several, such as a sharded array.
 
     Examples
     --------
