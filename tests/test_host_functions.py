@@ -457,6 +457,44 @@ def test_a_driver_that_refuses(stream: us.Stream, function: str) -> None:
     assert called == [2]
 
 
+def test_the_thread_survives_what_should_not_happen(
+    stream: us.Stream, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each function is called once all the same, and streams go on."""
+    called: list[str] = []
+    failures = [MemoryError(), SystemExit(), KeyboardInterrupt()]
+
+    def fail() -> None:
+        if failures:
+            raise failures.pop()
+        release()
+
+    with testing.latch(stream) as latch, monkeypatch.context() as patch:
+        stream.launch_host_func(called.append, "first")
+        stream.launch_host_func(called.append, "second")
+        patch.setattr(_dispatcher._dispatcher, "_turn", _failing_once(_dispatcher._dispatcher))
+        call = next(iter(_dispatcher._dispatcher._queues.values())).calls[0]
+        release = call._finished
+        patch.setattr(call, "_finished", fail)
+        latch.release()
+        stream.sync(timeout=20)
+    assert called == ["first", "second"]
+    assert not failures
+    assert {record.name for record in caplog.records} == {"userstream"}
+    assert len(caplog.records) == 4
+
+
+def _failing_once(dispatcher: _dispatcher.Dispatcher) -> Callable[[], bool]:
+    turn, failures = dispatcher._turn, [MemoryError()]
+
+    def fail() -> bool:
+        if failures:
+            raise failures.pop()
+        return turn()
+
+    return fail
+
+
 @pytest.mark.simulated
 @pytest.mark.parametrize("code", [2, 201, 304, 800, 999, 12345])
 @pytest.mark.parametrize("blocking", [True, False])

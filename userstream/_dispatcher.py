@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from userstream import _driver, _process, _waiting
-from userstream._daemon import Daemon, run
+from userstream._daemon import Daemon, run, survive
 from userstream._semaphore import Semaphore
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Call:
         self, completion: Pending, function: Callable[[], None], finished: Callable[[], None]
     ) -> None:
         self._completion = completion
-        self._function = function
+        self._function: Callable[[], None] | None = function  # None once it was called
         self._finished = finished  # whether the function ran or not
 
     def is_over(self) -> bool:
@@ -46,13 +46,12 @@ class Call:
         except Exception as error:
             if not _driver.ended_context(error):  # to be asked again: the stream may be on its way
                 return False
-            self._completion.abandon()  # like the driver, call nobody
-            self._finished()
-            return True
-        try:
-            run(self._function)
-        finally:
-            self._finished()
+            self._completion.abandon()
+            self._function = None  # like the driver, call nobody
+        function, self._function = self._function, None
+        if function is not None:
+            run(function)
+        self._finished()
         return True
 
 
@@ -135,8 +134,14 @@ class Dispatcher:
         _waiting.forbid_waits_here()
         self._relax()
         while not self._ended:
-            if not self._turn():
-                self.semaphore.wait(_LONGEST_SLEEP if self._queues else None)
+            try:
+                progress = self._turn()
+            except BaseException:  # whatever it is, a stream may be waiting for a function
+                survive("the thread of host functions could not do all of its work, and goes on")
+                self.semaphore.wait(_LONGEST_SLEEP)
+            else:
+                if not progress:
+                    self.semaphore.wait(_LONGEST_SLEEP if self._queues else None)
 
     def _relax(self) -> None:
         while not self._ended:
