@@ -229,8 +229,11 @@ class Engine:
 
     def _report(self, allocation: Allocation, old: Access, new: Access) -> None:
         kind = _kind(old, new)
-        until = new.lane.clock.get(old.lane.id, 0)
-        last = next((what for time, what in reversed(old.lane.recent) if time <= until), None)
+
+        def last_in_order() -> Done | None:
+            until = new.lane.clock.get(old.lane.id, 0)
+            return next((what for time, what in reversed(old.lane.recent) if time <= until), None)
+
         possible = self.clocks.maybe.get(old.lane.id, 0) >= old.time
         if old.loose or new.loose or not (_surely_writes(old) or _surely_writes(new)):
             possible = True
@@ -240,7 +243,7 @@ class Engine:
             Place(start, end, allocation.kind, self._allocated(allocation)),
             Side(old.operation, _access(old), old.known),
             Side(new.operation, _access(new), new.known),
-            until=last,
+            until=last_in_order,
             possible=possible,
             held_by=old.held_by | new.held_by,
         )

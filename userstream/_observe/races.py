@@ -79,7 +79,7 @@ class Finds:
         first: Side,
         second: Side,
         *,
-        until: Done | None = None,
+        until: Callable[[], Done | None] = lambda: None,
         possible: bool = False,
         held_by: frozenset[int] = frozenset(),
     ) -> None:
@@ -89,6 +89,7 @@ class Finds:
         entry = self._races.get(key)
         if entry is None:
             one, other = self._operation(first), self._operation(second)
+            last = until()  # looked for once: it takes long
             race = Race(
                 kind=kind,
                 address=place.start,
@@ -97,7 +98,7 @@ class Finds:
                 allocated=self._stacks[place.allocated],
                 first=one,
                 second=other,
-                ordered_until=None if until is None else self._operation(Side(until, "")),
+                ordered_until=None if last is None else self._operation(Side(last, "")),
                 possible=possible,
                 count=1,
                 advice=_advice(kind, one, other),
