@@ -4,8 +4,10 @@ A hook (of the simulated driver, or CUPTI's) tells the logger, in C, of each dri
 writes it down with the stack of its thread. A thread of Python reads that, and works out with
 vector clocks what was ordered behind what.
 
-From the top: `observation` (what users hold), `engine` (what calls mean), `graphs`, `races`,
-`clocks`, `memory`, `own`, `stacks`, `found`, `records`, `logger`, `functions`, `layouts`.
+From the top: `observation` (what users hold), `engine` (which call is applied by whom); the
+subjects `copies`, `allocations`, `pinned`, `order`, `words`, `captures`, `launches`, `contexts`;
+`world` (the state that they share), `clocks`, `memory`, `graphs`, `races`, `own`; `stacks`,
+`found`, `records`, `logger`, `functions`, `layouts`. `simulated` and `cupti` make the records.
 """
 
 from __future__ import annotations

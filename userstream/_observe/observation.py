@@ -103,7 +103,7 @@ class Observation:
                 raise RuntimeError("the streams of this process are observed already")
             functions = maker.functions()
             self._engine = Engine(functions, Stacks(self._logger), stall=self._threshold)
-            self._engine.names = _name_of
+            self._engine.world.names = _name_of
             self._logger.watch({number: each for number, (_, each) in functions.items()})
             self._began = time.monotonic()
             try:
@@ -189,7 +189,7 @@ class Observation:
     def _found(self) -> list[Race]:
         return [
             race
-            for race in self._catch_up().finds.races()
+            for race in self._catch_up().world.finds.races()
             if not any(suppressions.covers(each, race) for each in self._suppressions)
         ]
 
@@ -217,7 +217,7 @@ class Observation:
         ...     seen.stalls
         ()
         """
-        return tuple(self._catch_up().finds.stalls())
+        return tuple(self._catch_up().world.finds.stalls())
 
     @property
     def not_seen(self) -> tuple[str, ...]:
@@ -231,7 +231,7 @@ class Observation:
         ()
         """
         engine = self._catch_up()
-        found = [f"{what} ({count})" for what, count in engine.unseen.items()]
+        found = [f"{what} ({count})" for what, count in engine.world.unseen.items()]
         if self._lost:
             found.append(f"calls that came faster than they were worked through ({self._lost})")
         if not self._logger.has_stacks:
@@ -262,7 +262,7 @@ class Observation:
         engine = self._catch_up()
         seconds = self._seconds or time.monotonic() - self._began
         calls = sum(engine.counts.values())
-        streams = len(list(engine.clocks.lanes()))
+        streams = len(list(engine.world.clocks.lanes()))
         found = f"{_plural(len(races), 'race')}, {_plural(len(stalls), 'stall')}"
         on = f"{_plural(calls, 'driver call')} on {_plural(streams, 'stream')}"
         lines = [f"observed {seconds:.3f} s, {on}: {found}", *(f"\n{race}" for race in races)]

@@ -1,12 +1,14 @@
-"""What the logger writes down, read back: one `Record` for each call."""
+"""What the logger writes down, read back: one `Call` for each."""
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from userstream._observe.functions import Function
 
 # Functions that no driver has: the logger tells of what it meets for the first time.
 SEEN_MEMORY = 0xFFFE
@@ -19,23 +21,57 @@ _HEAD = struct.Struct("<IHBBiiQQQQQ")
 _LENGTH = struct.Struct("<Q")
 
 
-class Record(NamedTuple):
+class Call:
     """One driver call of the program, at its begin or its end."""
 
-    function: int
-    leaving: bool
-    result: int
-    stack: int
-    thread: int
-    began: int  # nanoseconds
-    ended: int
-    context: int
-    number: int
-    words: tuple[int, ...]
-    fetched: list[bytes]
+    __slots__ = (
+        "began",
+        "context",
+        "ended",
+        "fetched",
+        "function",
+        "leaving",
+        "name",
+        "number",
+        "result",
+        "stack",
+        "thread",
+        "what",
+        "words",
+    )
+
+    # Of what was called, which the engine knows.
+    name: str
+    function: Function
+
+    def __init__(  # noqa: PLR0917 -- made for each call: keywords would take longer
+        self,
+        what: int,
+        leaving: bool,
+        result: int,
+        stack: int,
+        thread: int,
+        began: int,
+        ended: int,
+        context: int,
+        number: int,
+        words: tuple[int, ...],
+        fetched: list[bytes],
+    ) -> None:
+        self.what = what  # the maker's number of the function
+        self.leaving = leaving
+        self.result = result
+        self.stack = stack
+        self.thread = thread
+        self.began = began  # nanoseconds
+        self.ended = ended
+        self.context = context
+        self.number = number
+        self.words = words
+        self.fetched = fetched
 
 
-def read(chunk: bytes) -> Iterator[Record]:
+def read(chunk: bytes) -> Iterator[Call]:
     """Read what the logger gave."""
     at = 0
     while at < len(chunk):
@@ -50,7 +86,7 @@ def read(chunk: bytes) -> Iterator[Record]:
             (length,) = _LENGTH.unpack_from(chunk, at)
             fetched.append(chunk[at + 8 : at + 8 + length])
             at += 8 + (length + 7 & ~7)
-        yield Record(
+        yield Call(
             function,
             site == 1,
             result,

@@ -1,0 +1,108 @@
+"""Memory that comes and goes."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from userstream._observe.memory import DEVICE, MANAGED, PINNED, Access, Allocation
+from userstream._observe.races import Done
+
+if TYPE_CHECKING:
+    from userstream._observe.records import Call
+    from userstream._observe.world import World
+
+_WORD = struct.Struct("<Q")
+
+
+class Allocations:
+    """Applies allocation and freeing."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._freeing: dict[int, Allocation] = {}  # by thread
+
+    def seen_memory(self, call: Call) -> None:
+        start, size, kind, managed, device = call.words
+        kind = MANAGED if managed else kind
+        found = self.world.memory.find(start)
+        if found is not None and found.start <= start and start + size <= found.end:
+            if found.freed is None:  # it was seen when it was allocated
+                found.kind = kind
+                return
+            if found.freed.kind == "free async":  # known until the stream gets there
+                return
+        self.world.memory.add(
+            Allocation(start, start + size, kind, device if kind == DEVICE else None)
+        )
+
+    def allocate(self, call: Call) -> None:
+        (begin,) = _WORD.unpack(call.fetched[0])
+        size = call.words[call.function.size or 0]
+        operation = Done(call.name, call.stack, call.thread, None)
+        device = self.world.device_of(call.context)
+        self.world.memory.add(
+            Allocation(begin, begin + size, call.function.roles["kind"], device, operation)
+        )
+
+    def register(self, call: Call) -> None:
+        begin, size = call.words[:2]
+        operation = Done(call.name, call.stack, call.thread, None)
+        self.world.memory.add(Allocation(begin, begin + size, PINNED, None, operation))
+
+    def allocate_async(self, call: Call) -> None:
+        lane = self.world.lane(call)
+        operation, time = self.world.begin(call, lane)
+        operation.kind = "allocate"
+        (begin,) = _WORD.unpack(call.fetched[0])
+        end = begin + call.words[call.function.size or 0]
+        allocation = Allocation(begin, end, DEVICE, self.world.device_of(lane.context), operation)
+        if lane.capture is None:
+            allocation.touch(Access(begin, end, lane, time, operation, write=True), _always)
+        self.world.memory.add(allocation)
+
+    def free(self, call: Call) -> None:
+        if not call.leaving:
+            found = self.world.memory.find(call.words[0])
+            if found is not None and found.freed is None:
+                found.freed = Done(call.name, call.stack, call.thread, None)
+                found.freed.kind = "free"
+                self._freeing[call.thread] = found
+            return
+        freed = self._freeing.pop(call.thread, None)
+        if call.result:
+            if freed is not None:
+                freed.freed = None
+            return
+        if freed is not None:  # its addresses may be anything now, memory of the host's heap too
+            self.world.memory.drop(freed)
+        # Freeing waits for the device.
+        device = self.world.device_of(call.context) if freed is None else freed.device
+        for lane in list(self.world.clocks.lanes()):
+            same = device is not None and self.world.device_of(lane.context) == device
+            if same or lane.context == call.context:
+                self.world.clocks.host_knows(lane.clock)
+
+    def unmap(self, call: Call) -> None:
+        found = self.world.memory.find(call.words[0])
+        if found is not None:
+            self.world.memory.drop(found)
+
+    def free_async(self, call: Call) -> None:
+        found = self.world.memory.find(call.words[0])
+        if call.leaving:
+            if call.result and found is not None and found.freed is not None:
+                found.freed = None
+            return
+        lane = self.world.lane(call)
+        operation, time = self.world.begin(call, lane)
+        operation.kind = "free async"
+        if found is None or lane.capture is not None:
+            return
+        if found.freed is None:
+            self.world.touch(lane, time, operation, [(found.start, found.end)], write=True)
+            found.freed = operation
+
+
+def _always(old: Access, new: Access) -> bool:  # noqa: ARG001
+    return True

@@ -1,0 +1,115 @@
+"""Captures, and launches of the graphs that they become."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from userstream._observe.clocks import join
+from userstream._observe.graphs import Capture, Graph
+from userstream._observe.races import Done
+from userstream._observe.stacks import line_of
+
+if TYPE_CHECKING:
+    from userstream._observe.clocks import Lane
+    from userstream._observe.records import Call
+    from userstream._observe.world import World
+
+_WORD = struct.Struct("<Q")
+
+
+class Captures:
+    """Applies captures and graphs."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._graphs: dict[int, Graph] = {}  # by the handle of a graph, or of an executable one
+
+    def seen_stream(self, call: Call) -> None:
+        handle, flags, context, status = call.words
+        lane = self.world.clocks.seen_stream(handle, context, blocking=not flags & 1)
+        if status:  # a capture that had begun before
+            capture = Capture(seen=False)
+            self.enter_capture(lane, capture)
+
+    def enter_capture(self, lane: Lane, capture: Capture) -> Lane:
+        inside = self.world.clocks.new_lane(lane.handle, lane.context, lane.kind)
+        inside.capture = capture
+        inside.blocking = lane.blocking
+        lane.captured = inside
+        capture.lanes.append(lane)
+        return inside
+
+    def begin_capture(self, call: Call) -> None:
+        lane = self.world.lane(call)
+        if lane.capture is not None:
+            return
+        capture = Capture()
+        self.enter_capture(lane, capture)
+        if call.name == "cuStreamBeginCaptureToGraph":
+            capture.into = call.words[1]
+
+    def end_capture(self, call: Call) -> None:
+        capture = self.world.lane(call).capture
+        if capture is None:
+            return
+        for lane in capture.lanes:
+            lane.captured = None
+        capture.lanes.clear()
+        if call.result:
+            return
+        handle = capture.into or _WORD.unpack(call.fetched[0])[0]
+        graph = self._graphs.setdefault(handle, Graph()) if capture.into else Graph()
+        graph.add(capture.graph)
+        self._graphs[handle] = graph
+
+    def instantiate(self, call: Call) -> None:
+        self._copy_graph(_WORD.unpack(call.fetched[0])[0], call.words[1])
+
+    def clone_graph(self, call: Call) -> None:
+        self._copy_graph(_WORD.unpack(call.fetched[0])[0], call.words[1])
+
+    def update_graph(self, call: Call) -> None:
+        self._copy_graph(call.words[0], call.words[1])
+
+    def _copy_graph(self, to: int, source: int) -> None:
+        graph = self._graphs[to] = Graph()
+        found = self._graphs.get(source)
+        if found is None:
+            graph.complete = False
+        else:
+            graph.add(found)
+
+    def unseen_node(self, call: Call) -> None:
+        graph = self._graphs.setdefault(call.words[1], Graph())
+        graph.complete = False
+
+    def drop_graph(self, call: Call) -> None:
+        self._graphs.pop(call.words[0], None)
+
+    def launch_graph(self, call: Call) -> None:
+        lane = self.world.lane(call)
+        graph = self._graphs.get(call.words[0])
+        if graph is None or not graph.complete:
+            self.world.not_seen("launches of graphs that were not captured while watching")
+        if graph is not None:
+            for event in graph.waits:
+                recorded = self.world.clocks.recorded(event)
+                if recorded is not None:
+                    join(self.world.clocks.settle(lane), recorded.clock)
+        _, time = self.world.begin(call, lane)
+        if graph is None:
+            return
+        where = f"a graph launched at {self._line(call.stack)}"
+        for touch in graph.touches.values():
+            inside: Done = touch.operation
+            operation = Done(inside.name, inside.stack, call.thread, lane)
+            operation.launched = where
+            ranges = [(touch.start, touch.end)]
+            self.world.touch(lane, time, operation, ranges, write=touch.write, known=touch.known)
+        for event in graph.records:
+            self.world.clocks.record(event, lane)
+
+    def _line(self, stack: int) -> str:
+        line = line_of(self.world.stacks[stack])
+        return "no line of Python" if line is None else f"{line.filename}:{line.lineno}"

@@ -1,0 +1,179 @@
+"""Copies and fills: which bytes they read and write."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from userstream._observe.memory import DEVICE, UNKNOWN
+
+if TYPE_CHECKING:
+    from userstream._observe.clocks import Lane
+    from userstream._observe.pinned import Pinned
+    from userstream._observe.records import Call
+    from userstream._observe.world import World
+
+_WORD = struct.Struct("<Q")
+_MOST_ROWS = 64  # of a copy with a pitch, taken one by one
+
+Range = tuple[int, int]
+
+
+class Copies:
+    """Applies copies and fills."""
+
+    def __init__(self, world: World, pinned: Pinned) -> None:
+        self.world = world
+        self._pinned = pinned
+
+    def copy(self, call: Call) -> None:
+        to, source = call.function.operands
+        size = call.words[call.function.size or 0]
+        begin = (call.words[to], call.words[source])  # type: ignore[index]
+        lane = self.world.lane(call)
+        self._do_copy(call, lane, [(begin[0], begin[0] + size)], [(begin[1], begin[1] + size)])
+
+    def copy_now(self, call: Call) -> None:
+        lane = self.world.lane(call)
+        to, source = call.function.operands
+        size = call.words[call.function.size or 0]
+        ends = [(call.words[word], call.words[word] + size) for word in (to, source)]  # type: ignore[index]
+        self._do_copy(call, lane, ends[:1], ends[1:])
+        self._after_copy_now(call, lane, ends[:1], ends[1:])
+
+    def copy_batch(self, call: Call) -> None:
+        lane = self.world.lane(call)
+        count = len(call.fetched[2]) // 8
+        if count != call.words[3]:
+            self.world.not_seen("operands of a batch of more than 2048 copies")
+        to, source, sizes = (
+            struct.unpack(f"<{count}Q", each[: 8 * count]) for each in call.fetched
+        )
+        operation, time = self.world.begin(call, lane)
+        for begins, write in ((source, False), (to, True)):
+            ranges = [
+                (begin, begin + size)
+                for begin, size in zip(begins, sizes, strict=True)
+                if self.world.memory.find(begin) is not None
+            ]
+            self.world.touch(lane, time, operation, ranges, write=write)
+
+    def copy_2d(self, call: Call) -> None:
+        words = struct.unpack("<16Q", call.fetched[0])
+        width, height = words[14], words[15]
+        sides = []
+        for x, y, kind, host, device, _, pitch in (words[:7], words[7:14]):
+            begin = (host if kind & 0xFFFFFFFF == 1 else device) + y * (pitch or width) + x
+            sides.append((kind & 0xFFFFFFFF, _rows(begin, width, height, pitch or width)))
+        self._shaped(call, sides)
+
+    def copy_3d(self, call: Call) -> None:
+        words = struct.unpack("<25Q", call.fetched[0])
+        width, height, depth = words[22:]
+        sides = []
+        for at in (0, 11):
+            x, y, z, _, kind, host, device, _, _, pitch, rows = words[at : at + 11]
+            pitch = pitch or x + width
+            layer = pitch * (rows or y + height)
+            begin = (host if kind & 0xFFFFFFFF == 1 else device) + z * layer + y * pitch + x
+            ranges: list[Range] = []
+            for each in range(min(depth, _MOST_ROWS + 1)):
+                ranges += _rows(begin + each * layer, width, height, pitch)
+            if depth > _MOST_ROWS or len(ranges) > _MOST_ROWS:
+                ranges = [(begin, begin + (depth - 1) * layer + (height - 1) * pitch + width)]
+            sides.append((kind & 0xFFFFFFFF, ranges))
+        self._shaped(call, sides)
+
+    def fill(self, call: Call) -> None:
+        words, roles = call.words, call.function.roles
+        begin, width = words[0], words[call.function.size or 0] * roles["width"]
+        ranges = [(begin, begin + width)]
+        loose = False
+        if "pitch" in roles:
+            height, pitch = words[roles["height"]], words[roles["pitch"]]
+            ranges = _rows(begin, width, height, pitch)
+            loose = height > len(ranges) and pitch != width
+        lane = self.world.lane(call)
+        operation, time = self.world.begin(call, lane)
+        self.world.touch(lane, time, operation, ranges, write=True, loose=loose)
+        if call.function.stream is None and self._kind_at(begin) != DEVICE:
+            self.world.clocks.host_knows(lane.clock)
+
+    def _do_copy(
+        self,
+        call: Call,
+        lane: Lane,
+        to: list[Range],
+        source: list[Range],
+        *,
+        loose: bool = False,
+    ) -> tuple[bool, bool]:
+        """Note what is read and written; tell which sides are pageable memory of the host."""
+        operation, time = self.world.begin(call, lane)
+        if not to or not source or to[0][0] == to[0][1]:
+            return False, False
+        name = call.name
+        from_host = "DtoH" not in name and "DtoD" not in name and self._is_pageable(source)
+        to_host = "HtoD" not in name and "DtoD" not in name and self._is_pageable(to)
+        read, written = [], []
+        if not from_host:
+            read = self.world.touch(lane, time, operation, source, write=False, loose=loose)
+        if not to_host:
+            written = self.world.touch(lane, time, operation, to, write=True, loose=loose)
+        elif lane.capture is None:  # "will return only once the copy has completed"
+            self.world.clocks.host_knows(lane.clock)
+        if lane.capture is None and not (from_host or to_host):
+            self._pinned.remember(call, read, written)
+        return from_host, to_host
+
+    def _is_pageable(self, ranges: list[Range]) -> bool:
+        return self.world.memory.find(ranges[0][0]) is None
+
+    def _after_copy_now(self, call: Call, lane: Lane, to: list[Range], source: list[Range]) -> None:
+        if call.function.orders_host:
+            sides = [self.world.memory.find(side[0][0]) for side in (to, source) if side]
+            # "no host-side synchronization is performed" from device to device
+            if not all(side is not None and side.kind == DEVICE for side in sides):
+                self.world.clocks.host_knows(lane.clock)
+
+    def _shaped(self, call: Call, sides: list[tuple[int, list[Range]]]) -> None:
+        lane = self.world.lane(call)
+        if any(kind == 3 for kind, _ in sides):
+            self.world.not_seen("CUDA arrays")
+            sides = [(kind, [] if kind == 3 else ranges) for kind, ranges in sides]
+        (_, source), (_, to) = sides
+        rows = max(len(source), len(to))
+        whole = rows == 1 and _extent(call.fetched[0]) > 1
+        loose = whole and not _is_packed(call.fetched[0])
+        self._do_copy(call, lane, to, source, loose=loose)
+        if call.function.stream is None:
+            self._after_copy_now(call, lane, to, source)
+
+    def _kind_at(self, address: int) -> int:
+        found = self.world.memory.find(address)
+        return UNKNOWN if found is None else found.kind
+
+
+def _rows(begin: int, width: int, height: int, pitch: int) -> list[Range]:
+    if not width or not height:
+        return []
+    if pitch == width or height == 1 or height > _MOST_ROWS:
+        return [(begin, begin + (height - 1) * pitch + width)]
+    return [(begin + row * pitch, begin + row * pitch + width) for row in range(height)]
+
+
+def _extent(structure: bytes) -> int:
+    """Return how many rows a CUDA_MEMCPY2D or 3D copies."""
+    if len(structure) == 128:
+        return _WORD.unpack_from(structure, 120)[0]  # type: ignore[no-any-return]
+    return _WORD.unpack_from(structure, 184)[0] * _WORD.unpack_from(structure, 192)[0]  # type: ignore[no-any-return]
+
+
+def _is_packed(structure: bytes) -> bool:
+    """Tell whether no byte lies between the rows, on both sides."""
+    if len(structure) == 128:
+        width, pitches = 112, (48, 104)
+    else:
+        width, pitches = 176, (72, 160)
+    (wide,) = _WORD.unpack_from(structure, width)
+    return all(_WORD.unpack_from(structure, pitch)[0] in (0, wide) for pitch in pitches)

@@ -1,0 +1,52 @@
+"""Kernels: what their parameters point to, and whether they write there."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from userstream._observe.memory import ASSUMED, LEARNED
+
+if TYPE_CHECKING:
+    from userstream._observe.records import Call
+    from userstream._observe.world import World
+
+_WORD = struct.Struct("<Q")
+
+
+class Launches:
+    """Applies launches of kernels."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._kernels: dict[int, str] = {}  # their names
+        self._writes: dict[tuple[int, int], bool] = {}  # by kernel and offset of the parameter
+
+    def seen_kernel(self, call: Call) -> None:
+        (kernel,) = call.words
+        self._kernels[kernel] = call.fetched[0].decode(errors="replace")
+
+    def learned(self, call: Call) -> None:
+        kernel, offset, wrote, final = call.words
+        if wrote or final:
+            self._writes[kernel, offset] = bool(wrote)
+
+    def launch(self, call: Call) -> None:
+        kernel = call.words[call.function.roles["kernel"]]
+        if call.function.stream is None:
+            (handle,) = _WORD.unpack_from(call.fetched[1], 32)
+            lane = self.world.clocks.lane(handle, call.context, call.thread)
+        else:
+            lane = self.world.lane(call)
+        operation, time = self.world.begin(call, lane, self._kernels.get(kernel))
+        pairs = struct.unpack(f"<{len(call.fetched[0]) // 8}Q", call.fetched[0])
+        for offset, address in zip(pairs[::2], pairs[1::2], strict=True):
+            write = self._writes.get((kernel, offset))
+            self.world.touch(
+                lane,
+                time,
+                operation,
+                [(address, address + 1)],
+                write=write is not False,
+                known=ASSUMED if write is None else LEARNED,
+            )

@@ -1,0 +1,92 @@
+"""Events, streams and what the host knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from userstream._observe.clocks import join
+
+if TYPE_CHECKING:
+    from userstream._observe.captures import Captures
+    from userstream._observe.records import Call
+    from userstream._observe.world import World
+
+_EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL and CU_EVENT_WAIT_EXTERNAL
+
+
+class Order:
+    """Applies what puts streams, and the host, in order."""
+
+    def __init__(self, world: World, captures: Captures) -> None:
+        self.world = world
+        self._captures = captures
+
+    def record(self, call: Call) -> None:
+        lane = self.world.lane(call)
+        event = call.words[0]
+        if lane.capture is not None and _flags(call) & _EXTERNAL:
+            lane.capture.graph.records.append(event)
+            return
+        self.world.clocks.record(event, lane)
+
+    def wait_event(self, call: Call) -> None:
+        lane = self.world.lane(call)
+        event = call.words[1]
+        recorded = self.world.clocks.recorded(event)
+        if lane.capture is not None and call.words[2] & _EXTERNAL:
+            lane.capture.graph.waits.append(event)
+            return
+        if recorded is None:
+            return
+        if recorded.capture is not None and lane.capture is None:
+            if not recorded.capture.lanes:  # it has ended
+                return
+            lane = self._captures.enter_capture(lane, recorded.capture)
+        join(self.world.clocks.settle(lane), recorded.clock)
+        lane.held_by |= recorded.held_by
+
+    def record_context(self, call: Call) -> None:
+        context, event = call.words
+        self.world.clocks.record_clock(event, self.world.clocks.of_context(context or call.context))
+
+    def wait_context(self, call: Call) -> None:
+        context, event = call.words
+        recorded = self.world.clocks.recorded(event)
+        if recorded is not None:
+            self.world.clocks.raise_floor(context or call.context, recorded.clock)
+
+    def drop_event(self, call: Call) -> None:
+        self.world.clocks.drop_event(call.words[0])
+
+    def drop_stream(self, call: Call) -> None:
+        self.world.clocks.drop_stream(call.words[0])
+
+    def know_event(self, call: Call) -> None:
+        recorded = self.world.clocks.recorded(call.words[0])
+        if recorded is not None and recorded.capture is None:
+            self.world.host_knows(call, recorded.clock)
+
+    def know_events(self, call: Call) -> None:
+        for event in call.words[1:3]:
+            recorded = self.world.clocks.recorded(event)
+            if recorded is not None and recorded.capture is None:
+                self.world.host_knows(call, recorded.clock)
+
+    def know_stream(self, call: Call) -> None:
+        lane = self.world.lane(call)
+        if lane.capture is None:
+            self.world.host_knows(call, self.world.clocks.settle(lane))
+
+    def know_context(self, call: Call) -> None:
+        context = call.words[0] if call.words and call.words[0] else call.context
+        self.world.host_knows(call, self.world.clocks.of_context(context))
+
+    def host_function(self, call: Call) -> None:
+        lane = self.world.lane(call)
+        self.world.begin(call, lane)
+        if lane.capture is None:
+            join(self.world.clocks.maybe, lane.clock)
+
+
+def _flags(call: Call) -> int:
+    return call.words[call.function.roles["flags"]] if "flags" in call.function.roles else 0

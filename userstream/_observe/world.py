@@ -1,0 +1,188 @@
+"""What all calls are applied to: the clocks, the memory, and what was found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from userstream import _driver
+from userstream._observe import own
+from userstream._observe.clocks import LEGACY, Clocks, join
+from userstream._observe.memory import ASSUMED, EXACT, PINNED, Access, Allocation, Memory
+from userstream._observe.races import Done, Finds, Place, Side
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from userstream._observe.clocks import Clock, Lane
+    from userstream._observe.records import Call
+    from userstream._observe.stacks import Stacks
+
+Range = tuple[int, int]
+
+
+class World:
+    """The state of an analysis, and what every call does with it."""
+
+    def __init__(self, stacks: Stacks) -> None:
+        self.stacks = stacks
+        self.clocks = Clocks()
+        self.memory = Memory()
+        self.finds = Finds(stacks, self.describe)
+        self.devices: dict[int, int] = {}  # of contexts
+        self.names: Callable[[int], str | None] = lambda _: None  # of streams, by handle
+        self.unseen: dict[str, int] = {}  # what could not be followed, and how often
+        self.asked: dict[int, str] = {}  # on whose account, by stack
+
+    def lane(self, call: Call) -> Lane:
+        """Return the stream of a call; the default stream if it names none."""
+        function = call.function
+        if function.stream is None:
+            handle = function.roles.get("default", 0)
+        else:
+            handle = call.words[function.stream]
+        return self.clocks.lane(handle, call.context, call.thread)
+
+    def begin(self, call: Call, lane: Lane, name: str | None = None) -> tuple[Done, int]:
+        """Put the operation of a call on a stream; return it, and its number there."""
+        operation = Done(name or call.name, call.stack, call.thread, lane)
+        return operation, self.clocks.step(lane, operation)
+
+    def is_known(self, access: Access) -> bool:
+        """Tell whether all that comes is ordered behind an access, as the host knows of it."""
+        return access.lane.gone or self.clocks.host.get(access.lane.id, 0) >= access.time
+
+    def is_ordered(self, old: Access, new: Access) -> bool:
+        """Tell whether an access is ordered behind another one."""
+        return (
+            old.lane is new.lane or new.lane.clock.get(old.lane.id, 0) >= old.time or old.lane.gone
+        )
+
+    def is_ordered_pinned(self, old: Access, new: Access) -> bool:
+        """Tell it of pinned memory, which userstream uses again once it knows that it may."""
+        return self.is_ordered(old, new) or self.host_knew(old)
+
+    def touch(
+        self,
+        lane: Lane,
+        time: int,
+        operation: Done,
+        ranges: Iterable[Range],
+        *,
+        write: bool,
+        known: str = EXACT,
+        loose: bool = False,
+    ) -> list[Access]:
+        """Note that an operation touches bytes, and what that races with."""
+        made = []
+        how: Any = {"write": write, "known": known, "loose": loose}
+        for start, end in ranges:
+            if lane.capture is not None:
+                access = Access(start, end, lane, time, operation, **how)
+                for old in lane.capture.touch(access):
+                    self.report(self.memory.elsewhere, old, access)
+                continue
+            for allocation, begin, after in self.memory.parts(start, end):
+                access = Access(begin, after, lane, time, operation, **how)
+                made.append(access)
+                if allocation.freed is not None:
+                    self.report_freed(allocation, access)
+                ordered = self.is_ordered_pinned if allocation.kind == PINNED else self.is_ordered
+                for old in allocation.touch(access, ordered):
+                    self.report(allocation, old, access)
+        return made
+
+    def report(self, allocation: Allocation, old: Access, new: Access) -> None:
+        """Note a race."""
+        kind = _kind(old, new)
+
+        def last_in_order() -> Done | None:
+            until = new.lane.clock.get(old.lane.id, 0)
+            return next((what for time, what in reversed(old.lane.recent) if time <= until), None)
+
+        possible = self.clocks.maybe.get(old.lane.id, 0) >= old.time
+        if old.loose or new.loose or not (_surely_writes(old) or _surely_writes(new)):
+            possible = True
+        start, end = max(old.start, new.start), min(old.end, new.end)
+        self.finds.race(
+            kind,
+            Place(start, end, allocation.kind, self.allocated_at(allocation)),
+            Side(old.operation, _access(old), old.known),
+            Side(new.operation, _access(new), new.known),
+            until=last_in_order,
+            possible=possible,
+            held_by=old.held_by | new.held_by,
+        )
+
+    def report_freed(self, allocation: Allocation, new: Access) -> None:
+        """Note that memory is used that was freed."""
+        self.finds.race(
+            "use after free",
+            Place(new.start, new.end, allocation.kind, self.allocated_at(allocation)),
+            Side(allocation.freed, "free"),
+            Side(new.operation, _access(new), new.known),
+        )
+
+    @staticmethod
+    def allocated_at(allocation: Allocation) -> int:
+        """Return the stack of who allocated it."""
+        return -1 if allocation.operation is None else allocation.operation.stack
+
+    def host_knew(self, access: Access) -> bool:
+        """Tell whether anybody in the process knew that an access is over."""
+        return access.lane.gone or self.clocks.kept.get(access.lane.id, 0) >= access.time
+
+    def host_knows(self, call: Call, clock: Clock) -> None:
+        """Note what a successful query or wait has told whoever made it."""
+        who = self.asked.get(call.stack)
+        if who is None:
+            who = self.asked[call.stack] = own.who_asks(self.stacks[call.stack])
+        if who == own.PROGRAM:
+            self.clocks.host_knows(clock)
+            return
+        join(self.clocks.kept, clock)
+        if who == own.FUTURE:
+            join(self.clocks.maybe, clock)
+
+    def not_seen(self, what: str) -> None:
+        """Note that something could not be followed."""
+        self.unseen[what] = self.unseen.get(what, 0) + 1
+
+    def device_of(self, context: int) -> int | None:
+        """Return the device of a context, if that is known."""
+        device = self.devices.get(context)
+        return _driver.device_of_primary(context) if device is None else device
+
+    def describe(self, lane: Lane) -> tuple[str, int | None]:
+        """Name a stream; tell its device."""
+        device = self.device_of(lane.context)
+        if lane.kind == LEGACY:
+            name = "the legacy default stream"
+        elif lane.kind == "per-thread":
+            name = f"the default stream of thread {lane.thread}"
+        else:
+            known = self.names(lane.handle)
+            name = f"stream {lane.handle:#x}" if known is None else f"{known} ({lane.handle:#x})"
+        if device is not None:
+            name += f" of device {device}"
+        return name, device
+
+
+def _surely_writes(access: Access) -> bool:
+    return access.write and access.known != ASSUMED
+
+
+def _kind(old: Access, new: Access) -> str:
+    if old.operation.kind == "allocate":
+        return "use before allocation"
+    if new.operation.kind.startswith("free") or old.operation.kind.startswith("free"):
+        return "use after free"
+    if old.write:
+        return "write after write" if new.write else "read after write"
+    return "write after read"
+
+
+def _access(access: Access) -> str:
+    kind: str = access.operation.kind
+    if kind:
+        return kind.partition(" ")[0]
+    return "write" if access.write else "read"
