@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import gc
 import importlib
+import time
 import warnings
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from cuda.bindings import driver
 from cuda.core import Device
 
 import userstream as us
-from helpers import in_thread, is_blocked, run_python, running
+from helpers import checked, in_thread, is_blocked, run_python, running
 from userstream import _driver, testing
 
 pytestmark = pytest.mark.gpu
@@ -253,7 +255,7 @@ def test_numba(numba_cuda: ModuleType) -> None:
 def test_rmm(rmm: ModuleType) -> None:
     buffer = rmm.DeviceBuffer(size=100)
     info = resolves(buffer)
-    assert (info.ordering, info.producer, info.nbytes) == ("unknown", None, 100)
+    assert (info.ordering, info.producer, info.nbytes) == ("device", None, 100)
     with pytest.raises(us.UnsupportedBufferError, match="address 0"):
         us.get_stream(rmm.DeviceBuffer(size=0))
     assert us.asnumpy(rmm.DeviceBuffer(size=0)).shape == (0,)
@@ -430,8 +432,9 @@ def test_order_with_others(numba_cuda: ModuleType, rmm: ModuleType) -> None:
     assert waits(side, lambda: us.acquire(bound))
     assert waits(us.Stream.legacy_default(), lambda: us.acquire(unbound))
     buffer = rmm.DeviceBuffer(size=100)
+    assert waits(side, lambda: us.acquire(buffer)), "and for all others"
     with pytest.raises(us.UnknownProducerError, match="producer="):
-        us.acquire(buffer)
+        us.UserStream(unknown="raise").acquire(buffer)
     assert waits(side, lambda: us.acquire(buffer, producer=side))
     with us.borrow(buffer, producer=None):
         pass
@@ -441,8 +444,10 @@ def test_order_with_jax(jax: ModuleType) -> None:
     array = jax.numpy.arange(6.0)
     with us.borrow(array, jax.numpy.zeros((2, 3), dtype="bfloat16")) as stream:
         assert stream is us.get_stream(0)
+    int4 = jax.numpy.zeros(4, dtype="int4")
+    assert us.acquire(int4) is us.get_stream(0), "by the device"
     with pytest.raises(us.UnknownProducerError, match=r"int4|S4"):
-        us.acquire(jax.numpy.zeros(4, dtype="int4"))
+        us.UserStream(unknown="raise").acquire(int4)
     for token in (us.Stream.legacy_default(), us.Stream.per_thread_default()):
         with us.borrow(array, stream=token):
             pass
@@ -451,9 +456,10 @@ def test_order_with_jax(jax: ModuleType) -> None:
 def test_an_array_of_jax_is_not_donated_while_it_is_held(jax: ModuleType) -> None:
     donating = jax.jit(lambda x: x + 1, donate_argnums=0)
     array = jax.numpy.arange(1024.0)
-    stream = us.get_stream(0)
+    mine = us.UserStream(unknown="raise")  # or all of JAX would wait for the latch
+    stream = mine.get_stream(0)
     with testing.latch(stream) as latch:
-        with us.borrow(array):
+        with mine.borrow(array):
             pass
         with pytest.raises((ValueError, RuntimeError), match="external reference"):
             donating(array)
@@ -462,8 +468,29 @@ def test_an_array_of_jax_is_not_donated_while_it_is_held(jax: ModuleType) -> Non
     array = jax.numpy.arange(1024.0)
     with us.borrow(array):
         pass
-    us.wait(stream, timeout=10)
+    us.wait(0, timeout=10)
     assert donating(array)[0] == 1
+
+
+def test_jax_comes_after_a_block(jax: ModuleType) -> None:
+    """JAX names no stream that could wait, so all of the device does."""
+    next_ = jax.jit(lambda x: x + 1)
+    array = jax.numpy.zeros(1 << 20, dtype="int32")
+    next_(array).block_until_ready()
+    stream = us.get_stream(0)
+    with testing.latch(stream) as latch:
+        with us.borrow(array):
+            address = array.unsafe_buffer_pointer()
+            checked(driver.cuMemsetD32Async(address, 7, array.size, stream.handle))
+
+        def release() -> None:  # in a thread: JAX itself may wait for the device
+            time.sleep(0.2)
+            latch.release()
+
+        with running(release) as released:
+            result = np.asarray(next_(array))
+            released()
+    assert (result == 8).all()
 
 
 @pytest.mark.multi_device
