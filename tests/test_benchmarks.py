@@ -15,7 +15,7 @@ import pytest
 
 import userstream as us
 from benchmarks import __main__ as command
-from benchmarks import harness, ordering, report, table, waiting
+from benchmarks import chart, harness, ordering, report, table, waiting
 from benchmarks.harness import Comparison, Comparisons, Run, Skipped
 from benchmarks.limits import (
     Limit,
@@ -222,6 +222,24 @@ def test_the_table_is_narrow() -> None:
     assert any("1.00 ≤ 0.25 [0.20] MISSED" in line for line in lines)
     assert any(line.endswith(" 1.00") for row in rows for line in table.block(row, times))
     assert any("of that 8.00 µs (0%)" in line and "4*cuStreamIsCapturing" in line for line in lines)
+
+
+def test_the_chart_shows_what_is_slower_than_a_peer(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+
+    def row(case: str, name: str, ratio: float) -> dict[str, Any]:
+        found = {"kind": "ratio", "against": ["peer"], "median": ratio, "quartiles": [ratio] * 2}
+        return {"case": case, "name": name, "unit": "s", "compared": [found]}
+
+    faster, slower = row("a.case", "faster", 0.5), row("a.case", "slower", 2.0)
+    where = {"simulated": False, "gpus": ["GPU"], "driver": "1", "date": "2026-01-01"}
+    colours = {}
+    for rows in ([faster], [faster, slower], [faster, row("growth.case", "of itself", 2.0)]):
+        chart.draw(tmp_path / "chart.svg", {"rows": rows, "where": where})
+        drawn = (tmp_path / "chart.svg").read_text()
+        names = {each["name"] for each in rows if f">{each['name']}<" in drawn}
+        colours[frozenset(names)] = chart.SLOWER in drawn
+    assert colours == {frozenset({"faster"}): False, frozenset({"faster", "slower"}): True}
 
 
 MEASURED = (
