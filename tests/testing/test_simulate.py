@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from cuda.bindings import driver
 
 from testing.programs import check, run
 from userstream import testing
@@ -233,6 +234,34 @@ def test_faults_need_the_simulated_driver(call):
 
 def test_reset_without_the_simulated_driver_does_nothing():
     check("from userstream import testing; testing.reset()")
+
+
+def test_copies_with_attributes():
+    """Of CUDA 13.2: neither the legacy stream nor a capture takes them."""
+    if not hasattr(driver, "cuMemcpyWithAttributesAsync"):
+        pytest.skip("needs cuda-bindings 13.2")
+    check(
+        START.format("1, driver_version=13020")
+        + """
+from cuda.bindings import driver
+def ok(answer):
+    assert answer[0] == 0, answer
+    return answer[-1]
+ok(driver.cuInit(0))
+ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+stream, source, target = ok(driver.cuStreamCreate(1)), *(ok(driver.cuMemAlloc(64)) for _ in "12")
+attributes = driver.CUmemcpyAttributes()
+attributes.srcAccessOrder = driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+def copy(stream):
+    return driver.cuMemcpyWithAttributesAsync(target, source, 64, attributes, stream)[0].name
+assert copy(stream) == "CUDA_SUCCESS"
+for legacy in (0, 1):
+    assert copy(driver.CUstream(legacy)) == "CUDA_ERROR_INVALID_VALUE"
+ok(driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode(2)))
+assert copy(stream) == "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
+assert driver.cuStreamEndCapture(stream)[0].name == "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"
+"""
+    )
 
 
 def test_importing_starts_nothing():

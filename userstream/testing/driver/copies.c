@@ -216,11 +216,28 @@ DRIVER_FUNCTION(cuMemcpyPeerAsync, 4000,
     return copy_async(destination, source, contiguous(size), handle, KNOWN_BOTH);
 }
 
+/* cuMemcpyBatchAsync: "The stream must not be the legacy NULL stream." */
+static bool is_legacy(Stream *handle) {
+    return (uintptr_t)handle <= LEGACY_STREAM;
+}
+
+/* Copies with attributes are not captured either: cuda.core makes plain copies of them there. */
+static CUresult check_stream_of_attributes(Stream *handle) {
+    Stream *stream;
+    if (is_legacy(handle))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = stream_find(handle, &stream);
+    return result == CUDA_SUCCESS ? capture_forbids_use_of_stream(stream) : result;
+}
+
 DRIVER_FUNCTION(cuMemcpyWithAttributesAsync, 13020,
                 (CUdeviceptr destination, CUdeviceptr source, size_t size, void *attributes,
                  Stream *handle),
                 (destination, source, size, attributes, handle)) {
     UNUSED(attributes);
+    CUresult result = check_stream_of_attributes(handle);
+    if (result != CUDA_SUCCESS)
+        return result;
     return copy_async(destination, source, contiguous(size), handle, ANYTHING);
 }
 
@@ -232,8 +249,7 @@ DRIVER_FUNCTION(cuMemcpyBatchAsync, 13000,
     UNUSED(attributes);
     UNUSED(indices);
     UNUSED(attribute_count);
-    /* "The stream must not be the legacy NULL stream." */
-    if ((uintptr_t)handle <= 1)
+    if (is_legacy(handle))
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = CUDA_SUCCESS;
     for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++)

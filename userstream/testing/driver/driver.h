@@ -105,6 +105,7 @@ bool stream_is_default_of_green(const Stream *stream);
 
 /* ---- queues.c and streams.c ----------------------------------------------------------------- */
 
+enum { NULL_STREAM = 0, LEGACY_STREAM = 1, PER_THREAD_STREAM = 2 };     /* handles */
 enum { STREAM_NON_BLOCKING = 1 };
 enum { LOWEST_PRIORITY = 0, HIGHEST_PRIORITY = -5 };
 

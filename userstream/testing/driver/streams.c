@@ -21,8 +21,6 @@ static bool null_is_per_thread(void) {
     return value && atoi(value) != 0;
 }
 
-enum { NULL_STREAM = 0, LEGACY_STREAM = 1, PER_THREAD_STREAM = 2 };
-
 CUresult stream_find(Stream *handle, Stream **stream) {
     uintptr_t token = (uintptr_t)handle;
     if (token <= PER_THREAD_STREAM) {
