@@ -2,7 +2,7 @@
 #ifndef USERSTREAM_BASE_H
 #define USERSTREAM_BASE_H
 
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE          /* POSIX, and MAP_ANONYMOUS */
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,9 +1,6 @@
 /* Copies of contiguous memory. */
 #include "copies.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 static Layout contiguous(size_t size) {
     return (Layout){.width = size, .height = 1, .depth = 1};
 }
@@ -40,6 +37,8 @@ static CUresult run_copy(Operation *operation, Stream *stream) {
     UNUSED(stream);
     const Copy *copy = operation->copy;
     Memory *memory[2] = {NULL, NULL};
+    if (!extent(&copy->layout, 0))      /* and then maybe very many rows of nothing */
+        return CUDA_SUCCESS;
     for (int side = 0; side < 2; side++) {
         if (!copy->known[side])
             continue;
@@ -63,15 +62,6 @@ static CUresult run_copy(Operation *operation, Stream *stream) {
 static void dispose_copy(Operation *operation) {
     free(operation->copy->staged);
     free(operation->copy);
-}
-
-/* Whether the process has memory there. (msync: "ENOMEM the indicated memory was not mapped".) */
-static bool host_has(CUdeviceptr address, size_t size) {
-    CUdeviceptr page = address & ~(CUdeviceptr)(sysconf(_SC_PAGESIZE) - 1);
-    CUdeviceptr end;
-    if (__builtin_add_overflow(address, size, &end))
-        return false;
-    return msync((void *)page, end - page, MS_ASYNC) == 0;
 }
 
 CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known, bool in_graph) {

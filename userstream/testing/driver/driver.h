@@ -280,6 +280,8 @@ void memory_free_is_queued(Memory *memory);
 void memory_of_context_free(Context *context);
 void memory_unuse(Memory *memory);
 size_t memory_count(void);
+/* Whether the process has memory there, of whatever kind. */
+bool host_has(CUdeviceptr address, size_t size);
 /* Whether all of it lies in one allocation. Memory that the driver does not know is the host's. */
 bool memory_contains(CUdeviceptr address, size_t size);
 
@@ -371,7 +373,7 @@ Memory *memory_of_graph(GraphMemory *node);
 bool memory_is_there(CUdevice device, size_t size);
 void memory_fill_anew(Memory *memory);
 CUdeviceptr memory_reserve(size_t size);
-void memory_unreserve(CUdeviceptr address);
+void memory_unreserve(CUdeviceptr address, size_t size);
 
 /* ---- graphs.c, executable_graphs.c, user_objects.c ------------------------------------------ */
 

@@ -12,7 +12,8 @@ typedef struct Fill {
 
 static size_t extent(const Fill *fill) {
     size_t row = 0;
-    bool possible = add_product(&row, fill->count, fill->width);
+    bool possible = add_product(&row, fill->count, fill->width) &&
+                    (fill->height <= 1 || fill->pitch >= row);  /* rows do not overlap */
     return possible ? copy_extent(row, fill->height, fill->pitch, 1, 0) : SIZE_MAX;
 }
 

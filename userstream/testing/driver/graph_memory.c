@@ -51,7 +51,7 @@ void graph_memory_release(GraphMemory *memory) {
         idle[memory->device].used += memory->size;
         idle[memory->device].reserved += reserved_for(memory);
     }
-    memory_unreserve(memory->address);
+    memory_unreserve(memory->address, memory->size);
     free(memory);
 }
 

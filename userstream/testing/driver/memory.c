@@ -1,10 +1,13 @@
 /* Memory: the table of allocations, of every kind. Device memory is host memory. */
 #include "driver.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 static Memory *memories;
 static size_t used[MAX_DEVICES];
 
-enum { ALIGNMENT = 512, FILLED = 1 << 26 };
+enum { FILLED = 1 << 26 };
 
 Memory *memory_find(CUdeviceptr address) {
     for (Memory *memory = memories; memory; memory = memory->next) {
@@ -12,6 +15,15 @@ Memory *memory_find(CUdeviceptr address) {
             return memory;
     }
     return NULL;
+}
+
+/* msync: "ENOMEM The indicated memory (or part of it) was not mapped". */
+bool host_has(CUdeviceptr address, size_t size) {
+    CUdeviceptr page = address & ~(CUdeviceptr)(sysconf(_SC_PAGESIZE) - 1);
+    CUdeviceptr end;
+    if (__builtin_add_overflow(address, size, &end))
+        return false;
+    return msync((void *)page, end - page, MS_ASYNC) == 0;
 }
 
 Memory *memory_with_id(uint64_t id) {
@@ -54,14 +66,16 @@ bool memory_is_there(CUdevice device, size_t size) {
     return size <= settings.memory - used[device];
 }
 
-/* An address that nothing else has. 0: there is none. */
+/* Pages of their own. Of the heap, an address that was freed would be ordinary host memory, and what
+ * still copies to it would overwrite the program's. 0: there is no more. */
 CUdeviceptr memory_reserve(size_t size) {
-    void *bytes;
-    return posix_memalign(&bytes, ALIGNMENT, size) ? 0 : (CUdeviceptr)bytes;
+    void *pages = mmap(NULL, size, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return pages == MAP_FAILED ? 0 : (CUdeviceptr)pages;
 }
 
-void memory_unreserve(CUdeviceptr address) {
-    free((void *)address);
+void memory_unreserve(CUdeviceptr address, size_t size) {
+    munmap((void *)address, size);
 }
 
 CUresult memory_new(size_t size, MemoryKind kind, CUdevice device, Pool *pool, unsigned flags,
@@ -91,7 +105,7 @@ static void memory_give_back(Memory *memory) {
     if (memory->node)
         graph_memory_release(memory->node);
     else if (memory->kind != MEMORY_REGISTERED)
-        free((void *)memory->address);
+        memory_unreserve(memory->address, memory->size);
     free(memory);
 }
 
@@ -244,7 +258,8 @@ DRIVER_FUNCTION_AS(cuMemHostRegister_v2, cuMemHostRegister, 6050,
         result = capture_forbids_unsafe_call();
     if (result != CUDA_SUCCESS)
         return result;
-    if (!address || !size || size > UINTPTR_MAX - address)
+    /* Only memory that is there can be locked. */
+    if (!address || !size || !host_has(address, size))
         return CUDA_ERROR_INVALID_VALUE;
     if (overlaps_registered(address, size))
         return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;

@@ -21,6 +21,7 @@ enum {                          /* CUpointer_attribute */
     MAPPING_SIZE = 18,
     MAPPING_BASE_ADDR = 19,
     MEMORY_BLOCK_ID = 20,
+    IS_HW_DECOMPRESS_CAPABLE = 21,
 };
 
 enum { TYPE_HOST = 1, TYPE_DEVICE = 2, ACCESS_READ_WRITE = 3 };
@@ -49,9 +50,10 @@ static CUresult attribute_of(void *out, int attribute, CUdeviceptr address, cons
             return CUDA_ERROR_INVALID_VALUE;
         ANSWER(CUdeviceptr, address);
     case SYNC_MEMOPS:
+    case IS_HW_DECOMPRESS_CAPABLE:
         ANSWER(bool, false);
     case IS_LEGACY_IPC_CAPABLE: /* what cuMemAlloc gave */
-        ANSWER(bool, memory->kind == MEMORY_DEVICE && !memory->pool);
+        ANSWER(bool, memory->kind == MEMORY_DEVICE && !memory->pool && !memory->node);
     case IS_GPU_DIRECT_RDMA_CAPABLE:
         ANSWER(unsigned, 0);
     case IS_MANAGED:
@@ -94,10 +96,23 @@ static CUresult attribute_of_unknown(void *out, int attribute) {
     case SYNC_MEMOPS:
     case IS_MANAGED:
     case IS_LEGACY_IPC_CAPABLE:
+    case IS_HW_DECOMPRESS_CAPABLE:
     case MAPPED:
         ANSWER(bool, false);
-    default:
+    case CONTEXT:
+    case DEVICE_POINTER:
+    case HOST_POINTER:
+    case BUFFER_ID:
+    case RANGE_START_ADDR:
+    case RANGE_SIZE:
+    case ALLOWED_HANDLE_TYPES:
+    case MEMPOOL_HANDLE:
+    case MAPPING_SIZE:
+    case MAPPING_BASE_ADDR:
+    case MEMORY_BLOCK_ID:
         ANSWER(uint64_t, 0);
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
     }
 }
 
@@ -116,11 +131,14 @@ DRIVER_FUNCTION(cuPointerGetAttributes, 7000,
     const Memory *memory = memory_find(address);
     if (!attributes || !out)
         return CUDA_ERROR_INVALID_VALUE;
-    for (unsigned i = 0; i < count; i++) {
-        if (!memory || attribute_of(out[i], attributes[i], address, memory) != CUDA_SUCCESS)
-            attribute_of_unknown(out[i], attributes[i]);
+    CUresult result = CUDA_SUCCESS;
+    for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++) {
+        if (!out[i])
+            result = CUDA_ERROR_INVALID_VALUE;
+        else if (!memory || attribute_of(out[i], attributes[i], address, memory) != CUDA_SUCCESS)
+            result = attribute_of_unknown(out[i], attributes[i]);
     }
-    return CUDA_SUCCESS;
+    return result;
 }
 
 DRIVER_FUNCTION(cuPointerSetAttribute, 6000,
