@@ -255,6 +255,36 @@ def test_copies_of_more_than_there_can_be_are_refused(make_memory, stream, shape
     assert finishes(stream)
 
 
+@pytest.mark.simulated
+def test_rows_of_a_fill_do_not_overlap(memory, stream):
+    assert driver.cuMemsetD2D8Async(memory, 4, 0, 8, 2, stream) == (INVALID_VALUE,)
+    assert driver.cuMemsetD2D8Async(memory, 0, 0, 1, HUGE, stream) == (INVALID_VALUE,)
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("empty", ["width", "height"])
+def test_a_copy_of_nothing_ends_at_once(make_memory, stream, empty):
+    """However many rows or slices of nothing it has."""
+    copy = shaped(3, width=8, height=2, depth=1 << 40)
+    copy.srcDevice, copy.dstDevice = make_memory(), make_memory()
+    if empty == "width":
+        copy.WidthInBytes = 0
+    else:
+        copy.Height = copy.srcHeight = copy.dstHeight = 0
+    driver.cuMemcpy3DAsync(copy, stream)
+    assert finishes(stream)
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("size", [64, 1 << 20])
+def test_memory_that_was_freed_is_nobodys(memory, stream, size):
+    """It is not the host's, so that a late copy changes nothing of the program."""
+    freed = int(ok(driver.cuMemAlloc(size)))
+    ok(driver.cuMemFree(freed))
+    assert driver.cuMemcpyAsync(freed, memory, 64, stream) == (INVALID_VALUE,)
+    assert driver.cuMemcpyAsync(memory, freed, 64, stream) == (INVALID_VALUE,)
+
+
 NOBODYS = 0x10000  # the lowest address that a program may use
 
 

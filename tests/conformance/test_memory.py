@@ -233,6 +233,10 @@ def test_sizes_that_cannot_be_registered(pages, size):
     assert driver.cuMemHostRegister(pages, size, 0) == (INVALID_VALUE,)
 
 
+def test_only_memory_that_is_there_can_be_registered():
+    assert driver.cuMemHostRegister(0x10000, 4096, 0)[0] != SUCCESS
+
+
 # ---- managed memory ---------------------------------------------------------
 
 

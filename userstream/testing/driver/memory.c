@@ -66,8 +66,8 @@ bool memory_is_there(CUdevice device, size_t size) {
     return size <= settings.memory - used[device];
 }
 
-/* Pages of their own. Of the heap, an address that was freed would be ordinary host memory, and what
- * still copies to it would overwrite the program's. 0: there is no more. */
+/* Pages of their own. Of the heap, an address that was freed would be ordinary host memory, and
+ * what still copies to it would overwrite the program's. 0: there is no more. */
 CUdeviceptr memory_reserve(size_t size) {
     void *pages = mmap(NULL, size, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
