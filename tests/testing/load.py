@@ -11,6 +11,7 @@ import random
 import threading
 import time
 
+import numpy as np
 from cuda.bindings import driver
 
 from userstream import testing
@@ -29,6 +30,11 @@ def ok(answer):
     return values[0] if len(values) == 1 else tuple(values)
 
 
+@testing.kernel("load_add")
+def load_add(grid, block, x: testing.Pointer, n: np.int32):
+    x.array(n, np.int32)[:] += 1
+
+
 class Worker:
     """Uses all that the driver offers, in random order, and checks what comes out."""
 
@@ -44,7 +50,7 @@ class Worker:
             context = ok(driver.cuDevicePrimaryCtxRetain(device))
             ok(driver.cuCtxPushCurrent(context))
             try:
-                self.random.choice([self.chain, self.memory, self.graph, self.hold])()
+                self.random.choice([self.chain, self.memory, self.graph, self.hold, self.kernel])()
             finally:
                 ok(driver.cuCtxPopCurrent())
                 ok(driver.cuDevicePrimaryCtxRelease(device))
@@ -69,6 +75,28 @@ class Worker:
         ok(driver.cuStreamDestroy(first))
         with no_hold:
             ok(driver.cuMemFreeHost(address))
+
+    def kernel(self):
+        """Launches by a library of its own, and once more as a graph."""
+        stream = ok(driver.cuStreamCreate(1))
+        library = ok(driver.cuLibraryLoadData(b"any", [], [], 0, [], [], 0))
+        kernel = ok(driver.cuLibraryGetKernel(library, b"load_add"))
+        function = ok(driver.cuKernelGetFunction(kernel))
+        count = self.random.randrange(1, 1 << 12)
+        address = ok(driver.cuMemAllocAsync(4 * count, stream))
+        ok(driver.cuMemsetD32Async(address, 0, count, stream))
+        arguments = (int(address), count), (ctypes.c_void_p, ctypes.c_int)
+        launches = self.random.randrange(1, 8)
+        for _ in range(launches):
+            shape = 1, 1, 1, 1, 1, 1, 0
+            ok(driver.cuLaunchKernel(function, *shape, stream, arguments, 0))
+        ok(driver.cuLibraryUnload(library))  # what is queued runs nevertheless
+        host = np.empty(count, np.int32)
+        ok(driver.cuMemcpyDtoHAsync(host.ctypes.data, address, host.nbytes, stream))
+        ok(driver.cuMemFreeAsync(address, stream))
+        ok(driver.cuStreamSynchronize(stream))
+        assert (host == launches).all()
+        ok(driver.cuStreamDestroy(stream))
 
     def memory(self):
         stream = ok(driver.cuStreamCreate(1))

@@ -164,3 +164,20 @@ def tests(stream: us.Stream) -> None:
     with testing.latch(stream) as held:
         held.release()
     assert_type(testing.calls("cuStreamQuery"), int)
+    assert_type(testing.calls(), dict[str, int])
+    with testing.inject(allocation=driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY, strict=False):
+        us.wait(0)
+
+
+@testing.kernel("scale")
+def scale(
+    grid: tuple[int, int, int], block: tuple[int, int, int], x: testing.Pointer, n: np.int32
+) -> None:
+    values = x.array((int(n), 2), np.float32)
+    values *= grid[0] * block[0]
+
+
+def kernels() -> None:
+    testing.duration(scale, 0.5)
+    testing.duration("scale", 1)
+    assert_type(scale.__name__, str)

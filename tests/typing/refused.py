@@ -69,3 +69,6 @@ def memory(stream: us.Stream) -> None:
 def tests(stream: us.Stream) -> None:
     testing.inject("cuStreamQuery", "CUDA_ERROR_UNKNOWN")  # type: ignore[arg-type]
     testing.latch(stream).hold()  # type: ignore[attr-defined]
+    testing.inject(allocations=2)  # type: ignore[call-arg]
+    testing.kernel(tests)  # type: ignore[arg-type]
+    testing.duration("scale", "1")  # type: ignore[arg-type]

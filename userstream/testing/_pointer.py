@@ -72,6 +72,11 @@ class Pointer:
 
     Annotate with it what the kernel takes as a pointer. Users do not make one.
 
+    Attributes
+    ----------
+    address : int
+        The address, as the kernel was launched with it.
+
     Examples
     --------
     >>> import numpy as np
@@ -85,7 +90,6 @@ class Pointer:
     __slots__ = ("_launch", "_name", "address")
 
     def __init__(self, address: int, name: str, launch: Launch) -> None:
-        #: The address, an int.
         self.address = address
         self._name = name
         self._launch = launch
