@@ -25,3 +25,5 @@ class Framework(NamedTuple):
     activate: Callable[[StreamLike, int], Callable[[], object]]
     # Tells the framework's allocator that its current stream uses a buffer of its own.
     record_use: Callable[[Any], None] | None = None
+    # Whether it captures graphs on its current stream, and to ask for that changes nothing.
+    captures: bool = False

@@ -56,7 +56,7 @@ def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
     return undo
 
 
-FRAMEWORK = Framework("cupy", _is_usable, _current_stream, _activate)
+FRAMEWORK = Framework("cupy", _is_usable, _current_stream, _activate, captures=True)
 
 
 class ArrayView(View):

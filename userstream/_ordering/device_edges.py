@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from userstream import _device_wait, _driver, _process
+from userstream._buffers import FRAMEWORKS
 from userstream._engine import lanes
-from userstream._stream import activation
 from userstream.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -48,10 +48,11 @@ def refuse_captures(devices: Iterable[int], consumer: Lane) -> None:
         _device_wait.refuse_captures(device, _driver.primary_context(device), _BREAKS)
         # A framework that captures does it on its current stream, of which the legacy one may know
         # nothing.
-        for framework in activation.usable():
-            handle, _owner = framework.current_stream(device)
-            if isinstance(handle, int) and handle > _driver.PER_THREAD:
-                lanes.of_framework(handle, device).usable(_BREAKS)
+        for framework in FRAMEWORKS.values():
+            if framework.captures and framework.is_usable():
+                handle, _owner = framework.current_stream(device)
+                if isinstance(handle, int) and handle > _driver.PER_THREAD:
+                    lanes.of_framework(handle, device).usable(_BREAKS)
 
 
 def from_device(device: int, consumer: Lane) -> None:
