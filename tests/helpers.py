@@ -22,7 +22,8 @@ from cuda.core.graph import Graph, GraphDefinition
 
 import standins
 import userstream as us
-from userstream import _driver, _events
+from userstream import _driver
+from userstream._engine import events
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ def instantiated(graph: GraphDefinition, device: int = 0) -> Graph:
 
 def pooled_events(device: int = 0) -> list[Event]:
     """Return the events in the pool of a device."""
-    pool = _events.pool_of(_driver.primary_context(device))
+    pool = events.pool_of(_driver.primary_context(device))
     return [*pool._free, *pool._abandoned]
 
 

@@ -26,20 +26,11 @@ LAYERS = [
     "_ordering",
     "_table",
     "_targets",
-    "_device_wait",
     "_stream",
     "_engine",
-    "_holding",
-    "_dispatcher",
-    "_futures",
-    "_points",
-    "_watcher",
-    "_waiting",
-    "_events",
     "_buffers",
     "_devices",
     "_driver",
-    "_semaphore",
     "_daemon",
     "_process",
     "_cleanup",
@@ -55,13 +46,9 @@ def room(module: Path) -> str:
 
 
 def imported_rooms(module: Path) -> set[str]:
-    """Return the rooms of userstream that a module imports at run time."""
-    tree = ast.parse((PACKAGE / module).read_text())
-    for node in ast.walk(tree):  # what is for type checkers does not count
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = []
+    """Return the rooms of userstream that a module imports: for types as well."""
     names = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse((PACKAGE / module).read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -167,9 +154,10 @@ def test_what_takes_long_to_load_is_loaded_when_it_is_needed() -> None:
         import cuda.core
         before = set(sys.modules)
         import userstream
-        late = {"asyncio", "concurrent.futures", "logging", "ml_dtypes", "userstream._futures"}
+        late = {"asyncio", "concurrent.futures", "logging", "ml_dtypes"}
+        late.add("userstream._engine.futures")
         loaded = set(sys.modules) - before
-        assert "userstream._waiting" in loaded
+        assert "userstream._engine.waiting" in loaded
         assert not late & loaded, late & loaded
         """,
         simulate=None,

@@ -29,8 +29,9 @@ from helpers import (
     running,
     write,
 )
-from userstream import _driver, _holding, testing
+from userstream import _driver, testing
 from userstream._copies import pinned as _pinned
+from userstream._engine import holding
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -399,7 +400,7 @@ def test_what_is_copied_is_kept_if_nothing_can_hold_it(producer: us.Stream, memo
             del source
             gc.collect()
             assert alive() is not None
-    _holding.in_use.clear()
+    holding.in_use.clear()
 
 
 def test_the_limit_of_pinned_memory(memory: int) -> None:

@@ -33,12 +33,14 @@ from helpers import (
     running,
     untraced,
 )
-from userstream import _driver, _futures, _points, _watcher, testing
+from userstream import _driver, testing
+from userstream._engine import futures as engine_futures
+from userstream._engine import watcher as watching
 
 
 def is_idle() -> bool:
     """Tell whether the watcher has nothing left to watch or to give up."""
-    watcher = _watcher._watcher
+    watcher = watching._watcher
     return not watcher._queues and not watcher._asked
 
 
@@ -50,7 +52,7 @@ def finish_meanwhile(latch: testing.latch) -> None:
 
 def sleeps_for_long() -> bool:
     """Tell whether the watcher sleeps until there is something to watch."""
-    return _watcher._watcher._pause == threading.TIMEOUT_MAX
+    return watching._watcher._pause == threading.TIMEOUT_MAX
 
 
 @pytest.fixture(autouse=True)
@@ -111,13 +113,13 @@ def test_all_that_is_done_is_told_of_and_no_more() -> None:
 def test_many_of_a_stream_are_told_of_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = us.get_stream(0)
     told: list[int] = []
-    tell = _watcher._tell
+    tell = watching._tell
 
     def count(over: list[Any]) -> None:
         told.append(len(over))
         tell(over)
 
-    monkeypatch.setattr(_watcher, "_tell", count)
+    monkeypatch.setattr(watching, "_tell", count)
     with testing.latch(stream) as latch:
         futures = [us.completion(0) for _ in range(500)]
         latch.release()
@@ -134,8 +136,8 @@ def test_threads_that_come_in_another_order_than_they_recorded() -> None:
         early = stream._resolve().completion()
         with testing.latch(stream) as second:
             late = stream._resolve().completion()
-            _watcher.watch([_watcher.Watch(late, lambda *_: told.append("late"))])
-            _watcher.watch([_watcher.Watch(early, lambda *_: told.append("early"))])
+            watching.watch([watching.Watch(late, lambda *_: told.append("late"))])
+            watching.watch([watching.Watch(early, lambda *_: told.append("early"))])
             first.release()
             time.sleep(0.05)
             assert "late" not in told
@@ -145,14 +147,14 @@ def test_threads_that_come_in_another_order_than_they_recorded() -> None:
 
 def test_a_young_wait_is_not_as_late_as_an_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also behind an old one on the same stream."""
-    monkeypatch.setattr(_watcher, "_LONGEST_SLEEP", 20)
+    monkeypatch.setattr(watching, "_LONGEST_SLEEP", 20)
     stream = us.get_stream(0)
     with testing.latch(stream) as latch:
         old = us.completion(0)
-        _watcher._watcher._added -= 1000
-        assert eventually(lambda: _watcher._watcher._pause == 20)
+        watching._watcher._added -= 1000
+        assert eventually(lambda: watching._watcher._pause == 20)
         young = us.completion(0)
-        assert eventually(lambda: 0 < _watcher._watcher._pause < 1)
+        assert eventually(lambda: 0 < watching._watcher._pause < 1)
         latch.release()
         young.result(timeout=10)
         old.result(timeout=10)
@@ -248,7 +250,7 @@ def test_a_logging_handler_that_raises_does_not_end_the_watcher() -> None:
 def test_what_destructors_ask_of_the_watcher_in_its_thread() -> None:
     """The garbage collector runs anybody's there, in the middle of anything."""
     stream = us.get_stream(0)
-    watcher = _watcher._watcher
+    watcher = watching._watcher
     made: list[concurrent.futures.Future[None]] = []
     with testing.latch(stream) as latch:
         futures = [us.completion(0) for _ in range(4)]
@@ -285,9 +287,9 @@ def test_the_watcher_survives_what_should_not_happen(
         def fail(watches: list[Any]) -> bool:
             if failures:
                 raise failures.pop()
-            return _watcher.Watcher._look(_watcher._watcher, watches)
+            return watching.Watcher._look(watching._watcher, watches)
 
-        monkeypatch.setattr(_watcher._watcher, "_look", fail)
+        monkeypatch.setattr(watching._watcher, "_look", fail)
         latch.release()
         future.result(timeout=10)
     assert not failures
@@ -297,8 +299,8 @@ def test_the_watcher_survives_what_should_not_happen(
 def test_a_watcher_that_is_gone_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of our doing: a debugger ends threads, say."""
     stream = us.get_stream(0)
-    watcher = _watcher.Watcher()
-    monkeypatch.setattr(_watcher, "_watcher", watcher)
+    watcher = watching.Watcher()
+    monkeypatch.setattr(watching, "_watcher", watcher)
     watcher._ended = True
     watcher._daemon.start()
     watcher._daemon.join()
@@ -375,7 +377,7 @@ def test_a_future_that_a_thread_keeps_locked_holds_up_no_other(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As a Ctrl-C in the middle of `concurrent.futures.wait` leaves it."""
-    monkeypatch.setattr(_futures, "_LONGEST_LOCK", 0.01)
+    monkeypatch.setattr(engine_futures, "_LONGEST_LOCK", 0.01)
     stream = us.get_stream(0)
     with testing.latch(stream) as latch:
         futures = [us.completion(0) for _ in range(3)]
@@ -405,7 +407,7 @@ def test_a_ctrl_c_in_a_wait_for_a_future(wait: str) -> None:
             signal.raise_signal(signal.SIGINT)
 
         with pytest.MonkeyPatch.context() as patch, untraced():
-            patch.setattr(_futures._Condition, "wait_outside", interrupted)
+            patch.setattr(engine_futures._Condition, "wait_outside", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 getattr(future, wait)()
         assert not future.done()
@@ -415,7 +417,7 @@ def test_a_ctrl_c_in_a_wait_for_a_future(wait: str) -> None:
 
 def test_several_threads_wait_for_a_future(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are called when it is over, and do not just look now and then."""
-    monkeypatch.setattr(_futures, "_LONGEST_WAIT", 1000)
+    monkeypatch.setattr(engine_futures, "_LONGEST_WAIT", 1000)
     stream = us.get_stream(0)
     with testing.latch(stream) as latch:
         future = us.completion(0)
@@ -428,7 +430,7 @@ def test_several_threads_wait_for_a_future(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_cancelling_wakes_up_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_futures, "_LONGEST_WAIT", 1000)
+    monkeypatch.setattr(engine_futures, "_LONGEST_WAIT", 1000)
     stream = us.get_stream(0)
     with testing.latch(stream):
         future = us.completion(0)
@@ -451,7 +453,7 @@ def test_a_cancel_that_is_interrupted_leaves_nobody_waiting(
     with testing.latch(stream) as latch:
         future = us.completion(0)
         with monkeypatch.context() as patch:
-            patch.setattr(_points.Points, "stop", interrupted)
+            patch.setattr(engine_futures.Points, "stop", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 future.cancel()
         assert future.done()
@@ -758,13 +760,13 @@ def test_an_exception_of_a_signal_handler_in_the_delivery_loses_nobody(
         def create_future(self) -> Future:
             return Future(loop=self)
 
-    deliver = _futures._Mailbox._deliver
+    deliver = engine_futures._Mailbox._deliver
 
-    def delivery(mailbox: _futures._Mailbox) -> None:
+    def delivery(mailbox: engine_futures._Mailbox) -> None:
         hit("delivery")
         deliver(mailbox)
 
-    monkeypatch.setattr(_futures._Mailbox, "_deliver", delivery)
+    monkeypatch.setattr(engine_futures._Mailbox, "_deliver", delivery)
     seen: list[type | None] = []
 
     async def main(latch: testing.latch) -> None:
@@ -782,7 +784,7 @@ def test_an_exception_of_a_signal_handler_in_the_delivery_loses_nobody(
 
 
 def test_a_loop_that_lost_its_calls_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_futures, "_LONGEST_WAIT", 0)
+    monkeypatch.setattr(engine_futures, "_LONGEST_WAIT", 0)
     stream = us.get_stream(0)
     lost = 2
 
@@ -859,7 +861,7 @@ def test_cancelling_a_task_ends_its_wait_alone() -> None:
         with pytest.raises(asyncio.CancelledError):
             await tasks[2]
         assert not any(task.done() for task in (*tasks[:2], *tasks[3:]))
-        queues = _watcher._watcher._queues
+        queues = watching._watcher._queues
         assert eventually(lambda: sum(map(len, list(queues.values()))) == 4)
         latch.release()
         await asyncio.gather(*tasks[:2], *tasks[3:])
@@ -903,7 +905,7 @@ def test_many_waits_leave_no_more_events_than_there_were_at_once() -> None:
             latch.__enter__()
 
         def release() -> None:
-            queues = _watcher._watcher._queues
+            queues = watching._watcher._queues
             assert eventually(lambda: sum(map(len, list(queues.values()))) == 1000)
             for latch in latches:
                 latch.release()
@@ -960,7 +962,7 @@ def test_an_error_of_the_gpu_ends_all_waits_of_its_context() -> None:
             testing.async_error(stream, illegal)
             futures = [us.completion(stream), us.completion(other), us.completion(stream)]
             with running(lambda: asyncio.run(awaits())) as errors:
-                queues = _watcher._watcher._queues
+                queues = watching._watcher._queues
                 assert eventually(lambda: sum(map(len, list(queues.values()))) == 7)
                 a.release()
             assert [type(error) for error in errors()] == [
@@ -1014,7 +1016,7 @@ def test_without_a_thread_the_next_wait_tries_again(monkeypatch: pytest.MonkeyPa
         raise RuntimeError("can't start new thread")
 
     stream = us.get_stream(0)
-    monkeypatch.setattr(_watcher, "_watcher", _watcher.Watcher())
+    monkeypatch.setattr(watching, "_watcher", watching.Watcher())
     with testing.latch(stream) as latch:
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", refuse)
@@ -1024,7 +1026,7 @@ def test_without_a_thread_the_next_wait_tries_again(monkeypatch: pytest.MonkeyPa
         latch.release()
         future.result(timeout=10)
     assert eventually(is_idle)
-    _watcher._watcher.end()
+    watching._watcher.end()
 
 
 @pytest.mark.parametrize("how", ["", "raise SystemExit(0)", "future.cancel()"])
@@ -1123,7 +1125,7 @@ def test_a_fork_while_the_waits_are_being_loaded() -> None:
 
         class Slow(importlib.abc.MetaPathFinder):
             def find_spec(self, name, path, target=None):
-                if name == "userstream._futures":
+                if name == "userstream._engine.futures":
                     loading.set()
                     go_on.wait(20)
 

@@ -30,7 +30,7 @@ from helpers import (
     upload,
 )
 from layouts import random_target, same, views
-from userstream import _driver, _holding, testing
+from userstream import _driver, testing
 from userstream._buffers import Layout, View, view_of
 from userstream._copies import layout as _layout
 from userstream._copies import pinned as _pinned
@@ -38,7 +38,8 @@ from userstream._copies import staging
 from userstream._copies.arrays import DeviceArray, device_array, numpy_dtype, pinned_address
 from userstream._copies.copies import between, from_host, into_host, to_host
 from userstream._copies.copy_lane import CopyLane
-from userstream._waiting import Deadline
+from userstream._engine import holding
+from userstream._engine.waiting import Deadline
 from userstream.testing import _simulated
 
 MIB = 1 << 20
@@ -100,7 +101,7 @@ def memory_of(view: np.ndarray) -> np.ndarray:
 def _nothing_in_use() -> Iterator[None]:
     """Forget what an error of the GPU left behind, which is kept for ever; bound the cache."""
     gc.collect()
-    _holding.in_use.clear()
+    holding.in_use.clear()
     before = _pinned.limit()
     _pinned.set_limit(1 << 28)
     yield
@@ -599,8 +600,8 @@ def test_a_capture_elsewhere_survives(stream: us.Stream) -> None:
 
 
 def settled() -> bool:
-    _holding.sweep()
-    return not _holding._queues and not _holding.in_use
+    holding.sweep()
+    return not holding.queues and not holding.in_use
 
 
 def test_a_timeout(stream: us.Stream) -> None:
@@ -671,7 +672,7 @@ def test_a_held_stream_keeps_the_chunks_from_nobody(stream: us.Stream, small_chu
 def test_waiting_for_the_chunks_times_out(stream: us.Stream, held_in_between: None) -> None:
     with on_device(LARGE) as memory, us.Stream.create(0) as other, testing.latch(stream) as latch:
         with running(lambda: to_host(memory, stream)) as result:
-            assert eventually(lambda: bool(_holding.in_use))
+            assert eventually(lambda: bool(holding.in_use))
             with pytest.raises(us.WaitTimeout):
                 to_host(memory, other, deadline=Deadline(0.02))
             latch.release()
@@ -708,7 +709,7 @@ def test_ctrl_c(past: bool, stream: us.Stream, request: pytest.FixtureRequest) -
         with testing.latch(stream) as latch:
 
             def interrupt() -> None:
-                assert eventually(lambda: bool(_holding.in_use))
+                assert eventually(lambda: bool(holding.in_use))
                 threading.Event().wait(0.02)
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 

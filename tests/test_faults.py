@@ -22,7 +22,7 @@ from userstream._copies import pinned as _pinned
 from userstream._copies import staging
 from userstream._copies.arrays import DeviceArray
 from userstream._driver import contexts
-from userstream._waiting import Deadline
+from userstream._engine.waiting import Deadline
 from userstream.testing import _simulated
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("no_garbage")]

@@ -12,7 +12,8 @@ import pytest
 
 import userstream as us
 from helpers import CAI, device_memory
-from userstream import _driver, _holding, testing
+from userstream import _driver, testing
+from userstream._engine import holding
 
 pytestmark = pytest.mark.simulated
 
@@ -122,7 +123,7 @@ def test_a_borrow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a tensor, with edges both ways: to the current stream, or to one that is given."""
-    monkeypatch.setattr(_holding, "_SWEEP_SECONDS", 60.0)  # when it sweeps is a matter of time
+    monkeypatch.setattr(holding, "_SWEEP_SECONDS", 60.0)  # when it sweeps is a matter of time
     tensor = torch.Tensor(torch.device("cuda", 0), memory)
     if not given:
         torch.cuda.set_stream(torch.cuda.ExternalStream(int(producer.handle), 0))

@@ -18,7 +18,8 @@ import pytest
 import userstream as us
 from conftest import SIMULATED
 from helpers import current_context, eventually, in_thread, pinned_memory, run_python
-from userstream import _dispatcher, _driver, _watcher, testing
+from userstream import _driver, testing
+from userstream._engine import dispatcher, watcher
 from userstream._stream import gate as gates
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
@@ -137,7 +138,7 @@ def test_a_thousand_on_many_streams() -> None:
         for stream in streams:
             stream.sync(timeout=10)
             stream.close()
-    assert eventually(lambda: not _dispatcher._dispatcher._queues)
+    assert eventually(lambda: not dispatcher._dispatcher._queues)
 
 
 def test_from_a_thread_without_a_context(stream: us.Stream) -> None:
@@ -472,8 +473,8 @@ def test_the_thread_survives_what_should_not_happen(
     with testing.latch(stream) as latch, monkeypatch.context() as patch:
         stream.launch_host_func(called.append, "first")
         stream.launch_host_func(called.append, "second")
-        patch.setattr(_dispatcher._dispatcher, "_turn", _failing_once(_dispatcher._dispatcher))
-        call = next(iter(_dispatcher._dispatcher._queues.values())).calls[0]
+        patch.setattr(dispatcher._dispatcher, "_turn", _failing_once(dispatcher._dispatcher))
+        call = next(iter(dispatcher._dispatcher._queues.values())).calls[0]
         release = call._finished
         patch.setattr(call, "_finished", fail)
         latch.release()
@@ -484,7 +485,7 @@ def test_the_thread_survives_what_should_not_happen(
     assert len(caplog.records) == 4
 
 
-def _failing_once(dispatcher: _dispatcher.Dispatcher) -> Callable[[], bool]:
+def _failing_once(dispatcher: dispatcher.Dispatcher) -> Callable[[], bool]:
     turn, failures = dispatcher._turn, [MemoryError()]
 
     def fail() -> bool:
@@ -519,7 +520,7 @@ def test_a_launch_that_fails_half_way_lets_the_stream_go(
         raise MemoryError("mine")
 
     free = len(gates._free[0])
-    monkeypatch.setattr(_dispatcher, "Call", fail)
+    monkeypatch.setattr(dispatcher, "Call", fail)
     with pytest.raises(MemoryError, match="mine"):
         stream.launch_host_func(print)
     stream.sync(timeout=10)
@@ -553,7 +554,7 @@ def test_a_destructor_in_the_middle_of_a_call(
 
 def test_the_lock_of_the_queues_is_reentrant(stream: us.Stream) -> None:
     done = threading.Event()
-    with _dispatcher.started()._lock:
+    with dispatcher.started()._lock:
         stream.add_callback(lambda *_: done.set())
         stream.launch_host_func(int)
     assert done.wait(10)
@@ -568,7 +569,7 @@ def test_a_callback_that_was_refused_is_never_called(
 
     called: list[str] = []
     stream.launch_host_func(int)  # so that the other thread is there
-    monkeypatch.setattr(_watcher, "_watcher", _watcher.Watcher())
+    monkeypatch.setattr(watcher, "_watcher", watcher.Watcher())
     with testing.latch(stream):
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
@@ -577,9 +578,9 @@ def test_a_callback_that_was_refused_is_never_called(
         assert len(stream._resolve().pool._abandoned) == 1, "its event is used again"
         stream.add_callback(lambda *_: called.append("taken"))
     assert eventually(lambda: bool(called))
-    assert eventually(lambda: not _watcher._watcher._queues)
+    assert eventually(lambda: not watcher._watcher._queues)
     assert called == ["taken"]
-    _watcher._watcher.end()
+    watcher._watcher.end()
 
 
 @pytest.mark.simulated
@@ -588,7 +589,7 @@ def test_no_thread(stream: us.Stream, monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
-        patch.setattr(_dispatcher, "_dispatcher", _dispatcher.Dispatcher())
+        patch.setattr(dispatcher, "_dispatcher", dispatcher.Dispatcher())
         patch.setattr(threading.Thread, "start", refuse)
         for use in (stream.launch_host_func, stream.add_callback):
             with pytest.raises(RuntimeError, match="new thread"):

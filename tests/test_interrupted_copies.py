@@ -16,7 +16,8 @@ import pytest
 import userstream as us
 from helpers import array, content, device_memory, eventually, fill
 from interrupts import cut_short
-from userstream import _holding, testing
+from userstream import testing
+from userstream._engine import holding
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("no_garbage")]
 
@@ -26,7 +27,7 @@ SIZE = 256
 def settled() -> bool:
     for stream in us.streams().values():
         stream.sync()
-    return not _holding._queues and not _holding.in_use
+    return not holding.queues and not holding.in_use
 
 
 def as_bytes(address: int, producer: us.Stream) -> Any:

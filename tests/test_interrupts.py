@@ -24,8 +24,9 @@ import userstream as us
 from conftest import SIMULATED
 from helpers import array, checked, current_context, device_memory, eventually
 from interrupts import cut_short
-from userstream import _driver, _holding, testing
+from userstream import _driver, testing
 from userstream._driver.capture import _MODES
+from userstream._engine import holding
 from userstream.testing import _simulated
 
 pytestmark = [
@@ -178,7 +179,7 @@ def alive() -> tuple[int, ...]:
 def is_quiet() -> bool:
     """Tell whether all is done that was queued, and nothing is held for it any more."""
     us.wait_all(timeout=20)
-    return not _holding._queues and not _holding.in_use
+    return not holding.queues and not holding.in_use
 
 
 def drawn(count: int, places: int) -> list[int]:
@@ -218,7 +219,7 @@ def test_a_storm_of_signals(name: str, scene: Scene) -> None:
             came = cut_short(call, at, cut)
             assert state() == expected, f"{at}: {cut[-1]}"
             if came and cut[-1] == NEVER_ENDED:
-                _holding.in_use.clear()
+                holding.in_use.clear()
             call()
     gc.collect()
     assert eventually(is_quiet), "something stays in use"

@@ -36,7 +36,8 @@ from helpers import (
     run_python,
     running,
 )
-from userstream import _buffers, _driver, _holding, _watcher, testing
+from userstream import _buffers, _driver, testing
+from userstream._engine import holding, watcher
 from userstream._engine.lane import Lane
 from userstream._ordering import settings
 
@@ -421,7 +422,7 @@ def test_edges_leave_no_more_events_than_there_are_callers(
     producer: us.Stream, memory: int
 ) -> None:
     buffer = array(memory, producer)
-    assert eventually(lambda: not _holding._queues)
+    assert eventually(lambda: not holding.queues)
     us.acquire(buffer)
     before = len(pooled_events())
     for _ in range(500):
@@ -439,7 +440,7 @@ def test_held_events_are_used_again(memory: int) -> None:
             for _ in range(50):
                 us.release(buffer)
         us.wait(stream, timeout=10)
-        assert eventually(lambda: not _holding._queues)
+        assert eventually(lambda: not holding.queues)
         return len(pooled_events())
 
     use()
@@ -1020,7 +1021,7 @@ def test_threads_hold_on_one_stream(kind: str) -> None:
     for thread in threads:
         thread.join(60)
     assert not early
-    assert eventually(lambda: not _holding._queues)
+    assert eventually(lambda: not holding.queues)
 
 
 def test_what_is_held_while_the_last_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1036,13 +1037,13 @@ def test_what_is_held_while_the_last_is_let_go_of(monkeypatch: pytest.MonkeyPatc
                 us.hold(late.pop(), stream=stream)
             super().discard(queue)
 
-    monkeypatch.setattr(_holding, "_queues", Queues(_holding._queues))
+    monkeypatch.setattr(holding, "queues", Queues(holding.queues))
     us.hold(1, stream=stream)
     assert eventually(lambda: not late)
     assert alive() is not None
     latch.release()
     assert eventually(lambda: alive() is None)
-    assert eventually(lambda: not _holding._queues)
+    assert eventually(lambda: not holding.queues)
 
 
 def test_what_is_held_is_the_buffers_and_not_their_list(memory: int) -> None:
@@ -1127,7 +1128,7 @@ def test_a_capture_in_the_way_of_the_end_frees_nothing_before_it_is_over(memory:
             block.__exit__(None, None, None)
         del buffer, block
         gc.collect()
-        _holding.sweep()
+        holding.sweep()
         assert alive() is not None
         assert captured.end_capture() is not None
     assert eventually(lambda: alive() is None), "without a further call"
@@ -1177,9 +1178,9 @@ def test_a_hold_that_is_interrupted_does_not_stop_the_watcher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stream = us.get_stream(0)
-    assert eventually(lambda: not _holding._watched)
+    assert eventually(lambda: not holding._watched)
     with monkeypatch.context() as patch:
-        patch.setattr(_watcher, "watch", _interrupt)
+        patch.setattr(watcher, "watch", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             us.hold(Thing(), stream=stream)
     thing = Thing()
@@ -1199,8 +1200,8 @@ def test_what_is_held_when_a_release_is_interrupted_is_let_go_of(
         block = us.borrow(buffer)
         block.__enter__()
         with monkeypatch.context() as patch:
-            patch.setattr(_holding, "_begin_watch", _interrupt)
-            patch.setattr(_holding._Queue, "sweep", _interrupt)
+            patch.setattr(holding, "_begin_watch", _interrupt)
+            patch.setattr(holding._Queue, "sweep", _interrupt)
             with pytest.raises(KeyboardInterrupt):
                 block.__exit__(None, None, None)
         us.hold(stream=stream)
@@ -1219,7 +1220,7 @@ def test_other_borrows_free_nothing_of_one_that_never_ended(memory: int) -> None
             for borrow in [us.borrow(other) for _ in range(100)]:
                 stack.enter_context(borrow)
         assert alive() is not None
-    _holding.in_use.clear()
+    holding.in_use.clear()
 
 
 def test_destructors_break_no_capture(memory: int) -> None:
@@ -1351,9 +1352,9 @@ def test_a_failure_to_ask_lets_go_of_nothing(code: int) -> None:
             with testing.inject("cuEventQuery", code, count=1 << 30):
                 us.hold(thing, stream=stream)
                 del thing
-                _holding.sweep()
+                holding.sweep()
                 assert eventually(lambda: testing.calls("cuEventQuery") > before + 3)
-            _holding.sweep()
+            holding.sweep()
             assert alive() is not None
             latch.release()
         assert eventually(lambda: alive() is None)

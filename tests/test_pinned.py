@@ -28,12 +28,13 @@ from helpers import (
     untraced,
 )
 from interrupts import cut_short
-from userstream import _driver, _holding, testing
+from userstream import _driver, testing
 from userstream._copies import pinned as _pinned
 from userstream._copies.arrays import DeviceArray
 from userstream._copies.copies import to_host
 from userstream._copies.staging import trim
 from userstream._driver import host_pools
+from userstream._engine import holding
 from userstream.testing import _simulated
 
 MIB = 1 << 20
@@ -387,7 +388,7 @@ def test_memory_in_use_stays_out_until_the_gpu_got_there() -> None:
         del lease
         assert address(array(5000)) != where
         latch.release()
-        assert eventually(lambda: (_holding.sweep(), not _holding._queues)[1])
+        assert eventually(lambda: (holding.sweep(), not holding.queues)[1])
     assert where in _pinned._free[8192]
 
 
@@ -468,7 +469,8 @@ def test_exit_and_fork_free_nothing() -> None:
         import os, sys
         import numpy as np
         import userstream as us
-        from userstream import _driver, _holding, testing
+        from userstream import _driver, testing
+        from userstream._engine import holding
         from userstream._copies import pinned as _pinned
         from userstream._copies.staging import trim
 
@@ -502,7 +504,7 @@ def test_interrupting_a_wait_keeps_the_memory() -> None:
             main = threading.main_thread().ident
 
             def interrupt() -> None:
-                assert eventually(lambda: bool(_holding.in_use))
+                assert eventually(lambda: bool(holding.in_use))
                 threading.Event().wait(0.02)
                 signal.pthread_kill(main, signal.SIGINT)
 
@@ -510,7 +512,7 @@ def test_interrupting_a_wait_keeps_the_memory() -> None:
                 to_host(memory, stream)
             assert address(array(5000)) != where
             latch.release()
-            assert eventually(lambda: (_holding.sweep(), not _holding._queues)[1])
+            assert eventually(lambda: (holding.sweep(), not holding.queues)[1])
         assert address(array(5000)) == where
 
 

@@ -22,8 +22,10 @@ from helpers import (
     pooled_events,
     running,
 )
-from userstream import _events, _waiting, testing
-from userstream._waiting import check_arguments
+from userstream import testing
+from userstream._engine import events as engine_events
+from userstream._engine import waiting
+from userstream._engine.waiting import check_arguments
 
 POLICIES = ["auto", "spin"]
 
@@ -153,13 +155,13 @@ def test_when_a_wait_begins_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
             now += 50e-6
             return now > 1
 
-    monkeypatch.setattr(_waiting, "time", Clock)
-    _waiting.wait_until(Work(), None)
+    monkeypatch.setattr(waiting, "time", Clock)
+    waiting.wait_until(Work(), None)
     assert 250e-6 < sleeps[0][0] < 310e-6
     for at, seconds in sleeps:
         assert seconds == pytest.approx(min(0.05 * at, 5e-3))
     now, sleeps = 0.0, []
-    assert not _waiting._poll([Work()], [], 0.0, None, "spin")
+    assert not waiting._poll([Work()], [], 0.0, None, "spin")
     assert now > 1
     assert not sleeps
 
@@ -311,7 +313,7 @@ def test_an_interrupted_poll_gives_no_event_back_twice(monkeypatch: pytest.Monke
             a.release()
             return eventually(lambda: event.is_done)
 
-        monkeypatch.setattr(_events, "is_done", interrupted)
+        monkeypatch.setattr(engine_events, "is_done", interrupted)
         with pytest.raises(KeyboardInterrupt):
             us.wait_all()
         monkeypatch.undo()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 import userstream as us
-from userstream import _driver, _watcher, testing
+from userstream import _driver, testing
+from userstream._engine import watcher
 
 _latches: list[testing.latch] = []
 
@@ -65,7 +66,7 @@ def wait_while_stuck(seconds: float) -> None:
 
 def is_awaited() -> bool:
     """Tell whether somebody awaits a stream of this process."""
-    return bool(_watcher._watcher._queues)
+    return bool(watcher._watcher._queues)
 
 
 def describe_own_buffer() -> us.BufferInfo:

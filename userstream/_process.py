@@ -19,18 +19,18 @@ with the code.
         _pools: stays, out of reach
     _driver/pointers
         _spare: stays, as it is host memory
-    _events
+    _engine/events
         _pools: emptied; the events are leaked
-    _watcher
+    _engine/watcher
         _watcher: a new one, with nothing to watch; its thread is not begun
-    _waiting
+    _engine/waiting
         host_functions_thread: stays; no thread of the child has that identifier
-    _dispatcher
+    _engine/dispatcher
         _dispatcher: stays, out of reach
-    _futures
+    _engine/futures
         _mailboxes: stays; no event loop of the parent runs
-    _holding
-        _lock: a new one. _queues _orphans: emptied. _watched: not any more
+    _engine/holding
+        _lock: a new one. queues orphans: emptied. _watched: not any more
         in_use: stays, so that nothing in it is destroyed. _ENDED: a constant
     _engine/lanes
         of_frameworks: emptied. _ours _defaults _core_contexts: stay, out of reach

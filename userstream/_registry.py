@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, overload
 
-from userstream import (
-    _buffers,
-    _device_wait,
-    _holding,
-    _numbers,
-    _process,
-    _targets,
-    _waiting,
-)
+from userstream import _buffers, _numbers, _process, _targets
 from userstream._copies import copies, pinned, staging
-from userstream._engine import host_wait
+from userstream._engine import device_wait, holding, host_wait, waiting
 from userstream._ordering import (
     Borrow,
     Ordering,
@@ -244,7 +236,7 @@ class UserStream:
         >>> len(mine.streams())
         0
         """
-        _waiting.check_arguments(timeout, "auto")
+        waiting.check_arguments(timeout, "auto")
         lanes = self._table.lanes()
         try:
             host_wait.sync_all(list(lanes.values()), timeout, grouped=True, closed_is_done=True)
@@ -344,7 +336,7 @@ class UserStream:
         streams = self._unnamed if name is None else self._table.called(name)
         stream = _known(target, streams)
         if stream is None:
-            _waiting.check_arguments(timeout, policy)
+            waiting.check_arguments(timeout, policy)
             host_wait.sync_all(self._table.waited_for(target, name), timeout, policy)
         else:
             host_wait.sync(stream._lane or stream._resolve(), timeout, policy)
@@ -395,12 +387,12 @@ class UserStream:
         >>> import userstream as us
         >>> us.wait_for_device(0, timeout=10)
         """
-        _waiting.check_arguments(timeout, "auto")
+        waiting.check_arguments(timeout, "auto")
         self._table.check_open()
         given = _targets.stream_of(target)
         lane = None if given is None else given._resolve()
         devices = _targets.devices_of(target) if lane is None else [lane.device]
-        work = _device_wait.work_on(devices, lane, and_current=target is None)
+        work = device_wait.work_on(devices, lane, and_current=target is None)
         host_wait.sync_all(work, timeout)
 
     def wait_all(self, *, timeout: float | None = None, policy: WaitPolicy = "auto") -> None:
@@ -437,7 +429,7 @@ class UserStream:
         >>> import userstream as us
         >>> us.wait_all(timeout=10)
         """
-        _waiting.check_arguments(timeout, policy)
+        waiting.check_arguments(timeout, policy)
         self._table.check_open()
         lanes = list(self._table.lanes().values())
         host_wait.sync_all(lanes, timeout, policy, grouped=True, closed_is_done=True)
@@ -493,9 +485,9 @@ class UserStream:
         lanes = self._waited_for(target, name)
         # Takes longer to load than the rest of the waits. After the check for a forked child, where
         # a thread that is not there may have been loading it, and would be waited for.
-        from userstream import _futures
+        from userstream._engine import futures
 
-        return _futures.Completion(lanes, grouped=len(lanes) > 1)
+        return futures.Completion(lanes, grouped=len(lanes) > 1)
 
     async def wait_async(
         self, target: Target = None, *, name: str | None = None, timeout: float | None = None
@@ -539,12 +531,12 @@ class UserStream:
         >>> stream = us.get_stream(0)
         >>> asyncio.run(us.wait_async(0, timeout=10))
         """
-        _waiting.check_arguments(timeout, "auto")
+        waiting.check_arguments(timeout, "auto")
         lanes = self._waited_for(target, name)
-        from userstream import _futures  # as in `completion`
+        from userstream._engine import futures  # as in `completion`
 
-        await _futures.wait(lanes, timeout=timeout, grouped=len(lanes) > 1)
-        _holding.sweep()
+        await futures.wait(lanes, timeout=timeout, grouped=len(lanes) > 1)
+        holding.sweep()
 
     async def wait_all_async(self, *, timeout: float | None = None) -> None:
         """Wait like `wait_all`, without blocking the event loop.
@@ -578,13 +570,13 @@ class UserStream:
         >>> import userstream as us
         >>> asyncio.run(us.wait_all_async(timeout=10))
         """
-        _waiting.check_arguments(timeout, "auto")
+        waiting.check_arguments(timeout, "auto")
         self._table.check_open()
         lanes = list(self._table.lanes().values())
-        from userstream import _futures  # as in `completion`
+        from userstream._engine import futures  # as in `completion`
 
-        await _futures.wait(lanes, timeout=timeout, grouped=True, closed_is_done=True)
-        _holding.sweep()
+        await futures.wait(lanes, timeout=timeout, grouped=True, closed_is_done=True)
+        holding.sweep()
 
     # -- order with the producers of buffers ------------------------------------------------------
 
@@ -831,7 +823,7 @@ class UserStream:
         >>> us.hold(scratch, stream=stream)
         """
         self._table.check_open()
-        _holding.keep(given_lane(stream, "stream"), objects)
+        holding.keep(given_lane(stream, "stream"), objects)
 
     def hand_over(self, *results: Buffer, stream: StreamLike | int | None = None) -> None:
         """Hand over results that were produced on a stream to their frameworks' current streams.
@@ -984,7 +976,7 @@ class UserStream:
         [7, 7, 7, 7]
         """
         if timeout is not None:
-            _waiting.check_arguments(timeout, "auto")
+            waiting.check_arguments(timeout, "auto")
         if self._table.closed or _process.forked:
             self._table.check_open()
         return copies.asnumpy(
@@ -1077,7 +1069,7 @@ class UserStream:
         >>> us.asnumpy(buffer, producer=theirs).tolist()
         [0, 1, 2, 3]
         """
-        _waiting.check_arguments(timeout, "auto")
+        waiting.check_arguments(timeout, "auto")
         self._table.check_open()
         return copies.copyto(
             dst,

@@ -20,10 +20,10 @@ STARTS = {
     "_registry": "User streams",
     "_copies": "What calls do",
     "_stream": "Streams",
-    "_dispatcher": "Completion",
+    "_engine": "The engine",
     "_buffers": "Buffers, devices",
     "_driver": "The driver",
-    "_semaphore": "Ground",
+    "_daemon": "Ground",
 }
 NAMES = {"__main__": "python -m userstream", "__init__": "userstream"}
 BELOW = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from userstream import _buffers, _cleanup, _driver, _events, _holding, _waiting
+from userstream import _buffers, _cleanup, _driver
 from userstream._copies import layout, operands, pinned, staging
 from userstream._copies.arrays import (
     DeviceArray,
@@ -25,8 +25,9 @@ from userstream._copies.arrays import (
     surplus_axes,
 )
 from userstream._copies.copy_lane import CopyLane
+from userstream._engine import events, holding, waiting
+from userstream._engine.waiting import Deadline
 from userstream._ordering import ordering_of, usual_ordering_of_view
-from userstream._waiting import Deadline
 from userstream.errors import UnsupportedBufferError, UserStreamError
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def _usual_to_host(view: View, streams: Mapping[int, Stream]) -> np.ndarray | No
         width, _, to_offset, from_offset = way.moves
         to = ctypes.addressof(memory) + way.side.offset + to_offset
         _driver.copy_within(lane, to, array.address + from_offset, width)
-        _waiting.wait_until(_events.Completion(lane.pool, lane, lane.anywhere), None)
+        waiting.wait_until(events.Completion(lane.pool, lane, lane.anywhere), None)
 
     in_order(ordering, copy, _FOREVER, release=False, memory=memory)
     return result
@@ -232,7 +233,7 @@ class _Acquired:
         self._deadline = deadline
         self._ordering = ordering
         kept = ordering.acquire(deadline, to_be_released=release)
-        self._use = _holding.Use(ordering.lane, ordering.buffers, kept, memory)
+        self._use = holding.Use(ordering.lane, ordering.buffers, kept, memory)
 
     def end(self, *, release: bool) -> None:
         if release:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from userstream import _driver, _holding, _waiting
+from userstream import _driver
 from userstream._copies import layout
+from userstream._engine import holding, waiting
 from userstream.errors import UnsupportedBufferError, WaitTimeout
 
 if TYPE_CHECKING:
     from userstream._copies.layout import Moves
     from userstream._driver import Peers
+    from userstream._engine.waiting import Deadline, Pending
     from userstream._stream.stream import Stream
-    from userstream._waiting import Deadline, Pending
 
 
 _NOT_CAPTURED = "; asnumpy and copyto cannot be captured: copy before or after the capture"
@@ -36,12 +37,12 @@ class CopyLane:
         self._lane = stream._resolve(device)  # whichever is current
         self._lane.usable(_NOT_CAPTURED)
         self.device = device
-        self._deadline = deadline or _waiting.Deadline(None)
+        self._deadline = deadline or waiting.Deadline(None)
 
     def wait(self, completion: Pending) -> None:
         """Wait for a point on this lane."""
         try:
-            _waiting.wait_until(completion, self.left())
+            waiting.wait_until(completion, self.left())
         except WaitTimeout:
             raise self.too_late() from None
 
@@ -56,7 +57,7 @@ class CopyLane:
 
     def too_late(self) -> Exception:
         """Return the error for a deadline that has passed."""
-        return _waiting.late((self._lane,), self._deadline.seconds, _NOT_THERE)
+        return waiting.late((self._lane,), self._deadline.seconds, _NOT_THERE)
 
     def copy_and_wait(self, to: int, source: int, plan: Moves, memory: object) -> None:
         """Copy, and keep the memory alive until the GPU has finished, whatever comes in between."""
@@ -68,9 +69,9 @@ class CopyLane:
             use.hold_after_error()
             raise
 
-    def use(self, memory: object) -> _holding.Use:
+    def use(self, memory: object) -> holding.Use:
         """Hold memory that is copied to or from, from now on."""
-        return _holding.Use(self._lane, memory)
+        return holding.Use(self._lane, memory)
 
     def copy(self, to: int, source: int, plan: Moves) -> Pending:
         """Queue a copy between two first elements; return the point where it is over."""

@@ -20,7 +20,8 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from userstream import _driver, _holding, _process
+from userstream import _driver, _process
+from userstream._engine import holding
 
 if TYPE_CHECKING:
     from userstream._driver import HostMemory
@@ -75,8 +76,8 @@ def take(nbytes: int, device: int) -> Lease | None:
 
     All devices may use it. A new block is on the host's node nearest to `device`.
     """
-    if _holding.holding or _holding.orphans:
-        _holding.sweep()  # some may be free by now
+    if holding.queues or holding.orphans:
+        holding.sweep()  # some may be free by now
     size, most = _rounded(nbytes), limit() if _limit is None else _limit
     # The limit may be new.
     lease = _take(size, device, most, reuse=_total <= most)
@@ -208,7 +209,7 @@ def _make_room(size: int) -> None:
 
 def trim() -> threading.Thread | None:
     """Free all the blocks that are free; return the thread that does it, if there are any."""
-    _holding.sweep()
+    holding.sweep()
     return _give_back(None)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from userstream._copies.copy_lane import CopyLane
     from userstream._copies.layout import Moves
     from userstream._copies.pinned import Lease
-    from userstream._waiting import Pending
+    from userstream._engine.waiting import Pending
 
 SIZE = 4 << 20
 

@@ -5,25 +5,25 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from userstream import _holding, _waiting
+from userstream._engine import holding, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from userstream._engine.lane import Lane
-    from userstream._waiting import Waitable
+    from userstream._engine.waiting import Waitable
 
 
 def sync(lane: Lane, timeout: float | None, policy: str) -> None:
     """Wait for the work that is queued on a lane now."""
     if timeout is not None or policy != "auto":
-        _waiting.check_arguments(timeout, policy)
-    if threading.get_ident() == _waiting.host_functions_thread:
-        _waiting.refuse_in_host_function("a wait")
+        waiting.check_arguments(timeout, policy)
+    if threading.get_ident() == waiting.host_functions_thread:
+        waiting.refuse_in_host_function("a wait")
     if not lane.is_idle():
-        _waiting.wait_for((lane,), timeout=timeout, policy=policy, grouped=False)
-    if _holding.holding or _holding.orphans:
-        _holding.sweep()
+        waiting.wait_for((lane,), timeout=timeout, policy=policy, grouped=False)
+    if holding.queues or holding.orphans:
+        holding.sweep()
 
 
 def sync_all(
@@ -36,7 +36,7 @@ def sync_all(
 ) -> None:
     """Wait for all of them at once; by default failures are grouped if there are several."""
     grouped = len(targets) > 1 if grouped is None else grouped
-    _waiting.wait_for(
+    waiting.wait_for(
         targets, timeout=timeout, policy=policy, grouped=grouped, closed_is_done=closed_is_done
     )
-    _holding.sweep()
+    holding.sweep()

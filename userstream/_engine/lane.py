@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from userstream import _driver, _events, _process
+from userstream import _driver, _process
+from userstream._engine import events
 from userstream.errors import CaptureError, ClosedError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Lane:
         self.name = name  # under which a registry has it
         self.owned = owned  # made by userstream, so the driver's stream goes with it
         self.anywhere = int(self.handle) not in (_driver.LEGACY, _driver.PER_THREAD)
-        self.pool = _events.pool_of(context)
+        self.pool = events.pool_of(context)
         self.stream_id: int | None = None  # asked for once
         self.held: Any = None  # the queue of `_holding`
         self.on_close: Callable[[Lane], None] | None = None  # a registry's
@@ -182,11 +183,11 @@ class Lane:
             return _driver.stream_is_idle(handle, self)
         return self.within(_driver.stream_is_idle, handle, self)
 
-    def completion(self) -> _events.Completion:
+    def completion(self) -> events.Completion:
         """Record the point that the stream has reached, to be polled."""
         self.live()
         # Ordered if it is one stream: the per-thread ones of two threads are two.
-        return self.here(_events.Completion, self.pool, self, self.anywhere)
+        return self.here(events.Completion, self.pool, self, self.anywhere)
 
     # -- its order with others --------------------------------------------------------------------
 
@@ -221,7 +222,7 @@ class Lane:
         here = self.capture_status()
         if here != _NONE or capture != _NONE:
             _check_captures(source, capture, self, here, may_join=may_join)
-        self.here(_events.wait, self, event)
+        self.here(events.wait, self, event)
 
 
 def usual_edge(source: Lane, destination: Lane) -> Event | None:

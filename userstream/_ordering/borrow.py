@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from userstream import _cleanup, _holding, _process, _targets
+from userstream import _cleanup, _process, _targets
+from userstream._engine import holding
 from userstream._stream import activation as activations
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Borrow:
         self._keep = keep
         self._activate = activate if isinstance(activate, (bool, str)) else _names(activate)
         self._ordering: Ordering | None = None
-        self._use: _holding.Use | None = None
+        self._use: holding.Use | None = None
         self._key = 0  # under which that is in use
         self._activation: activations.Activation[Stream] | None = None
 
@@ -69,14 +70,14 @@ class Borrow:
             activation = activations.Activation(
                 ordering.consumer, frameworks, ordered=ordering.producers
             )
-        use = _holding.Use(ordering.lane, ordering.buffers, ordering.acquire())
+        use = holding.Use(ordering.lane, ordering.buffers, ordering.acquire())
         self._key = id(use)
-        _holding.in_use[self._key] = use  # to the end of the block, whoever drops this object
+        holding.in_use[self._key] = use  # to the end of the block, whoever drops this object
         if activation is not None:
             try:
                 activation.__enter__()
             except BaseException:
-                del _holding.in_use[self._key]
+                del holding.in_use[self._key]
                 use.end()
                 raise
         self._activation = activation
@@ -97,14 +98,14 @@ class Borrow:
             _process.check_fork()
         # From here on a Ctrl-C lets go of `use`, and a later call holds what it is about. No call
         # comes before: there they would stay for good.
-        del _holding.in_use[self._key]
+        del holding.in_use[self._key]
         try:
             if ordering.thread is not None:
                 ordering.check_thread()
             if activation is not None:
                 activation.check_thread()
         except RuntimeError:  # it has not ended
-            _holding.in_use[self._key] = use
+            holding.in_use[self._key] = use
             raise
         self._ordering = self._activation = self._use = None
         failures: list[Exception] = []

@@ -12,9 +12,9 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from userstream import _device_wait, _driver, _process
+from userstream import _driver, _process
 from userstream._buffers import FRAMEWORKS
-from userstream._engine import lanes
+from userstream._engine import device_wait, lanes
 from userstream.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def refuse_captures(devices: Iterable[int], consumer: Lane) -> None:
             stream=repr(consumer),
         )
     for device in devices:
-        _device_wait.refuse_captures(device, _driver.primary_context(device), _BREAKS)
+        device_wait.refuse_captures(device, _driver.primary_context(device), _BREAKS)
         # A framework that captures does it on its current stream, of which the legacy one may know
         # nothing.
         for framework in FRAMEWORKS.values():

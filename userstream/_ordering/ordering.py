@@ -6,9 +6,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from userstream import _buffers, _cleanup, _driver, _holding, _waiting
+from userstream import _buffers, _cleanup, _driver
 from userstream._buffers import type_name
-from userstream._engine import host_wait, lanes
+from userstream._engine import holding, host_wait, lanes, waiting
 from userstream._engine.lane import usual_edge
 from userstream._ordering import device_edges, settings
 from userstream._stream.stream import Stream
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from userstream._buffers import View
     from userstream._engine.lane import Lane
-    from userstream._waiting import Deadline
+    from userstream._engine.waiting import Deadline
     from userstream.typing import Producer
 
 _AUTO = "auto"
@@ -140,12 +140,12 @@ class Ordering:
         # What is captured never completes: the graph needs the buffers as long as it lives.
         if objects is None or capture != _driver.NOT_CAPTURING:
             lane.pool.give_back(event)
-            _holding.let_go(objects)
+            holding.let_go(objects)
         else:
-            _holding.hold(lane, event, began, objects)
+            holding.hold(lane, event, began, objects)
         if wait_on_host:
             try:
-                self._wait_on_host(_waiting.Deadline(0) if after_error else deadline)
+                self._wait_on_host(waiting.Deadline(0) if after_error else deadline)
             except Exception as failure:
                 failures.append(failure)
         if failures:
@@ -185,7 +185,7 @@ class Ordering:
         except WaitTimeout:
             if deadline is None:
                 raise
-            raise _waiting.late((self.lane,), deadline.seconds) from None
+            raise waiting.late((self.lane,), deadline.seconds) from None
 
 
 def usual_ordering_of_view(view: View, consumer: Stream) -> Ordering | None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from cuda.bindings import driver
 from cuda.core import Event, EventOptions
 
-from userstream import _driver, _events, _numbers, _process
+from userstream import _driver, _numbers, _process
 from userstream._buffers import is_named, type_name
+from userstream._engine import events
 from userstream.errors import DeviceMismatchError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ def wait(lane: Lane, event: Event) -> None:
     """Make later work on a stream wait for an event of cuda.core; no host wait."""
     lane.usable()
     _check_open(event)
-    lane.here(_events.wait, lane, event)
+    lane.here(events.wait, lane, event)
 
 
 def record(lane: Lane, event: Event | None, options: EventOptions | None) -> Event:

@@ -11,9 +11,9 @@ import cuda.core
 import numpy as np
 from cuda.bindings import driver
 
-from userstream import _driver, _holding, _numbers
+from userstream import _driver, _numbers
 from userstream._buffers import type_name
-from userstream._engine import lanes
+from userstream._engine import holding, lanes
 from userstream._engine.core import CoreStream
 from userstream._stream import capture
 from userstream.errors import ClosedError
@@ -64,7 +64,7 @@ def close(lane: Lane) -> None:
         with contextlib.suppress(ClosedError):  # another thread was faster
             capture.forget(lane)
     lanes.forget(lane, address)
-    _holding.keep_in_use(lane)  # by a block that has not ended, and cannot mark its end any more
+    holding.keep_in_use(lane)  # by a block that has not ended, and cannot mark its end any more
     lane.handle = None
     lane.core.close()
 

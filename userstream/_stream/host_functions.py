@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from userstream import _dispatcher, _driver, _waiting, _watcher
+from userstream import _driver
+from userstream._engine import dispatcher, waiting, watcher
 from userstream._stream.gate import Gate
 from userstream._stream.operations import WaitFlags
 
@@ -24,16 +25,16 @@ _NOT_CAPTURED = ", and Python functions cannot be captured; cuda.core can: Graph
 def launch(lane: Lane, fn: Callable[..., object], args: tuple[Any, ...], *, blocking: bool) -> None:
     """Enqueue a call of a Python function."""
     name = _name_of(fn)
-    _waiting.refuse_in_host_function("launch_host_func()")
+    waiting.refuse_in_host_function("launch_host_func()")
     lane.live()
     lane.within(_launch, lane, _named(name, fn, *args), blocking)
 
 
 def _launch(lane: Lane, function: Callable[[], None], blocking: bool) -> None:
     handle = lane.usable(_NOT_CAPTURED)
-    dispatcher = _dispatcher.started()
-    semaphore = dispatcher.semaphore
-    with dispatcher.in_order(lane.identity()) as calls:
+    running = dispatcher.started()
+    semaphore = running.semaphore
+    with running.in_order(lane.identity()) as calls:
         gate = Gate(lane.device) if blocking else None
         release = _nothing if gate is None else gate.release
         completion = None
@@ -44,7 +45,7 @@ def _launch(lane: Lane, function: Callable[[], None], blocking: bool) -> None:
             if gate is not None:
                 flags = WaitFlags.GEQ
                 _driver.wait_value(handle, address, gate.value, flags, bits=32, stream=lane)
-            calls.append(_dispatcher.Call(completion, function, release))
+            calls.append(dispatcher.Call(completion, function, release))
         except BaseException:
             release()  # the stream may be held by now
             if completion is not None:
@@ -56,18 +57,18 @@ def add_callback(lane: Lane, stream: S, fn: Callable[[S, DriverError | None], ob
     """Call a Python function when the work queued until now is done, or has failed."""
     name = _name_of(fn)
     lane.usable(_NOT_CAPTURED)
-    dispatcher = _dispatcher.started()
+    running = dispatcher.started()
     completion = lane.completion()
 
     def tell(_watch: object, error: Exception | None) -> None:
         # Nothing but DriverError comes of looking at an event.
-        dispatcher.post(_named(name, fn, stream, error))  # type: ignore[arg-type]
+        running.post(_named(name, fn, stream, error))  # type: ignore[arg-type]
 
-    watch = _watcher.Watch(completion, tell)
+    watch = watcher.Watch(completion, tell)
     try:
-        _watcher.watch([watch])
+        watcher.watch([watch])
     except BaseException:
-        _watcher.unwatch([watch])  # if it came that far
+        watcher.unwatch([watch])  # if it came that far
         raise
 
 

@@ -14,14 +14,15 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from userstream import _driver, _process, _waiting
+from userstream import _driver, _process
 from userstream._daemon import Daemon, run, survive
-from userstream._semaphore import Semaphore
+from userstream._engine import waiting
+from userstream._engine.semaphore import Semaphore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
 
-    from userstream._waiting import Pending
+    from userstream._engine.waiting import Pending
 
 _LONGEST_SLEEP = 0.05  # seconds until an error of the GPU is noticed
 
@@ -131,7 +132,7 @@ class Dispatcher:
         self._daemon.join()
 
     def _run(self) -> None:
-        _waiting.forbid_waits_here()
+        waiting.forbid_waits_here()
         self._relax()
         while not self._ended:
             try:

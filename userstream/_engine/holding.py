@@ -12,7 +12,8 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from userstream import _driver, _events, _process, _watcher
+from userstream import _driver, _process
+from userstream._engine import events, watcher
 from userstream.errors import CaptureError, ClosedError, DriverError, UserStreamError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 in_use: dict[int, object] = {}
 
 # What is in use, and whose `Use` has gone. Garbage collection may fill it between any two lines.
-_orphans: deque[_Ticket] = deque()
+orphans: deque[_Ticket] = deque()
 
 
 class Use:
@@ -40,7 +41,7 @@ class Use:
 
     def __init__(self, lane: Lane, *objects: object) -> None:
         # The callback is C, so no signal comes in its middle; a destructor may do no more.
-        self.ticket = ticket = _Ticket(self, _orphans.append)
+        self.ticket = ticket = _Ticket(self, orphans.append)
         ticket.lane, ticket.objects, ticket.thread = lane, objects, threading.get_ident()
         in_use[id(ticket)] = ticket
 
@@ -64,7 +65,7 @@ class Use:
     def hold_later(self) -> None:
         """Hold the objects as soon as that is possible, which it was not just now."""
         if id(self.ticket) in in_use:
-            _orphans.append(self.ticket)
+            orphans.append(self.ticket)
             _begin_watch()
 
 
@@ -107,7 +108,7 @@ def keep_in_use(lane: Lane) -> None:
 
 
 def _hold_orphans() -> None:
-    for ticket in list(_orphans):
+    for ticket in list(orphans):
         if id(ticket) in in_use:
             if ticket.is_elsewhere():
                 continue
@@ -122,7 +123,7 @@ def _hold_orphans() -> None:
             except UserStreamError:  # to be tried again
                 continue
         with contextlib.suppress(ValueError):  # another thread was faster
-            _orphans.remove(ticket)
+            orphans.remove(ticket)
 
 
 _SWEEP_SECONDS = 200e-6  # at most so often for each stream: asking an event takes a µs
@@ -141,7 +142,7 @@ class _Queue:
 
     __slots__ = ("__weakref__", "_held", "_in_order", "_lock", "_pool", "_sweeping", "_swept")
 
-    def __init__(self, pool: _events.EventPool, *, in_order: bool) -> None:
+    def __init__(self, pool: events.EventPool, *, in_order: bool) -> None:
         self._pool = pool
         self._in_order = in_order  # whether it is one stream, which passes its events in order
         self._held: deque[_Held] = deque()
@@ -193,7 +194,7 @@ class _Queue:
 
 def _is_passed(held: _Held) -> bool:
     try:
-        return _events.is_done(held.event, None)
+        return events.is_done(held.event, None)
     except DriverError as error:  # else to be asked again
         return _driver.ended_context(error)
     except CaptureError:  # one began just before the event was recorded: a later event will tell
@@ -220,8 +221,7 @@ class _Sweeper:
 
 
 _lock = threading.RLock()  # for these two
-_queues: set[_Queue] = set()  # that hold something
-holding, orphans = _queues, _orphans  # for those who ask before they call `sweep`
+queues: set[_Queue] = set()  # that hold something
 _watched = False
 
 
@@ -234,9 +234,9 @@ def hold(lane: Lane, event: Event, began: float, objects: object) -> None:
     if queue is None:
         queue = lane.held = _Queue(lane.pool, in_order=lane.anywhere)
     queue.add(event, began, objects)
-    if queue not in _queues or not _watched:
+    if queue not in queues or not _watched:
         with _lock:
-            _queues.add(queue)
+            queues.add(queue)
         _begin_watch()
 
 
@@ -256,7 +256,7 @@ def keep(lane: Lane, objects: object) -> None:
 
 def _has_work() -> bool:
     """Tell whether there is something that the watcher can let go of."""
-    return bool(_queues) or any(not ticket.is_elsewhere() for ticket in list(_orphans))
+    return bool(queues) or any(not ticket.is_elsewhere() for ticket in list(orphans))
 
 
 def _begin_watch() -> None:
@@ -265,7 +265,7 @@ def _begin_watch() -> None:
         with _lock:
             watched, _watched = _watched, True
         if not watched:
-            _watcher.watch([_watcher.Watch(_Sweeper(), lambda _, error: _unwatched(error))])
+            watcher.watch([watcher.Watch(_Sweeper(), lambda _, error: _unwatched(error))])
     except RuntimeError as error:  # no thread can be started: later calls let go all the same
         _unwatched(error)
     except BaseException as error:  # Ctrl-C
@@ -289,25 +289,25 @@ def _unwatched(error: BaseException | None) -> None:
 
 def sweep() -> None:
     """Let go of what is not needed any more."""
-    if _orphans:
+    if orphans:
         _hold_orphans()
-    if not _queues:  # a wait on an idle stream comes by here
+    if not queues:  # a wait on an idle stream comes by here
         return
     with _lock:
-        queues = list(_queues)
-    for queue in queues:
+        held = list(queues)
+    for queue in held:
         queue.sweep()
         with _lock:
-            _queues.discard(queue)
+            queues.discard(queue)
             if queue:  # asked last: `hold` adds to the queue first, and then looks whether it is in
-                _queues.add(queue)
+                queues.add(queue)
 
 
 def _in_child() -> None:
     global _lock, _watched  # noqa: PLW0603 -- a thread that is not here may have held it
     _lock = threading.RLock()
-    _queues.clear()
-    _orphans.clear()
+    queues.clear()
+    orphans.clear()
     _watched = False
 
 

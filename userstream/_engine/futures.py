@@ -12,15 +12,15 @@ from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from userstream import _process, _waiting, _watcher
+from userstream import _process
 from userstream._daemon import survive
-from userstream._points import Points
+from userstream._engine import waiting, watcher
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-    from userstream._waiting import Waitable
+    from userstream._engine.waiting import Waitable
 
 _LONGEST_WAIT = 0.05  # seconds, until somebody looks or calls again unasked
 _LONGEST_LOCK = 1.0  # seconds for which the watcher stands by a future that somebody keeps locked
@@ -49,6 +49,75 @@ class _Condition(_RLock):  # type: ignore[misc]
         """Return when the future is over, or when time is up; call it without the lock."""
         if self._gate.acquire(timeout=seconds):
             self.notify_all()  # the next waiter; a Ctrl-C just before costs that one its time
+
+
+class Points:
+    """The points that all the targets had reached when this was made.
+
+    When the last is done, `tell` is called once, with what went wrong or `None`: in the watcher's
+    thread, or at once if nothing is pending.
+    """
+
+    __slots__ = ("_failed", "_grouped", "_lock", "_pending", "_tell")
+
+    def __init__(
+        self,
+        targets: Sequence[Waitable],
+        tell: Callable[[Exception | None], None],
+        *,
+        grouped: bool,
+        closed_is_done: bool = False,
+    ) -> None:
+        pending, failed = waiting.start(targets, closed_is_done=closed_is_done)
+        self._failed: list[Exception] = [*failed]
+        self._grouped = grouped
+        # Reentrant, as a destructor or a signal handler may stop it in the middle of this.
+        self._lock = threading.RLock()
+        self._tell = tell
+        watches = [watcher.Watch(each, self._arrive) for each in pending]
+        self._pending = dict.fromkeys(watches)
+        if watches:
+            watcher.watch(watches)
+        else:
+            self._finish()
+
+    def late(self, timeout: float | None) -> Exception | None:
+        """Return the error of a wait that ends now; `None` if all went well after all."""
+        with self._lock:
+            late, failed = [watch.completion for watch in self._pending], [*self._failed]
+        if not late and not failed:
+            return None
+        return waiting.outcome(late, failed, timeout, grouped=self._grouped)
+
+    def stop(self) -> bool:
+        """Tell nobody any more; return whether something was still pending."""
+        with self._lock:
+            if not self._pending:
+                return False
+            watches, self._pending = [*self._pending], {}
+            del self._tell
+        watcher.unwatch(watches)
+        return True
+
+    def _arrive(self, watch: watcher.Watch, error: Exception | None) -> None:
+        with self._lock:
+            if watch not in self._pending:  # stopped meanwhile
+                return
+            del self._pending[watch]
+            if error is not None:
+                self._failed.append(error)
+            if self._pending:
+                return
+        self._finish()
+
+    def _finish(self) -> None:
+        # Like the watches, `tell` leads back here: nothing is left to the garbage collector.
+        tell = self._tell
+        del self._tell
+        if self._failed:
+            tell(waiting.outcome([], self._failed, None, grouped=self._grouped))
+        else:
+            tell(None)
 
 
 class Completion(Future[None]):
@@ -98,7 +167,7 @@ class Completion(Future[None]):
         if self.done():
             return
         refuse_here(what)
-        deadline = _waiting.Deadline(timeout)
+        deadline = waiting.Deadline(timeout)
         while not self.done():
             if _process.halted:
                 _process.check_fork()
@@ -128,15 +197,15 @@ def _call_back(fn: Callable[[Future[None]], object], future: Future[None]) -> No
     try:
         fn(future)
     except BaseException:
-        if not _watcher.is_current():  # the caller's own affair, as with every future
+        if not watcher.is_current():  # the caller's own affair, as with every future
             raise
         survive("a callback of %r failed", future)  # the others are still to be called
 
 
 def refuse_here(what: str) -> None:
     """Raise if the calling thread may not wait, or would have to end the wait itself."""
-    _waiting.refuse_in_host_function(what)
-    if _watcher.is_current():
+    waiting.refuse_in_host_function(what)
+    if watcher.is_current():
         raise RuntimeError(
             f"{what} was called in a callback of a future, or in a destructor, on the thread that "
             "tells what is done, which would wait for itself; do it on another thread"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cuda.bindings import driver
 
     from userstream._engine.lane import Lane
-    from userstream._waiting import Pending
+    from userstream._engine.waiting import Pending
 
 
 _BREAKS = (
