@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -38,11 +39,16 @@ from observed import (
     no_edge,
     watched,
 )
+from userstream._observe.logger import the_logger
 from userstream.testing import Pointer, kernel, latch, reset
 
 pytestmark = [
     pytest.mark.simulated,  # the calls of a GPU cannot be seen yet
     pytest.mark.no_races(False),  # they watch themselves
+    pytest.mark.skipif(
+        sys.version_info >= (3, 14) and not the_logger().has_stacks,
+        reason="the frames of this version of Python cannot be read",
+    ),
 ]
 
 

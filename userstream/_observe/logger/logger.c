@@ -329,7 +329,7 @@ static int32_t stack_index(void) {
     int32_t index = -1;
     pthread_mutex_lock(&stacks_lock);
     for (; frame && count < FRAMES; frame = FIELD(char *, frame, layout.frame_previous)) {
-        if (FIELD(uint8_t, frame, layout.frame_owner) == layout.owner_c_stack)
+        if (FIELD(uint8_t, frame, layout.frame_owner) >= layout.owner_c_stack)
             continue;
         uintptr_t tagged = FIELD(uintptr_t, frame, layout.frame_code);
         const char *code = (const char *)(tagged & ~(uintptr_t)layout.code_tag);
