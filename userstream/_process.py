@@ -15,6 +15,8 @@ with the code.
         _ready _version _device_count _uuids: facts, which stay; who asks is refused
     _driver/contexts
         _primary devices_of_primaries: stay, out of reach
+    _driver/capture_mode
+        exchange: a fact, which stays
     _driver/host_pools
         _pools: stays, out of reach
     _driver/pointers

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from ctypes import byref, c_int
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from cuda.bindings import driver
 
-from userstream._driver.restoring import restore_again
-from userstream._driver.status import CAPTURE_ERRORS, SUCCESS, ask, call, failed, raised
+from userstream._driver import capture_mode
+from userstream._driver.status import CAPTURE_ERRORS, SUCCESS, ask, call, failed
 from userstream._driver.streams import CAPTURE_IMPLICIT
 from userstream.errors import CaptureError
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from cuda.core.graph import GraphDefinition
 
     from userstream.typing import CaptureMode
-
-_exchange = driver.cuThreadExchangeStreamCaptureMode
 
 _MODES = {
     "global": driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL,
@@ -120,23 +119,15 @@ def _copied(nodes: list[driver.CUgraphNode] | None) -> list[driver.CUgraphNode]:
 @contextmanager
 def in_capture_mode(mode: driver.CUstreamCaptureMode) -> Iterator[None]:
     """Set the calling thread's capture mode for a block."""
-    exchanged: list[Any] = []  # as in `relaxed`
+    exchange = capture_mode.exchange or capture_mode.find()
+    wanted = int(mode)
+    exchanged = c_int(wanted)
+    where = byref(exchanged)
     try:
-        try:
-            exchanged.extend(map(_exchange, (mode,)))
-        except (RuntimeError, ValueError) as error:
-            raise raised("cuThreadExchangeStreamCaptureMode", error) from error
-        ((status, before),) = exchanged
-        if status != SUCCESS:
-            raise failed("cuThreadExchangeStreamCaptureMode", status)
+        status = exchange(where)  # as in `relaxed`
+        if status:
+            raise failed(capture_mode.NAME, status)
         yield
     finally:
-        for status, before in exchanged:
-            if status != SUCCESS:
-                break
-            try:
-                answer: Any = _exchange(before)
-            except (RuntimeError, ValueError) as error:
-                answer = error
-            if type(answer) is not tuple or answer[0] != SUCCESS:
-                restore_again(_exchange, before, answer)
+        if exchanged.value != wanted and exchange(where):
+            capture_mode.restore_again(exchanged)

@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 _TRIES = 10
 
 
-def restore_again(function: Callable[..., Any], before: object, answer: Any) -> None:
+def restore_again(
+    function: Callable[..., Any], before: object, answer: Any, level: int = 1
+) -> None:
     """Set something back where the first attempt has failed, with this `answer`.
+
+    `level` is how many frames up the caller is where that was.
 
     Raises
     ------
@@ -40,7 +44,7 @@ def restore_again(function: Callable[..., Any], before: object, answer: Any) -> 
     else:
         failure = raised(name, answer) if isinstance(answer, Exception) else failed(name, answer[0])
         failure.add_note(f"so {before!r} could not be made current again in this thread")
-        _cleanup.report([failure], _on_its_way(sys._getframe(1)))
+        _cleanup.report([failure], _on_its_way(sys._getframe(level)))
     if theirs is not None:
         raise theirs
 

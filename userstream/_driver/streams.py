@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from ctypes import byref, c_int
+from typing import TYPE_CHECKING, TypeVar
 
 from cuda.bindings import driver
 
-from userstream._driver.restoring import restore_again
+from userstream._driver import capture_mode
 from userstream._driver.status import SUCCESS, call, failed, raised
 from userstream.errors import CaptureError
 
@@ -23,34 +24,22 @@ CAPTURE_IMPLICIT = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 NOT_CAPTURING = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 _FREE = (SUCCESS, NOT_CAPTURING)
 _RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-_TO_RELAXED = (_RELAXED,)
-
-_exchange = driver.cuThreadExchangeStreamCaptureMode
 
 
 def relaxed(function: Callable[..., T], *args: object) -> T:
     """Call a function whose driver calls leave the captures of other threads alone."""
-    exchanged: list[Any] = []
+    exchange = capture_mode.exchange or capture_mode.find()
+    mode = c_int(_RELAXED)
+    where = byref(mode)
     try:
-        try:
-            # Exchanged and noted in one call of C: a Ctrl-C comes before both or after.
-            exchanged.extend(map(_exchange, _TO_RELAXED))
-        except (RuntimeError, ValueError) as error:
-            raise raised("cuThreadExchangeStreamCaptureMode", error) from error
-        ((status, before),) = exchanged
-        if status != SUCCESS:
-            raise failed("cuThreadExchangeStreamCaptureMode", status)
+        status = exchange(where)  # which puts the thread's own mode there
+        if status:
+            raise failed(capture_mode.NAME, status)
         return function(*args)
     finally:
-        for status, before in exchanged:  # no call comes first, so no Ctrl-C
-            if status != SUCCESS:
-                break
-            try:
-                answer: Any = _exchange(before)
-            except (RuntimeError, ValueError) as error:
-                answer = error
-            if type(answer) is not tuple or answer[0] != SUCCESS:
-                restore_again(_exchange, before, answer)
+        # One call of C, before which no Ctrl-C can come.
+        if mode.value != _RELAXED and exchange(where):
+            capture_mode.restore_again(mode)
 
 
 def relax_capture_of_this_thread() -> None:
