@@ -162,12 +162,13 @@ def refuse_files(monkeypatch, cache):
 
 
 def compilations(tmp_path, monkeypatch):
-    """Count what is compiled from here on."""
+    """Count what is linked from here on."""
     log = tmp_path / "compilations"
     log.touch()
     wrapper = tmp_path / "counting-cc"
     wrapper.write_text(
-        f'#!/bin/sh\n[ "$1" = --version ] || echo x >> {log}\nexec {COMPILERS[0]} "$@"\n'
+        f'#!/bin/sh\ncase " $* " in *" -shared "*) echo x >> {log};; esac\n'
+        f'exec {COMPILERS[0]} "$@"\n'
     )
     wrapper.chmod(0o755)
     monkeypatch.setenv("CC", str(wrapper))
@@ -233,7 +234,7 @@ def test_a_directory_in_the_place_of_the_library(cache, tiny):
 
 
 @pytest.mark.parametrize(
-    "script", ["exit 0", 'for last; do :; done; rm "$last"'], ids=["nothing", "no file"]
+    "script", ["exit 0", 'for last; do :; done; rm -f "$last"'], ids=["nothing", "no file"]
 )
 def test_a_compiler_that_leaves_nothing(cache, tiny, tmp_path, monkeypatch, script):
     wrapper = tmp_path / "idle-cc"

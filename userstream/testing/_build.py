@@ -19,6 +19,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -224,14 +225,28 @@ def _refused_writes(source: Source, directory: Path) -> Iterator[None]:
 
 
 def _run_compiler(source: Source, compiler: list[str], flags: list[str], output: str) -> None:
-    sources = sorted(str(file) for file in source.directory.glob("*.c"))
-    command = [*compiler, *flags, *sources, "-o", output]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(
-            f"{source.what} could not be compiled with {shlex.join(compiler)!r}:\n"
-            f"{done.stderr.strip()}"
-        )
+    """Compile the files beside each other, as many as there are processors, and link them."""
+    files = sorted(source.directory.glob("*.c"))
+    of_linker = ("-shared", "-Wl,")
+    compile_one = [*compiler, *(flag for flag in flags if not flag.startswith(of_linker)), "-c"]
+
+    def run(command: list[str]) -> None:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(
+                f"{source.what} could not be compiled with {shlex.join(compiler)!r}:\n"
+                f"{done.stderr.strip()}"
+            )
+
+    with (
+        tempfile.TemporaryDirectory(prefix=".", dir=os.path.dirname(output)) as directory,
+        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads,
+    ):
+        made = {file: os.path.join(directory, f"{file.stem}.o") for file in files}
+        commands = [[*compile_one, str(file), "-o", made[file]] for file in files]
+        for _ in threads.map(run, commands):  # raises what a thread raised
+            pass
+        run([*compiler, *flags, *made.values(), "-o", output])
     if not _is_library(output):
         raise RuntimeError(
             f"{source.what} was not compiled: {shlex.join(compiler)!r} reports success "
