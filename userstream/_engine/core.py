@@ -1,8 +1,8 @@
 """`cuda.core.Stream`, as type checkers can know it: what `Stream` extends and a `Lane` works with.
 
 cuda.core chooses its modules for the installed CUDA major when it is imported. No type checker can
-follow that: the base class would be unknown, and with it all of `Stream`. So they are told here
-what of it userstream uses.
+follow that: the base class would be unknown, and with it all of `Stream`. So the
+parts that userstream uses are declared here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from userstream.typing import StreamLike
 
     class CoreStream:
-        """A queue of work of a GPU."""
+        """A queue of GPU work."""
 
         @classmethod
         def _init(
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
         @property
         def is_nonblocking(self) -> bool:
-            """Whether it runs beside the legacy default stream."""
+            """Whether it runs concurrently with the legacy default stream."""
 
         @property
         def is_closed(self) -> bool:
@@ -67,13 +67,13 @@ if TYPE_CHECKING:
             """Close the stream."""
 
         def sync(self) -> None:
-            """Wait on the host for the work that is queued on it."""
+            """Block until the work queued on it has completed."""
 
         def wait(self, event_or_stream: Event | StreamLike) -> None:
             """Make later work on it wait for an event or a stream."""
 
         def record(self, event: Event | None = None, options: EventOptions | None = None) -> Event:
-            """Record an event behind the work that is queued on it."""
+            """Record an event after the work queued on it."""
 
         def create_graph_builder(self) -> Any:  # cuda.core.graph.GraphBuilder
             """Make a builder that captures this stream into a graph."""

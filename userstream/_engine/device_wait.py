@@ -26,14 +26,14 @@ _BREAKS = (
 
 
 class DeviceWork:
-    """Everything that is queued on a device, as something to wait for."""
+    """Everything queued on a device, as a target of a wait."""
 
     def __init__(self, device: int, context: driver.CUcontext) -> None:
         self.device = device
         self._context = context
 
     def refuse_captures(self) -> None:
-        """Raise `CaptureError` if a capture can be seen, which waiting would break."""
+        """Raise `CaptureError` if a capture can be seen, which the wait would invalidate."""
         refuse_captures(self.device, self._context, _BREAKS)
 
     def is_idle(self) -> bool:
@@ -97,7 +97,7 @@ def _work_of_other(context: driver.CUcontext | None) -> list[DeviceWork]:
 
 
 class _Recorded:
-    """An event behind all the work of a context. It is polled, and destroyed in the end."""
+    """An event recorded after all the work of a context; polled, then destroyed."""
 
     def __init__(self, context: driver.CUcontext, target: DeviceWork) -> None:
         self.target = target
@@ -152,4 +152,4 @@ class _Synchronizing:
         return True
 
     def abandon(self) -> None:
-        """Leave the thread behind; it ends when the device has finished."""
+        """Abandon the thread, which ends when the device has finished."""

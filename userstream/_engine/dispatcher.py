@@ -1,9 +1,8 @@
 """The dispatcher: the one thread on which host functions and callbacks run.
 
-A stream that comes to a host function posts a semaphore, natively: no Python runs on a thread of
-the driver's, and none of these is ever blocked. The dispatcher wakes up and looks which events are
-complete. It looks now and then without being woken too, as after an error of the GPU the driver
-calls nobody.
+A stream that reaches a host function posts a semaphore from native code: no Python runs on a driver
+thread, and no driver thread is ever blocked. The dispatcher wakes up and finds the events that have
+completed. It also checks periodically, because the driver calls nothing after a GPU error.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _LONGEST_SLEEP = 0.05  # seconds until an error of the GPU is noticed
 
 
 class Call:
-    """A function that is to run when a stream has come to a point."""
+    """A function to run when a stream has reached a point."""
 
     __slots__ = ("_completion", "_finished", "_function")
 
@@ -40,7 +39,7 @@ class Call:
         self._finished = finished  # whether the function ran or not
 
     def is_over(self) -> bool:
-        """Run the function if its time has come; tell whether it needs no more looking after."""
+        """Run the function if the point is reached; return whether the call is over."""
         try:
             if not self._completion.is_done():
                 return False
@@ -57,7 +56,7 @@ class Call:
 
 
 class _Queue:
-    """The calls of one stream, in the order in which the stream comes by them."""
+    """The calls of one stream, in stream order."""
 
     __slots__ = ("calls", "order", "owner", "users")
 
@@ -69,7 +68,7 @@ class _Queue:
 
 
 class Dispatcher:
-    """The thread, and what it has to run."""
+    """The thread, and the functions that it has to run."""
 
     def __init__(self) -> None:
         self.semaphore = Semaphore()
@@ -82,14 +81,14 @@ class Dispatcher:
         self._ended = False
 
     def start(self) -> None:
-        """Make sure that the thread runs."""
+        """Start the thread unless it is running."""
         with self._lock:
             if self._ended:
                 raise RuntimeError("the interpreter is going down: no function can run any more")
             self._daemon.start()
 
     def post(self, function: Callable[[], None]) -> None:
-        """Let the thread run a function as soon as it can."""
+        """Run a function on the thread as soon as possible."""
         self._ready.append(function)
         self.semaphore.post()
 
@@ -126,7 +125,7 @@ class Dispatcher:
             self.semaphore.post()
 
     def end(self) -> None:
-        """Let the thread end; nothing more is run."""
+        """End the thread; pending functions are dropped."""
         self._ended = True
         self.semaphore.post()
         self._daemon.join()
@@ -154,7 +153,7 @@ class Dispatcher:
                 break
 
     def _turn(self) -> bool:
-        """Run what is ready, one of each stream; tell whether there may be more."""
+        """Run what is ready, one call of each stream; return whether there may be more."""
         progress = False
         while self._ready and not self._ended:
             run(self._ready.popleft())
@@ -180,7 +179,7 @@ _dispatcher = Dispatcher()  # of no use in a forked child, where no stream is
 
 
 def started() -> Dispatcher:
-    """Return the dispatcher, running."""
+    """Return the dispatcher, with its thread started."""
     _dispatcher.start()
     return _dispatcher
 

@@ -1,4 +1,4 @@
-"""Pooled events: no call creates an event that an earlier call left behind.
+"""Pooled events: calls reuse the events of earlier calls instead of creating their own.
 
 There is one pool per context, for two uses. An *edge* event orders one stream after another and is
 free again as soon as the waits are queued: a wait that is pending keeps the record that it saw. A
@@ -28,7 +28,7 @@ _wait = cuda.core.Stream.wait
 
 
 class Recordable(Protocol):
-    """A lane, as far as events need it."""
+    """The part of a lane that events need."""
 
     @property
     def core(self) -> CoreStream: ...
@@ -37,8 +37,8 @@ class Recordable(Protocol):
 class EventPool:
     """Events of one context. Thread-safe without a lock: the ends of a deque are.
 
-    If it does not keep them, an event that is taken back is destroyed; the driver goes on with
-    what is pending.
+    A pool that does not keep its events destroys each one that is given back; pending operations
+    of the driver are not affected.
     """
 
     __slots__ = ("_abandoned", "_context", "_free", "_keeps")
@@ -51,7 +51,7 @@ class EventPool:
         self._abandoned: deque[Event] = deque()
 
     def record(self, stream: Recordable) -> Event:
-        """Record an event behind the work queued on a stream of this context."""
+        """Record an event after the work queued on a stream of this context."""
         if self._abandoned:
             self._reclaim()
         try:
@@ -66,7 +66,7 @@ class EventPool:
         return event
 
     def edge(self, source: Recordable, destination: Recordable) -> Event:
-        """Let a stream wait for the work queued on another one, which is of this context."""
+        """Make a stream wait for the work queued on another one, which is of this context."""
         event = self.record(source)
         try:
             _wait(destination.core, event)
@@ -76,12 +76,12 @@ class EventPool:
         return event
 
     def give_back(self, event: Event) -> None:
-        """Take back an event that nobody polls, or that has completed."""
+        """Return an event that nobody polls or that has completed."""
         if self._keeps:
             self._free.append(event)
 
     def abandon(self, event: Event) -> None:
-        """Take back an event that may not have completed."""
+        """Return an event that may not have completed."""
         if self._keeps:
             self._abandoned.append(event)
 
@@ -122,7 +122,7 @@ def pool_of(context: driver.CUcontext) -> EventPool:
 
 
 def wait(stream: Recordable, event: Event) -> None:
-    """Make later work on a stream wait for an event; no host wait."""
+    """Make later work on a stream wait for an event, without blocking the host."""
     try:
         _wait(stream.core, event)
     except Exception as error:
@@ -138,7 +138,7 @@ def is_done(event: Event, stream: object) -> bool:
 
 
 class Completion:
-    """The point up to which a stream had work when this was recorded."""
+    """The point that a stream's queue had reached when this was recorded."""
 
     __slots__ = ("_event", "_pool", "ordered", "target")
 

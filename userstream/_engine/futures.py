@@ -1,4 +1,4 @@
-"""Waits without a waiting thread: futures, and what asyncio makes of them."""
+"""Waits that block no thread: futures, and their use by asyncio."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class _Condition(_RLock):  # type: ignore[misc]
 
 
 class Points:
-    """The points that all the targets had reached when this was made.
+    """The points that all targets had reached when this was created.
 
-    When the last is done, `tell` is called once, with what went wrong or `None`: in the watcher's
+    When the last one is passed, `tell` is called once, with the error or None: on the watcher's
     thread, or at once if nothing is pending.
     """
 
@@ -82,7 +82,7 @@ class Points:
             self._finish()
 
     def late(self, timeout: float | None) -> Exception | None:
-        """Return the error of a wait that ends now; `None` if all went well after all."""
+        """Return the error of a wait that ends now; None if it has succeeded meanwhile."""
         with self._lock:
             late, failed = [watch.completion for watch in self._pending], [*self._failed]
         if not late and not failed:
@@ -90,7 +90,7 @@ class Points:
         return waiting.outcome(late, failed, timeout, grouped=self._grouped)
 
     def stop(self) -> bool:
-        """Tell nobody any more; return whether something was still pending."""
+        """Stop watching; return whether something was still pending."""
         with self._lock:
             if not self._pending:
                 return False
@@ -121,10 +121,9 @@ class Points:
 
 
 class Completion(Future[None]):
-    """A future of the point that all the targets had reached when it was made.
+    """A future for the point that all targets had reached when it was created.
 
-    Cancelling it ends the watching and nothing else: the work goes on, and so does every other
-    wait for it.
+    Cancelling it ends the watching only: the work continues, and so does every other wait for it.
     """
 
     _condition: Any
@@ -149,7 +148,7 @@ class Completion(Future[None]):
         super().add_done_callback(functools.partial(_call_back, fn))
 
     def cancel(self) -> bool:
-        """Watch no more; tell whether that was possible, as it was not done yet."""
+        """Stop watching; return whether the future is cancelled."""
         if not super().cancel():
             return False
         with self._condition:
@@ -263,7 +262,7 @@ async def wait(
     grouped: bool,
     closed_is_done: bool = False,
 ) -> None:
-    """Wait until each target has done what it had to do now, without blocking the event loop."""
+    """Wait until each target has passed its present point, without blocking the event loop."""
     import asyncio
 
     refuse_here("a wait")

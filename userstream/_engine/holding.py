@@ -1,6 +1,6 @@
 """References that are held until the GPU has passed a point.
 
-They are let go of by later calls, by waits and by the watcher; never by a thread of the driver.
+They are released by later calls, by waits and by the watcher; never by a driver thread.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Use:
         in_use[id(ticket)] = ticket
 
     def end(self) -> None:
-        """Let go of the objects: the work is over, or was never queued."""
+        """Release the objects: the work is over, or was never queued."""
         let_go(self.ticket)
         self.ticket = _ENDED  # the callback goes with the ticket
 
@@ -138,7 +138,7 @@ class _Held(NamedTuple):
 
 
 class _Queue:
-    """What is held for a stream. Thread-safe."""
+    """The objects held for a stream. Thread-safe."""
 
     __slots__ = ("__weakref__", "_held", "_in_order", "_lock", "_pool", "_sweeping", "_swept")
 
@@ -164,7 +164,7 @@ class _Queue:
             self.sweep()
 
     def sweep(self) -> None:
-        """Let go of what the stream has passed."""
+        """Release what the stream has passed."""
         # Relaxed also while the objects go: to free memory would break the captures of others.
         _driver.relaxed(self._let_go)
 
@@ -228,7 +228,7 @@ _watched = False
 def hold(lane: Lane, event: Event, began: float, objects: object) -> None:
     """Hold objects until an event has completed that `lane` has marked since `began`.
 
-    The event is no more the caller's.
+    The event no longer belongs to the caller.
     """
     queue = lane.held
     if queue is None:
@@ -241,7 +241,7 @@ def hold(lane: Lane, event: Event, began: float, objects: object) -> None:
 
 
 def keep(lane: Lane, objects: object) -> None:
-    """Keep objects alive until the work queued on a lane now is done, whatever it is."""
+    """Keep objects alive until all work queued on a lane now has completed."""
     began = time.monotonic()
     event, capture = lane.mark()
     if capture != _driver.NOT_CAPTURING:
@@ -255,7 +255,7 @@ def keep(lane: Lane, objects: object) -> None:
 
 
 def _has_work() -> bool:
-    """Tell whether there is something that the watcher can let go of."""
+    """Tell whether there is something that the watcher can release."""
     return bool(queues) or any(not ticket.is_elsewhere() for ticket in list(orphans))
 
 
@@ -288,7 +288,7 @@ def _unwatched(error: BaseException | None) -> None:
 
 
 def sweep() -> None:
-    """Let go of what is not needed any more."""
+    """Release what is no longer needed."""
     if orphans:
         _hold_orphans()
     if not queues:  # a wait on an idle stream comes by here

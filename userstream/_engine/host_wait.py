@@ -1,4 +1,4 @@
-"""Host waits of streams, as users call them: quick where nothing is pending."""
+"""Host waits as users call them: fast if nothing is pending."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def sync(lane: Lane, timeout: float | None, policy: str) -> None:
-    """Wait for the work that is queued on a lane now."""
+    """Block until the work queued on a lane now has completed."""
     if timeout is not None or policy != "auto":
         waiting.check_arguments(timeout, policy)
     if threading.get_ident() == waiting.host_functions_thread:
@@ -34,7 +34,7 @@ def sync_all(
     grouped: bool | None = None,
     closed_is_done: bool = False,
 ) -> None:
-    """Wait for all of them at once; by default failures are grouped if there are several."""
+    """Wait for all targets at once; by default failures are grouped if there are several."""
     grouped = len(targets) > 1 if grouped is None else grouped
     waiting.wait_for(
         targets, timeout=timeout, policy=policy, grouped=grouped, closed_is_done=closed_is_done

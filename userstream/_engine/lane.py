@@ -1,8 +1,8 @@
 """A lane: one stream of the driver, in one context.
 
-A `Stream` is what users hold; the library works on lanes. Most streams are one lane for as long as
-they live. A default stream is another lane in every context, so it is resolved to one once, at the
-door of each call, and nothing behind the door depends on what is current.
+Users hold a `Stream`; the library works on lanes. Most streams are one lane all their life. A
+default stream is a different lane in every context: it is resolved to one at the beginning of each
+call, and nothing after that depends on which context is current.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NONE = _driver.NOT_CAPTURING
 
 
 class Lane:
-    """One stream of the driver in one context, whoever made it.
+    """One stream of the driver in one context, whoever created it.
 
     Attributes
     ----------
@@ -41,12 +41,12 @@ class Lane:
         shares the driver's stream with it. If the lane referred to the `Stream`, which refers to
         the lane, only the garbage collector would destroy both: at any time, in anybody's capture.
     handle : CUstream or None
-        `None` once it is closed.
+        None once closed.
     anywhere : bool
-        Whether the handle means this stream whichever context is current. Those of the default
-        streams do not.
+        Whether the handle means this stream whichever context is current; false for the default
+        streams.
     shown : weakref to a `Stream`, or None
-        The one that shows this lane to users, so that a handle gives the same object again.
+        The object that represents this lane to users, so that a handle gives that object again.
     """
 
     __slots__ = (
@@ -119,13 +119,14 @@ class Lane:
         return handle
 
     def usable(self, unless_captured: str | None = None) -> driver.CUstream:
-        """Return the handle if the stream may be used now: the rule of captures, for every use.
+        """Return the handle if the stream can be used now: the rule about captures, for every use.
 
         Parameters
         ----------
         unless_captured : str, optional
-            Why this use has to wait for the end of a capture of the stream, as the error goes on
-            after "is being captured". By default it has not: what is queued becomes a node.
+            The reason why this use is not possible while the stream is being captured; the error
+            message continues with it after "is being captured". By default the use is possible,
+            and what is enqueued becomes a graph node.
 
         Raises
         ------
@@ -141,7 +142,7 @@ class Lane:
         return handle
 
     def identify(self) -> int:
-        """Return the driver's number of the stream, which no other one ever has."""
+        """Return the driver's identifier of the stream, which is never reused."""
         self.live()
         if self.stream_id is not None:
             return self.stream_id
@@ -177,7 +178,7 @@ class Lane:
     # -- what waits for it on the host ------------------------------------------------------------
 
     def is_idle(self) -> bool:
-        """Tell whether all the work queued here is done; refuse a stream that is captured."""
+        """Return whether all work queued here has completed; refuse a captured stream."""
         handle = self.live()
         if self.anywhere:
             return _driver.stream_is_idle(handle, self)
@@ -192,7 +193,7 @@ class Lane:
     # -- its order with others --------------------------------------------------------------------
 
     def wait_for(self, source: Lane, *, may_join: bool) -> None:
-        """Make later work here wait for the work queued on another stream; no host wait.
+        """Make later work here wait for the work queued on another stream.
 
         `may_join` is whether this stream may become part of a capture of the other one.
         """
@@ -207,18 +208,18 @@ class Lane:
             source.pool.give_back(event)
 
     def capture_status(self) -> CUstreamCaptureStatus:
-        """Tell whether it is being captured; refuse the legacy stream beside a capture."""
+        """Return whether it is being captured; refuse the legacy stream during a capture."""
         return self.here(_driver.capture_status, self.live(), self)
 
     def mark(self) -> tuple[Event, CUstreamCaptureStatus]:
-        """Record a pooled event behind the work queued here; tell whether that was captured."""
+        """Record a pooled event after the work queued here; return whether that was captured."""
         capture = self.capture_status()
         return self.here(self.pool.record, self), capture
 
     def follow(
         self, event: Event, source: Lane, capture: CUstreamCaptureStatus, *, may_join: bool
     ) -> None:
-        """Make later work here wait for what another stream's `mark` returned."""
+        """Make later work here wait for an event that another stream's `mark` returned."""
         here = self.capture_status()
         if here != _NONE or capture != _NONE:
             _check_captures(source, capture, self, here, may_join=may_join)
@@ -226,9 +227,9 @@ class Lane:
 
 
 def usual_edge(source: Lane, destination: Lane) -> Event | None:
-    """Order two streams where no capture and no other context stands in the way.
+    """Order two streams, in the common case that no capture or other context is involved.
 
-    Otherwise it does nothing and returns `None`. The event is the caller's, to be given back.
+    Otherwise do nothing and return None. The caller has to give the event back to its pool.
     """
     if (
         (destination.anywhere or _driver.is_current(destination.context))
@@ -249,7 +250,7 @@ def _check_captures(
     *,
     may_join: bool,
 ) -> None:
-    """Raise `CaptureError` for an edge that CUDA forbids, or that would surprise."""
+    """Raise `CaptureError` for an edge that CUDA forbids, or that nobody would expect."""
     if there == _NONE:
         raise CaptureError(
             f"{destination!r} is being captured into a graph, and {source!r} is not: a graph "

@@ -32,7 +32,7 @@ _defaults: dict[tuple[int, int], Lane] = {}
 
 
 class _Foreign:
-    """What `cuda.core.Stream._init` takes for a stream that somebody else made."""
+    """What `cuda.core.Stream._init` accepts as a stream that other code created."""
 
     __slots__ = ("handle", "owner")
 
@@ -50,7 +50,7 @@ def ours() -> list[Lane]:
 
 
 def create(device: int, *, name: str | None = None, nonblocking: bool, priority: int) -> Lane:
-    """Create a stream in the primary context of a device; what is current stays so."""
+    """Create a stream in the primary context of a device; the current context does not change."""
     context = _driver.primary_context(device)
     # cuda.core makes a stream in the current context, whichever device it is told.
     options = StreamOptions(nonblocking=nonblocking, priority=clamp_priority(device, priority))
@@ -80,9 +80,9 @@ def _core_context(device: int) -> Context:
 
 
 def at_handle(address: int, owner: object = None, *, shared: bool = True) -> Lane:
-    """Return the lane of a stream that anybody made, and keep its owner alive.
+    """Return the lane of any stream, and keep its owner alive.
 
-    `shared` is whether that of ours may be returned, which keeps no owner.
+    `shared` is whether an existing lane of ours may be returned, which keeps no owner alive.
     """
     if address in (_driver.LEGACY, _driver.PER_THREAD):
         return default(address)
@@ -144,7 +144,7 @@ def _wrapped(address: int, owner: object, device: int, context: driver.CUcontext
 
 
 def forget(lane: Lane, address: int) -> None:
-    """Let nobody find a lane by its handle any more: the driver uses handles again."""
+    """Forget a lane that is being closed, as the driver reuses its handle."""
     of_frameworks.get(lane.device, {}).pop(address, None)  # to know it is to own it, says cuda.core
     if _ours.get(address) is lane:  # or it is a new one's by now
         _ours.pop(address, None)

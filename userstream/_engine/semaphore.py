@@ -32,7 +32,7 @@ class Semaphore:
         _libc.sem_post(self._memory)
 
     def wait(self, seconds: float | None) -> None:
-        """Return once it was posted, and forget all posts until now; or when time is up."""
+        """Return once it has been posted, or when the time is up; all posts so far are consumed."""
         if seconds is None:
             _libc.sem_wait(self._memory)
         else:

@@ -34,7 +34,7 @@ class Waitable(Protocol):
 
 
 class Pending(Protocol):
-    """The point that a `Waitable` had reached; `_events.Completion` says more."""
+    """The point that a `Waitable` had reached; see `events.Completion`."""
 
     target: Any
     ordered: bool  # whether it is done no sooner than what the target had to do before it
@@ -44,7 +44,7 @@ class Pending(Protocol):
 
 
 def check_arguments(timeout: float | None, policy: str) -> None:
-    """Refuse a timeout or a policy that is none, before CUDA is touched."""
+    """Refuse an invalid timeout or policy before CUDA is touched."""
     if policy not in ("auto", "spin"):
         raise ValueError(f'policy must be "auto" or "spin", not {policy!r}')
     if timeout is None:
@@ -60,7 +60,7 @@ def check_arguments(timeout: float | None, policy: str) -> None:
 
 
 class Deadline:
-    """When a timeout is over, whatever is done until then."""
+    """The end of a timeout that several waits share."""
 
     __slots__ = ("_until", "seconds")
 
@@ -74,7 +74,7 @@ class Deadline:
 
 
 def forbid_waits_here() -> None:
-    """Let the waits of the calling thread be refused from now on."""
+    """Refuse all waits of the calling thread from now on."""
     global host_functions_thread  # noqa: PLW0603 -- there is one
     host_functions_thread = threading.get_ident()
 
@@ -96,20 +96,20 @@ def wait_for(
     grouped: bool,
     closed_is_done: bool = False,
 ) -> None:
-    """Wait until each target has done what it had to do when this was called.
+    """Block until each target has passed the point that it has reached now.
 
     Parameters
     ----------
     targets : sequence of Waitable
         One that fails does not stop the others.
     timeout : float or None
-        Seconds for all of them together; `None` waits for ever, 0 asks once.
+        Seconds for all targets together; None waits indefinitely, 0 polls once.
     policy : {"auto", "spin"}
         Whether to sleep between the polls.
     grouped : bool
         Whether failures are raised as `WaitErrors`, or the one failure as itself.
     closed_is_done : bool
-        Whether a stream that another thread closed meanwhile is left out instead of refused.
+        Whether to skip a stream that another thread has closed instead of raising.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def wait_for(
 
 
 def wait_until(there: Pending, timeout: float | None) -> None:
-    """Wait until a point is reached; otherwise as `wait_for`."""
+    """Block until a point is reached; otherwise like `wait_for`."""
     refuse_in_host_function("a wait")
     failed: list[DriverError] = []
     pending = _poll([there], failed, time.perf_counter(), timeout, "auto")
@@ -141,7 +141,7 @@ def _poll(
     timeout: float | None,
     policy: str,
 ) -> list[Pending]:
-    """Poll until all of these are over; return, and abandon, those that are late."""
+    """Poll until all are over; abandon and return those that are late."""
     try:
         while pending:
             if _process.halted:
@@ -161,7 +161,7 @@ def _poll(
 def start(
     targets: Sequence[Waitable], *, closed_is_done: bool = False
 ) -> tuple[list[Pending], list[DriverError]]:
-    """Mark the point that each target has reached; return those that are busy, and the errors."""
+    """Mark the point that each target has reached; return those still pending, and errors."""
     pending: list[Pending] = []
     failed: list[DriverError] = []
     try:
@@ -206,7 +206,7 @@ def outcome(
     *,
     grouped: bool,
 ) -> Exception:
-    """Return the error of a wait of which something was late or failed."""
+    """Return the error of a wait in which something was late or failed."""
     problems: list[Exception] = [*failed]
     if pending:
         problems.append(late([each.target for each in pending], timeout))
@@ -219,7 +219,7 @@ _GO_ON = "nothing was cancelled, wait again to go on"
 
 
 def late(targets: Sequence[Any], timeout: float | None, then: str = _GO_ON) -> WaitTimeout:
-    """Return the error for targets that were not done in time, and what is the matter `then`."""
+    """Return the error for targets that did not complete in time; `then` ends the message."""
     names = ", ".join(map(repr, targets))
     devices = sorted({target.device for target in targets})
     return WaitTimeout(

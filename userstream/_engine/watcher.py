@@ -1,7 +1,7 @@
-"""The watcher: one thread that tells, without a waiting thread each, when the GPU got there.
+"""The watcher: one thread that reports when the GPU has reached points of any streams.
 
 It sleeps while there is nothing to watch. The events of one stream complete in the order in which
-they were recorded, so it looks at the oldest of each stream, and behind it once that is over.
+they were recorded, so it polls the oldest event of each stream, then those after it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _AT_ONCE = 100
 
 
 class Watch:
-    """A completion that is watched, and whom to tell: of the watch, and of the error if any."""
+    """A completion to watch, and the function to call with this watch and the error, if any."""
 
     __slots__ = ("completion", "queue", "tell")
 
@@ -47,8 +47,8 @@ class Watch:
 class Watcher:
     """The thread, and per stream the watches in the order of their events.
 
-    Threads that record on one stream at the same time may come here in another order. So every
-    event is asked for itself: what is behind an event that is over may not be.
+    Threads that record on one stream at the same time may arrive here in another order. So every
+    event is polled: one that comes after a completed event may not have completed.
 
     The queues are the thread's alone. A destructor or a signal handler may ask for something in the
     middle of anything, in this thread too: so whoever wants a change leaves it in a deque, and the
@@ -69,7 +69,7 @@ class Watcher:
         self._ended = False
 
     def add(self, watches: Sequence[Watch]) -> None:
-        """Tell in the watcher's thread of each of these: once, when it is done or has failed."""
+        """Report each of these once, on the watcher's thread, when it has completed or failed."""
         with self._starting:
             try:  # first: nobody is told of what this refuses
                 if self._ended:
@@ -85,14 +85,14 @@ class Watcher:
             self._wake()
 
     def drop(self, watches: Sequence[Watch]) -> None:
-        """Look at these no more. Whoever is told at this moment is told still."""
+        """Stop watching these. A report that is under way still arrives."""
         # Their events are the thread's, which may be looking at them right now.
         self._asked.append((False, watches))
         if self._pause > _LONGEST_SLEEP:
             self._wake()
 
     def end(self) -> None:
-        """Let the thread end; nothing is told any more."""
+        """End the thread; nothing is reported any more."""
         with self._starting:
             self._ended = True
         self._wake()
@@ -122,7 +122,7 @@ class Watcher:
                 self._called.acquire(timeout=_LONGEST_SLEEP)
 
     def _relax(self) -> None:
-        """See to it that a look at an event breaks no capture."""
+        """Make sure that polling an event invalidates no capture."""
         while not self._ended:
             try:
                 _driver.relax_capture_of_this_thread()
@@ -133,7 +133,7 @@ class Watcher:
                 break
 
     def _turn(self) -> None:
-        """Look at the oldest of each stream, and sleep if none of them was over."""
+        """Poll the oldest watches of each stream, and sleep if none is over."""
         # A function of its own, so that nothing is kept alive through the sleep.
         self._take_over()
         if not self._queues:
@@ -147,7 +147,7 @@ class Watcher:
             self._sleep(min(max(youngest * _SLEEP_SHARE, _SHORTEST_SLEEP), _LONGEST_SLEEP))
 
     def _take_over(self) -> None:
-        """Do what was asked for."""
+        """Take over what other threads asked for."""
         while self._asked:
             wanted, watches = self._asked[0]  # it goes when it is done: once more does no harm
             for watch in watches:
@@ -172,7 +172,7 @@ class Watcher:
         return [list(itertools.islice(queue, self._depth)) for queue in self._queues.values()]
 
     def _look(self, watches: list[Watch]) -> bool:
-        """Tell of the watches of a stream that are over; return whether there are any."""
+        """Report the watches of a stream that are over; return whether there are any."""
         over: list[tuple[Watch, Exception | None]] = []
         for watch in watches:
             try:
@@ -189,7 +189,7 @@ class Watcher:
         return bool(over)
 
     def _fail(self, error: Exception) -> None:
-        """Let nobody wait for a thread that cannot begin."""
+        """Fail all watches: the thread cannot start."""
         self._take_over()
         watches = [watch for queue in self._queues.values() for watch in queue]
         for watch in watches:
@@ -222,12 +222,12 @@ def is_current() -> bool:
 
 
 def watch(watches: Sequence[Watch]) -> None:
-    """Tell in the watcher's thread of each of these: once, when it is done or has failed."""
+    """Report each of these once, on the watcher's thread, when it has completed or failed."""
     _watcher.add(watches)
 
 
 def unwatch(watches: Sequence[Watch]) -> None:
-    """Look at these no more. Whoever is told at this moment is told still."""
+    """Stop watching these. A report that is under way still arrives."""
     _watcher.drop(watches)
 
 

@@ -33,8 +33,8 @@ _ASKING = frozenset(
     }
 )
 _PROMISING = frozenset({"asnumpy_async", "completion", "wait_all_async", "wait_async"})
-_KEEPERS = frozenset({"_holding.py", "holding.py", "holds.py"})
-_THREADS = frozenset({"_watcher.py", "watcher.py", "_dispatcher.py", "dispatcher.py"})
+_KEEPERS = frozenset({"holding.py"})
+_THREADS = frozenset({"watcher.py", "dispatcher.py"})
 _KEEPING = frozenset({"_reclaim"})
 
 
