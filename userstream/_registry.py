@@ -14,6 +14,7 @@ from userstream._ordering import (
     hand_over,
     ordering_of,
     settings,
+    usual_lanes,
     usual_ordering,
 )
 from userstream._table import Table
@@ -653,7 +654,13 @@ class UserStream:
         >>> us.acquire(buffer, producer=producer) is us.get_stream(buffer)
         True
         """
-        ordering = self._ordering(buffers, stream, producer)
+        usual = None if stream is not None else usual_lanes(buffers, producer, self._unnamed)
+        if usual is not None:
+            consumer, lane, source, _owner = usual
+            if source is not None:
+                lane.wait_for(source, may_join=False)
+            return consumer
+        ordering = self._ordering_of(buffers, stream, producer)
         ordering.acquire(to_be_released=False)
         return ordering.consumer
 
@@ -1129,6 +1136,11 @@ class UserStream:
             usual = usual_ordering(buffers, producer, self._unnamed)
             if usual is not None:
                 return usual
+        return self._ordering_of(buffers, stream, producer)
+
+    def _ordering_of(
+        self, buffers: Sequence[Any], stream: StreamLike | int | None, producer: Producer
+    ) -> Ordering:
         self._table.check_open()
         views = _targets.views_in(buffers, named="buffers")
         return ordering_of(views, stream, producer, self._user_stream, unknown=self._unknown)

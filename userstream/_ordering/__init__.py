@@ -8,7 +8,12 @@ block, and `handing_over` for what was made in a block. `settings` are those of 
 from userstream._ordering import settings
 from userstream._ordering.borrow import Borrow
 from userstream._ordering.handing_over import hand_over
-from userstream._ordering.ordering import Ordering, usual_ordering, usual_ordering_of_view
+from userstream._ordering.ordering import (
+    Ordering,
+    usual_lanes,
+    usual_ordering,
+    usual_ordering_of_view,
+)
 from userstream._ordering.producers import given_lane, ordering_of
 
 __all__ = [
@@ -18,6 +23,7 @@ __all__ = [
     "hand_over",
     "ordering_of",
     "settings",
+    "usual_lanes",
     "usual_ordering",
     "usual_ordering_of_view",
 ]

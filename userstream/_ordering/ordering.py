@@ -63,18 +63,21 @@ class Ordering:
         What a release would be refused for is refused before the first edge.
         """
         lane = self.lane
-        to_be_released = to_be_released and not self.may_wait
-        devices = {*self.before, *self.after} if to_be_released else self.before
-        if devices:
-            device_edges.refuse_captures(devices, lane)
-        for device in self.before:
-            device_edges.from_device(device, lane)
+        if self.before or self.after:
+            self._come_after_devices(to_be_released and not self.may_wait)
         for producer in self.producers:
             lane.wait_for(producer, may_join=lane.on_close is None)  # is_shared, without a call
         kept = [self._export(view) for view in self.exporting] if self.exporting else []
         if settings.SYNC:
             self._wait_on_host(deadline)
         return kept
+
+    def _come_after_devices(self, to_be_released: bool) -> None:
+        devices = {*self.before, *self.after} if to_be_released else self.before
+        if devices:
+            device_edges.refuse_captures(devices, self.lane)
+        for device in self.before:
+            device_edges.from_device(device, self.lane)
 
     def _export(self, view: View) -> object:
         consumer, buffer, device = self.lane, view.buffer, view.device
@@ -211,10 +214,10 @@ def usual_ordering_of_view(view: View, consumer: Stream) -> Ordering | None:
     return ordering
 
 
-def usual_ordering(
+def usual_lanes(
     buffers: Sequence[Any], producer: Producer, user_streams: Mapping[int, Stream]
-) -> Ordering | None:
-    """Find out quickly who produces some buffers, for the user stream of their device.
+) -> tuple[Stream, Lane, Lane | None, object] | None:
+    """Find out quickly who uses some buffers, who else produces them, and what keeps that alive.
 
     That is for buffers of one type that was seen before, on one device and each in one piece, and
     either of a framework that has a current stream, or written on a `Stream` that is given. For
@@ -226,13 +229,14 @@ def usual_ordering(
     kind = _buffers.learned.get(type(buffers[0]))
     if kind is None or not kind.is_single:
         return None
-    given: Lane | None = None
+    source: Lane | None = None
     owner: object = producer
+    framework = kind.framework
     if producer is not _AUTO:
-        given = producer._lane if type(producer) is Stream else None
-        if given is None or not given.anywhere:
+        source = producer._lane if type(producer) is Stream else None
+        if source is None or not source.anywhere:
             return None
-    elif not kind.is_usual or kind.framework is None:
+    elif not kind.is_usual or framework is None:
         return None
     device = kind.locate(buffers[0])
     if len(buffers) > 1:
@@ -240,20 +244,30 @@ def usual_ordering(
             if _buffers.learned.get(type(buffer)) is not kind or kind.locate(buffer) != device:
                 return None
     consumer = user_streams.get(device)
-    lane = None if consumer is None else consumer._lane
-    if consumer is None or lane is None:
+    if consumer is None or consumer._lane is None:
         return None
-    source = given
-    if source is None and kind.framework is not None:
-        handle, owner = kind.framework.current_stream(device)
+    if source is None and framework is not None:
+        handle, owner = framework.current_stream(device)
         if handle == _driver.PER_THREAD:
             return None
         try:
             source = lanes.of_frameworks[device][handle]
         except KeyError:
             source = lanes.of_framework(handle, device)
-    producers = () if source is lane or source is None else (source,)
-    ordering = Ordering(consumer, lane, producers, owner)
+    lane = consumer._lane
+    return consumer, lane, None if source is lane else source, owner
+
+
+def usual_ordering(
+    buffers: Sequence[Any], producer: Producer, user_streams: Mapping[int, Stream]
+) -> Ordering | None:
+    """Return the ordering of `usual_lanes`."""
+    found = usual_lanes(buffers, producer, user_streams)
+    if found is None:
+        return None
+    consumer, lane, source, owner = found
+    ordering = Ordering(consumer, lane, () if source is None else (source,), owner)
     ordering.buffers = buffers
-    ordering.may_join = given is not None and given.on_close is None
+    if producer is not _AUTO:
+        ordering.may_join = source is not None and source.on_close is None
     return ordering
