@@ -133,8 +133,9 @@ def _register(definition: _Definition) -> None:
             # The same function again, or one that was local to a test that is over.
             if places[0] != places[1] and "<locals>" not in places[0]:
                 raise ValueError(
-                    f"{places[0]} stands for the kernel {definition.name!r} already; "
-                    f"{places[1]} needs another name"
+                    f"{places[0]} stands for the kernel {definition.name!r} already, and "
+                    f"{places[1]} cannot: use that one, or define both in the tests or fixtures "
+                    "that use them, where the later one replaces the earlier"
                 )
         _by_name[definition.name] = definition
         library = _simulated.loaded()
