@@ -259,15 +259,18 @@ def _run(library: ctypes.CDLL, taken: _Taken) -> tuple[int, bytes | None]:
     Nothing is left of the call when this returns: no frame, and thus no array, of the function.
     """
     launch = Launch(library, taken.job)
-    definition = _by_id[taken.definition]
+    name = "?"
     try:
+        with _lock:  # the driver may know a definition before it is stored here
+            definition = _by_id[taken.definition]
+        name = definition.name
         packed = ctypes.string_at(taken.parameters, taken.size)
         values = [parameter.value(packed, launch) for parameter in definition.parameters]
         definition.function(tuple(taken.grid), tuple(taken.block), *values)
     except BaseException as error:
-        return _code_of(error), _text_of(definition.name, error)
+        return _code_of(error), _text_of(name, error)
     if launch.fault is not None:  # which the function has caught
-        return launch.fault.code, _text_of(definition.name, launch.fault)
+        return launch.fault.code, _text_of(name, launch.fault)
     return 0, None
 
 
