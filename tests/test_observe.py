@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import json
 import random
+import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -39,14 +41,14 @@ from observed import (
     no_edge,
     watched,
 )
-from userstream._observe.logger import the_logger
+from userstream._observe import logger
 from userstream.testing import Pointer, kernel, latch, reset
 
 pytestmark = [
     pytest.mark.simulated,  # the calls of a GPU cannot be seen yet
     pytest.mark.no_races(False),  # they watch themselves
     pytest.mark.skipif(
-        sys.version_info >= (3, 14) and not the_logger().has_stacks,
+        sys.version_info >= (3, 14) and not logger.the_logger().has_stacks,
         reason="the frames of this version of Python cannot be read",
     ),
 ]
@@ -400,3 +402,24 @@ def test_memory_of_the_host_that_is_pinned_no_more_is_its_own_again() -> None:
         checked(driver.cuMemHostUnregister(address))
         checked(driver.cuMemcpyDtoH(address, room.x, SIZE))
     assert seen.races == ()
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_the_logger_compiles_without_warnings(compiler: str, tmp_path: Path) -> None:
+    if not shutil.which(compiler):
+        pytest.skip(f"{compiler} is not installed")
+    directory = Path(logger.__file__).parent / "logger"
+    flags = ["-Wall", "-Wextra", "-Werror", *logger._FLAGS, "-o", str(tmp_path / "logger.so")]
+    sources = sorted(map(str, directory.glob("*.c")))
+    done = subprocess.run([compiler, *flags, *sources], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for file in directory.glob("*.[ch]"):
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            assert len(line) <= 100, (file.name, number)
+
+
+def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("USERSTREAM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(us.NotSupportedError, match=r"nothing can be observed: .*no-such-compiler"):
+        logger.Logger()

@@ -1,7 +1,7 @@
 /* The maker of records on a GPU: CUPTI's callbacks of the driver's domain.
  *
- * Declared here as far as they are used, so that no header of CUPTI is needed: these structures have
- * been the same since CUDA 8. */
+ * Declared here as far as they are used, so that no header of CUPTI is needed: these structures
+ * have been the same since CUDA 8. */
 #include "logger.h"
 
 #include <stdbool.h>

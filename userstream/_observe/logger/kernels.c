@@ -1,0 +1,128 @@
+/* Kernels: their parameters and names, asked for once. */
+#include "parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_KERNELS = 1 << 13 };
+
+pthread_mutex_t kernels_lock = PTHREAD_MUTEX_INITIALIZER;
+static Kernel *kernels[MAX_KERNELS];
+static size_t kernel_count;
+
+/* What the runtime passes for a function may be a CUkernel. */
+static bool parameter(uint64_t handle, size_t index, size_t *offset, size_t *size) {
+    return (driver.function_parameter &&
+            !driver.function_parameter(handle, index, offset, size)) ||
+           (driver.kernel_parameter && !driver.kernel_parameter(handle, index, offset, size));
+}
+
+static Kernel *kernel_ask(uint64_t handle) {
+    Kernel *kernel = calloc(1, sizeof *kernel);
+    size_t offset, size;
+    uint32_t room = 0;
+    kernel->handle = handle;
+    while (kernel->count < 4096 && parameter(handle, kernel->count, &offset, &size)) {
+        if (kernel->count == room) {
+            room = room ? room * 2 : 16;
+            kernel->offsets = realloc(kernel->offsets, room * sizeof *kernel->offsets);
+            kernel->sizes = realloc(kernel->sizes, room * sizeof *kernel->sizes);
+        }
+        kernel->offsets[kernel->count] = (uint32_t)offset;
+        kernel->sizes[kernel->count++] = (uint32_t)size;
+        if (offset + size > kernel->bytes)
+            kernel->bytes = (uint32_t)(offset + size);
+    }
+    kernel->looks = calloc(kernel->bytes / 8 + 1, 1);
+    const char *name = NULL;
+    if (!(driver.function_name && !driver.function_name(&name, handle)) && driver.kernel_name)
+        driver.kernel_name(&name, handle);
+    Part part = {name, name ? (uint32_t)strlen(name) : 0};
+    log_write((Record){.function = SEEN_KERNEL, .words = 1, .stack = -1}, &handle, &part, 1);
+    return kernel;
+}
+
+/* Under the lock: where it is, or where it would be. */
+static size_t kernel_place(uint64_t handle) {
+    size_t place = (size_t)(mixed(1, handle) >> 32) % MAX_KERNELS;
+    while (kernels[place] && kernels[place]->handle != handle)
+        place = (place + 1) % MAX_KERNELS;
+    return place;
+}
+
+/* What is known of a kernel, asked for once. NULL: there are too many. */
+Kernel *kernel_find(uint64_t handle) {
+    pthread_mutex_lock(&kernels_lock);
+    Kernel *kernel = kernels[kernel_place(handle)];
+    bool room = kernel_count < MAX_KERNELS / 2;
+    pthread_mutex_unlock(&kernels_lock);
+    if (kernel || !room)
+        return kernel;
+    kernel = kernel_ask(handle);
+    pthread_mutex_lock(&kernels_lock);
+    size_t place = kernel_place(handle);
+    if (!kernels[place]) {      /* else another thread was faster, and this one leaks */
+        kernels[place] = kernel;
+        kernel_count++;
+    }
+    kernel = kernels[place];
+    pthread_mutex_unlock(&kernels_lock);
+    return kernel;
+}
+
+/* Others may be in the middle of a launch: what they hold is leaked. */
+void kernels_forget(void) {
+    pthread_mutex_lock(&kernels_lock);
+    memset(kernels, 0, sizeof kernels);
+    kernel_count = 0;
+    pthread_mutex_unlock(&kernels_lock);
+}
+
+/* Words that are no addresses, so that the driver is not asked at each launch. */
+enum { STRANGERS = 4096 };
+
+static _Atomic uint64_t strangers[STRANGERS];
+
+void strangers_forget(void) {
+    for (size_t i = 0; i < STRANGERS; i++)
+        atomic_store_explicit(&strangers[i], 0, memory_order_relaxed);
+}
+
+bool is_memory(uint64_t word, Memory *found) {
+    if (word < 1 << 16 || word >> 57)
+        return false;
+    if (memory_known(word, found))
+        return true;
+    _Atomic uint64_t *stranger = &strangers[mixed(1, word) % STRANGERS];
+    if (atomic_load_explicit(stranger, memory_order_relaxed) == word)
+        return false;
+    see_memory(word);
+    if (memory_known(word, found))
+        return true;
+    atomic_store_explicit(stranger, word, memory_order_relaxed);
+    return false;
+}
+
+Kernel *kernel_known(uint64_t handle) {
+    return kernels[kernel_place(handle)];
+}
+
+/* No launch is under way that would hold one. */
+void kernels_clear(void) {
+    pthread_mutex_lock(&kernels_lock);
+    for (size_t i = 0; i < MAX_KERNELS; i++) {
+        if (kernels[i]) {
+            free(kernels[i]->offsets);
+            free(kernels[i]->sizes);
+            free(kernels[i]->looks);
+            free(kernels[i]);
+        }
+    }
+    pthread_mutex_unlock(&kernels_lock);
+    kernels_forget();
+    strangers_forget();
+}
+
+void kernels_in_child(void) {
+    pthread_mutex_init(&kernels_lock, NULL);
+}

@@ -1,0 +1,147 @@
+/* Whether a kernel writes what a parameter points to.
+ *
+ * The first bytes there are copied before and after a launch, on its stream, into pinned memory,
+ * and compared when the stream has got there: nobody waits for it. What writes the value that was
+ * there looks like a reader, hence several looks. */
+#include "parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { LOOKS = 3, LOOKED_AT = 16, LOOK_BYTES = 512, LOOKINGS = 32 };
+
+typedef struct Looking {        /* one launch */
+    uint32_t *done;             /* the stream writes `turn` there; it lies in pinned memory */
+    char *before, *after;
+    uint32_t turn;
+    uint32_t count;
+    bool taken, queued, ok;
+    uint64_t kernel;
+    uint32_t offsets[LOOKED_AT];
+    uint32_t sizes[LOOKED_AT];
+    uint64_t addresses[LOOKED_AT];
+} Looking;
+
+static Looking lookings[LOOKINGS];
+static atomic_int looking;      /* how many are taken */
+static char *look_memory;
+static atomic_int look_state;   /* 0: not pinned yet; 1: somebody does; 2: pinned; 3: impossible */
+static __thread Looking *my_looking;
+
+static bool looks_possible(void) {
+    enum { SIZE = LOOKINGS * (2 * LOOKED_AT * LOOK_BYTES + 64), PORTABLE = 1, DEVICEMAP = 2 };
+    enum { RELAXED = 2 };
+    int state = 0;
+    if (!driver.copy_out || !driver.write_value || !driver.host_register || !driver.capture_mode)
+        return false;
+    if (!atomic_compare_exchange_strong(&look_state, &state, 1))
+        return state == 2;
+    int mode = RELAXED;         /* to pin memory breaks the captures of other threads */
+    char *memory = aligned_alloc(4096, (SIZE + 4095) / 4096 * 4096);
+    bool pinned = false;
+    if (memory && !driver.capture_mode(&mode)) {
+        pinned = !driver.host_register(memory, (SIZE + 4095) / 4096 * 4096, PORTABLE | DEVICEMAP);
+        driver.capture_mode(&mode);
+    }
+    for (size_t i = 0; pinned && i < LOOKINGS; i++) {
+        char *mine = memory + i * (2 * LOOKED_AT * LOOK_BYTES + 64);
+        lookings[i] = (Looking){.done = (uint32_t *)mine, .before = mine + 64};
+        lookings[i].after = lookings[i].before + LOOKED_AT * LOOK_BYTES;
+        *lookings[i].done = 0;
+    }
+    look_memory = memory;
+    atomic_store(&look_state, pinned ? 2 : 3);
+    return pinned;
+}
+
+/* Compares what has been copied; forgets what it was for. */
+void look_at_results(void) {
+    if (!atomic_load_explicit(&looking, memory_order_relaxed))
+        return;
+    pthread_mutex_lock(&kernels_lock);
+    for (size_t i = 0; i < LOOKINGS; i++) {
+        Looking *each = &lookings[i];
+        if (!each->taken || !each->queued ||
+            __atomic_load_n(each->done, __ATOMIC_ACQUIRE) != each->turn)
+            continue;
+        Kernel *kernel = kernel_known(each->kernel);
+        for (uint32_t k = 0; kernel && each->ok && k < each->count; k++) {
+            bool wrote = memcmp(each->before + k * LOOK_BYTES, each->after + k * LOOK_BYTES,
+                                each->sizes[k]);
+            uint8_t *looks = &kernel->looks[each->offsets[k] / 8];
+            *looks = wrote ? LOOKS : (uint8_t)(*looks < LOOKS ? *looks + 1 : LOOKS);
+            uint64_t words[] = {each->kernel, each->offsets[k], wrote, *looks >= LOOKS};
+            log_write((Record){.function = LEARNED, .words = 4, .stack = -1}, words, NULL, 0);
+        }
+        each->taken = false;
+        atomic_fetch_sub(&looking, 1);
+    }
+    pthread_mutex_unlock(&kernels_lock);
+}
+
+/* A stream that is captured is left alone, and so are the default streams, of which that cannot be
+ * asked without harm. */
+static bool may_look(uint64_t stream) {
+    int status = 0;
+    return stream > 2 && !driver.stream_status(stream, &status) && !status && looks_possible();
+}
+
+void look_before(const Kernel *kernel, uint64_t stream, const Pointer *pointers,
+                        const Memory *memory, uint32_t count) {
+    bool wanted = false;
+    for (uint32_t i = 0; i < count; i++)
+        wanted |= kernel->looks[pointers[i].offset / 8] < LOOKS && !memory[i].pinned;
+    if (!wanted || !may_look(stream))
+        return;
+    Looking *mine = NULL;
+    pthread_mutex_lock(&kernels_lock);
+    for (size_t i = 0; i < LOOKINGS && !mine; i++) {
+        if (!lookings[i].taken)
+            mine = &lookings[i];
+    }
+    if (mine) {
+        mine->taken = true;
+        mine->queued = false;
+        atomic_fetch_add(&looking, 1);
+    }
+    pthread_mutex_unlock(&kernels_lock);
+    if (!mine)
+        return;
+    mine->kernel = kernel->handle;
+    mine->count = 0;
+    mine->ok = true;
+    mine->turn++;
+    for (uint32_t i = 0; i < count && mine->count < LOOKED_AT; i++) {
+        if (kernel->looks[pointers[i].offset / 8] >= LOOKS || memory[i].pinned)
+            continue;
+        uint64_t left = memory[i].end - pointers[i].value;
+        uint32_t k = mine->count++;
+        mine->offsets[k] = (uint32_t)pointers[i].offset;
+        mine->sizes[k] = (uint32_t)(left < LOOK_BYTES ? left : LOOK_BYTES);
+        mine->addresses[k] = pointers[i].value;
+        mine->ok &= !driver.copy_out(mine->before + k * LOOK_BYTES, mine->addresses[k],
+                                     mine->sizes[k], stream);
+    }
+    my_looking = mine;
+}
+
+void look_after(uint64_t stream, int result) {
+    Looking *mine = my_looking;
+    my_looking = NULL;
+    if (!mine)
+        return;
+    mine->ok &= !result;
+    for (uint32_t k = 0; mine->ok && k < mine->count; k++)
+        mine->ok &= !driver.copy_out(mine->after + k * LOOK_BYTES, mine->addresses[k],
+                                     mine->sizes[k], stream);
+    /* Should this fail, what was queued may still write there: it is not used again. */
+    if (driver.write_value(stream, (uint64_t)(uintptr_t)mine->done, mine->turn, 0))
+        return;
+    pthread_mutex_lock(&kernels_lock);
+    mine->queued = true;
+    pthread_mutex_unlock(&kernels_lock);
+}
+
+void learning_in_child(void) {
+    atomic_store(&look_state, 3);
+}
