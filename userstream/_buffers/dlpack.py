@@ -34,10 +34,10 @@ def view_for(kind: type) -> type[View] | None:
 
 
 class DLPackView(View):
-    """A look at an object by DLPack; where it has the CUDA Array Interface as well, by both.
+    """A look at an object that implements DLPack, and perhaps the CUDA Array Interface as well.
 
-    The device is asked for without an export. Where the elements are the interface tells, and one
-    export where there is none.
+    The device is known without an export. The elements are described by the interface, or by one
+    export if there is none.
     """
 
     source = ATTRIBUTE
@@ -135,10 +135,10 @@ class DLPackView(View):
 
     @once
     def order(self) -> Order:
-        """The best that is known: a stream that it names, its framework's, or its own word.
+        """The best that is known: the stream it names, its framework's, or its own `export`.
 
-        The protocol asks a producer to order a consumer's stream by `export`, and several do not.
-        So that is left to types that are known to do it.
+        The protocol requires `export` to order the consumer's stream, but several implementations
+        do not. So only types that are known to do it are relied on.
         """
         kind: type = type(self.buffer)
         if self.interface is not None and not _known.misleads(kind):
@@ -156,7 +156,7 @@ class DLPackView(View):
 
     @property
     def held(self) -> object:
-        """The object, and the export that was made, which may be a copy of its own."""
+        """The object and the export that was made, which may be a separate copy."""
         exported = vars(self).get("exported")
         return self.buffer if exported is None else (self.buffer, exported)
 
@@ -166,7 +166,7 @@ class DLPackView(View):
             self.interface.check_copyable()
 
     def check_target(self) -> None:
-        """Refuse what exports another copy at each call, which nobody else would see."""
+        """Refuse an object that exports a new copy each time, which nothing else would see."""
         if self.interface is not None:
             return
         first, again = self.exported, type(self)(self.buffer).exported  # both are kept up to here

@@ -22,11 +22,10 @@ T = TypeVar("T")
 
 
 class once(Generic[T]):  # noqa: N801 -- used like `property`
-    """An attribute of a view that is found out when it is first read, and kept.
+    """An attribute of a view that is computed when it is first read, and then kept.
 
-    `functools.cached_property` is not used, because it holds a lock of the class up to Python 3.11:
-    another thread, or a destructor in the middle, would wait for what the framework or the driver
-    takes to answer.
+    `functools.cached_property` would not do: up to Python 3.11 it holds a lock per class while it
+    computes, so another thread would wait until a framework or the driver has answered.
     """
 
     def __init__(self, answer: Callable[[Any], T]) -> None:
@@ -41,35 +40,35 @@ class once(Generic[T]):  # noqa: N801 -- used like `property`
     def __get__(self, view: View | None, owner: type) -> Self | T:
         if view is None:
             return self
-        # The instance's own dictionary comes before this descriptor from now on.
+        # From now on attribute lookup finds the instance's own entry before this descriptor.
         value = view.__dict__[self._name] = self._answer(view)
         return value
 
 
 class Order(NamedTuple):
-    """Who may be at work on a buffer, and how far that is known (see `BufferInfo.ordering`)."""
+    """Which stream may be working on a buffer, and how certain that is: `BufferInfo.ordering`."""
 
     ordering: Ordering
-    handle: int = 0  # of the producer's stream, if there is one that is named
+    handle: int = 0  # of the producer's stream, or 0 if none is known
     owner: object = None  # what keeps that stream alive
 
 
-# Nothing tells: whoever it is, what is queued on the device now comes before, and what is queued
-# later comes after.
+# The producer is unknown: everything queued on the device so far comes before, and everything
+# queued later comes after.
 UNKNOWN = Order("device")
 
 
 class View:
-    """One look at one buffer. What it tells is asked for when first wanted, and then kept.
+    """One look at one buffer: each answer is computed on first use, and then kept.
 
-    There is a subclass for each kind of buffer: one file for each framework or protocol. A public
-    function makes one view of each buffer that it is passed, by `_buffers.view_of`, and hands that
-    on. So within one call `__cuda_array_interface__` is read once, DLPack exported once and the
-    driver asked once about the pointer, and all parts of the call act on the same answers. A view
-    is of one call and one thread: do not keep one, as buffers change.
+    There is a subclass for each kind of buffer, in one file per framework or protocol. A public
+    function makes one view of each buffer that it is passed (`_buffers.view_of`) and passes that
+    on. So within one call `__cuda_array_interface__` is read once, the driver is asked about the
+    pointer once, and all parts of the call act on the same answers. A view belongs to one call in
+    one thread: do not keep it, because buffers change.
 
-    A subclass has to say `source`, `locate` and `layout`. The others have defaults. What is
-    `once` here is `once` in a subclass.
+    A subclass must define `source`, `locate` and `layout`; everything else has a default. An
+    attribute that is `once` here must be `once` in a subclass.
     """
 
     #: The name of this kind of buffer, as `describe` and messages say it.
@@ -81,13 +80,13 @@ class View:
     #: Whether the framework can `pack` it.
     packs: ClassVar[bool] = False
 
-    #: Whether nothing ever writes it once it is made, as long as somebody holds it.
+    #: Whether nothing writes it again as long as a reference to it exists.
     is_immutable: ClassVar[bool] = False
 
-    #: Whether the framework's current stream is all there is to know of its order: the short way.
+    #: Whether its order is that of the framework's current stream, which needs no view.
     is_usual: ClassVar[bool] = False
 
-    #: Whether it is one array in one piece, whatever the buffer.
+    #: Whether every buffer of this kind is one array in one piece.
     is_single: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
@@ -103,7 +102,7 @@ class View:
 
     @staticmethod
     def locate(buffer: Any) -> int:
-        """Return the ordinal of a buffer's device without making a view: the short way.
+        """Return the ordinal of a buffer's device, without making a view.
 
         Raises
         ------
@@ -112,7 +111,7 @@ class View:
         DeviceMismatchError
             It has parts on several devices.
         UnsupportedBufferError
-            It does not tell.
+            Its device cannot be determined.
         """
         raise NotImplementedError
 
@@ -128,28 +127,29 @@ class View:
 
     @once
     def found(self) -> Place | None:
-        """What the driver knows of the address, in whichever context: extent, kind, device.
+        """What the driver knows about the address, in any context: extent, kind and device.
 
-        The one question to the driver about the pointer. `None` for address 0, and for what is no
-        memory of CUDA's.
+        This is the only question to the driver about the pointer. `None` for address 0 and for
+        memory that the driver does not know.
         """
         address = self.layout.address
         return _driver.place_of(address) if address else None
 
     @once
     def place(self) -> Place:
-        """The same, of what may be used on a user stream.
+        """As `found`, for memory that may be used on a user stream.
 
-        Raises `UnsupportedBufferError` for address 0, and for what is no memory of CUDA's or of
-        another than a primary context.
+        Raises `UnsupportedBufferError` for address 0, for memory that the driver does not know, and
+        for memory of a context that is not a primary one.
         """
         return checked_place(self.found, self.layout.address or 0, self.buffer)
 
     @once
     def where(self) -> tuple[int | None, Memory]:
-        """Device and kind of memory to describe it by: as `device`, but of pinned memory as well.
+        """Device and kind of memory as `describe` reports them, for pinned memory as well.
 
-        An array without elements may begin where its allocation ends: the driver is not asked.
+        The driver is not asked about an array without elements, which may begin where its
+        allocation ends.
         """
         if not self.layout.address or self.layout.is_empty:
             return self.device, "device"
@@ -159,7 +159,7 @@ class View:
 
     @once
     def order(self) -> Order:
-        """Who may be at work on it: by default its framework's current stream, if it has one."""
+        """Its producer: by default the framework's current stream, if there is a framework."""
         if self.framework is None:
             return UNKNOWN
         try:
@@ -169,54 +169,54 @@ class View:
         return Order("current", *self.framework.current_stream(device))
 
     def export(self, handle: int) -> object:
-        """Order the stream of that handle after the producer, and return what keeps the memory.
+        """Order the stream with that handle after the producer; return what keeps the memory.
 
-        For buffers whose `order` is "dlpack": they name no stream. What comes after the consumer is
-        then everything on the device.
+        For buffers whose `order` is "dlpack", which name no stream. Everything queued on the device
+        later is then ordered after the consumer.
         """
         raise NotImplementedError
 
     @property
     def held(self) -> object:
-        """What keeps the memory of which `layout` tells; not the view, which keeps more."""
+        """What keeps the memory that `layout` describes alive."""
         return self.buffer
 
     # -- what it is made of -----------------------------------------------------------------------
 
-    @property  # kept, it would be a cycle, and the buffer would wait for the garbage collector
+    @property  # not `once`: a view in its own dictionary would be freed by the collector only
     def units(self) -> Sequence[View]:
-        """What is ordered and held by itself: the view, or those of its parts."""
+        """What is ordered and held separately: the view itself, or the views of its parts."""
         return (self,)
 
     @once
     def parts(self) -> Sequence[View] | None:
-        """The views of what it is made of; `None` for one array in one piece."""
+        """The views of its parts; `None` for one array in one piece."""
         return None
 
     @once
     def pieces(self) -> Sequence[tuple[View, Any]] | None:
-        """Of an array in several pieces: the views of these, each with its index in the whole.
+        """The views of the pieces of one array, each with its index in the whole.
 
         `None` for an array in one piece, and for a list of arrays.
         """
         return None
 
-    # -- what a copy wants to know ----------------------------------------------------------------
+    # -- what a copy needs to know ----------------------------------------------------------------
 
     def check_copyable(self) -> None:
-        """Raise `UnsupportedBufferError` where a copy would not be what it shows."""
+        """Raise `UnsupportedBufferError` if a copy would not have the elements it shows."""
 
     def check_target(self) -> None:
-        """Raise `UnsupportedBufferError` where what is written to `layout` would not be seen."""
+        """Raise `UnsupportedBufferError` if nothing would see what is written to `layout`."""
 
     @once
     def is_read_only(self) -> bool:
-        """Whether it says that it must not be written; by default nothing does."""
+        """Whether it declares itself read-only."""
         return False
 
     @once
     def is_disguised(self) -> bool:
-        """Whether its memory is not what it shows, so that its framework has to `pack` it."""
+        """Whether its memory differs from what it shows, so that its framework must `pack` it."""
         return False
 
     def pack(self) -> Any:  # another buffer of that framework
@@ -225,13 +225,13 @@ class View:
 
     @once
     def host(self) -> tuple[Any, str | None]:
-        """Of one on the host: what NumPy reads, and the name of the type if that is another one."""
+        """For a host buffer: what NumPy can read, and the name of its dtype if that differs."""
         return self.buffer, None
 
     # -- all of it --------------------------------------------------------------------------------
 
     def info(self) -> BufferInfo:
-        """Return what `describe` tells of it, but for the UUID."""
+        """Return what `describe` reports, except for the UUID."""
         where, memory = self.where
         layout, order = self.layout, self.order
         return BufferInfo(

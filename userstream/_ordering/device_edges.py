@@ -1,9 +1,9 @@
-"""Edges of a whole device, for buffers of which nothing tells who works on them.
+"""Edges between a stream and everything on a device, for buffers whose producer is unknown.
 
-An event of ``cuCtxRecordEvent`` covers what is queued on every stream of a context, whoever made
-it. ``cuCtxWaitEvent`` lets all that is queued there from then on wait for an event, on streams that
-are made later too, and nothing that is queued already. Neither waits on the host. Both invalidate
-any capture of the context, whatever its mode.
+An event of ``cuCtxRecordEvent`` covers what is queued on every stream of a context, whoever created
+it. ``cuCtxWaitEvent`` makes everything that is queued there afterwards wait for an event, even on
+streams that are created later, and nothing that was queued before. Neither waits on the host. Both
+invalidate any capture in the context, whatever its mode.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BREAKS = f", which ordering with everything on the device would invalidate: {_I
 
 
 def refuse_captures(devices: Iterable[int], consumer: Lane) -> None:
-    """Raise `CaptureError` for a capture that can be seen, before any edge breaks it."""
+    """Raise `CaptureError` if a capture can be seen, before an edge would invalidate it."""
     if consumer.capture_status() != _driver.NOT_CAPTURING:
         raise CaptureError(
             f"{consumer!r} is being captured into a graph, which cannot depend on the work "
@@ -46,8 +46,8 @@ def refuse_captures(devices: Iterable[int], consumer: Lane) -> None:
         )
     for device in devices:
         device_wait.refuse_captures(device, _driver.primary_context(device), _BREAKS)
-        # A framework that captures does it on its current stream, of which the legacy one may know
-        # nothing.
+        # A framework captures on its current stream. If that is a non-blocking one, the legacy
+        # stream does not tell.
         for framework in FRAMEWORKS.values():
             if framework.captures and framework.is_usable():
                 handle, _owner = framework.current_stream(device)
@@ -56,7 +56,7 @@ def refuse_captures(devices: Iterable[int], consumer: Lane) -> None:
 
 
 def from_device(device: int, consumer: Lane) -> None:
-    """Make later work on a stream wait for all that is queued on a device now."""
+    """Make later work on a stream wait for everything that is queued on a device now."""
     context = _driver.primary_context(device)
     spare = _spare.setdefault(device, deque())
     try:
@@ -72,14 +72,14 @@ def from_device(device: int, consumer: Lane) -> None:
 
 
 def to_device(device: int, event: Event) -> None:
-    """Make all that is queued on a device from now on wait for an event."""
+    """Make everything that is queued on a device from now on wait for an event."""
     with _told():
         _driver.let_context_wait(_driver.primary_context(device), event.handle)
 
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Say of a capture that could not be seen what has invalidated it, and how to avoid that."""
+    """Explain what invalidated a capture that could not be seen, and how to avoid it."""
     try:
         yield
     except CaptureError as error:

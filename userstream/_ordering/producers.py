@@ -33,10 +33,10 @@ def ordering_of(
     unknown: Unknown,
     copy_of: Collection[View] | None = None,
 ) -> Ordering:
-    """Find out who produces the buffers, and who uses them.
+    """Determine which streams produce the buffers, and which one uses them.
 
-    `copy_of` are those that a copy reads, if it is for a copy: they are held meanwhile, so nobody
-    has to wait with the next write of what nobody ever writes.
+    `copy_of` is for copies: the buffers that are read. They are held meanwhile, so nothing has to
+    wait if they are never written again.
     """
     units: list[View] = []
     for view in views:
@@ -70,7 +70,7 @@ def ordering_of(
 
 
 class _Unsure(NamedTuple):
-    """How buffers are ordered that name no stream: the fields of an `Ordering`."""
+    """How buffers that name no stream are ordered: fields of an `Ordering`."""
 
     exporting: Sequence[View] = ()
     before: Sequence[int] = ()
@@ -97,7 +97,7 @@ def _devices(units: Iterable[View]) -> list[int]:
 
 
 def _refuse(units: Iterable[View]) -> None:
-    """Raise `UnknownProducerError` for what would be ordered with everything on its device."""
+    """Raise `UnknownProducerError` for the first buffer, if there is one."""
     for unit in units:
         raise UnknownProducerError(
             f"nothing tells which stream works on this {type_name(unit.buffer)}: pass "
@@ -108,7 +108,7 @@ def _refuse(units: Iterable[View]) -> None:
 
 
 def _log(units: Iterable[View]) -> None:
-    """Say once for a type what it is ordered with, and how to be narrower."""
+    """Record once per type what its buffers are ordered with, and how to narrow that."""
     for unit in units:
         kind = type(unit.buffer)
         logging = sys.modules.get("logging")  # who has not imported it listens to nothing
