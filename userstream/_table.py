@@ -24,7 +24,7 @@ _NONE: Mapping[int, Stream] = MappingProxyType({})
 
 
 class Table:
-    """The streams of a `UserStream`: finding and making them."""
+    """The streams of a `UserStream`, which it finds or creates."""
 
     __slots__ = ("__weakref__", "_lock", "_makings", "closed", "named", "unnamed")
 
@@ -43,7 +43,7 @@ class Table:
         return "closed" if self.closed else f"{count} stream{'' if count == 1 else 's'}"
 
     def called(self, name: str) -> Mapping[int, Stream]:
-        """Return the streams of that name, by device."""
+        """Return the streams with this name, by device."""
         if not isinstance(name, str):
             raise TypeError(f"name must be a string, not {name!r}")
         if not name:
@@ -51,7 +51,7 @@ class Table:
         return self.named.get(name, _NONE)
 
     def find_or_create(self, target: Target, name: str | None, priority: int | None) -> Stream:
-        """Return the stream of a device and name, and make it if there is none yet."""
+        """Return the stream of a device and name, creating it on first use."""
         wanted = None if priority is None else _numbers.integer(priority, "priority")
         self.check_open()
         given = _targets.stream_of(target)
@@ -95,7 +95,7 @@ class Table:
                 return kept
 
     def waited_for(self, target: Target, name: str | None) -> list[Lane]:
-        """Return the lanes of the streams that a target names: those there are."""
+        """Return the lanes of the existing streams that a target names."""
         self.check_open()
         given = _targets.streams_in(target)
         if given:
@@ -117,7 +117,7 @@ class Table:
         return found
 
     def streams(self) -> Mapping[tuple[int, str | None], Stream]:
-        """Return all that there are now, by device and name."""
+        """Return the existing streams, by device and name."""
         _process.check_fork()
         # Copies, as a signal handler or a destructor may change the table in the middle.
         found = {
@@ -128,11 +128,11 @@ class Table:
         return MappingProxyType(found)
 
     def lanes(self) -> dict[tuple[int, str | None], Lane]:
-        """Return the lanes of all that there are now, by device and name."""
+        """Return the lanes of the existing streams, by device and name."""
         return {key: stream._resolve() for key, stream in self.streams().items()}
 
     def remove(self, closed: Mapping[tuple[int, str | None], Lane]) -> None:
-        """Take streams out, as far as they are there still."""
+        """Remove streams, if they are still in the table."""
         with self._lock:
             for (device, name), lane in closed.items():
                 stream = self.named.get(name, {}).get(device)
@@ -140,7 +140,7 @@ class Table:
                     del self.named[name][device]
 
     def check_open(self) -> None:
-        """Raise `ClosedError` once the registry was closed for good."""
+        """Raise `ClosedError` if the registry was closed permanently."""
         _process.check_fork()
         if self.closed:
             raise ClosedError(
@@ -148,14 +148,14 @@ class Table:
             )
 
     def close(self) -> None:
-        """Close it for good, and empty it."""
+        """Close it permanently, and empty it."""
         with self._lock:  # which a thread that is just making a stream has
             self.closed = True
         self.remove(self.lanes())  # made meanwhile, or still being captured
 
 
 def _forget(table: weakref.ref[Table], lane: Lane) -> None:
-    """Take a stream that was closed out of its table."""
+    """Remove a closed stream from its table."""
     owner = table()
     if owner is not None:
         owner.remove({(lane.device, lane.name): lane})

@@ -1,1 +1,1 @@
-"""`Stream`, and the rooms of what it does: each a module of functions that take a lane."""
+"""`Stream`, and modules of functions that take its lane: capture, raw memory, attributes ..."""

@@ -1,4 +1,4 @@
-"""Making a stream the current one of frameworks, for a while."""
+"""Temporarily making a stream the current stream of frameworks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Activatable(Protocol):
-    """A `Stream`, as far as frameworks and this module need it."""
+    """The part of a `Stream` that frameworks and this module need."""
 
     def __cuda_stream__(self) -> tuple[int, int]: ...
     def _resolve(self) -> Lane: ...
@@ -29,7 +29,7 @@ S = TypeVar("S", bound="Activatable")
 
 
 def called(names: Iterable[str]) -> list[Framework]:
-    """Return the frameworks of those names."""
+    """Return the frameworks with these names."""
     found = []
     for name in names:
         if not isinstance(name, str):
@@ -51,7 +51,7 @@ def usable() -> list[Framework]:
 
 
 class _Before:
-    """A framework's current stream before, and how to make it current again."""
+    """A framework's previous current stream, and how to restore it."""
 
     __slots__ = ("_owner", "_undo", "before", "lane")
 
@@ -64,7 +64,7 @@ class _Before:
         self._undo: Callable[[], object] | None = undo
 
     def restore(self) -> None:
-        """Make it current again; after a Ctrl-C in the middle, do the rest."""
+        """Make it current again; if Ctrl-C interrupted this, do the rest."""
         try:
             if self._undo is not None:
                 self.lane.within(self._undo_once)
@@ -123,7 +123,7 @@ class Activation(Generic[S]):
         self._leave(error)
 
     def check_thread(self) -> None:
-        """Raise unless this is the thread that entered: current streams belong to threads."""
+        """Raise unless this thread entered the block: current streams belong to threads."""
         if self._frameworks and threading.get_ident() != self._thread:
             raise RuntimeError(
                 "a block that makes a stream current must end in the thread where it began"

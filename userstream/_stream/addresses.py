@@ -1,4 +1,4 @@
-"""What a method that works on raw memory is given: an address or a buffer."""
+"""Arguments that are raw memory: an address or a buffer."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def assign(lane: Lane, name: _driver.Attribute, value: Any) -> None:
 
 
 def copy(lane: Lane, other: StreamLike, address_of: Callable[[Any], int]) -> None:
-    """Give a stream the attributes of another one, whose address a function tells."""
+    """Copy the attributes of another stream, whose address a function returns."""
     lane.live()
     lane.within(_copy, lane, other, address_of)
 
@@ -74,7 +74,7 @@ def _copy(lane: Lane, other: StreamLike, address_of: Callable[[Any], int]) -> No
 
 
 def _checked(lane: Lane, name: _driver.Attribute, value: Any) -> Any:
-    """Return the value as the driver is to have it, or refuse it."""
+    """Return the value in the form that the driver expects, or refuse it."""
     device = lane.device
     if name == "access_policy_window":
         return _window(value, device)

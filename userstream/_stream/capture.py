@@ -1,7 +1,7 @@
 """Capturing the work of a stream into a graph.
 
-The graph is cuda.core's: the driver is told to capture into one, as cuda.core 1.2 cannot wrap a
-graph that the driver makes.
+The graph belongs to cuda.core, and the driver captures into it: cuda.core 1.2 cannot wrap a graph
+that the driver creates.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _Begun(NamedTuple):
-    """A capture that was begun here."""
+    """A capture that userstream began."""
 
     graph: GraphDefinition
     thread: int | None  # that has to end it, if not any thread may
@@ -69,26 +69,26 @@ class CaptureInfo:
 
 
 def facts(lane: Lane) -> CaptureInfo | None:
-    """Return what the driver knows of the capture that a stream is part of."""
+    """Return information about the capture that a stream is part of."""
     found = lane.within(_driver.capture_facts, lane.live(), lane)
     return None if found is None else CaptureInfo(*found)
 
 
 def begin(lane: Lane, mode: CaptureMode) -> GraphDefinition:
-    """Begin to capture what is queued on a stream."""
+    """Begin capturing submitted work into a graph."""
     lane.live()
     return lane.within(_begin, lane, mode)
 
 
 def end(lane: Lane) -> GraphDefinition:
-    """End a capture that was begun here."""
+    """End a capture that `begin` began, and return its graph."""
     lane.live()
     return lane.within(_end, lane)
 
 
 @contextlib.contextmanager
 def block(lane: Lane, mode: CaptureMode) -> Iterator[GraphDefinition]:
-    """Capture for the length of a block."""
+    """Capture inside a ``with`` block."""
     others = _begun.get(lane.identity())
     try:
         yield begin(lane, mode)
@@ -103,7 +103,7 @@ def block(lane: Lane, mode: CaptureMode) -> Iterator[GraphDefinition]:
 
 @contextlib.contextmanager
 def thread_mode(mode: CaptureMode) -> Iterator[None]:
-    """Set the capture mode of the calling thread for the length of a block."""
+    """Set the calling thread's capture mode inside a ``with`` block."""
     wanted = _driver.check_capture_mode(mode)
     _driver.ensure()
     with _driver.in_capture_mode(wanted):
@@ -176,7 +176,7 @@ def _end(lane: Lane) -> GraphDefinition:
 
 
 def forget(lane: Lane) -> None:
-    """Let go of the capture of a stream that is being destroyed: it ends with it."""
+    """Forget the capture of a stream that is being destroyed, which ends the capture."""
     _drop(lane.identity())
 
 

@@ -1,4 +1,4 @@
-"""Events of anybody: waited for, and recorded."""
+"""Waiting for events of any library, and recording events."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 def wait(lane: Lane, event: Event) -> None:
-    """Make later work on a stream wait for an event of cuda.core; no host wait."""
+    """Make later work on a stream wait for a cuda.core event."""
     lane.usable()
     _check_open(event)
     lane.here(events.wait, lane, event)
 
 
 def record(lane: Lane, event: Event | None, options: EventOptions | None) -> Event:
-    """Record an event behind the work queued on a stream."""
+    """Record an event after the work queued on a stream."""
     lane.usable()
     # Up to cuda.core 1.2 an event is made in the current context; it must be the stream's.
     return lane.within(_record, lane, event, options)
 
 
 def wait_for_any(lane: Lane, event: Any, flags: int) -> None:  # any framework's event
-    """Make later work on a stream wait for an event of anybody; no host wait."""
+    """Make later work on a stream wait for an event of any library."""
     wanted = _numbers.integer(flags, "flags")
     if wanted not in (0, _driver.EXTERNAL):
         raise ValueError(f"flags of wait_event are 0 or CU_EVENT_WAIT_EXTERNAL (1), not {flags!r}")
@@ -83,7 +83,7 @@ def _check_open(event: Event) -> None:
 
 
 def _address_of(event: Any) -> int:
-    """Return the address of an event; 0 for one of torch that was never recorded."""
+    """Return the address of an event; 0 for a torch event that was never recorded."""
     kind = type(event)
     if isinstance(event, Event):
         address = int(event.handle)

@@ -1,4 +1,4 @@
-"""What users hold: the `Stream` of a lane, the end of both, and what counts as a stream."""
+"""The `Stream` of a lane, the end of both, and the arguments that name streams."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NONBLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
 
 def check_flags(flags: int | None, *, nonblocking: bool) -> None:
-    """Refuse flags of the driver that contradict what they spell."""
+    """Refuse driver flags that contradict *nonblocking*."""
     asked = _NONBLOCKING if nonblocking else 0
     if flags is not None and _numbers.integer(flags, "flags") != asked:
         raise ValueError(
@@ -39,7 +39,7 @@ def check_flags(flags: int | None, *, nonblocking: bool) -> None:
 
 
 def shown(kind: type[S], lane: Lane) -> S:
-    """Return the object of that class which shows a lane to users; make it if there is none."""
+    """Return the object that represents a lane to users, creating it if necessary."""
     known = None if lane.shown is None else lane.shown()
     if isinstance(known, kind):
         return known
@@ -49,7 +49,7 @@ def shown(kind: type[S], lane: Lane) -> S:
 
 
 def default_of(kind: type[S], handle: int) -> S:
-    """Return an object of that class for a default stream of whichever context is current."""
+    """Create an object for a default stream of whichever context is current."""
     return kind._legacy_default() if handle == _driver.LEGACY else kind._per_thread_default()
 
 

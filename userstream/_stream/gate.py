@@ -1,7 +1,7 @@
 """Gates: words of pinned memory that hold a stream until they are written.
 
-The pages are never freed, which would wait for the device, and lie in primary contexts, which
-nobody destroys.
+The pages are never freed, because freeing waits for the device: a stream that is held then never
+goes on, and the process hangs. They belong to primary contexts, which are not destroyed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Gate:
         self.value = (ctypes.c_uint32.from_address(self.address).value + 1) & 0xFFFFFFFF
 
     def release(self) -> None:
-        """Let the stream go on; the gate may be used again at once."""
+        """Let the stream continue; the gate can be reused at once."""
         if not self._released:
             self._released = True
             ctypes.c_uint32.from_address(self.address).value = self.value

@@ -1,4 +1,4 @@
-"""Python functions that a stream calls."""
+"""Python functions that run in stream order."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _launch(lane: Lane, function: Callable[[], None], blocking: bool) -> None:
 
 
 def add_callback(lane: Lane, stream: S, fn: Callable[[S, DriverError | None], object]) -> None:
-    """Call a Python function when the work queued until now is done, or has failed."""
+    """Call a Python function when the work queued now has completed or failed."""
     name = _name_of(fn)
     lane.usable(_NOT_CAPTURED)
     running = dispatcher.started()
@@ -73,7 +73,7 @@ def add_callback(lane: Lane, stream: S, fn: Callable[[S, DriverError | None], ob
 
 
 def _name_of(fn: object) -> str:
-    """Return the name by which reports show a function, if it is one that can be called here."""
+    """Return the name of a function for reports; refuse what cannot be called here."""
     if not callable(fn):
         raise TypeError(f"a function is needed, not {type(fn).__name__}")
     if any(
@@ -91,7 +91,7 @@ def _name_of(fn: object) -> str:
 def _named(
     name: str, fn: Callable[P, object], *args: P.args, **kwargs: P.kwargs
 ) -> Callable[[], None]:
-    """Return the call as a function that reports show by a name, without arguments."""
+    """Return the call as a function without arguments that reports show by a name."""
 
     def call() -> None:
         fn(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The memory operations of a stream, as values that are checked when they are made."""
+"""Memory operations of a stream: values, checked when they are created."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class WaitFlags(enum.IntEnum):
 
 
 class MemoryOperation:
-    """What a batch consists of."""
+    """An operation of a batch."""
 
     __slots__ = ()
 

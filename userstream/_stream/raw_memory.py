@@ -1,4 +1,4 @@
-"""Raw memory: values that a stream writes and waits for, copies, and who may access memory."""
+"""Operations on raw memory: writes, waits for values, copies and attachments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_value(lane: Lane, operation: WriteValue) -> None:
 
 
 def wait_value(lane: Lane, operation: WaitValue) -> None:
-    """Let a stream wait for a value."""
+    """Enqueue a wait for a value."""
     lane.live()
     lane.within(_wait_value, lane, operation)
 
@@ -111,7 +111,7 @@ def _parameters(lane: Lane, operation: MemoryOperation) -> driver.CUstreamBatchM
 
 
 def _word(lane: Lane, operation: WriteValue | WaitValue) -> int:
-    """Return where the device sees the word of an operation, if it may be used."""
+    """Return the device address of an operation's word; refuse one that cannot be used."""
     device, width = lane.device, operation.bits // 8
     flags = int(getattr(operation, "flags", 0))  # NumPy's would overflow
     _driver.require_values(device, bits=operation.bits, flags=flags)
