@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
+
+import cuda.bindings
 
 import userstream
 from helpers import untraced
 
 HERE = userstream.__path__[0]
+# A function of cuda.bindings makes an enum of what the driver has answered, in Python.
+PLACES = (HERE, os.path.dirname(cuda.bindings.__file__))
 
 
 class Cut(BaseException):
     """What a signal handler may raise."""
+
+
+def place(code: CodeType) -> str:
+    """Return how a function is called among the places."""
+    return f"{code.co_filename.removeprefix(HERE + os.sep)} {code.co_name}"
 
 
 def cut_short(function: Callable[[], object], at: int, places: list[str] | None = None) -> bool:
@@ -29,11 +39,10 @@ def cut_short(function: Callable[[], object], at: int, places: list[str] | None 
         where = frame.f_code
         if where.co_name == "<genexpr>":  # that may be its end, whose errors nobody sees
             return
-        if event in ("call", "c_return") and where.co_filename.startswith(HERE):
+        if event in ("call", "c_return") and where.co_filename.startswith(PLACES):
             if places is not None:
                 called = "" if event == "call" else f": {getattr(argument, '__name__', argument)}"
-                module = where.co_filename.removeprefix(HERE + "/").removesuffix(".py")
-                places.append(f"{module} {where.co_name}{called}")
+                places.append(f"{place(where)}{called}")
             left -= 1
             if left < 0:
                 sys.setprofile(None)

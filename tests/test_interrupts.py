@@ -23,10 +23,11 @@ from cuda.bindings import driver
 import userstream as us
 from conftest import SIMULATED
 from helpers import array, checked, current_context, device_memory, eventually
-from interrupts import cut_short
+from interrupts import cut_short, place
 from userstream import _driver, testing
 from userstream._driver.capture import _MODES
 from userstream._engine import holding
+from userstream._ordering import Borrow
 from userstream.testing import _simulated
 
 pytestmark = [
@@ -158,7 +159,7 @@ FUNCTIONS: dict[str, Callable[[Scene], object]] = {
 }
 
 # A Ctrl-C at its very first step: the block has not ended, and its buffers stay for good.
-NEVER_ENDED = "_ordering/_borrow __exit__"
+NEVER_ENDED = place(Borrow.__exit__.__code__)
 
 
 def state() -> tuple[int, driver.CUstreamCaptureMode]:
