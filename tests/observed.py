@@ -265,8 +265,9 @@ def blocking_streams_around_the_legacy_one(room: Room) -> None:
 
 
 def read_on_two_streams(room: Room) -> None:
-    copy(room.y, room.x, room.a, SIZE // 2)
-    copy(room.y + SIZE // 2, room.x, room.b, SIZE // 2)
+    copy(room.y, room.x, room.a)
+    copy(room.pinned, room.x, room.b)
+    room.b.sync()
 
 
 def chunks_of_one_allocation(room: Room) -> None:
@@ -427,6 +428,21 @@ def another_device(room: Room) -> None:
         fill(room.x, room.b)
 
 
+def freeing_waits(room: Room) -> None:
+    fill(room.x, room.a)
+    with device_memory(0, SIZE):
+        pass  # cuMemFree waits for the device
+    fill(room.x, room.b)
+
+
+def source_overwritten_by_the_gpu(room: Room) -> None:
+    overwrite(room.pinned, 1)
+    fill(room.x, room.a)
+    copy(room.y, room.pinned, room.a)
+    copy(room.pinned, room.x, room.a)
+    room.a.sync()
+
+
 def future_was_told(room: Room) -> None:
     fill(room.x, room.a)
     us.completion(room.a).result(10)
@@ -463,6 +479,8 @@ SILENT = [
     everything_in_the_context,
     stream_of_a_used_handle,
     another_device,
+    freeing_waits,
+    source_overwritten_by_the_gpu,
     future_was_told,
     host_function_told,
 ]

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from traceback import FrameSummary
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,8 @@ from observed import (
     no_edge,
     watched,
 )
-from userstream._observe import logger
+from userstream._engine import dispatcher, holding, watcher
+from userstream._observe import logger, own
 from userstream.testing import Pointer, kernel, latch, reset
 
 pytestmark = [
@@ -73,6 +75,17 @@ def test_it_is_not_reported(case: Callable[[Room], None]) -> None:
     seen, _ = watched(case)
     assert seen.races == (), seen
     seen.check()
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in SILENT if case not in (future_was_told, host_function_told)]
+)
+def test_it_is_not_even_possible(case: Callable[[Room], None]) -> None:
+    with a_room() as room, us.observe(possible=True) as seen:
+        case(room)
+        seen.stop()
+        room.release()
+    assert {race.kind for race in seen.races} <= {"host read before the copy"}, seen
 
 
 def test_all_of_them_over_and_over_in_random_order() -> None:
@@ -423,3 +436,32 @@ def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(us.NotSupportedError, match=r"nothing can be observed: .*no-such-compiler"):
         logger.Logger()
+
+
+OWN = str(Path(us.__file__).parent)
+
+
+@pytest.mark.parametrize(
+    ("frames", "who"),
+    [
+        ([("program.py", "main")], "program"),
+        ([], "program"),  # a thread that Python does not know
+        ([("program.py", "main"), (f"{OWN}/_registry.py", "UserStream.wait")], "program"),
+        ([("program.py", "main"), (f"{OWN}/_stream/stream.py", "Stream.is_done")], "program"),
+        ([("program.py", "main"), (f"{OWN}/_ordering/borrow.py", "borrow")], "housekeeping"),
+        (
+            [
+                ("program.py", "main"),
+                (f"{OWN}/_registry.py", "UserStream.wait"),
+                (holding.__file__, "sweep"),
+            ],
+            "housekeeping",
+        ),
+        ([("program.py", "main"), (f"{OWN}/_registry.py", "UserStream.completion")], "future"),
+        ([("threading.py", "run"), (watcher.__file__, "Watcher._run")], "future"),
+        ([(dispatcher.__file__, "Dispatcher._run"), ("program.py", "told")], "program"),
+    ],
+)
+def test_on_whose_account_a_question_is(frames: list[tuple[str, str]], who: str) -> None:
+    stack = tuple(FrameSummary(file, 1, name, lookup_line=False) for file, name in frames)
+    assert own.who_asks(stack) == who
