@@ -127,7 +127,7 @@ def test_nothing_but_the_edge_is_waited_for(producer: us.Stream, memory: int) ->
 
 def test_a_stream_of_ones_own(producer: us.Stream, memory: int) -> None:
     with us.Stream.create(0) as mine, testing.latch(producer) as latch:
-        for given in (mine, int(mine._live()), mine._live()):
+        for given in (mine, mine._live()):
             with us.borrow(array(memory, producer), stream=given) as stream:
                 assert stream == mine
         assert not us.streams()
@@ -300,7 +300,7 @@ def test_a_producer_that_is_given(producer: us.Stream, memory: int) -> None:
     with _driver.entered(_driver.primary_context(0)):
         core.set_current()
         theirs = core.create_stream()
-    for given in (producer, int(producer.handle), producer._live(), theirs):
+    for given in (producer, producer._live(), theirs):
         source = us.Stream.from_handle(given)
         for buffer in (array(memory, None), driver.CUdeviceptr(memory), on(0)):
             assert waits_for(
@@ -698,7 +698,7 @@ def test_a_user_stream_joins_no_capture(producer: us.Stream, memory: int) -> Non
         lambda: us.acquire(array(memory, producer)),
         lambda: us.acquire(array(memory, producer), stream=named),
         lambda: us.borrow(array(memory, None), producer=producer).__enter__(),
-        lambda: us.acquire(array(memory, producer), stream=int(stream.handle)),
+        lambda: us.acquire(array(memory, producer), stream=stream._live()),
         lambda: stream.wait(producer),
     ):
         with pytest.raises(us.CaptureError, match="would become part of that graph"):
@@ -939,7 +939,7 @@ def test_bad_input(memory: int) -> None:
             with pytest.raises(TypeError, match=r'producer=.* \(or "auto", "device", or None\)'):
                 use(buffer, producer=wrong)
         with pytest.raises(ValueError, match="no handle"):
-            use(buffer, stream=0)
+            use(buffer, stream=driver.CUstream(0))
         with us.Stream.create(0) as closed:
             pass
         with pytest.raises(us.ClosedError):

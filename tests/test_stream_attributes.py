@@ -174,7 +174,7 @@ def test_copying(stream: us.Stream) -> None:
         stream.set_attribute("sync_policy", "spin")
         in_thread(lambda: other.copy_attributes_from(driver.CUstream(int(stream.handle))))
         assert other.get_attribute("sync_policy") == "spin"
-        for wrong in (None, 5, "stream"):
+        for wrong in (None, 5.0, "stream"):
             with pytest.raises(TypeError, match="__cuda_stream__"):
                 other.copy_attributes_from(wrong)  # type: ignore[arg-type]
 

@@ -584,7 +584,7 @@ class UserStream:
     def acquire(
         self,
         *buffers: Buffer,
-        stream: StreamLike | int | None = None,
+        stream: StreamLike | None = None,
         producer: Producer = "auto",
     ) -> Stream:
         """Make later work on a stream wait for the work that produces buffers.
@@ -667,7 +667,7 @@ class UserStream:
     def release(
         self,
         *buffers: Buffer,
-        stream: StreamLike | int | None = None,
+        stream: StreamLike | None = None,
         producer: Producer = "auto",
     ) -> None:
         """Make the producers of buffers wait for the work queued on a stream.
@@ -723,7 +723,7 @@ class UserStream:
     def borrow(
         self,
         *buffers: Buffer,
-        stream: StreamLike | int | None = None,
+        stream: StreamLike | None = None,
         producer: Producer = "auto",
         activate: bool | str | Iterable[str] = False,
         keep: bool = True,
@@ -794,7 +794,7 @@ class UserStream:
         """
         return Borrow(self._ordering, (buffers, stream, producer), activate, keep)
 
-    def hold(self, *objects: object, stream: StreamLike | int) -> None:
+    def hold(self, *objects: object, stream: StreamLike) -> None:
         """Keep objects alive until a stream has completed the work that is queued on it now.
 
         Parameters
@@ -832,7 +832,7 @@ class UserStream:
         self._table.check_open()
         holding.keep(given_lane(stream, "stream"), objects)
 
-    def hand_over(self, *results: Buffer, stream: StreamLike | int | None = None) -> None:
+    def hand_over(self, *results: Buffer, stream: StreamLike | None = None) -> None:
         """Hand over results that were produced on a stream to their frameworks' current streams.
 
         Parameters
@@ -881,7 +881,7 @@ class UserStream:
         buffer: Buffer,
         *,
         out: np.ndarray,
-        stream: StreamLike | int | None = None,
+        stream: StreamLike | None = None,
         producer: Producer = "auto",
         timeout: float | None = None,
     ) -> np.ndarray: ...
@@ -892,7 +892,7 @@ class UserStream:
         buffer: Buffer,
         *,
         out: None = None,
-        stream: StreamLike | int | None = None,
+        stream: StreamLike | None = None,
         producer: Producer = "auto",
         timeout: float | None = None,
     ) -> Any: ...
@@ -902,7 +902,7 @@ class UserStream:
         buffer: Buffer,
         *,
         out: np.ndarray | None = None,
-        stream: StreamLike | int | None = None,
+        stream: StreamLike | None = None,
         producer: Producer = "auto",
         timeout: float | None = None,
     ) -> Any:
@@ -1002,7 +1002,7 @@ class UserStream:
         dst: Buffer,
         src: Buffer,
         *,
-        stream: StreamLike | int | None = None,
+        stream: StreamLike | None = None,
         producer: Producer = "auto",
         timeout: float | None = None,
     ) -> Stream:
@@ -1130,7 +1130,7 @@ class UserStream:
         return self._table.waited_for(target, name)
 
     def _ordering(
-        self, buffers: Sequence[Any], stream: StreamLike | int | None, producer: Producer
+        self, buffers: Sequence[Any], stream: StreamLike | None, producer: Producer
     ) -> Ordering:
         if stream is None:
             usual = usual_ordering(buffers, producer, self._unnamed)
@@ -1139,7 +1139,7 @@ class UserStream:
         return self._ordering_of(buffers, stream, producer)
 
     def _ordering_of(
-        self, buffers: Sequence[Any], stream: StreamLike | int | None, producer: Producer
+        self, buffers: Sequence[Any], stream: StreamLike | None, producer: Producer
     ) -> Ordering:
         self._table.check_open()
         views = _targets.views_in(buffers, named="buffers")

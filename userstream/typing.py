@@ -114,9 +114,9 @@ Buffer: TypeAlias = "DLPackBuffer | CUDAArrayInterface | driver.CUdeviceptr | An
 """A GPU buffer of any framework. The lists of DALI and the buffers of RMM share no protocol with
 the others, so a type checker accepts any object."""
 
-Producer: TypeAlias = "StreamLike | int | Literal['auto', 'device'] | None"
-"""Who writes a buffer: a stream or its handle, ``"device"`` for everything on its device,
-``"auto"`` for what is known of it, or `None` if no work is pending."""
+Producer: TypeAlias = "StreamLike | Literal['auto', 'device'] | None"
+"""Who writes a buffer: a stream, ``"device"`` for everything on its device, ``"auto"``
+for what is known of it, or `None` if no work is pending."""
 
 DeviceLike: TypeAlias = SupportsIndex | _CUDADevice
 """A device: an ordinal, or the device object of cuda.core or of a framework."""

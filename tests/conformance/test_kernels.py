@@ -262,7 +262,7 @@ def test_parameters_in_one_buffer(function, stream, numbers):
 
 
 def test_a_launch_has_its_turn(function, stream, numbers):
-    with testing.latch(int(stream)) as held:
+    with testing.latch(stream) as held:
         assert launch(function, stream, numbers) == SUCCESS
         assert stays((driver.CUresult.CUDA_ERROR_NOT_READY,), lambda: driver.cuStreamQuery(stream))
         held.release()
@@ -387,7 +387,7 @@ def test_other_parameters_of_a_node(kernel, stream, graph, numbers):
 def test_other_parameters_of_an_executable_graph(kernel, stream, graph, numbers):
     node = ok(driver.cuGraphAddKernelNode(graph, None, 0, node_parameters(kernel, numbers, 1)))
     executable = ok(driver.cuGraphInstantiate(graph, 0))
-    with testing.latch(int(stream)) as held:
+    with testing.latch(stream) as held:
         ok(driver.cuGraphLaunch(executable, stream))
         for value in (10, 100):
             changed = node_parameters(kernel, numbers, value)

@@ -407,7 +407,6 @@ def test_bad_names_to_count(function, error):
     [
         pytest.param(lambda stream: stream, id="cuda.core"),
         pytest.param(lambda stream: stream.handle, id="driver"),
-        pytest.param(lambda stream: int(stream.handle), id="int"),
     ],
 )
 def test_an_error_of_a_stream(stream, as_argument):
@@ -438,7 +437,8 @@ def test_an_error_stays_until_the_reset(stream):
         (None, TypeError),
         (1.5, TypeError),
         (True, TypeError),
-        (64, RuntimeError),
+        (64, TypeError),
+        (driver.CUstream(64), RuntimeError),
     ],
 )
 def test_what_is_no_stream(stream_argument, error):

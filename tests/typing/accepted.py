@@ -96,14 +96,14 @@ def waits(array: Array) -> None:
 
 
 def order(array: Array, pointer: driver.CUdeviceptr, theirs: TheirStream) -> None:
-    assert_type(us.acquire(array, pointer, stream=theirs, producer=7), us.Stream)
+    assert_type(us.acquire(array, pointer, stream=theirs, producer=theirs), us.Stream)
     us.release(array, producer=None)
     us.release(array, producer="device")
     with us.borrow(array, producer=theirs, activate=["torch", "cupy"], keep=False) as stream:
         assert_type(stream, us.Stream)
     with us.borrow(array, producer="auto", activate=True):
         us.hold(array, stream=theirs)
-    us.hand_over(array, stream=7)
+    us.hand_over(array, stream=theirs)
 
 
 def copies(array: Array) -> None:

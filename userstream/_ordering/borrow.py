@@ -36,7 +36,7 @@ class Borrow:
     def __init__(
         self,
         order: Callable[..., Ordering],
-        asked: tuple[tuple[Any, ...], StreamLike | int | None, Producer],
+        asked: tuple[tuple[Any, ...], StreamLike | None, Producer],
         activate: bool | str | Iterable[str],
         keep: bool,
     ) -> None:

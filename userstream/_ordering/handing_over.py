@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def hand_over(
     results: Sequence[Any],
-    stream: StreamLike | int | None,
+    stream: StreamLike | None,
     user_stream: Callable[[int], Stream],
 ) -> None:
     """Let the frameworks' streams wait for the one that made the results, and note their use."""

@@ -12,7 +12,8 @@ from userstream._buffers import type_name
 from userstream._engine import lanes
 from userstream._ordering import settings
 from userstream._ordering.ordering import Ordering
-from userstream._stream.stream import Stream, lane_of
+from userstream._stream import factory
+from userstream._stream.stream import Stream, lane_at, lane_of
 from userstream.errors import DeviceMismatchError, UnknownProducerError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 def ordering_of(
     views: Iterable[View],
-    stream: StreamLike | int | None,
+    stream: StreamLike | None,
     producer: Producer,
     user_stream: Callable[[int], Stream],
     *,
@@ -160,13 +161,13 @@ def _producers(units: Iterable[View]) -> list[tuple[Lane, object]]:
         if handle:
             found.setdefault((handle, unit.device, ordering == "exact"), owner)
     return [
-        (lane_of(handle, device) if named else lanes.of_framework(handle, device), owner)
+        (lane_at(handle, device) if named else lanes.of_framework(handle, device), owner)
         for (handle, device, named), owner in found.items()
     ]
 
 
 def _consumer(
-    stream: StreamLike | int | None, devices: list[int], user_stream: Callable[[int], Stream]
+    stream: StreamLike | None, devices: list[int], user_stream: Callable[[int], Stream]
 ) -> Stream:
     if stream is not None:
         return _given_stream(stream)._settled(devices[0])
@@ -188,8 +189,9 @@ def given_lane(stream: Any, argument: str, device: int | None = None) -> Lane:
         raise TypeError(f"{argument}=: {error}{words}") from None
 
 
-def _given_stream(stream: StreamLike | int) -> Stream:
+def _given_stream(stream: StreamLike) -> Stream:
     try:
+        factory.refuse_number(stream)
         return Stream.from_handle(stream)
     except TypeError as error:
         raise TypeError(f"stream=: {error}") from None

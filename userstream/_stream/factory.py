@@ -69,10 +69,28 @@ def close(lane: Lane) -> None:
     lane.core.close()
 
 
-def address_of(handle: int | driver.CUstream | StreamLike) -> int:
-    """Return the address of a stream; 1 and 2 are the default streams."""
+def refuse_number(given: object) -> None:
+    """Refuse a number as a stream: it could be a handle as well as a device."""
+    if isinstance(given, (int, np.integer)) and not isinstance(given, (bool, np.bool_)):
+        raise TypeError(
+            f"the number {given} is not a stream: pass Stream.from_handle(handle) for a handle, "
+            "Stream.legacy_default() or Stream.per_thread_default() for a default stream, "
+            "get_stream(device) for the user stream of a device"
+        )
+
+
+def address_of_stream(given: driver.CUstream | StreamLike) -> int:
+    """Return the address of a stream that was passed; 1 and 2 are the default streams."""
+    refuse_number(given)
+    return address_of(given, numbers="")
+
+
+def address_of(handle: int | driver.CUstream | StreamLike, numbers: str = "an address, ") -> int:
+    """Return the address of a stream or of a handle; 1 and 2 are the default streams."""
     if isinstance(handle, (bool, np.bool_)):
-        raise TypeError(f"a stream handle is an address, not {handle!r}")
+        raise TypeError(
+            f"a stream is {numbers}a CUstream or an object with __cuda_stream__, not {handle!r}"
+        )
     if isinstance(handle, (int, np.integer, driver.CUstream)):
         address = int(handle)
     elif hasattr(handle, "__cuda_stream__"):
@@ -90,7 +108,7 @@ def address_of(handle: int | driver.CUstream | StreamLike) -> int:
             address = _driver.LEGACY
     else:
         raise TypeError(
-            "a stream is an address, a CUstream or an object with __cuda_stream__, not "
+            f"a stream is {numbers}a CUstream or an object with __cuda_stream__, not "
             f"{type(handle).__name__}"
         )
     if not 0 < address < 1 << 64:

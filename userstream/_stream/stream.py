@@ -586,6 +586,7 @@ class Stream(CoreStream):
             lane.live()
             lane.wait_for(lane_of(event_or_stream), may_join=not lane.is_shared)
         else:
+            factory.refuse_number(event_or_stream)
             raise TypeError(
                 "Stream.wait takes an event or a stream (an object with __cuda_stream__), not "
                 f"{type(event_or_stream).__name__}; for a buffer, acquire() waits for its producer"
@@ -1387,6 +1388,7 @@ class Stream(CoreStream):
         >>> second.get_attribute("sync_policy")
         'spin'
         """
+        factory.refuse_number(other)
         attributes.copy(self._resolve(), other, _address_of)
 
     # -- Python functions -------------------------------------------------------------------------
@@ -1534,18 +1536,22 @@ class Stream(CoreStream):
         return _driver.current_device()
 
 
-def lane_of(given: int | StreamLike, device: int | None = None) -> Lane:
+def lane_of(given: StreamLike, device: int | None = None) -> Lane:
     """Return the lane of a stream of anybody: of a default stream on a device, if one is given."""
     if isinstance(given, Stream):
         lane = given._resolve(device)
         lane.live()
         return lane
-    address = factory.address_of(given)
+    return lane_at(factory.address_of_stream(given), device, given)
+
+
+def lane_at(address: int, device: int | None, owner: object = None) -> Lane:
+    """Return the lane of a handle: of a default stream on a device, if one is given."""
     _driver.ensure()
     if address in (_driver.LEGACY, _driver.PER_THREAD):
         return lanes.default(address, device)
-    return lanes.at_handle(address, given)
+    return lanes.at_handle(address, owner)
 
 
 def _address_of(given: Any) -> int:
-    return given._address() if isinstance(given, Stream) else factory.address_of(given)
+    return given._address() if isinstance(given, Stream) else factory.address_of_stream(given)

@@ -83,8 +83,8 @@ class latch:  # noqa: N801 - used like a function
 
     Parameters
     ----------
-    stream : object with ``__cuda_stream__``, CUstream or int
-        The stream to hold. An int is a stream handle, not a device ordinal.
+    stream : object with ``__cuda_stream__``, or CUstream
+        The stream to hold.
 
     Raises
     ------

@@ -244,8 +244,8 @@ def async_error(stream: object, result: SupportsIndex) -> None:
 
     Parameters
     ----------
-    stream : object with ``__cuda_stream__``, CUstream or int
-        The stream that fails. An int is a stream handle.
+    stream : object with ``__cuda_stream__``, or CUstream
+        The stream that fails.
     result : CUresult or int
         The error to report.
 
@@ -282,10 +282,11 @@ def handle_of(stream: object) -> int:
         if version != 0:
             raise TypeError(f"__cuda_stream__ has version {version}; only version 0 is supported")
         return int(handle)
-    if isinstance(stream, bool) or not isinstance(stream, (int, driver.CUstream)):
+    if not isinstance(stream, driver.CUstream):
         raise TypeError(
-            "a stream must be an object with __cuda_stream__, a driver.CUstream or an int handle, "
-            f"not {type(stream).__name__}"
+            "a stream must be an object with __cuda_stream__ or a driver.CUstream, not "
+            f"{type(stream).__name__}; a handle is passed as Stream.from_handle(handle) or "
+            "driver.CUstream(handle), the legacy default stream as Stream.legacy_default()"
         )
     return int(stream)
 
