@@ -88,6 +88,24 @@ def test_a_copy_of_an_array_to_the_host(memory: int, producer: us.Stream) -> Non
     assert (array.read, testing.calls("cuPointerGetAttributes") - asked) == (3, 2)
 
 
+@pytest.mark.parametrize("filled", [False, True])
+@pytest.mark.parametrize("is_default", [False, True])
+def test_a_copy_of_a_tensor_to_the_host(
+    is_default: bool, filled: bool, torch: types.ModuleType, memory: int, producer: us.Stream
+) -> None:
+    """By the short way as well where PyTorch is on its default stream, as it mostly is."""
+    if not is_default:
+        torch.cuda.set_stream(torch.cuda.ExternalStream(int(producer.handle), 0))
+    tensor = torch.Tensor(torch.device("cuda", 0), memory)
+    out = np.empty((2, 3), "f4") if filled else None
+    us.asnumpy(tensor, out=out)
+    asked = testing.calls("cuPointerGetAttributes")
+    with _driver.entered(_driver.primary_context(0)):
+        passed = footprint(lambda: us.asnumpy(tensor, out=out), but="wait_until")
+    assert len(passed.calls) <= 52, passed.calls
+    assert testing.calls("cuPointerGetAttributes") - asked == 2  # and it was called twice
+
+
 @pytest.mark.parametrize("timeout", [None, 20])
 def test_a_copy_looks_once(timeout: float | None, memory: int, producer: us.Stream) -> None:
     us.get_stream(0)
@@ -95,7 +113,7 @@ def test_a_copy_looks_once(timeout: float | None, memory: int, producer: us.Stre
     with device_memory(0) as other:
         for use, count, host in (
             (lambda one, _: us.asnumpy(one, timeout=timeout), 1, 0),
-            (lambda one, _: us.asnumpy(one, out=np.empty(4, "f4"), timeout=timeout), 1, 1),
+            (lambda one, _: us.asnumpy(one, out=np.empty(4, "f4"), timeout=timeout), 1, 0),
             (lambda one, _: us.asnumpy([one], timeout=timeout), 1, 0),
             (lambda one, _: us.copyto(np.empty(4, "f4"), one, timeout=timeout), 1, 1),
             (lambda one, _: us.copyto(one, np.empty(4, "f4"), timeout=timeout), 1, 0),
@@ -105,7 +123,7 @@ def test_a_copy_looks_once(timeout: float | None, memory: int, producer: us.Stre
             asked = testing.calls("cuPointerGetAttributes")
             use(one, two)
             assert one.read + two.read == count
-            # And once about the host array, which may be page-locked.
+            # And once about the host array that `copyto` fills, which may be page-locked.
             assert testing.calls("cuPointerGetAttributes") - asked == count + host
 
 

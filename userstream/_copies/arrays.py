@@ -18,6 +18,7 @@ from userstream.errors import UnsupportedBufferError
 if TYPE_CHECKING:
     from userstream._buffers import View
     from userstream._copies.layout import Shape
+    from userstream._driver import Place
 
 
 class DeviceArray(NamedTuple):
@@ -52,7 +53,11 @@ class DeviceArray(NamedTuple):
 
 
 def device_array(view: View) -> DeviceArray:
-    """Return the array that a buffer is; one without a shape is its bytes."""
+    """Return the array that a buffer is; one without a shape is its bytes.
+
+    One that reaches out of its allocation is refused: nothing else would stop a copy from reading
+    or overwriting what lies there, even host memory.
+    """
     view.check_copyable()
     address, shape, strides, kind, nbytes = view.layout
     if address is None:
@@ -66,39 +71,52 @@ def device_array(view: View) -> DeviceArray:
         shape, strides, dtype = (nbytes,), (1,), _BYTE
     else:
         dtype = numpy_dtype(kind, view.source)
-        if strides is None:
-            strides = contiguous_strides(shape, dtype.itemsize)
-        else:
-            strides = tuple([step if n > 1 else 0 for n, step in zip(shape, strides, strict=True)])
-    array = DeviceArray(address, shape, strides, dtype, view.device)
-    _check_span(array, view)
+    there = _extent(shape, strides, dtype.itemsize)
+    array = DeviceArray(address, shape, there.strides, dtype, view.device)
+    if there.nbytes:
+        place = view.found or view.place  # of a framework's memory any context may be
+        if not place.covers(address - there.offset, there.nbytes):
+            raise _reaching_out(array, there, place, view.source)
+    elif there.nbytes is None:
+        raise UnsupportedBufferError(
+            f"this {view.source} has shape {shape} and elements of {dtype.itemsize} bytes, more "
+            "than an array can have; correct what it tells of itself"
+        )
     return array
 
 
-def _check_span(array: DeviceArray, view: View) -> None:
-    """Refuse an array that reaches out of its allocation.
+class _Extent(NamedTuple):
+    """What an array takes of memory."""
 
-    Nothing else would stop a copy from reading or overwriting what lies there, even host memory.
-    """
+    strides: Shape  # 0 along an axis that takes no step
+    offset: int = 0  # of the first element, from the lowest byte
+    nbytes: int | None = 0  # from the lowest byte on; None if that is more than an array can have
+
+
+@functools.lru_cache(maxsize=256)
+def _extent(shape: Shape, strides: Shape | None, itemsize: int) -> _Extent:
+    if strides is None:
+        steps = contiguous_strides(shape, itemsize)
+    else:
+        steps = tuple([step if n > 1 else 0 for n, step in zip(shape, strides, strict=True)])
+    if math.prod(shape) * itemsize > _MOST_BYTES or max(shape, default=0) > _MOST_BYTES:
+        return _Extent(steps, nbytes=None)
+    if 0 in shape or not itemsize:
+        return _Extent(steps)
+    span = layout.spread(shape, steps, itemsize)
+    return _Extent(steps, span.offset, span.nbytes)
+
+
+def _reaching_out(
+    array: DeviceArray, there: _Extent, place: Place, source: str
+) -> UnsupportedBufferError:
     address, shape, strides, dtype, _device = array
-    source = view.source
-    if math.prod(shape) * dtype.itemsize > _MOST_BYTES or max(shape, default=0) > _MOST_BYTES:
-        raise UnsupportedBufferError(
-            f"this {source} has shape {shape} and elements of {dtype.itemsize} bytes, more than an "
-            "array can have; correct what it tells of itself"
-        )
-    if 0 in shape or not dtype.itemsize:
-        return
-    span = layout.spread(shape, strides, dtype.itemsize)
-    lowest = address - span.offset
-    place = view.found or view.place  # of a framework's memory any context may be
-    if not place.covers(lowest, span.nbytes):
-        raise UnsupportedBufferError(
-            f"this {source} reaches out of its memory: shape {shape} and strides {strides} in "
-            f"bytes, with elements of {dtype.itemsize} from address {address:#x} on, need "
-            f"{span.nbytes} bytes from {lowest:#x} on, and the allocation there has {place.size} "
-            f"from {place.start:#x} on; correct what it tells of itself"
-        )
+    return UnsupportedBufferError(
+        f"this {source} reaches out of its memory: shape {shape} and strides {strides} in bytes, "
+        f"with elements of {dtype.itemsize} from address {address:#x} on, need {there.nbytes} "
+        f"bytes from {address - there.offset:#x} on, and the allocation there has {place.size} "
+        f"from {place.start:#x} on; correct what it tells of itself"
+    )
 
 
 _MOST_BYTES = (1 << 63) - 1  # of an array of NumPy

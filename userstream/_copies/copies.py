@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from userstream import _buffers, _cleanup, _driver
-from userstream._copies import layout, operands, pinned, staging
+from userstream._copies import copy_lane, layout, operands, pinned, staging
 from userstream._copies.arrays import (
     DeviceArray,
     broadcast_strides,
@@ -28,7 +28,7 @@ from userstream._copies.copy_lane import CopyLane
 from userstream._engine import events, holding, waiting
 from userstream._engine.waiting import Deadline
 from userstream._ordering import ordering_of, usual_ordering_of_view
-from userstream.errors import UnsupportedBufferError, UserStreamError
+from userstream.errors import HostBufferError, UnsupportedBufferError, WaitTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from userstream.typing import Buffer, Producer, StreamLike
 
 _BYTE = np.dtype(np.uint8)
+_ASIDE = 1 << 16  # bytes of an array that are copied once more sooner than the driver is asked
 _STAGED = 16 << 20  # bytes of a host array that are copied aside, so that nothing is waited for
 _FEW = 64  # driver calls for one array
 _AUTO = "auto"
@@ -61,63 +62,19 @@ def asnumpy(
     timeout: float | None,
 ) -> Any:
     """Copy a buffer, or what a collection holds, to the host."""
-    view = None
-    if stream is None and out is None and timeout is None and producer is _AUTO:
-        kind = _buffers.learned.get(type(buffer))
-        if kind is not None and kind.is_single:
-            view = kind(buffer)
-            result = _usual_to_host(view, streams)
-            if result is not None:
-                return result
     copy = functools.partial(
         _view_to_host,
         stream=stream,
         producer=producer,
+        streams=streams,
         user_stream=user_stream,
         unknown=unknown,
-        deadline=Deadline(timeout),  # one for all that is copied
+        deadline=_FOREVER if timeout is None else Deadline(timeout),  # one for all that is copied
     )
-    return operands.copied(buffer, copy, out, view)
-
-
-def _usual_to_host(view: View, streams: Mapping[int, Stream]) -> np.ndarray | None:
-    """Copy an array in the short way, or return `None` if there is more to it.
-
-    That is for one whose producer is a stream, on a device that has its user stream, and which
-    comes to page-locked memory of the cache in one run of bytes.
-    """
-    try:
-        consumer = streams.get(view.device)
-    except UserStreamError:  # it may be on the host, or empty
-        return None
-    if consumer is None:
-        return None
-    array = device_array(view)
-    if 0 in array.shape or (view.packs and (view.is_disguised or array.is_scattered)):
-        return None
-    ordering = usual_ordering_of_view(view, consumer)
-    packing, covering = layout.ways(array.shape, array.strides, array.dtype.itemsize)
-    way = covering or packing
-    if ordering is None or way.moves.axes:
-        return None
-    lane = ordering.lane
-    handle = lane.handle
-    if handle is None or not _driver.are_free(handle, handle):
-        return None
-    memory = pinned.take(way.side.nbytes, array.device)
-    if memory is None:
-        return None
-    result = np.ndarray(array.shape, array.dtype, memory, way.side.offset, way.side.strides)
-    result.flags.writeable = not way.read_only
-
-    def copy() -> None:
-        width, _, to_offset, from_offset = way.moves
-        to = ctypes.addressof(memory) + way.side.offset + to_offset
-        _driver.copy_within(lane, to, array.address + from_offset, width)
-        waiting.wait_until(events.Completion(lane.pool, lane, lane.anywhere), None)
-
-    in_order(ordering, copy, _FOREVER, release=False, memory=memory)
-    return result
+    kind = _buffers.learned.get(type(buffer))
+    if kind is not None and kind.is_single and (out is None or isinstance(out, np.ndarray)):
+        return copy(kind(buffer), out)
+    return operands.copied(buffer, copy, out)
 
 
 def _view_to_host(
@@ -126,21 +83,29 @@ def _view_to_host(
     *,
     stream: StreamLike | None,
     producer: Producer,
+    streams: Mapping[int, Stream],
     user_stream: Callable[[int], Stream],
     unknown: Unknown,
     deadline: Deadline,
 ) -> np.ndarray:
     """Copy one array, wherever it is."""
     try:
-        on_host = operands.is_on_host(view)
+        device = view.device
+    except HostBufferError:
+        return operands.host_copied(view.buffer, out)
     except UnsupportedBufferError:
         empty = operands.empty_array(view)
         if empty is None:
             raise
         return operands.host_copied(empty, out)
-    if on_host:
-        return operands.host_copied(view.buffer, out)
-    source = operands.Operand(view, device_array(view))  # refuses what has no shape
+    array = device_array(view)  # refuses what has no shape
+    if stream is None and producer is _AUTO:
+        consumer = streams.get(device)
+        if consumer is not None:
+            result = _usual_to_host(view, array, out, consumer, deadline)
+            if result is not None:
+                return result
+    source = operands.Operand(view, array)
     ordering = ordering_of((view,), stream, producer, user_stream, unknown=unknown, copy_of=(view,))
 
     def copy() -> np.ndarray:
@@ -148,6 +113,60 @@ def _view_to_host(
         return to_host(packed, ordering.consumer, out, deadline)
 
     return in_order(ordering, copy, deadline, release=False)
+
+
+def _usual_to_host(
+    view: View,
+    source: DeviceArray,
+    out: np.ndarray | None,
+    consumer: Stream,
+    deadline: Deadline,
+) -> np.ndarray | None:
+    """Copy an array in the short way, or return `None` if there is more to it.
+
+    That is for one whose producer is a stream, on a device that has its user stream, and which
+    comes to page-locked memory in one run of bytes.
+    """
+    address, shape, strides, dtype, device = source
+    if 0 in shape:
+        return None
+    packing, covering = layout.ways(shape, strides, dtype.itemsize)
+    way = covering or packing
+    if way.moves.axes or (view.packs and (packing.scattered or view.is_disguised)):
+        return None
+    width, _, to_offset, from_offset = way.moves
+    if out is not None:
+        check_out(out, source)
+        if width > _ASIDE and (width > 2 * staging.SIZE or pinned_address(out) is not None):
+            return None
+    ordering = usual_ordering_of_view(view, consumer)
+    if ordering is None:
+        return None
+    lane = ordering.lane
+    handle = lane.handle
+    if handle is None or not _driver.are_free(handle, handle):
+        return None
+    memory = pinned.take(way.side.nbytes, device)
+    if memory is None:
+        return None
+    result = np.ndarray(shape, dtype, memory, way.side.offset, way.side.strides)
+
+    def copy() -> None:
+        to = ctypes.addressof(memory) + way.side.offset + to_offset
+        _driver.copy_within(lane, to, address + from_offset, width)
+        there = events.Completion(lane.pool, lane, lane.anywhere)
+        try:
+            waiting.wait_until(there, deadline.left())
+        except WaitTimeout:
+            raise copy_lane.too_late(lane, deadline) from None
+
+    in_order(ordering, copy, deadline, release=False, memory=memory)
+    if out is not None:
+        np.copyto(out, result)
+        return out
+    if way.read_only:
+        result.flags.writeable = False
+    return result
 
 
 def copyto(

@@ -12,6 +12,7 @@ from userstream.errors import UnsupportedBufferError, WaitTimeout
 if TYPE_CHECKING:
     from userstream._copies.layout import Moves
     from userstream._driver import Peers
+    from userstream._engine.lane import Lane
     from userstream._engine.waiting import Deadline, Pending
     from userstream._stream.stream import Stream
 
@@ -23,6 +24,11 @@ _NOT_THERE = (
     "it copies behind the work of the buffer's producer, and what was to be filled is undefined: "
     "copy again once that is done"
 )
+
+
+def too_late(lane: Lane, deadline: Deadline) -> Exception:
+    """Return the error for a copy on a lane that was not done in time."""
+    return waiting.late((lane,), deadline.seconds, _NOT_THERE)
 
 
 class CopyLane:
@@ -57,7 +63,7 @@ class CopyLane:
 
     def too_late(self) -> Exception:
         """Return the error for a deadline that has passed."""
-        return waiting.late((self._lane,), self._deadline.seconds, _NOT_THERE)
+        return too_late(self._lane, self._deadline)
 
     def copy_and_wait(self, to: int, source: int, plan: Moves, memory: object) -> None:
         """Copy, and keep the memory alive until the GPU has finished, whatever comes in between."""

@@ -64,12 +64,10 @@ def copied(
     buffer: Any,
     copy: Callable[..., np.ndarray],
     out: np.ndarray | None = None,
-    view: View | None = None,
     path: tuple[object, ...] = (),
 ) -> np.ndarray | list[Any] | dict[Any, Any]:
     """Copy each array that a buffer or a collection is made of; return them in its form."""
-    if view is None:
-        view = _buffers.view_or_none(buffer)
+    view = _buffers.view_or_none(buffer)
     if view is None and _targets.is_collection(buffer):
         _refuse_one(out, buffer)
         _targets.check_depth(len(path), buffer)

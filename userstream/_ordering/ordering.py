@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from userstream import _buffers, _cleanup, _driver
-from userstream._buffers import type_name
+from userstream._buffers import NO_STREAM, type_name
 from userstream._engine import holding, host_wait, lanes, waiting
 from userstream._engine.lane import usual_edge
 from userstream._ordering import device_edges, settings
@@ -196,17 +196,22 @@ def usual_ordering_of_view(view: View, consumer: Stream) -> Ordering | None:
 
     The short way of copies. It returns `None` where there is more to be found out.
     """
-    if settings.SYNC or settings.BY_DEVICE:
+    lane = consumer._lane
+    if settings.SYNC or settings.BY_DEVICE or lane is None or not lane.anywhere:
         return None
-    kind, handle, owner = view.order
-    if kind not in ("exact", "current") or handle in (_driver.LEGACY, _driver.PER_THREAD):
+    if view.is_usual and view.framework is not None:
+        kind = "current"
+        handle, owner = view.framework.current_stream(view.device)
+    else:
+        kind, handle, owner = view.order
+    # The per-thread stream is another one in the next thread, and 0 is no stream.
+    if handle in (NO_STREAM, _driver.PER_THREAD):
         return None
-    if kind == "exact":
+    if kind == "current":
+        producer = lanes.of_framework(handle, view.device)
+    elif kind == "exact" and handle != _driver.LEGACY:
         producer = lanes.at_handle(handle, handle)
     else:
-        producer = lanes.of_framework(handle, view.device)
-    lane = consumer._lane
-    if lane is None or not lane.anywhere:
         return None
     producers = () if producer.is_same(lane) else (producer,)
     ordering = Ordering(consumer, lane, producers, owner)
