@@ -465,3 +465,41 @@ OWN = str(Path(us.__file__).parent)
 def test_on_whose_account_a_question_is(frames: list[tuple[str, str]], who: str) -> None:
     stack = tuple(FrameSummary(file, 1, name, lookup_line=False) for file, name in frames)
     assert own.who_asks(stack) == who
+
+
+def test_what_is_remembered_does_not_grow() -> None:
+    with a_room() as room, us.observe() as seen:
+        for _ in range(2000):  # the host waits for none of it
+            fill(room.x, room.a)
+            room.b.wait(room.a)
+            copy(room.y, room.x, room.b)
+            room.a.wait(room.b)
+        world = seen._catch_up().world
+        accesses = [*world.memory, world.memory.elsewhere]
+        assert sum(len(each.accesses) for each in accesses) < 10
+        room.a.sync()
+        for _ in range(100):
+            stream = us.Stream.create(0)
+            fill(room.x, stream)
+            stream.sync()
+            stream.close()
+        world = seen._catch_up().world
+        assert seen.races == ()
+        assert len(list(world.clocks.lanes())) < 10
+        assert len(world.clocks.host) < 10
+
+
+def test_calls_that_were_lost_make_no_races(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An edge may be among them: whatever came before counts as in order."""
+    with a_room() as room, us.observe() as seen:
+        fill(room.x, room.a)
+        engine = seen._catch_up()
+        read = seen._logger.read
+        monkeypatch.setattr(seen._logger, "read", lambda: (read()[0], 3))
+        copy(room.y, room.x, room.b)
+        assert seen.races == ()
+        assert any("(3)" in what for what in seen.not_seen)
+        monkeypatch.undo()
+        fill(room.x, room.a)
+        assert [race.kind for race in seen.races] == ["write after read"]
+        assert engine is seen._engine
