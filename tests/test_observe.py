@@ -359,6 +359,30 @@ def test_what_a_kernel_writes_is_learned() -> None:
     assert race.second.known == "exact"
 
 
+def test_it_is_learned_on_the_default_stream_too() -> None:
+    with a_room() as room:
+        double = doubler()
+        with us.observe() as seen:
+            for value in range(6):
+                checked(driver.cuMemsetD8Async(room.x, value, SIZE, 0))
+                double(us.Stream.legacy_default(), room.y, room.x)
+                checked(driver.cuStreamSynchronize(0))
+            double(us.Stream.legacy_default(), room.y, room.x)
+            double(room.b, room.pinned, room.y)
+        (race,) = seen.races
+    assert (race.kind, race.first.known) == ("read after write", "learned")
+
+
+def test_a_capture_survives_that_a_kernel_is_looked_at() -> None:
+    with a_room() as room:
+        double = doubler()
+        blocking = room.stream(nonblocking=False)
+        with us.observe():
+            with blocking.capture() as builder:
+                double(room.a, room.y, room.x)
+            assert builder is not None
+
+
 def test_two_kernels_that_write_race() -> None:
     with a_room() as room:
         double = doubler()

@@ -79,11 +79,11 @@ void look_at_results(void) {
     pthread_mutex_unlock(&kernels_lock);
 }
 
-/* A stream that is captured is left alone, and so are the default streams, of which that cannot be
- * asked without harm. */
+/* A stream that is captured is left alone, and so is the legacy default stream while another one is
+ * captured: to ask it answers an error then, and harms no capture (H200). */
 static bool may_look(uint64_t stream) {
     int status = 0;
-    return stream > 2 && !driver.stream_status(stream, &status) && !status && looks_possible();
+    return !driver.stream_status(stream, &status) && !status && looks_possible();
 }
 
 void look_before(const Kernel *kernel, uint64_t stream, const Pointer *pointers,
