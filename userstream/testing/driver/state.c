@@ -108,25 +108,30 @@ bool point_pending(const Point *point) {
     return point && !point->done;
 }
 
-/* A host wait. Threads that wait while the process exits stay where they are, and those that begin
- * to; the exiting thread, whose finalizers may come here, does not. */
-CUresult point_wait(Point *point, const Context *context) {
-    while (shut_down && point_pending(point)) {
-        if (this_thread()->id == exiting_thread)
-            return CUDA_ERROR_DEINITIALIZED;
+/* Threads that wait while the process exits stay where they are: Python ends a thread that comes
+ * back, and the C++ that it is in takes that for an error of the program. */
+static void stay_at_exit(void) {
+    while (shut_down && this_thread()->id != exiting_thread)
         wait_for_progress();
-    }
+}
+
+/* A host wait. The exiting thread, whose finalizers may come here, does not wait. */
+CUresult point_wait(Point *point, const Context *context) {
     if (!point_pending(point) || context->error != CUDA_SUCCESS)
         return context->error;
     /* Garbage collection in a kernel's thread frees memory, say: what that waits for may be this
      * very kernel. */
     if (this_thread()->runs_kernel)
         return CUDA_ERROR_NOT_PERMITTED;
+    stay_at_exit();
+    if (shut_down)
+        return CUDA_ERROR_DEINITIALIZED;
     unsigned errors = context->errors;
     point_retain(point);
     while (point_pending(point) && context->errors == errors)
         wait_for_progress();
     point_release(point);
+    stay_at_exit();
     /* The error that ended this wait may have been reset before this thread went on. */
     return context->errors == errors ? CUDA_SUCCESS : context->last_error;
 }
