@@ -446,7 +446,7 @@ class RaceError(UserStreamError, AssertionError):
         stream: str | None = None,
     ) -> None:
         super().__init__(message, device=device, stream=stream)
-        self.races = list(races)
+        self.races: list[str] = list(races)
 
 
 class WaitErrors(UserStreamError, ExceptionGroup[Exception]):
