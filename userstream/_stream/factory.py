@@ -53,8 +53,21 @@ def default_of(kind: type[S], handle: int) -> S:
     return kind._legacy_default() if handle == _driver.LEGACY else kind._per_thread_default()
 
 
-def close(lane: Lane) -> None:
-    """Close a lane: destroy its stream if userstream created it."""
+def check_own(lane: Lane | None, stream: object) -> None:
+    """Refuse a stream that is not the caller's own, which a ``with`` block would close."""
+    if lane is None or not lane.owned or lane.is_shared:
+        raise TypeError(
+            f"{stream!r} cannot be used in a with statement, which would close it: only streams "
+            "made by Stream.create are closed so"
+        )
+
+
+def close(lane: Lane | None, stream: object) -> None:
+    """Close the lane of a stream: destroy the driver's stream if userstream created it."""
+    if lane is None or not lane.anywhere:
+        raise RuntimeError(f"{stream!r} is shared by the whole process and cannot be closed")
+    if lane.handle is None:
+        return
     address = int(lane.live())
     # First out of its registry. A Ctrl-C between the two would leave a closed stream there, and
     # every later get_stream() would return it.
@@ -76,6 +89,16 @@ def refuse_number(given: object) -> None:
             f"the number {given} is not a stream: pass Stream.from_handle(handle) for a handle, "
             "Stream.legacy_default() or Stream.per_thread_default() for a default stream, "
             "get_stream(device) for the user stream of a device"
+        )
+
+
+def check_stream(given: object) -> None:
+    """Refuse what is no stream, where an event or a stream is expected."""
+    if not hasattr(given, "__cuda_stream__"):
+        refuse_number(given)
+        raise TypeError(
+            "Stream.wait takes an event or a stream (an object with __cuda_stream__), not "
+            f"{type(given).__name__}; for a buffer, acquire() waits for its producer"
         )
 
 

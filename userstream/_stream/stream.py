@@ -301,20 +301,12 @@ class Stream(CoreStream):
         >>> stream.is_closed
         True
         """
-        lane = self._lane
-        if lane is None or not lane.anywhere:
-            raise RuntimeError(f"{self!r} is shared by the whole process and cannot be closed")
-        if lane.handle is not None:
-            factory.close(lane)
+        factory.close(self._lane, self)
         _given_away.pop(id(self), None)
         super().close()
 
     def __enter__(self) -> Self:
-        if self._lane is None or not self._lane.owned or self._lane.is_shared:
-            raise TypeError(
-                f"{self!r} cannot be used in a with statement, which would close it: only streams "
-                "made by Stream.create are closed so"
-            )
+        factory.check_own(self._lane, self)
         self._live()
         return self
 
@@ -579,18 +571,11 @@ class Stream(CoreStream):
         >>> first, second = Stream.create(), Stream.create()
         >>> second.wait(first)
         """
-        lane = self._resolve()
         if isinstance(event_or_stream, Event):
-            events.wait(lane, event_or_stream)
-        elif hasattr(event_or_stream, "__cuda_stream__"):
-            lane.live()
-            lane.wait_for(lane_of(event_or_stream), may_join=not lane.is_shared)
+            events.wait(self._resolve(), event_or_stream)
         else:
-            factory.refuse_number(event_or_stream)
-            raise TypeError(
-                "Stream.wait takes an event or a stream (an object with __cuda_stream__), not "
-                f"{type(event_or_stream).__name__}; for a buffer, acquire() waits for its producer"
-            )
+            factory.check_stream(event_or_stream)
+            self._wait_for(event_or_stream)
 
     def wait_event(self, event: Any, flags: int = 0) -> None:  # any framework's event
         """Make later work on this stream wait for an event, without blocking the host.
@@ -1517,6 +1502,11 @@ class Stream(CoreStream):
         lane = self._resolve(device)
         lane.live()
         return self if lane is self._lane else self._of(lane)
+
+    def _wait_for(self, other: StreamLike) -> None:
+        lane = self._resolve()
+        lane.live()
+        lane.wait_for(lane_of(other), may_join=not lane.is_shared)
 
     def _live(self) -> driver.CUstream:
         """Return the handle of an open stream, which does not count as given away."""
