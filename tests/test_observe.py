@@ -45,6 +45,7 @@ from observed import (
 from userstream._engine import dispatcher, holding, watcher
 from userstream._observe import logger, own
 from userstream.testing import Pointer, kernel, latch, reset
+from userstream.testing._simulated import _side_door
 
 pytestmark = [
     pytest.mark.simulated,  # the calls of a GPU cannot be seen yet
@@ -527,3 +528,19 @@ def test_calls_that_were_lost_make_no_races(monkeypatch: pytest.MonkeyPatch) -> 
         fill(room.x, room.a)
         assert [race.kind for race in seen.races] == ["write after read"]
         assert engine is seen._engine
+
+
+def test_a_thread_that_python_does_not_know_is_watched_without_the_gil() -> None:
+    """The GIL is held until that thread has ended: a callback that took it would never return."""
+    holding_the_gil = ctypes.PyDLL(None)
+    synchronize = ctypes.cast(_side_door("a test").cuStreamSynchronize, ctypes.c_void_p)
+    thread = ctypes.c_ulong()
+    with a_room() as room:
+        fill(room.x, room.a)
+        with us.observe() as seen:
+            arguments = (ctypes.byref(thread), None, synchronize, ctypes.c_void_p(handle(room.a)))
+            assert holding_the_gil.pthread_create(*arguments) == 0
+            assert holding_the_gil.pthread_join(thread, None) == 0
+            fill(room.x, room.b)
+        assert seen.races == ()
+        assert seen.as_dict()["calls"]["cuStreamSynchronize"] == 1
