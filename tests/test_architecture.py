@@ -34,6 +34,7 @@ LAYERS = [
     "_daemon",
     "_process",
     "_cleanup",
+    "_unentered",
     "_numbers",
     "typing",
     "errors",

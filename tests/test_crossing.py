@@ -22,12 +22,20 @@ WAYS = {
 }
 ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 
+
+def a_borrow() -> Any:
+    borrow = us.borrow(on(0))
+    with borrow:
+        pass
+    return borrow
+
+
 STAY = {
     "a stream": lambda: (us.get_stream(0), "userstream.get_stream()"),
     "a default stream": lambda: (us.Stream.legacy_default(), "userstream.get_stream()"),
     "a registry": lambda: (us.UserStream(), "a function"),
     "a future": lambda: (us.completion(us.get_stream(0)), "its result"),
-    "a borrow": lambda: (us.borrow(on(0)), "call borrow()"),
+    "a borrow": lambda: (a_borrow(), "call borrow()"),
 }
 
 

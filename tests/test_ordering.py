@@ -784,7 +784,7 @@ def test_what_a_block_shows_of_itself(torch: types.ModuleType, memory: int) -> N
     block, both = us.borrow(tensor), us.borrow(tensor, tensor)
     assert repr(block) == "<userstream.borrow of 1 buffer: not entered>"
     assert repr(both) == "<userstream.borrow of 2 buffers: not entered>"
-    with block:
+    with both, block:
         assert repr(block) == f"<userstream.borrow of 1 buffer: on {stream!r}>"
     assert repr(stream.activate("torch")) == f"<userstream.Stream.activate of {stream!r}: torch>"
 

@@ -750,7 +750,8 @@ class UserStream:
         -------
         context manager
             Its value is the stream. On entry the stream waits for the producers, as with `acquire`;
-            on exit, also after an exception, they wait for the stream, as with `release`.
+            on exit, also after an exception, they wait for the stream, as with `release`. Without
+            ``with`` it does nothing; a `ResourceWarning` names the line when it is collected.
 
         Raises
         ------

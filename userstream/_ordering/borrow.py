@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from userstream import _cleanup, _process, _targets
+from userstream import _cleanup, _process, _targets, _unentered
 from userstream._engine import holding
 from userstream._stream import activation as activations
 
@@ -30,6 +31,7 @@ class Borrow:
         "_key",
         "_order",
         "_ordering",
+        "_unentered",
         "_use",
     )
 
@@ -48,6 +50,15 @@ class Borrow:
         self._use: holding.Use | None = None
         self._key = 0  # under which that is in use
         self._activation: activations.Activation[Stream] | None = None
+        self._unentered: _unentered.Unentered | None = None
+        try:
+            unentered = _unentered.spare.pop()
+        except IndexError:
+            unentered = _unentered.Unentered()
+        frame = sys._getframe(2)  # that called UserStream.borrow
+        unentered.words, unentered.position = "a borrow", frame.f_lasti
+        unentered.code = frame.f_code
+        self._unentered = unentered
 
     def __repr__(self) -> str:
         # Not the buffers, whose own may copy them to the host.
@@ -59,6 +70,10 @@ class Borrow:
         _process.refuse_copy(self, "call borrow() where the buffers are")
 
     def __enter__(self) -> Stream:
+        unentered = self._unentered
+        if unentered is not None:
+            unentered.code = self._unentered = None
+            _unentered.spare.append(unentered)
         if self._ordering is not None:
             raise RuntimeError("this borrow has not ended yet; call borrow() for another one")
         activation = None

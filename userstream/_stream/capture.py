@@ -10,15 +10,16 @@ import contextlib
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn
 
 from cuda.core.graph import GraphDefinition
 
-from userstream import _driver, _process
+from userstream import _driver, _process, _unentered
 from userstream.errors import CaptureError, UserStreamError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import TracebackType
 
     from cuda.bindings import driver
 
@@ -86,9 +87,43 @@ def end(lane: Lane) -> GraphDefinition:
     return lane.within(_end, lane)
 
 
+class Capture:
+    """The context manager of `Stream.capture`."""
+
+    __slots__ = ("_block", "_unentered")
+
+    def __init__(self, lane: Lane, mode: CaptureMode) -> None:
+        # A generator, which ends the capture also where a Ctrl-C comes before `__exit__` has begun:
+        # it is closed when it goes.
+        self._block = _block(lane, mode)
+        self._unentered: _unentered.Unentered | None = None
+        self._unentered = _unentered.made("a capture", 2)  # by the caller of Stream.capture
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"capture() is a context manager and has no {name!r}: write `with stream.capture() as "
+            "graph:`, and use the graph after the block",
+            name=name,
+            obj=self,
+        )
+
+    def __enter__(self) -> GraphDefinition:
+        if self._unentered is not None:
+            _unentered.entered(self._unentered)
+            self._unentered = None
+        return self._block.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._block.__exit__(kind, error, traceback)
+
+
 @contextlib.contextmanager
-def block(lane: Lane, mode: CaptureMode) -> Iterator[GraphDefinition]:
-    """Capture inside a ``with`` block."""
+def _block(lane: Lane, mode: CaptureMode) -> Iterator[GraphDefinition]:
     others = _begun.get(lane.identity())
     try:
         yield begin(lane, mode)

@@ -862,7 +862,7 @@ class Stream(CoreStream):
         >>> executable.launch(stream)
         >>> stream.sync(timeout=10)
         """
-        return capture.block(self._resolve(), mode)
+        return capture.Capture(self._resolve(), mode)
 
     def create_graph_builder(self) -> GraphBuilder:
         """Return a cuda.core graph builder that captures on this stream.
