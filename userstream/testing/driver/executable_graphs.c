@@ -190,15 +190,15 @@ static CUresult find_exec(GraphExec *exec, Stream *handle, Stream **stream) {
 }
 
 /* "Only one instance of hGraphExec may be executing at a time": a launch waits for the one
- * before. In a capture it becomes a child. */
+ * before. H200: a launch cannot be captured. */
 DRIVER_FUNCTION(cuGraphLaunch, 10000, (GraphExec *exec, Stream *handle), (exec, handle)) {
     Stream *stream;
     CUresult result = find_exec(exec, handle, &stream);
+    if (result == CUDA_SUCCESS)
+        result = capture_forbids_use_of_stream(stream);
     if (result != CUDA_SUCCESS)
         return result;
     Plan *plan = exec->plan;
-    if (stream->capture)
-        return stream_submit(stream, child_operation(graph_copy(plan->graph)));
     result = graph_memory_check(plan->operations, plan->count, exec->flags & AUTO_FREE_ON_LAUNCH);
     if (result == CUDA_SUCCESS)
         result = stream_wait_for(stream, exec->last);

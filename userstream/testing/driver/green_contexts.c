@@ -60,8 +60,8 @@ DRIVER_FUNCTION(cuGreenCtxCreate, 12040,
     return CUDA_SUCCESS;
 }
 
-/* "The API does not destroy streams. Any subsequent API calls involving these streams will return
- * STREAM_DETACHED; the API will invalidate all active captures on these streams." */
+/* "The API does not destroy streams. Any subsequent API calls involving these streams will return"
+ * an error: H200, CONTEXT_IS_DESTROYED. "The API will invalidate all active captures on these streams." */
 static void detach_streams(GreenContext *green) {
     for (Stream *stream = green->primary->streams; stream; stream = stream->next) {
         if (stream->green != green)

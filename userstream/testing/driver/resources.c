@@ -86,8 +86,7 @@ bool description_is(const Description *description) {
     return known != NULL;
 }
 
-/* "The device they came from must be the same"; those of multiprocessors "must be outputs from the
- * same split API instance". */
+/* "The device they came from must be the same." H200: multiprocessors may be of several splits. */
 DRIVER_FUNCTION(cuDevResourceGenerateDesc, 12040,
                 (Description **out, const Resource *resources, unsigned count),
                 (out, resources, count)) {
@@ -97,7 +96,7 @@ DRIVER_FUNCTION(cuDevResourceGenerateDesc, 12040,
     for (unsigned i = 0; i < count; i++) {
         if (resources[i].type != TYPE_MULTIPROCESSORS)
             return CUDA_ERROR_INVALID_RESOURCE_TYPE;
-        if (resources[i].device != part.device || resources[i].split != resources->split)
+        if (resources[i].device != part.device)
             return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
         part.count += resources[i].multiprocessors.count;
     }

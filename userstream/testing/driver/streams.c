@@ -38,7 +38,7 @@ CUresult stream_find(Stream *handle, Stream **stream) {
     if (!handle_is(KIND_STREAM, handle) || handle->destroyed)
         return CUDA_ERROR_INVALID_HANDLE;
     if (handle->detached)
-        return CUDA_ERROR_STREAM_DETACHED;
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED; /* H200; STREAM_DETACHED by the documentation */
     *stream = handle;
     return CUDA_SUCCESS;
 }
@@ -97,7 +97,7 @@ DRIVER_FUNCTION(cuGreenCtxStreamCreate, 12050,
 DRIVER_FUNCTION_AS(cuStreamDestroy_v2, cuStreamDestroy, 4000, (Stream *handle), (handle)) {
     Stream *stream = handle;
     CUresult result = stream_find(handle, &stream);
-    if (result != CUDA_SUCCESS && result != CUDA_ERROR_STREAM_DETACHED)
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_CONTEXT_IS_DESTROYED)
         return result;
     if (stream == stream->context->legacy || stream->thread || stream_is_default_of_green(stream))
         return CUDA_ERROR_INVALID_HANDLE;
