@@ -63,7 +63,11 @@ class InterfaceView(View):
     @staticmethod
     def locate(obj: Any) -> int:
         """Return the ordinal of the device of the memory that the interface points to."""
-        return InterfaceView(obj).device
+        address = operator.index(checked(obj, getattr(obj, ATTRIBUTE))["data"][0])
+        place = _driver.place_of(address) if address else None
+        if place is None or place.is_host or not place.is_in_primary_context():
+            return device_at(checked_place(place, address, obj), obj)
+        return place.device
 
     @once
     def interface(self) -> Mapping[str, Any]:

@@ -35,7 +35,7 @@ class ArrayView(InterfaceView):
     @staticmethod
     def locate(array: Any) -> int:
         """Return the ordinal of the device."""
-        return ArrayView(array).device
+        return ArrayView(array).device if array.size == 0 else InterfaceView.locate(array)
 
     @once
     def device(self) -> int:

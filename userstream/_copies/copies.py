@@ -7,7 +7,6 @@ with others, and to keep the buffers alive, is the business of the two.
 from __future__ import annotations
 
 import ctypes
-import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -62,15 +61,20 @@ def asnumpy(
     timeout: float | None,
 ) -> Any:
     """Copy a buffer, or what a collection holds, to the host."""
-    copy = functools.partial(
-        _view_to_host,
-        stream=stream,
-        producer=producer,
-        streams=streams,
-        user_stream=user_stream,
-        unknown=unknown,
-        deadline=_FOREVER if timeout is None else Deadline(timeout),  # one for all that is copied
-    )
+    deadline = _FOREVER if timeout is None else Deadline(timeout)  # one for all that is copied
+
+    def copy(view: View, out: np.ndarray | None = None) -> np.ndarray:
+        return _view_to_host(
+            view,
+            out,
+            stream=stream,
+            producer=producer,
+            streams=streams,
+            user_stream=user_stream,
+            unknown=unknown,
+            deadline=deadline,
+        )
+
     kind = _buffers.learned.get(type(buffer))
     if kind is not None and kind.is_single and (out is None or isinstance(out, np.ndarray)):
         return copy(kind(buffer), out)
@@ -79,7 +83,7 @@ def asnumpy(
 
 def _view_to_host(
     view: View,
-    out: np.ndarray | None = None,
+    out: np.ndarray | None,
     *,
     stream: StreamLike | None,
     producer: Producer,
