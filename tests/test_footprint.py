@@ -74,18 +74,19 @@ def test_a_wait_for_an_idle_stream(torch: types.ModuleType) -> None:
 
 
 def test_a_copy_of_an_array_to_the_host(memory: int, producer: us.Stream) -> None:
-    """The wait aside, which asks as often as the GPU takes; its device is current, as usual.
+    """Up to the copy and the wait, which asks as often as the GPU takes; its device is current.
 
     The interface is read once, and the driver asked once about the pointer.
     """
     array = Counted(memory, stream=int(producer.handle))
-    us.asnumpy(array)
+    for _ in range(2):  # the first leaves one event behind, and takes two
+        us.asnumpy(array)
     asked = testing.calls("cuPointerGetAttributes")
     with _driver.entered(_driver.primary_context(0)):
-        passed = footprint(lambda: us.asnumpy(array), but="wait_until")
+        passed = footprint(lambda: us.asnumpy(array), but="fetch")
     assert len(passed.modules) <= 14, passed.modules
     assert len(passed.calls) <= 60, passed.calls
-    assert (array.read, testing.calls("cuPointerGetAttributes") - asked) == (3, 2)
+    assert (array.read, testing.calls("cuPointerGetAttributes") - asked) == (4, 2)
 
 
 @pytest.mark.parametrize("filled", [False, True])
@@ -98,11 +99,12 @@ def test_a_copy_of_a_tensor_to_the_host(
         torch.cuda.set_stream(torch.cuda.ExternalStream(int(producer.handle), 0))
     tensor = torch.Tensor(torch.device("cuda", 0), memory)
     out = np.empty((2, 3), "f4") if filled else None
-    us.asnumpy(tensor, out=out)
+    for _ in range(2):  # as above
+        us.asnumpy(tensor, out=out)
     asked = testing.calls("cuPointerGetAttributes")
     with _driver.entered(_driver.primary_context(0)):
-        passed = footprint(lambda: us.asnumpy(tensor, out=out), but="wait_until")
-    assert len(passed.calls) <= 52, passed.calls
+        passed = footprint(lambda: us.asnumpy(tensor, out=out), but="fetch")
+    assert len(passed.calls) <= 48, passed.calls
     assert testing.calls("cuPointerGetAttributes") - asked == 2  # and it was called twice
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,8 +15,8 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from helpers import checked, eventually, run_python
-from userstream import testing
+from helpers import another_context, checked, eventually, fill, pinned_memory, run_python
+from userstream import _driver, testing
 from userstream._driver import fused, pure
 
 NOT_READY = 600
@@ -33,8 +35,6 @@ def core(request: pytest.FixtureRequest) -> ModuleType:
 @pytest.fixture
 def event() -> Any:
     us.get_stream(0)
-    from userstream import _driver
-
     with _driver.entered(_driver.primary_context(0)):
         made = checked(driver.cuEventCreate(0))
     yield made
@@ -109,6 +109,64 @@ def test_an_edge_leaves_captured_streams_alone(core, producer, event):
         assert core.edge(producer._lane.handle, captured._lane.handle, event) == pure.CAPTURED
         assert core.edge(captured._lane.handle, producer._lane.handle, event) == pure.CAPTURED
         assert captured.end_capture() is not None
+
+
+LONG = 20 * 10**9  # nanoseconds, past which a test that waits for them has failed
+
+
+@pytest.fixture
+def to_host(memory: int) -> Iterator[tuple[int, int, int]]:
+    """Eight bytes of page-locked memory, the memory of a device, and the size of both."""
+    with pinned_memory(size=8) as address:
+        ctypes.memset(address, 0xFF, 8)
+        yield address, memory, 8
+
+
+def test_fetching_copies_and_waits_for_that(core, producer, event, memory, to_host):
+    stream, context = producer._lane.handle, producer._lane.context
+    fill(producer, memory, 7)
+    with _driver.entered(context):
+        before = mode_of_this_thread()
+        while result := core.fetch(*to_host, stream, event, context, LONG):
+            assert which(result) == ("cuEventQuery", NOT_READY)
+        assert mode_of_this_thread() == before
+    assert ctypes.string_at(to_host[0], 8) == b"\7" * 8
+
+
+def test_fetching_gives_up_in_time(core, producer, event, to_host):
+    stream, context = producer._lane.handle, producer._lane.context
+    with _driver.entered(context), testing.latch(producer):
+        result = core.fetch(*to_host, stream, event, context, 1000)
+        assert which(result) == ("cuEventQuery", NOT_READY)
+    producer.sync()
+    assert core.poll(event) == 0  # which was recorded behind the copy
+
+
+def test_nothing_is_fetched_on_a_captured_stream_or_beside_its_context(
+    core, producer, event, to_host
+):
+    stream, context = producer._lane.handle, producer._lane.context
+    with another_context():
+        assert core.fetch(*to_host, stream, event, context, LONG) == pure.CAPTURED
+    with us.Stream.create(0) as captured, _driver.entered(context):
+        captured.begin_capture(mode="relaxed")
+        assert core.fetch(*to_host, captured._lane.handle, event, context, LONG) == pure.CAPTURED
+        captured.end_capture()
+    producer.sync()
+    assert ctypes.string_at(to_host[0], 8) == b"\xff" * 8
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("function", ["cuMemcpyAsync", "cuEventRecord", "cuEventQuery"])
+def test_a_failure_to_fetch_names_its_function(core, producer, event, to_host, function):
+    stream, context = producer._lane.handle, producer._lane.context
+    with _driver.entered(context):
+        before = mode_of_this_thread()
+        with testing.inject(function, driver.CUresult.CUDA_ERROR_UNKNOWN):
+            result = core.fetch(*to_host, stream, event, context, LONG)
+        assert which(result) == (function, 999)
+        assert mode_of_this_thread() == before
+    producer.sync()
 
 
 @pytest.mark.simulated

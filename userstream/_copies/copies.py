@@ -24,10 +24,10 @@ from userstream._copies.arrays import (
     surplus_axes,
 )
 from userstream._copies.copy_lane import CopyLane
-from userstream._engine import events, holding, waiting
+from userstream._engine import holding
 from userstream._engine.waiting import Deadline
 from userstream._ordering import ordering_of, usual_ordering_of_view
-from userstream.errors import HostBufferError, UnsupportedBufferError, WaitTimeout
+from userstream.errors import HostBufferError, UnsupportedBufferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -157,12 +157,7 @@ def _usual_to_host(
 
     def copy() -> None:
         to = ctypes.addressof(memory) + way.side.offset + to_offset
-        _driver.copy_within(lane, to, address + from_offset, width)
-        there = events.Completion(lane.pool, lane, lane.anywhere)
-        try:
-            waiting.wait_until(there, deadline.left())
-        except WaitTimeout:
-            raise copy_lane.too_late(lane, deadline) from None
+        copy_lane.fetch(lane, to, address + from_offset, width, deadline)
 
     in_order(ordering, copy, deadline, release=False, memory=memory)
     if out is not None:

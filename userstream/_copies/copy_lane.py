@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from userstream import _driver
 from userstream._copies import layout
-from userstream._engine import holding, waiting
+from userstream._engine import events, holding, waiting
 from userstream.errors import UnsupportedBufferError, WaitTimeout
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _NOT_CAPTURED = "; asnumpy and copyto cannot be captured: copy before or after the capture"
 
 
+# Longer than a small copy takes, and no time for one who presses Ctrl-C.
+_SPIN_SECONDS = 100e-6
+
 _NOT_THERE = (
     "it copies behind the work of the buffer's producer, and what was to be filled is undefined: "
     "copy again once that is done"
@@ -29,6 +32,33 @@ _NOT_THERE = (
 def too_late(lane: Lane, deadline: Deadline) -> Exception:
     """Return the error for a copy on a lane that was not done in time."""
     return waiting.late((lane,), deadline.seconds, _NOT_THERE)
+
+
+def fetch(lane: Lane, to: int, source: int, size: int, deadline: Deadline) -> None:
+    """Copy a run of bytes to page-locked memory, and wait for that: the short way."""
+    waiting.refuse_in_host_function("a wait")
+    left, spare = deadline.left(), lane.pool.spare()
+    over = event = None
+    if spare is not None:
+        event, handle = spare
+        try:
+            spin = _SPIN_SECONDS if left is None else min(left, _SPIN_SECONDS)
+            over = _driver.fetch(lane, to, source, size, event=handle, seconds=spin)
+        except BaseException:
+            lane.pool.abandon(event)
+            raise
+        if over is not False:
+            lane.pool.give_back_spare(spare)
+            event = None
+    if over:
+        return
+    if over is None:
+        _driver.copy_within(lane, to, source, size)
+    there = events.Completion(lane.pool, lane, lane.anywhere, event)
+    try:
+        waiting.wait_until(there, deadline.left())
+    except WaitTimeout:
+        raise too_late(lane, deadline) from None
 
 
 class CopyLane:

@@ -55,7 +55,7 @@ from userstream._driver.events import (
     let_context_wait,
     record_context,
 )
-from userstream._driver.fused import are_free, stream_is_idle, why_pure
+from userstream._driver.fused import are_free, fetch, stream_is_idle, why_pure
 from userstream._driver.host_functions import call_native
 from userstream._driver.host_pools import HostMemory
 from userstream._driver.library import (
@@ -159,6 +159,7 @@ __all__ = [
     "ensure",
     "entered",
     "event_is_done",
+    "fetch",
     "flush_operation",
     "free_pinned",
     "get_attribute",

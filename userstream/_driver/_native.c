@@ -9,12 +9,15 @@
 #define Py_LIMITED_API 0x030b0000
 #include <Python.h>
 #include <stdint.h>
+#include <time.h>
 
 typedef int CUresult;
 typedef void *CUstream;
 typedef void *CUevent;
+typedef void *CUcontext;
+typedef unsigned long long CUdeviceptr;
 
-enum { CAPTURE_STATUS_NONE = 0, CAPTURE_MODE_RELAXED = 2 };
+enum { CAPTURE_STATUS_NONE = 0, CAPTURE_MODE_RELAXED = 2, NOT_READY = 600 };
 
 /* The functions, in the order of FUNCTIONS in pure.py. */
 static CUresult (*exchange_mode)(int *mode);
@@ -23,9 +26,11 @@ static CUresult (*query_stream)(CUstream stream);
 static CUresult (*query_event)(CUevent event);
 static CUresult (*record_event)(CUevent event, CUstream stream);
 static CUresult (*wait_event)(CUstream stream, CUevent event, unsigned flags);
+static CUresult (*get_current)(CUcontext *context);
+static CUresult (*copy_memory)(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream);
 
 enum { EXCHANGE_MODE, IS_CAPTURING, QUERY_STREAM, QUERY_EVENT, RECORD_EVENT, WAIT_EVENT };
-enum { FUNCTION_COUNT = WAIT_EVENT + 1 };
+enum { GET_CURRENT = WAIT_EVENT + 1, COPY_MEMORY, FUNCTION_COUNT };
 enum { CAPTURED = -1, TRIES = 10 };
 
 typedef long long Result;
@@ -83,7 +88,7 @@ static int addresses(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted,
         PyErr_Format(PyExc_TypeError, "%zd arguments were given, not %zd", given, wanted);
         return 0;
     }
-    if (!wait_event) {
+    if (!copy_memory) {
         PyErr_SetString(PyExc_RuntimeError, "the driver's functions have not been loaded");
         return 0;
     }
@@ -118,6 +123,8 @@ static PyObject *load(PyObject *module, PyObject *const *args, Py_ssize_t count)
     query_event = (CUresult(*)(CUevent))found[QUERY_EVENT];
     record_event = (CUresult(*)(CUevent, CUstream))found[RECORD_EVENT];
     wait_event = (CUresult(*)(CUstream, CUevent, unsigned))found[WAIT_EVENT];
+    get_current = (CUresult(*)(CUcontext *))found[GET_CURRENT];
+    copy_memory = (CUresult(*)(CUdeviceptr, CUdeviceptr, size_t, CUstream))found[COPY_MEMORY];
     Py_RETURN_NONE;
 }
 
@@ -188,6 +195,51 @@ static PyObject *edge(PyObject *module, PyObject *const *args, Py_ssize_t count)
     return PyLong_FromLongLong(result);
 }
 
+static uint64_t nanoseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* Not for longer than the caller says: meanwhile nothing else, a Ctrl-C neither, is looked at. */
+static CUresult wait_for_event(CUevent event, uint64_t limit)
+{
+    uint64_t began = nanoseconds();
+    CUresult status;
+    do
+        status = query_event(event);
+    while (status == NOT_READY && nanoseconds() - began < limit);
+    return status;
+}
+
+static PyObject *fetch(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    enum { TO, FROM, SIZE, STREAM, EVENT, CONTEXT, LIMIT, COUNT };
+    void *given[COUNT];
+    CUcontext current;
+    int mode;
+    Result result = CAPTURED;
+    if (!addresses(args, count, COUNT, given))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    if (!get_current(&current) && current == given[CONTEXT] && is_free(given[STREAM])) {
+        result = failed(COPY_MEMORY, copy_memory((uintptr_t)given[TO], (uintptr_t)given[FROM],
+                                                 (uintptr_t)given[SIZE], given[STREAM]));
+        if (!result)
+            result = failed(RECORD_EVENT, record_event(given[EVENT], given[STREAM]));
+        if (!result)
+            result = relax(&mode);
+        if (!result) {
+            CUresult status = wait_for_event(given[EVENT], (uintptr_t)given[LIMIT]);
+            result = restore(mode, failed(QUERY_EVENT, status));
+        }
+    }
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLongLong(result);
+}
+
 /* -- the module ------------------------------------------------------------------------------ */
 
 static PyMethodDef methods[] = {
@@ -196,6 +248,7 @@ static PyMethodDef methods[] = {
     {"query", (PyCFunction)(void (*)(void))query, METH_FASTCALL, NULL},
     {"poll", (PyCFunction)(void (*)(void))poll, METH_FASTCALL, NULL},
     {"edge", (PyCFunction)(void (*)(void))edge, METH_FASTCALL, NULL},
+    {"fetch", (PyCFunction)(void (*)(void))fetch, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -14,6 +14,7 @@ from userstream._driver.streams import refuse_capturing
 if TYPE_CHECKING:
     from types import ModuleType
 
+
 _NOT_READY = {int(NOT_READY) | each << 32 for each in range(len(pure.FUNCTIONS))}
 _OLDEST = 12000  # the CUDA version whose variants of the functions `_native.c` calls
 
@@ -56,6 +57,25 @@ def stream_is_idle(handle: Any, stream: object) -> bool:
     if result in _NOT_READY:
         return False
     raise _failed(result, stream)
+
+
+def fetch(lane: Any, to: int, source: int, size: int, *, event: int, seconds: float) -> bool | None:
+    """Copy to page-locked memory on a lane, and tell whether that is over within a short time.
+
+    The event is recorded behind the copy. No signal is looked at meanwhile, so the time is not for
+    a user to choose. `None` says that nothing was queued, because the stream is being captured or
+    its context is not current.
+    """
+    result = _core.fetch(
+        to, source, size, lane.handle, event, lane.context, int(seconds * 1_000_000_000)
+    )
+    if not result:
+        return True
+    if result == pure.CAPTURED:
+        return None
+    if result in _NOT_READY:
+        return False
+    raise _failed(result, lane)
 
 
 def _failed(result: int, stream: object) -> Exception:

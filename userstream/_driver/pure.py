@@ -25,6 +25,8 @@ FUNCTIONS = (
     "cuEventQuery",
     "cuEventRecord",
     "cuStreamWaitEvent",
+    "cuCtxGetCurrent",
+    "cuMemcpyAsync",
 )
 CAPTURED = -1
 
@@ -33,6 +35,7 @@ _QUERY_STREAM = FUNCTIONS.index("cuStreamQuery") << 32
 _QUERY_EVENT = FUNCTIONS.index("cuEventQuery") << 32
 _RECORD_EVENT = FUNCTIONS.index("cuEventRecord") << 32
 _WAIT_EVENT = FUNCTIONS.index("cuStreamWaitEvent") << 32
+_COPY = FUNCTIONS.index("cuMemcpyAsync") << 32
 
 
 def are_free(first: Any, second: Any) -> bool:
@@ -75,6 +78,27 @@ def edge(source: Any, destination: Any, event: Any) -> int:
         return CAPTURED
     return _result(_RECORD_EVENT, driver.cuEventRecord, event, source) or _result(
         _WAIT_EVENT, driver.cuStreamWaitEvent, destination, event, 0
+    )
+
+
+def fetch(  # noqa: PLR0917 -- as `_native.fetch`, to which a name would cost as much as a value
+    to: int, source: int, size: int, stream: Any, event: Any, context: Any, _nanoseconds: int, /
+) -> int:
+    """Copy to page-locked memory, and ask whether the event that is recorded behind is reached.
+
+    `CAPTURED` if nothing was queued, as the stream is captured or the context is not current. The
+    compiled one asks again, up to so many nanoseconds.
+    """
+    try:
+        here = int(driver.cuCtxGetCurrent()[1] or 0) == int(context)
+    except (RuntimeError, ValueError):
+        here = False
+    if not here or not are_free(stream, stream):
+        return CAPTURED
+    return (
+        _result(_COPY, driver.cuMemcpyAsync, to, source, size, stream)
+        or _result(_RECORD_EVENT, driver.cuEventRecord, event, stream)
+        or poll(event)
     )
 
 

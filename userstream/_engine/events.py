@@ -41,7 +41,7 @@ class EventPool:
     of the driver are not affected.
     """
 
-    __slots__ = ("_abandoned", "_context", "_free", "_keeps")
+    __slots__ = ("_abandoned", "_context", "_free", "_keeps", "_known")
 
     def __init__(self, context: driver.CUcontext, *, keeps: bool) -> None:
         self._context = context
@@ -49,6 +49,8 @@ class EventPool:
         self._free: deque[Event] = deque()
         # Completion events whose waiter gave up; recorded again only once they have completed.
         self._abandoned: deque[Event] = deque()
+        # With their handles, as asking for one takes a µs; for `spare` alone.
+        self._known: deque[tuple[Event, int]] = deque()
 
     def record(self, stream: Recordable) -> Event:
         """Record an event after the work queued on a stream of this context."""
@@ -79,6 +81,23 @@ class EventPool:
         """Return an event that nobody polls or that has completed."""
         if self._keeps:
             self._free.append(event)
+
+    def spare(self) -> tuple[Event, int] | None:
+        """Return an event, which its owner records, and its handle; `None` if there is none."""
+        try:
+            return self._known.pop()
+        except IndexError:
+            pass
+        try:
+            event = self._free.pop()
+        except IndexError:
+            return None
+        return event, int(event.handle)
+
+    def give_back_spare(self, spare: tuple[Event, int]) -> None:
+        """Take back what `spare` has returned, if it is not recorded or has completed."""
+        if self._keeps:
+            self._known.append(spare)
 
     def abandon(self, event: Event) -> None:
         """Return an event that may not have completed."""
@@ -142,9 +161,11 @@ class Completion:
 
     __slots__ = ("_event", "_pool", "ordered", "target")
 
-    def __init__(self, pool: EventPool, stream: Recordable, ordered: bool) -> None:
+    def __init__(
+        self, pool: EventPool, stream: Recordable, ordered: bool, recorded: Event | None = None
+    ) -> None:
         # None once it was given back: an interrupted waiter may not give it back again.
-        self._event: Event | None = pool.record(stream)
+        self._event: Event | None = pool.record(stream) if recorded is None else recorded
         self._pool = pool
         self.target = stream
         self.ordered = ordered
