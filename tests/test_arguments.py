@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -58,3 +60,125 @@ def test_a_handle_is_made_a_stream(use: Callable[[CAI, Any], object], memory: in
         use(CAI(memory, stream=-1), us.Stream.from_handle(handle))
         if use is not TAKES_A_STREAM["Stream.wait"]:
             use(CAI(memory, stream=-1), driver.CUstream(handle))
+
+
+TAKES_A_NAME: dict[str, Callable[..., object]] = {
+    "acquire": us.acquire,
+    "release": us.release,
+    "borrow": borrow,
+    "asnumpy": us.asnumpy,
+    "copyto": lambda x, **how: us.copyto(x, np.ones(4, "f4"), **how),
+}
+
+
+@pytest.mark.parametrize("use", TAKES_A_NAME.values(), ids=TAKES_A_NAME)
+def test_a_name_wherever_a_stream(use: Callable[..., object], memory: int) -> None:
+    for _ in range(2):  # the second time the stream is there
+        use(CAI(memory, stream=-1), name="io")
+        assert list(us.streams()) == [(0, "io")]
+    with us.Stream.create(0) as stream, pytest.raises(ValueError, match="pass no stream= as well"):
+        use(CAI(memory, stream=-1), name="io", stream=stream)
+    for wrong, error in (("", ValueError), (1, TypeError)):
+        with pytest.raises(error, match="name must"):
+            use(CAI(memory, stream=-1), name=wrong)
+
+
+def test_a_name_of_frameworks_buffers(torch: types.ModuleType, memory: int) -> None:
+    """Both the short way and the long one."""
+    tensor = torch.Tensor(torch.device("cuda", 0), memory)
+    for name in ("first", "second"):
+        for _ in range(2):
+            assert us.acquire(tensor, name=name) is us.get_stream(0, name=name)
+            with us.borrow(tensor, name=name, activate=True) as stream:
+                us.hand_over(tensor, name=name)
+            assert stream is us.get_stream(0, name=name)
+    assert (0, None) not in us.streams()
+    with pytest.raises(ValueError, match="pass no stream= as well"):
+        us.hand_over(tensor, name="first", stream=stream)
+
+
+@pytest.mark.parametrize("use", TAKES_A_STREAM.values(), ids=TAKES_A_STREAM)
+def test_a_name_is_no_stream(use: Callable[[CAI, Any], object], memory: int) -> None:
+    if use in (TAKES_A_STREAM[name] for name in ("Stream.wait", "copy_attributes_from", "latch")):
+        pytest.skip("takes no name")
+    with pytest.raises(TypeError, match=r"name='io'"):
+        use(CAI(memory, stream=-1), "io")
+
+
+def test_several_targets(memory: int) -> None:
+    """Of any kind, with one deadline."""
+    first, second = us.get_stream(0), us.Stream.create(0)
+    for late in (first, second):
+        with testing.latch(late) as latch:
+            with pytest.raises(us.WaitTimeout) as caught:
+                us.wait(CAI(memory, stream=-1), second, 0, timeout=0)
+            assert caught.value.streams == (repr(late),)
+            future = us.completion(0, second)
+            assert not future.done()
+            with pytest.raises(us.WaitTimeout):
+                asyncio.run(us.wait_async(0, second, timeout=0))
+            latch.release()
+        future.result(timeout=20)
+        us.wait(0, second, timeout=20)
+    second.close()
+
+
+def test_several_targets_of_a_name() -> None:
+    us.get_stream(0, name="io")
+    with pytest.raises(us.NoUserStreamError, match="device 0 has no user stream: "):
+        us.wait(0, timeout=20)
+    us.wait(0, 0, name="io", timeout=20)
+
+
+def test_what_streams_there_are() -> None:
+    with pytest.raises(us.NoUserStreamError, match=r"makes one$"):
+        us.wait(0)
+    us.get_stream(0)
+    us.get_stream(0, name="copies")
+    with pytest.raises(us.NoUserStreamError) as caught:
+        us.wait(0, name="copy")
+    assert str(caught.value).endswith("; device 0 has 2: without a name, named 'copies'")
+
+
+def test_devices_in_words() -> None:
+    assert us.get_stream("cuda:0") is us.get_stream(0) is us.get_stream("cuda")
+    with us.Stream.create("cuda:0") as stream:
+        assert stream.device.device_id == 0
+    with pytest.raises(us.InvalidDeviceError, match="no CUDA device 99"):
+        us.get_stream("cuda:99")
+    for wrong in ("cuda:", "cuda:-1", "cuda:x", "cpu", "tensor", "cuda 0"):
+        with pytest.raises(us.UnsupportedBufferError, match="names no device"):
+            us.get_stream(wrong)
+
+
+@pytest.mark.multi_device
+def test_the_second_device_in_words() -> None:
+    assert us.get_stream("cuda:1") is us.get_stream(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("synchronize", "stream.sync(timeout=...)"),
+        ("query", "stream.is_done"),
+        ("wait_stream", "stream.wait(stream)"),
+        ("record_event", "stream.record()"),
+        ("ptr", "int(stream.handle)"),
+        ("cuda_stream", "int(stream.handle)"),
+    ],
+)
+def test_what_others_call_it(name: str, here: str) -> None:
+    stream = us.get_stream(0)
+    with pytest.raises(AttributeError) as caught:
+        getattr(stream, name)
+    assert str(caught.value) == (
+        f"'Stream' object has no attribute {name!r}; in userstream that is {here}"
+    )
+    assert (caught.value.name, caught.value.obj) == (name, stream)
+    assert not hasattr(stream, name), "who asks finds out what kind of stream it is"
+    assert getattr(stream, name, 7) == 7
+
+
+def test_a_name_that_nobody_uses() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'snyc'$"):
+        us.get_stream(0).snyc()  # type: ignore[attr-defined]

@@ -38,7 +38,7 @@ BAD = {
     "numpy integer": (lambda: np.int64(99), us.InvalidDeviceError, "no CUDA device 99"),
     "bool": (lambda: True, us.UnsupportedBufferError, "True names no device"),
     "float": (lambda: 0.0, us.UnsupportedBufferError, "0.0 names no device"),
-    "str": (lambda: "cuda:0", us.UnsupportedBufferError, "'cuda:0' names no device"),
+    "str": (lambda: "gpu:0", us.UnsupportedBufferError, "'gpu:0' names no device"),
     "object": (object, us.UnsupportedBufferError, "names no device"),
     "type": (lambda: DLPack, us.UnsupportedBufferError, "names no device"),
     "range": (lambda: range(2), us.UnsupportedBufferError, "names no device"),

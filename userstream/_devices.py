@@ -35,8 +35,8 @@ def device_id_or_current(device: Any) -> int:
     ordinal = device_id_of(device)
     if ordinal is None:
         raise TypeError(
-            "a device is an ordinal, a cuda.core.Device, or the device object of torch, CuPy or "
-            f"JAX, not a {type(device).__name__}"
+            'a device is an ordinal, "cuda:1", a cuda.core.Device, or the device object of torch, '
+            f"CuPy or JAX, not a {type(device).__name__}"
         )
     return ordinal
 
@@ -45,6 +45,8 @@ def _ordinal(obj: Any) -> int | None:
     # bool is an int, but True is nobody's device.
     if isinstance(obj, (int, np.integer)) and not isinstance(obj, bool):
         return operator.index(obj)
+    if isinstance(obj, str):  # as for torch
+        return _named(obj)
     if isinstance(obj, Device):
         return int(obj.device_id)
     for module, name, ordinal in _FRAMEWORKS:
@@ -53,6 +55,13 @@ def _ordinal(obj: Any) -> int | None:
         if isinstance(kind, type) and isinstance(obj, kind):
             return ordinal(obj)
     return None
+
+
+def _named(device: str) -> int | None:
+    kind, _, index = device.partition(":")
+    if device == "cuda":
+        return _driver.current_device()
+    return int(index) if kind == "cuda" and index.isdecimal() else None
 
 
 def _torch(device: Any) -> int:

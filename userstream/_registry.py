@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Final, overload
 
 from userstream import _buffers, _numbers, _process, _targets
@@ -124,8 +125,9 @@ class UserStream:
         ----------
         target : GPU buffer, sequence or mapping of them, device, int or stream, optional
             What determines the device: a buffer of any framework, several buffers on the same
-            device, a device, or its ordinal; by default the calling thread's current device
-            (device 0 without a context, like ``cudaGetDevice``). A stream is returned as it is.
+            device, a device, its ordinal, or ``"cuda:1"``; by default the calling thread's current
+            device (device 0 without a context, like ``cudaGetDevice``). A stream is returned as it
+            is.
         name : str, optional
             Selects one of several user streams of a device; by default the unnamed one.
         priority : int, optional
@@ -278,8 +280,7 @@ class UserStream:
 
     def wait(
         self,
-        target: Target = None,
-        *,
+        *targets: Target,
         name: str | None = None,
         timeout: float | None = None,
         policy: WaitPolicy = "auto",
@@ -288,10 +289,11 @@ class UserStream:
 
         Parameters
         ----------
-        target : GPU buffer, device, int, stream, or sequence or mapping, optional
+        *targets : GPU buffer, device, int, stream, or sequence or mapping
             What determines the device, as for `get_stream`; for buffers on several devices, the
             user streams of all of them are waited for. A stream is waited for itself, whether it is
-            registered or not. A sequence or mapping holds either buffers or streams.
+            registered or not. A sequence or mapping holds either buffers or streams. Without a
+            target, the current device.
         name : str, optional
             Selects one of several user streams of a device; by default the unnamed one.
         timeout : float, optional
@@ -311,7 +313,7 @@ class UserStream:
         DriverError, WaitErrors
             The GPU failed; `WaitErrors` if there are several streams.
         UnsupportedBufferError, HostBufferError
-            *target*, or something in it, is not a GPU buffer.
+            A target, or something in it, is not a GPU buffer.
         InvalidDeviceError
             There is no such device.
         ValueError, TypeError
@@ -335,10 +337,10 @@ class UserStream:
         >>> us.wait(0, timeout=10)
         """
         streams = self._unnamed if name is None else self._table.called(name)
-        stream = _known(target, streams)
+        stream = _known(targets[0], streams) if len(targets) == 1 else None
         if stream is None:
             waiting.check_arguments(timeout, policy)
-            host_wait.sync_all(self._table.waited_for(target, name), timeout, policy)
+            host_wait.sync_all(self._table.waited_for(targets, name), timeout, policy)
         else:
             host_wait.sync(stream._lane or stream._resolve(), timeout, policy)
 
@@ -437,12 +439,12 @@ class UserStream:
 
     # -- without a waiting thread -----------------------------------------------------------------
 
-    def completion(self, target: Target = None, *, name: str | None = None) -> Future[None]:
+    def completion(self, *targets: Target, name: str | None = None) -> Future[None]:
         """Return a future for the work that is queued on a device's user stream now.
 
         Parameters
         ----------
-        target : GPU buffer, device, int, stream, or sequence or mapping, optional
+        *targets : GPU buffer, device, int, stream, or sequence or mapping
             What determines the device, or the stream itself; see `wait`.
         name : str, optional
             Selects one of several user streams of a device; by default the unnamed one.
@@ -483,7 +485,7 @@ class UserStream:
         >>> stream = us.get_stream(0)
         >>> us.completion(0).result(timeout=10)
         """
-        lanes = self._waited_for(target, name)
+        lanes = self._waited_for(targets, name)
         # Takes longer to load than the rest of the waits. After the check for a forked child, where
         # a thread that is not there may have been loading it, and would be waited for.
         from userstream._engine import futures
@@ -491,13 +493,13 @@ class UserStream:
         return futures.Completion(lanes, grouped=len(lanes) > 1)
 
     async def wait_async(
-        self, target: Target = None, *, name: str | None = None, timeout: float | None = None
+        self, *targets: Target, name: str | None = None, timeout: float | None = None
     ) -> None:
         """Wait like `wait`, without blocking the event loop.
 
         Parameters
         ----------
-        target : GPU buffer, device, int, stream, or sequence or mapping, optional
+        *targets : GPU buffer, device, int, stream, or sequence or mapping
             What determines the device, or the stream itself; see `wait`.
         name : str, optional
             Selects one of several user streams of a device; by default the unnamed one.
@@ -533,7 +535,7 @@ class UserStream:
         >>> asyncio.run(us.wait_async(0, timeout=10))
         """
         waiting.check_arguments(timeout, "auto")
-        lanes = self._waited_for(target, name)
+        lanes = self._waited_for(targets, name)
         from userstream._engine import futures  # as in `completion`
 
         await futures.wait(lanes, timeout=timeout, grouped=len(lanes) > 1)
@@ -585,6 +587,7 @@ class UserStream:
         self,
         *buffers: Buffer,
         stream: StreamLike | None = None,
+        name: str | None = None,
         producer: Producer = "auto",
     ) -> Stream:
         """Make later work on a stream wait for the work that produces buffers.
@@ -596,6 +599,8 @@ class UserStream:
         stream : stream, optional
             The stream, of any library, that will use the buffers; by default the user stream of
             their device, which is created on first use.
+        name : str, optional
+            Selects a named user stream of that device instead; not together with *stream*.
         producer : stream, "auto", "device" or None, default "auto"
             Who writes the buffers. A stream is the producer of all of them. ``"auto"`` uses what is
             known of each buffer: the stream that it names, its framework's current stream, or else
@@ -654,13 +659,14 @@ class UserStream:
         >>> us.acquire(buffer, producer=producer) is us.get_stream(buffer)
         True
         """
-        usual = None if stream is not None else usual_lanes(buffers, producer, self._unnamed)
+        streams = self._unnamed if name is None else self._table.called(name)
+        usual = None if stream is not None else usual_lanes(buffers, producer, streams)
         if usual is not None:
             consumer, lane, source, _owner = usual
             if source is not None:
                 lane.wait_for(source, may_join=False)
             return consumer
-        ordering = self._ordering_of(buffers, stream, producer)
+        ordering = self._ordering_of(buffers, stream, producer, name)
         ordering.acquire(to_be_released=False)
         return ordering.consumer
 
@@ -668,6 +674,7 @@ class UserStream:
         self,
         *buffers: Buffer,
         stream: StreamLike | None = None,
+        name: str | None = None,
         producer: Producer = "auto",
     ) -> None:
         """Make the producers of buffers wait for the work queued on a stream.
@@ -678,6 +685,8 @@ class UserStream:
             Buffers of any framework. They are kept alive until the stream has passed this point.
         stream : stream, optional
             The stream that used the buffers; by default the user stream of their device.
+        name : str, optional
+            Selects a named user stream of that device instead; not together with *stream*.
         producer : stream, "auto", "device" or None, default "auto"
             Who may write the buffers next; see `acquire`. ``"auto"`` uses the streams that are
             current now.
@@ -717,13 +726,14 @@ class UserStream:
         >>> stream = us.acquire(buffer, producer=producer)
         >>> us.release(buffer, producer=producer)
         """
-        ordering = self._ordering(buffers, stream, producer)
+        ordering = self._ordering(buffers, stream, producer, name)
         ordering.release(ordering.buffers)
 
     def borrow(
         self,
         *buffers: Buffer,
         stream: StreamLike | None = None,
+        name: str | None = None,
         producer: Producer = "auto",
         activate: bool | str | Iterable[str] = False,
         keep: bool = True,
@@ -737,6 +747,8 @@ class UserStream:
         stream : stream, optional
             The stream, of any library, that uses the buffers; by default the user stream of their
             device, which is created on first use.
+        name : str, optional
+            Selects a named user stream of that device instead; not together with *stream*.
         producer : stream, "auto", "device" or None, default "auto"
             Who writes the buffers; see `acquire`. Determined on entry, and used on exit as well.
         activate : bool, str or iterable of str, default False
@@ -793,7 +805,7 @@ class UserStream:
         >>> with us.borrow(buffer, producer=producer) as stream:
         ...     buffer.fill(0, stream=stream)
         """
-        return Borrow(self._ordering, (buffers, stream, producer), activate, keep)
+        return Borrow(self._ordering, (buffers, stream, producer, name), activate, keep)
 
     def hold(self, *objects: object, stream: StreamLike) -> None:
         """Keep objects alive until a stream has completed the work that is queued on it now.
@@ -833,7 +845,9 @@ class UserStream:
         self._table.check_open()
         holding.keep(given_lane(stream, "stream"), objects)
 
-    def hand_over(self, *results: Buffer, stream: StreamLike | None = None) -> None:
+    def hand_over(
+        self, *results: Buffer, stream: StreamLike | None = None, name: str | None = None
+    ) -> None:
         """Hand over results that were produced on a stream to their frameworks' current streams.
 
         Parameters
@@ -843,6 +857,8 @@ class UserStream:
             `active <Stream.activate>`.
         stream : stream, optional
             The stream on which they were produced; by default the user stream of their device.
+        name : str, optional
+            Selects a named user stream of that device instead; not together with *stream*.
 
         Raises
         ------
@@ -869,7 +885,7 @@ class UserStream:
         >>> us.hand_over([])  # nothing to hand over
         """
         self._table.check_open()
-        hand_over(results, stream, self._user_stream)
+        hand_over(results, stream, self._user_streams(stream, name))
 
     # -- buffers and copies of them ---------------------------------------------------------------
 
@@ -883,6 +899,7 @@ class UserStream:
         *,
         out: np.ndarray,
         stream: StreamLike | None = None,
+        name: str | None = None,
         producer: Producer = "auto",
         timeout: float | None = None,
     ) -> np.ndarray: ...
@@ -894,6 +911,7 @@ class UserStream:
         *,
         out: None = None,
         stream: StreamLike | None = None,
+        name: str | None = None,
         producer: Producer = "auto",
         timeout: float | None = None,
     ) -> Any: ...
@@ -904,6 +922,7 @@ class UserStream:
         *,
         out: np.ndarray | None = None,
         stream: StreamLike | None = None,
+        name: str | None = None,
         producer: Producer = "auto",
         timeout: float | None = None,
     ) -> Any:
@@ -919,6 +938,8 @@ class UserStream:
             Destination; must match the buffer's shape and dtype. Page-locked memory is fastest.
         stream : stream, optional
             The stream to copy on; by default the user stream of the buffer's device.
+        name : str, optional
+            Selects a named user stream of that device instead; not together with *stream*.
         producer : stream, "auto", "device" or None, default "auto"
             Who writes the buffer; see `acquire`.
         timeout : float, optional
@@ -992,8 +1013,8 @@ class UserStream:
             out,
             stream=stream,
             producer=producer,
-            streams=self._unnamed,
-            user_stream=self._user_stream,
+            streams=self._unnamed if name is None else self._table.called(name),
+            user_stream=self._user_stream if name is None else self._user_streams(stream, name),
             unknown=self._unknown,
             timeout=timeout,
         )
@@ -1004,6 +1025,7 @@ class UserStream:
         src: Buffer,
         *,
         stream: StreamLike | None = None,
+        name: str | None = None,
         producer: Producer = "auto",
         timeout: float | None = None,
     ) -> Stream:
@@ -1020,6 +1042,8 @@ class UserStream:
         stream : stream, optional
             The stream to copy on; by default the user stream of the device of *dst*, or of *src*
             if *dst* is on the host.
+        name : str, optional
+            Selects a named user stream of that device instead; not together with *stream*.
         producer : stream, "auto", "device" or None, default "auto"
             Who writes the two buffers; see `acquire`.
         timeout : float, optional
@@ -1084,7 +1108,7 @@ class UserStream:
             src,
             stream=stream,
             producer=producer,
-            user_stream=self._user_stream,
+            user_stream=self._user_streams(stream, name),
             unknown=self._unknown,
             timeout=timeout,
         )
@@ -1122,32 +1146,53 @@ class UserStream:
 
     # -- targets and buffers as lanes and orderings -----------------------------------------------
 
-    def _waited_for(self, target: Target, name: str | None) -> list[Lane]:
-        """Return the lanes of the streams that a target of `wait` names."""
-        streams = self._unnamed if name is None else self._table.called(name)
-        stream = _known(target, streams)
-        if stream is not None:
-            return [stream._resolve()]
-        return self._table.waited_for(target, name)
+    def _waited_for(self, targets: tuple[Target, ...], name: str | None) -> list[Lane]:
+        """Return the lanes of the streams that the targets of `wait` name."""
+        if len(targets) == 1:
+            streams = self._unnamed if name is None else self._table.called(name)
+            stream = _known(targets[0], streams)
+            if stream is not None:
+                return [stream._resolve()]
+        return self._table.waited_for(targets, name)
 
     def _ordering(
-        self, buffers: Sequence[Any], stream: StreamLike | None, producer: Producer
+        self,
+        buffers: Sequence[Any],
+        stream: StreamLike | None,
+        producer: Producer,
+        name: str | None,
     ) -> Ordering:
         if stream is None:
-            usual = usual_ordering(buffers, producer, self._unnamed)
+            streams = self._unnamed if name is None else self._table.called(name)
+            usual = usual_ordering(buffers, producer, streams)
             if usual is not None:
                 return usual
-        return self._ordering_of(buffers, stream, producer)
+        return self._ordering_of(buffers, stream, producer, name)
 
     def _ordering_of(
-        self, buffers: Sequence[Any], stream: StreamLike | None, producer: Producer
+        self,
+        buffers: Sequence[Any],
+        stream: StreamLike | None,
+        producer: Producer,
+        name: str | None,
     ) -> Ordering:
         self._table.check_open()
         views = _targets.views_in(buffers, named="buffers")
-        return ordering_of(views, stream, producer, self._user_stream, unknown=self._unknown)
+        user_stream = self._user_streams(stream, name)
+        return ordering_of(views, stream, producer, user_stream, unknown=self._unknown)
 
-    def _user_stream(self, device: int) -> Stream:
-        return self._unnamed.get(device) or self._table.find_or_create(device, None, None)
+    def _user_streams(self, stream: StreamLike | None, name: str | None) -> Callable[[int], Stream]:
+        """Return what finds or creates the user stream of a device, unless one was passed."""
+        if name is None:
+            return self._user_stream
+        if stream is not None:
+            raise ValueError(f"name={name!r} selects a user stream: pass no stream= as well")
+        self._table.called(name)  # which refuses what is no name
+        return functools.partial(self._user_stream, name=name)
+
+    def _user_stream(self, device: int, name: str | None = None) -> Stream:
+        streams = self._unnamed if name is None else self._table.called(name)
+        return streams.get(device) or self._table.find_or_create(device, name, None)
 
 
 def _known(target: Target, streams: Mapping[int, Stream]) -> Stream | None:

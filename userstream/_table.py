@@ -14,7 +14,7 @@ from userstream._stream.stream import Stream
 from userstream.errors import ClosedError, DeviceMismatchError, NoUserStreamError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from userstream._engine.lane import Lane
     from userstream.typing import Target
@@ -94,9 +94,16 @@ class Table:
                     lane.on_close = functools.partial(_forget, weakref.ref(self))
                 return kept
 
-    def waited_for(self, target: Target, name: str | None) -> list[Lane]:
-        """Return the lanes of the existing streams that a target names."""
+    def waited_for(self, targets: Sequence[Target], name: str | None) -> list[Lane]:
+        """Return the lanes of the existing streams that targets name, each once."""
         self.check_open()
+        found: dict[int, Lane] = {}
+        for target in targets or (None,):
+            for lane in self._waited_for(target, name):
+                found.setdefault(id(lane), lane)
+        return list(found.values())
+
+    def _waited_for(self, target: Target, name: str | None) -> list[Lane]:
         given = _targets.streams_in(target)
         if given:
             if name is not None:
@@ -110,11 +117,19 @@ class Table:
                 called = "" if name is None else f" named {name!r}"
                 raise NoUserStreamError(
                     f"device {device} has no user stream{called}: can only wait on user streams; "
-                    "get_stream() makes one",
+                    f"get_stream() makes one{self._those_of(device)}",
                     device=device,
                 )
             found.append(stream._resolve())
         return found
+
+    def _those_of(self, device: int) -> str:
+        """Return the names of the streams of a device, as a message lists them."""
+        names = [name for (of, name) in self.streams() if of == device]
+        if not names:
+            return ""
+        shown = ["without a name" if name is None else f"named {name!r}" for name in names]
+        return f"; device {device} has {len(names)}: {', '.join(shown)}"
 
     def streams(self) -> Mapping[tuple[int, str | None], Stream]:
         """Return the existing streams, by device and name."""

@@ -71,7 +71,7 @@ def devices_of(target: Any) -> list[int]:
         return devices
     raise UnsupportedBufferError(
         f"{shown(target)} names no device: pass a GPU buffer, a (nested) sequence or mapping of "
-        "them, a device or its ordinal, or a stream"
+        'them, a device, its ordinal or "cuda:1", or a stream'
     )
 
 

@@ -26,7 +26,7 @@ Examples
 --------
 >>> import userstream as us
 >>> try:
-...     us.get_stream("cuda")
+...     us.get_stream("tensor")
 ... except us.UserStreamError as error:
 ...     print(type(error).__name__)
 UnsupportedBufferError
@@ -248,10 +248,10 @@ class UnsupportedBufferError(UserStreamError, TypeError):
     Examples
     --------
     >>> import userstream as us
-    >>> us.get_stream("cuda")
+    >>> us.get_stream("tensor")
     Traceback (most recent call last):
         ...
-    userstream.UnsupportedBufferError: 'cuda' names no device: pass a GPU buffer, ...
+    userstream.UnsupportedBufferError: 'tensor' names no device: pass a GPU buffer, ...
     """
 
 

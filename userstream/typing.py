@@ -118,8 +118,8 @@ Producer: TypeAlias = "StreamLike | Literal['auto', 'device'] | None"
 """Who writes a buffer: a stream, ``"device"`` for everything on its device, ``"auto"``
 for what is known of it, or `None` if no work is pending."""
 
-DeviceLike: TypeAlias = SupportsIndex | _CUDADevice
-"""A device: an ordinal, or the device object of cuda.core or of a framework."""
+DeviceLike: TypeAlias = SupportsIndex | str | _CUDADevice
+"""A device: an ordinal, ``"cuda:1"``, or the device object of cuda.core or of a framework."""
 
 WaitPolicy: TypeAlias = Literal["auto", "spin"]
 """Whether a host wait sleeps between polls; see `userstream.wait`."""

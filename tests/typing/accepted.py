@@ -88,6 +88,8 @@ def waits(array: Array) -> None:
     us.wait()
     us.wait(array, name="copies", timeout=0.5, policy="spin")
     us.wait([array, array], timeout=1)
+    us.wait(array, array, name="copies", timeout=1)
+    us.wait("cuda:1")
     us.wait({"theirs": TheirStream()}, timeout=1)
     us.wait_for_device(0, timeout=None)
     us.wait_all(timeout=1)

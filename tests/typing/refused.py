@@ -26,7 +26,7 @@ def the_user_stream() -> None:
 
 
 def waits() -> None:
-    us.wait(0, 10)  # type: ignore[call-arg, arg-type]
+    us.wait(0, timeout=10, policy="sleep")  # type: ignore[arg-type]
     us.wait(0, timeout="soon")  # type: ignore[arg-type]
     us.wait(0, policy="block")  # type: ignore[arg-type]
     us.wait_all(0)  # type: ignore[call-arg]

@@ -38,12 +38,12 @@ class Borrow:
     def __init__(
         self,
         order: Callable[..., Ordering],
-        asked: tuple[tuple[Any, ...], StreamLike | None, Producer],
+        asked: tuple[tuple[Any, ...], StreamLike | None, Producer, str | None],
         activate: bool | str | Iterable[str],
         keep: bool,
     ) -> None:
         self._order = order
-        self._asked = asked  # the buffers, who uses them, and who produces them
+        self._asked = asked  # the buffers, who uses them, who produces them, and a name
         self._keep = keep
         self._activate = activate if isinstance(activate, (bool, str)) else _names(activate)
         self._ordering: Ordering | None = None

@@ -186,7 +186,7 @@ def given_lane(stream: Any, argument: str, device: int | None = None) -> Lane:
         return lane_of(stream, device)
     except TypeError as error:
         words = ' (or "auto", "device", or None)' if argument == "producer" else ""
-        raise TypeError(f"{argument}=: {error}{words}") from None
+        raise TypeError(f"{argument}=: {error}{words}{_advice(stream, argument)}") from None
 
 
 def _given_stream(stream: StreamLike) -> Stream:
@@ -194,4 +194,16 @@ def _given_stream(stream: StreamLike) -> Stream:
         factory.refuse_number(stream)
         return Stream.from_handle(stream)
     except TypeError as error:
-        raise TypeError(f"stream=: {error}") from None
+        raise TypeError(f"stream=: {error}{_advice(stream, 'stream')}") from None
+
+
+def _advice(stream: object, argument: str) -> str:
+    """Return what to pass instead of the name of a stream."""
+    if not isinstance(stream, str) or not stream:
+        return ""
+    if argument == "stream":
+        return (
+            f"; for the user stream of that name pass name={stream!r}, or "
+            f"get_stream(device, name={stream!r})"
+        )
+    return f"; the user stream of that name is get_stream(device, name={stream!r})"

@@ -14,6 +14,7 @@ from userstream._stream import (
     activation,
     attributes,
     capture,
+    elsewhere,
     events,
     factory,
     host_functions,
@@ -1470,6 +1471,11 @@ class Stream(CoreStream):
         True
         """
         host_functions.add_callback(self._resolve(), self, fn)
+
+    if not TYPE_CHECKING:  # type checkers know all the names that there are
+
+        def __getattr__(self, name: str) -> NoReturn:  # for missing names only
+            elsewhere.refuse(self, name)
 
     # -- from a stream to its lane ----------------------------------------------------------------
 
