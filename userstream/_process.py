@@ -61,6 +61,8 @@ with the code.
         _tables: stays; each table is emptied, so that the next call meets the check
     _registry
         _process_registry: stays, with an empty table
+    _unentered
+        spare: stays; what is in it warns of nothing
     _observe/logger
         _lock _logger: stay, out of reach
     _observe/observation
