@@ -1,10 +1,9 @@
-"""`observe`: what is a race and what is none, in programs without kernels."""
+"""`observe` on the simulated driver: reports, stalls, kernels, and what may go wrong."""
 
 from __future__ import annotations
 
 import ctypes
 import json
-import random
 import shutil
 import subprocess
 import sys
@@ -27,8 +26,6 @@ from helpers import (
     run_python,
 )
 from observed import (
-    REPORTED,
-    SILENT,
     SIZE,
     Room,
     a_room,
@@ -48,54 +45,13 @@ from userstream.testing import Pointer, kernel, latch, reset
 from userstream.testing._simulated import _side_door
 
 pytestmark = [
-    pytest.mark.simulated,  # the calls of a GPU cannot be seen yet
+    pytest.mark.simulated,  # test_observe_cases.py is for both
     pytest.mark.no_races(False),  # they watch themselves
     pytest.mark.skipif(
         sys.version_info >= (3, 14) and not logger.the_logger().has_stacks,
         reason="the frames of this version of Python cannot be read",
     ),
 ]
-
-
-@pytest.mark.parametrize("case", REPORTED)
-def test_it_is_reported_with_both_lines(case: Callable[[Room], str]) -> None:
-    seen, kind = watched(case)
-    assert {race.kind for race in seen.races} == {kind}, seen
-    for race in seen.races:
-        for side in (race.first, race.second):
-            assert side.line is not None
-            assert side.line.filename == observed.__file__
-            assert side.stack[-1].name
-    with pytest.raises(us.RaceError) as raised:
-        seen.check()
-    assert kind in str(raised.value)
-
-
-@pytest.mark.parametrize("case", SILENT)
-def test_it_is_not_reported(case: Callable[[Room], None]) -> None:
-    seen, _ = watched(case)
-    assert seen.races == (), seen
-    seen.check()
-
-
-@pytest.mark.parametrize(
-    "case", [case for case in SILENT if case not in (future_was_told, host_function_told)]
-)
-def test_it_is_not_even_possible(case: Callable[[Room], None]) -> None:
-    with a_room() as room, us.observe(possible=True) as seen:
-        case(room)
-        seen.stop()
-        room.release()
-    assert {race.kind for race in seen.races} <= {"host read before the copy"}, seen
-
-
-def test_all_of_them_over_and_over_in_random_order() -> None:
-    cases: list[Any] = [*REPORTED, *SILENT] * 5
-    random.shuffle(cases)
-    for case in cases:
-        seen, kind = watched(case)
-        kinds = {race.kind for race in seen.races}
-        assert kinds == (set() if kind is None else {kind}), (case.__name__, str(seen))
 
 
 def test_memory_that_was_freed_is_not_used() -> None:

@@ -35,8 +35,8 @@ class Launch:
     __slots__ = ("fault", "id", "library")
 
     def __init__(self, library: ctypes.CDLL, launch_id: int) -> None:
-        self.library = library
-        self.id = launch_id
+        self.library: ctypes.CDLL = library
+        self.id: int = launch_id
         self.fault: Fault | None = None  # the first: a kernel does not go on after one
 
 
@@ -90,7 +90,7 @@ class Pointer:
     __slots__ = ("_launch", "_name", "address")
 
     def __init__(self, address: int, name: str, launch: Launch) -> None:
-        self.address = address
+        self.address: int = address
         self._name = name
         self._launch = launch
 
