@@ -156,6 +156,21 @@ def test_nothing_is_fetched_on_a_captured_stream_or_beside_its_context(
     assert ctypes.string_at(to_host[0], 8) == b"\xff" * 8
 
 
+def test_of_a_pointer_both_tell_the_same(core, memory):
+    with pinned_memory() as pinned:
+        for address in (memory, memory + 1, pinned, 0, 4096):
+            assert core.pointer(address) == pure.pointer(address)
+        status, kind, managed, device, _context, start, size = core.pointer(memory + 1)
+    assert (status, kind, managed, device) == (0, 2, 0, 0)
+    assert start <= memory < start + size
+
+
+@pytest.mark.simulated
+def test_a_failure_to_ask_of_a_pointer_is_its_status(core, memory):
+    with testing.inject("cuPointerGetAttributes", driver.CUresult.CUDA_ERROR_UNKNOWN):
+        assert core.pointer(memory)[0] == 999
+
+
 @pytest.mark.simulated
 @pytest.mark.parametrize("function", ["cuMemcpyAsync", "cuEventRecord", "cuEventQuery"])
 def test_a_failure_to_fetch_names_its_function(core, producer, event, to_host, function):
@@ -259,6 +274,7 @@ class TestCompiled:
             for _ in range(10_000):
                 native.query(handle)
                 native.are_free(handle, handle)
+                native.pointer(1 << 40)
             counts.append(sys.getrefcount(handle))
         assert counts[0] == counts[1]
 

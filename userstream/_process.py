@@ -19,7 +19,7 @@ with the code.
         exchange: a fact, which stays
     _driver/host_pools
         _pools: stays, out of reach
-    _driver/pointers
+    _driver/pure
         _spare: stays, as it is host memory
     _engine/events
         _pools: emptied; the events are leaked

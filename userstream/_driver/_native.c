@@ -28,9 +28,10 @@ static CUresult (*record_event)(CUevent event, CUstream stream);
 static CUresult (*wait_event)(CUstream stream, CUevent event, unsigned flags);
 static CUresult (*get_current)(CUcontext *context);
 static CUresult (*copy_memory)(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream);
+static CUresult (*get_attributes)(unsigned count, const int *which, void **out, CUdeviceptr at);
 
 enum { EXCHANGE_MODE, IS_CAPTURING, QUERY_STREAM, QUERY_EVENT, RECORD_EVENT, WAIT_EVENT };
-enum { GET_CURRENT = WAIT_EVENT + 1, COPY_MEMORY, FUNCTION_COUNT };
+enum { GET_CURRENT = WAIT_EVENT + 1, COPY_MEMORY, GET_ATTRIBUTES, FUNCTION_COUNT };
 enum { CAPTURED = -1, TRIES = 10 };
 
 typedef long long Result;
@@ -82,16 +83,21 @@ static int address(PyObject *handle, void **out)
     return *out || !PyErr_Occurred();
 }
 
+static int is_loaded(void)
+{
+    if (!get_attributes)
+        PyErr_SetString(PyExc_RuntimeError, "the driver's functions have not been loaded");
+    return get_attributes != NULL;
+}
+
 static int addresses(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted, void **out)
 {
     if (given != wanted) {
         PyErr_Format(PyExc_TypeError, "%zd arguments were given, not %zd", given, wanted);
         return 0;
     }
-    if (!copy_memory) {
-        PyErr_SetString(PyExc_RuntimeError, "the driver's functions have not been loaded");
+    if (!is_loaded())
         return 0;
-    }
     for (Py_ssize_t i = 0; i < wanted; i++) {
         if (!address(args[i], &out[i]))
             return 0;
@@ -125,6 +131,8 @@ static PyObject *load(PyObject *module, PyObject *const *args, Py_ssize_t count)
     wait_event = (CUresult(*)(CUstream, CUevent, unsigned))found[WAIT_EVENT];
     get_current = (CUresult(*)(CUcontext *))found[GET_CURRENT];
     copy_memory = (CUresult(*)(CUdeviceptr, CUdeviceptr, size_t, CUstream))found[COPY_MEMORY];
+    get_attributes =
+        (CUresult(*)(unsigned, const int *, void **, CUdeviceptr))found[GET_ATTRIBUTES];
     Py_RETURN_NONE;
 }
 
@@ -240,6 +248,30 @@ static PyObject *fetch(PyObject *module, PyObject *const *args, Py_ssize_t count
     return PyLong_FromLongLong(result);
 }
 
+/* As _WANTED in pure.py. No attribute is larger, and what is beside them stays 0. */
+static const int wanted[] = {2, 8, 9, 1, 11, 12};
+enum { WANTED = sizeof wanted / sizeof *wanted };
+
+static PyObject *pointer(PyObject *module, PyObject *argument)
+{
+    (void)module;
+    unsigned long long found[WANTED] = {0};
+    void *places[WANTED];
+    CUresult status;
+    if (!is_loaded())
+        return NULL;
+    CUdeviceptr at = PyLong_AsUnsignedLongLongMask(argument);
+    if (PyErr_Occurred())
+        return NULL;
+    for (int i = 0; i < WANTED; i++)
+        places[i] = &found[i];
+    Py_BEGIN_ALLOW_THREADS
+    status = get_attributes(WANTED, wanted, places, at);
+    Py_END_ALLOW_THREADS
+    return Py_BuildValue("(iKKKKKK)", status, found[0], found[1], found[2], found[3], found[4],
+                         found[5]);
+}
+
 /* -- the module ------------------------------------------------------------------------------ */
 
 static PyMethodDef methods[] = {
@@ -249,6 +281,7 @@ static PyMethodDef methods[] = {
     {"poll", (PyCFunction)(void (*)(void))poll, METH_FASTCALL, NULL},
     {"edge", (PyCFunction)(void (*)(void))edge, METH_FASTCALL, NULL},
     {"fetch", (PyCFunction)(void (*)(void))fetch, METH_FASTCALL, NULL},
+    {"pointer", pointer, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

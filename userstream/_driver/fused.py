@@ -12,6 +12,7 @@ from userstream._driver.status import NOT_READY, call, failed
 from userstream._driver.streams import refuse_capturing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
 
@@ -32,6 +33,7 @@ def _choose() -> tuple[ModuleType, str | None]:
 
 _core, why_pure = _choose()
 are_free = _core.are_free
+pointer: Callable[[int], tuple[int, ...]] = _core.pointer
 
 
 def load() -> None:

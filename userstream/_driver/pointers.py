@@ -1,6 +1,6 @@
 """What the driver knows of an address, whoever allocated it.
 
-The functions are called by their addresses here: cuda-bindings 12.9.6 to 12.9.8 and 13.2.0 to
+The functions are called by their addresses: cuda-bindings 12.9.6 to 12.9.8 and 13.2.0 to
 13.4.1 answer 0 for the device ordinal of any memory.
 """
 
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections import deque
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from cuda.bindings import driver
 
 from userstream import _process
+from userstream._driver import fused, pure
 from userstream._driver.contexts import devices_of_primaries, primary_context, some_context, within
 from userstream._driver.library import ensure
-from userstream._driver.status import SUCCESS, ask, call, failed
+from userstream._driver.status import SUCCESS, ask, failed
 from userstream._driver.streams import relaxed
 
 if TYPE_CHECKING:
@@ -30,17 +30,6 @@ _HOST = int(driver.CUmemorytype.CU_MEMORYTYPE_HOST)
 _POOL = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE)
 _DEVICE_POINTER = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER)
 _LEGACY_IPC = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE)
-
-_WANTED = (
-    driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-    driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED,
-    driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-    driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_CONTEXT,
-    driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
-    driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_RANGE_SIZE,
-)
-_COUNT = len(_WANTED)
-_ATTRIBUTES = (ctypes.c_int * _COUNT)(*map(int, _WANTED))
 
 
 class Place(NamedTuple):
@@ -87,32 +76,11 @@ class Place(NamedTuple):
         return not _attribute(_LEGACY_IPC, self.start)
 
 
-class _Answers:
-    """Where the driver writes; no attribute is larger, and what is beside them stays 0."""
-
-    __slots__ = ("places", "values")
-
-    def __init__(self) -> None:
-        memory = (ctypes.c_uint64 * _COUNT)()
-        first = ctypes.addressof(memory)
-        self.places = (ctypes.c_void_p * _COUNT)(*range(first, first + 8 * _COUNT, 8))
-        self.values = memoryview(memory).cast("B").cast("Q")  # five times as quick to read
-
-
-_spare: deque[_Answers] = deque()  # one for each thread that is asking, for the next
-
-
 def place_of(address: int) -> Place | None:
     """Tell what memory is at an address; `None` if it is not CUDA's."""
     if _process.halted:
         _process.check_fork()
-    try:
-        answers = _spare.pop()
-    except IndexError:
-        answers = _Answers()
-    status = _several()(_COUNT, _ATTRIBUTES, answers.places, address)
-    kind, managed, device, context, start, size = answers.values.tolist()
-    _spare.append(answers)
+    status, kind, managed, device, context, start, size = _question()(address)
     if status:
         raise failed("cuPointerGetAttributes", status)
     if not kind:
@@ -153,20 +121,14 @@ def _attribute(which: int, address: int) -> int | None:
 
 
 @functools.cache
-def _several() -> Callable[..., int]:
+def _question() -> Callable[[int], tuple[int, ...]]:
+    """Return what asks about an address, once the driver is there."""
     ensure()
-    pointer = ctypes.c_void_p
-    return _looked_up(
-        "cuPointerGetAttributes", 7000, ctypes.c_uint, pointer, pointer, ctypes.c_uint64
-    )
+    return fused.pointer
 
 
 @functools.cache
 def _single() -> Callable[..., int]:
-    return _looked_up("cuPointerGetAttribute", 4000, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64)
-
-
-def _looked_up(name: str, since: int, *arguments: Any) -> Callable[..., int]:
-    """Return a function of the driver, with the signature that it has since a CUDA version."""
-    address, _found = call(driver.cuGetProcAddress, name.encode(), since, 0)
-    return ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(int(address))
+    return pure.looked_up(
+        "cuPointerGetAttribute", 4000, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64
+    )
