@@ -11,6 +11,7 @@ from userstream._engine import device_wait, holding, host_wait, waiting
 from userstream._ordering import (
     Borrow,
     Ordering,
+    Uses,
     given_lane,
     hand_over,
     ordering_of,
@@ -19,7 +20,7 @@ from userstream._ordering import (
     usual_ordering,
 )
 from userstream._table import Table
-from userstream.errors import WaitErrors
+from userstream.errors import NoUserStreamError, WaitErrors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,11 +66,12 @@ class UserStream:
     (True, False)
     """
 
-    __slots__ = ("__weakref__", "_table", "_unknown", "_unnamed")
+    __slots__ = ("__weakref__", "_table", "_unknown", "_unnamed", "_uses")
 
     def __init__(self, *, unknown: Unknown | None = None) -> None:
         self.unknown = settings.UNKNOWN if unknown is None else unknown
         self._table = Table()
+        self._uses = Uses()
         self._unnamed = self._table.unnamed  # for the path of nearly every call
 
     @staticmethod
@@ -247,6 +249,7 @@ class UserStream:
             self._table.remove(lanes)
             raise
         self._table.remove(lanes)
+        self._uses.forget()
         if self is _process_registry:
             staging.trim()
 
@@ -325,10 +328,12 @@ class UserStream:
         Notes
         -----
         Waits for your own work: not for that of the buffer's producer, nor for work that is queued
-        during the wait. Blocks, but never inside the driver, so Ctrl-C interrupts it. Thread-safe.
-        Graph captures are not affected. Driver calls: ``cuStreamQuery``, and if the stream is busy
-        ``cuEventRecord`` and ``cuEventQuery``. From DALI: a device without a user stream is an
-        error.
+        during the wait. For a buffer and without *name*, that is the user stream of its device, and
+        every other stream on which this registry acquired or borrowed the same object, unless it
+        has passed the release. Blocks, but never inside the driver, so Ctrl-C interrupts it.
+        Thread-safe. Graph captures are not affected. Driver calls: ``cuStreamQuery``, and if the
+        stream is busy ``cuEventRecord`` and ``cuEventQuery``. From DALI: a device
+        without a user stream is an error.
 
         Examples
         --------
@@ -337,10 +342,12 @@ class UserStream:
         >>> us.wait(0, timeout=10)
         """
         streams = self._unnamed if name is None else self._table.called(name)
-        stream = _known(targets[0], streams) if len(targets) == 1 else None
+        stream = None
+        if len(targets) == 1 and (name is not None or not self._uses.pending):
+            stream = _known(targets[0], streams)
         if stream is None:
             waiting.check_arguments(timeout, policy)
-            host_wait.sync_all(self._table.waited_for(targets, name), timeout, policy)
+            host_wait.sync_all(self._waited_for(targets, name), timeout, policy)
         else:
             host_wait.sync(stream._lane or stream._resolve(), timeout, policy)
 
@@ -659,8 +666,9 @@ class UserStream:
         >>> us.acquire(buffer, producer=producer) is us.get_stream(buffer)
         True
         """
-        streams = self._unnamed if name is None else self._table.called(name)
-        usual = None if stream is not None else usual_lanes(buffers, producer, streams)
+        usual = None
+        if stream is None and name is None:
+            usual = usual_lanes(buffers, producer, self._unnamed)
         if usual is not None:
             consumer, lane, source, _owner = usual
             if source is not None:
@@ -668,6 +676,8 @@ class UserStream:
             return consumer
         ordering = self._ordering_of(buffers, stream, producer, name)
         ordering.acquire(to_be_released=False)
+        if ordering.pending is not None:
+            self._uses.acquired(ordering.pending)
         return ordering.consumer
 
     def release(
@@ -727,7 +737,11 @@ class UserStream:
         >>> us.release(buffer, producer=producer)
         """
         ordering = self._ordering(buffers, stream, producer, name)
-        ordering.release(ordering.buffers)
+        if ordering.pending is None:
+            ordering.release(ordering.buffers)
+        else:
+            self._uses.released(ordering.pending)
+            ordering.release((ordering.buffers, ordering.pending))
 
     def borrow(
         self,
@@ -1148,12 +1162,24 @@ class UserStream:
 
     def _waited_for(self, targets: tuple[Target, ...], name: str | None) -> list[Lane]:
         """Return the lanes of the streams that the targets of `wait` name."""
-        if len(targets) == 1:
-            streams = self._unnamed if name is None else self._table.called(name)
-            stream = _known(targets[0], streams)
-            if stream is not None:
-                return [stream._resolve()]
-        return self._table.waited_for(targets, name)
+        if name is not None or not self._uses.pending:
+            if len(targets) == 1:
+                streams = self._unnamed if name is None else self._table.called(name)
+                stream = _known(targets[0], streams)
+                if stream is not None:
+                    return [stream._resolve()]
+            return self._table.waited_for(targets, name)
+        self._table.check_open()
+        found: dict[int, Lane] = {}
+        for target in targets or (None,):
+            used = self._uses.lanes_of(target)
+            try:
+                used = self._table.waited_for((target,), None) + used
+            except NoUserStreamError:
+                if not used:
+                    raise
+            found.update((id(lane), lane) for lane in used)
+        return list(found.values())
 
     def _ordering(
         self,
@@ -1166,6 +1192,8 @@ class UserStream:
             streams = self._unnamed if name is None else self._table.called(name)
             usual = usual_ordering(buffers, producer, streams)
             if usual is not None:
+                if name is not None:
+                    usual.pending = self._uses.begin(buffers, usual.lane)
                 return usual
         return self._ordering_of(buffers, stream, producer, name)
 
@@ -1177,9 +1205,13 @@ class UserStream:
         name: str | None,
     ) -> Ordering:
         self._table.check_open()
-        views = _targets.views_in(buffers, named="buffers")
+        views = list(_targets.views_in(buffers, named="buffers"))
         user_stream = self._user_streams(stream, name)
-        return ordering_of(views, stream, producer, user_stream, unknown=self._unknown)
+        ordering = ordering_of(views, stream, producer, user_stream, unknown=self._unknown)
+        if stream is not None or name is not None:
+            used = [view.buffer for view in views]
+            ordering.pending = self._uses.begin(used, ordering.lane)
+        return ordering
 
     def _user_streams(self, stream: StreamLike | None, name: str | None) -> Callable[[int], Stream]:
         """Return what finds or creates the user stream of a device, unless one was passed."""

@@ -119,6 +119,15 @@ def _leaves(
             yield (*path, key), item, kind
 
 
+def buffers_in(target: Any) -> list[Any]:
+    """Return the buffers that `target` is or holds."""
+    if _buffers.kind_of(target) is not None:
+        return [target]
+    if not is_collection(target):
+        return []
+    return [item for _, item, kind in _leaves(target) if kind is not None]
+
+
 def subscripts(path: tuple[object, ...]) -> str:
     """Return where in a (nested) collection something is, as messages say it."""
     return "".join(f"[{shown(key)}]" for key in path)

@@ -15,10 +15,12 @@ from userstream._ordering.ordering import (
     usual_ordering_of_view,
 )
 from userstream._ordering.producers import given_lane, ordering_of
+from userstream._ordering.uses import Uses
 
 __all__ = [
     "Borrow",
     "Ordering",
+    "Uses",
     "given_lane",
     "hand_over",
     "ordering_of",

@@ -85,7 +85,8 @@ class Borrow:
             activation = activations.Activation(
                 ordering.consumer, frameworks, ordered=ordering.producers
             )
-        use = holding.Use(ordering.lane, ordering.buffers, ordering.acquire())
+        kept = ordering.acquire()
+        use = holding.Use(ordering.lane, ordering.buffers, kept, ordering.pending)
         self._key = id(use)
         holding.in_use[self._key] = use  # to the end of the block, whoever drops this object
         if activation is not None:
@@ -133,7 +134,7 @@ class Borrow:
             try:
                 if not self._keep:
                     use.end()
-                ordering.release(use.ticket if self._keep else None)
+                ordering.release(use.ticket if self._keep else ordering.pending)
             except Exception as failure:
                 failures.append(failure)
                 use.hold_later()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from userstream._buffers import View
     from userstream._engine.lane import Lane
     from userstream._engine.waiting import Deadline
+    from userstream._ordering.uses import Pending
     from userstream.typing import Producer
 
 _AUTO = "auto"
@@ -45,6 +46,7 @@ class Ordering:
     before: Sequence[int] = ()  # devices of which all work comes before that of the consumer
     after: Sequence[int] = ()  # and those of which all later work comes after it
     may_order_devices = True  # or the consumer is waited for, where it comes to that
+    pending: Pending | None = None  # the note of a use that is not on the usual user stream
     may_wait = False  # on the host for what cannot go on after the consumer by an edge: copies
 
     def __init__(

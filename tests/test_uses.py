@@ -1,0 +1,192 @@
+"""Waits for a buffer, wherever this registry uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import types
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from cuda.bindings import driver
+
+import userstream as us
+from helpers import CAI
+from userstream import testing
+from userstream._ordering import uses
+
+
+@pytest.fixture
+def buffer(memory: int) -> CAI:
+    return CAI(memory, stream=-1)
+
+
+@pytest.fixture
+def mine() -> Iterator[us.Stream]:
+    with us.Stream.create(0) as stream:
+        yield stream
+
+
+def is_waited_for(target: Any, *, by: us.UserStream | None = None) -> bool:
+    """Tell whether each of the waits covers something that is held, all in the same way."""
+    registry = by or us.UserStream.get()
+    future = registry.completion(target)
+    answers = {not future.done()}
+    for wait in (
+        lambda: registry.wait(target, timeout=0),
+        lambda: asyncio.run(registry.wait_async(target, timeout=0)),
+    ):
+        try:
+            wait()
+            answers.add(False)
+        except us.WaitTimeout:
+            answers.add(True)
+    (answer,) = answers
+    return answer
+
+
+def borrow(buffer: Any, **how: Any) -> us.Stream:
+    with us.borrow(buffer, **how) as stream:
+        return stream
+
+
+USES: dict[str, Callable[..., us.Stream]] = {
+    "borrow": borrow,
+    "borrow without keeping": lambda buffer, **how: borrow(buffer, keep=False, **how),
+    "borrow of a list": lambda buffer, **how: borrow([{"a": buffer}], **how),
+    "acquire": us.acquire,
+    "release": lambda buffer, **how: (us.release(buffer, **how), us.acquire(buffer, **how))[1],
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.parametrize("where", ["user", "name", "stream", "named stream"])
+def test_each_stream_held(
+    where: str, use: Callable[..., us.Stream], buffer: CAI, mine: us.Stream
+) -> None:
+    named = us.get_stream(0, name="io")
+    how = {"user": {}, "name": {"name": "io"}, "stream": {"stream": mine}}
+    held = {"user": us.get_stream(0), "stream": mine}.get(where, named)
+    with testing.latch(held):
+        assert use(buffer, **how.get(where, {"stream": named})) == held
+        assert is_waited_for(buffer)
+        assert is_waited_for([buffer])
+    us.wait(buffer, timeout=20)
+
+
+def test_all_of_them(buffer: CAI, mine: us.Stream) -> None:
+    streams = [us.get_stream(0), us.get_stream(0, name="io"), mine]
+    for stream in streams:
+        borrow(buffer, stream=stream)
+    with ExitStack() as stack:
+        latches = [stack.enter_context(testing.latch(stream)) for stream in streams]
+        for stream in streams:
+            borrow(buffer, stream=stream, producer=None)
+        for latch, stream in zip(latches, streams, strict=True):
+            with pytest.raises(us.WaitTimeout) as caught:
+                us.wait(buffer, timeout=0)
+            assert repr(stream) in caught.value.streams
+            latch.release()
+            stream.sync(timeout=20)
+    us.wait(buffer, timeout=20)
+
+
+def test_inside_of_a_block(buffer: CAI, mine: us.Stream) -> None:
+    with us.borrow(buffer, stream=mine), testing.latch(mine):
+        assert is_waited_for(buffer)
+
+
+def test_of_a_tensor(torch: types.ModuleType, memory: int) -> None:
+    """Borrowed the short way."""
+    tensor = torch.Tensor(torch.device("cuda", 0), memory)
+    io = us.get_stream(tensor, name="io")
+    us.get_stream(tensor)
+    with testing.latch(io):
+        borrow(tensor, name="io")
+        assert is_waited_for(tensor)
+        assert not is_waited_for(0), "the user stream alone"
+    us.wait(tensor, timeout=20)
+
+
+def test_of_an_address(memory: int, mine: us.Stream) -> None:
+    us.get_stream(0)
+    with testing.latch(mine):
+        borrow(driver.CUdeviceptr(memory), stream=mine, producer=None)
+        assert is_waited_for(driver.CUdeviceptr(memory))
+        assert not is_waited_for(driver.CUdeviceptr(memory + 64))
+
+
+def test_without_a_user_stream(buffer: CAI, mine: us.Stream) -> None:
+    with testing.latch(mine):
+        borrow(buffer, stream=mine)
+        assert is_waited_for(buffer)
+        with pytest.raises(us.NoUserStreamError):
+            us.wait(0)
+        with pytest.raises(us.NoUserStreamError):
+            us.wait(buffer, name="io")
+
+
+def test_what_is_passed_is_not_waited_for(buffer: CAI, mine: us.Stream) -> None:
+    us.get_stream(0)
+    borrow(buffer, stream=mine)
+    us.acquire(buffer, stream=mine)
+    us.release(buffer, stream=mine)
+    mine.sync(timeout=20)
+    with testing.latch(mine):  # for the work of somebody else
+        us.wait(buffer, timeout=20)
+
+
+def test_others_are_not_waited_for(buffer: CAI, memory: int, mine: us.Stream) -> None:
+    us.get_stream(0)
+    other = CAI(memory, stream=-1)
+    with us.UserStream() as registry:
+        registry.get_stream(0)
+        with testing.latch(mine):
+            borrow(buffer, stream=mine)
+            assert is_waited_for(buffer)
+            assert not is_waited_for(other), "another buffer"
+            assert not is_waited_for(buffer, by=registry), "another registry"
+
+
+def test_what_cannot_be_waited_for(buffer: CAI, mine: us.Stream) -> None:
+    us.get_stream(0)
+    with mine.capture():
+        us.acquire(buffer, stream=mine)
+        us.wait(buffer, timeout=20)
+    us.acquire(buffer, stream=mine)
+    mine.close()
+    us.wait(buffer, timeout=20)
+    assert not us.UserStream.get()._uses.pending
+
+
+def test_nothing_piles_up(buffer: CAI, mine: us.Stream) -> None:
+    """Neither what was passed nor what is acquired and never released."""
+    us.get_stream(0)
+    noted = us.UserStream.get()._uses
+    for _ in range(20):
+        borrow(buffer, stream=mine)
+    kept = [CAI(buffer.interface["data"][0], stream=-1) for _ in range(uses._MOST_ACQUIRED + 20)]
+    for each in kept:
+        us.acquire(each, stream=mine)
+    with testing.latch(mine):
+        us.acquire(buffer, stream=mine)
+        assert is_waited_for(buffer)
+    us.wait(buffer, timeout=20)
+    gc.collect()
+    assert len(noted._acquired) <= uses._MOST_ACQUIRED
+    assert len(noted.pending) <= uses._MOST_ACQUIRED + 1
+    us.release(kept, stream=mine)
+    us.release(buffer, stream=mine)
+    mine.sync(timeout=20)
+    us.wait(buffer, timeout=20)
+    assert not noted._acquired
+
+
+def test_a_usual_borrow_notes_nothing(buffer: CAI) -> None:
+    with testing.latch(us.get_stream(0)):
+        borrow(buffer)
+        us.acquire(buffer)
+        us.release(buffer)
+        assert not us.UserStream.get()._uses.pending
