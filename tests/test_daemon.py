@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 import threading
@@ -9,7 +10,8 @@ import time
 
 import pytest
 
-from helpers import run_python
+import interrupts
+from helpers import eventually, run_python
 from userstream import _daemon
 from userstream._daemon import Daemon
 
@@ -73,6 +75,55 @@ def test_an_interrupt_when_it_has_begun(monkeypatch: pytest.MonkeyPatch) -> None
     release.set()
     daemon.join()
     assert runs == [1]
+
+
+def test_a_signal_anywhere_in_a_start_begins_no_second_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two dispatchers would both take calls from a queue, and a stream would wait in vain."""
+    runs: list[int] = []
+    release = threading.Event()
+
+    def run() -> None:
+        runs.append(1)
+        release.wait(10)
+
+    monkeypatch.setattr(interrupts, "PLACES", (*interrupts.PLACES, threading.__file__))
+    for at in itertools.count():
+        runs.clear()
+        release.clear()
+        daemon = Daemon(run, "mine")
+        daemon.start()
+        assert eventually(lambda: runs == [1])
+        cut = interrupts.cut_short(daemon.start, at)
+        daemon.start()
+        release.set()
+        daemon.join()
+        assert runs == [1], f"after a signal at {at}"
+        if not cut:
+            break
+
+
+def test_a_thread_that_begins_after_it_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal came before the thread had said that it is there."""
+    runs: list[threading.Thread] = []
+    late: list[threading.Thread] = []
+
+    def interrupted(thread: threading.Thread) -> None:
+        late.append(thread)
+        raise KeyboardInterrupt
+
+    daemon = Daemon(lambda: runs.append(threading.current_thread()), "mine")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            daemon.start()
+    late[0].start()
+    late[0].join()
+    daemon.start()
+    daemon.join()
+    assert len(runs) == 1
+    assert runs != late
 
 
 def test_nobody_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:

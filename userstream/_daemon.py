@@ -26,9 +26,9 @@ class Daemon:
 
     def start(self) -> None:
         """Make sure that the thread runs; call it under a lock."""
-        thread = self._thread
-        # Without an ident it is on its way: this is a signal handler in the middle of `start`.
-        if thread is not None and (thread.ident is None or thread.is_alive()):
+        # `_go` forgets a thread that ends. Not `is_alive`: up to Python 3.12, a Ctrl-C inside
+        # it marks a running thread as ended, and a second one would do the same work beside it.
+        if self._thread is not None:  # this may be a signal handler in the middle of `start`
             return
         # First: a Ctrl-C may come when the thread is on its way.
         self._thread = thread = threading.Thread(target=self._go, name=self._name, daemon=True)
@@ -40,12 +40,18 @@ class Daemon:
             raise
 
     def _go(self) -> None:
+        if not self.is_current():  # a Ctrl-C came as it began, and `start` gave it up
+            return
         _process.go_on_at_end()
-        self._run()
+        try:
+            self._run()
+        finally:
+            self._thread = None
 
     def is_current(self) -> bool:
         """Tell whether the calling thread is this one."""
-        return self._thread is not None and self._thread.ident == threading.get_ident()
+        thread = self._thread
+        return thread is not None and thread.ident == threading.get_ident()
 
     def join(self) -> None:
         """Wait a moment for the thread, which was told to end; for `atexit`.
@@ -53,8 +59,9 @@ class Daemon:
         Python up to 3.13 ends daemon threads by force. One that is just then in the C++ of
         cuda.core, where streams and events are made and destroyed, takes the process along.
         """
-        if self._thread is not None and not self.is_current():
-            self._thread.join(_LAST_MOMENT)
+        thread = self._thread
+        if thread is not None and thread.ident != threading.get_ident():
+            thread.join(_LAST_MOMENT)
 
 
 def run(function: Callable[[], object]) -> None:
