@@ -30,7 +30,7 @@ TESTS = [
     "tests/testing/test_load.py",
     "tests/testing/test_observer.py",
     # Without those that have a race: the thread sanitizer sees it as well.
-    "tests/test_observe.py::test_it_is_not_reported",
+    "tests/test_observe_cases.py::test_it_is_not_reported",
     "tests/test_observe.py::test_many_threads_call_while_it_begins_and_ends",
 ]
 SANITIZERS = {

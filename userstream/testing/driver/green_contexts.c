@@ -61,7 +61,8 @@ DRIVER_FUNCTION(cuGreenCtxCreate, 12040,
 }
 
 /* "The API does not destroy streams. Any subsequent API calls involving these streams will return"
- * an error: H200, CONTEXT_IS_DESTROYED. "The API will invalidate all active captures on these streams." */
+ * an error: H200, CONTEXT_IS_DESTROYED. "The API will invalidate all active captures on these
+ * streams." */
 static void detach_streams(GreenContext *green) {
     for (Stream *stream = green->primary->streams; stream; stream = stream->next) {
         if (stream->green != green)
