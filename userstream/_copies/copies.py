@@ -153,7 +153,8 @@ def _usual_to_host(
     memory = pinned.take(way.side.nbytes, device)
     if memory is None:
         return None
-    result = np.ndarray(shape, dtype, memory, way.side.offset, way.side.strides)
+    buffer: Any = memory  # some stubs of NumPy know no ctypes array as a buffer
+    result = np.ndarray(shape, dtype, buffer, way.side.offset, way.side.strides)
 
     def copy() -> None:
         to = ctypes.addressof(memory) + way.side.offset + to_offset
