@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import itertools
 import sys
 import threading
 import time
 import weakref
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 from unittest.mock import Mock
@@ -18,6 +20,7 @@ import pytest
 import userstream as us
 from conftest import SIMULATED
 from helpers import current_context, eventually, in_thread, pinned_memory, run_python
+from interrupts import cut_short
 from userstream import _driver, testing
 from userstream._engine import dispatcher, watcher
 from userstream._stream import gate as gates
@@ -475,8 +478,8 @@ def test_the_thread_survives_what_should_not_happen(
         stream.launch_host_func(called.append, "second")
         patch.setattr(dispatcher._dispatcher, "_turn", _failing_once(dispatcher._dispatcher))
         call = next(iter(dispatcher._dispatcher._queues.values())).calls[0]
-        release = call._finished
-        patch.setattr(call, "_finished", fail)
+        release = call.finished
+        patch.setattr(call, "finished", fail)
         latch.release()
         stream.sync(timeout=20)
     assert called == ["first", "second"]
@@ -516,15 +519,67 @@ def test_a_failure_to_ask_drops_no_function(stream: us.Stream, code: int, blocki
 def test_a_launch_that_fails_half_way_lets_the_stream_go(
     stream: us.Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*args: object) -> None:
+    def fail(*args: object, **more: object) -> None:
         raise MemoryError("mine")
 
     free = len(gates._free[0])
-    monkeypatch.setattr(dispatcher, "Call", fail)
-    with pytest.raises(MemoryError, match="mine"):
-        stream.launch_host_func(print)
+    with monkeypatch.context() as patch:
+        patch.setattr(_driver, "wait_value", fail)
+        with pytest.raises(MemoryError, match="mine"):
+            stream.launch_host_func(print)
     stream.sync(timeout=10)
-    assert len(gates._free[0]) == free
+    assert eventually(lambda: len(gates._free[0]) == free)
+
+
+def a_turn() -> None:
+    """Let the dispatcher look at all queues."""
+    for _ in range(2):
+        done = threading.Event()
+        dispatcher.started().post(done.set)
+        assert done.wait(10)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_signal_leaves_a_whole_call_or_none(stream: us.Stream, blocking: bool) -> None:
+    called: list[int] = []
+    stream.launch_host_func(int)
+    stream.sync(timeout=10)
+    for at in itertools.count():
+        launch = functools.partial(stream.launch_host_func, called.append, at, blocking=blocking)
+        with testing.latch(stream) as latch:
+            cut = cut_short(launch, at)
+            a_turn()
+            assert at not in called, "the stream has not come by"
+            latch.release()
+        stream.launch_host_func(called.append, -1)
+        stream.sync(timeout=10)
+        assert called.pop() == -1
+        assert called.count(at) <= 1
+        if not cut:
+            break
+    assert called == sorted(called)
+    assert called[-1] == at
+
+
+def test_a_signal_loses_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+    allocate = _driver.allocate_pinned
+
+    def keep(context: Any, size: int, answers: list[Any]) -> int:
+        try:
+            return allocate(context, size, answers)
+        finally:
+            made.extend(answers)
+
+    monkeypatch.setattr(_driver, "allocate_pinned", keep)
+    for at in itertools.count():
+        monkeypatch.setattr(gates, "_free", defaultdict(deque))
+        made.clear()
+        cut = cut_short(lambda: gates.Gate(0), at)
+        assert not made or len(gates._free[0]) >= 1023, f"after a signal at {at}"
+        if not cut:
+            break
+    assert made
 
 
 def test_a_destructor_in_the_middle_of_a_call(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import threading
 from collections import deque
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from userstream import _driver, _process
@@ -19,7 +18,7 @@ from userstream._engine import waiting
 from userstream._engine.semaphore import Semaphore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Hashable
 
     from userstream._engine.waiting import Pending
 
@@ -27,32 +26,54 @@ _LONGEST_SLEEP = 0.05  # seconds until an error of the GPU is noticed
 
 
 class Call:
-    """A function to run when a stream has reached a point."""
+    """A function to run when a stream has reached a point.
 
-    __slots__ = ("_completion", "_finished", "_function")
+    It is in its queue before the stream is told of anything. Whatever exception comes meanwhile,
+    `is_over` cleans up, on a thread where no signal handler runs.
 
-    def __init__(
-        self, completion: Pending, function: Callable[[], None], finished: Callable[[], None]
-    ) -> None:
-        self._completion = completion
+    Attributes
+    ----------
+    completion : Pending or None
+        The point, once it is recorded.
+    finished : callable
+        Called in the end, whether the function ran or not.
+    launched : bool or None
+        Whether the stream was told of all; None while that is under way.
+    """
+
+    __slots__ = ("_function", "completion", "finished", "launched")
+
+    def __init__(self, function: Callable[[], None]) -> None:
         self._function: Callable[[], None] | None = function  # None once it was called
-        self._finished = finished  # whether the function ran or not
+        self.completion: Pending | None = None
+        self.finished: Callable[[], None] = _nothing
+        self.launched: bool | None = None
 
     def is_over(self) -> bool:
         """Run the function if the point is reached; return whether the call is over."""
+        launched, completion = self.launched, self.completion
+        if launched is None:
+            return False
         try:
-            if not self._completion.is_done():
+            if launched and completion is not None and not completion.is_done():
                 return False
         except Exception as error:
             if not _driver.ended_context(error):  # to be asked again: the stream may be on its way
                 return False
-            self._completion.abandon()
+            launched = False
+        if not launched:
             self._function = None  # like the driver, call nobody
+            if completion is not None:
+                completion.abandon()
         function, self._function = self._function, None
         if function is not None:
             run(function)
-        self._finished()
+        self.finished()
         return True
+
+
+def _nothing() -> None:
+    pass
 
 
 class _Queue:
@@ -92,9 +113,11 @@ class Dispatcher:
         self._ready.append(function)
         self.semaphore.post()
 
-    @contextmanager
-    def in_order(self, stream: Hashable) -> Iterator[deque[Call]]:
-        """Yield the calls of a stream, so that one can be given to the stream and to them.
+    def launch(self, stream: Hashable, call: Call, enqueue: Callable[[Call], None]) -> None:
+        """Give a call to a stream, by a function, and to its queue, both in the same order.
+
+        No context manager of `contextlib`: a signal in its frames would leave the order locked for
+        as long as somebody has the traceback.
 
         Raises
         ------
@@ -116,7 +139,12 @@ class Dispatcher:
             with queue.order:
                 queue.owner = thread
                 try:
-                    yield queue.calls
+                    queue.calls.append(call)
+                    enqueue(call)
+                    call.launched = True  # no signal comes from here to the end of the block
+                except BaseException:
+                    call.launched = False
+                    raise
                 finally:
                     queue.owner = None
         finally:

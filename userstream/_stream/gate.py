@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import defaultdict, deque
+from typing import Any
 
 from userstream import _driver
 
@@ -33,8 +34,8 @@ class Gate:
     def release(self) -> None:
         """Let the stream continue; the gate can be reused at once."""
         if not self._released:
-            self._released = True
             ctypes.c_uint32.from_address(self.address).value = self.value
+            self._released = True
             _free[self._device].append(self.address)
 
 
@@ -43,7 +44,10 @@ def _take(device: int) -> int:
     try:
         return free.pop()
     except IndexError:
-        page = _driver.allocate_pinned(_driver.primary_context(device), _PAGE)
-        ctypes.memset(page, 0, _PAGE)
-        free.extend(range(page + _WIDTH, page + _PAGE, _WIDTH))
-        return page
+        made: list[tuple[Any, ...]] = []  # of whatever content: a gate counts on from there
+        try:
+            _driver.allocate_pinned(_driver.primary_context(device), _PAGE, made)
+        finally:  # a signal may have come
+            for _, page in made:
+                free.extend(range(int(page), int(page) + _PAGE, _WIDTH))
+        return free.pop()

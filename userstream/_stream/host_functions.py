@@ -34,23 +34,20 @@ def _launch(lane: Lane, function: Callable[[], None], blocking: bool) -> None:
     handle = lane.usable(_NOT_CAPTURED)
     running = dispatcher.started()
     semaphore = running.semaphore
-    with running.in_order(lane.identity()) as calls:
-        gate = Gate(lane.device) if blocking else None
-        release = _nothing if gate is None else gate.release
-        completion = None
-        try:
-            address = 0 if gate is None else _driver.device_address(gate.address)
-            completion = lane.completion()
-            _driver.call_native(handle, semaphore.post_function, semaphore.address, lane)
-            if gate is not None:
-                flags = WaitFlags.GEQ
-                _driver.wait_value(handle, address, gate.value, flags, bits=32, stream=lane)
-            calls.append(dispatcher.Call(completion, function, release))
-        except BaseException:
-            release()  # the stream may be held by now
-            if completion is not None:
-                completion.abandon()
-            raise
+
+    def enqueue(call: dispatcher.Call) -> None:
+        gate, address = None, 0
+        if blocking:
+            gate = Gate(lane.device)
+            call.finished = gate.release
+            address = _driver.device_address(gate.address)
+        call.completion = lane.completion()
+        _driver.call_native(handle, semaphore.post_function, semaphore.address, lane)
+        if gate is not None:
+            flags = WaitFlags.GEQ
+            _driver.wait_value(handle, address, gate.value, flags, bits=32, stream=lane)
+
+    running.launch(lane.identity(), dispatcher.Call(function), enqueue)
 
 
 def add_callback(lane: Lane, stream: S, fn: Callable[[S, DriverError | None], object]) -> None:
@@ -98,7 +95,3 @@ def _named(
 
     call.__qualname__ = name
     return call
-
-
-def _nothing() -> None:
-    pass
