@@ -30,17 +30,17 @@ class CompiledCore(BuildHookInterface):
             return
         source = Path(self.root) / SOURCE
         library = source.with_suffix(".abi3.so")
-        library.unlink(missing_ok=True)  # of an earlier build, perhaps for another machine
         why_not = self._compile(source, library)
         if why_not is None:
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["pure_python"] = False
             build_data["tag"] = f"cp311-abi3-{platform}"
             build_data["artifacts"].append(str(library.relative_to(self.root)))
-        elif os.environ.get("USERSTREAM_CORE") == "require":
+            return
+        library.unlink(missing_ok=True)  # of an earlier build, perhaps for another machine
+        if os.environ.get("USERSTREAM_CORE") == "require":
             raise RuntimeError(f"the compiled core could not be built: {why_not}")
-        else:
-            self.app.display_warning(f"userstream without its compiled core: {why_not}")
+        self.app.display_warning(f"userstream without its compiled core: {why_not}")
 
     def _compile(self, source: Path, library: Path) -> str | None:
         """Return why it could not be compiled; `None` if it could."""
@@ -56,7 +56,12 @@ class CompiledCore(BuildHookInterface):
             return f"the C compiler {compiler[0]!r} was not found"
         digest = hashlib.sha256(source.read_bytes()).hexdigest()
         command = (*compiler, *FLAGS, f'-DSOURCE="{digest}"', f"-I{headers}")
+        # Whole at once: a program that runs in this checkout may be loading the one that is here.
+        new = library.with_name(f"{library.name}.{os.getpid()}")
         done = subprocess.run(
-            (*command, str(source), "-o", str(library)), capture_output=True, text=True, check=False
+            (*command, str(source), "-o", str(new)), capture_output=True, text=True, check=False
         )
-        return f"{shlex.join(command)}: {done.stderr}" if done.returncode else None
+        if done.returncode:
+            return f"{shlex.join(command)}: {done.stderr}"
+        new.replace(library)
+        return None

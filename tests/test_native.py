@@ -158,8 +158,10 @@ def test_nothing_is_fetched_on_a_captured_stream_or_beside_its_context(
 
 def test_of_a_pointer_both_tell_the_same(core, memory):
     with pinned_memory() as pinned:
-        for address in (memory, memory + 1, pinned, 0, 4096):
+        for address in (memory, memory + 1, pinned):
             assert core.pointer(address) == pure.pointer(address)
+        for address in (0, 4096):  # the rest is left as it was
+            assert core.pointer(address)[:2] == pure.pointer(address)[:2] == (0, 0)
         status, kind, managed, device, _context, start, size = core.pointer(memory + 1)
     assert (status, kind, managed, device) == (0, 2, 0, 0)
     assert start <= memory < start + size

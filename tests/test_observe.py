@@ -40,7 +40,7 @@ from observed import (
     watched,
 )
 from userstream._engine import dispatcher, holding, watcher
-from userstream._observe import logger, own
+from userstream._observe import engine, logger, observation, own
 from userstream.testing import Pointer, kernel, latch, reset
 from userstream.testing._simulated import _side_door
 
@@ -484,6 +484,28 @@ def test_calls_that_were_lost_make_no_races(monkeypatch: pytest.MonkeyPatch) -> 
         fill(room.x, room.a)
         assert [race.kind for race in seen.races] == ["write after read"]
         assert engine is seen._engine
+
+
+def test_a_ctrl_c_in_the_analysis_is_told_and_makes_no_races(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(observation, "_PAUSE", 60)  # the reader comes too late
+    take = engine.Engine.take
+
+    def cut_short(self: engine.Engine, log: Any) -> None:
+        take(self, log)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with a_room() as room, us.observe() as seen:
+        fill(room.x, room.a)
+        monkeypatch.setattr(engine.Engine, "take", cut_short)
+        with pytest.raises(KeyboardInterrupt):
+            seen.races  # noqa: B018
+        copy(room.y, room.x, room.b)  # the fill may have been lost, or an edge after it
+        assert seen.races == ()
+        assert "an exception has cut short (1 times)" in str(seen.not_seen)
+        room.release()
 
 
 def test_a_thread_that_python_does_not_know_is_watched_without_the_gil() -> None:

@@ -299,13 +299,13 @@ def test_a_green_stream_can_capture(green, memory):
 # ---- the end ----------------------------------------------------------------
 
 
-def test_streams_of_a_destroyed_green_context_can_only_be_destroyed(context, whole):
+def test_streams_of_a_destroyed_green_context_are_of_no_use(context, whole):
     destroyed = driver.CUresult.CUDA_ERROR_CONTEXT_IS_DESTROYED
     green = Green(split(whole, 16)[0][0])
     inside = green.stream()
     ok(driver.cuGreenCtxDestroy(green.handle))
     assert driver.cuStreamSynchronize(inside) == (destroyed,)
-    assert driver.cuStreamDestroy(inside) == (SUCCESS,)
+    assert driver.cuStreamDestroy(inside) == (destroyed,)
 
 
 def test_a_green_context_keeps_the_primary_context(whole, make_green):

@@ -53,6 +53,7 @@ def fetch(lane: Lane, to: int, source: int, size: int, deadline: Deadline) -> No
     if over:
         return
     if over is None:
+        lane.usable(_NOT_CAPTURED)  # a capture may be why: another thread has begun one since
         _driver.copy_within(lane, to, source, size)
     there = events.Completion(lane.pool, lane, lane.anywhere, event)
     try:

@@ -86,6 +86,8 @@ class Observation:
         self._daemon = Daemon(self._run, "userstream-observer")
         self._drained = False  # the log is another observation's now
         self._lost = 0
+        self._cut = False  # whether what was read last was not applied whole
+        self._cuts = 0
         self._seconds = 0.0
         self._began = 0.0
         self._failure: Exception | None = None
@@ -172,15 +174,20 @@ class Observation:
                 raise RuntimeError("nothing was observed yet: enter the observation (`with`)")
             if self._failure is not None:
                 raise self._failure
+            if self._cut:
+                self._cuts += 1
+                engine.forget_order()
             last = _active is not self  # before the log is read: what comes after is in it as well
             while not self._drained:
+                self._cut = True  # and stays so if a signal handler raises before all is applied
                 chunk, lost = self._logger.read()
                 if lost > self._lost:
                     self._lost = lost
                     engine.forget_order()
+                engine.take(records.read(chunk))
+                self._cut = False
                 if not chunk:
                     break
-                engine.take(records.read(chunk))
             self._drained = last
             return engine
 
@@ -232,6 +239,8 @@ class Observation:
         """
         engine = self._catch_up()
         found = [f"{what} ({count})" for what, count in engine.world.unseen.items()]
+        if self._cuts:
+            found.append(f"calls whose analysis an exception has cut short ({self._cuts} times)")
         if self._lost:
             found.append(f"calls that came faster than they were worked through ({self._lost})")
         if not self._logger.has_stacks:

@@ -17,16 +17,38 @@ static bool parameter(uint64_t handle, size_t index, size_t *offset, size_t *siz
            (driver.kernel_parameter && !driver.kernel_parameter(handle, index, offset, size));
 }
 
+static void kernel_free(Kernel *kernel) {
+    free(kernel->offsets);
+    free(kernel->sizes);
+    free(kernel->looks);
+    free(kernel);
+}
+
+static bool make_room(Kernel *kernel, uint32_t room) {
+    uint32_t *offsets = realloc(kernel->offsets, room * sizeof *offsets);
+    if (offsets)
+        kernel->offsets = offsets;
+    uint32_t *sizes = realloc(kernel->sizes, room * sizeof *sizes);
+    if (sizes)
+        kernel->sizes = sizes;
+    return offsets && sizes;
+}
+
+/* NULL: there is no memory for it. */
 static Kernel *kernel_ask(uint64_t handle) {
     Kernel *kernel = calloc(1, sizeof *kernel);
     size_t offset, size;
     uint32_t room = 0;
+    if (!kernel)
+        return NULL;
     kernel->handle = handle;
     while (kernel->count < 4096 && parameter(handle, kernel->count, &offset, &size)) {
         if (kernel->count == room) {
             room = room ? room * 2 : 16;
-            kernel->offsets = realloc(kernel->offsets, room * sizeof *kernel->offsets);
-            kernel->sizes = realloc(kernel->sizes, room * sizeof *kernel->sizes);
+            if (!make_room(kernel, room)) {
+                kernel_free(kernel);
+                return NULL;
+            }
         }
         kernel->offsets[kernel->count] = (uint32_t)offset;
         kernel->sizes[kernel->count++] = (uint32_t)size;
@@ -34,6 +56,10 @@ static Kernel *kernel_ask(uint64_t handle) {
             kernel->bytes = (uint32_t)(offset + size);
     }
     kernel->looks = calloc(kernel->bytes / 8 + 1, 1);
+    if (!kernel->looks) {
+        kernel_free(kernel);
+        return NULL;
+    }
     const char *name = NULL;
     if (!(driver.function_name && !driver.function_name(&name, handle)) && driver.kernel_name)
         driver.kernel_name(&name, handle);
@@ -61,7 +87,7 @@ Kernel *kernel_find(uint64_t handle) {
     kernel = kernel_ask(handle);
     pthread_mutex_lock(&kernels_lock);
     size_t place = kernel_place(handle);
-    if (!kernels[place]) {      /* else another thread was faster, and this one leaks */
+    if (kernel && !kernels[place]) { /* else another thread was faster, and this one leaks */
         kernels[place] = kernel;
         kernel_count++;
     }
@@ -111,12 +137,8 @@ Kernel *kernel_known(uint64_t handle) {
 void kernels_clear(void) {
     pthread_mutex_lock(&kernels_lock);
     for (size_t i = 0; i < MAX_KERNELS; i++) {
-        if (kernels[i]) {
-            free(kernels[i]->offsets);
-            free(kernels[i]->sizes);
-            free(kernels[i]->looks);
-            free(kernels[i]);
-        }
+        if (kernels[i])
+            kernel_free(kernels[i]);
     }
     pthread_mutex_unlock(&kernels_lock);
     kernels_forget();

@@ -97,7 +97,7 @@ DRIVER_FUNCTION(cuGreenCtxStreamCreate, 12050,
 DRIVER_FUNCTION_AS(cuStreamDestroy_v2, cuStreamDestroy, 4000, (Stream *handle), (handle)) {
     Stream *stream = handle;
     CUresult result = stream_find(handle, &stream);
-    if (result != CUDA_SUCCESS && result != CUDA_ERROR_CONTEXT_IS_DESTROYED)
+    if (result != CUDA_SUCCESS)
         return result;
     if (stream == stream->context->legacy || stream->thread || stream_is_default_of_green(stream))
         return CUDA_ERROR_INVALID_HANDLE;
