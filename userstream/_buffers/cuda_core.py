@@ -30,7 +30,7 @@ def view_for(kind: type) -> type[View] | None:
 
 
 class BufferView(View):
-    """A look at a ``cuda.core.Buffer``. The stream that it was allocated on is not to be had."""
+    """A look at a ``cuda.core.Buffer``. Its allocation stream is not available."""
 
     source = "cuda.core.Buffer"
 
