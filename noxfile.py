@@ -28,8 +28,8 @@ LIBRARY = ("tests", "--ignore=tests/testing")
 WITHOUT_FAULTS = (*LIBRARY, "--ignore=tests/test_faults.py")
 # What users meet first: a quarter of a minute, for the package as it is installed.
 FIRST = (
-    *("architecture", "bad_input", "buffers", "contributing", "errors", "ordering"),
-    *("public_names", "registry", "stream", "transfer"),
+    *("architecture", "bad_input", "buffers", "contributing", "copies", "errors", "ordering"),
+    *("public_names", "registry", "stream"),
 )
 
 nox.options.envdir = "build/nox"
