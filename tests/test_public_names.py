@@ -54,7 +54,8 @@ THINGS = [path for path in PUBLIC if path not in ALIASES]
 
 
 def test_completion_offers_public_names_and_modules_alone() -> None:
-    offered = {name for name in dir(userstream) if name[0] != "_"}
+    # pytest rewrites the asserts of what is installed with a plugin: names with an @ are its own.
+    offered = {name for name in dir(userstream) if name[0] not in "_@"}
     assert offered <= {*userstream.__all__, "testing", "typing"}
 
 
