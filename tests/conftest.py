@@ -22,6 +22,9 @@ import standins
 DEVICES = 4  # simulated
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most memory
+# The driver maps streams onto this many hardware queues, 8 by default. Work that waits at the head of
+# a queue holds up every stream of that queue: one that a test takes for free would wait for a latch.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 def _simulate() -> bool:
@@ -50,11 +53,12 @@ def pytest_report_header() -> list[str]:
     from userstream import _driver
 
     driver = "simulated driver" if SIMULATED else "real driver"
-    core_used = "compiled" if _driver.why_pure is None else "pure"
+    version, devices = _driver.library.version(), _driver.library.device_count()
+    core_used = "compiled" if _driver.fused.why_pure is None else "pure"
     if os.environ.get("USERSTREAM_TEST_CORE", core_used) != core_used:
-        raise pytest.UsageError(f"the {core_used} core is in use: {_driver.why_pure}")
+        raise pytest.UsageError(f"the {core_used} core is in use: {_driver.fused.why_pure}")
     return [
-        f"userstream: {driver} (CUDA {_driver.version()}), {_driver.device_count()} devices, "
+        f"userstream: {driver} (CUDA {version}), {devices} devices, "
         f"cuda-bindings {bindings}, cuda-core {core}, {core_used} core"
     ]
 
@@ -65,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reasons = {
         "simulated": (not SIMULATED, "needs the simulated driver"),
         "gpu": (SIMULATED, "needs a real GPU"),
-        "multi_device": (_driver.device_count() < 2, "needs two devices"),
+        "multi_device": (_driver.library.device_count() < 2, "needs two devices"),
     }
     for item in items:
         for mark, (applies, reason) in reasons.items():

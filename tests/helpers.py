@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,15 +39,20 @@ def current_context() -> int:
     return int(checked(driver.cuCtxGetCurrent()))
 
 
+def device_current(device: int = 0) -> AbstractContextManager[None]:
+    """Make the primary context of a device current inside."""
+    return _driver.contexts.entered(_driver.contexts.primary_context(device))
+
+
 def instantiated(graph: GraphDefinition, device: int = 0) -> Graph:
     """Make a graph executable, which takes a current context."""
-    with _driver.entered(_driver.primary_context(device)):
+    with device_current(device):
         return graph.instantiate()
 
 
 def pooled_events(device: int = 0) -> list[Event]:
     """Return the events in the pool of a device."""
-    pool = events.pool_of(_driver.primary_context(device))
+    pool = events.pool_of(_driver.contexts.primary_context(device))
     return [*pool._free, *pool._abandoned]
 
 
@@ -79,13 +84,13 @@ def another_context(device: int = 0) -> Iterator[None]:
 @contextmanager
 def device_memory(device: int = 0, size: int = 256) -> Iterator[int]:
     """Allocate device memory in the primary context; yield its address."""
-    context = _driver.primary_context(device)
-    with _driver.entered(context):
+    context = _driver.contexts.primary_context(device)
+    with _driver.contexts.entered(context):
         pointer = checked(driver.cuMemAlloc(size))
     try:
         yield int(pointer)
     finally:
-        with _driver.entered(context):
+        with _driver.contexts.entered(context):
             checked(driver.cuMemFree(pointer))
 
 
@@ -94,7 +99,7 @@ def needs_host_pools() -> None:
     from conftest import SIMULATED
 
     which = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED
-    _driver.ensure()
+    _driver.library.ensure()
     if not checked(driver.cuDeviceGetAttribute(which, 0)):
         assert not SIMULATED, "the simulated driver has them"
         pytest.skip("this driver has no pools of host memory")
@@ -102,26 +107,26 @@ def needs_host_pools() -> None:
 
 @contextmanager
 def pinned_memory(device: int = 0, size: int = 256) -> Iterator[int]:
-    context = _driver.primary_context(device)
-    with _driver.entered(context):
+    context = _driver.contexts.primary_context(device)
+    with _driver.contexts.entered(context):
         address = int(checked(driver.cuMemHostAlloc(size, 0)))
     try:
         yield address
     finally:
-        with _driver.entered(context):
+        with _driver.contexts.entered(context):
             checked(driver.cuMemFreeHost(address))
 
 
 @contextmanager
 def managed_memory(device: int = 0, size: int = 256) -> Iterator[int]:
-    context = _driver.primary_context(device)
+    context = _driver.contexts.primary_context(device)
     flags = driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL
-    with _driver.entered(context):
+    with _driver.contexts.entered(context):
         pointer = checked(driver.cuMemAllocManaged(size, flags))
     try:
         yield int(pointer)
     finally:
-        with _driver.entered(context):
+        with _driver.contexts.entered(context):
             checked(driver.cuMemFree(pointer))
 
 
@@ -146,14 +151,14 @@ def upload(address: int, source: object, size: int) -> None:
 
 def write(address: int, array: np.ndarray, device: int = 0) -> None:
     """Write the elements of an array to memory of a device."""
-    with _driver.entered(_driver.primary_context(device)):
+    with device_current(device):
         upload(address, np.ascontiguousarray(array), array.nbytes)
 
 
 def content(address: int, size: int = 256) -> set[int]:
     """Return the bytes that memory consists of, after the work that is queued on its device."""
     host = bytearray(size)
-    with _driver.entered(_driver.primary_context(_driver.place_of(address).device)):
+    with device_current(_driver.pointers.place_of(address).device):
         checked(driver.cuCtxSynchronize())
         checked(driver.cuMemcpyDtoH(host, address, size))
     return set(host)

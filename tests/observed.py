@@ -14,8 +14,7 @@ from typing import Any
 from cuda.bindings import driver
 
 import userstream as us
-from helpers import checked, current_context, device_memory, pinned_memory
-from userstream import _driver
+from helpers import checked, current_context, device_current, device_memory, pinned_memory
 from userstream.testing import latch
 
 SIZE = 4096
@@ -527,7 +526,7 @@ def captured(room: Room, work: Callable[[], None]) -> Any:
 @contextmanager
 def a_room() -> Iterator[Room]:
     with ExitStack() as stack:
-        stack.enter_context(_driver.entered(_driver.primary_context(0)))
+        stack.enter_context(device_current(0))
         room = Room(stack)
         try:
             yield room

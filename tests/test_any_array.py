@@ -12,8 +12,7 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from helpers import CAI, checked, device_memory, upload
-from userstream import _driver
+from helpers import CAI, checked, device_current, device_memory, upload
 from userstream._copies import pinned as _pinned
 
 hypothesis = pytest.importorskip("hypothesis")
@@ -128,7 +127,7 @@ def room() -> Iterator[int]:
 
 @pytest.fixture(autouse=True)
 def _current() -> Iterator[None]:
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         yield
         gc.collect()  # what destructors of frameworks make current goes as well
 

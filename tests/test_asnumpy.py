@@ -20,6 +20,7 @@ from helpers import (
     another_context,
     array,
     checked,
+    device_current,
     device_memory,
     eventually,
     fill,
@@ -225,7 +226,7 @@ def test_results_outlive_the_context_of_the_stream(memory: int) -> None:
     with another_context():
         stream = us.Stream.from_handle(checked(driver.cuStreamCreate(1)))
         result = us.asnumpy(array(memory, shape=(64,)), stream=stream)
-    assert _driver.place_of(result.ctypes.data) is not None
+    assert _driver.pointers.place_of(result.ctypes.data) is not None
     assert result.tolist() == list(range(64))
 
 
@@ -274,7 +275,7 @@ def test_a_framework_packs_on_the_device_of_the_array(cupy: types.ModuleType) ->
     with device_memory(1, 1024) as there:
         scattered = cupy.ndarray(1, there)
         scattered.strides = (256,)
-        with _driver.entered(_driver.primary_context(0)):
+        with device_current(0):
             us.asnumpy(scattered)
             assert int(checked(driver.cuCtxGetDevice())) == 0
             assert packed == [(1, int(us.get_stream(1).handle))]
@@ -441,7 +442,7 @@ def test_host_buffers_that_have_nothing_but_dlpack(memory: int) -> None:
 
 
 def test_pinned_memory_of_cuda_core(memory: int) -> None:
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         pinned = LegacyPinnedMemoryResource().allocate(24)
     shown = us.asnumpy(pinned)
     assert shown.ctypes.data == int(pinned.handle)
@@ -453,14 +454,14 @@ def test_pinned_memory_of_cuda_core(memory: int) -> None:
     shown[:] = 0
     us.copyto(pinned, buffer)
     np.testing.assert_array_equal(shown, NUMBERS.reshape(-1).view(np.uint8))
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         pinned.close()
         other = LegacyPinnedMemoryResource().allocate(24)
         kept, address = us.asnumpy(other), int(other.handle)
         del other
-        assert _driver.place_of(address) is not None, "the array keeps it"
+        assert _driver.pointers.place_of(address) is not None, "the array keeps it"
         del kept
-        assert _driver.place_of(address) is None
+        assert _driver.pointers.place_of(address) is None
 
 
 def test_host_memory_that_numpy_cannot_read(memory: int) -> None:

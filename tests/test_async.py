@@ -24,6 +24,7 @@ from cuda.bindings import driver
 import userstream as us
 from conftest import SIMULATED
 from helpers import (
+    device_current,
     eventually,
     in_thread,
     is_blocked,
@@ -485,7 +486,7 @@ def test_the_event_of_a_wait_given_up_when_it_was_done_is_pooled_once() -> None:
         completion = stream._resolve().completion()
         pool, event = completion._pool, completion._event
         latch.release()
-        assert eventually(lambda: _driver.relaxed(completion.is_done))
+        assert eventually(lambda: _driver.streams.relaxed(completion.is_done))
     completion.abandon()
     assert pool._free.count(event) + pool._abandoned.count(event) == 1
 
@@ -510,11 +511,14 @@ def test_a_cancelled_future_leaves_the_others_alone() -> None:
 def test_default_streams_are_watched_each_for_itself() -> None:
     """One object stands for a stream per thread: an older watch of it says nothing of a later."""
     default = us.Stream.per_thread_default()
-    with _driver.entered(_driver.primary_context(0)), testing.latch(default) as latch:
+    with (
+        device_current(0),
+        testing.latch(default) as latch,
+    ):
         mine = us.completion(default)
 
         def elsewhere() -> None:
-            with _driver.entered(_driver.primary_context(0)):
+            with device_current(0):
                 us.completion(default).result(timeout=10)
                 with testing.latch(default) as other:
                     theirs = us.completion(default)
@@ -992,17 +996,17 @@ def test_a_watcher_that_cannot_begin_leaves_nobody_waiting() -> None:
         import userstream as us
         from userstream import _driver, testing
 
-        relax = _driver.relax_capture_of_this_thread
+        relax = _driver.streams.relax_capture_of_this_thread
 
         def fail():  # the watcher alone calls it
             raise us.DriverError("not now")
 
-        _driver.relax_capture_of_this_thread = fail
+        _driver.streams.relax_capture_of_this_thread = fail
         stream = us.get_stream(0)
         with testing.latch(stream) as latch:
             error = us.completion(0).exception(timeout=10)
             assert isinstance(error, us.DriverError), error
-            _driver.relax_capture_of_this_thread = relax
+            _driver.streams.relax_capture_of_this_thread = relax
             future = us.completion(0)
             latch.release()
             future.result(timeout=10)

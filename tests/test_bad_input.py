@@ -79,7 +79,7 @@ def test_bad_targets(
     error: type[Exception],
     match: str,
 ) -> None:
-    _driver.ensure()
+    _driver.library.ensure()
     if _simulated():
         testing.reset()
     with pytest.raises(error, match=match):

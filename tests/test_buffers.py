@@ -19,6 +19,7 @@ from helpers import (
     DLPack,
     another_context,
     checked,
+    device_current,
     device_memory,
     managed_memory,
     on,
@@ -48,7 +49,7 @@ def test_torch(torch: types.ModuleType, memory: int) -> None:
     assert resolves(tensor)
     assert us.describe(tensor) == us.BufferInfo(
         device_id=0,
-        device_uuid=_driver.device_report(0).uuid,
+        device_uuid=_driver.library.device_report(0).uuid,
         source="torch.Tensor",
         ordering="current",
         address=memory,
@@ -275,7 +276,7 @@ def test_dali_on_the_host() -> None:
 @pytest.fixture
 def device() -> Iterator[Device]:
     device = Device(0)
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         device.set_current()
         yield device
 
@@ -395,7 +396,7 @@ def test_the_interface_as_an_attribute_of_one_object(memory: int) -> None:
 
 
 def test_managed_memory() -> None:
-    for ordinal in range(_driver.device_count()):
+    for ordinal in range(_driver.library.device_count()):
         with managed_memory(ordinal) as address:
             assert resolves(CAI(address), ordinal)
             assert us.describe(CAI(address)).memory == "managed"
@@ -403,7 +404,7 @@ def test_managed_memory() -> None:
 
 def test_managed_memory_by_dlpack(device: Device) -> None:
     """DLPack says device 0 of all managed memory, so the driver is asked."""
-    with managed_memory(_driver.device_count() - 1) as address:
+    with managed_memory(_driver.library.device_count() - 1) as address:
         buffer = __import__("cuda.core").core.Buffer.from_handle(address, 64)
 
         class Array:
@@ -413,7 +414,7 @@ def test_managed_memory_by_dlpack(device: Device) -> None:
             def __dlpack__(self, **options: object) -> object:
                 return buffer.__dlpack__(**options)
 
-        assert us.device_of(Array()).device_id == _driver.device_count() - 1
+        assert us.device_of(Array()).device_id == _driver.library.device_count() - 1
         assert us.describe(Array()).memory == "managed"
 
 

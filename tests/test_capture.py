@@ -16,6 +16,7 @@ from helpers import (
     CAI,
     checked,
     current_context,
+    device_current,
     eventually,
     in_thread,
     is_blocked,
@@ -110,7 +111,7 @@ def test_what_cannot_be_asked_during_a_capture() -> None:
     """The driver invalidates a capture when the flags, priority or id of its stream are asked."""
     with us.Stream.create(0) as mine, capturing(mine):
         assert mine.stream_id > 0, "known from its making"
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         handle = checked(driver.cuStreamCreateWithPriority(1, 0))
         theirs = us.Stream.from_handle(handle)
         with capturing(theirs):
@@ -133,7 +134,7 @@ def test_the_legacy_stream_beside_a_capture_on_a_blocking_stream() -> None:
     legacy = us.Stream.legacy_default()
     with (
         us.Stream.create(0, nonblocking=False) as captured,
-        _driver.entered(_driver.primary_context(0)),
+        device_current(0),
         capturing(captured),
     ):
         for use in (
@@ -177,7 +178,7 @@ def test_the_capture_mode_of_the_thread_is_left_alone() -> None:
 
 def test_edges_with_the_legacy_stream_beside_a_capture_on_a_blocking_stream() -> None:
     legacy, stream, other = us.Stream.legacy_default(), us.get_stream(0), us.Stream.create(0)
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         event = other.record()
         with us.Stream.create(0, nonblocking=False) as captured, capturing(captured):
             for use in (
@@ -199,10 +200,14 @@ def test_edges_with_the_legacy_stream_beside_a_capture_on_a_blocking_stream() ->
 @pytest.mark.multi_device
 def test_edges_in_a_capture_of_a_default_stream_of_another_device(memory: int) -> None:
     per_thread = us.Stream.per_thread_default()
-    first, second = _driver.primary_context(0), _driver.primary_context(1)
-    with us.Stream.create(1) as mine, _driver.entered(first), per_thread.capture("relaxed"):
+    first, second = _driver.contexts.primary_context(0), _driver.contexts.primary_context(1)
+    with (
+        us.Stream.create(1) as mine,
+        _driver.contexts.entered(first),
+        per_thread.capture("relaxed"),
+    ):
         mine.wait(per_thread)
-        with _driver.entered(second):  # where no capture of a default stream is to be seen
+        with _driver.contexts.entered(second):  # where no capture of a default stream is to be seen
             us.acquire(CAI(memory, stream=2), stream=mine)
             us.release(CAI(memory, stream=2), stream=mine)
 
@@ -238,7 +243,7 @@ def test_a_capture_that_begins_before_the_event_of_what_is_held(
     alive = weakref.ref(held)
     stream.begin_capture()
     with monkeypatch.context() as patch:
-        patch.setattr(_driver, "capture_status", lambda *_: _driver.NOT_CAPTURING)
+        patch.setattr(_driver.streams, "capture_status", lambda *_: _driver.streams.NOT_CAPTURING)
         us.hold(held, stream=stream)
     del held
     with contextlib.suppress(us.CaptureError):  # to ask that event has invalidated it
@@ -257,7 +262,7 @@ def test_a_capture_mode_that_cannot_be_set_stays_as_it_was() -> None:
     before = checked(driver.cuThreadExchangeStreamCaptureMode(RELAXED))
     with testing.inject("cuThreadExchangeStreamCaptureMode", 999, this_thread=True):
         with pytest.raises(us.DriverError):
-            _driver.relaxed(pytest.fail, "called all the same")
+            _driver.streams.relaxed(pytest.fail, "called all the same")
     assert checked(driver.cuThreadExchangeStreamCaptureMode(before)) == RELAXED
 
 
@@ -270,7 +275,7 @@ def test_context_and_capture_mode_come_back_whatever_happens(error: type[BaseExc
 
     before = int(checked(driver.cuCtxGetCurrent()))
     with pytest.raises(error):
-        _driver.within(_driver.primary_context(0), _driver.relaxed, fail)
+        _driver.contexts.within(_driver.contexts.primary_context(0), _driver.streams.relaxed, fail)
     assert int(checked(driver.cuCtxGetCurrent())) == before
     mode = checked(exchange(RELAXED))
     checked(exchange(mode))
@@ -281,19 +286,19 @@ def test_context_and_capture_mode_come_back_whatever_happens(error: type[BaseExc
 CHANGES: dict[str, tuple[str, Callable[[Callable[[], object]], object]]] = {
     "within": (
         "cuCtxSetCurrent",
-        lambda function: _driver.within(_driver.primary_context(0), function),
+        lambda function: _driver.contexts.within(_driver.contexts.primary_context(0), function),
     ),
     "entered": ("cuCtxSetCurrent", lambda function: _inside(_entered_0(), function)),
-    "relaxed": ("cuThreadExchangeStreamCaptureMode", _driver.relaxed),
+    "relaxed": ("cuThreadExchangeStreamCaptureMode", _driver.streams.relaxed),
     "in_capture_mode": (
         "cuThreadExchangeStreamCaptureMode",
-        lambda function: _inside(_driver.in_capture_mode(RELAXED), function),
+        lambda function: _inside(_driver.capture.in_capture_mode(RELAXED), function),
     ),
 }
 
 
 def _entered_0() -> AbstractContextManager[None]:
-    return _driver.entered(_driver.primary_context(0))
+    return device_current(0)
 
 
 def _inside(block: AbstractContextManager[object], function: Callable[[], object]) -> object:
@@ -388,14 +393,14 @@ def test_a_failure_of_cuda_core_without_a_code_is_told_and_breaks_no_capture() -
     error = RuntimeError("Failed to create CUDA event")
 
     def check(asked: us.Stream | None) -> None:
-        failure = _driver.core_failure("cuEventRecord", error, asked)
+        failure = _driver.core.core_failure("cuEventRecord", error, asked)
         assert isinstance(failure, us.DriverError)
         assert (str(failure), failure.code) == (f"cuEventRecord failed: {error}", None)
 
     in_thread(lambda: check(None))  # without a context, in which to ask would be an error
     with us.Stream.create(0, nonblocking=False) as stream:
         stream.begin_capture()
-        with _driver.entered(_driver.primary_context(0)):
+        with device_current(0):
             check(stream)
             check(us.Stream.legacy_default())
         assert stream.end_capture() is not None

@@ -19,6 +19,7 @@ import userstream as us
 from helpers import (
     checked,
     current_context,
+    device_current,
     device_memory,
     eventually,
     in_thread,
@@ -76,7 +77,10 @@ def on_device(view: np.ndarray, device: int = 0, **more: Any) -> Iterator[Device
     """Put a view of host memory on a device, with what lies between its elements."""
     offset, size = span(view)
     size = size if view.size else 1
-    with device_memory(device, size) as where, _driver.entered(_driver.primary_context(device)):
+    with (
+        device_memory(device, size) as where,
+        device_current(device),
+    ):
         if view.size:
             upload(where, address(view) - offset, size)
         yield array(view, where + offset, device, **more)
@@ -86,7 +90,7 @@ def read(memory: DeviceArray, view: np.ndarray) -> np.ndarray:
     """Read the memory of a view, as bytes."""
     offset, size = span(view)
     found = np.empty(size, "u1")
-    with _driver.entered(_driver.primary_context(memory.device)):
+    with device_current(memory.device):
         checked(driver.cuMemcpyDtoH(address(found), memory.address - offset, size))
     return found
 
@@ -276,11 +280,11 @@ def test_page_locked_memory_is_written_directly(
     stream: us.Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     targets = []
-    copy = _driver.copy
+    copy = _driver.copies.copy
     with on_device(LARGE) as memory:
         out = to_host(memory, stream)
         monkeypatch.setattr(
-            _driver,
+            _driver.copies,
             "copy",
             lambda to, *more, **peers: (targets.append(to), copy(to, *more, **peers)),
         )
@@ -520,16 +524,22 @@ def test_in_a_thread_without_a_context() -> None:
     ids=["user", "legacy", "per-thread", "foreign"],
 )
 def test_on_another_device_than_the_current_one(make: Callable[[], us.Stream]) -> None:
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         everything(make(), 1)
-        assert current_context() == int(_driver.primary_context(0))
+        assert current_context() == int(_driver.contexts.primary_context(0))
 
 
 @multi_device
 @pytest.mark.parametrize("default", [us.Stream.legacy_default, us.Stream.per_thread_default])
 def test_a_default_stream_is_that_of_the_buffers_device(default: Callable[[], us.Stream]) -> None:
-    with on_device(LARGE, 1) as memory, _driver.entered(_driver.primary_context(1)):
-        with testing.latch(default()), _driver.entered(_driver.primary_context(0)):
+    with (
+        on_device(LARGE, 1) as memory,
+        device_current(1),
+    ):
+        with (
+            testing.latch(default()),
+            device_current(0),
+        ):
             with pytest.raises(us.WaitTimeout):
                 to_host(memory, default(), deadline=Deadline(0.02))
     assert eventually(settled)

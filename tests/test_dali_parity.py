@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import userstream as us
-from helpers import in_thread, is_blocked, on, running
+from helpers import device_current, in_thread, is_blocked, on, running
 from userstream import _driver, testing
 
 
@@ -46,7 +46,10 @@ def test_wait_without_a_target_is_for_the_current_device() -> None:
     us.get_stream(0)
     with testing.latch(us.get_stream(1)) as latch:
         us.wait(timeout=10)
-        with _driver.entered(_driver.primary_context(1)), pytest.raises(us.WaitTimeout):
+        with (
+            device_current(1),
+            pytest.raises(us.WaitTimeout),
+        ):
             us.wait(timeout=0.01)
         latch.release()
 
@@ -65,7 +68,7 @@ def test_wait_for_device_of_a_tensor_and_a_list() -> None:
 
 
 def test_wait_all() -> None:
-    streams = [us.get_stream(device) for device in range(_driver.device_count())]
+    streams = [us.get_stream(device) for device in range(_driver.library.device_count())]
     for stream in streams:
         with testing.latch(stream) as latch:
             with pytest.raises(us.WaitTimeout):

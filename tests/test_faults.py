@@ -15,7 +15,16 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from helpers import CAI, Delegating, checked, current_context, device_memory, on, run_python
+from helpers import (
+    CAI,
+    Delegating,
+    checked,
+    current_context,
+    device_current,
+    device_memory,
+    on,
+    run_python,
+)
 from userstream import _driver, testing
 from userstream._copies import copies as _copies
 from userstream._copies import pinned as _pinned
@@ -94,9 +103,9 @@ POOLS = {
 @pytest.fixture(autouse=True)
 def _always_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every wait go on to an event, though the streams are idle by the time it asks."""
-    is_idle = _driver.stream_is_idle
+    is_idle = _driver.fused.stream_is_idle
     monkeypatch.setattr(
-        _driver, "stream_is_idle", lambda handle, stream: is_idle(handle, stream) and False
+        _driver.fused, "stream_is_idle", lambda handle, stream: is_idle(handle, stream) and False
     )
 
 
@@ -124,9 +133,9 @@ def scenario(address: int) -> None:
     stream = us.get_stream(0)
     us.get_stream(CAI(address))
     us.describe(CAI(address))
-    _driver.device_report(0)
-    context = _driver.primary_context(0)
-    _driver.free_pinned(context, _driver.allocate_pinned(context, 64))
+    _driver.library.device_report(0)
+    context = _driver.contexts.primary_context(0)
+    _driver.memory.free_pinned(context, _driver.memory.allocate_pinned(context, 64))
     with us.Stream.create(0, priority=-1) as other:
         stream.wait(other)
         other.record()
@@ -164,7 +173,7 @@ def _order(address: int) -> None:
 @functools.cache
 def places() -> tuple[int, int]:
     """Return the addresses of a pinned word and of managed memory, made once."""
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         pinned = checked(driver.cuMemHostAlloc(64, 0))
         return int(pinned), int(checked(driver.cuMemAllocManaged(64, 1)))
 
@@ -251,7 +260,7 @@ def _caches() -> Iterator[None]:
     stream = us.get_stream(0)
     points = [stream._resolve().completion() for _ in range(8)]
     stream.sync(timeout=10)
-    assert all(_driver.relaxed(point.is_done) for point in points)
+    assert all(_driver.streams.relaxed(point.is_done) for point in points)
     yield
     _pinned.set_limit(limit)
 

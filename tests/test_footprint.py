@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import userstream as us
-from helpers import CAI, device_memory
-from userstream import _driver, testing
+from helpers import CAI, device_current, device_memory
+from userstream import testing
 from userstream._engine import holding
 
 pytestmark = pytest.mark.simulated
@@ -82,7 +82,7 @@ def test_a_copy_of_an_array_to_the_host(memory: int, producer: us.Stream) -> Non
     for _ in range(2):  # the first leaves one event behind, and takes two
         us.asnumpy(array)
     asked = testing.calls("cuPointerGetAttributes")
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         passed = footprint(lambda: us.asnumpy(array), but="fetch")
     assert len(passed.modules) <= 14, passed.modules
     assert len(passed.calls) <= 60, passed.calls
@@ -102,7 +102,7 @@ def test_a_copy_of_a_tensor_to_the_host(
     for _ in range(2):  # as above
         us.asnumpy(tensor, out=out)
     asked = testing.calls("cuPointerGetAttributes")
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         passed = footprint(lambda: us.asnumpy(tensor, out=out), but="fetch")
     assert len(passed.calls) <= 48, passed.calls
     assert testing.calls("cuPointerGetAttributes") - asked == 2  # and it was called twice

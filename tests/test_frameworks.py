@@ -15,7 +15,7 @@ from cuda.bindings import driver
 from cuda.core import Device
 
 import userstream as us
-from helpers import checked, in_thread, is_blocked, run_python, running
+from helpers import checked, device_current, in_thread, is_blocked, run_python, running
 from userstream import _driver, testing
 
 pytestmark = pytest.mark.gpu
@@ -63,7 +63,7 @@ def dali() -> ModuleType:
 @pytest.fixture(autouse=True)
 def _current_context() -> Any:
     """Frameworks make a context current on first use: let it be one that is there before."""
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         yield
         gc.collect()  # what destructors of frameworks make current goes as well
 
@@ -303,9 +303,9 @@ def test_dali_dynamic(dali: ModuleType) -> None:
 def test_a_kernel_of_cuda_core() -> None:
     from cuda.core import LaunchConfig, LegacyPinnedMemoryResource, Program, ProgramOptions, launch
 
-    for ordinal in range(_driver.device_count()):
+    for ordinal in range(_driver.library.device_count()):
         device = Device(ordinal)
-        with _driver.entered(_driver.primary_context(ordinal)):
+        with device_current(ordinal):
             device.set_current()
             stream = us.get_stream(ordinal)
             buffer = device.allocate(4 * 1024, stream=stream)

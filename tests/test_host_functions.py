@@ -19,7 +19,14 @@ import pytest
 
 import userstream as us
 from conftest import SIMULATED
-from helpers import current_context, eventually, in_thread, pinned_memory, run_python
+from helpers import (
+    current_context,
+    device_current,
+    eventually,
+    in_thread,
+    pinned_memory,
+    run_python,
+)
 from interrupts import cut_short
 from userstream import _driver, testing
 from userstream._engine import dispatcher, watcher
@@ -154,7 +161,10 @@ def test_from_a_thread_without_a_context(stream: us.Stream) -> None:
 @pytest.mark.multi_device
 def test_on_another_device() -> None:
     called: list[int] = []
-    with us.Stream.create(1) as stream, _driver.entered(_driver.primary_context(0)):
+    with (
+        us.Stream.create(1) as stream,
+        device_current(0),
+    ):
         stream.launch_host_func(called.append, 1)
         stream.sync(timeout=10)
     assert called == [1]
@@ -376,7 +386,7 @@ def test_captured_streams_refuse(stream: us.Stream) -> None:
     assert graph.nodes() == set()
     with (
         us.Stream.create(0, nonblocking=False) as captured,
-        _driver.entered(_driver.primary_context(0)),
+        device_current(0),
         captured.capture(),
     ):
         for use in (
@@ -524,7 +534,7 @@ def test_a_launch_that_fails_half_way_lets_the_stream_go(
 
     free = len(gates._free[0])
     with monkeypatch.context() as patch:
-        patch.setattr(_driver, "wait_value", fail)
+        patch.setattr(_driver.values, "wait_value", fail)
         with pytest.raises(MemoryError, match="mine"):
             stream.launch_host_func(print)
     stream.sync(timeout=10)
@@ -563,7 +573,7 @@ def test_a_signal_leaves_a_whole_call_or_none(stream: us.Stream, blocking: bool)
 
 def test_a_signal_loses_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
-    allocate = _driver.allocate_pinned
+    allocate = _driver.memory.allocate_pinned
 
     def keep(context: Any, size: int, answers: list[Any]) -> int:
         try:
@@ -571,7 +581,7 @@ def test_a_signal_loses_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             made.extend(answers)
 
-    monkeypatch.setattr(_driver, "allocate_pinned", keep)
+    monkeypatch.setattr(_driver.memory, "allocate_pinned", keep)
     for at in itertools.count():
         monkeypatch.setattr(gates, "_free", defaultdict(deque))
         made.clear()
@@ -587,10 +597,10 @@ def test_a_destructor_in_the_middle_of_a_call(
 ) -> None:
     """The garbage collector may run it at any moment, as a signal may come."""
     called: list[str] = []
-    call_native = _driver.call_native
+    call_native = _driver.host_functions.call_native
 
     def in_the_middle(*args: Any) -> None:
-        monkeypatch.setattr(_driver, "call_native", call_native)
+        monkeypatch.setattr(_driver.host_functions, "call_native", call_native)
         with pytest.raises(RuntimeError, match="in the middle"):
             stream.launch_host_func(called.append, "function")
         stream.add_callback(lambda *_: called.append("callback"))
@@ -598,7 +608,7 @@ def test_a_destructor_in_the_middle_of_a_call(
             another.launch_host_func(called.append, "of another stream")
         call_native(*args)
 
-    monkeypatch.setattr(_driver, "call_native", in_the_middle)
+    monkeypatch.setattr(_driver.host_functions, "call_native", in_the_middle)
     stream.launch_host_func(called.append, "first")
     stream.launch_host_func(called.append, "last")
     stream.sync(timeout=10)

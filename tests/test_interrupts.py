@@ -116,7 +116,7 @@ FUNCTIONS: dict[str, Callable[[Scene], object]] = {
     "wait": lambda scene: us.wait(scene.source, timeout=10),
     "wait, late": lambda scene: _late(lambda: us.wait(scene.busy, timeout=0.001)),
     "wait_all": lambda _: us.wait_all(timeout=10),
-    "wait_for_device": lambda _: us.wait_for_device(1 % _driver.device_count(), timeout=10),
+    "wait_for_device": lambda _: us.wait_for_device(1 % _driver.library.device_count(), timeout=10),
     "wait_for_device, late": lambda scene: _late(
         lambda: us.wait_for_device(scene.busy, timeout=0.001)
     ),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import userstream as us
-from helpers import on
+from helpers import device_current, on
 from userstream import _driver, testing
 from userstream._engine import lanes
 from userstream._engine.lane import Lane
@@ -19,7 +19,7 @@ DEFAULTS = [us.Stream.legacy_default, us.Stream.per_thread_default]
 
 @pytest.fixture
 def _device_0() -> Iterator[None]:
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         yield
 
 
@@ -38,7 +38,7 @@ def test_a_default_stream_is_the_lane_of_the_current_context(default: type[us.St
     lane = default()._resolve()
     assert lane is default()._resolve(), "found, not made again"
     assert (lane.device, lane.owned, lane.anywhere) == (0, False, False)
-    assert int(lane.context) == int(_driver.primary_context(0))
+    assert int(lane.context) == int(_driver.contexts.primary_context(0))
 
 
 @pytest.mark.multi_device
@@ -49,7 +49,7 @@ def test_a_default_stream_is_another_lane_on_each_device(default: type[us.Stream
     there = default()._resolve(1)
     assert (here.device, there.device) == (0, 1)
     assert not here.is_same(there)
-    with _driver.entered(_driver.primary_context(1)):
+    with device_current(1):
         assert default()._resolve() is there
         # A lane needs nothing to be current: it was resolved at the door.
         assert here.is_idle()

@@ -11,7 +11,7 @@ from numpy.lib.stride_tricks import as_strided, sliding_window_view
 from layouts import random_target, same, views
 from userstream._copies import layout as _layout
 from userstream._copies.layout import Moves
-from userstream._driver import Copy
+from userstream._driver.copies import Copy
 
 
 def perform(plan: Moves, to: int, source: int) -> int:

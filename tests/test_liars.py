@@ -24,6 +24,7 @@ from helpers import (
     checked,
     content,
     copy,
+    device_current,
     device_memory,
     eventually,
     fill,
@@ -62,7 +63,7 @@ class Legacy(Ignoring):
 
     def __dlpack__(self, *, stream: int | None = None, **how: Any) -> Any:
         if stream not in (None, -1):
-            with _driver.entered(_driver.primary_context(0)):
+            with device_current(0):
                 us.Stream.from_handle(stream).wait(us.Stream.legacy_default())
         return self.export(how)
 
@@ -396,7 +397,7 @@ def test_a_capture_that_is_seen_goes_on(mode: Any, memory: int, producer: us.Str
 def test_a_capture_of_a_framework_is_seen(torch: types.ModuleType, memory: int) -> None:
     """On its current stream, which userstream has not made."""
     us.get_stream(0)
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         handle = checked(driver.cuStreamCreateWithPriority(1, 0))
     torch.cuda.set_stream(torch.cuda.ExternalStream(int(handle), 0))
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -411,7 +412,7 @@ def test_a_capture_of_a_framework_is_seen(torch: types.ModuleType, memory: int) 
 def test_a_capture_that_cannot_be_seen(memory: int, producer: us.Stream) -> None:
     """It is invalidated, which CUDA makes nobody able to avoid; the error says how we could."""
     us.get_stream(0)
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         handle = checked(driver.cuStreamCreateWithPriority(1, 0))  # somebody else's
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     for use in (us.acquire, us.release):
@@ -541,7 +542,7 @@ def test_a_driver_that_has_no_such_edges(
     monkeypatch: pytest.MonkeyPatch, memory: int, producer: us.Stream
 ) -> None:
     """Before CUDA 12.5: as if it were not wanted."""
-    monkeypatch.setattr(_driver, "has_context_events", lambda: False)
+    monkeypatch.setattr(_driver.events, "has_context_events", lambda: False)
     with pytest.raises(us.UnknownProducerError, match="producer="):
         us.acquire(Silent(memory, producer))
 

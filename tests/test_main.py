@@ -436,7 +436,7 @@ def test_bytes_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent = bytes([self.sent[0] ^ 1]) + self.sent[1:]
 
     monkeypatch.setattr(selfcheck._DeviceCheck, "copy", damage)
-    *sections, last = selfcheck.run(_driver.device_count())
+    *sections, last = selfcheck.run(_driver.library.device_count())
     for section in sections:
         step = section.steps[STEPS.index("bytes")]
         assert step.status == "failed"
@@ -502,7 +502,7 @@ def test_another_current_device_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 
     def leave_current(self: selfcheck._DeviceCheck) -> None:
         compare(self)
-        driver.cuCtxPushCurrent(_driver.primary_context(self.device))
+        driver.cuCtxPushCurrent(_driver.contexts.primary_context(self.device))
 
     monkeypatch.setattr(selfcheck._DeviceCheck, "compare", leave_current)
     try:
@@ -520,7 +520,7 @@ def test_what_cannot_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("no way out")
 
     monkeypatch.setattr(selfcheck, "ExitStack", Stuck)
-    section = next(selfcheck.run(_driver.device_count()))
+    section = next(selfcheck.run(_driver.library.device_count()))
     assert [step.name for step in section.steps] == [*STEPS, "leave"]
     assert section.steps[-1].error == facts.Problem("leave", "RuntimeError", "no way out")
     assert not section.ok
@@ -580,7 +580,7 @@ def test_no_device() -> None:
 
 
 def test_a_driver_that_sees_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_driver, "device_count", lambda: 0)
+    monkeypatch.setattr(_driver.library, "device_count", lambda: 0)
     found = facts.gather(with_driver=True)
     assert found.problems == [
         facts.Problem("devices", "DriverNotFoundError", "the driver sees no device")
@@ -637,6 +637,6 @@ def test_usual_values_fit(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_it_uses_a_registry_of_its_own() -> None:
-    sections = list(selfcheck.run(_driver.device_count()))
+    sections = list(selfcheck.run(_driver.library.device_count()))
     assert all(section.ok for section in sections)
     assert len(userstream.streams()) == 0

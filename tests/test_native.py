@@ -15,7 +15,15 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from helpers import another_context, checked, eventually, fill, pinned_memory, run_python
+from helpers import (
+    another_context,
+    checked,
+    device_current,
+    eventually,
+    fill,
+    pinned_memory,
+    run_python,
+)
 from userstream import _driver, testing
 from userstream._driver import fused, pure
 
@@ -35,7 +43,7 @@ def core(request: pytest.FixtureRequest) -> ModuleType:
 @pytest.fixture
 def event() -> Any:
     us.get_stream(0)
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         made = checked(driver.cuEventCreate(0))
     yield made
     checked(driver.cuEventDestroy(made))
@@ -125,7 +133,7 @@ def to_host(memory: int) -> Iterator[tuple[int, int, int]]:
 def test_fetching_copies_and_waits_for_that(core, producer, event, memory, to_host):
     stream, context = producer._lane.handle, producer._lane.context
     fill(producer, memory, 7)
-    with _driver.entered(context):
+    with _driver.contexts.entered(context):
         before = mode_of_this_thread()
         while result := core.fetch(*to_host, stream, event, context, LONG):
             assert which(result) == ("cuEventQuery", NOT_READY)
@@ -135,7 +143,7 @@ def test_fetching_copies_and_waits_for_that(core, producer, event, memory, to_ho
 
 def test_fetching_gives_up_in_time(core, producer, event, to_host):
     stream, context = producer._lane.handle, producer._lane.context
-    with _driver.entered(context), testing.latch(producer):
+    with _driver.contexts.entered(context), testing.latch(producer):
         result = core.fetch(*to_host, stream, event, context, 1000)
         assert which(result) == ("cuEventQuery", NOT_READY)
     producer.sync()
@@ -148,7 +156,7 @@ def test_nothing_is_fetched_on_a_captured_stream_or_beside_its_context(
     stream, context = producer._lane.handle, producer._lane.context
     with another_context():
         assert core.fetch(*to_host, stream, event, context, LONG) == pure.CAPTURED
-    with us.Stream.create(0) as captured, _driver.entered(context):
+    with us.Stream.create(0) as captured, _driver.contexts.entered(context):
         captured.begin_capture(mode="relaxed")
         assert core.fetch(*to_host, captured._lane.handle, event, context, LONG) == pure.CAPTURED
         captured.end_capture()
@@ -177,7 +185,7 @@ def test_a_failure_to_ask_of_a_pointer_is_its_status(core, memory):
 @pytest.mark.parametrize("function", ["cuMemcpyAsync", "cuEventRecord", "cuEventQuery"])
 def test_a_failure_to_fetch_names_its_function(core, producer, event, to_host, function):
     stream, context = producer._lane.handle, producer._lane.context
-    with _driver.entered(context):
+    with _driver.contexts.entered(context):
         before = mode_of_this_thread()
         with testing.inject(function, driver.CUresult.CUDA_ERROR_UNKNOWN):
             result = core.fetch(*to_host, stream, event, context, LONG)

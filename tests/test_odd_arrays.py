@@ -14,7 +14,7 @@ from cuda.core.utils import StridedMemoryView
 
 import standins
 import userstream as us
-from helpers import CAI, array, content, device_memory, fill, write
+from helpers import CAI, array, content, device_current, device_memory, fill, write
 from userstream import _driver, testing
 from userstream._buffers import torch as _torch
 from userstream._copies import arrays as _arrays
@@ -124,7 +124,7 @@ class Copying:
 
     def __dlpack__(self, *, stream: int | None = None, **how: Any) -> Any:
         self.copies += 1
-        with _driver.entered(_driver.primary_context(0)):
+        with device_current(0):
             copy = Device(0).allocate(4, stream=us.get_stream(0))
             copy.fill(40 + self.copies, stream=us.get_stream(0))
             return copy.__dlpack__(stream=stream, **how)
@@ -526,17 +526,17 @@ def test_copies_between_devices_name_the_contexts_and_leave_peer_access(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     named: list[Any] = []
-    real: Callable[..., Any] = _driver.copy
+    real: Callable[..., Any] = _driver.copies.copy
 
     def copy(*args: Any, peers: Any = None) -> None:
         named.append(peers)
         real(*args, peers=peers)
 
-    monkeypatch.setattr(_driver, "copy", copy)
+    monkeypatch.setattr(_driver.copies, "copy", copy)
     with device_memory(0) as here, device_memory(1) as there:
         us.copyto(array(there), array(here)).sync(timeout=10)
         us.copyto(array(there + 64), array(there)).sync(timeout=10)
-    contexts = tuple(int(_driver.primary_context(device)) for device in (1, 0))
+    contexts = tuple(int(_driver.contexts.primary_context(device)) for device in (1, 0))
     assert [peers and tuple(map(int, peers)) for peers in named] == [contexts, None]
 
 

@@ -26,6 +26,7 @@ from helpers import (
     checked,
     content,
     copy,
+    device_current,
     device_memory,
     eventually,
     fill,
@@ -168,7 +169,7 @@ def test_the_current_stream_of_torch(
     tensor = torch.Tensor(torch.device("cuda", 0), memory)
     legacy = us.Stream.legacy_default()
     us.get_stream(0)  # none can be made while the legacy default stream is held
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         assert waits_for(legacy, lambda: us.acquire(tensor))
     assert not waits_for(producer, lambda: us.acquire(tensor))
     torch.cuda.set_stream(torch.cuda.ExternalStream(int(producer.handle), 0))
@@ -196,7 +197,10 @@ def test_a_default_stream_is_that_of_the_device_of_the_buffer(
     torch: types.ModuleType, current: int
 ) -> None:
     """Whichever device is current, a token means the buffer's."""
-    with device_memory(1) as address, _driver.entered(_driver.primary_context(current)):
+    with (
+        device_memory(1) as address,
+        device_current(current),
+    ):
         tensor = torch.Tensor(torch.device("cuda", 1), address)
         us.get_stream(1)  # none can be made while the legacy default stream is held
         for use in (
@@ -206,7 +210,7 @@ def test_a_default_stream_is_that_of_the_device_of_the_buffer(
             lambda: us.acquire(tensor, stream=us.Stream.per_thread_default()),
         ):
             latch = testing.latch(us.Stream.legacy_default())
-            with _driver.entered(_driver.primary_context(1)):
+            with device_current(1):
                 latch.__enter__()
             user = use()
             assert not user.is_done
@@ -219,7 +223,7 @@ def test_the_stream_that_numba_names(producer: us.Stream, memory: int) -> None:
     assert waits_for(producer, lambda: us.acquire(bound))
     unbound = standins.NumbaArray(0, memory, stream=None)
     us.get_stream(0)
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         assert waits_for(us.Stream.legacy_default(), lambda: us.acquire(unbound))
 
 
@@ -254,11 +258,14 @@ def test_an_array_that_orders_its_consumer(producer: us.Stream) -> None:
 @pytest.mark.multi_device
 def test_an_array_that_orders_a_default_stream_of_its_device() -> None:
     legacy = us.Stream.legacy_default()
-    with us.Stream.create(1) as writer, _driver.entered(_driver.primary_context(0)):
+    with (
+        us.Stream.create(1) as writer,
+        device_current(0),
+    ):
         with testing.latch(writer) as latch:
             us.acquire(Exporting(writer, 1), stream=legacy)
             assert legacy.is_done, "that of device 0"
-            with _driver.entered(_driver.primary_context(1)):
+            with device_current(1):
                 assert not legacy.is_done
                 latch.release()
                 legacy.sync(timeout=10)
@@ -297,7 +304,7 @@ def test_an_export_that_fails(producer: us.Stream) -> None:
 
 def test_a_producer_that_is_given(producer: us.Stream, memory: int) -> None:
     core = Device(0)
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         core.set_current()
         theirs = core.create_stream()
     for given in (producer, producer._live(), theirs):
@@ -337,7 +344,7 @@ def test_one_edge_for_each_producer(
 ) -> None:
     stream = us.get_stream(0)
     one, two = (array(memory, each) for each in (producer, us.Stream.legacy_default()))
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         assert edges(lambda: us.acquire(one, one, [one, one])) == 1
         assert edges(lambda: us.acquire(one, two, one)) == 2
         assert edges(lambda: us.release(one, two, one)) == 2
@@ -362,12 +369,12 @@ def test_one_edge_for_each_producer(
 @pytest.mark.multi_device
 @pytest.mark.parametrize("current", [None, 0, 1])
 def test_a_buffer_of_one_device_on_a_stream_of_another(current: int | None) -> None:
-    context = driver.CUcontext(0) if current is None else _driver.primary_context(current)
+    context = driver.CUcontext(0) if current is None else _driver.contexts.primary_context(current)
     with (
         device_memory(1) as address,
         us.Stream.create(1) as producer,
         us.Stream.create(0) as mine,
-        _driver.entered(context),
+        _driver.contexts.entered(context),
     ):
         buffer = array(address, producer)
         with testing.latch(producer) as latch:
@@ -452,7 +459,7 @@ def test_held_events_are_used_again(memory: int) -> None:
 
 def test_a_per_thread_stream_ends_in_its_thread(producer: us.Stream, memory: int) -> None:
     per_thread = us.Stream.per_thread_default()
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         for more in ({"stream": per_thread}, {"producer": per_thread}):
             borrow = us.borrow(array(memory, producer), **more)
             borrow.__enter__()
@@ -610,7 +617,7 @@ def test_what_a_wait_has_passed_is_let_go_of(producer: us.Stream) -> None:
 
 
 def test_held_on_streams_of_any_kind(memory: int) -> None:
-    with us.Stream.create(0) as mine, _driver.entered(_driver.primary_context(0)):
+    with us.Stream.create(0) as mine, device_current(0):
         for stream in (mine, us.Stream.legacy_default(), us.Stream.per_thread_default()):
             assert held_while(
                 stream, lambda b, stream=stream: us.hold(b, stream=stream), memory
@@ -674,7 +681,7 @@ def end(stream: us.Stream) -> int:
 
 
 def is_captured(stream: us.Stream) -> bool:
-    return bool(stream._resolve().capture_status() != _driver.NOT_CAPTURING)
+    return bool(stream._resolve().capture_status() != _driver.streams.NOT_CAPTURING)
 
 
 def test_both_in_one_capture(producer: us.Stream, memory: int, other: int) -> None:
@@ -737,7 +744,7 @@ def test_two_captures_stay_apart(memory: int) -> None:
 def test_the_legacy_stream_beside_a_captured_blocking_stream(memory: int) -> None:
     with (
         us.Stream.create(0, nonblocking=False) as captured,
-        _driver.entered(_driver.primary_context(0)),
+        device_current(0),
     ):
         begin(captured)
         for use in (us.acquire, us.release, lambda b: us.borrow(b).__enter__()):
@@ -825,7 +832,7 @@ def test_activation(torch: types.ModuleType, cupy: types.ModuleType, memory: int
 def test_a_ctrl_c_at_the_end_of_an_activation(
     torch: types.ModuleType, cupy: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stream, within = us.get_stream(0), _driver.within
+    stream, within = us.get_stream(0), _driver.contexts.within
     before = cupy.cuda.get_current_stream(0)
     for after in (False, True):
         hits = [KeyboardInterrupt]
@@ -839,7 +846,7 @@ def test_a_ctrl_c_at_the_end_of_an_activation(
         block = stream.activate("torch", "cupy")
         block.__enter__()
         with monkeypatch.context() as patch:
-            patch.setattr(_driver, "within", interrupted)
+            patch.setattr(_driver.contexts, "within", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 block.__exit__(None, None, None)
         assert torch.cuda.current_stream(0).cuda_stream == 0
@@ -863,7 +870,10 @@ def test_activation_orders_the_arenas(torch: types.ModuleType, producer: us.Stre
 def test_what_was_made_current_inside_does_not_stay(cupy: types.ModuleType) -> None:
     before = cupy.cuda.stream._BaseStream(0, 0).use()
     with us.get_stream(0).activate("cupy"):
-        with _driver.entered(_driver.primary_context(0)), cupy.cuda.stream._BaseStream(77, 0):
+        with (
+            device_current(0),
+            cupy.cuda.stream._BaseStream(77, 0),
+        ):
             pass
         assert cupy.cuda.get_current_stream(0).ptr == int(us.get_stream(0).handle)
         cupy.cuda.stream._BaseStream(88, 0).use()
@@ -978,7 +988,7 @@ def test_a_stream_that_a_framework_destroyed_is_asked_nothing(
     torch: types.ModuleType, memory: int
 ) -> None:
     """A handle is known as long as it is current, and no longer: to ask one may be a crash."""
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         handle = checked(driver.cuStreamCreateWithPriority(1, 0))
         torch.cuda.set_stream(torch.cuda.ExternalStream(int(handle), 0))
         us.acquire(torch.Tensor(torch.device("cuda", 0), memory))
@@ -1003,7 +1013,7 @@ def test_threads_hold_on_one_stream(kind: str) -> None:
     end = time.monotonic() + 0.5
 
     def work() -> None:
-        with _driver.entered(_driver.primary_context(0)):
+        with device_current(0):
             while time.monotonic() < end:
                 thing = Thing()
                 alive = weakref.ref(thing)
@@ -1118,7 +1128,7 @@ def test_a_capture_in_the_way_of_the_end_frees_nothing_before_it_is_over(memory:
     buffer = array(memory, None)
     alive = weakref.ref(buffer)
     with (
-        _driver.entered(_driver.primary_context(0)),
+        device_current(0),
         us.Stream.create(0, nonblocking=False) as captured,
     ):
         block = us.borrow(buffer, stream=legacy, producer=None)
@@ -1261,11 +1271,11 @@ def test_hand_over_to_a_default_stream(torch: types.ModuleType, memory: int) -> 
     tensor = torch.Tensor(torch.device("cuda", 0), memory)
     with us.Stream.create(0) as theirs:
         torch.cuda.set_stream(torch.cuda.ExternalStream(int(theirs.handle), 0))
-        with _driver.entered(_driver.primary_context(0)):
+        with device_current(0):
             latch = testing.latch(us.Stream.legacy_default())
             latch.__enter__()
-        elsewhere = _driver.primary_context(_driver.device_count() - 1)
-        with _driver.entered(elsewhere):
+        elsewhere = _driver.contexts.primary_context(_driver.library.device_count() - 1)
+        with _driver.contexts.entered(elsewhere):
             us.hand_over(tensor, stream=us.Stream.legacy_default())
         assert not eventually(lambda: theirs.is_done, 0.03)
         latch.release()
@@ -1282,7 +1292,7 @@ def test_modules_that_are_mocks(monkeypatch: pytest.MonkeyPatch, memory: int) ->
 
 @pytest.mark.multi_device
 def test_a_release_to_a_default_stream_of_another_device(torch: types.ModuleType) -> None:
-    with device_memory(1) as address, _driver.entered(_driver.primary_context(0)):
+    with device_memory(1) as address, device_current(0):
         tensor = torch.Tensor(torch.device("cuda", 1), address)
         stream = us.get_stream(1)
         legacy = us.Stream.legacy_default()
@@ -1290,7 +1300,7 @@ def test_a_release_to_a_default_stream_of_another_device(torch: types.ModuleType
         with testing.latch(stream) as latch:
             us.release(tensor)
             legacy.sync(timeout=10)  # of device 0
-            with _driver.entered(_driver.primary_context(1)):
+            with device_current(1):
                 assert not legacy.is_done
             latch.release()
 

@@ -77,9 +77,9 @@ def address(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def place(array: np.ndarray) -> _driver.Place:
+def place(array: np.ndarray) -> _driver.pointers.Place:
     """Ask the driver about the middle of an array."""
-    found = _driver.place_of(address(array) + array.nbytes // 2)
+    found = _driver.pointers.place_of(address(array) + array.nbytes // 2)
     assert found is not None
     return found
 
@@ -246,8 +246,8 @@ def test_the_gpu_may_be_at_work_when_memory_is_given_back(default: bool) -> None
     needs_host_pools()
     assert place(array(MIB)).context == 0, "memory of a pool: to free other would never end"
     held = us.Stream.legacy_default() if default else us.get_stream(0)
-    context = _driver.primary_context(0)
-    with us.Stream.create(0) as other, _driver.entered(context), testing.latch(held):
+    context = _driver.contexts.primary_context(0)
+    with us.Stream.create(0) as other, _driver.contexts.entered(context), testing.latch(held):
         thread = trim()
         assert thread is not None
         other.record()
@@ -272,7 +272,7 @@ def test_all_devices_may_access_it() -> None:
     where = address(array(MIB))
     attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
     pool = checked(driver.cuPointerGetAttribute(attribute, where))
-    for device in range(_driver.device_count()):
+    for device in range(_driver.library.device_count()):
         location = driver.CUmemLocation()
         location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         location.id = device
@@ -309,7 +309,7 @@ def test_without_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_pools, "device_attribute", lambda device, which: 0)
     held = array(MIB)
     found = place(held)
-    assert (found.kind, found.context) == ("pinned", int(_driver.primary_context(0)))
+    assert (found.kind, found.context) == ("pinned", int(_driver.contexts.primary_context(0)))
     del held
     free_all()
     assert _pinned._total == 0
@@ -323,7 +323,7 @@ def test_where_the_driver_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> No
     def ask(device: int, which: driver.CUdevice_attribute) -> int:
         if which == host_pools._SUPPORTED:
             raise us.DriverError("cuDeviceGetAttribute failed", function="cuDeviceGetAttribute")
-        return _driver.device_attribute(device, which)
+        return _driver.library.device_attribute(device, which)
 
     monkeypatch.setattr(host_pools, "device_attribute", ask)
     assert place(array(MIB)).context == 0, "the memory is of a pool"

@@ -373,11 +373,11 @@ def test_ctrl_c_stops_every_wait() -> None:
 
         class buffer:
             def __init__(self, device): self.device = device
-            def __dlpack_device__(self): return (2, self.device % _driver.device_count())
+            def __dlpack_device__(self): return (2, self.device % _driver.library.device_count())
 
         stream, other = us.get_stream(0), us.get_stream(buffer(1))
         per_thread = us.Stream.per_thread_default()
-        driver.cuCtxSetCurrent(_driver.primary_context(0))
+        driver.cuCtxSetCurrent(_driver.contexts.primary_context(0))
         lateness = []
         for name, wait in {{{waits}}}.items():
             held = per_thread if "default" in name else us.get_stream(0)

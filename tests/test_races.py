@@ -21,7 +21,7 @@ from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, Program, ProgramOptions, Stream, launch
 
 import userstream as us
-from helpers import checked
+from helpers import checked, device_current
 from userstream import _driver
 
 pytestmark = pytest.mark.gpu
@@ -41,7 +41,7 @@ def framework(name: str) -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def _current_context() -> Iterator[None]:
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         yield
         gc.collect()  # what destructors of frameworks make current goes as well
 
@@ -60,7 +60,7 @@ def busy(stream: Any, device: int = 0) -> None:
         options = ProgramOptions(arch=f"sm_{Device(device).arch}")
         _kernels[device] = Program(code, "c++", options).compile("cubin").get_kernel("busy")
     theirs = stream if isinstance(stream, Stream) else Stream.from_handle(stream)
-    with _driver.entered(_driver.primary_context(device)):
+    with device_current(device):
         Device(device).set_current()
         launch(theirs, LaunchConfig(grid=1, block=1), _kernels[device], np.int64(BUSY_CYCLES))
 
@@ -164,7 +164,7 @@ class Reader:
         checked(driver.cuMemcpyAsync(int(self.seen) + 8 * run + 4, last, 4, handle))
 
     def result(self) -> np.ndarray:
-        for device in range(_driver.device_count()):
+        for device in range(_driver.library.device_count()):
             us.wait_for_device(device, timeout=60)
         host = np.empty((self.runs, 2), np.int32)
         checked(driver.cuMemcpyDtoH(host, self.seen, host.nbytes))
@@ -280,7 +280,7 @@ def test_race_between_devices(kind: type[Producer]) -> None:
     stream = us.get_stream(0)
     runs = ORDERED_RUNS
     reader = Reader(producer, SMALL, runs)
-    with _driver.entered(_driver.primary_context(1)):
+    with device_current(1):
         us.wait_for_device(1, timeout=60)
         with producer.current():
             for number in range(runs):

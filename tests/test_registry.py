@@ -21,8 +21,8 @@ from userstream._stream import stream as stream_module
 
 def device_of_handle(stream: us.Stream) -> int:
     """Ask the driver, not the stream, where it is."""
-    with _driver.entered(_driver.stream_context(stream._live())):
-        return _driver.current_device()
+    with _driver.contexts.entered(_driver.streams.stream_context(stream._live())):
+        return _driver.contexts.current_device()
 
 
 def test_one_stream_per_device_and_name() -> None:

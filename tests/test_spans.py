@@ -16,6 +16,7 @@ from helpers import (
     CAI,
     another_context,
     checked,
+    device_current,
     device_memory,
     fill,
     managed_memory,
@@ -177,20 +178,20 @@ def test_memory_that_was_freed_or_is_not_there(block: int, torch: Any) -> None:
 
 def test_memory_that_is_mapped_piece_by_piece(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     piece = SIZE // 4
-    whole = _driver.place_of(block)
+    whole = _driver.pointers.place_of(block)
     assert whole is not None
 
-    def pieces(address: int) -> _driver.Place | None:
+    def pieces(address: int) -> _driver.pointers.Place | None:
         if not block <= address < block + SIZE:
             return None
         return whole._replace(start=block + (address - block) // piece * piece, size=piece)
 
     monkeypatch.setattr(pointers, "place_of", pieces)
-    monkeypatch.setattr(_driver, "place_of", pieces)
+    monkeypatch.setattr(_driver.pointers, "place_of", pieces)
     array = interface(block, shape=(SIZE,), typestr="|u1")
     with pytest.raises(us.UnsupportedBufferError, match="reaches out"):
         us.asnumpy(array)  # these are allocations, and another one begins where one ends
-    monkeypatch.setattr(_driver.Place, "_may_be_mapped", lambda _: True)
+    monkeypatch.setattr(_driver.pointers.Place, "_may_be_mapped", lambda _: True)
     assert set(us.asnumpy(array)) == {GUARD}
     for wrong in ({"shape": (SIZE + 1,)}, {"shape": (2,), "strides": (-1,)}, OUT["2**70"]):
         with pytest.raises(us.UnsupportedBufferError, match="reaches out"):
@@ -198,16 +199,16 @@ def test_memory_that_is_mapped_piece_by_piece(block: int, monkeypatch: pytest.Mo
 
 
 def test_what_may_be_mapped() -> None:
-    context = _driver.primary_context(0)
+    context = _driver.contexts.primary_context(0)
     with device_memory(0) as whole, pinned_memory(0) as pinned, managed_memory(0) as managed:
         for address in (whole, pinned, managed):
-            place = _driver.place_of(address)
+            place = _driver.pointers.place_of(address)
             assert place is not None
             assert not place._may_be_mapped()
-    with _driver.entered(context):
+    with _driver.contexts.entered(context):
         stream = us.get_stream(0)._live()
         pooled = int(checked(driver.cuMemAllocAsync(256, stream)))
-        place = _driver.place_of(pooled)
+        place = _driver.pointers.place_of(pooled)
         assert place is not None
         assert not place._may_be_mapped()
         checked(driver.cuMemFreeAsync(pooled, stream))
@@ -244,7 +245,7 @@ def test_memory_of_two_allocations_in_one_range() -> None:
     access.location = place
     access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
     least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         piece = int(checked(driver.cuMemGetAllocationGranularity(kind, least)))
         base = int(checked(driver.cuMemAddressReserve(3 * piece, 0, 0, 0)))
         made = [checked(driver.cuMemCreate(piece, kind, 0)) for _ in range(2)]

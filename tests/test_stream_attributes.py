@@ -14,12 +14,13 @@ from helpers import (
     CAI,
     checked,
     current_context,
+    device_current,
     in_thread,
     instantiated,
     pinned_memory,
     refused_in_a_child,
 )
-from userstream import AccessPolicyWindow, _driver, testing
+from userstream import AccessPolicyWindow, testing
 from userstream._driver import attributes
 
 
@@ -189,7 +190,10 @@ def test_copying_stays_on_its_device(stream: us.Stream) -> None:
 
 def test_on_the_default_streams() -> None:
     for stream in (us.Stream.legacy_default(), us.Stream.per_thread_default()):
-        with us.Stream.create(0) as other, _driver.entered(_driver.primary_context(0)):
+        with (
+            us.Stream.create(0) as other,
+            device_current(0),
+        ):
             policy = stream.get_attribute("sync_policy")
             other.set_attribute("sync_policy", "spin")
             stream.copy_attributes_from(other)
@@ -203,9 +207,12 @@ def test_a_default_stream_is_copied_from_where_the_stream_is(stream: us.Stream) 
     legacy = us.Stream.legacy_default()
     policies = ["auto", "spin"]
     for device, policy in enumerate(policies):
-        with _driver.entered(_driver.primary_context(device)):
+        with device_current(device):
             legacy.set_attribute("sync_policy", policy)
-    with us.Stream.create(1) as other, _driver.entered(_driver.primary_context(1)):
+    with (
+        us.Stream.create(1) as other,
+        device_current(1),
+    ):
         for each in (stream, other):
             each.copy_attributes_from(legacy)
         assert [each.get_attribute("sync_policy") for each in (stream, other)] == policies
@@ -354,7 +361,7 @@ def test_legacy_beside_a_capture_on_a_blocking_stream(stream: us.Stream) -> None
     legacy, event = us.Stream.legacy_default(), stream.record()
     with (
         us.Stream.create(0, nonblocking=False) as captured,
-        _driver.entered(_driver.primary_context(0)),
+        device_current(0),
         captured.capture(),
     ):
         for use in (

@@ -13,7 +13,15 @@ from cuda.bindings import driver
 from cuda.core.graph import GraphDefinition
 
 import userstream as us
-from helpers import checked, current_context, in_thread, instantiated, pinned_memory, run_python
+from helpers import (
+    checked,
+    current_context,
+    device_current,
+    in_thread,
+    instantiated,
+    pinned_memory,
+    run_python,
+)
 from userstream import _driver, testing
 from userstream._stream import capture
 from userstream.testing import _simulated
@@ -196,7 +204,10 @@ def test_the_capture_of_a_stream_that_is_dropped_is_forgotten() -> None:
     del dropped
     assert not capture._begun
     # In most cases the next one has the handle.
-    with us.Stream.create(0) as stream, _driver.entered(_driver.primary_context(0)):
+    with (
+        us.Stream.create(0) as stream,
+        device_current(0),
+    ):
         builder = stream.create_graph_builder().begin_building()
         with pytest.raises(us.CaptureError, match="was not begun on this stream"):
             stream.end_capture()
@@ -262,7 +273,10 @@ def test_an_event_of_another_capture_breaks_both(wait: Callable[..., None]) -> N
 def test_the_legacy_default_stream_cannot_wait_for_a_captured_event(
     wait: Callable[..., None],
 ) -> None:
-    with us.Stream.create(0) as stream, _driver.entered(_driver.primary_context(0)):
+    with (
+        us.Stream.create(0) as stream,
+        device_current(0),
+    ):
         stream.begin_capture()
         with pytest.raises(us.CaptureError, match=r"IMPLICIT \(906\): the legacy .*create\(\)"):
             wait(us.Stream.legacy_default(), stream.record())
@@ -321,7 +335,10 @@ def _captured(stream: us.Stream) -> GraphDefinition:
 
 @pytest.mark.multi_device
 def test_with_another_device_current() -> None:
-    with us.Stream.create(1) as stream, _driver.entered(_driver.primary_context(0)):
+    with (
+        us.Stream.create(1) as stream,
+        device_current(0),
+    ):
         before = current_context()
         with stream.capture() as graph:
             assert current_context() == before
@@ -380,8 +397,8 @@ def test_a_ctrl_c_leaves_nothing_captured(
 
 
 def test_what_a_ctrl_c_has_begun_can_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupted = _interrupted(_driver.begin_capture, after=True)
-    monkeypatch.setattr(_driver, "begin_capture", interrupted)
+    interrupted = _interrupted(_driver.capture.begin_capture, after=True)
+    monkeypatch.setattr(_driver.capture, "begin_capture", interrupted)
     with us.Stream.create(0) as stream:
         with pytest.raises(KeyboardInterrupt):
             stream.begin_capture()

@@ -17,6 +17,7 @@ from helpers import (
     CAI,
     checked,
     current_context,
+    device_current,
     device_memory,
     in_thread,
     instantiated,
@@ -177,7 +178,7 @@ def test_registered_host_memory(stream: us.Stream) -> None:
     area = mmap.mmap(-1, mmap.PAGESIZE)
     view = (ctypes.c_char * mmap.PAGESIZE).from_buffer(area)
     host = ctypes.addressof(view)
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         checked(driver.cuMemHostRegister(host, mmap.PAGESIZE, 2))
         stream.write_value_32(host, 5)
         stream.sync(timeout=10)
@@ -202,7 +203,10 @@ def test_on_the_default_streams(pinned: int) -> None:
 
 @pytest.mark.multi_device
 def test_another_device_is_current(pinned: int) -> None:
-    with us.Stream.create(1) as stream, _driver.entered(_driver.primary_context(0)):
+    with (
+        us.Stream.create(1) as stream,
+        device_current(0),
+    ):
         stream.write_value_32(pinned, 3)
         with device_memory(1) as address:
             stream.write_value_32(address, 3)
@@ -375,7 +379,7 @@ def test_what_the_device_lacks(
 
 def test_a_flush_where_the_device_has_it(stream: us.Stream, pinned: int) -> None:
     which = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
-    if _driver.device_attribute(0, which):
+    if _driver.library.device_attribute(0, which):
         stream.wait_value_32(pinned, 0, GEQ | FLUSH)
         stream.batch_mem_op([FlushRemoteWrites()])
         stream.sync(timeout=10)
@@ -397,7 +401,7 @@ def test_beside_a_capture_on_a_blocking_stream(pinned: int, memory: int) -> None
     legacy = us.Stream.legacy_default()
     with (
         us.Stream.create(0, nonblocking=False) as captured,
-        _driver.entered(_driver.primary_context(0)),
+        device_current(0),
         captured.capture(),
     ):
         for use in (
@@ -428,14 +432,14 @@ def test_a_closed_stream(stream: us.Stream, memory: int) -> None:
 @pytest.fixture
 def numbers(memory: int) -> int:
     """256 bytes on device 0, numbered."""
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         upload(memory, bytes(range(256)), 256)
     return memory
 
 
 def bytes_at(address: int, size: int) -> bytes:
     out = bytearray(size)
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         checked(driver.cuMemcpyDtoH(np.frombuffer(out, np.uint8), address, size))
     return bytes(out)
 
@@ -459,7 +463,7 @@ def test_a_copy(stream: us.Stream, numbers: int) -> None:
 
 
 def test_buffers_of_cuda_core(stream: us.Stream) -> None:
-    with _driver.entered(_driver.primary_context(0)):
+    with device_current(0):
         Device(0).set_current()
         first, second = (Device(0).allocate(64, stream=stream) for _ in range(2))
         stream.memcpy_dtod(first, second)

@@ -23,7 +23,7 @@ def process() -> int:
 
 def uuid() -> str | None:
     us.get_stream(0)
-    return _driver.device_uuid(0)
+    return _driver.library.device_uuid(0)
 
 
 def hold() -> str:

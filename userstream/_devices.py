@@ -23,15 +23,15 @@ def device_id_of(obj: Any) -> int | None:  # any framework's device
     """
     ordinal = _ordinal(obj)
     if ordinal is not None:
-        _driver.check_device(ordinal)
+        _driver.library.check_device(ordinal)
     return ordinal
 
 
 def device_id_or_current(device: Any) -> int:
     """Return the ordinal of a device, of the calling thread's current one for `None`."""
-    _driver.ensure()
+    _driver.library.ensure()
     if device is None:
-        return _driver.current_device()
+        return _driver.contexts.current_device()
     ordinal = device_id_of(device)
     if ordinal is None:
         raise TypeError(
@@ -60,7 +60,7 @@ def _ordinal(obj: Any) -> int | None:
 def _named(device: str) -> int | None:
     kind, _, index = device.partition(":")
     if device == "cuda":
-        return _driver.current_device()
+        return _driver.contexts.current_device()
     return int(index) if kind == "cuda" and index.isdecimal() else None
 
 
@@ -68,7 +68,7 @@ def _torch(device: Any) -> int:
     if device.type != "cuda":
         raise InvalidDeviceError(f"{device!r} is not a CUDA device; pass torch.device('cuda', i)")
     # torch.device("cuda") means the current one, in torch too.
-    return _driver.current_device() if device.index is None else int(device.index)
+    return _driver.contexts.current_device() if device.index is None else int(device.index)
 
 
 def _cupy(device: Any) -> int:

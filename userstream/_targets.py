@@ -52,9 +52,9 @@ def devices_of(target: Any) -> list[int]:
     UnsupportedBufferError, HostBufferError, InvalidDeviceError
         It names none.
     """
-    _driver.ensure()
+    _driver.library.ensure()
     if target is None:
-        return [_driver.current_device()]
+        return [_driver.contexts.current_device()]
     kind = _buffers.kind_of(target)
     if kind is not None:
         return [kind.locate(target)]

@@ -393,6 +393,8 @@ def test_a_copy_of_a_box(make_memory, pageable, stream):
 def test_a_copy_between_devices(contexts, make_memory, pageable, make_stream, other_context):
     source, destination = make_memory(context=other_context), make_memory()
     ok(driver.cuMemcpyHtoD(source, ctypes.addressof(pageable), SIZE))
+    # The copy returns when the bytes are staged.
+    assert Background(driver.cuCtxSynchronize, other_context).answer == (SUCCESS,)
     stream = make_stream()
     ok(driver.cuMemcpyPeerAsync(destination, contexts[0], source, other_context, SIZE, stream))
     assert finishes(stream)
@@ -403,6 +405,7 @@ def test_a_copy_between_devices(contexts, make_memory, pageable, make_stream, ot
 def test_a_plain_copy_may_cross_devices(make_memory, pageable, stream, other_context):
     source, destination = make_memory(context=other_context), make_memory()
     ok(driver.cuMemcpyHtoD(source, ctypes.addressof(pageable), SIZE))
+    assert Background(driver.cuCtxSynchronize, other_context).answer == (SUCCESS,)
     ok(driver.cuMemcpyDtoDAsync(destination, source, SIZE, stream))
     assert finishes(stream)
     assert contents(destination) == bytes(range(SIZE))

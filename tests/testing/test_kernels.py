@@ -16,9 +16,9 @@ from cuda.core import Device, LaunchConfig, ObjectCode, Program, ProgramOptions,
 from cuda.core.graph import GraphDefinition
 
 import userstream as us
-from helpers import checked, device_memory, instantiated
+from helpers import checked, device_current, device_memory, instantiated
 from testing.programs import check, run
-from userstream import _driver, testing
+from userstream import testing
 from userstream.testing import Pointer, _kernels, duration, kernel, latch, reset
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("no_garbage")]
@@ -28,7 +28,7 @@ PATIENCE = 20
 
 
 def entered(device: int) -> Any:
-    return _driver.entered(_driver.primary_context(device))
+    return device_current(device)
 
 
 def get(name: str) -> Any:

@@ -119,7 +119,7 @@ def _known(obj: object) -> type[View]:
 
 def _advice(obj: object) -> str:
     if isinstance(obj, int):
-        return _driver.AS_POINTER
+        return _driver.library.AS_POINTER
     if hasattr(obj, "__cuda_stream__"):
         return "; a stream of userstream or cuda.core has its device as .device"
     if isinstance(obj, (list, tuple, dict)):
@@ -166,7 +166,7 @@ def device_of(buffer: Any) -> Device:  # any framework's buffer
     >>> us.device_of(buffer).device_id
     0
     """
-    _driver.ensure()
+    _driver.library.ensure()
     return Device(locate(buffer))
 
 
@@ -203,7 +203,7 @@ def describe(buffer: Any) -> BufferInfo:  # any framework's buffer
     >>> info.nbytes, info.memory, info.source
     (1024, 'device', 'cuda.core.Buffer')
     """
-    _driver.ensure()
+    _driver.library.ensure()
     return _with_uuid(view_of(buffer).info())
 
 
@@ -211,6 +211,6 @@ def _with_uuid(info: BufferInfo) -> BufferInfo:
     device = info.device_id
     return replace(
         info,
-        device_uuid=None if device is None else _driver.device_uuid(device),
+        device_uuid=None if device is None else _driver.library.device_uuid(device),
         parts=tuple(map(_with_uuid, info.parts)),
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:
     import numpy as np
 
-    from userstream._driver import Memory
+    from userstream._driver.pointers import Memory
 
 Ordering: TypeAlias = Literal["exact", "current", "dlpack", "none", "device"]
 

@@ -9,7 +9,7 @@ from userstream._buffers._names import type_name
 from userstream.errors import HostBufferError, UnsupportedBufferError
 
 if TYPE_CHECKING:
-    from userstream._driver import Place
+    from userstream._driver.pointers import Place
 
 
 def host_error(obj: object, where: str = "host memory") -> HostBufferError:
@@ -28,7 +28,7 @@ def place_of(address: int, obj: object) -> Place:
     UnsupportedBufferError
         It is 0, no memory that the driver knows, or of a context that is not a primary one.
     """
-    return checked_place(_driver.place_of(address) if address else None, address, obj)
+    return checked_place(_driver.pointers.place_of(address) if address else None, address, obj)
 
 
 def checked_place(place: Place | None, address: int, obj: object) -> Place:

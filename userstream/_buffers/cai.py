@@ -18,7 +18,7 @@ from userstream.errors import UnsupportedBufferError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from userstream._driver import Memory, Place
+    from userstream._driver.pointers import Memory, Place
 
 ATTRIBUTE = "__cuda_array_interface__"
 _SYNCHRONIZED = -1  # as a stream: nothing is pending, as CV-CUDA and cuda.core say it
@@ -64,7 +64,7 @@ class InterfaceView(View):
     def locate(obj: Any) -> int:
         """Return the ordinal of the device of the memory that the interface points to."""
         address = operator.index(checked(obj, getattr(obj, ATTRIBUTE))["data"][0])
-        place = _driver.place_of(address) if address else None
+        place = _driver.pointers.place_of(address) if address else None
         if place is None or place.is_host or not place.is_in_primary_context():
             return device_at(checked_place(place, address, obj), obj)
         return place.device
@@ -84,7 +84,7 @@ class InterfaceView(View):
     def found(self) -> Place | None:
         """What the driver knows of the address."""
         address = self.address
-        return _driver.place_of(address) if address else None
+        return _driver.pointers.place_of(address) if address else None
 
     @once
     def place(self) -> Place:

@@ -16,7 +16,7 @@ from userstream.errors import UnsupportedBufferError
 if TYPE_CHECKING:
     import numpy as np
 
-    from userstream._driver import Memory
+    from userstream._driver.pointers import Memory
 
 
 def view_for(kind: type) -> type[View] | None:

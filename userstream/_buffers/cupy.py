@@ -13,7 +13,7 @@ from userstream._buffers.view import View, once
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from userstream._driver import Memory
+    from userstream._driver.pointers import Memory
     from userstream.typing import StreamLike
 
 
@@ -33,16 +33,16 @@ def _is_usable() -> bool:
 def _current_stream(device: int) -> tuple[int, object]:
     stream = sys.modules["cupy"].cuda.get_current_stream(device)
     # In its per-thread mode CuPy says 2 itself. The object destroys the stream when it goes.
-    return stream.ptr or _driver.LEGACY, stream
+    return stream.ptr or _driver.streams.LEGACY, stream
 
 
 def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
     cuda = sys.modules["cupy"].cuda
     previous = cuda.get_current_stream(device)
     handle = stream.__cuda_stream__()[1]
-    if handle == _driver.LEGACY:
+    if handle == _driver.streams.LEGACY:
         ours = cuda.Stream.null
-    elif handle == _driver.PER_THREAD:
+    elif handle == _driver.streams.PER_THREAD:
         ours = cuda.Stream.ptds
     else:  # ExternalStream warns, and the streams of from_external do not know their device
         ours = cuda.stream._BaseStream(handle, device)

@@ -21,7 +21,7 @@ from userstream._buffers.view import UNKNOWN, Order, View, once
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from userstream._driver import Memory
+    from userstream._driver.pointers import Memory
     from userstream.typing import StreamLike
 
 _DYNAMIC = "nvidia.dali.experimental.dynamic"
@@ -44,7 +44,7 @@ def _current_stream(device: int) -> tuple[int, object]:
     if context.device_id != device:
         return NO_STREAM, None
     stream = context.cuda_stream
-    return stream.handle or _driver.LEGACY, stream
+    return stream.handle or _driver.streams.LEGACY, stream
 
 
 def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
@@ -57,7 +57,7 @@ FRAMEWORK = Framework("dali", _is_usable, _current_stream, _activate)
 
 
 def _order(stream: int | None) -> Order:
-    return UNKNOWN if stream is None else Order("exact", stream or _driver.LEGACY)
+    return UNKNOWN if stream is None else Order("exact", stream or _driver.streams.LEGACY)
 
 
 class _Tensor(InterfaceView):

@@ -16,7 +16,7 @@ from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
     from userstream._buffers._layout import Layout
-    from userstream._driver import Memory, Place
+    from userstream._driver.pointers import Memory, Place
 
 ATTRIBUTE = "__dlpack_device__"
 
@@ -64,7 +64,7 @@ class DLPackView(View):
         """The ordinal of the device; of managed memory, for which DLPack says 0, by the driver."""
         obj, (kind, ordinal) = self.buffer, self.said
         if kind == _CUDA:
-            _driver.check_device(ordinal)
+            _driver.library.check_device(ordinal)
             return ordinal
         if kind == _CPU:
             raise host_error(obj)

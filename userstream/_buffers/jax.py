@@ -14,7 +14,7 @@ from userstream.errors import DeviceMismatchError, UnsupportedBufferError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from userstream._driver import Memory
+    from userstream._driver.pointers import Memory
 
 # Ordinals by jax.Device, of which a process has as many as it has devices.
 _ordinals: dict[Any, int] = {}

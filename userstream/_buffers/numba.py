@@ -13,7 +13,7 @@ from userstream._buffers.view import Order, once
 if TYPE_CHECKING:
     from userstream._buffers._layout import Layout
     from userstream._buffers.view import View
-    from userstream._driver import Memory
+    from userstream._driver.pointers import Memory
 
 
 def view_for(kind: type) -> type[View] | None:
@@ -24,7 +24,7 @@ def view_for(kind: type) -> type[View] | None:
 def _default_stream() -> int:
     config = getattr(sys.modules.get("numba"), "config", None)
     per_thread = getattr(config, "CUDA_PER_THREAD_DEFAULT_STREAM", 0)
-    return _driver.PER_THREAD if per_thread else _driver.LEGACY
+    return _driver.streams.PER_THREAD if per_thread else _driver.streams.LEGACY
 
 
 class ArrayView(InterfaceView):

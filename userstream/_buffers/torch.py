@@ -18,7 +18,7 @@ from userstream.errors import UnsupportedBufferError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from userstream._driver import Memory
+    from userstream._driver.pointers import Memory
     from userstream.typing import StreamLike
 
 
@@ -39,7 +39,7 @@ def _current_stream(device: int) -> tuple[int, None]:
     except AttributeError:  # a private function; the public one takes 20 times as long
         raw = sys.modules["torch"].cuda.current_stream(device).cuda_stream
     # By 0 PyTorch means the legacy default stream. It destroys no stream of its own.
-    return raw or _driver.LEGACY, None
+    return raw or _driver.streams.LEGACY, None
 
 
 def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
@@ -49,7 +49,7 @@ def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
     # An ExternalStream of a default stream would be another stream to PyTorch.
     ours = (
         cuda.default_stream(device)
-        if handle == _driver.LEGACY
+        if handle == _driver.streams.LEGACY
         else cuda.ExternalStream(handle, device=device)
     )
     cuda.set_stream(ours)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from userstream._buffers._framework import Framework
     from userstream._buffers._info import Ordering
     from userstream._buffers._layout import Layout
-    from userstream._driver import Memory, Place
+    from userstream._driver.pointers import Memory, Place
 
 T = TypeVar("T")
 
@@ -133,7 +133,7 @@ class View:
         memory that the driver does not know.
         """
         address = self.layout.address
-        return _driver.place_of(address) if address else None
+        return _driver.pointers.place_of(address) if address else None
 
     @once
     def place(self) -> Place:

@@ -12,7 +12,7 @@ from userstream._buffers.cai import InterfaceView
 from userstream._buffers.view import Order, View, once
 
 if TYPE_CHECKING:
-    from userstream._driver import Memory
+    from userstream._driver.pointers import Memory
 
 
 def view_for(kind: type) -> type[View] | None:
@@ -31,7 +31,7 @@ def _device_id(array: Any) -> int:
 def _order(array: Any) -> Order:
     # One for each device, whichever thread asks; Warp's own __dlpack__ takes it as well.
     stream = array.device.stream
-    return Order("current", int(stream.cuda_stream or 0) or _driver.LEGACY, stream)
+    return Order("current", int(stream.cuda_stream or 0) or _driver.streams.LEGACY, stream)
 
 
 class ArrayView(InterfaceView):

@@ -18,7 +18,7 @@ from userstream.errors import UnsupportedBufferError
 if TYPE_CHECKING:
     from userstream._buffers import View
     from userstream._copies.layout import Shape
-    from userstream._driver import Place
+    from userstream._driver.pointers import Place
 
 
 class DeviceArray(NamedTuple):
@@ -188,7 +188,7 @@ def pinned_address(array: np.ndarray) -> int | None:
     span = layout.spread(array.shape, array.strides, array.itemsize)
     address = int(array.ctypes.data)
     lowest = address - span.offset
-    place = _driver.place_of(lowest)
+    place = _driver.pointers.place_of(lowest)
     if place is None or place.kind != "pinned" or not place.covers(lowest, span.nbytes):
         return None
     return address

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from userstream._buffers import View
-    from userstream._driver import Peers
+    from userstream._driver.copies import Peers
     from userstream._ordering import Ordering
     from userstream._ordering.settings import Unknown
     from userstream._stream.stream import Stream
@@ -148,7 +148,7 @@ def _usual_to_host(
         return None
     lane = ordering.lane
     handle = lane.handle
-    if handle is None or not _driver.are_free(handle, handle):
+    if handle is None or not _driver.fused.are_free(handle, handle):
         return None
     memory = pinned.take(way.side.nbytes, device)
     if memory is None:
@@ -418,7 +418,9 @@ def between(
 def _peers(to: DeviceArray, source: DeviceArray) -> Peers | None:
     if to.device == source.device:
         return None
-    return _driver.primary_context(to.device), _driver.primary_context(source.device)
+    return _driver.contexts.primary_context(to.device), _driver.contexts.primary_context(
+        source.device
+    )
 
 
 def _is_same(to: DeviceArray, source: DeviceArray) -> bool:

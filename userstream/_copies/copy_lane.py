@@ -11,7 +11,7 @@ from userstream.errors import UnsupportedBufferError, WaitTimeout
 
 if TYPE_CHECKING:
     from userstream._copies.layout import Moves
-    from userstream._driver import Peers
+    from userstream._driver.copies import Peers
     from userstream._engine.lane import Lane
     from userstream._engine.waiting import Deadline, Pending
     from userstream._stream.stream import Stream
@@ -43,7 +43,7 @@ def fetch(lane: Lane, to: int, source: int, size: int, deadline: Deadline) -> No
         event, handle = spare
         try:
             spin = _SPIN_SECONDS if left is None else min(left, _SPIN_SECONDS)
-            over = _driver.fetch(lane, to, source, size, event=handle, seconds=spin)
+            over = _driver.fused.fetch(lane, to, source, size, event=handle, seconds=spin)
         except BaseException:
             lane.pool.abandon(event)
             raise
@@ -54,7 +54,7 @@ def fetch(lane: Lane, to: int, source: int, size: int, deadline: Deadline) -> No
         return
     if over is None:
         lane.usable(_NOT_CAPTURED)  # a capture may be why: another thread has begun one since
-        _driver.copy_within(lane, to, source, size)
+        _driver.copies.copy_within(lane, to, source, size)
     there = events.Completion(lane.pool, lane, lane.anywhere, event)
     try:
         waiting.wait_until(there, deadline.left())
@@ -126,7 +126,7 @@ class CopyLane:
         lane, handle = self._lane, self._lane.live()
         if not plan.axes:
             to, source = to + plan.to_offset, source + plan.from_offset
-            _driver.copy(to, source, plan.width, handle, lane, peers=peers)
+            _driver.copies.copy(to, source, plan.width, handle, lane, peers=peers)
             return
         count, calls = layout.copies(plan)
         if count > layout.MOST_COPIES:
@@ -135,4 +135,4 @@ class CopyLane:
                 f"{layout.MOST_COPIES}; make it contiguous first, in its framework"
             )
         for what in calls:
-            _driver.copy_shaped(to, source, what, handle, lane, peers=peers)
+            _driver.copies.copy_shaped(to, source, what, handle, lane, peers=peers)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from userstream._driver import Copy
+from userstream._driver.copies import Copy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -55,7 +55,7 @@ def packed(
         )
     with stream.activate(view.framework.name):
         # CuPy works on the current device, wherever the array is.
-        copy = _driver.within(_driver.primary_context(device), view.pack)
+        copy = _driver.contexts.within(_driver.contexts.primary_context(device), view.pack)
     # Its memory belongs to our stream's arena: what is freed there is used in order.
     return copy, device_array(type(view)(copy))
 
@@ -214,7 +214,7 @@ class _Bytes:
 
     def __init__(self, buffer: Buffer) -> None:
         address = int(buffer.handle)
-        place = _driver.place_of(address) if buffer.size else None
+        place = _driver.pointers.place_of(address) if buffer.size else None
         if place is not None and not place.covers(address, buffer.size):
             raise UnsupportedBufferError(
                 f"this {type_name(buffer)} of {buffer.size} bytes at {address:#x} reaches out of "

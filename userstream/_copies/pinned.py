@@ -24,7 +24,7 @@ from userstream import _driver, _process
 from userstream._engine import holding
 
 if TYPE_CHECKING:
-    from userstream._driver import HostMemory
+    from userstream._driver.host_pools import HostMemory
 
 Lease: TypeAlias = "ctypes.Array[ctypes.c_char]"  # what arrays are built on
 
@@ -148,7 +148,7 @@ class _Claim:
         return True
 
     def allocate(self, device: int) -> None:
-        self._memory = _driver.HostMemory(device)
+        self._memory = _driver.host_pools.HostMemory(device)
         self._memory.allocate(self._size)
         self._settle()
 

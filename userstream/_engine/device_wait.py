@@ -55,11 +55,15 @@ def refuse_captures(device: int, context: driver.CUcontext, why: str) -> None:
     Those are captures that the legacy default stream takes part in, or a stream that userstream
     made. `why` is as for `Lane.usable`.
     """
-    lanes.default_in(_driver.LEGACY, device, context).usable(why)
+    lanes.default_in(_driver.streams.LEGACY, device, context).usable(why)
     for lane in lanes.ours():
         # Not those of others, which may be destroyed by now: to ask one would be a crash.
         handle = lane.handle
-        if handle is not None and lane.is_in(context) and not _driver.are_free(handle, handle):
+        if (
+            handle is not None
+            and lane.is_in(context)
+            and not _driver.fused.are_free(handle, handle)
+        ):
             lane.usable(why)
 
 
@@ -70,14 +74,14 @@ def work_on(devices: Sequence[int], lane: Lane | None, *, and_current: bool) -> 
     another.
     """
     own = lane if lane is not None and lane.anywhere else None
-    contexts = {device: _driver.primary_context_if_active(device) for device in devices}
+    contexts = {device: _driver.contexts.primary_context_if_active(device) for device in devices}
     work = [
         DeviceWork(device, context) for device, context in contexts.items() if context is not None
     ]
     if own is not None:
         work += _work_of_other(own.context)
     elif lane is not None or and_current:
-        work += _work_of_other(_driver.current_context())
+        work += _work_of_other(_driver.contexts.current_context())
     if own is not None:
         own.usable(_BREAKS)
     for each in work:
@@ -87,10 +91,10 @@ def work_on(devices: Sequence[int], lane: Lane | None, *, and_current: bool) -> 
 
 def _work_of_other(context: driver.CUcontext | None) -> list[DeviceWork]:
     """Return the work of a context, if there is one and it is not the primary one of a device."""
-    if context is None or _driver.device_of_primary(int(context)) is not None:
+    if context is None or _driver.contexts.device_of_primary(int(context)) is not None:
         return []
-    device = _driver.within(context, _driver.current_device)
-    known = _driver.primary_context_if_active(device)
+    device = _driver.contexts.within(context, _driver.contexts.current_device)
+    known = _driver.contexts.primary_context_if_active(device)
     if known is not None and int(known) == int(context):
         return []
     return [DeviceWork(device, context)]
@@ -102,16 +106,16 @@ class _Recorded:
     def __init__(self, context: driver.CUcontext, target: DeviceWork) -> None:
         self.target = target
         self.ordered = False
-        event = _driver.create_event(context)
+        event = _driver.events.create_event(context)
         self._event: driver.CUevent | None = event
         try:
-            _driver.record_context(context, event)
+            _driver.events.record_context(context, event)
         except BaseException:
             self.abandon()
             raise
 
     def is_done(self) -> bool:
-        if not _driver.event_is_done(self._event, self.target):
+        if not _driver.events.event_is_done(self._event, self.target):
             return False
         self.abandon()
         return True
@@ -122,7 +126,7 @@ class _Recorded:
         if event is not None:
             # After an error of the GPU it cannot be destroyed, and is of no use.
             with contextlib.suppress(UserStreamError):
-                _driver.destroy_event(event)
+                _driver.events.destroy_event(event)
 
 
 class _Synchronizing:
@@ -140,7 +144,7 @@ class _Synchronizing:
 
     def _run(self) -> None:
         try:
-            _driver.synchronize_context(self._context)
+            _driver.contexts.synchronize_context(self._context)
         except DriverError as error:
             self._error = error
 

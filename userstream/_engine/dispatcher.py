@@ -58,7 +58,9 @@ class Call:
             if launched and completion is not None and not completion.is_done():
                 return False
         except Exception as error:
-            if not _driver.ended_context(error):  # to be asked again: the stream may be on its way
+            if not _driver.status.ended_context(
+                error
+            ):  # to be asked again: the stream may be on its way
                 return False
             launched = False
         if not launched:
@@ -174,7 +176,7 @@ class Dispatcher:
     def _relax(self) -> None:
         while not self._ended:
             try:
-                _driver.relax_capture_of_this_thread()
+                _driver.streams.relax_capture_of_this_thread()
             except Exception:  # without it, to look at events breaks captures
                 self.semaphore.wait(_LONGEST_SLEEP)
             else:

@@ -59,12 +59,12 @@ class EventPool:
         try:
             event = self._free.pop()
         except IndexError:
-            return _driver.within(self._context, self._create, stream)
+            return _driver.contexts.within(self._context, self._create, stream)
         try:
             _record(stream.core, event)
         except Exception as error:
             self.give_back(event)
-            raise _driver.core_failure("cuEventRecord", error, stream) from error
+            raise _driver.core.core_failure("cuEventRecord", error, stream) from error
         return event
 
     def edge(self, source: Recordable, destination: Recordable) -> Event:
@@ -74,7 +74,7 @@ class EventPool:
             _wait(destination.core, event)
         except Exception as error:
             self.give_back(event)
-            raise _driver.core_failure("cuStreamWaitEvent", error, destination) from error
+            raise _driver.core.core_failure("cuStreamWaitEvent", error, destination) from error
         return event
 
     def give_back(self, event: Event) -> None:
@@ -109,7 +109,7 @@ class EventPool:
         try:
             event = _record(stream.core)
         except Exception as error:
-            raise _driver.core_failure("cuEventRecord", error, stream) from error
+            raise _driver.core.core_failure("cuEventRecord", error, stream) from error
         _process.leak_at_end(event)
         return event
 
@@ -121,7 +121,7 @@ class EventPool:
             return
         # One that failed is of no use any more, and none of the caller's business.
         with contextlib.suppress(UserStreamError):
-            done = _driver.relaxed(is_done, event, None)
+            done = _driver.streams.relaxed(is_done, event, None)
             (self._free if done else self._abandoned).append(event)
 
 
@@ -135,7 +135,7 @@ def pool_of(context: driver.CUcontext) -> EventPool:
     if pool is not None:
         return pool
     # Somebody else's context may be gone tomorrow, and its events with it: they are not kept.
-    if _driver.device_of_primary(address) is None:
+    if _driver.contexts.device_of_primary(address) is None:
         return EventPool(context, keeps=False)
     return _pools.setdefault(address, EventPool(context, keeps=True))
 
@@ -145,15 +145,15 @@ def wait(stream: Recordable, event: Event) -> None:
     try:
         _wait(stream.core, event)
     except Exception as error:
-        raise _driver.core_failure("cuStreamWaitEvent", error, stream) from error
+        raise _driver.core.core_failure("cuStreamWaitEvent", error, stream) from error
 
 
 def is_done(event: Event, stream: object) -> bool:
-    """Poll an event; call it under `_driver.relaxed`."""
+    """Poll an event; call it under `_driver.streams.relaxed`."""
     try:
         return event.is_done  # type: ignore[no-any-return]
     except Exception as error:
-        raise _driver.core_failure("cuEventQuery", error, stream) from error
+        raise _driver.core.core_failure("cuEventQuery", error, stream) from error
 
 
 class Completion:
@@ -171,7 +171,7 @@ class Completion:
         self.ordered = ordered
 
     def is_done(self) -> bool:
-        """Poll; call it under `_driver.relaxed`. Once it said yes, it says so always."""
+        """Poll; call it under `_driver.streams.relaxed`. Once it said yes, it says so always."""
         event = self._event
         if event is None:
             return True

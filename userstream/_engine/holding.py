@@ -83,7 +83,7 @@ class _Ticket(weakref.ref[Use]):
         handle = self.lane.handle
         return (
             handle is not None
-            and int(handle) == _driver.PER_THREAD
+            and int(handle) == _driver.streams.PER_THREAD
             and self.thread != threading.get_ident()
         )
 
@@ -117,7 +117,7 @@ def _hold_orphans() -> None:
             except ClosedError:  # nobody can tell any more when they may go
                 pass
             except DriverError as error:
-                if not _driver.ended_context(error):  # to be tried again
+                if not _driver.status.ended_context(error):  # to be tried again
                     continue
                 let_go(ticket)  # nothing runs there any more
             except UserStreamError:  # to be tried again
@@ -166,7 +166,7 @@ class _Queue:
     def sweep(self) -> None:
         """Release what the stream has passed."""
         # Relaxed also while the objects go: to free memory would break the captures of others.
-        _driver.relaxed(self._let_go)
+        _driver.streams.relaxed(self._let_go)
 
     def _let_go(self) -> None:
         passed: list[_Held] = []
@@ -196,7 +196,7 @@ def _is_passed(held: _Held) -> bool:
     try:
         return events.is_done(held.event, None)
     except DriverError as error:  # else to be asked again
-        return _driver.ended_context(error)
+        return _driver.status.ended_context(error)
     except CaptureError:  # one began just before the event was recorded: a later event will tell
         return False
 
@@ -244,7 +244,7 @@ def keep(lane: Lane, objects: object) -> None:
     """Keep objects alive until all work queued on a lane now has completed."""
     began = time.monotonic()
     event, capture = lane.mark()
-    if capture != _driver.NOT_CAPTURING:
+    if capture != _driver.streams.NOT_CAPTURING:
         lane.pool.give_back(event)
         raise CaptureError(
             f"{lane!r} is being captured into a graph, and what is captured never completes: "

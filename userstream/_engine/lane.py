@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 NOT_NOW = "; ask before or after the capture"  # how a refusal goes on
 
-_NONE = _driver.NOT_CAPTURING
+_NONE = _driver.streams.NOT_CAPTURING
 
 
 class Lane:
@@ -80,7 +80,7 @@ class Lane:
         self.device = device
         self.name = name  # under which a registry has it
         self.owned = owned  # made by userstream, so the driver's stream goes with it
-        self.anywhere = int(self.handle) not in (_driver.LEGACY, _driver.PER_THREAD)
+        self.anywhere = int(self.handle) not in (_driver.streams.LEGACY, _driver.streams.PER_THREAD)
         self.pool = events.pool_of(context)
         self.stream_id: int | None = None  # asked for once
         self.held: Any = None  # the queue of `_holding`
@@ -93,7 +93,11 @@ class Lane:
 
     def __repr__(self) -> str:
         if not self.anywhere:
-            kind = "legacy" if self.core.__cuda_stream__()[1] == _driver.LEGACY else "per-thread"
+            kind = (
+                "legacy"
+                if self.core.__cuda_stream__()[1] == _driver.streams.LEGACY
+                else "per-thread"
+            )
             return f"<userstream.Stream device={self.device} {kind} default>"
         name = "" if self.name is None else f" name={self.name!r}"
         number = "" if self.stream_id is None else f" id={self.stream_id}"
@@ -136,9 +140,9 @@ class Lane:
         """
         handle = self.live()
         if unless_captured is not None:
-            self.here(_driver.refuse_capturing, handle, self, unless_captured)
+            self.here(_driver.streams.refuse_capturing, handle, self, unless_captured)
         elif not self.anywhere:
-            self.here(_driver.capture_status, handle, self)
+            self.here(_driver.streams.capture_status, handle, self)
         return handle
 
     def identify(self) -> int:
@@ -146,7 +150,7 @@ class Lane:
         self.live()
         if self.stream_id is not None:
             return self.stream_id
-        number = self.here(_driver.stream_id, self.usable(NOT_NOW), self)
+        number = self.here(_driver.streams.stream_id, self.usable(NOT_NOW), self)
         if self.anywhere:  # the per-thread ones of two threads have two
             self.stream_id = number
         return number
@@ -157,12 +161,12 @@ class Lane:
 
     def within(self, function: Callable[..., T], *args: object) -> T:
         """Call a function with the context of this stream current."""
-        return _driver.within(self.context, function, *args)
+        return _driver.contexts.within(self.context, function, *args)
 
     def identity(self) -> tuple[int, int, int]:
         """Return what tells the driver's streams apart; two lanes may stand for one of them."""
         handle = int(self.live())
-        thread = threading.get_ident() if handle == _driver.PER_THREAD else 0
+        thread = threading.get_ident() if handle == _driver.streams.PER_THREAD else 0
         return (int(self.context), handle, thread)
 
     def is_same(self, other: Lane) -> bool:
@@ -181,8 +185,8 @@ class Lane:
         """Return whether all work queued here has completed; refuse a captured stream."""
         handle = self.live()
         if self.anywhere:
-            return _driver.stream_is_idle(handle, self)
-        return self.within(_driver.stream_is_idle, handle, self)
+            return _driver.fused.stream_is_idle(handle, self)
+        return self.within(_driver.fused.stream_is_idle, handle, self)
 
     def completion(self) -> events.Completion:
         """Record the point that the stream has reached, to be polled."""
@@ -209,7 +213,7 @@ class Lane:
 
     def capture_status(self) -> CUstreamCaptureStatus:
         """Return whether it is being captured; refuse the legacy stream during a capture."""
-        return self.here(_driver.capture_status, self.live(), self)
+        return self.here(_driver.streams.capture_status, self.live(), self)
 
     def mark(self) -> tuple[Event, CUstreamCaptureStatus]:
         """Record a pooled event after the work queued here; return whether that was captured."""
@@ -232,9 +236,9 @@ def usual_edge(source: Lane, destination: Lane) -> Event | None:
     Otherwise do nothing and return None. The caller has to give the event back to its pool.
     """
     if (
-        (destination.anywhere or _driver.is_current(destination.context))
-        and (source.anywhere or _driver.is_current(source.context))
-        and _driver.are_free(
+        (destination.anywhere or _driver.contexts.is_current(destination.context))
+        and (source.anywhere or _driver.contexts.is_current(source.context))
+        and _driver.fused.are_free(
             source.handle or source.live(), destination.handle or destination.live()
         )
     ):
@@ -267,7 +271,8 @@ def _check_captures(
             stream=repr(source),
         )
     one, other = (
-        each.here(_driver.capture_facts, each.live(), each) for each in (source, destination)
+        each.here(_driver.capture.capture_facts, each.live(), each)
+        for each in (source, destination)
     )
     if one is None or other is None or one.id is None or one.id != other.id:
         raise CaptureError(

@@ -51,18 +51,18 @@ def ours() -> list[Lane]:
 
 def create(device: int, *, name: str | None = None, nonblocking: bool, priority: int) -> Lane:
     """Create a stream in the primary context of a device; the current context does not change."""
-    context = _driver.primary_context(device)
+    context = _driver.contexts.primary_context(device)
     # cuda.core makes a stream in the current context, whichever device it is told.
     options = StreamOptions(nonblocking=nonblocking, priority=clamp_priority(device, priority))
-    core = _driver.within(context, _create_here, device, options)
+    core = _driver.contexts.within(context, _create_here, device, options)
     lane = Lane(core, device, context, name=name, owned=True)
     _ours[int(lane.live())] = lane
-    lane.stream_id = _driver.stream_id(lane.live(), lane)
+    lane.stream_id = _driver.streams.stream_id(lane.live(), lane)
     return lane
 
 
 def _create_here(device: int, options: StreamOptions) -> CoreStream:
-    with _driver.core_errors("cuStreamCreateWithPriority"):
+    with _driver.core.core_errors("cuStreamCreateWithPriority"):
         return CoreStream._init(options=options, device_id=device, ctx=_core_context(device))
 
 
@@ -84,16 +84,18 @@ def at_handle(address: int, owner: object = None, *, shared: bool = True) -> Lan
 
     `shared` is whether an existing lane of ours may be returned, which keeps no owner alive.
     """
-    if address in (_driver.LEGACY, _driver.PER_THREAD):
+    if address in (_driver.streams.LEGACY, _driver.streams.PER_THREAD):
         return default(address)
     ours = _ours.get(address) if shared else None
     if ours is not None:
         return ours
-    context = _driver.stream_context(driver.CUstream(address))
-    device = _driver.device_of_primary(int(context))
+    context = _driver.streams.stream_context(driver.CUstream(address))
+    device = _driver.contexts.device_of_primary(int(context))
     if device is None:
-        device = _driver.within(context, _driver.current_device)
-        _driver.primary_context_if_active(device)  # so that this one is known, if it is that
+        device = _driver.contexts.within(context, _driver.contexts.current_device)
+        _driver.contexts.primary_context_if_active(
+            device
+        )  # so that this one is known, if it is that
     return _wrapped(address, owner, device, context)
 
 
@@ -103,10 +105,10 @@ def of_framework(handle: int, device: int) -> Lane:
         return of_frameworks[device][handle]
     except KeyError:
         pass
-    if handle in (_driver.LEGACY, _driver.PER_THREAD):
+    if handle in (_driver.streams.LEGACY, _driver.streams.PER_THREAD):
         lane = default(handle, device)
     else:
-        context = _driver.primary_context(device)
+        context = _driver.contexts.primary_context(device)
         lane = _ours.get(handle) or _wrapped(handle, None, device, context)
     known = of_frameworks.setdefault(device, {})
     if len(known) >= _MOST_KNOWN:
@@ -117,24 +119,24 @@ def of_framework(handle: int, device: int) -> Lane:
 def default(handle: int, device: int | None = None) -> Lane:
     """Return the lane of a default stream on a device, or in the context that is current."""
     if device is None:
-        context = _driver.default_context()
-        device = _driver.device_of_primary(int(context))
+        context = _driver.contexts.default_context()
+        device = _driver.contexts.device_of_primary(int(context))
         if device is None:
-            device = _driver.within(context, _driver.current_device)
-            primary = _driver.primary_context_if_active(device)
+            device = _driver.contexts.within(context, _driver.contexts.current_device)
+            primary = _driver.contexts.primary_context_if_active(device)
             if primary is None or int(primary) != int(context):
                 # Somebody else's, which may be gone tomorrow: its lane is not kept.
                 return _wrapped(handle, None, device, context)
     try:
         return _defaults[handle, device]
     except KeyError:
-        lane = _wrapped(handle, None, device, _driver.primary_context(device))
+        lane = _wrapped(handle, None, device, _driver.contexts.primary_context(device))
         return _defaults.setdefault((handle, device), lane)
 
 
 def default_in(handle: int, device: int, context: driver.CUcontext) -> Lane:
     """Return the lane of a default stream in a context of a device."""
-    primary = _driver.device_of_primary(int(context)) is not None
+    primary = _driver.contexts.device_of_primary(int(context)) is not None
     return default(handle, device) if primary else _wrapped(handle, None, device, context)
 
 
@@ -152,7 +154,7 @@ def forget(lane: Lane, address: int) -> None:
 
 def clamp_priority(device: int, priority: int) -> int:
     """Return the priority nearest to the wanted one that the device has."""
-    least, greatest = _driver.priority_range(_driver.primary_context(device))
+    least, greatest = _driver.contexts.priority_range(_driver.contexts.primary_context(device))
     return max(greatest, min(priority, least))
 
 

@@ -146,7 +146,7 @@ def _poll(
         while pending:
             if _process.halted:
                 _process.check_fork()
-            pending = _driver.relaxed(_still_pending, pending, failed)
+            pending = _driver.streams.relaxed(_still_pending, pending, failed)
             elapsed = time.perf_counter() - since
             if not pending or (timeout is not None and elapsed >= timeout):
                 break
@@ -223,7 +223,7 @@ def late(targets: Sequence[Any], timeout: float | None, then: str = _GO_ON) -> W
     names = ", ".join(map(repr, targets))
     devices = sorted({target.device for target in targets})
     return WaitTimeout(
-        f"not done within {timeout} s: {names}{_driver.uuids(devices)}; {then}",
+        f"not done within {timeout} s: {names}{_driver.status.uuids(devices)}; {then}",
         seconds=timeout,
         devices=devices,
         streams=[repr(target) for target in targets],

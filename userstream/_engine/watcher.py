@@ -125,7 +125,7 @@ class Watcher:
         """Make sure that polling an event invalidates no capture."""
         while not self._ended:
             try:
-                _driver.relax_capture_of_this_thread()
+                _driver.streams.relax_capture_of_this_thread()
             except Exception as error:  # to be tried again for the next watch
                 self._fail(error)
                 self._sleep(threading.TIMEOUT_MAX)

@@ -151,9 +151,11 @@ class Cupti:
     """Lets CUPTI tell the logger of each call."""
 
     def __init__(self) -> None:
-        _driver.ensure()
-        for device in range(_driver.device_count()):
-            _driver.primary_context_if_active(device)  # so that reports can tell the device
+        _driver.library.ensure()
+        for device in range(_driver.library.device_count()):
+            _driver.contexts.primary_context_if_active(
+                device
+            )  # so that reports can tell the device
         self._library = _library()
         self._cuda = ctypes.CDLL("libcuda.so.1")
         self._names: dict[int, str] = {}

@@ -150,7 +150,7 @@ class World:
     def device_of(self, context: int) -> int | None:
         """Return the device of a context, if that is known."""
         device = self.devices.get(context)
-        return _driver.device_of_primary(context) if device is None else device
+        return _driver.contexts.device_of_primary(context) if device is None else device
 
     def describe(self, lane: Lane) -> tuple[str, int | None]:
         """Name a stream; tell its device."""

@@ -38,35 +38,35 @@ _BREAKS = f", which ordering with everything on the device would invalidate: {_I
 
 def refuse_captures(devices: Iterable[int], consumer: Lane) -> None:
     """Raise `CaptureError` if a capture can be seen, before an edge would invalidate it."""
-    if consumer.capture_status() != _driver.NOT_CAPTURING:
+    if consumer.capture_status() != _driver.streams.NOT_CAPTURING:
         raise CaptureError(
             f"{consumer!r} is being captured into a graph, which cannot depend on the work "
             f"of everybody on the device: {_INSTEAD}",
             stream=repr(consumer),
         )
     for device in devices:
-        device_wait.refuse_captures(device, _driver.primary_context(device), _BREAKS)
+        device_wait.refuse_captures(device, _driver.contexts.primary_context(device), _BREAKS)
         # A framework captures on its current stream. If that is a non-blocking one, the legacy
         # stream does not tell.
         for framework in FRAMEWORKS.values():
             if framework.captures and framework.is_usable():
                 handle, _owner = framework.current_stream(device)
-                if isinstance(handle, int) and handle > _driver.PER_THREAD:
+                if isinstance(handle, int) and handle > _driver.streams.PER_THREAD:
                     lanes.of_framework(handle, device).usable(_BREAKS)
 
 
 def from_device(device: int, consumer: Lane) -> None:
     """Make later work on a stream wait for everything that is queued on a device now."""
-    context = _driver.primary_context(device)
+    context = _driver.contexts.primary_context(device)
     spare = _spare.setdefault(device, deque())
     try:
         event = spare.pop()
     except IndexError:
-        event = _driver.create_event(context)
+        event = _driver.events.create_event(context)
     try:
         with _told():
-            _driver.record_context(context, event)
-        consumer.here(_driver.wait_for_event, consumer.live(), int(event), 0, consumer)
+            _driver.events.record_context(context, event)
+        consumer.here(_driver.event_waits.wait_for_event, consumer.live(), int(event), 0, consumer)
     finally:
         spare.append(event)
 
@@ -74,7 +74,7 @@ def from_device(device: int, consumer: Lane) -> None:
 def to_device(device: int, event: Event) -> None:
     """Make everything that is queued on a device from now on wait for an event."""
     with _told():
-        _driver.let_context_wait(_driver.primary_context(device), event.handle)
+        _driver.events.let_context_wait(_driver.contexts.primary_context(device), event.handle)
 
 
 @contextmanager

@@ -89,7 +89,7 @@ class Ordering:
                 f"{device}; pass another stream",
                 devices=(consumer.device, device),
             )
-        if consumer.capture_status() != _driver.NOT_CAPTURING:
+        if consumer.capture_status() != _driver.streams.NOT_CAPTURING:
             raise CaptureError(
                 f"{consumer!r} is being captured into a graph, which cannot depend on the work "
                 f"that produces this {type_name(buffer)}; acquire it before the capture begins",
@@ -133,7 +133,7 @@ class Ordering:
             except Exception as failure:
                 failures.append(failure)
                 producers = ()
-        capture = _driver.NOT_CAPTURING
+        capture = _driver.streams.NOT_CAPTURING
         if event is None:
             event, capture = lane.mark()
             for producer in producers:
@@ -143,7 +143,7 @@ class Ordering:
                     failures.append(failure)
             wait_on_host = self._let_devices_wait(event, failures) or wait_on_host
         # What is captured never completes: the graph needs the buffers as long as it lives.
-        if objects is None or capture != _driver.NOT_CAPTURING:
+        if objects is None or capture != _driver.streams.NOT_CAPTURING:
             lane.pool.give_back(event)
             holding.let_go(objects)
         else:
@@ -183,7 +183,7 @@ class Ordering:
             )
 
     def _wait_on_host(self, deadline: Deadline | None) -> None:
-        if self.lane.capture_status() != _driver.NOT_CAPTURING:
+        if self.lane.capture_status() != _driver.streams.NOT_CAPTURING:
             return
         try:
             host_wait.sync(self.lane, None if deadline is None else deadline.left(), "auto")
@@ -207,11 +207,11 @@ def usual_ordering_of_view(view: View, consumer: Stream) -> Ordering | None:
     else:
         kind, handle, owner = view.order
     # The per-thread stream is another one in the next thread, and 0 is no stream.
-    if handle in (NO_STREAM, _driver.PER_THREAD):
+    if handle in (NO_STREAM, _driver.streams.PER_THREAD):
         return None
     if kind == "current":
         producer = lanes.of_framework(handle, view.device)
-    elif kind == "exact" and handle != _driver.LEGACY:
+    elif kind == "exact" and handle != _driver.streams.LEGACY:
         producer = lanes.at_handle(handle, handle)
     else:
         return None
@@ -255,7 +255,7 @@ def usual_lanes(
         return None
     if source is None and framework is not None:
         handle, owner = framework.current_stream(device)
-        if handle == _driver.PER_THREAD:
+        if handle == _driver.streams.PER_THREAD:
             return None
         try:
             source = lanes.of_frameworks[device][handle]

@@ -82,7 +82,7 @@ class _Unsure(NamedTuple):
 def _unsure(units: list[View], unknown: Unknown, copy_of: Collection[View] | None) -> _Unsure:
     exporting = [unit for unit in units if unit.order.ordering == "dlpack"]
     untold = [unit for unit in units if unit.order.ordering == "device"]
-    if unknown == "device" and _driver.has_context_events():
+    if unknown == "device" and _driver.events.has_context_events():
         _log(untold)
         read = [unit for view in copy_of or () for unit in view.units]
         written = [unit for unit in exporting if not (unit.is_immutable and unit in read)]
@@ -144,7 +144,7 @@ def _ordering(consumer: Stream, found: Iterable[tuple[Lane, object]]) -> Orderin
     ordering = Ordering(consumer, user, producers, owners)
     for each in (user, *producers):
         # What is the per-thread stream of one thread is another one in the next.
-        if not each.anywhere and int(each.live()) == _driver.PER_THREAD:
+        if not each.anywhere and int(each.live()) == _driver.streams.PER_THREAD:
             ordering.thread = threading.get_ident()
         elif each.handle is None:
             each.live()  # which raises

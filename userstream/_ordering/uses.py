@@ -87,7 +87,7 @@ class Uses:
             # What is captured is not pending, and what was queued on a closed stream is nobody's.
             if lane is None or lane.handle is None:
                 continue
-            if lane.capture_status() == _driver.NOT_CAPTURING:
+            if lane.capture_status() == _driver.streams.NOT_CAPTURING:
                 found[id(lane)] = lane
         return list(found.values())
 

@@ -101,8 +101,8 @@ def gather(*, with_driver: bool) -> Facts:
         "userstream": __version__,
         **{name: facts.ask(name, partial(_version, name), None) for name in PACKAGES},
     }
-    facts.compiled_core = _driver.why_pure is None
-    facts.why_no_compiled_core = _driver.why_pure
+    facts.compiled_core = _driver.fused.why_pure is None
+    facts.why_no_compiled_core = _driver.fused.why_pure
     facts.platform = facts.ask("platform", platform.platform, None)
     facts.frameworks = facts.ask("frameworks", _frameworks, {})
     facts.environment = {
@@ -113,7 +113,7 @@ def gather(*, with_driver: bool) -> Facts:
     if facts.driver is not None:
         facts.devices = [
             facts.ask(f"device {device}", partial(_device, device), DeviceFacts(device))
-            for device in range(_driver.device_count())
+            for device in range(_driver.library.device_count())
         ]
         if not facts.devices:
             error = DriverNotFoundError("the driver sees no device")
@@ -140,8 +140,8 @@ def _frameworks() -> dict[str, str]:
 
 
 def _driver_facts() -> Driver:
-    _driver.ensure()
-    return Driver(_kernel_driver_version(), _driver.version_text())
+    _driver.library.ensure()
+    return Driver(_kernel_driver_version(), _driver.library.version_text())
 
 
 def _kernel_driver_version() -> str | None:
@@ -154,4 +154,4 @@ def _kernel_driver_version() -> str | None:
 
 
 def _device(ordinal: int) -> DeviceFacts:
-    return DeviceFacts(ordinal, *_driver.device_report(ordinal))
+    return DeviceFacts(ordinal, *_driver.library.device_report(ordinal))

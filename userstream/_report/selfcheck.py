@@ -113,7 +113,9 @@ class _DeviceCheck:
 
     def get_stream(self, current: ExitStack) -> None:
         if self.other is not None:
-            current.enter_context(_driver.entered(_driver.primary_context(self.other)))
+            current.enter_context(
+                _driver.contexts.entered(_driver.contexts.primary_context(self.other))
+            )
         self.before = _current()
         self.stream = self.registry.get_stream(self.device)
         found = self.stream.device.device_id
@@ -130,15 +132,15 @@ class _DeviceCheck:
         _expect(there is self.stream, f"the registry lists {there!r}, not {self.stream!r}")
 
     def allocate(self) -> None:
-        context = _driver.primary_context(self.device)
-        with _driver.entered(context):
+        context = _driver.contexts.primary_context(self.device)
+        with _driver.contexts.entered(context):
             device = Device(self.device)
             device.set_current()
             self.first = device.allocate(SIZE, stream=self.stream)
             self.second = device.allocate(SIZE, stream=self.stream)
         # Pinned, because copies of pageable memory block inside the driver.
         for _ in range(2):
-            self.pinned.append(_driver.allocate_pinned(context, SIZE))
+            self.pinned.append(_driver.memory.allocate_pinned(context, SIZE))
 
     def resolve(self) -> None:
         stream = self.registry.get_stream(self.first)
@@ -154,7 +156,7 @@ class _DeviceCheck:
         source, target = self.pinned
         ctypes.memmove(source, self.sent, SIZE)
         ctypes.memset(target, 0, SIZE)
-        with _driver.entered(_driver.primary_context(self.device)):
+        with _driver.contexts.entered(_driver.contexts.primary_context(self.device)):
             self.first.copy_from(Buffer.from_handle(source, SIZE), stream=self.stream)
             self.second.copy_from(self.first, stream=self.stream)
             self.second.copy_to(Buffer.from_handle(target, SIZE), stream=self.stream)
@@ -176,7 +178,9 @@ class _DeviceCheck:
         self.first.close(self.stream)
         self.second.close(self.stream)
         while self.pinned:
-            _driver.free_pinned(_driver.primary_context(self.device), self.pinned.pop())
+            _driver.memory.free_pinned(
+                _driver.contexts.primary_context(self.device), self.pinned.pop()
+            )
 
 
 def _run_steps(steps: Iterable[tuple[str, str, Callable[[], None]]]) -> list[Step]:
@@ -202,7 +206,7 @@ def _run_step(name: str, title: str, action: Callable[[], None]) -> Step:
 
 
 def _current() -> int:
-    return int(_driver.current_context() or 0)
+    return int(_driver.contexts.current_context() or 0)
 
 
 def _unchanged(before: int) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _NOT_NOW = "; its attributes can be asked and set after the capture"
 
 
-def get(lane: Lane, name: _driver.Attribute) -> Any:
+def get(lane: Lane, name: _driver.attributes.Attribute) -> Any:
     """Return an attribute of a stream."""
     _check_name(name)
     lane.live()
@@ -28,7 +28,7 @@ def get(lane: Lane, name: _driver.Attribute) -> Any:
     return AccessPolicyWindow(*value) if name == "access_policy_window" else value
 
 
-def assign(lane: Lane, name: _driver.Attribute, value: Any) -> None:
+def assign(lane: Lane, name: _driver.attributes.Attribute, value: Any) -> None:
     """Set an attribute of a stream."""
     _check_name(name)
     lane.live()
@@ -41,13 +41,13 @@ def copy(lane: Lane, other: StreamLike, address_of: Callable[[Any], int]) -> Non
     lane.within(_copy, lane, other, address_of)
 
 
-def _get(lane: Lane, name: _driver.Attribute) -> Any:
-    return _driver.get_attribute(lane.usable(_NOT_NOW), name, lane)
+def _get(lane: Lane, name: _driver.attributes.Attribute) -> Any:
+    return _driver.attributes.get_attribute(lane.usable(_NOT_NOW), name, lane)
 
 
-def _set(lane: Lane, name: _driver.Attribute, value: Any) -> None:
+def _set(lane: Lane, name: _driver.attributes.Attribute, value: Any) -> None:
     handle = lane.usable(_NOT_NOW)
-    _driver.set_attribute(handle, name, _checked(lane, name, value), lane)
+    _driver.attributes.set_attribute(handle, name, _checked(lane, name, value), lane)
 
 
 def _copy(lane: Lane, other: StreamLike, address_of: Callable[[Any], int]) -> None:
@@ -58,10 +58,10 @@ def _copy(lane: Lane, other: StreamLike, address_of: Callable[[Any], int]) -> No
             f"{type(other).__name__}"
         )
     source = driver.CUstream(address_of(other))
-    _driver.refuse_capturing(source, other, _NOT_NOW)
-    here, there = lane.context, _driver.stream_context(source)
+    _driver.streams.refuse_capturing(source, other, _NOT_NOW)
+    here, there = lane.context, _driver.streams.stream_context(source)
     if int(here) != int(there):
-        own, device = lane.device, _driver.within(there, _driver.current_device)
+        own, device = lane.device, _driver.contexts.within(there, _driver.contexts.current_device)
         if own == device:
             raise ValueError(f"{other!r} is of another context than {lane!r}")
         raise DeviceMismatchError(
@@ -70,10 +70,10 @@ def _copy(lane: Lane, other: StreamLike, address_of: Callable[[Any], int]) -> No
             devices=(own, device),
             stream=repr(lane),
         )
-    _driver.copy_attributes(handle, source, lane)
+    _driver.attributes.copy_attributes(handle, source, lane)
 
 
-def _checked(lane: Lane, name: _driver.Attribute, value: Any) -> Any:
+def _checked(lane: Lane, name: _driver.attributes.Attribute, value: Any) -> Any:
     """Return the value in the form that the driver expects, or refuse it."""
     device = lane.device
     if name == "access_policy_window":
@@ -82,25 +82,25 @@ def _checked(lane: Lane, name: _driver.Attribute, value: Any) -> Any:
         return _priority(value, lane.context)
     if name == "mem_sync_domain_map":
         return _domain_map(value, device)
-    names = _driver.DOMAINS if name == "mem_sync_domain" else _driver.SYNC_POLICIES
+    attributes = _driver.attributes
+    names = attributes.DOMAINS if name == "mem_sync_domain" else attributes.SYNC_POLICIES
     if not isinstance(value, str) or value not in names:
         raise ValueError(f"{name} is one of {', '.join(map(repr, names))}, not {value!r}")
     return value
 
 
 def _check_name(name: object) -> None:
-    if not isinstance(name, str) or name not in _driver.ATTRIBUTES:
-        raise ValueError(
-            f"a stream has the attributes {', '.join(map(repr, _driver.ATTRIBUTES))}, not {name!r}"
-        )
+    if not isinstance(name, str) or name not in _driver.attributes.ATTRIBUTES:
+        known = ", ".join(map(repr, _driver.attributes.ATTRIBUTES))
+        raise ValueError(f"a stream has the attributes {known}, not {name!r}")
 
 
-def _window(value: object, device: int) -> _driver.Window:
+def _window(value: object, device: int) -> _driver.attributes.Window:
     if not isinstance(value, AccessPolicyWindow):
         raise TypeError(
             f"access_policy_window is an AccessPolicyWindow, not {type(value).__name__}"
         )
-    largest = _driver.largest_window(device)
+    largest = _driver.attributes.largest_window(device)
     if value.nbytes > largest:
         if largest == 0:
             raise NotSupportedError(f"device {device} has no access-policy windows", device=device)
@@ -111,21 +111,21 @@ def _window(value: object, device: int) -> _driver.Window:
     address, size = address_and_size(value.address)
     if size is not None and value.nbytes > size:
         raise ValueError(f"a window of {value.nbytes} bytes is larger than its buffer of {size}")
-    if value.nbytes and _driver.place_of(address) is None:
+    if value.nbytes and _driver.pointers.place_of(address) is None:
         raise ValueError(f"a window at {address:#x} is in no memory that CUDA knows")
-    return _driver.Window(address, value.nbytes, value.hit_ratio, value.hit, value.miss)
+    return _driver.attributes.Window(address, value.nbytes, value.hit_ratio, value.hit, value.miss)
 
 
 def _priority(value: Any, context: driver.CUcontext) -> int:
     wanted = _numbers.integer(value, "priority")
-    least, greatest = _driver.priority_range(context)
+    least, greatest = _driver.contexts.priority_range(context)
     if not greatest <= wanted <= least:
         raise ValueError(f"a priority is a number from {greatest} to {least}, not {value!r}")
     return wanted
 
 
 def _domain_map(value: Any, device: int) -> tuple[int, int]:
-    count = max(_driver.domain_count(device), 1)
+    count = max(_driver.attributes.domain_count(device), 1)
     if not isinstance(value, tuple) or len(value) != 2:
         raise TypeError(f"mem_sync_domain_map is a tuple of two numbers, not {value!r}")
     default, remote = (_numbers.integer(each, "a number of mem_sync_domain_map") for each in value)

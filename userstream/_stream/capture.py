@@ -71,7 +71,7 @@ class CaptureInfo:
 
 def facts(lane: Lane) -> CaptureInfo | None:
     """Return information about the capture that a stream is part of."""
-    found = lane.within(_driver.capture_facts, lane.live(), lane)
+    found = lane.within(_driver.capture.capture_facts, lane.live(), lane)
     return None if found is None else CaptureInfo(*found)
 
 
@@ -139,28 +139,28 @@ def _block(lane: Lane, mode: CaptureMode) -> Iterator[GraphDefinition]:
 @contextlib.contextmanager
 def thread_mode(mode: CaptureMode) -> Iterator[None]:
     """Set the calling thread's capture mode inside a ``with`` block."""
-    wanted = _driver.check_capture_mode(mode)
-    _driver.ensure()
-    with _driver.in_capture_mode(wanted):
+    wanted = _driver.capture.check_capture_mode(mode)
+    _driver.library.ensure()
+    with _driver.capture.in_capture_mode(wanted):
         yield
 
 
 def _begin(lane: Lane, mode: CaptureMode) -> GraphDefinition:
-    wanted = _driver.check_capture_mode(mode)
+    wanted = _driver.capture.check_capture_mode(mode)
     handle = lane.live()
-    if int(handle) == _driver.LEGACY:
+    if int(handle) == _driver.streams.LEGACY:
         raise CaptureError(
             f"{lane!r} cannot be captured: CUDA allows it for no legacy default stream; "
             "capture on a stream of Stream.create()",
             stream=repr(lane),
         )
-    if _driver.is_capturing(handle, lane):
+    if _driver.capture.is_capturing(handle, lane):
         raise CaptureError(
             f"{lane!r} is being captured already; end that capture first, or capture on "
             "another stream",
             stream=repr(lane),
         )
-    with _driver.core_errors("cuGraphCreate", lane):
+    with _driver.core.core_errors("cuGraphCreate", lane):
         graph = GraphDefinition()
     _process.leak_at_end(graph)
     identity = lane.identity()
@@ -171,9 +171,9 @@ def _begin(lane: Lane, mode: CaptureMode) -> GraphDefinition:
     )
     _drop(identity)  # of a stream that had this handle, and was destroyed
     try:
-        _driver.begin_capture(handle, graph, wanted, lane)
+        _driver.capture.begin_capture(handle, graph, wanted, lane)
     except BaseException:
-        if _driver.is_capturing(handle, lane):  # Ctrl-C came when it had begun
+        if _driver.capture.is_capturing(handle, lane):  # Ctrl-C came when it had begun
             _begun.setdefault(identity, begun)
         raise
     _begun[identity] = begun
@@ -182,7 +182,7 @@ def _begin(lane: Lane, mode: CaptureMode) -> GraphDefinition:
 
 def _end(lane: Lane) -> GraphDefinition:
     handle, identity = lane.live(), lane.identity()
-    if not _driver.is_capturing(handle, lane):
+    if not _driver.capture.is_capturing(handle, lane):
         _drop(identity)  # a Ctrl-C came when it had ended
         raise CaptureError(
             f"{lane!r} is not being captured; begin_capture() comes first", stream=repr(lane)
@@ -201,9 +201,9 @@ def _end(lane: Lane) -> GraphDefinition:
             stream=repr(lane),
         )
     try:
-        _driver.end_capture(handle, lane)
+        _driver.capture.end_capture(handle, lane)
     except BaseException:
-        if not _driver.is_capturing(handle, lane):
+        if not _driver.capture.is_capturing(handle, lane):
             _drop(identity)
         raise
     _begun.pop(identity, None)

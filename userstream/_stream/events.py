@@ -33,7 +33,7 @@ def record(lane: Lane, event: Event | None, options: EventOptions | None) -> Eve
 def wait_for_any(lane: Lane, event: Any, flags: int) -> None:  # any framework's event
     """Make later work on a stream wait for an event of any library."""
     wanted = _numbers.integer(flags, "flags")
-    if wanted not in (0, _driver.EXTERNAL):
+    if wanted not in (0, _driver.event_waits.EXTERNAL):
         raise ValueError(f"flags of wait_event are 0 or CU_EVENT_WAIT_EXTERNAL (1), not {flags!r}")
     lane.live()
     lane.within(_wait_for_any, lane, event, wanted)
@@ -42,7 +42,7 @@ def wait_for_any(lane: Lane, event: Any, flags: int) -> None:  # any framework's
 def _record(lane: Lane, event: Event | None, options: EventOptions | None) -> Event:
     if event is not None:
         _check_recordable(lane, event)
-    with _driver.core_errors("cuEventRecord", lane):
+    with _driver.core.core_errors("cuEventRecord", lane):
         recorded = lane.core.record(event, options)
     _process.leak_at_end(recorded)
     return recorded
@@ -68,13 +68,13 @@ def _check_recordable(lane: Lane, event: Event) -> None:
 def _wait_for_any(lane: Lane, event: Any, flags: int) -> None:
     handle = lane.usable()
     address = _address_of(event)
-    if flags and not _driver.is_capturing(handle, lane):
+    if flags and not _driver.capture.is_capturing(handle, lane):
         raise ValueError(
             f"CU_EVENT_WAIT_EXTERNAL is for waits that are captured, and {lane!r} is not being "
             "captured: pass flags=0"
         )
     if address:
-        _driver.wait_for_event(handle, address, flags, lane)
+        _driver.event_waits.wait_for_event(handle, address, flags, lane)
 
 
 def _check_open(event: Event) -> None:

@@ -50,7 +50,9 @@ def shown(kind: type[S], lane: Lane) -> S:
 
 def default_of(kind: type[S], handle: int) -> S:
     """Create an object for a default stream of whichever context is current."""
-    return kind._legacy_default() if handle == _driver.LEGACY else kind._per_thread_default()
+    return (
+        kind._legacy_default() if handle == _driver.streams.LEGACY else kind._per_thread_default()
+    )
 
 
 def check_own(lane: Lane | None, stream: object) -> None:
@@ -128,7 +130,7 @@ def address_of(handle: int | driver.CUstream | StreamLike, numbers: str = "an ad
         if version != 0:
             raise TypeError(f"{handle!r} speaks version {version} of __cuda_stream__, not 0")
         if address == 0:  # legal there, and CUDA's NULL stream
-            address = _driver.LEGACY
+            address = _driver.streams.LEGACY
     else:
         raise TypeError(
             f"a stream is {numbers}a CUstream or an object with __cuda_stream__, not "

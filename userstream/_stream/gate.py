@@ -46,7 +46,7 @@ def _take(device: int) -> int:
     except IndexError:
         made: list[tuple[Any, ...]] = []  # of whatever content: a gate counts on from there
         try:
-            _driver.allocate_pinned(_driver.primary_context(device), _PAGE, made)
+            _driver.memory.allocate_pinned(_driver.contexts.primary_context(device), _PAGE, made)
         finally:  # a signal may have come
             for _, page in made:
                 free.extend(range(int(page), int(page) + _PAGE, _WIDTH))

@@ -40,12 +40,12 @@ def _launch(lane: Lane, function: Callable[[], None], blocking: bool) -> None:
         if blocking:
             gate = Gate(lane.device)
             call.finished = gate.release
-            address = _driver.device_address(gate.address)
+            address = _driver.memory.device_address(gate.address)
         call.completion = lane.completion()
-        _driver.call_native(handle, semaphore.post_function, semaphore.address, lane)
+        _driver.host_functions.call_native(handle, semaphore.post_function, semaphore.address, lane)
         if gate is not None:
             flags = WaitFlags.GEQ
-            _driver.wait_value(handle, address, gate.value, flags, bits=32, stream=lane)
+            _driver.values.wait_value(handle, address, gate.value, flags, bits=32, stream=lane)
 
     running.launch(lane.identity(), dispatcher.Call(function), enqueue)
 

@@ -88,7 +88,7 @@ class WriteValue(MemoryOperation):
 
     address: int | Buffer
     value: int
-    bits: _driver.Bits = 32
+    bits: _driver.values.Bits = 32
 
     def __post_init__(self) -> None:
         _check_value(self.value, self.bits)
@@ -129,12 +129,12 @@ class WaitValue(MemoryOperation):
     address: int | Buffer
     value: int
     flags: int = WaitFlags.GEQ
-    bits: _driver.Bits = 32
+    bits: _driver.values.Bits = 32
 
     def __post_init__(self) -> None:
         _check_value(self.value, self.bits)
         flags = _numbers.integer(self.flags, "flags")
-        if flags & ~(_driver.COMPARISONS | _driver.FLUSH_FLAG):
+        if flags & ~(_driver.values.COMPARISONS | _driver.values.FLUSH_FLAG):
             raise ValueError(
                 f"flags of a wait are one of WaitFlags.GEQ, EQ, AND and NOR, or that | FLUSH, not "
                 f"{self.flags!r}"

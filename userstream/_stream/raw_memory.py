@@ -72,13 +72,13 @@ def attach(lane: Lane, memory: int | Buffer, to: Literal["global", "host", "sing
 
 def _write(lane: Lane, operation: WriteValue) -> None:
     handle, where = lane.usable(), _word(lane, operation)
-    _driver.write_value(handle, where, operation.value, bits=operation.bits, stream=lane)
+    _driver.values.write_value(handle, where, operation.value, bits=operation.bits, stream=lane)
 
 
 def _wait_value(lane: Lane, operation: WaitValue) -> None:
     handle, where = lane.usable(), _word(lane, operation)
     value, flags = operation.value, operation.flags
-    _driver.wait_value(handle, where, value, flags, bits=operation.bits, stream=lane)
+    _driver.values.wait_value(handle, where, value, flags, bits=operation.bits, stream=lane)
 
 
 def _batch(lane: Lane, operations: list[MemoryOperation]) -> None:
@@ -90,20 +90,20 @@ def _batch(lane: Lane, operations: list[MemoryOperation]) -> None:
         except Exception as error:
             error.add_note(f"that is operation {number} of the batch")
             raise
-    _driver.submit_batch(handle, parameters, lane)
+    _driver.values.submit_batch(handle, parameters, lane)
 
 
 def _parameters(lane: Lane, operation: MemoryOperation) -> driver.CUstreamBatchMemOpParams:
     match operation:
         case WriteValue(value=value, bits=bits):
-            return _driver.write_operation(_word(lane, operation), value, bits)
+            return _driver.values.write_operation(_word(lane, operation), value, bits)
         case WaitValue(value=value, flags=flags, bits=bits):
-            return _driver.wait_operation(_word(lane, operation), value, flags, bits)
+            return _driver.values.wait_operation(_word(lane, operation), value, flags, bits)
         case MemoryBarrier(scope=scope):
-            return _driver.barrier_operation(scope)
+            return _driver.values.barrier_operation(scope)
         case FlushRemoteWrites():
-            _driver.require_flush(lane.device)
-            return _driver.flush_operation()
+            _driver.values.require_flush(lane.device)
+            return _driver.values.flush_operation()
     raise TypeError(
         "a batch consists of WriteValue, WaitValue, MemoryBarrier and FlushRemoteWrites, not "
         f"{type_name(operation)}"
@@ -114,14 +114,14 @@ def _word(lane: Lane, operation: WriteValue | WaitValue) -> int:
     """Return the device address of an operation's word; refuse one that cannot be used."""
     device, width = lane.device, operation.bits // 8
     flags = int(getattr(operation, "flags", 0))  # NumPy's would overflow
-    _driver.require_values(device, bits=operation.bits, flags=flags)
+    _driver.values.require_values(device, bits=operation.bits, flags=flags)
     address, size = address_and_size(operation.address)
     if size is not None and size < width:
         raise ValueError(
             f"a value of {width} bytes does not fit into this "
             f"{type_name(operation.address)} of {size} bytes"
         )
-    return _driver.device_word(address, width, device)
+    return _driver.values.device_word(address, width, device)
 
 
 def _copy(lane: Lane, dst: int | Buffer, src: int | Buffer, nbytes: int | None) -> None:
@@ -134,11 +134,11 @@ def _copy(lane: Lane, dst: int | Buffer, src: int | Buffer, nbytes: int | None) 
         _check_place(lane, role, address, size)
     if abs(to - from_) < size:
         raise ValueError(f"dst ({to:#x}) and src ({from_:#x}) overlap in a copy of {size} bytes")
-    _driver.copy_on_device(to, from_, size, handle, lane)
+    _driver.copies.copy_on_device(to, from_, size, handle, lane)
 
 
 def _check_place(lane: Lane, role: str, address: int, size: int) -> None:
-    place = _driver.place_of(address)
+    place = _driver.pointers.place_of(address)
     if place is None:
         raise ValueError(f"{role} ({address:#x}) is in no memory that CUDA knows")
     if place.kind == "pinned":
@@ -163,13 +163,13 @@ def _check_place(lane: Lane, role: str, address: int, size: int) -> None:
 
 def _attach(lane: Lane, memory: int | Buffer, to: str) -> None:
     handle = lane.usable(", and an attachment cannot be captured")
-    if to == "single" and int(handle) == _driver.LEGACY:
+    if to == "single" and int(handle) == _driver.streams.LEGACY:
         raise ValueError(
             f"memory cannot be attached to {lane!r} alone: CUDA does not allow it; pass "
             'to="global", or use another stream'
         )
     address, _size = address_and_size(memory)
-    place = _driver.place_of(address)
+    place = _driver.pointers.place_of(address)
     if place is None or not place.is_managed:
         raise ValueError(f"address {address:#x} is in no managed memory, and cannot be attached")
     if place.start != address:
@@ -177,7 +177,7 @@ def _attach(lane: Lane, memory: int | Buffer, to: str) -> None:
             f"address {address:#x} is not the start of its allocation, which is at "
             f"{place.start:#x}; managed memory is attached as a whole"
         )
-    _driver.attach_memory(address, to, handle, lane)
+    _driver.memory.attach_memory(address, to, handle, lane)
 
 
 def _size_of_copy(dst: int | None, src: int | None, nbytes: int | None) -> int:

@@ -194,8 +194,8 @@ class Stream(CoreStream):
             handle._live()
             return handle
         address = factory.address_of(handle)
-        _driver.ensure()
-        if address in (_driver.LEGACY, _driver.PER_THREAD):
+        _driver.library.ensure()
+        if address in (_driver.streams.LEGACY, _driver.streams.PER_THREAD):
             return cls._default(address)
         kept = handle if owner is None else owner
         return cls._of(lanes.at_handle(address, kept, shared=owner is None))
@@ -220,7 +220,7 @@ class Stream(CoreStream):
         >>> int(Stream.legacy_default().handle)
         1
         """
-        return cls._default(_driver.LEGACY)
+        return cls._default(_driver.streams.LEGACY)
 
     @classmethod
     def per_thread_default(cls) -> Stream:
@@ -242,7 +242,7 @@ class Stream(CoreStream):
         >>> int(Stream.per_thread_default().handle)
         2
         """
-        return cls._default(_driver.PER_THREAD)
+        return cls._default(_driver.streams.PER_THREAD)
 
     @staticmethod
     def priority_range(device: DeviceLike | None = None) -> tuple[int, int]:
@@ -276,8 +276,8 @@ class Stream(CoreStream):
         >>> greatest <= least
         True
         """
-        return _driver.priority_range(
-            _driver.primary_context(_devices.device_id_or_current(device))
+        return _driver.contexts.priority_range(
+            _driver.contexts.primary_context(_devices.device_id_or_current(device))
         )
 
     def close(self) -> None:
@@ -322,7 +322,7 @@ class Stream(CoreStream):
     def __repr__(self) -> str:
         if self._lane is not None:
             return repr(self._lane)
-        kind = "legacy" if self._address() == _driver.LEGACY else "per-thread"
+        kind = "legacy" if self._address() == _driver.streams.LEGACY else "per-thread"
         return f"<userstream.Stream {kind} default>"
 
     def __reduce__(self) -> NoReturn:
@@ -424,7 +424,7 @@ class Stream(CoreStream):
         1
         """
         lane = self._resolve()
-        return lane.here(_driver.stream_flags, lane.usable(NOT_NOW), lane)
+        return lane.here(_driver.streams.stream_flags, lane.usable(NOT_NOW), lane)
 
     @property
     def is_nonblocking(self) -> bool:
@@ -719,7 +719,7 @@ class Stream(CoreStream):
         True
         """
         lane = self._resolve()
-        return lane.within(_driver.is_capturing, lane.live(), lane)
+        return lane.within(_driver.capture.is_capturing, lane.live(), lane)
 
     @property
     def capture_info(self) -> CaptureInfo | None:
@@ -1245,7 +1245,7 @@ class Stream(CoreStream):
     def get_attribute(self, name: Literal["priority"]) -> int: ...
     @overload
     def get_attribute(self, name: Literal["sync_policy"]) -> _SyncPolicy | None: ...
-    def get_attribute(self, name: _driver.Attribute) -> Any:
+    def get_attribute(self, name: _driver.attributes.Attribute) -> Any:
         """Return an attribute of this stream.
 
         Parameters
@@ -1296,7 +1296,7 @@ class Stream(CoreStream):
     def set_attribute(self, name: Literal["priority"], value: int) -> None: ...
     @overload
     def set_attribute(self, name: Literal["sync_policy"], value: _SyncPolicy) -> None: ...
-    def set_attribute(self, name: _driver.Attribute, value: Any) -> None:
+    def set_attribute(self, name: _driver.attributes.Attribute, value: Any) -> None:
         """Set an attribute of this stream, for work that is submitted from now on.
 
         Parameters
@@ -1528,8 +1528,8 @@ class Stream(CoreStream):
         """Return the ordinal of its device; of a default stream, of the current one."""
         if self._lane is not None:
             return self._lane.device
-        _driver.ensure()
-        return _driver.current_device()
+        _driver.library.ensure()
+        return _driver.contexts.current_device()
 
 
 def lane_of(given: StreamLike, device: int | None = None) -> Lane:
@@ -1543,8 +1543,8 @@ def lane_of(given: StreamLike, device: int | None = None) -> Lane:
 
 def lane_at(address: int, device: int | None, owner: object = None) -> Lane:
     """Return the lane of a handle: of a default stream on a device, if one is given."""
-    _driver.ensure()
-    if address in (_driver.LEGACY, _driver.PER_THREAD):
+    _driver.library.ensure()
+    if address in (_driver.streams.LEGACY, _driver.streams.PER_THREAD):
         return lanes.default(address, device)
     return lanes.at_handle(address, owner)
 
