@@ -22,8 +22,8 @@ import standins
 DEVICES = 4  # simulated
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most memory
-# The driver maps streams onto this many hardware queues, 8 by default. Work that waits at the head of
-# a queue holds up every stream of that queue: one that a test takes for free would wait for a latch.
+# The driver maps streams onto this many hardware queues, 8 by default. Work that waits at the head
+# of a queue holds up every stream of that queue: an idle one would wait for another one's latch.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
