@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import queue
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from traceback import FrameSummary
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -66,6 +67,72 @@ def test_memory_that_was_freed_is_not_used() -> None:
         reset()  # the GPU fails
     (race,) = seen.races
     assert (race.kind, race.first.access, race.second.access) == ("use after free", "free", "read")
+
+
+# -- threads ---------------------------------------------------------------------------------------
+
+
+def in_turns(room: Room, *, worker_comes_late: bool = False) -> None:
+    """One thread waits for what it queued, and then another one queues; a queue tells it when."""
+    told: queue.SimpleQueue[None] = queue.SimpleQueue()
+    ready = threading.Event()
+
+    def work() -> None:
+        if not worker_comes_late:
+            fill(room.y, room.b)
+        ready.set()
+        told.get()
+        fill(room.x, room.b)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert ready.wait(10)
+    fill(room.x, room.a)
+    driver.cuStreamSynchronize(handle(room.a))
+    told.put(None)
+    worker.join()
+
+
+@pytest.mark.parametrize(
+    ("threads", "late", "expected"),
+    [
+        ("shared", False, []),
+        ("strict", False, ["write after write"]),
+        ("strict", True, []),  # what it knows from the start cannot be seen, so it knows all
+    ],
+)
+def test_what_a_thread_knows_of_anothers_wait(
+    threads: Literal["shared", "strict"], late: bool, expected: list[str]
+) -> None:
+    with a_room() as room, us.observe(threads=threads) as seen:
+        in_turns(room, worker_comes_late=late)
+    assert [race.kind for race in seen.races] == expected
+
+
+def test_a_strict_thread_knows_what_it_has_waited_for() -> None:
+    with a_room() as room, us.observe(threads="strict") as seen:
+        fill(room.x, room.a)
+        driver.cuStreamSynchronize(handle(room.a))
+        fill(room.x, room.b)
+        room.a.wait(room.b)
+        fill(room.x, room.a)
+    assert seen.races == ()
+
+
+def test_a_strict_observation_keeps_nothing_for_threads_that_ended() -> None:
+    with a_room() as room, us.observe(threads="strict") as seen:
+        in_turns(room)
+        for _ in range(engine._TRIM + 10):
+            driver.cuStreamQuery(handle(room.a))
+        assert len(seen.races) == 1
+        assert seen._engine is not None
+        hosts = seen._engine.world.clocks._hosts
+        assert [*hosts] == [threading.get_native_id()]
+
+
+def test_threads_are_shared_or_strict() -> None:
+    with pytest.raises(ValueError, match='threads must be "shared" or "strict", not \'loose\''):
+        us.observe(threads="loose")  # type: ignore[arg-type]
 
 
 # -- what users get -------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ subjects `copies`, `allocations`, `pinned`, `order`, `words`, `captures`, `launc
 from __future__ import annotations
 
 from types import FunctionType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from userstream._observe.found import Operation, Race, Stall
 from userstream._observe.observation import Observation
@@ -30,6 +30,7 @@ def observe(
     possible: bool = False,
     suppress: str | os.PathLike[str] | Iterable[str] = (),
     stall: float = 1e-4,
+    threads: Literal["shared", "strict"] = "shared",
 ) -> Observation:
     """Watch every stream of the process, whichever library uses it: a context manager.
 
@@ -48,6 +49,12 @@ def observe(
         them; ``*`` and ``?`` stand for anything.
     stall : float, default 1e-4
         How many seconds a call takes at least to count as a stall.
+    threads : {"shared", "strict"}, default "shared"
+        Queues, locks and joins, by which threads of the host tell one another what has completed,
+        cannot be seen. ``"shared"`` takes it that every thread knows what any of them has waited
+        for. ``"strict"`` takes it that a thread knows only what it has waited for itself, or what
+        was known when it made its first call: that finds the race of two threads of which one has
+        waited and never told the other, and also reports those that are ordered by a queue.
 
     Returns
     -------
@@ -69,7 +76,7 @@ def observe(
     ...     us.wait(us.get_stream(0))
     >>> seen.check()
     """
-    return Observation(possible=possible, suppress=suppress, stall=stall)
+    return Observation(possible=possible, suppress=suppress, stall=stall, threads=threads)
 
 
 # Messages, tracebacks and documentation show the path that users import from.

@@ -1,12 +1,13 @@
-"""What happened before what: a vector clock for each stream, and one for the host.
+"""What happened before what: a vector clock for each stream, and for the host.
 
 A clock says, for each stream, how many of its operations are over once its owner gets to this
-point. All threads of the host share a clock: queues and locks of Python, by which threads tell each
-other of what they know, cannot be seen.
+point. All threads of the host share a clock by default: queues and locks of Python, by which
+threads tell each other of what they know, cannot be seen. In strict mode each thread has its own.
 """
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,19 +84,70 @@ class _Floor:
         self.version = 0
 
 
+class _Host:
+    """What the host knows: all of its threads, or in strict mode one of them."""
+
+    __slots__ = ("clock", "version")
+
+    def __init__(self) -> None:
+        self.clock: Clock = {}
+        self.version = 0  # no two of all hosts alike, so that a stream knows what it has seen
+
+
 class Clocks:
     """The clocks of all streams, of the host and of the events."""
 
-    def __init__(self) -> None:
-        self.host: Clock = {}
+    def __init__(self, *, strict: bool = False) -> None:
+        self._strict = strict
+        self._host = _Host()  # of whoever makes the call that is being applied
+        self._hosts = {} if strict else {0: self._host}  # by thread
         self.maybe: Clock = {}  # what a host function or a future can have told the host
         self.kept: Clock = {}  # what userstream itself knows as well, for its own pinned memory
-        self._host_version = 1
+        self._versions = 0
         self._lanes: dict[object, Lane] = {}
         self._floors: dict[int, _Floor] = {}
         self._events: dict[int, Recorded] = {}
         self._dying: list[Lane] = []
         self._count = 0
+
+    # -- the host ---------------------------------------------------------------------------------
+
+    def called_by(self, thread: int) -> None:
+        """Say which thread of the host makes the next call."""
+        if not self._strict:
+            return
+        host = self._hosts.get(thread)
+        if host is None:
+            # Whoever began it is not to be seen, but knew no more than all of them together.
+            host = self._hosts[thread] = _Host()
+            for other in self._hosts.values():
+                join(host.clock, other.clock)
+            self._changed(host)
+        self._host = host
+
+    def host_knows(self, clock: Clock) -> None:
+        """Let the host, and all that it queues from now on, know of this."""
+        join(self._host.clock, clock)
+        join(self.kept, clock)
+        self._changed(self._host)
+        if self._dying:
+            self._bury()
+
+    def is_known(self, lane: Lane, time: int) -> bool:
+        """Tell whether the host, whichever thread of it, knows that an operation is over."""
+        return lane.gone or all(host.clock.get(lane.id, 0) >= time for host in self._hosts.values())
+
+    def forget_ended_threads(self) -> None:
+        """Let nothing be kept for the sake of a thread that makes no more calls."""
+        if self._strict:
+            for thread in [
+                each for each in self._hosts if not os.path.exists(f"/proc/self/task/{each}")
+            ]:
+                del self._hosts[thread]
+
+    def _changed(self, host: _Host) -> None:
+        self._versions += 1
+        host.version = self._versions
 
     # -- streams ----------------------------------------------------------------------------------
 
@@ -146,9 +198,9 @@ class Clocks:
         clock = lane.clock
         if lane.capture is not None:
             return clock
-        if lane.seen_host != self._host_version:
-            join(clock, self.host)
-            lane.seen_host = self._host_version
+        if lane.seen_host != self._host.version:
+            join(clock, self._host.clock)
+            lane.seen_host = self._host.version
         floor = self._floors.get(lane.context)
         if floor is not None and lane.seen_floor != floor.version:
             join(clock, floor.clock)
@@ -200,22 +252,14 @@ class Clocks:
         join(floor.clock, clock)
         floor.version += 1
 
-    def host_knows(self, clock: Clock) -> None:
-        """Let the host, and all that it queues from now on, know of this."""
-        join(self.host, clock)
-        join(self.kept, clock)
-        self._host_version += 1
-        if self._dying:
-            self._bury()
-
     def _bury(self) -> None:
         """Take the streams out of all clocks whose work all that comes is ordered behind."""
-        passed = [lane for lane in self._dying if self.host.get(lane.id, 0) >= lane.time]
+        passed = [lane for lane in self._dying if self.is_known(lane, lane.time)]
         for lane in passed:
             self._dying.remove(lane)
             lane.gone = True
             clocks = [
-                self.host,
+                *(host.clock for host in self._hosts.values()),
                 self.maybe,
                 self.kept,
                 *(each.clock for each in self._lanes.values()),
@@ -226,6 +270,8 @@ class Clocks:
     def forget_all(self) -> None:
         """Take everything until now as known to all: something was lost."""
         for lane in self._lanes.values():
-            join(self.host, lane.clock)
-        self._host_version += 1
+            for host in self._hosts.values():
+                join(host.clock, lane.clock)
+        for host in self._hosts.values():
+            self._changed(host)
         self._events.clear()

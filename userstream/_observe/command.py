@@ -9,6 +9,8 @@
     Do not report the races that this file names.
 ``--possible``
     Report also what something unseen may put in order.
+``--strict-threads``
+    As ``observe(threads="strict")``.
 ``--simulate``
     Run the program on the simulated driver.
 
@@ -75,6 +77,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--suppress", metavar="FILE", help="races that are not reported")
     parser.add_argument("--possible", action="store_true", help="report possible races as well")
+    parser.add_argument(
+        "--strict-threads", action="store_true", help="threads share no knowledge of what is done"
+    )
     parser.add_argument("--simulate", action="store_true", help="run on the simulated driver")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="the program, and its arguments")
@@ -95,7 +100,11 @@ def _fail_on(text: str) -> set[str]:
 
 def _observation(options: argparse.Namespace) -> Observation:
     try:
-        return Observation(possible=options.possible, suppress=options.suppress or ())
+        return Observation(
+            possible=options.possible,
+            suppress=options.suppress or (),
+            threads="strict" if options.strict_threads else "shared",
+        )
     except (OSError, ValueError, NotSupportedError) as error:
         _refuse(str(error))
 

@@ -29,9 +29,14 @@ class Engine:
     """Works out what was ordered, and finds what was not."""
 
     def __init__(
-        self, functions: Mapping[int, tuple[str, Function]], stacks: Stacks, *, stall: float
+        self,
+        functions: Mapping[int, tuple[str, Function]],
+        stacks: Stacks,
+        *,
+        stall: float,
+        strict: bool = False,
     ) -> None:
-        self.world = world = World(stacks)
+        self.world = world = World(stacks, strict=strict)
         self.counts: dict[str, int] = {}
         self._stall = stall
         self._taken = 0
@@ -65,12 +70,14 @@ class Engine:
             if note is not None:
                 note(call)
                 continue
+            self.world.clocks.called_by(call.thread)
             call.name, call.function, apply = self._table[call.what]
             if call.leaving:
                 self._count(call)
             apply(call)
             self._taken += 1
             if self._taken % _TRIM == 0:
+                self.world.clocks.forget_ended_threads()
                 self.world.memory.trim(self.world.is_known)
 
     def _count(self, call: Call) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from userstream import _process
 from userstream._daemon import Daemon
@@ -54,6 +54,8 @@ class Observation:
         Which races are not reported.
     stall : float
         How many seconds a call takes at least to count as a stall.
+    threads : {"shared", "strict"}
+        Whether all threads of the host know what one of them has waited for.
 
     Examples
     --------
@@ -70,14 +72,18 @@ class Observation:
         possible: bool = False,
         suppress: str | os.PathLike[str] | Iterable[str] = (),
         stall: float = 1e-4,
+        threads: Literal["shared", "strict"] = "shared",
     ) -> None:
         if isinstance(stall, bool) or not isinstance(stall, (int, float)):
             raise TypeError(f"stall must be seconds, an int or a float, not {stall!r}")
         if not stall >= 0:
             raise ValueError(f"stall must be at least 0 seconds, not {stall!r}")
+        if threads not in ("shared", "strict"):
+            raise ValueError(f'threads must be "shared" or "strict", not {threads!r}')
         self._possible = bool(possible)
         self._suppressions = suppressions.read(suppress)
         self._threshold = float(stall)
+        self._strict = threads == "strict"
         self._lock = threading.Lock()  # of the engine, which has one reader at a time
         self._engine: Engine | None = None
         self._logger = the_logger()
@@ -104,7 +110,9 @@ class Observation:
             if _active is not None:
                 raise RuntimeError("the streams of this process are observed already")
             functions = maker.functions()
-            self._engine = Engine(functions, Stacks(self._logger), stall=self._threshold)
+            self._engine = Engine(
+                functions, Stacks(self._logger), stall=self._threshold, strict=self._strict
+            )
             self._engine.world.names = _name_of
             self._logger.watch({number: each for number, (_, each) in functions.items()})
             self._began = time.monotonic()

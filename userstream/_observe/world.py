@@ -23,9 +23,9 @@ Range = tuple[int, int]
 class World:
     """The state of an analysis, and what every call does with it."""
 
-    def __init__(self, stacks: Stacks) -> None:
+    def __init__(self, stacks: Stacks, *, strict: bool = False) -> None:
         self.stacks = stacks
-        self.clocks = Clocks()
+        self.clocks = Clocks(strict=strict)
         self.memory = Memory()
         self.finds = Finds(stacks, self.describe)
         self.devices: dict[int, int] = {}  # of contexts
@@ -49,7 +49,7 @@ class World:
 
     def is_known(self, access: Access) -> bool:
         """Tell whether all that comes is ordered behind an access, as the host knows of it."""
-        return access.lane.gone or self.clocks.host.get(access.lane.id, 0) >= access.time
+        return self.clocks.is_known(access.lane, access.time)
 
     def is_ordered(self, old: Access, new: Access) -> bool:
         """Tell whether an access is ordered behind another one."""
