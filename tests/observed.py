@@ -202,6 +202,58 @@ def housekeeping_is_no_order(room: Room) -> str:
     return "write after write"
 
 
+def waited_for_too_early(room: Room) -> str:
+    fill(room.y, room.a)
+    checked(driver.cuStreamSynchronize(handle(room.a)))
+    room.hold(room.a)
+    fill(room.x, room.a)
+    fill(room.x, room.b)
+    return "write after write"
+
+
+def polled_an_event_recorded_too_early(room: Room) -> str:
+    event = checked(driver.cuEventCreate(0))
+    checked(driver.cuEventRecord(event, handle(room.a)))
+    room.hold(room.a)
+    fill(room.x, room.a)
+    until(lambda: checked_or_busy(driver.cuEventQuery(event)))
+    copy(room.y, room.x, room.b)
+    checked(driver.cuEventDestroy(event))
+    return "read after write"
+
+
+def the_default_stream_waits_for_no_non_blocking_one(room: Room) -> str:
+    room.hold(room.a)
+    fill(room.x, room.a)
+    checked(driver.cuStreamSynchronize(LEGACY))
+    fill(room.x, room.b)
+    return "write after write"
+
+
+def a_fill_that_takes_no_stream(room: Room) -> str:
+    """The host does not wait for it, and non-blocking streams are not ordered behind it."""
+    checked(driver.cuMemsetD8(room.x, 7, SIZE))
+    copy(room.y, room.x, room.a)
+    return "read after write"
+
+
+def between_two_buffers_of_the_host(room: Room) -> str:
+    half = SIZE // 2
+    overwrite(room.pinned, 1)
+    room.hold(room.a)
+    copy(room.pinned + half, room.pinned, room.a, half)
+    copy(room.x, room.pinned + half, room.b, half)
+    return "read after write"
+
+
+def waited_for_another_device(room: Room) -> str:
+    fill(room.x, room.a)
+    with device_current(1):
+        checked(driver.cuCtxSynchronize())
+    fill(room.x, room.b)
+    return "write after write"
+
+
 def from_another_device(room: Room) -> str:
     fill(room.x, room.a)
     with us.Stream.create(1) as far:
@@ -227,6 +279,12 @@ REPORTED = [
     inside_of_a_graph,
     rows_of_two_copies_meet,
     housekeeping_is_no_order,
+    waited_for_too_early,
+    polled_an_event_recorded_too_early,
+    the_default_stream_waits_for_no_non_blocking_one,
+    a_fill_that_takes_no_stream,
+    between_two_buffers_of_the_host,
+    waited_for_another_device,
     from_another_device,
 ]
 
@@ -442,6 +500,61 @@ def source_overwritten_by_the_gpu(room: Room) -> None:
     room.a.sync()
 
 
+def polled_a_stream(room: Room) -> None:
+    fill(room.x, room.a)
+    until(lambda: checked_or_busy(driver.cuStreamQuery(handle(room.a))))
+    fill(room.x, room.b)
+
+
+def polled_an_event(room: Room) -> None:
+    event = checked(driver.cuEventCreate(0))
+    fill(room.x, room.a)
+    checked(driver.cuEventRecord(event, handle(room.a)))
+    until(lambda: checked_or_busy(driver.cuEventQuery(event)))
+    copy(room.y, room.x, room.b)
+    checked(driver.cuEventDestroy(event))
+
+
+def waited_for_an_event_that_does_not_spin(room: Room) -> None:
+    event = checked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC))
+    fill(room.x, room.a)
+    checked(driver.cuEventRecord(event, handle(room.a)))
+    checked(driver.cuEventSynchronize(event))
+    fill(room.x, room.b)
+    checked(driver.cuEventDestroy(event))
+
+
+def the_default_stream_waits_for_blocking_ones(room: Room) -> None:
+    fill(room.x, room.stream(nonblocking=False))
+    checked(driver.cuStreamSynchronize(LEGACY))
+    fill(room.x, room.b)
+
+
+def work_on_the_default_stream_comes_between(room: Room) -> None:
+    fill(room.x, room.stream(nonblocking=False))
+    fill(room.y, LEGACY)
+    checked(driver.cuStreamSynchronize(LEGACY))
+    checked(driver.cuStreamSynchronize(LEGACY))
+    copy(room.y, room.x, room.b)
+
+
+def a_fill_of_pinned_memory_waits(room: Room) -> None:
+    checked(driver.cuMemsetD8(room.pinned, 7, SIZE))
+    copy(room.x, room.pinned, room.a)
+
+
+def rows_copied_to_the_host(room: Room) -> None:
+    shape = driver.CUDA_MEMCPY2D()
+    shape.srcMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    shape.srcDevice, shape.srcPitch = room.x, 64
+    shape.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_HOST
+    shape.dstHost, shape.dstPitch = room.pinned, 64
+    shape.WidthInBytes, shape.Height = 16, 8
+    fill(room.x, LEGACY)
+    checked(driver.cuMemcpy2D(shape))
+    fill(room.x, room.b)
+
+
 def future_was_told(room: Room) -> None:
     fill(room.x, room.a)
     us.completion(room.a).result(10)
@@ -480,6 +593,13 @@ SILENT = [
     another_device,
     freeing_waits,
     source_overwritten_by_the_gpu,
+    polled_a_stream,
+    polled_an_event,
+    waited_for_an_event_that_does_not_spin,
+    the_default_stream_waits_for_blocking_ones,
+    work_on_the_default_stream_comes_between,
+    a_fill_of_pinned_memory_waits,
+    rows_copied_to_the_host,
     future_was_told,
     host_function_told,
 ]
@@ -491,6 +611,14 @@ SILENT = [
 def until(done: Callable[[], bool]) -> None:
     while not done():
         pass
+
+
+def checked_or_busy(answer: tuple[driver.CUresult]) -> bool:
+    """Tell whether a query says that the work is done."""
+    if answer[0] == driver.CUresult.CUDA_ERROR_NOT_READY:
+        return False
+    checked(answer)
+    return True
 
 
 def fill_rows(address: int, width: int, height: int, stream: us.Stream) -> None:

@@ -21,6 +21,7 @@ from observed import (
     from_another_device,
     future_was_told,
     host_function_told,
+    waited_for_another_device,
     watched,
 )
 from userstream._observe import logger
@@ -33,7 +34,7 @@ pytestmark = [
     ),
 ]
 
-ON_TWO = (from_another_device, another_device)
+ON_TWO = (from_another_device, another_device, waited_for_another_device)
 
 
 @pytest.fixture(autouse=True, scope="module")
