@@ -1095,7 +1095,7 @@ def test_a_release_that_fails_frees_nothing(function: str, memory: int) -> None:
 
 CLOSINGS = {
     "a stream of mine": lambda: us.Stream.create(0),
-    "a user stream": lambda: us.get_stream(0, name="closed"),
+    "a user stream": lambda: us.UserStream().get_stream(0, name="closed"),
     "somebody else's": lambda: us.Stream.from_handle(us.Stream.create(0)),
 }
 

@@ -187,12 +187,72 @@ def test_streams_is_a_read_only_snapshot() -> None:
 
 
 def test_close_empties_and_can_be_used_again() -> None:
-    stream = us.get_stream(0)
+    number = us.get_stream(0).stream_id
     us.close(timeout=10)
     assert us.streams() == {}
-    assert not stream.is_closed, "somebody still holds it"
-    stream.sync(timeout=10)
+    gc.collect()
+    assert us.get_stream(0).stream_id != number
+
+
+@pytest.mark.parametrize("name", [None, "io"])
+def test_close_takes_no_stream_from_whoever_holds_it(name: str | None) -> None:
+    theirs = us.get_stream(0, name=name)
+    us.close(timeout=10)
+    assert us.streams() == {}
+    assert not theirs.is_closed
+    theirs.sync(timeout=10)
+    assert us.get_stream(0, name=name) is theirs, "a second one would be in no order with it"
+    assert dict(us.streams()) == {(0, name): theirs}
+
+
+def test_one_stream_for_all_that_ask_while_a_registry_is_emptied() -> None:
+    mine = us.UserStream()
+    stream = mine.get_stream(0)
+    stop = threading.Event()
+
+    def empty() -> None:
+        while not stop.is_set():
+            mine.close(timeout=10)
+
+    thread = threading.Thread(target=empty)
+    thread.start()
+    try:
+        assert all(mine.get_stream(0) is stream for _ in range(300))
+    finally:
+        stop.set()
+        thread.join(20)
+
+
+@pytest.mark.simulated
+def test_a_stream_that_the_gpu_failed_does_not_come_back() -> None:
+    stream = us.get_stream(0)
+    testing.async_error(stream, driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS)
+    with pytest.raises(us.WaitErrors):
+        us.close(timeout=10)
+    testing.reset()
     assert us.get_stream(0) is not stream
+
+
+def test_nobody_closes_the_stream_of_everybody() -> None:
+    stream = us.get_stream(0, name="io")
+    for close in (stream.close, us.Stream.from_handle(stream).close):
+        with pytest.raises(RuntimeError, match=r"name='io'.*us\.close\(\).*create.*UserStream\(\)"):
+            close()
+    stream.sync(timeout=10)
+    assert us.get_stream(0, name="io") is stream
+    us.close(timeout=10)
+    with pytest.raises(RuntimeError, match="cannot be closed"):
+        stream.close()  # others may hold it as well
+    assert us.get_stream(0, name="io") is stream
+
+
+def test_whoever_has_a_registry_closes_its_streams() -> None:
+    mine = us.UserStream()
+    stream = mine.get_stream(0)
+    mine.close(timeout=10)
+    stream.close()
+    assert stream.is_closed
+    assert mine.get_stream(0) is not stream
 
 
 def test_a_stream_goes_with_its_last_owner() -> None:
@@ -212,23 +272,27 @@ def test_a_stream_that_was_given_away_stays() -> None:
         us.close()
         del stream
         gc.collect()
-        assert still_there() is not None
+        assert us.get_stream(0) is still_there()
         assert key in stream_module._given_away
-        still_there().close()  # type: ignore[union-attr]
-        assert key not in stream_module._given_away
+    with us.UserStream() as mine:
+        stream = mine.get_stream(0)
+        give(stream)
+        stream.close()
+    assert id(stream) not in stream_module._given_away
 
 
 def test_a_closed_stream_leaves_its_registry() -> None:
-    stream = us.get_stream(0)
-    named = us.get_stream(0, name="io")
-    named.close()
-    assert dict(us.streams()) == {(0, None): stream}
-    stream.close()
-    assert us.streams() == {}
-    again = us.get_stream(0)
-    assert again is not stream
-    stream.close()
-    assert us.get_stream(0) is again, "closing twice takes nobody else out"
+    with us.UserStream() as mine:
+        stream = mine.get_stream(0)
+        named = mine.get_stream(0, name="io")
+        named.close()
+        assert dict(mine.streams()) == {(0, None): stream}
+        stream.close()
+        assert mine.streams() == {}
+        again = mine.get_stream(0)
+        assert again is not stream
+        stream.close()
+        assert mine.get_stream(0) is again, "closing twice takes nobody else out"
 
 
 def test_close_with_a_stream_held() -> None:
@@ -336,7 +400,7 @@ def test_a_stream_that_the_driver_holds_up_holds_up_no_other(
             in_thread(other.close)
             in_thread(lambda: mine.close(timeout=20))
             assert not mine.streams()
-            assert in_thread(lambda: mine.get_stream(0)) is not idle
+            assert in_thread(lambda: mine.get_stream(0)) is idle
         finally:
             go_on.set()
     assert first() is second()
@@ -384,7 +448,8 @@ def test_hits_need_no_driver_call_but_the_objects_own() -> None:
 
 
 def test_an_interrupted_close_leaves_no_closed_stream_behind() -> None:
-    stream = us.get_stream(0)
+    mine = us.UserStream()
+    stream = mine.get_stream(0)
     forget = stream._resolve().on_close
 
     def interrupted(_: object) -> None:
@@ -393,10 +458,10 @@ def test_an_interrupted_close_leaves_no_closed_stream_behind() -> None:
     stream._resolve().on_close = interrupted
     with pytest.raises(KeyboardInterrupt):
         stream.close()
-    us.get_stream(0).sync(timeout=10)
+    mine.get_stream(0).sync(timeout=10)
     stream._resolve().on_close = forget
     stream.close()
-    assert us.get_stream(0) is not stream
+    assert mine.get_stream(0) is not stream
 
 
 def test_a_stream_that_two_threads_close() -> None:

@@ -227,10 +227,11 @@ class UserStream:
 
         Notes
         -----
-        The process-wide registry also frees the page-locked memory of `asnumpy` that no array uses.
-        Streams to which there are references remain usable; the others are destroyed, unless their
-        handle has been read (see `Stream`). Only applications should close the process-wide
-        registry: other code may be using it. Blocks, but never inside the driver. Thread-safe.
+        No stream is closed under anybody. Those to which there are references remain usable, and
+        `get_stream` returns them again for as long as that is so; the others are destroyed, unless
+        their handle has been read (see `Stream`). The process-wide registry also frees the
+        page-locked memory of `asnumpy` that no array uses. Closing it is up to the application: a
+        library makes a registry of its own. Blocks, but never inside the driver. Thread-safe.
 
         Examples
         --------
@@ -246,9 +247,9 @@ class UserStream:
         try:
             host_wait.sync_all(list(lanes.values()), timeout, grouped=True, closed_is_done=True)
         except WaitErrors:
-            self._table.remove(lanes)
+            self._table.empty(lanes, lost=True)
             raise
-        self._table.remove(lanes)
+        self._table.empty(lanes)
         self._uses.forget()
         if self is _process_registry:
             staging.trim()
@@ -1236,3 +1237,4 @@ def _known(target: Target, streams: Mapping[int, Stream]) -> Stream | None:
 
 
 _process_registry = UserStream()
+_process_registry._table.shared = True

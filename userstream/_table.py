@@ -26,7 +26,16 @@ _NONE: Mapping[int, Stream] = MappingProxyType({})
 class Table:
     """The streams of a `UserStream`, which it finds or creates."""
 
-    __slots__ = ("__weakref__", "_lock", "_makings", "closed", "named", "unnamed")
+    __slots__ = (
+        "__weakref__",
+        "_lock",
+        "_makings",
+        "closed",
+        "let_go",
+        "named",
+        "shared",
+        "unnamed",
+    )
 
     def __init__(self) -> None:
         # For changes; readers need none. Reentrant, because the garbage collector may run anybody's
@@ -34,8 +43,14 @@ class Table:
         self._lock = threading.RLock()
         self._makings: dict[tuple[int, str | None], threading.RLock] = {}
         self.closed = False
+        self.shared = False  # by the whole process, so nobody may close one of its streams
         self.unnamed: dict[int, Stream] = {}  # by device; the same dictionary as long as it lives
         self.named: dict[str | None, dict[int, Stream]] = {None: self.unnamed}
+        # What `close` let go of while somebody held it. Whoever asks gets that one again: a second
+        # stream of that device and name would be in no order with the work of its holder.
+        self.let_go: weakref.WeakValueDictionary[tuple[int, str | None], Stream] = (
+            weakref.WeakValueDictionary()
+        )
         _tables.add(self)
 
     def __str__(self) -> str:
@@ -84,15 +99,15 @@ class Table:
             there = self.named.get(name, _NONE).get(device)
             if there is not None:
                 return there
-            lane = lanes.create(device, name=name, nonblocking=True, priority=priority)
-            stream = Stream._of(lane)
+            stream = self.let_go.get((device, name))
+            if stream is None:
+                lane = lanes.create(device, name=name, nonblocking=True, priority=priority)
+                lane.on_close = functools.partial(_forget, weakref.ref(self))
+                stream = Stream._of(lane)
             with self._lock:
                 self.check_open()
                 # A signal handler or a destructor may have made one in the middle of it.
-                kept = self.named.setdefault(name, {}).setdefault(device, stream)
-                if kept is stream:
-                    lane.on_close = functools.partial(_forget, weakref.ref(self))
-                return kept
+                return self.named.setdefault(name, {}).setdefault(device, stream)
 
     def waited_for(self, targets: Sequence[Target], name: str | None) -> list[Lane]:
         """Return the lanes of the existing streams that targets name, each once."""
@@ -146,13 +161,30 @@ class Table:
         """Return the lanes of the existing streams, by device and name."""
         return {key: stream._resolve() for key, stream in self.streams().items()}
 
-    def remove(self, closed: Mapping[tuple[int, str | None], Lane]) -> None:
-        """Remove streams, if they are still in the table."""
+    def empty(self, found: Mapping[tuple[int, str | None], Lane], *, lost: bool = False) -> None:
+        """Let go of streams, if they are still in the table; never to return them if lost."""
         with self._lock:
-            for (device, name), lane in closed.items():
+            for (device, name), lane in found.items():
                 stream = self.named.get(name, {}).get(device)
                 if stream is not None and stream._lane is lane:
+                    if not lost:
+                        self.let_go[device, name] = stream
                     del self.named[name][device]
+
+    def forget(self, closed: Lane) -> None:
+        """Remove a stream that is being closed; refuse it if the whole process shares it."""
+        if self.shared:
+            raise RuntimeError(
+                f"{closed!r} is a user stream of the whole process and cannot be closed, because "
+                "other code may be using it: us.close() lets go of all of them; a stream that you "
+                "may close comes from Stream.create(), or from a registry of your own, UserStream()"
+            )
+        key = (closed.device, closed.name)
+        with self._lock:
+            self.empty({key: closed})
+            stream = self.let_go.get(key)
+            if stream is not None and stream._lane is closed:
+                del self.let_go[key]
 
     def check_open(self) -> None:
         """Raise `ClosedError` if the registry was closed permanently."""
@@ -166,14 +198,14 @@ class Table:
         """Close it permanently, and empty it."""
         with self._lock:  # which a thread that is just making a stream has
             self.closed = True
-        self.remove(self.lanes())  # made meanwhile, or still being captured
+        self.empty(self.lanes())  # made meanwhile, or still being captured
 
 
 def _forget(table: weakref.ref[Table], lane: Lane) -> None:
-    """Remove a closed stream from its table."""
+    """Remove a stream that is being closed from its table."""
     owner = table()
     if owner is not None:
-        owner.remove({(lane.device, lane.name): lane})
+        owner.forget(lane)
 
 
 def _empty_all() -> None:
@@ -183,6 +215,7 @@ def _empty_all() -> None:
         table._makings = {}
         table.unnamed.clear()
         table.named = {None: table.unnamed}
+        table.let_go = weakref.WeakValueDictionary()
 
 
 _process.after_fork(_empty_all)

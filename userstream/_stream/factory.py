@@ -71,8 +71,8 @@ def close(lane: Lane | None, stream: object) -> None:
     if lane.handle is None:
         return
     address = int(lane.live())
-    # First out of its registry. A Ctrl-C between the two would leave a closed stream there, and
-    # every later get_stream() would return it.
+    # First out of its registry, which may refuse. A Ctrl-C between the two would leave a closed
+    # stream there, and every later get_stream() would return it.
     if lane.on_close is not None:
         lane.on_close(lane)
     if lane.owned:

@@ -286,13 +286,14 @@ class Stream(CoreStream):
         Raises
         ------
         RuntimeError
-            It is a default stream, which the whole process shares.
+            The whole process shares it: it is a default stream, or a user stream of the
+            process-wide registry, which `userstream.close` empties.
 
         Notes
         -----
-        Queued work still completes. Closing a closed stream does nothing. A user stream is removed
-        from its registry, and `get_stream` creates a new one. Driver call: ``cuStreamDestroy``.
-        Does not block.
+        Queued work still completes. Closing a closed stream does nothing. A user stream of a
+        `UserStream` of your own is removed from that registry, whose `get_stream` creates a new
+        one. Driver call: ``cuStreamDestroy``. Does not block.
 
         Examples
         --------
