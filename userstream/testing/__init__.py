@@ -9,6 +9,7 @@ Examples
 """
 
 from userstream.testing._calls import calls
+from userstream.testing._condition import Condition
 from userstream.testing._injection import UnusedInjection, inject
 from userstream.testing._kernels import duration, kernel
 from userstream.testing._latch import latch
@@ -16,6 +17,7 @@ from userstream.testing._pointer import Pointer
 from userstream.testing._simulated import async_error, reset, simulate
 
 __all__ = [
+    "Condition",
     "Pointer",
     "UnusedInjection",
     "async_error",
@@ -29,6 +31,8 @@ __all__ = [
 ]
 
 for _public in (
+    Condition,
+    Condition.set,
     Pointer,
     Pointer.array,
     UnusedInjection,

@@ -60,8 +60,9 @@ def kernel(name: str) -> Callable[[_Function], _Function]:
     Whoever asks for a kernel of that name gets it, out of whatever image: by
     `cuda.core.ObjectCode`, which may be one of a single byte, or by the driver's functions. Each
     launch calls the function once, with ``grid`` and ``block`` (tuples of three), and then with
-    what the kernel was launched with. The annotations say what that is: `Pointer` for a pointer; a
-    NumPy type, such as ``np.float32`` or a structured `numpy.dtype`, for what is passed by value.
+    what the kernel was launched with. The annotations say what that is: `Pointer` for a pointer;
+    `Condition` for the condition of a graph; a NumPy type, such as ``np.float32`` or a structured
+    `numpy.dtype`, for what is passed by value.
 
     The function runs in the order of the stream, on a thread of Python. It must not call CUDA. An
     exception in it is an error of the context, as with a faulty kernel, and its traceback is in the

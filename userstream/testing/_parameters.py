@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from userstream.testing._condition import Condition
 from userstream.testing._pointer import Launch, Pointer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _ADVICE = (
-    "annotate a pointer with testing.Pointer, and a scalar with its NumPy type, such as np.int32"
+    "annotate a pointer with testing.Pointer, the condition of a graph with testing.Condition, "
+    "and a scalar with its NumPy type, such as np.int32"
 )
+_HANDLES = (Condition, Pointer)
 _TENSOR_MAPS = ("CUtensorMap", "TensorMapDescriptor")
 _ABSTRACT = (
     np.generic,
@@ -39,7 +42,7 @@ class Parameter:
     name: str
     offset: int
     dtype: np.dtype[Any]
-    is_pointer: bool
+    handle: type[Condition | Pointer] | None  # what the function gets, if no scalar
     is_plain: bool  # the function gets a Python number
 
     @property
@@ -50,8 +53,8 @@ class Parameter:
     def value(self, packed: bytes, launch: Launch) -> object:
         """Take it out of what a launch passes."""
         scalar = np.frombuffer(packed, self.dtype, 1, self.offset)[0]
-        if self.is_pointer:
-            return Pointer(int(scalar), self.name, launch)
+        if self.handle is not None:
+            return self.handle(int(scalar), self.name, launch)
         return scalar.item() if self.is_plain else scalar
 
 
@@ -82,7 +85,7 @@ def parameters_of(function: Callable[..., object]) -> tuple[Parameter, ...]:
                 parameter.name,
                 offset,
                 dtype,
-                annotation is Pointer,
+                annotation if annotation in _HANDLES else None,
                 annotation in _PYTHON_SCALARS,
             )
         )
@@ -106,7 +109,7 @@ def _evaluated(function: Callable[..., object], parameter: inspect.Parameter) ->
 
 
 def _dtype_of(name: str, annotation: Any) -> np.dtype[Any]:
-    if annotation is Pointer:
+    if annotation in _HANDLES:
         return np.dtype(np.uint64)
     kind = getattr(annotation, "__name__", repr(annotation))
     if kind in _TENSOR_MAPS:

@@ -181,6 +181,7 @@ def _load(path: str) -> ctypes.CDLL:
             [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p],
         ),
         "unuse_memory": (None, [ctypes.c_uint64]),
+        "set_condition": (ctypes.c_int, [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"userstream_{name}")

@@ -83,8 +83,10 @@ static void detach_all(const Capture *capture) {
 
 bool capture_is_into(const Graph *graph) {
     for (Capture *capture = captures; capture; capture = capture->next) {
-        if (capture->graph == graph)
-            return true;
+        for (const Graph *into = capture->graph; into; into = into->parent) {
+            if (into == graph)
+                return true;
+        }
     }
     return false;
 }

@@ -27,6 +27,8 @@ static const char *name_of(NodeType type) {
         return "MEM_FREE";
     case NODE_BATCH_MEM_OP:
         return "BATCH_MEM_OP";
+    case NODE_CONDITIONAL:
+        return "CONDITIONAL";
     }
     return "NODE";
 }

@@ -174,6 +174,7 @@ typedef enum NodeType {         /* CUgraphNodeType */
     NODE_MEM_ALLOC = 10,
     NODE_MEM_FREE = 11,
     NODE_BATCH_MEM_OP = 12,
+    NODE_CONDITIONAL = 13,
 } NodeType;
 
 /* Runs on the stream's worker, under the lock; an error becomes the sticky error of the context. */
@@ -195,6 +196,7 @@ struct Operation {
             uint64_t id;        /* as another event may have the handle by then */
         } event;
         Graph *child;
+        struct Conditional *conditional;
         GraphMemory *graph_memory;
         struct GraphLaunch *graph_launch;
         int failure;
@@ -332,6 +334,7 @@ CUresult capture_forbids_use_of_context(const Context *context, const GreenConte
 CUresult capture_forbids_use_of_legacy(const Context *context);
 CUresult capture_forbids_use_of_stream(Stream *stream);
 CUresult capture_forbids_use_of_event(const Event *event);
+/* Into the graph, or into one inside of it. */
 bool capture_is_into(const Graph *graph);
 CUresult capture_would_forbid_legacy(const Context *context);
 void capture_leave(Stream *stream);
@@ -375,6 +378,76 @@ void memory_fill_anew(Memory *memory);
 CUdeviceptr memory_reserve(size_t size);
 void memory_unreserve(CUdeviceptr address, size_t size);
 
+/* ---- conditional_nodes.c -------------------------------------------------------------------- */
+
+/* A value that chooses what a conditional node does. */
+typedef struct Condition {
+    uint64_t handle;
+    const Context *context;
+    bool has_default;           /* each launch begins with it; else with what the last one left */
+    unsigned default_value;
+    unsigned value;             /* in a plan */
+    bool is_used;               /* by a node */
+} Condition;
+
+typedef struct ConditionSet {
+    Condition *conditions;
+    size_t count;
+} ConditionSet;
+
+Condition *condition_find(const ConditionSet *set, uint64_t handle);
+void conditions_append(ConditionSet *set, Condition condition);
+void conditions_clear(ConditionSet *set);
+
+typedef enum ConditionalType {  /* CUgraphConditionalNodeType */
+    CONDITIONAL_IF,
+    CONDITIONAL_WHILE,
+    CONDITIONAL_SWITCH,
+} ConditionalType;
+
+/* One node. */
+typedef struct Conditional {
+    uint64_t condition;
+    const Context *context;
+    ConditionalType type;
+    unsigned count;
+    Graph **bodies;             /* programs get this array */
+    struct Steps *steps;        /* in a plan, of each body */
+} Conditional;
+
+Operation *conditional_copy(const Operation *operation);
+
+/* ---- plans.c -------------------------------------------------------------------------------- */
+
+/* What is done one after the other, in an order that respects the dependencies. */
+typedef struct Steps {
+    Operation **operations;     /* the plan's own */
+    size_t count;
+} Steps;
+
+/* What a launch does. Updates of an executable graph give it another plan. */
+typedef struct Plan {
+    int references;             /* of an executable graph, and of launches under way */
+    Graph *graph;               /* a copy of what was instantiated */
+    Steps steps;
+    size_t memory_operations;
+    ConditionSet conditions;
+} Plan;
+
+typedef enum PlanResult {       /* CUgraphInstantiateResult */
+    PLAN_SUCCESS = 0,
+    PLAN_ERROR = 1,
+    PLAN_INVALID_STRUCTURE = 2,
+    PLAN_CONDITION_UNUSED = 5,
+} PlanResult;
+
+PlanResult plan_new(Plan **out, const Graph *graph);
+Plan *plan_retain(Plan *plan);
+void plan_release(Plan *plan);
+CUresult plan_run(Plan *plan, const MemoryEffect *effects, Stream *stream);
+/* Of the plan that the stream runs now. NULL: that is none, or it has no such condition. */
+Condition *condition_of_running_plan(const Stream *stream, uint64_t handle);
+
 /* ---- graphs.c, executable_graphs.c, user_objects.c ------------------------------------------ */
 
 struct Node {
@@ -391,19 +464,11 @@ struct Node {
 struct Graph {
     Handle handle;
     uint64_t id;
-    bool is_child;              /* of a node, which it ends with */
+    Graph *parent;              /* has the node that this one belongs to, and ends with */
     NodeSet nodes;
+    ConditionSet conditions;
     struct Retained *retained;  /* user objects */
 };
-
-/* What a launch does. Updates of an executable graph give it another plan. */
-typedef struct Plan {
-    int references;             /* of an executable graph, and of launches under way */
-    Graph *graph;               /* a copy of what was instantiated */
-    Operation **operations;     /* in an order that respects the dependencies; the graph's own */
-    size_t count;
-    size_t memory_operations;
-} Plan;
 
 struct GraphExec {
     Handle handle;
@@ -411,10 +476,6 @@ struct GraphExec {
     Plan *plan;
     Point *last;                /* of its newest launch */
 };
-
-Plan *plan_new(const Graph *graph);     /* NULL: the graph has a cycle */
-Plan *plan_retain(Plan *plan);
-void plan_release(Plan *plan);
 
 struct UserObject {
     Handle handle;
@@ -433,11 +494,14 @@ void user_objects_destroy(void);
 
 Graph *graph_new(void);
 Graph *graph_copy(const Graph *graph);
+bool graph_has_conditionals(const Graph *graph);
 void graph_free(Graph *graph);
 /* Adds a node for a function of the driver that does. Owns the operation, also when it fails. */
 CUresult graph_add_checked(Node **out, Graph *graph, Node **dependencies, size_t count,
                            Operation *operation);
 Operation *child_operation(Graph *child);
+/* The graphs inside an operation: a child, or the bodies of a conditional node. */
+size_t operation_graphs(const Operation *operation, Graph *const **graphs);
 /* NULL: it is no node, or one of another type. */
 Operation *node_operation(const Node *node, NodeType type);
 Node *graph_add(Graph *graph, Operation *operation, const NodeSet *dependencies);

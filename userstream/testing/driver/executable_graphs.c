@@ -1,101 +1,21 @@
-/* Executable graphs: plans, their launches and their updates. */
+/* Executable graphs: their launches and their updates. */
 #include "driver.h"
-
-/* ---- plans ---------------------------------------------------------------------------------- */
-
-/* The nodes in an order in which each comes after what it depends on; false if there is none. Depth
- * first, without recursion: a node that is met again while it is open is part of a cycle. */
-static bool put_in_order(const Graph *graph, NodeSet *order) {
-    uint64_t open = new_id();
-    uint64_t done = new_id();
-    bool possible = true;
-    NodeSet stack = {0};
-    for (size_t i = 0; i < graph->nodes.count && possible; i++) {
-        nodes_append(&stack, graph->nodes.nodes[i]);
-        while (stack.count && possible) {
-            Node *node = stack.nodes[stack.count - 1];
-            if (node->mark == open || node->mark == done) {
-                stack.count--;
-                if (node->mark == open)
-                    nodes_append(order, node);
-                node->mark = done;
-                continue;
-            }
-            node->mark = open;
-            for (size_t k = 0; k < node->dependencies.count; k++) {
-                Node *dependency = node->dependencies.nodes[k];
-                possible = possible && dependency->mark != open;
-                if (dependency->mark != done)
-                    nodes_append(&stack, dependency);
-            }
-        }
-    }
-    nodes_clear(&stack);
-    return possible;
-}
-
-static void append(Plan *plan, Operation *operation) {
-    /* A power of two is full. */
-    if ((plan->count & (plan->count - 1)) == 0)
-        plan->operations =
-            realloc(plan->operations, (2 * plan->count + 1) * sizeof *plan->operations);
-    plan->operations[plan->count++] = operation;
-    if (operation->type == NODE_MEM_ALLOC || operation->type == NODE_MEM_FREE)
-        plan->memory_operations++;
-}
-
-/* What children consist of comes in their place. */
-static bool plan_add(Plan *plan, const Graph *graph) {
-    NodeSet order = {0};
-    bool possible = put_in_order(graph, &order);
-    for (size_t i = 0; i < order.count && possible; i++) {
-        Operation *operation = order.nodes[i]->operation;
-        if (operation->type == NODE_GRAPH)
-            possible = plan_add(plan, operation->child);
-        else
-            append(plan, operation);
-    }
-    nodes_clear(&order);
-    return possible;
-}
-
-Plan *plan_new(const Graph *graph) {
-    Plan *plan = calloc(1, sizeof *plan);
-    plan->references = 1;
-    plan->graph = graph_copy(graph);
-    if (plan_add(plan, plan->graph))
-        return plan;
-    plan_release(plan);
-    return NULL;
-}
-
-Plan *plan_retain(Plan *plan) {
-    plan->references++;
-    return plan;
-}
-
-void plan_release(Plan *plan) {
-    if (--plan->references)
-        return;
-    graph_free(plan->graph);
-    free(plan->operations);
-    free(plan);
-}
 
 /* ---- instantiation -------------------------------------------------------------------------- */
 
 enum { AUTO_FREE_ON_LAUNCH = 1 };   /* CUgraphInstantiate_flags */
-enum { INSTANTIATE_SUCCESS, INSTANTIATE_ERROR, INSTANTIATE_INVALID_STRUCTURE };
 
 /* A snapshot: later changes of the graph, and its end, do not matter. */
-static CUresult instantiate(GraphExec **out, Graph *graph, uint64_t flags) {
+static CUresult instantiate(GraphExec **out, Graph *graph, uint64_t flags, PlanResult *reason) {
+    *reason = PLAN_ERROR;
     if (!out || !handle_is(KIND_GRAPH, graph))
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = context_usable(context_current());
     if (result != CUDA_SUCCESS)
         return result;
-    Plan *plan = plan_new(graph);
-    if (!plan)
+    Plan *plan;
+    *reason = plan_new(&plan, graph);
+    if (*reason != PLAN_SUCCESS)
         return CUDA_ERROR_INVALID_VALUE;
     GraphExec *exec = handle_new(KIND_GRAPH_EXEC);
     exec->flags = flags;
@@ -106,14 +26,15 @@ static CUresult instantiate(GraphExec **out, Graph *graph, uint64_t flags) {
 
 DRIVER_FUNCTION(cuGraphInstantiateWithFlags, 11040,
                 (GraphExec **out, Graph *graph, uint64_t flags), (out, graph, flags)) {
-    return instantiate(out, graph, flags);
+    PlanResult reason;
+    return instantiate(out, graph, flags, &reason);
 }
 
 typedef struct InstantiateParameters {      /* CUDA_GRAPH_INSTANTIATE_PARAMS */
     uint64_t flags;
     Stream *upload_stream;
     Node *error_node;
-    int result;
+    PlanResult result;
 } InstantiateParameters;
 
 DRIVER_FUNCTION(cuGraphInstantiateWithParams, 12000,
@@ -121,13 +42,8 @@ DRIVER_FUNCTION(cuGraphInstantiateWithParams, 12000,
                 (out, graph, parameters)) {
     if (!parameters)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = instantiate(out, graph, parameters->flags);
     parameters->error_node = NULL;
-    parameters->result = INSTANTIATE_SUCCESS;
-    if (result != CUDA_SUCCESS)
-        parameters->result = context_usable(context_current()) == CUDA_SUCCESS
-            ? INSTANTIATE_INVALID_STRUCTURE : INSTANTIATE_ERROR;
-    return result;
+    return instantiate(out, graph, parameters->flags, &parameters->result);
 }
 
 DRIVER_FUNCTION(cuGraphExecDestroy, 10000, (GraphExec *exec), (exec)) {
@@ -154,19 +70,14 @@ typedef struct GraphLaunch {
 } GraphLaunch;
 
 static CUresult run_launch(Operation *operation, Stream *stream) {
-    const Plan *plan = operation->graph_launch->plan;
-    const MemoryEffect *effect = operation->graph_launch->effects;
-    CUresult result = CUDA_SUCCESS;
-    for (size_t i = 0; i < plan->count && result == CUDA_SUCCESS; i++) {
-        Operation *next = plan->operations[i];
-        if (stream_work_is_lost(stream))
-            break;
-        if (next->type == NODE_MEM_ALLOC || next->type == NODE_MEM_FREE)
-            graph_memory_run(next, effect++);
-        else
-            result = next->run(next, stream);
-    }
-    return result;
+    return plan_run(operation->graph_launch->plan, operation->graph_launch->effects, stream);
+}
+
+Condition *condition_of_running_plan(const Stream *stream, uint64_t handle) {
+    const Operation *operation = stream->first;
+    if (operation->run != run_launch)
+        return NULL;
+    return condition_find(&operation->graph_launch->plan->conditions, handle);
 }
 
 static void dispose_launch(Operation *operation) {
@@ -199,7 +110,8 @@ DRIVER_FUNCTION(cuGraphLaunch, 10000, (GraphExec *exec, Stream *handle), (exec, 
     if (result != CUDA_SUCCESS)
         return result;
     Plan *plan = exec->plan;
-    result = graph_memory_check(plan->operations, plan->count, exec->flags & AUTO_FREE_ON_LAUNCH);
+    result = graph_memory_check(plan->steps.operations, plan->steps.count,
+                                exec->flags & AUTO_FREE_ON_LAUNCH);
     if (result == CUDA_SUCCESS)
         result = stream_wait_for(stream, exec->last);
     if (result != CUDA_SUCCESS)
@@ -208,7 +120,8 @@ DRIVER_FUNCTION(cuGraphLaunch, 10000, (GraphExec *exec, Stream *handle), (exec, 
     result = stream_submit(stream, operation);
     if (result != CUDA_SUCCESS)
         return result;
-    graph_memory_take(plan->operations, plan->count, operation->graph_launch->effects);
+    graph_memory_take(plan->steps.operations, plan->steps.count,
+                      operation->graph_launch->effects);
     point_release(exec->last);
     exec->last = point_retain(stream->tail);
     return CUDA_SUCCESS;
@@ -219,7 +132,7 @@ DRIVER_FUNCTION(cuGraphUpload, 11010, (GraphExec *exec, Stream *handle), (exec, 
     CUresult result = find_exec(exec, handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
-    graph_memory_map(exec->plan->operations, exec->plan->count);
+    graph_memory_map(exec->plan->steps.operations, exec->plan->steps.count);
     return stream_submit(stream, operation_nothing(NODE_EMPTY));
 }
 
@@ -227,8 +140,10 @@ DRIVER_FUNCTION(cuGraphUpload, 11010, (GraphExec *exec, Stream *handle), (exec, 
 
 enum {                          /* CUgraphExecUpdateResult */
     UPDATE_SUCCESS = 0,
+    UPDATE_ERROR = 1,
     UPDATE_TOPOLOGY_CHANGED = 2,
     UPDATE_NODE_TYPE_CHANGED = 3,
+    UPDATE_PARAMETERS_CHANGED = 5,
     UPDATE_NOT_SUPPORTED = 6,
 };
 
@@ -249,6 +164,26 @@ static bool same_dependencies(const Node *one, const Node *other) {
     return true;
 }
 
+static UpdateInfo compare(const Graph *old, const Graph *new);
+
+/* "Changing node parameters is not supported": of conditional nodes, save for the handle. */
+static bool same_conditional(const Operation *from, const Operation *to) {
+    return from->type != NODE_CONDITIONAL ||
+           (from->conditional->type == to->conditional->type &&
+            from->conditional->count == to->conditional->count);
+}
+
+static UpdateInfo compare_inside(const Operation *from, const Operation *to) {
+    Graph *const *old;
+    Graph *const *new;
+    UpdateInfo info = {.result = UPDATE_SUCCESS};
+    size_t count = operation_graphs(from, &old);
+    operation_graphs(to, &new);
+    for (size_t i = 0; i < count && info.result == UPDATE_SUCCESS; i++)
+        info = compare(old[i], new[i]);
+    return info;
+}
+
 /* Nodes correspond by the order in which they were added. */
 static UpdateInfo compare(const Graph *old, const Graph *new) {
     if (old->nodes.count != new->nodes.count)
@@ -263,11 +198,11 @@ static UpdateInfo compare(const Graph *old, const Graph *new) {
             return (UpdateInfo){.result = UPDATE_TOPOLOGY_CHANGED, .node = node};
         if (to->type == NODE_MEM_ALLOC || to->type == NODE_MEM_FREE)
             return (UpdateInfo){.result = UPDATE_NOT_SUPPORTED, .node = node};
-        if (to->type == NODE_GRAPH) {
-            UpdateInfo child = compare(from->child, to->child);
-            if (child.result != UPDATE_SUCCESS)
-                return child;
-        }
+        if (!same_conditional(from, to))
+            return (UpdateInfo){.result = UPDATE_PARAMETERS_CHANGED, .node = node};
+        UpdateInfo inside = compare_inside(from, to);
+        if (inside.result != UPDATE_SUCCESS)
+            return inside;
     }
     return (UpdateInfo){.result = UPDATE_SUCCESS};
 }
@@ -278,9 +213,11 @@ DRIVER_FUNCTION_AS(cuGraphExecUpdate_v2, cuGraphExecUpdate, 12000,
     if (!handle_is(KIND_GRAPH_EXEC, exec) || !handle_is(KIND_GRAPH, graph) || !info)
         return CUDA_ERROR_INVALID_VALUE;
     *info = compare(exec->plan->graph, graph);
+    Plan *plan;
+    if (info->result == UPDATE_SUCCESS && plan_new(&plan, graph) != PLAN_SUCCESS)
+        info->result = UPDATE_ERROR;
     if (info->result != UPDATE_SUCCESS)
         return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
-    Plan *plan = plan_new(graph);
     plan_release(exec->plan);
     exec->plan = plan;
     return CUDA_SUCCESS;

@@ -78,15 +78,27 @@ static void dispose_child(Operation *operation) {
 
 Operation *child_operation(Graph *child) {
     Operation *operation = operation_new(run_in_parent, NODE_GRAPH);
-    child->is_child = true;
     operation->child = child;
     operation->dispose = dispose_child;
     return operation;
 }
 
-/* "The childGraph is cloned": the caller keeps its own. */
+size_t operation_graphs(const Operation *operation, Graph *const **graphs) {
+    if (operation->type == NODE_GRAPH) {
+        *graphs = &operation->child;
+        return 1;
+    }
+    if (operation->type == NODE_CONDITIONAL) {
+        *graphs = operation->conditional->bodies;
+        return operation->conditional->count;
+    }
+    return 0;
+}
+
+/* "The childGraph is cloned": the caller keeps its own. "The graph must not contain conditional
+ * nodes." */
 ADD_NODE(cuGraphAddChildGraphNode, 10000, Graph *argument) {
-    if (!handle_is(KIND_GRAPH, argument) || argument == graph)
+    if (!handle_is(KIND_GRAPH, argument) || argument == graph || graph_has_conditionals(argument))
         return CUDA_ERROR_INVALID_VALUE;
     *operation = child_operation(graph_copy(argument));
     return CUDA_SUCCESS;

@@ -60,6 +60,10 @@ Node *graph_add(Graph *graph, Operation *operation, const NodeSet *dependencies)
     nodes_set(&node->dependencies, dependencies);
     node->index = graph->nodes.count;
     nodes_append(&graph->nodes, node);
+    Graph *const *inside;
+    size_t count = operation_graphs(operation, &inside);
+    for (size_t i = 0; i < count; i++)
+        inside[i]->parent = graph;
     return node;
 }
 
@@ -89,14 +93,21 @@ uint64_t nodes_mark_back(const NodeSet *set) {
     return mark;
 }
 
-/* Operations do not change, so copies share them; but a child may be changed, and is copied too. */
+/* Operations do not change, so copies share them; but a graph inside of one may be changed, and is
+ * copied too. */
+static Operation *operation_for_copy(Operation *operation) {
+    if (operation->type == NODE_GRAPH)
+        return child_operation(graph_copy(operation->child));
+    if (operation->type == NODE_CONDITIONAL)
+        return conditional_copy(operation);
+    return operation_retain(operation);
+}
+
 Graph *graph_copy(const Graph *graph) {
     Graph *copy = graph_new();
     for (size_t i = 0; i < graph->nodes.count; i++) {
         const Node *node = graph->nodes.nodes[i];
-        bool has_child = node->operation->type == NODE_GRAPH;
-        Operation *operation = has_child ? child_operation(graph_copy(node->operation->child))
-                                         : operation_retain(node->operation);
+        Operation *operation = operation_for_copy(node->operation);
         graph_add(copy, operation, &(NodeSet){0})->original = node->id;
     }
     for (size_t i = 0; i < graph->nodes.count; i++) {
@@ -105,8 +116,18 @@ Graph *graph_copy(const Graph *graph) {
             nodes_append(&copy->nodes.nodes[i]->dependencies,
                          copy->nodes.nodes[dependencies->nodes[k]->index]);
     }
+    for (size_t i = 0; i < graph->conditions.count; i++)
+        conditions_append(&copy->conditions, graph->conditions.conditions[i]);
     retained_add_all(&copy->retained, graph->retained);
     return copy;
+}
+
+bool graph_has_conditionals(const Graph *graph) {
+    for (size_t i = 0; i < graph->nodes.count; i++) {
+        if (graph->nodes.nodes[i]->operation->type == NODE_CONDITIONAL)
+            return true;
+    }
+    return false;
 }
 
 static void node_free(Node *node) {
@@ -129,6 +150,7 @@ void graph_free(Graph *graph) {
     for (size_t i = 0; i < graph->nodes.count; i++)
         node_free(graph->nodes.nodes[i]);
     nodes_clear(&graph->nodes);
+    conditions_clear(&graph->conditions);
     retained_release(graph->retained);
     handle_free(KIND_GRAPH, graph);
 }
@@ -142,7 +164,7 @@ DRIVER_FUNCTION(cuGraphCreate, 10000, (Graph **out, unsigned flags), (out, flags
 
 DRIVER_FUNCTION(cuGraphDestroy, 10000, (Graph *graph), (graph)) {
     /* A capture still adds nodes to it, or it is its parent's. */
-    if (!handle_is(KIND_GRAPH, graph) || graph->is_child || capture_is_into(graph))
+    if (!handle_is(KIND_GRAPH, graph) || graph->parent || capture_is_into(graph))
         return CUDA_ERROR_INVALID_VALUE;
     graph_free(graph);
     return CUDA_SUCCESS;
@@ -158,6 +180,9 @@ DRIVER_FUNCTION(cuGraphNodeGetType, 10000, (Node *node, int *type), (node, type)
 DRIVER_FUNCTION(cuGraphClone, 10000, (Graph **out, Graph *graph), (out, graph)) {
     if (!out || !handle_is(KIND_GRAPH, graph))
         return CUDA_ERROR_INVALID_VALUE;
+    /* "Cloning is not supported for graphs which contain ... conditional nodes." */
+    if (graph_has_conditionals(graph))
+        return CUDA_ERROR_NOT_SUPPORTED;
     *out = graph_copy(graph);
     return CUDA_SUCCESS;
 }

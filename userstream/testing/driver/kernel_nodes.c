@@ -99,7 +99,8 @@ static CUresult set_instantiated(GraphExec *exec, Node *node, const KernelNode2 
     Graph *changed = graph_copy(exec->plan->graph);
     CUresult result = set(changed->nodes.nodes[old->index], wanted);
     if (result == CUDA_SUCCESS) {
-        Plan *plan = plan_new(changed);
+        Plan *plan;
+        plan_new(&plan, changed);   /* the same nodes and edges: it is possible */
         for (size_t i = 0; i < changed->nodes.count; i++)
             plan->graph->nodes.nodes[i]->original = exec->plan->graph->nodes.nodes[i]->original;
         plan_release(exec->plan);

@@ -104,6 +104,7 @@ void kernels_reset(void) {
 typedef struct Job {
     uint64_t id;
     const Launch *launch;
+    const Stream *stream;
     enum { OFFERED, TAKEN, FINISHED } state;
     CUresult result;
     const Explanation *explanation;
@@ -150,7 +151,7 @@ static void let_time_pass(const Launch *launch, const Stream *stream) {
 
 CUresult launch_run(const Launch *launch, Stream *stream) {
     let_time_pass(launch, stream);
-    Job job = {.id = new_id(), .launch = launch};
+    Job job = {.id = new_id(), .launch = launch, .stream = stream};
     Job **end = &jobs;
     while (*end)
         end = &(*end)->next;
@@ -197,6 +198,7 @@ SIDE_DOOR bool userstream_take_launch(Taken *taken);
 SIDE_DOOR void userstream_finish_launch(uint64_t id, int result, const char *text);
 SIDE_DOOR int userstream_use_memory(uint64_t id, CUdeviceptr address, size_t size, Range *range);
 SIDE_DOOR void userstream_unuse_memory(uint64_t memory);
+SIDE_DOOR int userstream_set_condition(uint64_t id, uint64_t handle, unsigned value);
 
 uint64_t userstream_define_kernel(const char *name, size_t count, const size_t *sizes,
                                   const size_t *offsets, size_t size) {
@@ -320,4 +322,22 @@ void userstream_unuse_memory(uint64_t memory) {
     lock();
     memory_unuse((Memory *)memory);
     unlock();
+}
+
+/* cudaGraphSetConditional. NOT_FOUND: the launch is over; INVALID_VALUE: the kernel is not in a
+ * graph that has the condition. "Handles can only be set from the context with which they are
+ * associated." */
+int userstream_set_condition(uint64_t id, uint64_t handle, unsigned value) {
+    lock();
+    CUresult result = CUDA_ERROR_NOT_FOUND;
+    const Job *job = job_find(id);
+    if (job) {
+        Condition *condition = condition_of_running_plan(job->stream, handle);
+        bool is_its = condition && condition->context == job->launch->context;
+        result = is_its ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+        if (is_its)
+            condition->value = value;
+    }
+    unlock();
+    return (int)result;
 }
