@@ -142,3 +142,15 @@ def jax(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     monkeypatch.setitem(sys.modules, "jax", module)
     monkeypatch.setitem(sys.modules, "jax.core", module.core)
     return module
+
+
+@pytest.fixture
+def warp(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    monkeypatch.setitem(sys.modules, "warp", standins.warp())
+    return sys.modules["warp"]
+
+
+@pytest.fixture
+def tvm_ffi(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    monkeypatch.setitem(sys.modules, "tvm_ffi", standins.tvm_ffi())
+    return sys.modules["tvm_ffi"]

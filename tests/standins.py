@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import types
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
@@ -232,6 +234,31 @@ class WarpDevice:
         self.stream = types.SimpleNamespace(cuda_stream=stream)
 
 
+def warp(stream: int | None = None) -> types.ModuleType:
+    """Return a module that passes for Warp, whose current streams have that handle at first."""
+    module = types.ModuleType("warp")
+
+    class Stream:
+        def __init__(self, device: Any, *, cuda_stream: int | None) -> None:
+            self.device, self.cuda_stream = device, cuda_stream
+
+    class Device(WarpDevice):
+        def __init__(self, ordinal: int, stream: int | None = None) -> None:
+            super().__init__(ordinal, stream)
+            self.null_stream = Stream(self, cuda_stream=None)
+            self.stream = Stream(self, cuda_stream=stream)
+
+        def set_stream(self, stream: Stream, sync: bool = True) -> None:
+            assert stream.device is self
+            assert not sync
+            self.stream = stream
+
+    devices = {f"cuda:{ordinal}": Device(ordinal, stream) for ordinal in range(2)}
+    module.Stream, module.Device = Stream, Device
+    module.get_device = devices.__getitem__
+    return module
+
+
 class _WarpIndexed:
     def __init__(self, data: Any) -> None:
         self.data, self.device, self.pinned, self.shape = data, data.device, False, (2,)
@@ -239,6 +266,44 @@ class _WarpIndexed:
 
 WarpArray = _named("array", "warp._src.types", _Warp)
 WarpIndexed = _named("indexedarray", "warp._src.types", _WarpIndexed)
+
+
+class _TvmTensor:
+    """Of TVM FFI: its DLPack ignores the stream."""
+
+    def __init__(self, device: int, buffer: Any) -> None:
+        self.where, self.buffer = device, buffer
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, self.where)
+
+    def __dlpack__(self, *, stream: object = None, **how: Any) -> Any:
+        return self.buffer.__dlpack__(**how)
+
+
+def tvm_ffi() -> types.ModuleType:
+    """Return a module that passes for TVM FFI, where no stream was made current."""
+    module = types.ModuleType("tvm_ffi")
+    current: dict[int, int] = {}
+
+    class Device:
+        def __init__(self, type: str, index: int) -> None:
+            self.type, self.index = type, index
+
+    @contextmanager
+    def use_raw_stream(device: Device, stream: int) -> Iterator[None]:
+        before = current.get(device.index, 0)
+        current[device.index] = stream
+        yield
+        current[device.index] = before
+
+    module.device = module.Device = Device
+    module.get_raw_stream = lambda device: current.get(device.index, 0)
+    module.use_raw_stream = use_raw_stream
+    return module
+
+
+TvmTensor = _named("Tensor", "tvm_ffi.core", _TvmTensor)
 
 
 class _DaliTensor(_Interface):

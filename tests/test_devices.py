@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -48,6 +49,18 @@ def test_cupy_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     cupy = standins.cupy()
     monkeypatch.setitem(sys.modules, "cupy.cuda", cupy.cuda)
     assert us.get_stream(cupy.cuda.Device(0)) is us.get_stream(0)
+
+
+def test_warp_devices(warp: types.ModuleType) -> None:
+    assert us.get_stream(warp.get_device("cuda:0")) is us.get_stream(0)
+    with pytest.raises(us.InvalidDeviceError, match="not a CUDA device"):
+        us.get_stream(warp.Device(-1))
+
+
+def test_tvm_ffi_devices(tvm_ffi: types.ModuleType) -> None:
+    assert us.get_stream(tvm_ffi.device("cuda", 0)) is us.get_stream(0)
+    with pytest.raises(us.InvalidDeviceError, match="not a CUDA device"):
+        us.get_stream(tvm_ffi.device("cpu", 0))
 
 
 def test_jax_devices(monkeypatch: pytest.MonkeyPatch) -> None:

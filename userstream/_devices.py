@@ -36,7 +36,7 @@ def device_id_or_current(device: Any) -> int:
     if ordinal is None:
         raise TypeError(
             'a device is an ordinal, "cuda:1", a cuda.core.Device, or the device object of torch, '
-            f"CuPy or JAX, not a {type(device).__name__}"
+            f"CuPy, JAX, Warp or TVM FFI, not a {type(device).__name__}"
         )
     return ordinal
 
@@ -81,9 +81,23 @@ def _jax(device: Any) -> int:
     return int(device.local_hardware_id)
 
 
+def _warp(device: Any) -> int:
+    if not device.is_cuda:
+        raise InvalidDeviceError(f'{device!r} is not a CUDA device; pass warp.get_device("cuda:0")')
+    return int(device.ordinal)
+
+
+def _tvm_ffi(device: Any) -> int:
+    if device.type != "cuda":
+        raise InvalidDeviceError(f'{device!r} is not a CUDA device; pass tvm_ffi.device("cuda:0")')
+    return int(device.index)
+
+
 # The module that is in sys.modules once the framework was imported, its class, the rule.
 _FRAMEWORKS = (
     ("torch", "device", _torch),
     ("cupy.cuda", "Device", _cupy),
     ("jax", "Device", _jax),
+    ("warp", "Device", _warp),
+    ("tvm_ffi", "Device", _tvm_ffi),
 )

@@ -105,7 +105,7 @@ class CUDAArrayInterface(Protocol):
 
 
 class _CUDADevice(Protocol):
-    """`cuda.core.Device`, `torch.device`, `cupy.cuda.Device` or `jax.Device`."""
+    """`cuda.core.Device`, or the device of PyTorch, CuPy, JAX, Warp or TVM FFI."""
 
     def __hash__(self) -> int: ...
 

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 from cuda.core import Device
 
 from userstream import _driver
-from userstream._buffers import cai, cuda_core, cupy, dali, dlpack, jax, numba, torch, warp
+from userstream._buffers import (
+    cai,
+    cuda_core,
+    cupy,
+    dali,
+    dlpack,
+    jax,
+    numba,
+    torch,
+    tvm_ffi,
+    warp,
+)
 from userstream._buffers._framework import NO_STREAM, Framework
 from userstream._buffers._info import BufferInfo
 from userstream._buffers._layout import Layout, contiguous_strides
@@ -45,12 +56,13 @@ __all__ = [
 
 # The first that knows a type answers: frameworks before the protocols that they speak as well.
 _KINDS: tuple[Callable[[type], type[View] | None], ...] = tuple(
-    module.view_for for module in (torch, cupy, jax, numba, dali, warp, cuda_core, dlpack, cai)
+    module.view_for
+    for module in (torch, cupy, jax, numba, dali, warp, tvm_ffi, cuda_core, dlpack, cai)
 )
 
 # Those that have a current stream.
 FRAMEWORKS = {
-    framework.name: framework for framework in (torch.FRAMEWORK, cupy.FRAMEWORK, dali.FRAMEWORK)
+    module.FRAMEWORK.name: module.FRAMEWORK for module in (torch, cupy, dali, warp, tvm_ffi)
 }
 
 _PROTOCOLS = ((dlpack.ATTRIBUTE, dlpack.DLPackView), (cai.ATTRIBUTE, cai.InterfaceView))

@@ -27,3 +27,5 @@ class Framework(NamedTuple):
     record_use: Callable[[Any], None] | None = None
     # Whether it captures graphs on its current stream, and to ask for that changes nothing.
     captures: bool = False
+    # Whether it relies on the legacy default stream to wait for its own, as blocking ones make it.
+    needs_blocking: bool = False

@@ -21,6 +21,8 @@ class Activatable(Protocol):
     """The part of a `Stream` that frameworks and this module need."""
 
     def __cuda_stream__(self) -> tuple[int, int]: ...
+    @property
+    def is_nonblocking(self) -> bool: ...
     def _resolve(self) -> Lane: ...
     def _settled(self) -> Self: ...
 
@@ -46,8 +48,12 @@ def called(names: Iterable[str]) -> list[Framework]:
 
 
 def usable() -> list[Framework]:
-    """Return the frameworks that are imported and have a current stream."""
-    return [framework for framework in FRAMEWORKS.values() if framework.is_usable()]
+    """Return the frameworks that are imported and can work on every stream."""
+    return [
+        framework
+        for framework in FRAMEWORKS.values()
+        if framework.is_usable() and not framework.needs_blocking
+    ]
 
 
 class _Before:
@@ -103,6 +109,13 @@ class Activation(Generic[S]):
         stream = self._stream._settled()
         if self._thread is not None:
             raise RuntimeError("this block was entered already; call activate() for another one")
+        for framework in self._frameworks:
+            if framework.needs_blocking and stream.is_nonblocking:
+                raise ValueError(
+                    f"{framework.name} cannot work on {stream!r}: it relies on the legacy default "
+                    "stream to wait for its own, which that does for blocking streams alone; use "
+                    "one of Stream.create(device, nonblocking=False)"
+                )
         self._thread = threading.get_ident()
         try:
             for framework in self._frameworks:

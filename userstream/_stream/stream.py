@@ -665,9 +665,10 @@ class Stream(CoreStream):
         Parameters
         ----------
         *frameworks : str
-            ``"torch"``, ``"cupy"`` or ``"dali"`` (DALI's dynamic mode); by default those of them
-            that are imported. Other frameworks have no current stream to set: pass the stream to
-            their functions.
+            ``"torch"``, ``"cupy"``, ``"dali"`` (DALI's dynamic mode), ``"tvm_ffi"`` or ``"warp"``;
+            by default those of them that are imported, without Warp. That needs a blocking stream,
+            ``Stream.create(nonblocking=False)``, and sets it for all threads. Other frameworks have
+            no current stream to set: pass the stream to their functions.
 
         Returns
         -------
@@ -678,7 +679,8 @@ class Stream(CoreStream):
         Raises
         ------
         ValueError, TypeError
-            A framework has no current stream, or is not imported.
+            A framework has no current stream, or is not imported; or, on entry, this stream is not
+            a blocking one and the framework needs that.
         CaptureError
             One of the streams is being captured, and the other is not, or into another graph.
         RuntimeError

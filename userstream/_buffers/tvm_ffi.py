@@ -1,0 +1,67 @@
+"""Tensors of TVM FFI, which FlashInfer, CuTe DSL and TileLang use as well."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+from userstream import _driver
+from userstream._buffers import dlpack
+from userstream._buffers._framework import Framework
+from userstream._buffers._names import is_named
+from userstream._buffers.view import UNKNOWN, Order, View, once
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from userstream.typing import StreamLike
+
+
+def view_for(kind: type) -> type[View] | None:
+    """Return the view if `kind` is the tensor type of TVM FFI."""
+    return TensorView if is_named(kind, ("tvm_ffi.",), ("Tensor",)) else None
+
+
+def _is_usable() -> bool:
+    return hasattr(sys.modules.get("tvm_ffi"), "use_raw_stream")
+
+
+@functools.cache
+def _device(ordinal: int) -> Any:  # tvm_ffi.Device
+    return sys.modules["tvm_ffi"].device("cuda", ordinal)
+
+
+def _raw_stream(device: int) -> int:
+    return int(sys.modules["tvm_ffi"].get_raw_stream(_device(device)) or 0)
+
+
+def _current_stream(device: int) -> tuple[int, None]:
+    # Where none was set, functions are launched on the legacy default stream.
+    return _raw_stream(device) or _driver.streams.LEGACY, None
+
+
+def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
+    handle = stream.__cuda_stream__()[1]
+    context = sys.modules["tvm_ffi"].use_raw_stream(_device(device), handle)
+    context.__enter__()
+    return functools.partial(context.__exit__, None, None, None)
+
+
+FRAMEWORK = Framework("tvm_ffi", _is_usable, _current_stream, _activate)
+
+
+class TensorView(dlpack.DLPackView):
+    """A look at a ``tvm_ffi.Tensor``, whose ``__dlpack__`` ignores the stream."""
+
+    source = "tvm_ffi.Tensor"
+    framework = FRAMEWORK
+
+    @once
+    def order(self) -> Order:
+        """The stream that was made current; unknown if none was.
+
+        A function that is passed tensors of another framework works on the current stream of that.
+        """
+        handle = _raw_stream(self.device)
+        return Order("current", handle) if handle else UNKNOWN
