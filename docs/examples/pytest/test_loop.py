@@ -18,6 +18,7 @@ def halve_until(builder, buffer, limit):
 
 @testing.kernel("halve")
 def halve_in_numpy(grid, block, again: testing.Condition, x: testing.Pointer, limit: np.int32):
+    assert (grid, block) == ((1, 1, 1), (1, 1, 1)), "one thread halves"
     value = x.array(1, np.int32)
     value //= 2
     again.set(value[0] >= limit)  # cudaGraphSetConditional
