@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 from cuda.bindings import driver
-from cuda.core import Event
 from cuda.core.graph import Graph, GraphDefinition
 
 import standins
 import userstream as us
 from userstream import _driver
 from userstream._engine import events
+from userstream._engine.events import Event
 
 T = TypeVar("T")
 

@@ -134,6 +134,17 @@ def test_a_stream_that_exists(torch: types.ModuleType) -> None:
     assert len(footprint(lambda: us.get_stream(tensor)).calls) <= 4
 
 
+def test_an_acquire(torch: types.ModuleType, memory: int, producer: us.Stream) -> None:
+    """One edge, which is one call of C where there is the compiled core."""
+    torch.cuda.set_stream(torch.cuda.ExternalStream(int(producer.handle), 0))
+    tensor = torch.Tensor(torch.device("cuda", 0), memory)
+    for _ in range(2):  # the first leaves an event behind
+        us.acquire(tensor)
+    passed = footprint(lambda: us.acquire(tensor))
+    assert len(passed.modules) <= 5, passed.modules
+    assert len(passed.calls) <= 8, passed.calls
+
+
 @pytest.mark.parametrize("given", [False, True])
 def test_a_borrow(
     given: bool,

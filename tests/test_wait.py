@@ -9,7 +9,6 @@ import time
 import numpy as np
 import pytest
 from cuda.bindings import driver
-from cuda.core import Event
 
 import userstream as us
 from helpers import (
@@ -306,12 +305,12 @@ def test_an_interrupted_poll_gives_no_event_back_twice(monkeypatch: pytest.Monke
     with testing.latch(first) as a, testing.latch(second):
         asked = []
 
-        def interrupted(event: Event, stream: us.Stream) -> bool:
+        def interrupted(event: engine_events.Event, stream: us.Stream) -> bool:
             asked.append(event)
             if len(asked) == 2:
                 raise KeyboardInterrupt
             a.release()
-            return eventually(lambda: event.is_done)
+            return eventually(lambda: event.core.is_done)
 
         monkeypatch.setattr(engine_events, "is_done", interrupted)
         with pytest.raises(KeyboardInterrupt):

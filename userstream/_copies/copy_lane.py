@@ -37,18 +37,17 @@ def too_late(lane: Lane, deadline: Deadline) -> Exception:
 def fetch(lane: Lane, to: int, source: int, size: int, deadline: Deadline) -> None:
     """Copy a run of bytes to page-locked memory, and wait for that: the short way."""
     waiting.refuse_in_host_function("a wait")
-    left, spare = deadline.left(), lane.pool.spare()
-    over = event = None
-    if spare is not None:
-        event, handle = spare
+    left, event = deadline.left(), lane.pool.spare()
+    over = None
+    if event is not None:
         try:
             spin = _SPIN_SECONDS if left is None else min(left, _SPIN_SECONDS)
-            over = _driver.fused.fetch(lane, to, source, size, event=handle, seconds=spin)
+            over = _driver.fused.fetch(lane, to, source, size, event=event.handle, seconds=spin)
         except BaseException:
             lane.pool.abandon(event)
             raise
         if over is not False:
-            lane.pool.give_back_spare(spare)
+            lane.pool.give_back(event)
             event = None
     if over:
         return

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 _NOT_READY = {int(NOT_READY) | each << 32 for each in range(len(pure.FUNCTIONS))}
+_WAIT_EVENT = pure.FUNCTIONS.index("cuStreamWaitEvent")
 _OLDEST = 12000  # the CUDA version whose variants of the functions `_native.c` calls
 
 
@@ -32,6 +33,8 @@ def _choose() -> tuple[ModuleType, str | None]:
 
 
 _core, why_pure = _choose()
+edge: Callable[[Any, Any, Any], int] = _core.edge  # from, to, and an event of the first's context
+CAPTURED = pure.CAPTURED  # what it returns if it has queued nothing, as one may be captured
 are_free = _core.are_free
 pointer: Callable[[int], tuple[int, ...]] = _core.pointer
 
@@ -61,7 +64,12 @@ def stream_is_idle(handle: Any, stream: object) -> bool:
     raise _failed(result, stream)
 
 
-def fetch(lane: Any, to: int, source: int, size: int, *, event: int, seconds: float) -> bool | None:
+def edge_failure(result: int, source: object, destination: object) -> Exception:
+    """Return the error for what `edge` has returned."""
+    return _failed(result, destination if result >> 32 == _WAIT_EVENT else source)
+
+
+def fetch(lane: Any, to: int, source: int, size: int, *, event: Any, seconds: float) -> bool | None:
     """Copy to page-locked memory on a lane, and tell whether that is over within a short time.
 
     The event is recorded behind the copy. No signal is looked at meanwhile, so the time is not for

@@ -89,11 +89,24 @@ def poll(event: Any) -> int:
 
 def edge(source: Any, destination: Any, event: Any) -> int:
     """Order one stream after another by an event, unless one of them is being captured."""
-    if not are_free(source, destination):
+    # No function of ours is called, as each would cost as much as a call of the driver.
+    try:
+        if (
+            driver.cuStreamIsCapturing(source) != _FREE
+            or driver.cuStreamIsCapturing(destination) != _FREE
+        ):
+            return CAPTURED
+    except (RuntimeError, ValueError):
         return CAPTURED
-    return _result(_RECORD_EVENT, driver.cuEventRecord, event, source) or _result(
-        _WAIT_EVENT, driver.cuStreamWaitEvent, destination, event, 0
-    )
+    which = _RECORD_EVENT
+    try:
+        (status,) = driver.cuEventRecord(event, source)
+        if status == SUCCESS:
+            which = _WAIT_EVENT
+            (status,) = driver.cuStreamWaitEvent(destination, event, 0)
+    except (RuntimeError, ValueError) as error:
+        raise raised(FUNCTIONS[which >> 32], error) from error
+    return 0 if status == SUCCESS else which | int(status)
 
 
 def fetch(  # noqa: PLR0917 -- as `_native.fetch`, to which a name would cost as much as a value

@@ -18,7 +18,6 @@ from userstream.errors import UserStreamError
 
 if TYPE_CHECKING:
     from cuda.bindings import driver
-    from cuda.core import Event
 
     from userstream._engine.core import CoreStream
 
@@ -34,6 +33,16 @@ class Recordable(Protocol):
     def core(self) -> CoreStream: ...
 
 
+class Event:
+    """An event of a pool."""
+
+    __slots__ = ("core", "handle")
+
+    def __init__(self, core: cuda.core.Event) -> None:
+        self.core = core  # which destroys it
+        self.handle: driver.CUevent = core.handle  # kept, as asking takes a µs
+
+
 class EventPool:
     """Events of one context. Thread-safe without a lock: the ends of a deque are.
 
@@ -41,7 +50,7 @@ class EventPool:
     of the driver are not affected.
     """
 
-    __slots__ = ("_abandoned", "_context", "_free", "_keeps", "_known")
+    __slots__ = ("_abandoned", "_context", "_free", "_keeps")
 
     def __init__(self, context: driver.CUcontext, *, keeps: bool) -> None:
         self._context = context
@@ -49,55 +58,32 @@ class EventPool:
         self._free: deque[Event] = deque()
         # Completion events whose waiter gave up; recorded again only once they have completed.
         self._abandoned: deque[Event] = deque()
-        # With their handles, as asking for one takes a µs; for `spare` alone.
-        self._known: deque[tuple[Event, int]] = deque()
 
     def record(self, stream: Recordable) -> Event:
         """Record an event after the work queued on a stream of this context."""
-        if self._abandoned:
-            self._reclaim()
-        try:
-            event = self._free.pop()
-        except IndexError:
+        event = self.spare()
+        if event is None:
             return _driver.contexts.within(self._context, self._create, stream)
         try:
-            _record(stream.core, event)
+            _record(stream.core, event.core)
         except Exception as error:
             self.give_back(event)
             raise _driver.core.core_failure("cuEventRecord", error, stream) from error
         return event
 
-    def edge(self, source: Recordable, destination: Recordable) -> Event:
-        """Make a stream wait for the work queued on another one, which is of this context."""
-        event = self.record(source)
+    def spare(self) -> Event | None:
+        """Return an event, which its owner records; `None` if there is none."""
+        if self._abandoned:
+            self._reclaim()
         try:
-            _wait(destination.core, event)
-        except Exception as error:
-            self.give_back(event)
-            raise _driver.core.core_failure("cuStreamWaitEvent", error, destination) from error
-        return event
-
-    def give_back(self, event: Event) -> None:
-        """Return an event that nobody polls or that has completed."""
-        if self._keeps:
-            self._free.append(event)
-
-    def spare(self) -> tuple[Event, int] | None:
-        """Return an event, which its owner records, and its handle; `None` if there is none."""
-        try:
-            return self._known.pop()
-        except IndexError:
-            pass
-        try:
-            event = self._free.pop()
+            return self._free.pop()
         except IndexError:
             return None
-        return event, int(event.handle)
 
-    def give_back_spare(self, spare: tuple[Event, int]) -> None:
-        """Take back what `spare` has returned, if it is not recorded or has completed."""
+    def give_back(self, event: Event) -> None:
+        """Return an event that nobody polls, or that is not recorded or has completed."""
         if self._keeps:
-            self._known.append(spare)
+            self._free.append(event)
 
     def abandon(self, event: Event) -> None:
         """Return an event that may not have completed."""
@@ -111,7 +97,7 @@ class EventPool:
         except Exception as error:
             raise _driver.core.core_failure("cuEventRecord", error, stream) from error
         _process.leak_at_end(event)
-        return event
+        return Event(event)
 
     def _reclaim(self) -> None:
         """Free the oldest abandoned event if it is done; one a call keeps up with the waits."""
@@ -140,7 +126,7 @@ def pool_of(context: driver.CUcontext) -> EventPool:
     return _pools.setdefault(address, EventPool(context, keeps=True))
 
 
-def wait(stream: Recordable, event: Event) -> None:
+def wait(stream: Recordable, event: cuda.core.Event) -> None:
     """Make later work on a stream wait for an event, without blocking the host."""
     try:
         _wait(stream.core, event)
@@ -151,7 +137,7 @@ def wait(stream: Recordable, event: Event) -> None:
 def is_done(event: Event, stream: object) -> bool:
     """Poll an event; call it under `_driver.streams.relaxed`."""
     try:
-        return event.is_done  # type: ignore[no-any-return]
+        return event.core.is_done  # type: ignore[no-any-return]
     except Exception as error:
         raise _driver.core.core_failure("cuEventQuery", error, stream) from error
 

@@ -17,8 +17,7 @@ from userstream._engine import events, watcher
 from userstream.errors import CaptureError, ClosedError, DriverError, UserStreamError
 
 if TYPE_CHECKING:
-    from cuda.core import Event
-
+    from userstream._engine.events import Event
     from userstream._engine.lane import Lane
 
 # What the GPU may be using, by its own identity, which nothing else gets meanwhile. It stays here

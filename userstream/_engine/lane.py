@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from cuda.bindings import driver
     from cuda.bindings.driver import CUstreamCaptureStatus
-    from cuda.core import Event
 
     from userstream._engine.core import CoreStream
 
@@ -215,35 +214,43 @@ class Lane:
         """Return whether it is being captured; refuse the legacy stream during a capture."""
         return self.here(_driver.streams.capture_status, self.live(), self)
 
-    def mark(self) -> tuple[Event, CUstreamCaptureStatus]:
+    def mark(self) -> tuple[events.Event, CUstreamCaptureStatus]:
         """Record a pooled event after the work queued here; return whether that was captured."""
         capture = self.capture_status()
         return self.here(self.pool.record, self), capture
 
     def follow(
-        self, event: Event, source: Lane, capture: CUstreamCaptureStatus, *, may_join: bool
+        self, event: events.Event, source: Lane, capture: CUstreamCaptureStatus, *, may_join: bool
     ) -> None:
         """Make later work here wait for an event that another stream's `mark` returned."""
         here = self.capture_status()
         if here != _NONE or capture != _NONE:
             _check_captures(source, capture, self, here, may_join=may_join)
-        self.here(events.wait, self, event)
+        self.here(events.wait, self, event.core)
 
 
-def usual_edge(source: Lane, destination: Lane) -> Event | None:
+def usual_edge(source: Lane, destination: Lane) -> events.Event | None:
     """Order two streams, in the common case that no capture or other context is involved.
 
-    Otherwise do nothing and return None. The caller has to give the event back to its pool.
+    Otherwise, or if no event is there yet, do nothing and return None. The caller has to give the
+    event back to its pool.
     """
-    if (
+    if not (
         (destination.anywhere or _driver.contexts.is_current(destination.context))
         and (source.anywhere or _driver.contexts.is_current(source.context))
-        and _driver.fused.are_free(
-            source.handle or source.live(), destination.handle or destination.live()
-        )
     ):
-        return source.pool.edge(source, destination)
-    return None
+        return None
+    one, other = source.handle or source.live(), destination.handle or destination.live()
+    event = source.pool.spare()
+    if event is None:
+        return None
+    result = _driver.fused.edge(one, other, event.handle)
+    if not result:
+        return event
+    source.pool.give_back(event)
+    if result == _driver.fused.CAPTURED:
+        return None
+    raise _driver.fused.edge_failure(result, source, destination)
 
 
 def _check_captures(

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from cuda.bindings import driver
-    from cuda.core import Event
 
+    from userstream._engine.events import Event
     from userstream._engine.lane import Lane
 
 # Events by device. Each is in use only from its record to the wait that follows: a wait that is

@@ -24,9 +24,8 @@ from userstream.errors import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cuda.core import Event
-
     from userstream._buffers import View
+    from userstream._engine.events import Event
     from userstream._engine.lane import Lane
     from userstream._engine.waiting import Deadline
     from userstream._ordering.uses import Pending
