@@ -227,6 +227,16 @@ class Owner:
         return self.answer
 
 
+class Stranger:
+    """What gives no version and address."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+
+    def __cuda_stream__(self) -> Any:
+        return self.answer
+
+
 @pytest.fixture
 def foreign() -> int:
     """The handle of a stream that this library did not make."""
@@ -534,8 +544,33 @@ def test_a_closed_event_is_refused() -> None:
         event = stream.record()
         event.close()
         for use in (stream.wait, stream.wait_event, stream.record):
-            with pytest.raises(ValueError, match="is no open event"):
+            with pytest.raises(us.ClosedError, match=r"Event .* is closed; pass an open event"):
                 use(event)
+            with pytest.raises(RuntimeError):  # as of cuda.core
+                use(event)
+
+
+@pytest.mark.parametrize("thing", ["x", None, 3, object(), Stranger(0), Stranger("a"), Stranger])
+def test_what_is_no_stream_is_refused_as_in_cuda_core(thing: Any, device: Device) -> None:
+    theirs = device.create_stream()
+    if thing is not None:  # which makes cuda.core wait for a new stream
+        with pytest.raises(ValueError):
+            theirs.wait(thing)
+    for kind in (us.UnsupportedStreamError, TypeError, ValueError):
+        with pytest.raises(kind):
+            us.Stream.create(0).wait(thing)
+    theirs.close()
+
+
+def test_flags_and_priority_of_a_stream_of_ours_can_be_read_in_a_capture() -> None:
+    with us.Stream.create(0, priority=-1, nonblocking=False) as stream:
+        with stream.capture():
+            assert (stream.flags, stream.is_nonblocking, stream.priority) == (0, False, -1)
+            stream.wait(stream)
+        user = us.get_stream(0, name="captured", priority=-1)
+        with user.capture():
+            assert (user.flags, user.is_nonblocking, user.priority) == (1, True, -1)
+            assert us.get_stream(0, name="captured", priority=-1) is user
 
 
 @pytest.mark.parametrize("thing", [5, EventOptions(), driver.CUevent(0)])

@@ -11,6 +11,7 @@
     ├── ClosedError               (RuntimeError)   the stream or the registry is closed
     ├── UnsupportedBufferError    (TypeError)      not a buffer that userstream recognizes
     │   └── HostBufferError       (TypeError)      the buffer is in host memory
+    ├── UnsupportedStreamError    (TypeError)      not a stream
     ├── DeviceMismatchError       (ValueError)     buffers on several devices, one expected
     ├── InvalidDeviceError        (ValueError)     no such device
     ├── UnknownProducerError      (ValueError)     the stream that wrote the buffer is unknown
@@ -53,6 +54,7 @@ __all__ = [
     "RaceError",
     "UnknownProducerError",
     "UnsupportedBufferError",
+    "UnsupportedStreamError",
     "UserStreamError",
     "WaitErrors",
     "WaitTimeout",
@@ -266,6 +268,21 @@ class HostBufferError(UnsupportedBufferError):
     Traceback (most recent call last):
         ...
     userstream.HostBufferError: this numpy.ndarray is in host memory, ...
+    """
+
+
+class UnsupportedStreamError(UserStreamError, TypeError, ValueError):
+    """The object is not a stream: neither a `Stream` nor an object with ``__cuda_stream__``.
+
+    A `TypeError`, and a `ValueError` as well because `cuda.core.Stream.wait` raises that.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> us.hold("anything", stream=1)
+    Traceback (most recent call last):
+        ...
+    userstream.UnsupportedStreamError: ...the number 1 is not a stream: pass ...
     """
 
 

@@ -44,6 +44,9 @@ class Lane:
     anywhere : bool
         Whether the handle means this stream whichever context is current; false for the default
         streams.
+    flags, priority : int or None
+        What a stream of ours was created with. The driver would invalidate a capture of the stream
+        to answer that. None for others, whose handles may belong to another stream by tomorrow.
     shown : weakref to a `Stream`, or None
         The object that represents this lane to users, so that a handle gives that object again.
     """
@@ -54,12 +57,14 @@ class Lane:
         "context",
         "core",
         "device",
+        "flags",
         "handle",
         "held",
         "name",
         "on_close",
         "owned",
         "pool",
+        "priority",
         "shown",
         "stream_id",
     )
@@ -82,6 +87,8 @@ class Lane:
         self.anywhere = int(self.handle) not in (_driver.streams.LEGACY, _driver.streams.PER_THREAD)
         self.pool = events.pool_of(context)
         self.stream_id: int | None = None  # asked for once
+        self.flags: int | None = None
+        self.priority: int | None = None
         self.held: Any = None  # the queue of `_holding`
         self.on_close: Callable[[Lane], None] | None = None  # a registry's
         self.shown: weakref.ref[CoreStream] | None = None

@@ -53,9 +53,11 @@ def create(device: int, *, name: str | None = None, nonblocking: bool, priority:
     """Create a stream in the primary context of a device; the current context does not change."""
     context = _driver.contexts.primary_context(device)
     # cuda.core makes a stream in the current context, whichever device it is told.
-    options = StreamOptions(nonblocking=nonblocking, priority=clamp_priority(device, priority))
+    clamped = clamp_priority(device, priority)
+    options = StreamOptions(nonblocking=nonblocking, priority=clamped)
     core = _driver.contexts.within(context, _create_here, device, options)
     lane = Lane(core, device, context, name=name, owned=True)
+    lane.flags, lane.priority = int(nonblocking), clamped  # CU_STREAM_NON_BLOCKING is 1
     _ours[int(lane.live())] = lane
     lane.stream_id = _driver.streams.stream_id(lane.live(), lane)
     return lane

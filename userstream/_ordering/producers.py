@@ -14,7 +14,7 @@ from userstream._ordering import settings
 from userstream._ordering.ordering import Ordering
 from userstream._stream import factory
 from userstream._stream.stream import Stream, lane_at, lane_of
-from userstream.errors import DeviceMismatchError, UnknownProducerError
+from userstream.errors import DeviceMismatchError, UnknownProducerError, UnsupportedStreamError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
@@ -184,17 +184,19 @@ def given_lane(stream: Any, argument: str, device: int | None = None) -> Lane:
     """Return the lane of a stream that was passed: of a default stream that on a device."""
     try:
         return lane_of(stream, device)
-    except TypeError as error:
+    except UnsupportedStreamError as error:
         words = ' (or "auto", "device", or None)' if argument == "producer" else ""
-        raise TypeError(f"{argument}=: {error}{words}{_advice(stream, argument)}") from None
+        raise UnsupportedStreamError(
+            f"{argument}=: {error}{words}{_advice(stream, argument)}"
+        ) from None
 
 
 def _given_stream(stream: StreamLike) -> Stream:
     try:
         factory.refuse_number(stream)
         return Stream.from_handle(stream)
-    except TypeError as error:
-        raise TypeError(f"stream=: {error}{_advice(stream, 'stream')}") from None
+    except UnsupportedStreamError as error:
+        raise UnsupportedStreamError(f"stream=: {error}{_advice(stream, 'stream')}") from None
 
 
 def _advice(stream: object, argument: str) -> str:

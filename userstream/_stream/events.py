@@ -10,7 +10,7 @@ from cuda.core import Event, EventOptions
 from userstream import _driver, _numbers, _process
 from userstream._buffers import is_named, type_name
 from userstream._engine import events
-from userstream.errors import DeviceMismatchError
+from userstream.errors import ClosedError, DeviceMismatchError
 
 if TYPE_CHECKING:
     from userstream._engine.lane import Lane
@@ -79,15 +79,16 @@ def _wait_for_any(lane: Lane, event: Any, flags: int) -> None:
 
 def _check_open(event: Event) -> None:
     if event.is_closed:
-        raise ValueError(f"{event!r} is no open event")
+        raise ClosedError(f"{event!r} is closed; pass an open event")
 
 
 def _address_of(event: Any) -> int:
     """Return the address of an event; 0 for a torch event that was never recorded."""
     kind = type(event)
     if isinstance(event, Event):
-        address = int(event.handle)
-    elif isinstance(event, driver.CUevent):
+        _check_open(event)
+        return int(event.handle)
+    if isinstance(event, driver.CUevent):
         address = int(event)
     elif hasattr(event, "cuda_event") and not isinstance(event, type):
         return int(event.cuda_event)
@@ -99,5 +100,5 @@ def _address_of(event: Any) -> int:
             f"{type_name(event)}"
         )
     if address == 0:
-        raise ValueError(f"{event!r} is no open event")
+        raise ValueError(f"{event!r} is a null handle, not an event")
     return address

@@ -16,7 +16,7 @@ from userstream._buffers import type_name
 from userstream._engine import holding, lanes
 from userstream._engine.core import CoreStream
 from userstream._stream import capture
-from userstream.errors import ClosedError
+from userstream.errors import ClosedError, UnsupportedStreamError
 
 if TYPE_CHECKING:
     from userstream._engine.lane import Lane
@@ -87,7 +87,7 @@ def close(lane: Lane | None, stream: object) -> None:
 def refuse_number(given: object) -> None:
     """Refuse a number as a stream: it could be a handle as well as a device."""
     if isinstance(given, (int, np.integer)) and not isinstance(given, (bool, np.bool_)):
-        raise TypeError(
+        raise UnsupportedStreamError(
             f"the number {given} is not a stream: pass Stream.from_handle(handle) for a handle, "
             "Stream.legacy_default() or Stream.per_thread_default() for a default stream, "
             "get_stream(device) for the user stream of a device"
@@ -98,7 +98,7 @@ def check_stream(given: object) -> None:
     """Refuse what is no stream, where an event or a stream is expected."""
     if not hasattr(given, "__cuda_stream__"):
         refuse_number(given)
-        raise TypeError(
+        raise UnsupportedStreamError(
             "Stream.wait takes an event or a stream (an object with __cuda_stream__), not "
             f"{type(given).__name__}; for a buffer, acquire() waits for its producer"
         )
@@ -113,7 +113,7 @@ def address_of_stream(given: driver.CUstream | StreamLike) -> int:
 def address_of(handle: int | driver.CUstream | StreamLike, numbers: str = "an address, ") -> int:
     """Return the address of a stream or of a handle; 1 and 2 are the default streams."""
     if isinstance(handle, (bool, np.bool_)):
-        raise TypeError(
+        raise UnsupportedStreamError(
             f"a stream is {numbers}a CUstream or an object with __cuda_stream__, not {handle!r}"
         )
     if isinstance(handle, (int, np.integer, driver.CUstream)):
@@ -124,15 +124,17 @@ def address_of(handle: int | driver.CUstream | StreamLike, numbers: str = "an ad
         try:
             version, address = map(operator.index, handle.__cuda_stream__())
         except (TypeError, ValueError) as error:
-            raise TypeError(
+            raise UnsupportedStreamError(
                 f"__cuda_stream__ of this {type_name(handle)} gives no version and address: {error}"
             ) from error
         if version != 0:
-            raise TypeError(f"{handle!r} speaks version {version} of __cuda_stream__, not 0")
+            raise UnsupportedStreamError(
+                f"{handle!r} speaks version {version} of __cuda_stream__, not 0"
+            )
         if address == 0:  # legal there, and CUDA's NULL stream
             address = _driver.streams.LEGACY
     else:
-        raise TypeError(
+        raise UnsupportedStreamError(
             f"a stream is {numbers}a CUstream or an object with __cuda_stream__, not "
             f"{type(handle).__name__}"
         )

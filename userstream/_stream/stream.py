@@ -63,6 +63,10 @@ class Stream(CoreStream):
     Thread-safe. A stream belongs to its device whichever device is current, also in threads
     without a context. In a forked child, everything that needs CUDA raises `ForkedError`.
 
+    Three things deliberately differ from cuda.core: a priority is clamped to the device's range,
+    the ``handle`` of a closed stream raises `ClosedError` instead of being the NULL stream, and
+    ``wait(None)`` is refused.
+
     Examples
     --------
     >>> import userstream as us
@@ -415,8 +419,9 @@ class Stream(CoreStream):
     def flags(self) -> int:
         """The flags it was created with: 1 (``CU_STREAM_NON_BLOCKING``) or 0.
 
-        Driver call: ``cuStreamGetFlags``. Raises `CaptureError` while the stream is being captured,
-        because this call would invalidate the capture.
+        Known from its creation, so it can be read during a capture. If other code created the
+        stream, the driver is asked (``cuStreamGetFlags``), which raises `CaptureError` while the
+        stream is being captured, because the question would invalidate the capture.
 
         Examples
         --------
@@ -425,6 +430,9 @@ class Stream(CoreStream):
         1
         """
         lane = self._resolve()
+        if lane.flags is not None:
+            lane.live()
+            return lane.flags
         return lane.here(_driver.streams.stream_flags, lane.usable(NOT_NOW), lane)
 
     @property
@@ -441,10 +449,10 @@ class Stream(CoreStream):
 
     @property
     def priority(self) -> int:
-        """Its priority; lower numbers run first.
+        """The priority it was created with; lower numbers run first.
 
-        Driver call: ``cuStreamGetPriority``. Raises `CaptureError` while the stream is being
-        captured, like ``flags``.
+        Known from its creation, like ``flags``; if other code created the stream, the driver is
+        asked (``cuStreamGetPriority``).
 
         Examples
         --------
@@ -453,6 +461,9 @@ class Stream(CoreStream):
         -1
         """
         lane = self._resolve()
+        if lane.priority is not None:
+            lane.live()
+            return lane.priority
         if not lane.anywhere:
             return 0  # the driver makes the default streams so
         lane.usable(NOT_NOW)
@@ -546,12 +557,11 @@ class Stream(CoreStream):
 
         Raises
         ------
-        TypeError
-            *event_or_stream* is neither an event nor a stream.
-        ValueError
-            The event is closed.
+        UnsupportedStreamError
+            *event_or_stream* is neither an event nor a stream. It is a `TypeError`, and a
+            `ValueError` as in cuda.core.
         ClosedError
-            One of the streams is closed.
+            The event or one of the streams is closed.
         CaptureError
             One of the streams is being captured, and the other is not, or is being captured into
             another graph. A stream of your own may join the other stream's capture; a user stream
@@ -595,13 +605,14 @@ class Stream(CoreStream):
         TypeError
             *event* is not an event, or *flags* is not an integer.
         ValueError
-            *flags* is neither 0 nor 1, or is 1 while the stream is not being captured; or the
-            event is closed.
+            *flags* is neither 0 nor 1, or is 1 while the stream is not being captured; or *event*
+            is a null handle.
         CaptureError
             Using the legacy default stream would invalidate a capture; or the wait did invalidate
             this stream's, because the event was recorded outside of it and *flags* is 0.
         ClosedError, ForkedError, DriverError
-            The stream is closed, the process is a forked child, or the driver reported an error.
+            The stream or the event is closed, the process is a forked child, or the driver reported
+            an error.
 
         Notes
         -----
