@@ -136,6 +136,8 @@ FUNCTIONS: dict[str, Callable[[Scene], object]] = {
     "copyto": lambda scene: us.copyto(scene.target, scene.source),
     "copyto from the host": lambda scene: us.copyto(scene.target, scene.host),
     "copyto to the host": lambda scene: us.copyto(scene.host, scene.source, timeout=10),
+    "pinned_empty": lambda _: us.pinned_empty(SIZE, "u1"),
+    "pinned_like": lambda scene: us.pinned_like(scene.source),
     "describe": lambda scene: (us.describe(scene.source), us.device_of(scene.source)),
     "Stream.create": lambda _: _made(priority=-1),
     "Stream.from_handle": lambda scene: us.Stream.from_handle(int(scene.producer.handle)).sync(),

@@ -338,7 +338,7 @@ def test_where_the_driver_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> No
         "cuMemPoolCreate",
         "cuMemPoolSetAccess",
         "cuStreamCreate",
-        "cuStreamSynchronize",
+        "cuStreamQuery",
     ],
 )
 def test_where_the_driver_refuses_a_pool(function: str, no_pools: dict[int, Any]) -> None:
@@ -355,6 +355,20 @@ def test_where_the_driver_refuses_a_pool(function: str, no_pools: dict[int, Any]
     assert (after.streams, after.allocations) == (before.streams, before.allocations)
     made = testing.calls("cuMemPoolCreate") - (function == "cuMemPoolCreate")
     assert testing.calls("cuMemPoolDestroy") == made
+
+
+def test_an_allocation_waits_for_no_work_of_others(memory: int) -> None:
+    """Not even where the pool's own stream has to: what is held here holds all of the device."""
+    array(4096)  # opens the pool
+    with testing.latch(us.get_stream(0)) as latch:
+        us.release(driver.CUdeviceptr(memory))
+        with running(lambda: [array(MIB), array(2 * MIB)]) as result:
+            held = result()  # which fails if it does not end
+            for each in held:
+                each[:] = 1
+            latch.release()
+    us.wait_for_device(0, timeout=20)
+    assert place(array(4 * MIB)).context == place(array(4096)).context, "of the pool again"
 
 
 @pytest.mark.simulated
@@ -555,7 +569,10 @@ def test_no_signal_loses_memory(
                 stack.enter_context(testing.inject(refused, 801, count=1 << 20))
             came = cut_short(lambda: array(MIB), at)
             testing.reset()
-        assert there()[1] - before[1] == len(_pinned._blocks), f"signal {at}: a block is lost"
+        # What was allocated in vain is freed in the order of the pool's stream.
+        assert eventually(lambda: there()[1] - before[1] == len(_pinned._blocks)), (
+            f"signal {at}: a block is lost"
+        )
         assert accounted() == sum(len(blocks) * MIB for blocks in _pinned._free.values())
         assert there()[0] - before[0] == len(pools) - made, f"signal {at}: a pool is lost"
         if not came:
@@ -565,6 +582,31 @@ def test_no_signal_loses_memory(
             thread.join(30)
         if not opened and pools and not _pinned._blocks:
             pools.popitem()[1].close()
+    assert at > 20
+
+
+@pytest.mark.simulated
+@pytest.mark.usefixtures("no_garbage")
+def test_no_signal_loses_memory_while_the_pool_is_held_up(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array(4096)  # opens the pool
+    free_all()
+    monkeypatch.setattr(host_pools, "_PATIENCE", 0)
+    before = _simulated.stats().allocations
+    for at in itertools.count():
+        with testing.latch(us.get_stream(0)) as latch:
+            us.release(driver.CUdeviceptr(memory))
+            came = cut_short(lambda: array(MIB), at)
+            latch.release()
+        us.wait_for_device(0, timeout=20)
+        assert eventually(
+            lambda: _simulated.stats().allocations - before == len(_pinned._blocks)
+        ), f"signal {at}: a block is lost"
+        accounted()
+        if not came:
+            break
+        free_all()
     assert at > 20
 
 

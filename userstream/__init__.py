@@ -43,6 +43,8 @@ hold: Final = _registry.hold
 hand_over: Final = _registry.hand_over
 asnumpy: Final = _registry.asnumpy
 copyto: Final = _registry.copyto
+pinned_empty: Final = _registry.pinned_empty
+pinned_like: Final = _registry.pinned_like
 streams: Final = _registry.streams
 close: Final = _registry.close
 
@@ -74,6 +76,8 @@ __all__ = [
     "hand_over",
     "hold",
     "observe",
+    "pinned_empty",
+    "pinned_like",
     "release",
     "streams",
     "wait",

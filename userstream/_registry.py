@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any, Final, overload
 
 from userstream import _buffers, _numbers, _process, _targets
-from userstream._copies import copies, pinned, staging
+from userstream._copies import copies, host_arrays, pinned, staging
 from userstream._engine import device_wait, holding, host_wait, waiting
 from userstream._ordering import (
     Borrow,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     import numpy as np
+    from numpy.typing import DTypeLike
 
     from userstream._engine.lane import Lane
     from userstream._ordering.settings import Unknown
@@ -1094,13 +1095,14 @@ class UserStream:
         Notes
         -----
         A host array can be reused when the call returns: up to 16 MiB, a source is first copied to
-        staging memory; for larger sources, and for destinations, the call waits for the copy. GPU
-        buffers are kept alive until the copy has completed, and their producers wait for it. If a
-        buffer is ordered by DLPack, which names no stream, all later work of the device waits; if
-        that would invalidate a capture that can be seen, and before CUDA 12.5, the call waits for
-        the copy instead. JAX arrays are never written, so nothing waits for their copies. Peer
-        access between devices does not change. Thread-safe. Driver calls: those of `acquire` and
-        `release`; ``cuMemcpyAsync``, ``cuMemcpy3DAsync``, ``cuMemcpyPeerAsync``,
+        staging memory (a page-locked one only if the stream is busy); for larger sources, and for
+        destinations, the call waits for the copy. Page-locked arrays (`pinned_empty`) need no
+        staging. GPU buffers are kept alive until the copy has completed, and their producers wait
+        for it. If a buffer is ordered by DLPack, which names no stream, all later work of the
+        device waits; if that would invalidate a capture that can be seen, and before CUDA 12.5, the
+        call waits for the copy instead. JAX arrays are never written, so nothing waits for their
+        copies. Peer access between devices does not change. Thread-safe. Driver calls: those of
+        `acquire` and `release`; ``cuMemcpyAsync``, ``cuMemcpy3DAsync``, ``cuMemcpyPeerAsync``,
         ``cuMemcpy3DPeerAsync``; for new page-locked memory ``cuMemAllocFromPoolAsync``, without
         pools ``cuMemHostAlloc``. After `numpy.copyto`.
 
@@ -1128,15 +1130,97 @@ class UserStream:
             timeout=timeout,
         )
 
+    def pinned_empty(self, shape: int | Sequence[int], dtype: DTypeLike = float) -> np.ndarray:
+        """Return a new NumPy array in page-locked memory, its contents undefined.
+
+        Parameters
+        ----------
+        shape : int or sequence of int
+            As for `numpy.empty`.
+        dtype : data-type, default float
+            As for `numpy.empty`; without Python objects.
+
+        Returns
+        -------
+        numpy.ndarray
+            A writable array in C order. `asnumpy` and `copyto` copy to it and from it directly.
+
+        Raises
+        ------
+        MemoryError
+            It would exceed the limit of page-locked memory; the message says how to raise it.
+        ValueError, TypeError
+            *shape* has a negative length or is no shape, or *dtype* holds Python objects.
+        ClosedError
+            This registry is closed.
+        DriverNotFoundError, ForkedError, DriverError
+            The driver is missing, cannot be used in a forked child, or reported an error.
+
+        Notes
+        -----
+        The memory is of the cache that the results of `asnumpy` come from, and counts in its limit
+        (``USERSTREAM_PINNED_LIMIT``, `UserStream.set_pinned_limit`). It is used again when no array
+        on it is left, views included, and every copy of userstream's to or from it has completed.
+        Other work that uses it needs the array kept alive; `hold` does that. All devices can use
+        it; it is on the host's NUMA node that is nearest to the current device. Does not wait for
+        the GPU. Thread-safe. Driver calls, for new memory: ``cuMemAllocFromPoolAsync``, without
+        pools ``cuMemHostAlloc``. After `numpy.empty`.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> place = us.pinned_empty((2, 3), "f4")
+        >>> place.shape, place.dtype
+        ((2, 3), dtype('float32'))
+        """
+        self._table.check_open()
+        return host_arrays.empty(shape, dtype)
+
+    def pinned_like(self, prototype: Buffer, dtype: DTypeLike | None = None) -> np.ndarray:
+        """Return a new page-locked array of the shape and dtype of a buffer or an array.
+
+        Parameters
+        ----------
+        prototype : GPU buffer or host array
+            What has the shape, the dtype and the order of the axes in memory.
+        dtype : data-type, optional
+            Another dtype.
+
+        Returns
+        -------
+        numpy.ndarray
+            A writable array without gaps, its contents undefined; see `pinned_empty`.
+
+        Raises
+        ------
+        UnsupportedBufferError, HostBufferError
+            *prototype* is not an array; see `asnumpy`.
+        MemoryError, TypeError, ClosedError, DriverNotFoundError, ForkedError, DriverError
+            As `pinned_empty`.
+
+        Notes
+        -----
+        Copies nothing and waits for nothing. Thread-safe. After `numpy.empty_like`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import userstream as us
+        >>> us.pinned_like(np.ones((2, 3), "f4")).shape
+        (2, 3)
+        """
+        self._table.check_open()
+        return host_arrays.empty_like(prototype, dtype)
+
     @staticmethod
     def set_pinned_limit(nbytes: int) -> None:
-        """Limit the page-locked memory for results of `asnumpy`, process-wide.
+        """Limit the page-locked memory of `asnumpy` and `pinned_empty`, process-wide.
 
         Parameters
         ----------
         nbytes : int
-            Bytes, including those of arrays that are still in use; 0 uses no page-locked memory for
-            results.
+            Bytes, including those of arrays that are still in use; with 0 the results of `asnumpy`
+            are ordinary memory, and `pinned_empty` raises `MemoryError`.
 
         Raises
         ------

@@ -113,6 +113,9 @@ def copies(array: Array) -> None:
     assert_type(us.asnumpy(array, out=out), np.ndarray)
     assert_type(us.asnumpy(array), Any)  # an array, or a list of them
     assert_type(us.copyto(array, out, timeout=1), us.Stream)
+    assert_type(us.pinned_empty((2, 3)), np.ndarray)
+    assert_type(us.pinned_empty(3, np.float32), np.ndarray)
+    assert_type(us.pinned_like(array, dtype="u1"), np.ndarray)
     info = us.describe(array)
     assert_type(info, us.BufferInfo)
     assert_type(info.shape, tuple[int, ...] | None)

@@ -51,6 +51,7 @@ def copies(buffer: object) -> None:
     us.asnumpy(buffer, out=[1, 2])  # type: ignore[call-overload]
     us.asnumpy(buffer, np.empty(4))  # type: ignore[call-overload]
     us.copyto(buffer)  # type: ignore[call-arg]
+    us.pinned_empty("2")  # type: ignore[arg-type]
     us.describe(buffer).shape = (4,)  # type: ignore[misc]
 
 

@@ -376,15 +376,16 @@ def from_host(
     lane = CopyLane(stream, to.device, deadline)
     if 0 in to.shape:
         return
+    if source.nbytes > _ASIDE and (address := pinned_address(source)) is not None:
+        plan = layout.moves(to.shape, to.dtype.itemsize, to.strides, source.strides)
+        # Behind no work it is over sooner than one on the host would be.
+        if _is_direct(plan) and (source.nbytes > _STAGED or lane.is_idle_soon()):
+            lane.copy_and_wait(to.address, address, plan, source)
+            return
     if source.nbytes <= _STAGED:
         memory = pinned.take(source.nbytes, lane.device)
         if memory is not None:
             _send(lane, to, source, memory)
-            return
-    elif (address := pinned_address(source)) is not None:
-        plan = layout.moves(to.shape, to.dtype.itemsize, to.strides, source.strides)
-        if _is_direct(plan):
-            lane.copy_and_wait(to.address, address, plan, source)
             return
     staging.send(lane, to, source)
 

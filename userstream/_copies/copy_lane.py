@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from userstream import _driver
@@ -86,6 +87,14 @@ class CopyLane:
         """Wait until the stream has done what is queued on it now."""
         if not self._lane.is_idle():
             self.wait(self._lane.completion())
+
+    def is_idle_soon(self) -> bool:
+        """Tell whether the stream does what is queued on it, such as an edge, in a short time."""
+        until = time.monotonic() + _SPIN_SECONDS
+        while not self._lane.is_idle():
+            if time.monotonic() > until:
+                return False
+        return True
 
     def left(self) -> float | None:
         """Return the seconds that are left."""

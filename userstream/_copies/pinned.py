@@ -76,9 +76,32 @@ def take(nbytes: int, device: int) -> Lease | None:
 
     All devices may use it. A new block is on the host's node nearest to `device`.
     """
+    size = _rounded(nbytes)
+    lease = _take_within_bound(size, device)
+    if lease is None:
+        _make_room(size)  # for the next time
+    return lease
+
+
+def take_or_raise(nbytes: int, device: int) -> Lease:
+    """As `take`, but raise `MemoryError` where the bound forbids it."""
+    size = _rounded(nbytes)
+    lease = _take_within_bound(size, device)
+    if lease is None and _make_room(size):  # which counts until it is freed
+        lease = _take(size, device, None, reuse=False)
+    if lease is None:
+        raise MemoryError(
+            f"{nbytes} bytes of page-locked memory are more than there is left: arrays use "
+            f"{_total - _free_bytes()} bytes of it, and the limit is {limit()}; let go of such "
+            f"arrays, or raise the limit by UserStream.set_pinned_limit or {LIMIT_VARIABLE}"
+        )
+    return lease
+
+
+def _take_within_bound(size: int, device: int) -> Lease | None:
     if holding.queues or holding.orphans:
         holding.sweep()  # some may be free by now
-    size, most = _rounded(nbytes), limit() if _limit is None else _limit
+    most = limit() if _limit is None else _limit
     # The limit may be new.
     lease = _take(size, device, most, reuse=_total <= most)
     if lease is not None:
@@ -88,7 +111,6 @@ def take(nbytes: int, device: int) -> Lease | None:
             lease = _take(larger, device, 0)
             if lease is not None:
                 return lease
-    _make_room(size)  # for the next time
     return None
 
 
@@ -200,11 +222,17 @@ def _unreserve(size: int) -> None:
         _total -= size
 
 
-def _make_room(size: int) -> None:
-    """Free blocks, the smallest first, if that can make room for one of that size."""
+def _make_room(size: int) -> bool:
+    """Free blocks, the smallest first, if that can make room for one of that size.
+
+    Tells whether some are on their way.
+    """
     missing = size + _total - limit()
-    if sum(each * len(blocks) for each, blocks in list(_free.items())) >= missing:
-        _give_back(missing)
+    return _free_bytes() >= missing and _give_back(missing) is not None
+
+
+def _free_bytes() -> int:
+    return sum(each * len(blocks) for each, blocks in list(_free.items()))
 
 
 def trim() -> threading.Thread | None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from cuda.bindings import driver
@@ -13,13 +14,14 @@ from cuda.bindings import driver
 from userstream._driver.contexts import primary_context, within
 from userstream._driver.library import device_attribute, device_count
 from userstream._driver.memory import allocate_pinned, free_pinned
-from userstream._driver.status import SUCCESS, call, make
+from userstream._driver.status import NOT_READY, SUCCESS, ask, call, failed, make
 from userstream._driver.streams import relaxed
 from userstream.errors import DriverError, NotSupportedError
 
 _SUPPORTED = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED
 _NODE = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID
 _NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+_PATIENCE = 2e-3  # seconds for an allocation; more than it takes if the stream of the pool is free
 
 _pools: dict[int, _HostPool] = {}  # by device
 
@@ -50,11 +52,10 @@ class HostMemory:
         """Allocate it, on the host's node that is nearest to the device."""
         try:
             self._pool = pool = _pool_of(self._device)
-            pool.allocate(size, self._answers)
+            if pool.allocate(size, self._answers):
+                return
         except (DriverError, NotSupportedError):
             pass  # an old driver, a container that may not ask for memory of a node, or a full node
-        else:
-            return
         self._pool = None
         allocate_pinned(primary_context(self._device), size, self._answers)
 
@@ -90,21 +91,22 @@ class _HostPool:
         relaxed(call, driver.cuMemPoolSetAccess, pool, access, len(access))
         within(self._context, relaxed, make, self._streams, driver.cuStreamCreate, _NON_BLOCKING)
 
-    def allocate(self, size: int, made: list[tuple[Any, ...]]) -> None:
+    def allocate(self, size: int, made: list[tuple[Any, ...]]) -> bool:
+        """Allocate, unless the stream of the pool is held up; tell whether it was done."""
         within(self._context, relaxed, self._allocate, size, made)
+        return bool(made)
 
     def _allocate(self, size: int, made: list[tuple[Any, ...]]) -> None:
         (_, pool), (_, stream) = self._pools[0], self._streams[0]
+        pending: list[tuple[Any, ...]] = []  # the memory is there when the stream got there
         try:
-            make(made, driver.cuMemAllocFromPoolAsync, size, pool, stream)
-            call(driver.cuStreamSynchronize, stream)
-        except DriverError:
-            if made:
-                driver.cuMemFreeAsync(made.pop()[1], stream)
-            raise
-        except BaseException:  # of a signal handler: the memory is kept, and has to be there
-            driver.cuStreamSynchronize(stream)
-            raise
+            make(pending, driver.cuMemAllocFromPoolAsync, size, pool, stream)
+            if _arrives(stream):
+                made.extend(pending)
+        finally:
+            for status, address in [] if made else pending:  # late, an error, or a signal
+                if status == SUCCESS:
+                    driver.cuMemFreeAsync(address, stream)
 
     def free(self, address: object) -> None:
         within(self._context, relaxed, self._free, address)
@@ -119,6 +121,23 @@ class _HostPool:
             relaxed(driver.cuMemPoolDestroy, self._pools.pop()[1])
         while self._streams:
             relaxed(driver.cuStreamDestroy, self._streams.pop()[1])
+
+
+def _arrives(stream: driver.CUstream) -> bool:
+    """Tell whether a stream has done what is queued on it, within a short time.
+
+    It may have to wait for work of others: ``cuCtxWaitEvent`` holds all streams of a context, and
+    whoever is queuing work may not be kept waiting for the GPU.
+    """
+    until = time.monotonic() + _PATIENCE
+    while True:
+        (status,) = ask(driver.cuStreamQuery, stream)
+        if status == SUCCESS:
+            return True
+        if status != NOT_READY:
+            raise failed("cuStreamQuery", status)
+        if time.monotonic() > until:
+            return False
 
 
 def _pool_of(device: int) -> _HostPool:
