@@ -16,7 +16,6 @@ from userstream._buffers import (
     cai,
     cuda_core,
     cupy,
-    cvcuda,
     dali,
     dlpack,
     jax,
@@ -58,12 +57,12 @@ __all__ = [
 # The first that knows a type answers: frameworks before the protocols that they speak as well.
 _KINDS: tuple[Callable[[type], type[View] | None], ...] = tuple(
     module.view_for
-    for module in (torch, cupy, jax, numba, dali, warp, tvm_ffi, cvcuda, cuda_core, dlpack, cai)
+    for module in (torch, cupy, jax, numba, dali, warp, tvm_ffi, cuda_core, dlpack, cai)
 )
 
 # Those that have a current stream.
 FRAMEWORKS = {
-    module.FRAMEWORK.name: module.FRAMEWORK for module in (torch, cupy, dali, warp, tvm_ffi, cvcuda)
+    module.FRAMEWORK.name: module.FRAMEWORK for module in (torch, cupy, dali, warp, tvm_ffi)
 }
 
 _PROTOCOLS = ((dlpack.ATTRIBUTE, dlpack.DLPackView), (cai.ATTRIBUTE, cai.InterfaceView))

@@ -7,7 +7,8 @@ vector clocks what was ordered behind what.
 From the top: `observation` (what users hold), `engine` (which call is applied by whom); the
 subjects `copies`, `allocations`, `pinned`, `order`, `words`, `captures`, `launches`, `contexts`;
 `world` (the state that they share), `clocks`, `memory`, `graphs`, `races`, `own`; `stacks`,
-`found`, `records`, `logger`, `functions`, `layouts`. `simulated` and `cupti` make the records.
+`found`, `timeline`, `page`, `records`, `logger`, `functions`, `layouts`. `simulated` and `cupti`
+make the records.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def observe(
     suppress: str | os.PathLike[str] | Iterable[str] = (),
     stall: float = 1e-4,
     threads: Literal["shared", "strict"] = "shared",
+    timeline: int = 20_000,
 ) -> Observation:
     """Watch every stream of the process, whichever library uses it: a context manager.
 
@@ -55,6 +57,8 @@ def observe(
         for. ``"strict"`` takes it that a thread knows only what it has waited for itself, or what
         was known when it made its first call: that finds the race of two threads of which one has
         waited and never told the other, and also reports those that are ordered by a queue.
+    timeline : int, default 20_000
+        How many operations the page of `Observation.save` shows at most: the newest.
 
     Returns
     -------
@@ -76,7 +80,9 @@ def observe(
     ...     us.wait(us.get_stream(0))
     >>> seen.check()
     """
-    return Observation(possible=possible, suppress=suppress, stall=stall, threads=threads)
+    return Observation(
+        possible=possible, suppress=suppress, stall=stall, threads=threads, timeline=timeline
+    )
 
 
 # Messages, tracebacks and documentation show the path that users import from.

@@ -97,7 +97,7 @@ class Captures:
                 recorded = self.world.clocks.recorded(event)
                 if recorded is not None:
                     join(self.world.clocks.settle(lane), recorded.clock)
-        _, time = self.world.begin(call, lane)
+        launched, time = self.world.begin(call, lane)
         if graph is None:
             return
         where = f"a graph launched at {self._line(call.stack)}"
@@ -105,6 +105,7 @@ class Captures:
             inside: Done = touch.operation
             operation = Done(inside.name, inside.stack, call.thread, lane)
             operation.launched = where
+            operation.entry = launched.entry
             ranges = [(touch.start, touch.end)]
             self.world.touch(lane, time, operation, ranges, write=touch.write, known=touch.known)
         for event in graph.records:

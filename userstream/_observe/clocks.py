@@ -41,6 +41,8 @@ class Lane:
         "held_by",
         "id",
         "kind",
+        "last",
+        "pending",
         "recent",
         "seen_floor",
         "seen_host",
@@ -66,6 +68,13 @@ class Lane:
             frozenset()
         )  # words that it waits for, and nobody has written
         self.recent: deque[Any] = deque(maxlen=_RECENT)
+        self.last = -1  # its newest entry in the timeline
+        self.pending: tuple[int, ...] = ()  # entries that its next one waits for
+
+    @property
+    def lasts(self) -> tuple[int, ...]:
+        """Entries of the timeline: whatever waits for this stream waits for these."""
+        return self.pending if self.last < 0 else (self.last, *self.pending)
 
 
 class Recorded(NamedTuple):
@@ -74,6 +83,7 @@ class Recorded(NamedTuple):
     clock: Clock
     capture: Any  # that it is part of
     held_by: frozenset[int]
+    lasts: tuple[int, ...] = ()  # entries of the timeline
 
 
 class _Floor:
@@ -191,6 +201,15 @@ class Clocks:
         """Return all streams that were used."""
         return self._lanes.values()
 
+    def beside(self, lane: Lane) -> list[Lane]:
+        """Return the streams that a stream waits for without being told to."""
+        if lane.capture is not None:
+            return []
+        if lane.kind == LEGACY:
+            return [each for each in self.lanes_of(lane.context) if each.blocking]
+        legacy = self._lanes.get((lane.context, LEGACY)) if lane.blocking else None
+        return [] if legacy is None else [legacy]
+
     # -- order ------------------------------------------------------------------------------------
 
     def settle(self, lane: Lane) -> Clock:
@@ -205,14 +224,8 @@ class Clocks:
         if floor is not None and lane.seen_floor != floor.version:
             join(clock, floor.clock)
             lane.seen_floor = floor.version
-        if lane.kind == LEGACY:
-            for other in self._lanes.values():
-                if other.blocking and other.context == lane.context:
-                    join(clock, other.clock)
-        elif lane.blocking:
-            legacy = self._lanes.get((lane.context, LEGACY))
-            if legacy is not None:
-                join(clock, legacy.clock)
+        for other in self.beside(lane):
+            join(clock, other.clock)
         return clock
 
     def step(self, lane: Lane, what: Any) -> int:
@@ -225,15 +238,18 @@ class Clocks:
 
     def record(self, event: int, lane: Lane) -> None:
         """Let an event stand for what is on the stream now."""
-        self._events[event] = Recorded(dict(self.settle(lane)), lane.capture, lane.held_by)
+        self._events[event] = Recorded(
+            dict(self.settle(lane)), lane.capture, lane.held_by, lane.lasts
+        )
 
     def recorded(self, event: int) -> Recorded | None:
         """Return what an event stands for."""
         return self._events.get(event)
 
-    def record_clock(self, event: int, clock: Clock) -> None:
-        """Let an event stand for a clock."""
-        self._events[event] = Recorded(clock, None, frozenset())
+    def record_context(self, event: int, context: int) -> None:
+        """Let an event stand for everything in a context."""
+        lasts = tuple(each for lane in self.lanes_of(context) for each in lane.lasts)
+        self._events[event] = Recorded(self.of_context(context), None, frozenset(), lasts)
 
     def drop_event(self, event: int) -> None:
         """Forget an event, whose handle another one may get."""

@@ -1,5 +1,7 @@
 """``python -m userstream observe``: watch a program, and report at its end.
 
+``--html FILE``
+    Write a page there that shows the streams, with the races in it.
 ``--json FILE``
     Write the whole report there.
 ``--fail-on WHAT``
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 FOUND = 66  # the exit status of a program that succeeded, and has races
 _REFUSED = 2
 _INTERRUPTED = 130
+_TIMELINE = 100_000  # operations that the page shows
 _FAIL_ON = {"races", "stalls", "nothing"}
 
 
@@ -54,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
         status = _run(options.program, as_module=options.module)
     finally:
         seen.stop()
-        _report(seen, options.json)
+        _report(seen, options)
     found = (seen.races and "races" in options.fail_on) or (
         seen.stalls and "stalls" in options.fail_on
     )
@@ -67,6 +70,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         usage="%(prog)s [options] (program.py | -m module) [arguments of the program ...]",
         description="Watch the streams of a program; report races and stalls at its end.",
     )
+    parser.add_argument("--html", metavar="FILE", help="write a page there that shows the streams")
     parser.add_argument("--json", metavar="FILE", help="write the whole report there")
     parser.add_argument(
         "--fail-on",
@@ -86,8 +90,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if not options.program:
         parser.error("there is no program to watch")
-    if options.json is not None and not options.json.endswith(".json"):
-        parser.error(f"a report is saved as .json, not as {options.json!r}")
+    for path, end in ((options.html, ".html"), (options.json, ".json")):
+        if path is not None and not path.endswith(end):
+            parser.error(f"the name of that file ends in {end}, not as in {path!r}")
     return options
 
 
@@ -104,6 +109,7 @@ def _observation(options: argparse.Namespace) -> Observation:
             possible=options.possible,
             suppress=options.suppress or (),
             threads="strict" if options.strict_threads else "shared",
+            timeline=0 if options.html is None else _TIMELINE,
         )
     except (OSError, ValueError, NotSupportedError) as error:
         _refuse(str(error))
@@ -154,7 +160,8 @@ def _print_its_own(error: Exception) -> None:
     traceback.print_exception(error.with_traceback(trace))
 
 
-def _report(seen: Observation, path: str | None) -> None:
+def _report(seen: Observation, options: argparse.Namespace) -> None:
     print(seen, file=sys.stderr)
-    if path is not None:
-        seen.save(path)
+    for path in (options.html, options.json):
+        if path is not None:
+            seen.save(path)

@@ -35,8 +35,9 @@ class Engine:
         *,
         stall: float,
         strict: bool = False,
+        timeline: int = 0,
     ) -> None:
-        self.world = world = World(stacks, strict=strict)
+        self.world = world = World(stacks, strict=strict, timeline=timeline)
         self.counts: dict[str, int] = {}
         self._stall = stall
         self._taken = 0
@@ -75,6 +76,8 @@ class Engine:
             if call.leaving:
                 self._count(call)
             apply(call)
+            if call.leaving and call.function.waits and not call.result:
+                self._note_wait(call)
             self._taken += 1
             if self._taken % _TRIM == 0:
                 self.world.clocks.forget_ended_threads()
@@ -87,6 +90,10 @@ class Engine:
         if function.waits and seconds >= self._stall:
             lane = None if function.stream is None else self.world.lane(call)
             self.world.finds.stall(call.name, call.stack, call.thread, lane, seconds)
+
+    def _note_wait(self, call: Call) -> None:
+        if call.function.orders_host or (call.ended - call.began) * 1e-9 >= self._stall:
+            self.world.timeline.host_waited(call)
 
     def forget_order(self) -> None:
         """Take all until here as ordered: calls were lost, and an edge may be among them."""

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from traceback import FrameSummary
 from typing import Any
 
 Stack = tuple[FrameSummary, ...]
+
+
+def _plain(value: Any) -> Any:
+    """Return it as JSON takes it; a frame as its file, line and function."""
+    if isinstance(value, FrameSummary):
+        return [value.filename, value.lineno, value.name]
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, (Operation, Race, Stall)):
+        names = [each.name for each in fields(value) if not each.name.startswith("_")]
+        return {name: _plain(getattr(value, name)) for name in names}
+    return value
 
 
 def _where(line: FrameSummary | None) -> str:
@@ -73,15 +85,8 @@ class Operation:
         >>> us.Operation("cuMemcpy", "read", "exact", "stream 1", 0, "main").as_dict()["name"]
         'cuMemcpy'
         """
-        return {
-            "name": self.name,
-            "access": self.access,
-            "known": self.known,
-            "stream": self.stream,
-            "device": self.device,
-            "thread": self.thread,
-            "stack": [[frame.filename, frame.lineno, frame.name] for frame in self.stack],
-        }
+        told: dict[str, Any] = _plain(self)
+        return told
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,8 @@ class Race:
     possible: bool
     count: int
     advice: str
+    # Of both in the timeline, the last time that it was seen.
+    _entries: tuple[int, int] = field(default=(-1, -1), repr=False, compare=False)
 
     @property
     def key(self) -> str:
@@ -149,9 +156,7 @@ class Race:
         return {"race": kind, "first": _function(self.first), "second": _function(self.second)}
 
     def __str__(self) -> str:
-        # Of a kernel only the first byte is known.
-        size = f"{self.nbytes} bytes of " if self.nbytes > 1 else ""
-        what = f"{self.kind}: {size}{self.memory} memory at {self.address:#x}"
+        what = f"{self.kind}: {self.nbytes} bytes of {self.memory} memory at {self.address:#x}"
         lines = [("possible " if self.possible else "") + what]
         if self.count > 1:
             lines[0] += f", {self.count} times"
@@ -177,20 +182,7 @@ class Race:
         >>> callable(us.Race.as_dict)
         True
         """
-        return {
-            "kind": self.kind,
-            "address": self.address,
-            "nbytes": self.nbytes,
-            "memory": self.memory,
-            "allocated": [[frame.filename, frame.lineno, frame.name] for frame in self.allocated],
-            "first": self.first.as_dict(),
-            "second": self.second.as_dict(),
-            "ordered_until": None if self.ordered_until is None else self.ordered_until.as_dict(),
-            "possible": self.possible,
-            "count": self.count,
-            "advice": self.advice,
-            "key": self.key,
-        }
+        return {**_plain(self), "key": self.key}
 
 
 def _word(text: str) -> str:
@@ -260,12 +252,5 @@ class Stall:
         >>> us.Stall("cuCtxSynchronize", 0.5, 0.5, 1, None, "main").as_dict()["count"]
         1
         """
-        return {
-            "name": self.name,
-            "seconds": self.seconds,
-            "longest": self.longest,
-            "count": self.count,
-            "stream": self.stream,
-            "thread": self.thread,
-            "stack": [[frame.filename, frame.lineno, frame.name] for frame in self.stack],
-        }
+        told: dict[str, Any] = _plain(self)
+        return told

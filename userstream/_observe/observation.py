@@ -13,7 +13,9 @@ from userstream import _process
 from userstream._daemon import Daemon
 from userstream._observe import records, suppressions
 from userstream._observe.engine import Engine
+from userstream._observe.found import Race
 from userstream._observe.logger import the_logger
+from userstream._observe.page import page
 from userstream._observe.stacks import Stacks
 from userstream.errors import RaceError
 from userstream.testing import _simulated
@@ -22,12 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import TracebackType
 
-    from userstream._observe.found import Race, Stall
+    from userstream._observe.found import Stall
     from userstream._observe.functions import Function
     from userstream._observe.logger import Driver, Logger
 
 _PAUSE = 0.02  # seconds between two looks at what was written
 _SHOWN = 20  # stalls in the summary
+_MOST_KEPT = 1_000_000  # operations of the timeline
 _VERSION = 1  # of the JSON document
 
 # One observation at a time: there is one hook, and one log.
@@ -56,6 +59,8 @@ class Observation:
         How many seconds a call takes at least to count as a stall.
     threads : {"shared", "strict"}
         Whether all threads of the host know what one of them has waited for.
+    timeline : int
+        How many operations the page of `save` shows at most.
 
     Examples
     --------
@@ -73,6 +78,7 @@ class Observation:
         suppress: str | os.PathLike[str] | Iterable[str] = (),
         stall: float = 1e-4,
         threads: Literal["shared", "strict"] = "shared",
+        timeline: int = 20_000,
     ) -> None:
         if isinstance(stall, bool) or not isinstance(stall, (int, float)):
             raise TypeError(f"stall must be seconds, an int or a float, not {stall!r}")
@@ -80,10 +86,15 @@ class Observation:
             raise ValueError(f"stall must be at least 0 seconds, not {stall!r}")
         if threads not in ("shared", "strict"):
             raise ValueError(f'threads must be "shared" or "strict", not {threads!r}')
+        if isinstance(timeline, bool) or not isinstance(timeline, int):
+            raise TypeError(f"timeline must be a number of operations, an int, not {timeline!r}")
+        if not 0 <= timeline <= _MOST_KEPT:
+            raise ValueError(f"timeline must be from 0 to {_MOST_KEPT:,}, not {timeline!r}")
         self._possible = bool(possible)
         self._suppressions = suppressions.read(suppress)
         self._threshold = float(stall)
         self._strict = threads == "strict"
+        self._room = timeline
         self._lock = threading.Lock()  # of the engine, which has one reader at a time
         self._engine: Engine | None = None
         self._logger = the_logger()
@@ -111,7 +122,11 @@ class Observation:
                 raise RuntimeError("the streams of this process are observed already")
             functions = maker.functions()
             self._engine = Engine(
-                functions, Stacks(self._logger), stall=self._threshold, strict=self._strict
+                functions,
+                Stacks(self._logger),
+                stall=self._threshold,
+                strict=self._strict,
+                timeline=self._room,
             )
             self._engine.world.names = _name_of
             self._logger.watch({number: each for number, (_, each) in functions.items()})
@@ -313,19 +328,26 @@ class Observation:
         >>> seen.as_dict()["races"]
         []
         """
+        return self._document(Race.as_dict)
+
+    def _document(self, tell: Callable[[Race], dict[str, Any]]) -> dict[str, Any]:
         engine = self._catch_up()
+        found = self._found()
         return {
             "version": _VERSION,
             "seconds": self._seconds or time.monotonic() - self._began,
-            "races": [race.as_dict() for race in self._found() if not race.possible],
-            "possible": [race.as_dict() for race in self._found() if race.possible],
+            "races": [tell(race) for race in found if not race.possible],
+            "possible": [tell(race) for race in found if race.possible],
             "stalls": [stall.as_dict() for stall in self.stalls],
             "calls": dict(sorted(engine.counts.items())),
             "not_seen": list(self.not_seen),
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all of it into a file whose name ends in ``.json``.
+        """Write it as a page (``.html``), or as data (``.json``: what `as_dict` returns).
+
+        The page is one file, which loads nothing from elsewhere. It shows the newest operations,
+        as many as `observe(timeline=)` keeps, on the streams and threads that they are of.
 
         Parameters
         ----------
@@ -344,14 +366,26 @@ class Observation:
         >>> with us.observe() as seen:
         ...     stream = us.get_stream(0)
         >>> with tempfile.TemporaryDirectory() as directory:
-        ...     seen.save(os.path.join(directory, "seen.json"))
+        ...     seen.save(os.path.join(directory, "seen.html"))
         """
         name = os.fspath(path)
-        if not name.endswith(".json"):
-            raise ValueError(f"a report is saved as .json, not as {name!r}")
-        document = json.dumps(self.as_dict(), indent=1)
+        if name.endswith(".html"):
+            document = self._page()
+        elif name.endswith(".json"):
+            document = json.dumps(self.as_dict(), indent=1) + "\n"
+        else:
+            raise ValueError(f"a report is saved as .html or .json, not as {name!r}")
         with open(name, "w", encoding="utf-8") as file:
-            file.write(document + "\n")
+            file.write(document)
+
+    def _page(self) -> str:
+        world = self._catch_up().world
+        document = self._document(lambda race: {**race.as_dict(), "entries": race._entries})
+        with self._lock:  # of the thread that adds to it
+            document["timeline"] = world.timeline.as_dict(
+                world.stacks, lambda lane: world.describe(lane)[0], world.finds.thread_name
+            )
+        return page(document)
 
 
 def _plural(count: int, what: str) -> str:
@@ -372,9 +406,9 @@ def _name_of(handle: int) -> str | None:
     """Return what the registry calls a stream, None if it is not one of its streams."""
     from userstream._registry import UserStream
 
-    for (device, name), stream in UserStream.get().streams().items():
+    for (_, name), stream in UserStream.get().streams().items():
         if not stream.is_closed and int(stream.handle) == handle:
-            return f"user stream {name!r}" if name else f"user stream of device {device}"
+            return f"user stream {name!r}" if name else "the user stream"
     return None
 
 

@@ -44,16 +44,19 @@ class Order:
             lane = self._captures.enter_capture(lane, recorded.capture)
         join(self.world.clocks.settle(lane), recorded.clock)
         lane.held_by |= recorded.held_by
+        self.world.timeline.must_wait(lane, recorded.lasts)
 
     def record_context(self, call: Call) -> None:
         context, event = call.words
-        self.world.clocks.record_clock(event, self.world.clocks.of_context(context or call.context))
+        self.world.clocks.record_context(event, context or call.context)
 
     def wait_context(self, call: Call) -> None:
         context, event = call.words
         recorded = self.world.clocks.recorded(event)
         if recorded is not None:
             self.world.clocks.raise_floor(context or call.context, recorded.clock)
+            for lane in self.world.clocks.lanes_of(context or call.context):
+                self.world.timeline.must_wait(lane, recorded.lasts)
 
     def drop_event(self, call: Call) -> None:
         self.world.clocks.drop_event(call.words[0])
@@ -64,22 +67,23 @@ class Order:
     def know_event(self, call: Call) -> None:
         recorded = self.world.clocks.recorded(call.words[0])
         if recorded is not None and recorded.capture is None:
-            self.world.host_knows(call, recorded.clock)
+            self.world.host_knows(call, recorded.clock, recorded.lasts)
 
     def know_events(self, call: Call) -> None:
         for event in call.words[1:3]:
             recorded = self.world.clocks.recorded(event)
             if recorded is not None and recorded.capture is None:
-                self.world.host_knows(call, recorded.clock)
+                self.world.host_knows(call, recorded.clock, recorded.lasts)
 
     def know_stream(self, call: Call) -> None:
         lane = self.world.lane(call)
         if lane.capture is None:
-            self.world.host_knows(call, self.world.clocks.settle(lane))
+            self.world.host_knows(call, self.world.clocks.settle(lane), lane.lasts)
 
     def know_context(self, call: Call) -> None:
         context = call.words[0] if call.words and call.words[0] else call.context
-        self.world.host_knows(call, self.world.clocks.of_context(context))
+        lasts = [each for lane in self.world.clocks.lanes_of(context) for each in lane.lasts]
+        self.world.host_knows(call, self.world.clocks.of_context(context), lasts)
 
     def host_function(self, call: Call) -> None:
         lane = self.world.lane(call)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Done:
     """An operation as the engine keeps it: what `Operation` is made of, should it be asked for."""
 
-    __slots__ = ("kind", "lane", "launched", "name", "stack", "thread")
+    __slots__ = ("entry", "kind", "lane", "launched", "name", "stack", "thread")
 
     def __init__(self, name: str, stack: int, thread: int, lane: Lane | None) -> None:
         self.name = name
@@ -30,6 +30,7 @@ class Done:
         self.lane = lane
         self.kind = ""  # "free" or "allocate"
         self.launched: str = ""  # as a part of a graph
+        self.entry = -1  # in the timeline
 
 
 class Side:
@@ -53,11 +54,12 @@ class Place(NamedTuple):
 
 
 class _Entry:
-    __slots__ = ("count", "race")
+    __slots__ = ("count", "entries", "race")
 
     def __init__(self, race: Race) -> None:
         self.race = race
         self.count = 0
+        self.entries = (-1, -1)
 
 
 class Finds:
@@ -105,6 +107,7 @@ class Finds:
             )
             entry = self._races[key] = _Entry(race)
         entry.count += 1
+        entry.entries = (first.operation.entry, second.operation.entry)
 
     def drop_held(self, word: int) -> None:
         """Forget what was found while a stream waited for a word that another one writes."""
@@ -114,11 +117,14 @@ class Finds:
     def races(self) -> list[Race]:
         """Return all of them, with how often each was seen."""
         counts: dict[tuple[Any, ...], int] = {}
-        found: dict[tuple[Any, ...], Race] = {}
+        found: dict[tuple[Any, ...], _Entry] = {}
         for (*key, _), entry in self._races.items():  # whatever they waited for
             counts[tuple(key)] = counts.get(tuple(key), 0) + entry.count
-            found.setdefault(tuple(key), entry.race)
-        return [replace(race, count=counts[key]) for key, race in found.items()]
+            found.setdefault(tuple(key), entry)
+        return [
+            replace(entry.race, count=counts[key], _entries=entry.entries)
+            for key, entry in found.items()
+        ]
 
     # -- stalls -----------------------------------------------------------------------------------
 
@@ -129,7 +135,7 @@ class Finds:
         entry = self._stalls.get(key)
         if entry is None:
             stream = None if lane is None else self._describe(lane)[0]
-            entry = self._stalls[key] = [0.0, 0.0, 0, stream, self._thread(thread), stack]
+            entry = self._stalls[key] = [0.0, 0.0, 0, stream, self.thread_name(thread), stack]
         entry[0] += seconds
         entry[1] = max(entry[1], seconds)
         entry[2] += 1
@@ -161,12 +167,13 @@ class Finds:
             known=side.known,
             stream=stream,
             device=device,
-            thread=self._thread(done.thread),
+            thread=self.thread_name(done.thread),
             line=line_of(stack),
             stack=stack,
         )
 
-    def _thread(self, native: int) -> str:
+    def thread_name(self, native: int) -> str:
+        """Name a thread: as it was called when it was met first."""
         name = self._threads.get(native)
         if name is None:
             names = {thread.native_id: thread.name for thread in threading.enumerate()}

@@ -28,6 +28,7 @@ class Call:
         "began",
         "context",
         "ended",
+        "entry",
         "fetched",
         "function",
         "leaving",
@@ -69,6 +70,7 @@ class Call:
         self.number = number
         self.words = words
         self.fetched = fetched
+        self.entry = -1  # in the timeline
 
 
 def read(chunk: bytes) -> Iterator[Call]:

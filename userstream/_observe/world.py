@@ -9,6 +9,7 @@ from userstream._observe import own
 from userstream._observe.clocks import LEGACY, Clocks, join
 from userstream._observe.memory import ASSUMED, EXACT, PINNED, Access, Allocation, Memory
 from userstream._observe.races import Done, Finds, Place, Side
+from userstream._observe.timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,11 +24,12 @@ Range = tuple[int, int]
 class World:
     """The state of an analysis, and what every call does with it."""
 
-    def __init__(self, stacks: Stacks, *, strict: bool = False) -> None:
+    def __init__(self, stacks: Stacks, *, strict: bool = False, timeline: int = 0) -> None:
         self.stacks = stacks
         self.clocks = Clocks(strict=strict)
         self.memory = Memory()
         self.finds = Finds(stacks, self.describe)
+        self.timeline = Timeline(timeline)
         self.devices: dict[int, int] = {}  # of contexts
         self.names: Callable[[int], str | None] = lambda _: None  # of streams, by handle
         self.unseen: dict[str, int] = {}  # what could not be followed, and how often
@@ -45,6 +47,8 @@ class World:
     def begin(self, call: Call, lane: Lane, name: str | None = None) -> tuple[Done, int]:
         """Put the operation of a call on a stream; return it, and its number there."""
         operation = Done(name or call.name, call.stack, call.thread, lane)
+        beside = [each.last for each in self.clocks.beside(lane) if each.last > lane.last]
+        operation.entry = self.timeline.queued(call, lane, operation.name, beside)
         return operation, self.clocks.step(lane, operation)
 
     def is_known(self, access: Access) -> bool:
@@ -76,6 +80,7 @@ class World:
         made = []
         how: Any = {"write": write, "known": known, "loose": loose}
         for start, end in ranges:
+            self.timeline.touched(start, end, write=write)
             if lane.capture is not None:
                 access = Access(start, end, lane, time, operation, **how)
                 for old in lane.capture.touch(access):
@@ -131,13 +136,14 @@ class World:
         """Tell whether anybody in the process knew that an access is over."""
         return access.lane.gone or self.clocks.kept.get(access.lane.id, 0) >= access.time
 
-    def host_knows(self, call: Call, clock: Clock) -> None:
+    def host_knows(self, call: Call, clock: Clock, lasts: Iterable[int] = ()) -> None:
         """Note what a successful query or wait has told whoever made it."""
         who = self.asked.get(call.stack)
         if who is None:
             who = self.asked[call.stack] = own.who_asks(self.stacks[call.stack])
         if who == own.PROGRAM:
             self.clocks.host_knows(clock)
+            self.timeline.host_waited(call, lasts)
             return
         join(self.clocks.kept, clock)
         if who == own.FUTURE:

@@ -1,0 +1,167 @@
+"""What was done, in the order in which it was queued: for the page that shows it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from userstream._observe.stacks import line_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from userstream._observe.clocks import Lane
+    from userstream._observe.records import Call
+    from userstream._observe.stacks import Stacks
+
+_MOST_TOUCHES = 24  # of one operation: a kernel may be given a hundred buffers
+_MOST_PENDING = 8  # waits of a stream that nothing was queued behind
+
+
+class Entry:
+    """An operation of a stream, or a wait of the host.
+
+    Others are named by their numbers: references would keep all that ever was alive.
+    """
+
+    __slots__ = (
+        "after",
+        "began",
+        "ended",
+        "lane",
+        "name",
+        "number",
+        "stack",
+        "thread",
+        "touches",
+        "waited",
+    )
+
+    def __init__(self, number: int, name: str, call: Call, lane: Lane | None) -> None:
+        self.number = number
+        self.name = name
+        self.lane = lane
+        self.stack = call.stack
+        self.thread = call.thread
+        self.began = call.began
+        self.ended = call.ended
+        self.waited = False  # the host was held up
+        self.after: tuple[int, ...] = ()  # what it waits for, on other streams
+        self.touches: list[tuple[int, int, bool]] = []
+
+
+class Timeline:
+    """The newest operations and waits, as many as there is room for."""
+
+    def __init__(self, room: int) -> None:
+        self._entries: deque[Entry] = deque(maxlen=room)
+        self._count = 0
+
+    def queued(self, call: Call, lane: Lane, name: str, after: Iterable[int]) -> int:
+        """Note an operation of a stream; return its number."""
+        entry = self._add(call, lane, name)
+        entry.after = (*lane.pending, *after)
+        lane.pending = ()
+        lane.last = entry.number
+        return entry.number
+
+    def touched(self, start: int, end: int, *, write: bool) -> None:
+        """Note which bytes the newest operation touches."""
+        if self._entries:
+            touches = self._entries[-1].touches
+            if len(touches) < _MOST_TOUCHES:
+                touches.append((start, end, write))
+
+    def must_wait(self, lane: Lane, after: Iterable[int]) -> None:
+        """Note what the next operation of a stream waits for."""
+        pending = dict.fromkeys((*lane.pending, *after))
+        lane.pending = tuple(pending)[-_MOST_PENDING:]
+
+    def host_waited(self, call: Call, after: Iterable[int] = ()) -> None:
+        """Note that the host was held up by a call, or has learned from it what is over."""
+        if self._entries and self._entries[-1].number == call.entry:
+            entry = self._entries[-1]
+        else:
+            entry = self._add(call, None, call.name)
+        entry.waited = True
+        entry.after = (*entry.after, *after)
+
+    def _add(self, call: Call, lane: Lane | None, name: str) -> Entry:
+        entry = Entry(self._count, name, call, lane)
+        call.entry = entry.number
+        self._count += 1
+        self._entries.append(entry)
+        return entry
+
+    def as_dict(
+        self, stacks: Stacks, stream_name: Callable[[Lane], str], thread_name: Callable[[int], str]
+    ) -> dict[str, Any]:
+        """Return it as JSON takes it: names, frames and stacks are told once, by their places."""
+        entries = list(self._entries)
+        first = entries[0].number if entries else 0
+        origin = min((entry.began for entry in entries), default=0)
+        rows, names, told = _Places(), _Places(), _Told(stacks)
+        streams: dict[Lane, tuple[str, str]] = {}
+        made = []
+        for entry in entries:
+            row = -1
+            if entry.lane is not None:
+                if entry.lane not in streams:
+                    streams[entry.lane] = ("stream", stream_name(entry.lane))
+                row = rows[streams[entry.lane]]
+            made.append(
+                [
+                    names[entry.name],
+                    row,
+                    rows["thread", thread_name(entry.thread)],
+                    told.stack(entry.stack),
+                    entry.began - origin,
+                    entry.ended - entry.began,
+                    entry.waited | _is_captured(entry) << 1,
+                    [number - first for number in entry.after if number >= first],
+                    [[start, end - start, int(write)] for start, end, write in entry.touches],
+                ]
+            )
+        return {
+            "first": first,
+            "dropped": first if entries else self._count,
+            "rows": [{"kind": kind, "name": name} for kind, name in rows],
+            "names": list(names),
+            "frames": list(told.frames),
+            "stacks": list(told.stacks),
+            "entries": made,
+        }
+
+
+def _is_captured(entry: Entry) -> bool:
+    return entry.lane is not None and entry.lane.capture is not None
+
+
+class _Places(dict[Any, int]):
+    """Where each of several things is in a list of them; one that is new goes to its end."""
+
+    def __missing__(self, key: Any) -> int:
+        place = self[key] = len(self)
+        return place
+
+
+class _Told:
+    """The stacks that were told of, and their frames."""
+
+    def __init__(self, stacks: Stacks) -> None:
+        self._known = stacks
+        self._places: dict[int, int] = {}
+        self.frames = _Places()
+        self.stacks: list[list[int]] = []
+
+    def stack(self, index: int) -> int:
+        """Return the place of a stack: of its line among its frames, and of these."""
+        place = self._places.get(index)
+        if place is None:
+            stack = self._known[index]
+            line = line_of(stack)
+            shown = next((at for at, frame in enumerate(stack) if frame is line), -1)
+            frames = [self.frames[frame.filename, frame.lineno, frame.name] for frame in stack]
+            place = self._places[index] = len(self.stacks)
+            self.stacks.append([shown, *frames])
+        return place
