@@ -25,8 +25,10 @@ OF_A_CLASS = (types.FunctionType, classmethod, staticmethod, property)
 
 
 def _members(kind: type) -> dict[str, Any]:
-    """Return the public methods and properties of a class, without those of cuda.core."""
-    members = {name: inspect.getattr_static(kind, name) for name in dir(kind) if name[0] != "_"}
+    """Return the public methods and properties of a class, without those of others' bases."""
+    ours = [each for each in kind.__mro__ if each.__module__.startswith("userstream")]
+    names = {name for each in ours for name in vars(each) if name[0] != "_"}
+    members = {name: inspect.getattr_static(kind, name) for name in sorted(names)}
     return {name: thing for name, thing in members.items() if isinstance(thing, OF_A_CLASS)}
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from userstream import errors
 from userstream._buffers import BufferInfo, describe, device_of
+from userstream._ordering import Borrow
 from userstream._registry import UserStream
 from userstream._stream.access_policy import AccessPolicyWindow
 from userstream._stream.capture import CaptureInfo
@@ -23,6 +24,7 @@ from userstream._stream.stream import Stream
 from userstream.errors import *  # noqa: F403 -- the tree, as errors.__all__ lists it
 
 if TYPE_CHECKING:
+    from userstream._engine.futures import Completion
     from userstream._observe import Observation, Operation, Race, Stall, observe
 
 __version__ = "0.1.0"
@@ -50,8 +52,10 @@ close: Final = _registry.close
 
 __all__ = [
     "AccessPolicyWindow",
+    "Borrow",
     "BufferInfo",
     "CaptureInfo",
+    "Completion",
     "FlushRemoteWrites",
     "MemoryBarrier",
     "Observation",
@@ -89,21 +93,25 @@ __all__ = [
 __all__ += errors.__all__
 
 # Loaded when they are asked for first: who observes nothing pays for nothing.
-_LATE = ("Observation", "Operation", "Race", "Stall", "observe")
+_LATE = {
+    "Completion": "_engine.futures",
+    **dict.fromkeys(("Observation", "Operation", "Race", "Stall", "observe"), "_observe"),
+}
 
 
 def __getattr__(name: str) -> object:
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from userstream import _observe
+    import importlib
 
-    for each in _LATE:
-        globals()[each] = getattr(_observe, each)
-    return globals()[name]
+    found: object = getattr(importlib.import_module(f"{__name__}.{_LATE[name]}"), name)
+    globals()[name] = found
+    return found
 
 
 # Messages ("a userstream.Stream"), tracebacks and pickles name the path that users import from, so
-# that the modules below may move.
+# that the modules below may move. What is lost: `inspect.getsource` finds functions and methods,
+# but none of these classes.
 for _name in set(__all__).difference(_LATE):
     _object = globals()[_name]
     if isinstance(_object, type) or _object in (describe, device_of):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from userstream import _buffers, _numbers, _process, _targets
 from userstream._copies import copies, host_arrays, pinned, staging
@@ -24,17 +24,28 @@ from userstream.errors import NoUserStreamError, WaitErrors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from concurrent.futures import Future
     from types import TracebackType
     from typing import Self
 
     import numpy as np
     from numpy.typing import DTypeLike
 
+    from userstream._engine.futures import Completion
     from userstream._engine.lane import Lane
     from userstream._ordering.settings import Unknown
     from userstream._stream.stream import Stream
-    from userstream.typing import Buffer, Producer, StreamLike, Target, WaitPolicy
+    from userstream.typing import (
+        Buffer,
+        Buffers,
+        Producer,
+        StreamLike,
+        Target,
+        WaitPolicy,
+        _Array,
+        _Several,
+    )
+
+    _Key = TypeVar("_Key")
 
 
 class UserStream:
@@ -448,7 +459,7 @@ class UserStream:
 
     # -- without a waiting thread -----------------------------------------------------------------
 
-    def completion(self, *targets: Target, name: str | None = None) -> Future[None]:
+    def completion(self, *targets: Target, name: str | None = None) -> Completion:
         """Return a future for the work that is queued on a device's user stream now.
 
         Parameters
@@ -460,10 +471,11 @@ class UserStream:
 
         Returns
         -------
-        concurrent.futures.Future
-            Its result is None. Its exception is that of `wait`: a `DriverError`, or `WaitErrors`
-            if there are several streams. ``result(timeout=)`` raises a plain `TimeoutError`, after
-            which you can wait again. Cancelling the future cancels no work.
+        Completion
+            A `concurrent.futures.Future`. Its result is None. Its exception is that of `wait`: a
+            `DriverError`, or `WaitErrors` if there are several streams. ``result(timeout=)``
+            raises a plain `TimeoutError`, after which you can wait again. Cancelling the future
+            cancels no work.
 
         Raises
         ------
@@ -594,7 +606,7 @@ class UserStream:
 
     def acquire(
         self,
-        *buffers: Buffer,
+        *buffers: Buffers,
         stream: StreamLike | None = None,
         name: str | None = None,
         producer: Producer = "auto",
@@ -684,7 +696,7 @@ class UserStream:
 
     def release(
         self,
-        *buffers: Buffer,
+        *buffers: Buffers,
         stream: StreamLike | None = None,
         name: str | None = None,
         producer: Producer = "auto",
@@ -747,7 +759,7 @@ class UserStream:
 
     def borrow(
         self,
-        *buffers: Buffer,
+        *buffers: Buffers,
         stream: StreamLike | None = None,
         name: str | None = None,
         producer: Producer = "auto",
@@ -862,7 +874,7 @@ class UserStream:
         holding.keep(given_lane(stream, "stream"), objects)
 
     def hand_over(
-        self, *results: Buffer, stream: StreamLike | None = None, name: str | None = None
+        self, *results: Buffers, stream: StreamLike | None = None, name: str | None = None
     ) -> None:
         """Hand over results that were produced on a stream to their frameworks' current streams.
 
@@ -911,9 +923,9 @@ class UserStream:
     @overload
     def asnumpy(
         self,
-        buffer: Buffer,
+        buffer: _Array,
         *,
-        out: np.ndarray,
+        out: np.ndarray | None = None,
         stream: StreamLike | None = None,
         name: str | None = None,
         producer: Producer = "auto",
@@ -923,9 +935,33 @@ class UserStream:
     @overload
     def asnumpy(
         self,
-        buffer: Buffer,
+        buffer: _Several | Sequence[_Array],
         *,
         out: None = None,
+        stream: StreamLike | None = None,
+        name: str | None = None,
+        producer: Producer = "auto",
+        timeout: float | None = None,
+    ) -> list[np.ndarray]: ...
+
+    @overload
+    def asnumpy(
+        self,
+        buffer: Mapping[_Key, _Array],
+        *,
+        out: None = None,
+        stream: StreamLike | None = None,
+        name: str | None = None,
+        producer: Producer = "auto",
+        timeout: float | None = None,
+    ) -> dict[_Key, np.ndarray]: ...
+
+    @overload
+    def asnumpy(
+        self,
+        buffer: Buffers,
+        *,
+        out: np.ndarray | None = None,
         stream: StreamLike | None = None,
         name: str | None = None,
         producer: Producer = "auto",
@@ -934,7 +970,7 @@ class UserStream:
 
     def asnumpy(
         self,
-        buffer: Buffer,
+        buffer: Buffers,
         *,
         out: np.ndarray | None = None,
         stream: StreamLike | None = None,
@@ -1038,7 +1074,7 @@ class UserStream:
     def copyto(
         self,
         dst: Buffer,
-        src: Buffer,
+        src: Buffer | np.generic,
         *,
         stream: StreamLike | None = None,
         name: str | None = None,

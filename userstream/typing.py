@@ -5,7 +5,7 @@ None of them is needed at run time, and none imports a framework.
 Examples
 --------
 >>> import userstream as us
->>> from userstream.typing import Buffer, DeviceLike, Producer, StreamLike, Target
+>>> from userstream.typing import Buffer, Buffers, DeviceLike, Producer, StreamLike, Target
 >>> from userstream.typing import CaptureMode, WaitPolicy
 >>> def finish(target: Target, policy: WaitPolicy = "auto") -> None:
 ...     us.wait(target, timeout=10, policy=policy)
@@ -14,6 +14,8 @@ Examples
 >>> def clear(buffer: Buffer, producer: Producer = "auto") -> None:
 ...     with us.borrow(buffer, producer=producer) as stream:
 ...         buffer.fill(0, stream=stream)
+>>> def snapshot(*buffers: Buffers) -> list[object]:
+...     return [us.asnumpy(each) for each in buffers]
 >>> def follow(theirs: StreamLike, device: DeviceLike = 0) -> None:
 ...     us.get_stream(device).wait(theirs)
 """
@@ -33,10 +35,9 @@ from typing import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cuda.bindings import driver
-
 __all__ = [
     "Buffer",
+    "Buffers",
     "CUDAArrayInterface",
     "CaptureMode",
     "DLPackBuffer",
@@ -81,7 +82,7 @@ class DLPackBuffer(Protocol):
         """Export the array, safe to use on the consumer's stream."""
         ...
 
-    def __dlpack_device__(self) -> tuple[int, int]:
+    def __dlpack_device__(self) -> tuple[Any, int]:  # an Enum in some libraries
         """Return the DLPack device type and the device ordinal."""
         ...
 
@@ -104,15 +105,46 @@ class CUDAArrayInterface(Protocol):
         ...
 
 
+class _Pointer(Protocol):
+    """``cuda.bindings.driver.CUdeviceptr``, for which there are no type hints."""
+
+    def getPtr(self) -> int:  # noqa: N802
+        """Return the address of the object itself."""
+        ...
+
+
+class _TensorList(Protocol):
+    """``TensorListGPU`` of DALI, which implements no protocol of arrays."""
+
+    def device_id(self) -> int:
+        """Return the ordinal of the device."""
+        ...
+
+
+class _Batch(Protocol):
+    """``Batch`` of DALI's dynamic mode."""
+
+    @property
+    def tensors(self) -> Any:
+        """The tensors that it consists of."""
+        ...
+
+
 class _CUDADevice(Protocol):
     """`cuda.core.Device`, or the device of PyTorch, CuPy, JAX, Warp or TVM FFI."""
 
     def __hash__(self) -> int: ...
 
 
-Buffer: TypeAlias = "DLPackBuffer | CUDAArrayInterface | driver.CUdeviceptr | Any"
-"""A GPU buffer of any framework. The lists of DALI and the buffers of RMM share no protocol with
-the others, so a type checker accepts any object."""
+_Array: TypeAlias = DLPackBuffer | CUDAArrayInterface
+_Several: TypeAlias = _TensorList | _Batch
+
+Buffer: TypeAlias = _Array | _Several | _Pointer
+"""A GPU buffer of any framework: an object that implements DLPack or the CUDA Array Interface, a
+list of tensors of DALI, or a ``CUdeviceptr``."""
+
+Buffers: TypeAlias = "Buffer | Sequence[Any] | Mapping[Any, Any]"
+"""A buffer, or a (nested) sequence or mapping of buffers."""
 
 Producer: TypeAlias = "StreamLike | Literal['auto', 'device'] | None"
 """Who writes a buffer: a stream, ``"device"`` for everything on its device, ``"auto"``
@@ -127,6 +159,6 @@ WaitPolicy: TypeAlias = Literal["auto", "spin"]
 CaptureMode: TypeAlias = Literal["global", "thread_local", "relaxed"]
 """Which calls are forbidden during a capture; see `userstream.Stream.capture`."""
 
-Target: TypeAlias = "Buffer | DeviceLike | StreamLike | Sequence[Any] | Mapping[Any, Any] | None"
+Target: TypeAlias = "Buffers | DeviceLike | StreamLike | None"
 """What selects a stream: a buffer, a device, a stream, a (nested) sequence or mapping of buffers
 (for waits, of streams as well), or `None` for the current device of the calling thread."""

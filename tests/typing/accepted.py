@@ -43,6 +43,21 @@ class Exporter:
         return (2, 0)
 
 
+class TensorList:
+    """As of DALI."""
+
+    def device_id(self) -> int:
+        return 0
+
+
+class Batch:
+    """As of DALI's dynamic mode."""
+
+    @property
+    def tensors(self) -> list[object]:
+        return []
+
+
 class TheirStream:
     def __cuda_stream__(self) -> tuple[int, int]:
         return (0, 1)
@@ -93,7 +108,9 @@ def waits(array: Array) -> None:
     us.wait({"theirs": TheirStream()}, timeout=1)
     us.wait_for_device(0, timeout=None)
     us.wait_all(timeout=1)
-    assert_type(us.completion(array), Future[None])
+    assert_type(us.completion(array), us.Completion)
+    future: Future[None] = us.completion(array)
+    future.result(timeout=1)
     asyncio.run(us.wait_async(array, timeout=1))
 
 
@@ -101,6 +118,9 @@ def order(array: Array, pointer: driver.CUdeviceptr, theirs: TheirStream) -> Non
     assert_type(us.acquire(array, pointer, stream=theirs, producer=theirs), us.Stream)
     us.release(array, producer=None)
     us.release(array, producer="device")
+    borrow: us.Borrow = us.borrow([array], {"nested": (Exporter(), TensorList(), Batch())})
+    with borrow as stream:
+        assert_type(stream, us.Stream)
     with us.borrow(array, producer=theirs, activate=["torch", "cupy"], keep=False) as stream:
         assert_type(stream, us.Stream)
     with us.borrow(array, producer="auto", activate=True):
@@ -111,11 +131,18 @@ def order(array: Array, pointer: driver.CUdeviceptr, theirs: TheirStream) -> Non
 def copies(array: Array) -> None:
     out = np.empty(4)
     assert_type(us.asnumpy(array, out=out), np.ndarray)
-    assert_type(us.asnumpy(array), Any)  # an array, or a list of them
+    assert_type(us.asnumpy(array), np.ndarray)
+    assert_type(us.asnumpy(Exporter()), np.ndarray)
+    assert_type(us.asnumpy(out), np.ndarray)
+    assert_type(us.asnumpy([array, array]), list[np.ndarray])
+    assert_type(us.asnumpy(TensorList()), list[np.ndarray])
+    assert_type(us.asnumpy({"a": array}), dict[str, np.ndarray])
+    assert_type(us.asnumpy([{"a": array}]), Any)
     assert_type(us.copyto(array, out, timeout=1), us.Stream)
     assert_type(us.pinned_empty((2, 3)), np.ndarray)
     assert_type(us.pinned_empty(3, np.float32), np.ndarray)
     assert_type(us.pinned_like(array, dtype="u1"), np.ndarray)
+    us.copyto(array, np.float32(1))
     info = us.describe(array)
     assert_type(info, us.BufferInfo)
     assert_type(info.shape, tuple[int, ...] | None)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 import userstream as us
 from userstream import testing
 from userstream.typing import CUDAArrayInterface, DLPackBuffer, Producer, StreamLike
+
+
+class Array:
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {}
 
 
 class Handle:
@@ -34,7 +42,7 @@ def waits() -> None:
     us.completion(0, timeout=1)  # type: ignore[call-arg]
 
 
-def order(buffer: object) -> None:
+def order(buffer: Array) -> None:
     us.acquire(buffer, stream="torch")  # type: ignore[arg-type]
     us.acquire(buffer, stream=Handle())  # type: ignore[arg-type]
     us.acquire(buffer, producer="current")  # type: ignore[arg-type]
@@ -47,7 +55,19 @@ def order(buffer: object) -> None:
     us.hold(buffer)  # type: ignore[call-arg]
 
 
-def copies(buffer: object) -> None:
+def buffers(array: Array, thing: object) -> None:
+    us.borrow(3)  # type: ignore[arg-type]
+    us.borrow(array, None)  # type: ignore[arg-type]
+    us.acquire(thing)  # type: ignore[arg-type]
+    us.hand_over(1.5)  # type: ignore[arg-type]
+    us.asnumpy(3)  # type: ignore[call-overload]
+    us.asnumpy(us.get_stream(0))  # type: ignore[call-overload]
+    us.asnumpy(array).cpu()  # type: ignore[attr-defined]
+    us.copyto(array, [1, 2])  # type: ignore[arg-type]
+    us.get_stream(0).memcpy_dtod(array, 1.5, 8)  # type: ignore[arg-type]
+
+
+def copies(buffer: Array) -> None:
     us.asnumpy(buffer, out=[1, 2])  # type: ignore[call-overload]
     us.asnumpy(buffer, np.empty(4))  # type: ignore[call-overload]
     us.copyto(buffer)  # type: ignore[call-arg]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from userstream._ordering import Ordering
     from userstream._ordering.settings import Unknown
     from userstream._stream.stream import Stream
-    from userstream.typing import Buffer, Producer, StreamLike
+    from userstream.typing import Buffer, Buffers, Producer, StreamLike
 
 _BYTE = np.dtype(np.uint8)
 _ASIDE = 1 << 16  # bytes of an array that are copied once more sooner than the driver is asked
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 def asnumpy(
-    buffer: Buffer,
+    buffer: Buffers,
     out: np.ndarray | None,
     *,
     stream: StreamLike | None,
@@ -171,7 +171,7 @@ def _usual_to_host(
 
 def copyto(
     dst: Buffer,
-    src: Buffer,
+    src: Buffer | np.generic,
     *,
     stream: StreamLike | None,
     producer: Producer,

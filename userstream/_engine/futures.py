@@ -121,10 +121,20 @@ class Points:
 
 
 class Completion(Future[None]):
-    """A future for the point that all targets had reached when it was created.
+    """A future for work that was queued on streams: what `completion` returns.
 
-    Cancelling it ends the watching only: the work continues, and so does every other wait for it.
+    A `concurrent.futures.Future` whose result is None. Cancelling it ends the watching only: the
+    work continues, and so does every other wait for it.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> stream = us.get_stream(0)
+    >>> isinstance(us.completion(stream), us.Completion)
+    True
     """
+
+    __module__ = "userstream"  # loaded late, so `userstream/__init__.py` cannot do it
 
     _condition: Any
 
@@ -134,21 +144,110 @@ class Completion(Future[None]):
         self._points = Points(targets, self._finish, grouped=grouped)
 
     def result(self, timeout: float | None = None) -> None:
-        """Wait for it; refused in host functions, and in callbacks of futures."""
+        """Wait until the work has completed.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; None waits indefinitely.
+
+        Returns
+        -------
+        None
+            The work on a stream has no other result than its errors.
+
+        Raises
+        ------
+        TimeoutError
+            The work did not complete in time, and is still watched.
+        concurrent.futures.CancelledError
+            The future was cancelled.
+        DriverError, WaitErrors
+            The GPU failed.
+        RuntimeError
+            Called in a host function, or in a callback of a future.
+
+        Notes
+        -----
+        Never blocks inside the driver, so Ctrl-C interrupts it. Thread-safe.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> stream = us.get_stream(0)
+        >>> us.completion(stream).result(timeout=10)
+        """
         self._wait("result()", timeout)
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for it; refused in host functions, and in callbacks of futures."""
+        """Wait until the work has completed, and return its error.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; None waits indefinitely.
+
+        Returns
+        -------
+        BaseException or None
+            What `result` would raise because of the GPU.
+
+        Raises
+        ------
+        TimeoutError
+            The work did not complete in time, and is still watched.
+        concurrent.futures.CancelledError
+            The future was cancelled.
+        RuntimeError
+            Called in a host function, or in a callback of a future.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> stream = us.get_stream(0)
+        >>> us.completion(stream).exception(timeout=10) is None
+        True
+        """
         self._wait("exception()", timeout)
         return super().exception(0)
 
     def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
-        """Call a function when it is over; what that raises, be it `SystemExit`, is logged."""
+        """Call a function once the work has completed or failed, or the future is cancelled.
+
+        Parameters
+        ----------
+        fn : callable
+            Called as ``fn(future)``, on a thread of userstream, or at once if the future is done.
+            What it raises on that thread, be it `SystemExit`, is logged.
+
+        Examples
+        --------
+        >>> import threading
+        >>> import userstream as us
+        >>> stream, done = us.get_stream(0), threading.Event()
+        >>> us.completion(stream).add_done_callback(lambda future: done.set())
+        >>> done.wait(10)
+        True
+        """
         super().add_done_callback(functools.partial(_call_back, fn))
 
     def cancel(self) -> bool:
-        """Stop watching; return whether the future is cancelled."""
+        """Stop watching the work, which continues.
+
+        Returns
+        -------
+        bool
+            Whether the future is cancelled; False if it was done.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> stream = us.get_stream(0)
+        >>> future = us.completion(stream)
+        >>> future.cancel() or future.done()
+        True
+        """
         if not super().cancel():
             return False
         with self._condition:

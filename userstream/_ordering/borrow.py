@@ -21,7 +21,16 @@ if TYPE_CHECKING:
 
 
 class Borrow:
-    """The context manager of `UserStream.borrow`; it can be entered again after its end."""
+    """The context manager that `borrow` returns; its value is the `Stream`.
+
+    It can be entered again after its end. One that is never entered does nothing, and warns of it.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> def on_both(first, second) -> us.Borrow:
+    ...     return us.borrow(first, second, name="io")
+    """
 
     __slots__ = (
         "_activate",
