@@ -33,8 +33,9 @@ class Room:
         self.pinned = stack.enter_context(pinned_memory(0, SIZE))
         self.latch: latch | None = None
 
-    def stream(self, *, nonblocking: bool = True) -> us.Stream:
-        return self._stack.enter_context(us.Stream.create(0, nonblocking=nonblocking))
+    def stream(self, *, nonblocking: bool = True, sms: int | None = None) -> us.Stream:
+        made = us.Stream.create(0, nonblocking=nonblocking, sms=sms)
+        return self._stack.enter_context(made)
 
     def hold(self, stream: us.Stream) -> None:
         """Hold a stream until the end of the case, or not: what is a race is one either way."""
@@ -469,6 +470,17 @@ def everything_in_the_context(room: Room) -> None:
     checked(driver.cuEventDestroy(event))
 
 
+def everything_in_a_part_of_the_device(room: Room) -> None:
+    """A green context belongs to the primary one, but is what the driver says of its streams."""
+    part = room.stream(sms=16)
+    fill(room.x, part)
+    with us.borrow(driver.CUdeviceptr(room.x), stream=room.a, producer="device"):
+        fill(room.x, room.a)
+    fill(room.x, part)
+    us.wait_for_device(0)
+    fill(room.x, room.b)
+
+
 def stream_of_a_used_handle(room: Room) -> None:
     for _ in range(3):
         with us.Stream.create(0) as stream:
@@ -589,6 +601,7 @@ SILENT = [
     forked_inside_of_a_graph,
     words_in_memory,
     everything_in_the_context,
+    everything_in_a_part_of_the_device,
     stream_of_a_used_handle,
     another_device,
     freeing_waits,

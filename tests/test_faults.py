@@ -31,6 +31,7 @@ from userstream._copies import pinned as _pinned
 from userstream._copies import staging
 from userstream._copies.arrays import DeviceArray
 from userstream._driver import contexts
+from userstream._engine import parts
 from userstream._engine.waiting import Deadline
 from userstream.testing import _simulated
 
@@ -76,15 +77,16 @@ NEEDED_TO_FREE = {
     "cuMemFreeHost",
     "cuThreadExchangeStreamCaptureMode",
 }
-# Only with a driver before CUDA 12.5; only if two threads meet a new device or open a pool at once;
-# only to look up `cuPointerGetAttributes`; only for events of other contexts, or that failed; only
-# for the message of an error.
+# Only with a driver before CUDA 12.5; only if two threads meet a new device, open a pool or split a
+# device at once; only to look up `cuPointerGetAttributes`; only for events of other contexts, or
+# that failed; only for the message of an error.
 ELSEWHERE = {
     "cuCtxSynchronize",
     "cuDevicePrimaryCtxRelease",
     "cuEventDestroy",
     "cuGetErrorString",
     "cuGetProcAddress",
+    "cuGreenCtxDestroy",
     "cuMemPoolDestroy",
     "cuStreamDestroy",
 }
@@ -136,6 +138,8 @@ def scenario(address: int) -> None:
     _driver.library.device_report(0)
     context = _driver.contexts.primary_context(0)
     _driver.memory.free_pinned(context, _driver.memory.allocate_pinned(context, 64))
+    parts._splits.clear()  # so that a device is split again
+    us.Stream.create(0, sms=16).close()
     with us.Stream.create(0, priority=-1) as other:
         stream.wait(other)
         other.record()

@@ -26,7 +26,7 @@ from helpers import array, checked, current_context, device_memory, eventually
 from interrupts import cut_short, place
 from userstream import _driver, testing
 from userstream._driver.capture import _MODES
-from userstream._engine import holding
+from userstream._engine import holding, parts
 from userstream._ordering import Borrow
 from userstream.testing import _simulated
 
@@ -85,6 +85,11 @@ def _made(**more: Any) -> None:
         pass
 
 
+def _part(_: Scene) -> None:
+    parts._splits.clear()
+    _made(sms=16)
+
+
 def _captured(scene: Scene) -> None:
     with us.Stream.create(0) as stream, stream.capture("relaxed"):
         stream.memcpy_dtod(scene.address, scene.address + 64, 8)
@@ -140,6 +145,7 @@ FUNCTIONS: dict[str, Callable[[Scene], object]] = {
     "pinned_like": lambda scene: us.pinned_like(scene.source),
     "describe": lambda scene: (us.describe(scene.source), us.device_of(scene.source)),
     "Stream.create": lambda _: _made(priority=-1),
+    "Stream.create of a part": _part,
     "Stream.from_handle": lambda scene: us.Stream.from_handle(int(scene.producer.handle)).sync(),
     "default streams": lambda _: us.Stream.legacy_default().is_done,
     "Stream.sync, late": lambda scene: _late(lambda: scene.busy.sync(timeout=0.001)),

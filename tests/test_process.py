@@ -42,7 +42,8 @@ def test_a_forked_child_is_refused_everywhere() -> None:
                 "device_of": lambda: us.device_of(Foreign()),
                 "describe": lambda: us.describe(Foreign()),
                 "registry": us.UserStream().get_stream,
-                "create": us.Stream.create, "from_handle": lambda: us.Stream.from_handle(4096),
+                "create": us.Stream.create, "part": lambda: us.Stream.create(0, sms=16),
+                "from_handle": lambda: us.Stream.from_handle(4096),
                 "range": us.Stream.priority_range,
                 "sync": stream.sync, "is_done": lambda: stream.is_done,
                 "handle": lambda: stream.handle, "flags": lambda: stream.flags,
@@ -314,6 +315,7 @@ NO_DRIVER = """
         assert refused(lambda: us.wait(Foreign()))
         assert refused(us.wait_for_device)
         assert refused(us.Stream.create)
+        assert refused(lambda: us.get_stream(0, sms=16))
         assert refused(us.Stream.priority_range)
         assert refused(lambda: us.device_of(Foreign()))
         assert refused(lambda: us.describe(Foreign()))

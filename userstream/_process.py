@@ -17,6 +17,8 @@ with the code.
         _primary devices_of_primaries: stay, out of reach
     _driver/capture_mode
         exchange: a fact, which stays
+    _driver/green_contexts
+        primaries: facts, which stay
     _driver/host_pools
         _pools: stays, out of reach
     _driver/pure
@@ -36,6 +38,8 @@ with the code.
         in_use: stays, so that nothing in it is destroyed. _ENDED: a constant
     _engine/lanes
         of_frameworks: emptied. _ours _defaults _core_contexts: stay, out of reach
+    _engine/parts
+        _splits _contexts: stay, out of reach
     _copies/pinned
         _accounts: a new one. _free _leases _blocks _total: emptied, and nothing is freed
         _limit: a setting, which stays

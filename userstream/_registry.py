@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from userstream import _buffers, _numbers, _process, _targets
 from userstream._copies import copies, host_arrays, pinned, staging
@@ -131,7 +131,12 @@ class UserStream:
     # -- user streams -----------------------------------------------------------------------------
 
     def get_stream(
-        self, target: Target = None, *, name: str | None = None, priority: int | None = None
+        self,
+        target: Target = None,
+        *,
+        name: str | None = None,
+        priority: int | None = None,
+        sms: int | Literal["rest"] | None = None,
     ) -> Stream:
         """Return the user stream of a device, creating it on first use.
 
@@ -147,6 +152,10 @@ class UserStream:
         priority : int, optional
             Lower numbers run first. Clamped to the device's range. By default the priority of the
             existing stream, or 0 for a new one.
+        sms : int or "rest", optional
+            The most multiprocessors (SMs) that its work may use, rounded up to what the device can
+            be split into; ``stream.sms`` has the result. ``"rest"`` is what such a part leaves of
+            the device. By default those of the existing stream, or all for a new one.
 
         Returns
         -------
@@ -162,10 +171,13 @@ class UserStream:
         InvalidDeviceError
             There is no such device, or *target* does not determine one.
         ValueError
-            The stream exists with another priority; *name* is empty; or *name* or *priority* is
-            given together with a stream.
+            The stream exists with another priority or *sms*; *name* is empty; *sms* is less than 1,
+            more than the device has, or not the part into which the process has split the device;
+            or *name*, *priority* or *sms* is given together with a stream.
         TypeError
-            *name* is not a string, or *priority* is not an integer.
+            *name* is not a string, or *priority* or *sms* is not an integer.
+        NotSupportedError
+            *sms* is given, and the driver is older than CUDA 12.5.
         ClosedError
             The stream that was passed, or this registry, is closed.
         DriverNotFoundError, ForkedError, DriverError
@@ -179,6 +191,11 @@ class UserStream:
         call, once: ``cuStreamCreateWithPriority``. From DALI: one non-blocking stream of default
         priority per device, created on demand.
 
+        With *sms*, the stream is created in a green context, which takes about 1 ms and is kept for
+        the life of the process. A process splits a device once, so all parts of one size are the
+        same SMs, and the rest has none of them. It is an upper limit and not a reservation: work of
+        other streams may run on the same SMs.
+
         Examples
         --------
         >>> import userstream as us
@@ -187,14 +204,16 @@ class UserStream:
         True
         >>> us.get_stream(0, name="io", priority=-1).name
         'io'
+        >>> us.get_stream(0, name="preprocess", sms=16).sms
+        16
         """
         # The path of every call but the first: one look at the type, one at the table.
         streams = self._unnamed if name is None else self._table.called(name)
-        if priority is None:
+        if priority is None and sms is None:
             stream = _known(target, streams)
             if stream is not None:
                 return stream
-        return self._table.find_or_create(target, name, priority)
+        return self._table.find_or_create(target, name, priority, sms)
 
     def streams(self) -> Mapping[tuple[int, str | None], Stream]:
         """Return the existing user streams.
@@ -398,8 +417,8 @@ class UserStream:
 
         Notes
         -----
-        Covers the primary context and, if it is a different one, the context of the stream that was
-        passed or the current context; green contexts are not covered. A device that has not been
+        Covers the primary context with all its green contexts and, if it is a different one, the
+        context of the stream that was passed or the current context. A device that has not been
         used is not initialized. Blocks, but never inside the driver, so Ctrl-C interrupts it.
         Thread-safe. Driver calls: ``cuCtxRecordEvent`` and ``cuEventQuery``; before CUDA 12.5,
         ``cuCtxSynchronize`` in a thread that continues after a timeout. From DALI, with a timeout
@@ -1345,7 +1364,7 @@ class UserStream:
 
     def _user_stream(self, device: int, name: str | None = None) -> Stream:
         streams = self._unnamed if name is None else self._table.called(name)
-        return streams.get(device) or self._table.find_or_create(device, name, None)
+        return streams.get(device) or self._table.find_or_create(device, name)
 
 
 def _known(target: Target, streams: Mapping[int, Stream]) -> Stream | None:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from userstream import _numbers, _process, _targets
-from userstream._engine import lanes
+from userstream._engine import lanes, parts
 from userstream._stream.stream import Stream
 from userstream.errors import ClosedError, DeviceMismatchError, NoUserStreamError
 
@@ -65,14 +65,23 @@ class Table:
             raise ValueError("name must not be empty; leave it out for the stream without a name")
         return self.named.get(name, _NONE)
 
-    def find_or_create(self, target: Target, name: str | None, priority: int | None) -> Stream:
+    def find_or_create(
+        self,
+        target: Target,
+        name: str | None,
+        priority: int | None = None,
+        sms: parts.Wanted | None = None,
+    ) -> Stream:
         """Return the stream of a device and name, creating it on first use."""
         wanted = None if priority is None else _numbers.integer(priority, "priority")
+        sms = None if sms is None else parts.check(sms)
         self.check_open()
         given = _targets.stream_of(target)
         if given is not None:
-            if name is not None or wanted is not None:
-                raise ValueError(f"{given!r} is a stream already: pass no name and no priority")
+            if name is not None or wanted is not None or sms is not None:
+                raise ValueError(
+                    f"{given!r} is a stream already: pass no name, no priority and no sms"
+                )
             return given
         devices = _targets.devices_of(target)
         if len(devices) > 1:
@@ -84,15 +93,21 @@ class Table:
         (device,) = devices
         if wanted is not None:
             wanted = lanes.clamp_priority(device, wanted)
-        stream = self.named.get(name, {}).get(device) or self._create(device, name, wanted or 0)
+        stream = self.named.get(name, {}).get(device)
+        if stream is None:
+            stream = self._create(device, name, wanted or 0, sms)
         if wanted is not None and stream.priority != wanted:
             raise ValueError(
                 f"{stream!r} has priority {stream.priority}, not {wanted}: pass another name for "
                 "a stream of another priority"
             )
+        if sms is not None:
+            _check_part(stream, device, sms)
         return stream
 
-    def _create(self, device: int, name: str | None, priority: int) -> Stream:
+    def _create(
+        self, device: int, name: str | None, priority: int, sms: parts.Wanted | None
+    ) -> Stream:
         # The driver may hold this up until another stream is done. So only those wait who want the
         # same one, and not whoever wants another or closes this registry.
         with self._makings.setdefault((device, name), threading.RLock()):
@@ -101,7 +116,10 @@ class Table:
                 return there
             stream = self.let_go.get((device, name))
             if stream is None:
-                lane = lanes.create(device, name=name, nonblocking=True, priority=priority)
+                part = None if sms is None else parts.part_of(device, sms)
+                lane = lanes.create(
+                    device, name=name, nonblocking=True, priority=priority, part=part
+                )
                 lane.on_close = functools.partial(_forget, weakref.ref(self))
                 stream = Stream._of(lane)
             with self._lock:
@@ -199,6 +217,17 @@ class Table:
         with self._lock:  # which a thread that is just making a stream has
             self.closed = True
         self.empty(self.lanes())  # made meanwhile, or still being captured
+
+
+def _check_part(stream: Stream, device: int, sms: parts.Wanted) -> None:
+    """Refuse a stream of another part of the device than the wanted one, or of the whole."""
+    part = stream._resolve().part
+    # A device is not split for a stream that does not come of it.
+    if part is None or part is not parts.part_of(device, sms):
+        has = "all the SMs of its device" if part is None else f"sms={part.sms}"
+        raise ValueError(
+            f"{stream!r} has {has}, not {sms!r}: pass another name for a stream of another part"
+        )
 
 
 def _forget(table: weakref.ref[Table], lane: Lane) -> None:

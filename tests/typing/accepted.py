@@ -71,6 +71,8 @@ class Ordinal:
 def the_user_stream(array: Array, device: cuda.core.Device) -> None:
     assert_type(us.get_stream(), us.Stream)
     assert_type(us.get_stream(array, name="copies", priority=-1), us.Stream)
+    assert_type(us.get_stream(array, name="part", sms=16), us.Stream)
+    us.get_stream(0, name="framework", sms="rest")
     us.get_stream([array, {"nested": (array,)}])
     us.get_stream(device)
     us.get_stream(Ordinal())
@@ -88,10 +90,11 @@ def a_stream_of_ours_is_theirs(stream: us.Stream, device: cuda.core.Device) -> N
     assert_type(stream.is_done, bool)
     assert_type(stream.stream_id, int)
     assert_type(stream.name, str | None)
+    assert_type(stream.sms, int | None)
     assert_type(stream.is_closed, bool)  # cuda.core's
     stream.record()
     stream.sync(timeout=1, policy="spin")
-    with us.Stream.create(0) as mine:
+    with us.Stream.create(0, sms=16) as mine:
         assert_type(mine, us.Stream)
     assert_type(us.Stream.from_handle(TheirStream()), us.Stream)
     assert_type(us.Stream.priority_range(0), tuple[int, int])

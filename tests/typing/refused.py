@@ -28,6 +28,8 @@ def the_user_stream() -> None:
     us.get_stream(0, "copies")  # type: ignore[call-arg]
     us.get_stream(0, name=1)  # type: ignore[arg-type]
     us.get_stream(0, priority="high")  # type: ignore[arg-type]
+    us.get_stream(0, sms="half")  # type: ignore[arg-type]
+    us.get_stream(0).sms = 16  # type: ignore[misc]
     us.get_stream(0).snyc()  # type: ignore[attr-defined]
     us.get_stream(0).name = "copies"  # type: ignore[misc]
     us.streams()[0, None] = us.get_stream(0)  # type: ignore[index]

@@ -15,6 +15,7 @@ from userstream._driver import (  # noqa: F401 -- the subjects
     event_waits,
     events,
     fused,
+    green_contexts,
     host_functions,
     host_pools,
     library,

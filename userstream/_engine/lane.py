@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cuda.bindings.driver import CUstreamCaptureStatus
 
     from userstream._engine.core import CoreStream
+    from userstream._engine.parts import Part
 
 T = TypeVar("T")
 
@@ -47,6 +48,9 @@ class Lane:
     flags, priority : int or None
         What a stream of ours was created with. The driver would invalidate a capture of the stream
         to answer that. None for others, whose handles may belong to another stream by tomorrow.
+    part : Part or None
+        What of the device its work may run on, if it was made for less than the whole; the driver
+        has it in a green context. `context` is the primary one all the same.
     shown : weakref to a `Stream`, or None
         The object that represents this lane to users, so that a handle gives that object again.
     """
@@ -63,6 +67,7 @@ class Lane:
         "name",
         "on_close",
         "owned",
+        "part",
         "pool",
         "priority",
         "shown",
@@ -85,6 +90,7 @@ class Lane:
         self.name = name  # under which a registry has it
         self.owned = owned  # made by userstream, so the driver's stream goes with it
         self.anywhere = int(self.handle) not in (_driver.streams.LEGACY, _driver.streams.PER_THREAD)
+        self.part: Part | None = None
         self.pool = events.pool_of(context)
         self.stream_id: int | None = None  # asked for once
         self.flags: int | None = None
@@ -106,9 +112,10 @@ class Lane:
             )
             return f"<userstream.Stream device={self.device} {kind} default>"
         name = "" if self.name is None else f" name={self.name!r}"
+        part = "" if self.part is None else f" sms={self.part.sms}"
         number = "" if self.stream_id is None else f" id={self.stream_id}"
         state = "closed" if self.handle is None else f"handle={int(self.handle):#x}"
-        return f"<userstream.Stream device={self.device}{name}{number} {state}>"
+        return f"<userstream.Stream device={self.device}{name}{part}{number} {state}>"
 
     @property
     def is_shared(self) -> bool:

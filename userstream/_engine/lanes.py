@@ -7,6 +7,7 @@ here and, for what users hold, in `userstream._stream.factory`.
 from __future__ import annotations
 
 import weakref
+from typing import TYPE_CHECKING
 
 from cuda.bindings import driver
 from cuda.core import Context, Device, StreamOptions
@@ -15,7 +16,10 @@ from userstream import _driver, _process
 from userstream._engine.core import CoreStream
 from userstream._engine.lane import Lane
 
-_core_contexts: dict[int, Context] = {}
+if TYPE_CHECKING:
+    from userstream._engine.parts import Part
+
+_core_contexts: dict[int | Part, Context] = {}
 
 # Ours by their handles, so that one that comes back by its handle is the same lane. Weak, or no
 # stream that was dropped would ever be destroyed.
@@ -49,33 +53,54 @@ def ours() -> list[Lane]:
     return list(_ours.values())
 
 
-def create(device: int, *, name: str | None = None, nonblocking: bool, priority: int) -> Lane:
-    """Create a stream in the primary context of a device; the current context does not change."""
+def create(
+    device: int,
+    *,
+    name: str | None = None,
+    nonblocking: bool,
+    priority: int,
+    part: Part | None = None,
+) -> Lane:
+    """Create a stream in the primary context of a device; the current context does not change.
+
+    `part` is what of the device it may use, if not the whole.
+    """
     context = _driver.contexts.primary_context(device)
     # cuda.core makes a stream in the current context, whichever device it is told.
     clamped = clamp_priority(device, priority)
     options = StreamOptions(nonblocking=nonblocking, priority=clamped)
-    core = _driver.contexts.within(context, _create_here, device, options)
+    inside = context if part is None else part.context()
+    core = _driver.contexts.within(inside, _create_here, device, options, part)
     lane = Lane(core, device, context, name=name, owned=True)
     lane.flags, lane.priority = int(nonblocking), clamped  # CU_STREAM_NON_BLOCKING is 1
+    lane.part = part
     _ours[int(lane.live())] = lane
     lane.stream_id = _driver.streams.stream_id(lane.live(), lane)
     return lane
 
 
-def _create_here(device: int, options: StreamOptions) -> CoreStream:
+def _create_here(device: int, options: StreamOptions, part: Part | None) -> CoreStream:
     with _driver.core.core_errors("cuStreamCreateWithPriority"):
-        return CoreStream._init(options=options, device_id=device, ctx=_core_context(device))
+        context = _core_context(device, part)
+        return CoreStream._init(options=options, device_id=device, ctx=context)
 
 
-def _core_context(device: int) -> Context:
-    """Return cuda.core's view of a primary context, which has to be current the first time."""
+def _core_context(device: int, part: Part | None) -> Context:
+    """Return cuda.core's view of a context, which has to be current the first time."""
+    which = device if part is None else part
     try:
-        return _core_contexts[device]
+        return _core_contexts[which]
     except KeyError:
+        pass
+    if part is None:
         core_device = Device(device)
         core_device.set_current()
-        context = _core_contexts.setdefault(device, core_device.context)
+        context = core_device.context
+    else:
+        # Device has no other way to a green context of which cuda.core does not know: with
+        # set_current() it goes to the primary one.
+        context = CoreStream._legacy_default().context
+    context = _core_contexts.setdefault(which, context)
     # With some versions of cuda-bindings, releasing the last one crashes during exit.
     _process.keep_for_ever(context)
     return context
@@ -88,9 +113,11 @@ def at_handle(address: int, owner: object = None, *, shared: bool = True) -> Lan
     """
     if address in (_driver.streams.LEGACY, _driver.streams.PER_THREAD):
         return default(address)
-    ours = _ours.get(address) if shared else None
+    ours = _ours.get(address)
     if ours is not None:
-        return ours
+        # Of one in a part of the device the driver would tell the green context, and so another
+        # stream than `ours` is.
+        return ours if shared else _wrapped(address, owner, ours.device, ours.context)
     context = _driver.streams.stream_context(driver.CUstream(address))
     device = _driver.contexts.device_of_primary(int(context))
     if device is None:

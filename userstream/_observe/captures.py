@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
+from userstream import _driver
 from userstream._observe.clocks import join
 from userstream._observe.graphs import Capture, Graph
 from userstream._observe.races import Done
@@ -27,6 +28,8 @@ class Captures:
 
     def seen_stream(self, call: Call) -> None:
         handle, flags, context, status = call.words
+        # Events of the primary context are those of its green ones too.
+        context = _driver.green_contexts.primaries.get(context, context)
         lane = self.world.clocks.seen_stream(handle, context, blocking=not flags & 1)
         if status:  # a capture that had begun before
             capture = Capture(seen=False)

@@ -59,7 +59,8 @@ def _copy(lane: Lane, other: StreamLike, address_of: Callable[[Any], int]) -> No
         )
     source = driver.CUstream(address_of(other))
     _driver.streams.refuse_capturing(source, other, _NOT_NOW)
-    here, there = lane.context, _driver.streams.stream_context(source)
+    here = lane.within(_driver.streams.stream_context, handle)
+    there = _driver.streams.stream_context(source)
     if int(here) != int(there):
         own, device = lane.device, _driver.contexts.within(there, _driver.contexts.current_device)
         if own == device:

@@ -13,7 +13,7 @@ from cuda.bindings import driver
 
 from userstream import _driver, _numbers
 from userstream._buffers import type_name
-from userstream._engine import holding, lanes
+from userstream._engine import holding, lanes, parts
 from userstream._engine.core import CoreStream
 from userstream._stream import capture
 from userstream.errors import ClosedError, UnsupportedStreamError
@@ -36,6 +36,16 @@ def check_flags(flags: int | None, *, nonblocking: bool) -> None:
             "CU_STREAM_NON_BLOCKING (1) goes with True, CU_STREAM_DEFAULT (0) with False, "
             "and there are no others"
         )
+
+
+def check_sms(sms: object, *, nonblocking: bool) -> parts.Wanted:
+    """Return what `sms=` asks for, or refuse it."""
+    wanted = parts.check(sms)
+    if not nonblocking:
+        raise ValueError(
+            f"sms={sms!r} is for non-blocking streams alone: leave out nonblocking=False"
+        )
+    return wanted
 
 
 def shown(kind: type[S], lane: Lane) -> S:

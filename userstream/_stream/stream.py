@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, overload
 from cuda.core import Device, Event
 
 from userstream import _devices, _driver, _numbers, _process
-from userstream._engine import host_wait, lanes
+from userstream._engine import host_wait, lanes, parts
 from userstream._engine.core import CoreStream
 from userstream._engine.lane import NOT_NOW, Lane
 from userstream._stream import (
@@ -99,6 +99,7 @@ class Stream(CoreStream):
         nonblocking: bool = True,
         priority: int = 0,
         flags: int | None = None,
+        sms: int | Literal["rest"] | None = None,
     ) -> Self:
         """Create a stream of your own, in addition to the user streams.
 
@@ -115,20 +116,27 @@ class Stream(CoreStream):
             ``priority`` attribute has the result.
         flags : int or CUstream_flags, optional
             The driver's spelling of ``nonblocking``, which it must not contradict.
+        sms : int or "rest", optional
+            The most multiprocessors (SMs) that its work may use; see `get_stream`. By default all.
 
         Returns
         -------
         Stream
-            A stream in the device's primary context. ``with Stream.create() as s:`` closes it.
+            A stream in the device's primary context, or in a green context of that with *sms*.
+            ``with Stream.create() as s:`` closes it.
 
         Raises
         ------
         InvalidDeviceError
             There is no such device.
         TypeError
-            *device* is not a device, or *priority* or *flags* is not an integer.
+            *device* is not a device, or *priority*, *flags* or *sms* is not an integer.
         ValueError
-            *flags* contradicts *nonblocking*, or contains bits that are not stream flags.
+            *flags* contradicts *nonblocking*, or contains bits that are not stream flags; *sms* is
+            less than 1, more than the device has, not the part into which the process has split the
+            device, or given for a blocking stream.
+        NotSupportedError
+            *sms* is given, and the driver is older than CUDA 12.5.
         DriverNotFoundError, ForkedError, DriverError
             The driver is missing, cannot be used in a forked child, or reported an error.
 
@@ -147,8 +155,12 @@ class Stream(CoreStream):
         """
         wanted = _numbers.integer(priority, "priority")
         factory.check_flags(flags, nonblocking=nonblocking)
+        limit = None if sms is None else factory.check_sms(sms, nonblocking=nonblocking)
         ordinal = _devices.device_id_or_current(device)
-        return cls._of(lanes.create(ordinal, nonblocking=bool(nonblocking), priority=wanted))
+        part = None if limit is None else parts.part_of(ordinal, limit)
+        return cls._of(
+            lanes.create(ordinal, nonblocking=bool(nonblocking), priority=wanted, part=part)
+        )
 
     @classmethod
     def from_handle(cls, handle: int | StreamLike, owner: object = None) -> Stream:
@@ -414,6 +426,23 @@ class Stream(CoreStream):
         'copies'
         """
         return None if self._lane is None else self._lane.name
+
+    @property
+    def sms(self) -> int | None:
+        """How many multiprocessors (SMs) its work may use, if it was created with ``sms=``.
+
+        `None` for any other stream; ``resources`` tells the SMs of every stream.
+
+        Examples
+        --------
+        >>> from userstream import Stream
+        >>> Stream.create(0, sms=16).sms
+        16
+        >>> Stream.create(0).sms is None
+        True
+        """
+        lane = self._lane
+        return None if lane is None or lane.part is None else lane.part.sms
 
     @property
     def flags(self) -> int:
