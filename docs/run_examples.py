@@ -34,6 +34,7 @@ FRAMEWORKS = {
     "inside_a_graph.py": "torch",
     "inspect_pipeline.py": "torch",
     "own_kernel.py": "torch",
+    "part_of_a_gpu.py": "torch",
     "process_pool.py": "multiprocessing",
     "raw_pointer.py": "torch",
     "several_gpus.py": "torch",
