@@ -154,3 +154,9 @@ def warp(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 def tvm_ffi(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     monkeypatch.setitem(sys.modules, "tvm_ffi", standins.tvm_ffi())
     return sys.modules["tvm_ffi"]
+
+
+@pytest.fixture
+def cvcuda(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    monkeypatch.setitem(sys.modules, "cvcuda", standins.cvcuda())
+    return sys.modules["cvcuda"]

@@ -238,15 +238,6 @@ def a_fill_that_takes_no_stream(room: Room) -> str:
     return "read after write"
 
 
-def between_two_buffers_of_the_host(room: Room) -> str:
-    half = SIZE // 2
-    overwrite(room.pinned, 1)
-    room.hold(room.a)
-    copy(room.pinned + half, room.pinned, room.a, half)
-    copy(room.x, room.pinned + half, room.b, half)
-    return "read after write"
-
-
 def waited_for_another_device(room: Room) -> str:
     fill(room.x, room.a)
     with device_current(1):
@@ -284,7 +275,6 @@ REPORTED = [
     polled_an_event_recorded_too_early,
     the_default_stream_waits_for_no_non_blocking_one,
     a_fill_that_takes_no_stream,
-    between_two_buffers_of_the_host,
     waited_for_another_device,
     from_another_device,
 ]
@@ -567,6 +557,14 @@ def rows_copied_to_the_host(room: Room) -> None:
     fill(room.x, room.b)
 
 
+def between_two_places_of_the_host(room: Room) -> None:
+    """Such a copy waits, whatever it is called."""
+    half = SIZE // 2
+    overwrite(room.pinned, 1)
+    copy(room.pinned + half, room.pinned, room.a, half)
+    copy(room.x, room.pinned + half, room.b, half)
+
+
 def future_was_told(room: Room) -> None:
     fill(room.x, room.a)
     us.completion(room.a).result(10)
@@ -613,6 +611,7 @@ SILENT = [
     work_on_the_default_stream_comes_between,
     a_fill_of_pinned_memory_waits,
     rows_copied_to_the_host,
+    between_two_places_of_the_host,
     future_was_told,
     host_function_told,
 ]

@@ -156,6 +156,13 @@ def cupy(stream: int = 0) -> types.ModuleType:
             self.mem = types.SimpleNamespace(ptr=address, size=size)
 
     module.cuda.MemoryPointer = MemoryPointer
+
+    class csr_matrix(_named("spmatrix", "cupyx.scipy.sparse._base", object)):
+        def __init__(self, data: ndarray, indices: ndarray, indptr: ndarray) -> None:
+            self.data, self.indices, self.indptr = data, indices, indptr
+            self.shape = (3, 5)
+
+    module.csr_matrix = csr_matrix
     module.cuda.get_current_stream = current_stream
     module.cuda.stream = types.SimpleNamespace(_BaseStream=BaseStream)
     module.cuda.Stream = types.SimpleNamespace(null=BaseStream(0, 0), ptds=BaseStream(2, 0))
@@ -304,6 +311,61 @@ def tvm_ffi() -> types.ModuleType:
 
 
 TvmTensor = _named("Tensor", "tvm_ffi.core", _TvmTensor)
+
+
+class _CvBuffer(_Interface):
+    """What CV-CUDA gives of its memory to others; to export it is not needed."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, self.where)
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise AssertionError("not asked")
+
+
+class _CvContainer:
+    """A tensor or an image: it speaks no protocol, but `cuda()` gives what does."""
+
+    def __init__(self, *given: Any) -> None:
+        self.given = given
+
+    def cuda(self) -> Any:
+        return self.given[0] if len(self.given) == 1 else list(self.given)
+
+
+def cvcuda() -> types.ModuleType:
+    """Return a module that passes for CV-CUDA, where the default stream is current."""
+    module = types.ModuleType("cvcuda")
+    entered: list[Any] = []
+
+    class Streams(type):
+        @property
+        def current(cls) -> Any:
+            return entered[-1]
+
+    class Stream(metaclass=Streams):
+        default: Any
+
+        def __init__(self, handle: int) -> None:
+            self.handle = handle
+
+        def __enter__(self) -> None:
+            entered.append(self)
+
+        def __exit__(self, *_: object) -> None:
+            assert entered.pop() is self, "as CV-CUDA insists"
+
+    Stream.default = Stream(0)
+    entered.append(Stream.default)
+    module.Stream = module.as_stream = Stream
+    return module
+
+
+CvBuffer = _named("ExternalBuffer", "cvcuda._cvcuda", _CvBuffer)
+CvTensor = _named("Tensor", "cvcuda._cvcuda", _CvContainer)
+CvImage = _named("Image", "cvcuda._cvcuda", _CvContainer)
+CvImages = _named("ImageBatchVarShape", "cvcuda._cvcuda", list)
+CvTensors = _named("TensorBatch", "cvcuda._cvcuda", list)
 
 
 class _DaliTensor(_Interface):

@@ -123,6 +123,17 @@ def test_cupy_pointers(cupy: types.ModuleType, memory: int) -> None:
     assert (info.address, info.nbytes, info.memory) == (memory + 16, 240, "device")
 
 
+def test_cupy_sparse(cupy: types.ModuleType, memory: int) -> None:
+    matrix = cupy.csr_matrix(*(cupy.ndarray(0, memory + offset) for offset in (0, 16, 32)))
+    assert resolves(matrix)
+    info = us.describe(matrix)
+    assert (info.source, info.ordering, info.producer) == ("cupyx.scipy.sparse", "current", 1)
+    assert (info.shape, info.nbytes, len(info.parts)) == ((3, 5), 48, 3)
+    assert [array.shape for array in us.asnumpy(matrix)] == [(4,)] * 3
+    with us.borrow(matrix, activate=True) as stream:
+        assert cupy.cuda.get_current_stream(0).ptr == int(stream.handle)
+
+
 # -- JAX --------------------------------------------------------------------------------------
 
 

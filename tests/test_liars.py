@@ -597,6 +597,8 @@ def test_a_stream_beside_dlpack_is_taken(memory: int, producer: us.Stream, other
         return stream
 
     assert not overtaken(both, use, memory)
+    assert set(us.asnumpy(both).tolist()) <= {3, 9}
+    us.copyto(both, us.asnumpy(both))
     both.more = {"version": 3, "stream": -1}  # type: ignore[misc]
     assert us.describe(both).ordering == "none"
     with testing.latch(producer):

@@ -41,7 +41,7 @@ from observed import (
     watched,
 )
 from userstream._engine import dispatcher, holding, watcher
-from userstream._observe import engine, logger, observation, own
+from userstream._observe import engine, kernel_names, logger, observation, own
 from userstream.testing import Pointer, kernel, latch, reset
 from userstream.testing._simulated import _side_door
 
@@ -67,6 +67,26 @@ def test_memory_that_was_freed_is_not_used() -> None:
         reset()  # the GPU fails
     (race,) = seen.races
     assert (race.kind, race.first.access, race.second.access) == ("use after free", "free", "read")
+
+
+@pytest.mark.parametrize(
+    ("symbol", "name"),
+    [
+        ("scale", "scale"),
+        ("_Z5scalePfi", "scale"),
+        (
+            "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_21CUDAFunctorOnSelf_addIfEE"
+            "St5arrayIPcLm2EEEEviT0_T1_",
+            "at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctorOnSelf_add<float>,"
+            " std::array<char*, 2ul> >",
+        ),
+        ("_Znot a name", "_Znot a name"),
+    ],
+)
+def test_kernels_have_the_names_of_their_sources(symbol: str, name: str) -> None:
+    if kernel_names._library() is None:
+        pytest.skip("needs the runtime of C++")
+    assert kernel_names.readable(symbol) == name
 
 
 # -- threads ---------------------------------------------------------------------------------------

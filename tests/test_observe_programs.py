@@ -20,7 +20,7 @@ ORDERED = {
     "transformers_gpt2": "transformers",
     "jax_training": "jax",
     "cupy_fft": "cupy",
-    "numba_kernel": "numba_cuda",
+    "numba_streams": "numba_cuda",
     "torch_beside_cupy": "cupy",
 }
 RACING = {"torch_without_wait": "torch", "cupy_without_borrow": "cupy"}

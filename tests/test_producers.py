@@ -30,9 +30,24 @@ def tvm_tensor(memory: int, producer: us.Stream) -> Any:
     return standins.TvmTensor(0, Buffer.from_handle(memory, SIZE, owner=object()))
 
 
+def cv_buffer(memory: int, producer: us.Stream) -> Any:
+    return standins.CvBuffer(0, memory, SIZE // 4, stream=int(producer.handle))
+
+
+def cv_tensor(memory: int, producer: us.Stream) -> Any:
+    return standins.CvTensor(cv_buffer(memory, producer))
+
+
+def cv_image(memory: int, producer: us.Stream) -> Any:
+    return standins.CvImage(cv_buffer(memory, producer))
+
+
 KINDS: dict[str, Callable[[int, us.Stream], Any]] = {
     "warp": warp_array,
     "tvm_ffi": tvm_tensor,
+    "cvcuda.ExternalBuffer": cv_buffer,
+    "cvcuda.Tensor": cv_tensor,
+    "cvcuda.Image": cv_image,
 }
 
 
@@ -172,3 +187,88 @@ def test_activate_tvm_ffi(tvm_ffi: types.ModuleType, memory: int, producer: us.S
     with us.get_stream(0).activate(), us.get_stream(0).activate("tvm_ffi"):
         assert tvm_ffi.get_raw_stream(device) == int(stream.handle)
     assert tvm_ffi.get_raw_stream(device) == 0
+
+
+# -- CV-CUDA --------------------------------------------------------------------------------------
+
+
+def test_planes_and_batches_of_cvcuda(memory: int, producer: us.Stream) -> None:
+    planes = [standins.CvBuffer(0, memory + n * 16, stream=int(producer.handle)) for n in range(4)]
+    nv12 = standins.CvImage(planes[0], planes[1])
+    info = us.describe(nv12)
+    assert (info.source, info.nbytes, len(info.parts)) == ("cvcuda.Image", 32, 2)
+    assert (info.ordering, info.producer) == ("exact", int(producer.handle))
+    images = standins.CvImages([nv12, standins.CvImage(planes[2])])
+    tensors = standins.CvTensors([standins.CvTensor(plane) for plane in planes])
+    with testing.latch(producer) as latch:
+        fill(producer, memory, 0, 64)
+        for batch, count in ((images, 2), (tensors, 4)):
+            assert us.get_stream(batch) is us.get_stream(0)
+            assert len(us.describe(batch).parts) == count
+            assert us.describe(batch).producer == int(producer.handle)
+            assert is_held(us.acquire(batch))
+        latch.release()
+        us.wait(0, timeout=10)
+    assert [len(each) for each in us.asnumpy(images)] == [2, 4], "two planes, and one of 4 elements"
+    assert [each.tolist() for each in us.asnumpy(tensors)] == [[0] * 4] * 4
+    for empty in (standins.CvImages(), standins.CvTensors()):
+        with pytest.raises(us.UnsupportedBufferError, match="is empty"):
+            us.get_stream(empty)
+
+
+def test_a_batch_of_cvcuda_on_several_streams(memory: int, producer: us.Stream) -> None:
+    with us.Stream.create(0) as other:
+        mixed = standins.CvTensors(
+            standins.CvTensor(standins.CvBuffer(0, memory, stream=int(stream.handle)))
+            for stream in (producer, other)
+        )
+        assert us.describe(mixed).ordering == "device"
+        for stream in (producer, other):
+            with testing.latch(stream) as latch:
+                assert is_held(us.acquire(mixed))
+                latch.release()
+                us.wait(0, timeout=10)
+
+
+@pytest.mark.parametrize("told", [1, -1])
+def test_what_cvcuda_has_not_used_yet(
+    told: int, cvcuda: types.ModuleType, memory: int, producer: us.Stream
+) -> None:
+    """Its first use waits for nothing, and may be on any stream."""
+    tensor = standins.CvTensor(standins.CvBuffer(0, memory, stream=told))
+    assert (us.describe(tensor).ordering, us.describe(tensor).producer) == ("current", 1)
+    with cvcuda.as_stream(int(producer.handle)):
+        assert us.describe(tensor).ordering == "device"
+        with testing.latch(us.get_stream(0)) as latch:
+            with us.borrow(tensor):
+                pass
+            fill(producer, memory, 1)
+            assert is_held(producer)
+            latch.release()
+            producer.sync(timeout=10)
+
+
+def test_activate_cvcuda(cvcuda: types.ModuleType, memory: int, producer: us.Stream) -> None:
+    tensor = cv_tensor(memory, producer)
+    with us.borrow(tensor, activate=True) as stream:
+        assert cvcuda.Stream.current.handle == int(stream.handle)
+        us.hand_over(tensor)
+    with us.Stream.legacy_default().activate("cvcuda"):
+        assert cvcuda.Stream.current is cvcuda.Stream.default
+    with cvcuda.as_stream(int(producer.handle)), us.get_stream(0).activate():
+        assert cvcuda.Stream.current.handle == int(stream.handle)
+    assert cvcuda.Stream.current is cvcuda.Stream.default
+    with testing.latch(us.get_stream(0)) as latch, cvcuda.as_stream(int(producer.handle)):
+        us.hand_over(tensor)
+        assert is_held(producer)
+        latch.release()
+        producer.sync(timeout=10)
+
+
+@pytest.mark.multi_device
+def test_a_stream_of_cvcuda_on_another_device(cvcuda: types.ModuleType) -> None:
+    with us.Stream.create(0) as here, us.Stream.create(1) as there:
+        with cvcuda.as_stream(int(there.handle)):
+            with here.activate("cvcuda"):
+                assert cvcuda.Stream.current.handle == int(here.handle)
+            assert cvcuda.Stream.current.handle == int(there.handle)

@@ -386,8 +386,8 @@ def test_a_ctrl_c_leaves_nothing_captured(
     function: str, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with us.Stream.create(0) as stream:
-        interrupted = _interrupted(getattr(_driver, function), after=after)
-        monkeypatch.setattr(_driver, function, interrupted)
+        interrupted = _interrupted(getattr(_driver.capture, function), after=after)
+        monkeypatch.setattr(_driver.capture, function, interrupted)
         with pytest.raises(KeyboardInterrupt), stream.capture():
             pass
         assert not stream.is_capturing

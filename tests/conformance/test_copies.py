@@ -100,6 +100,17 @@ def test_a_copy_to_pageable_memory_waits(memory, pageable, stream):
     assert bytes(pageable) == bytes([7]) * SIZE
 
 
+def test_a_copy_between_two_places_of_the_host_waits(pageable, pinned, stream):
+    """Page-locked memory as well."""
+    ctypes.memmove(pinned, ctypes.addressof(pageable), 16)
+    with latch(stream) as held:
+        copying = Background(lambda: driver.cuMemcpyAsync(pinned + 16, pinned, 16, stream))
+        assert copying.is_blocked
+        held.release()
+        assert copying.answer == (SUCCESS,)
+    assert ctypes.string_at(pinned + 16, 16) == bytes(range(16))
+
+
 def test_a_small_copy_from_pageable_memory_may_be_reused_at_once(memory, pageable, stream):
     host = ctypes.addressof(pageable)
     ok(driver.cuMemcpyHtoDAsync(memory, host, SIZE, stream))

@@ -16,6 +16,7 @@ from userstream._buffers import (
     cai,
     cuda_core,
     cupy,
+    cvcuda,
     dali,
     dlpack,
     jax,
@@ -57,12 +58,12 @@ __all__ = [
 # The first that knows a type answers: frameworks before the protocols that they speak as well.
 _KINDS: tuple[Callable[[type], type[View] | None], ...] = tuple(
     module.view_for
-    for module in (torch, cupy, jax, numba, dali, warp, tvm_ffi, cuda_core, dlpack, cai)
+    for module in (torch, cupy, jax, numba, dali, warp, tvm_ffi, cvcuda, cuda_core, dlpack, cai)
 )
 
 # Those that have a current stream.
 FRAMEWORKS = {
-    module.FRAMEWORK.name: module.FRAMEWORK for module in (torch, cupy, dali, warp, tvm_ffi)
+    module.FRAMEWORK.name: module.FRAMEWORK for module in (torch, cupy, dali, warp, tvm_ffi, cvcuda)
 }
 
 _PROTOCOLS = ((dlpack.ATTRIBUTE, dlpack.DLPackView), (cai.ATTRIBUTE, cai.InterfaceView))

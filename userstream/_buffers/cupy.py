@@ -1,4 +1,4 @@
-"""CuPy arrays."""
+"""CuPy arrays, sparse matrices, and pointers to its memory."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from typing import TYPE_CHECKING, Any
 from userstream import _driver
 from userstream._buffers._framework import Framework
 from userstream._buffers._layout import Layout
+from userstream._buffers._names import is_named
 from userstream._buffers.view import View, once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from userstream._driver.pointers import Memory
     from userstream.typing import StreamLike
 
 
 def view_for(kind: type) -> type[View] | None:
-    """Return the view if `kind` is an array type of CuPy, or its pointer to memory."""
+    """Return the view if `kind` is a type of CuPy's that holds data."""
     array = getattr(sys.modules.get("cupy"), "ndarray", None)
     if isinstance(array, type) and issubclass(kind, array):
         return ArrayView
+    if is_named(kind, ("cupyx.scipy.sparse.",), ("spmatrix", "sparray")):
+        return SparseView
     pointer = getattr(sys.modules.get("cupy.cuda"), "MemoryPointer", None)
     return PointerView if isinstance(pointer, type) and issubclass(kind, pointer) else None
 
@@ -86,6 +89,31 @@ class ArrayView(View):
     def pack(self) -> Any:
         """Return an array in C order."""
         return sys.modules["cupy"].ascontiguousarray(self.buffer)
+
+
+class SparseView(View):
+    """A look at a matrix of ``cupyx.scipy.sparse``, which is made of several arrays."""
+
+    source = "cupyx.scipy.sparse"
+    framework = FRAMEWORK
+
+    @staticmethod
+    def locate(matrix: Any) -> int:
+        """Return the ordinal of the device."""
+        return ArrayView.locate(matrix.data)
+
+    @once
+    def parts(self) -> Sequence[View]:
+        """The views of its arrays: the elements, and then where they are."""
+        names = ("data", "indices", "indptr", "row", "col", "offsets")
+        found = [getattr(self.buffer, name, None) for name in names]
+        return [ArrayView(array) for array in found if array is not None]
+
+    @once
+    def layout(self) -> Layout:
+        """The shape, and the size of all its arrays."""
+        nbytes = sum(part.layout.nbytes or 0 for part in self.parts)
+        return Layout(None, tuple(self.buffer.shape), nbytes=nbytes)
 
 
 class PointerView(View):

@@ -48,9 +48,14 @@ class DLPackView(View):
         return DLPackView(obj).device
 
     @once
+    def speaker(self) -> Any:
+        """What implements the protocols: the buffer itself, or what its framework gives for it."""
+        return self.buffer
+
+    @once
     def said(self) -> tuple[int, int]:
         """Type and ordinal of the device, as DLPack has them."""
-        obj = self.buffer
+        obj = self.speaker
         try:
             kind, ordinal = obj.__dlpack_device__()
             return operator.index(kind), operator.index(ordinal)
@@ -91,7 +96,7 @@ class DLPackView(View):
     def interface(self) -> cai.InterfaceView | None:
         """The view of its CUDA Array Interface, if it has one."""
         try:
-            found = getattr(self.buffer, cai.ATTRIBUTE, None)
+            found = getattr(self.speaker, cai.ATTRIBUTE, None)
         except Exception:  # as of images on the host of nvImageCodec: DLPack is left
             return None
         return None if found is None else cai.InterfaceView(self.buffer, found)
@@ -102,7 +107,7 @@ class DLPackView(View):
         from cuda.core.utils import StridedMemoryView
 
         try:
-            return StridedMemoryView.from_dlpack(self.buffer, stream_ptr=-1)
+            return StridedMemoryView.from_dlpack(self.speaker, stream_ptr=-1)
         except Exception as error:
             raise UnsupportedBufferError(
                 f"__dlpack__ of this {type_name(self.buffer)} failed ({type(error).__name__}: "
@@ -140,7 +145,7 @@ class DLPackView(View):
         The protocol requires `export` to order the consumer's stream, but several implementations
         do not. So only types that are known to do it are relied on.
         """
-        kind: type = type(self.buffer)
+        kind: type = type(self.speaker)
         if self.interface is not None and not _known.misleads(kind):
             order = self.interface.order
             if order.ordering != "device":
@@ -152,7 +157,7 @@ class DLPackView(View):
 
     def export(self, handle: int) -> object:
         """Order a stream after the producer, as DLPack has it; the capsule keeps the memory."""
-        return self.buffer.__dlpack__(stream=handle)
+        return self.speaker.__dlpack__(stream=handle)
 
     @property
     def held(self) -> object:

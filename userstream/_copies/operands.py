@@ -89,7 +89,7 @@ def _whole(
     pieces = None if view is None else view.pieces
     if view is not None and pieces is None and view.parts is not None:
         _refuse_one(out, buffer)
-        return [copy(part) for part in view.parts]
+        return [_whole(part.buffer, part, copy, None) for part in view.parts]
     if out is not None and not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a numpy.ndarray, not {type(out).__name__}")
     if view is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from userstream._observe.memory import DEVICE, UNKNOWN
+from userstream._observe.memory import DEVICE, PINNED, UNKNOWN
 
 if TYPE_CHECKING:
     from userstream._observe.clocks import Lane
@@ -120,7 +120,11 @@ class Copies:
             read = self.world.touch(lane, time, operation, source, write=False, loose=loose)
         if not to_host:
             written = self.world.touch(lane, time, operation, to, write=True, loose=loose)
-        elif lane.capture is None:  # "will return only once the copy has completed"
+        # From the device to pageable memory it returns "only once the copy has completed", and
+        # between two places of the host it is "fully synchronous with respect to the host".
+        if lane.capture is None and (
+            to_host or (self._is_of_host(to) and self._is_of_host(source))
+        ):
             self.world.clocks.host_knows(lane.clock)
         if lane.capture is None and not (from_host or to_host):
             self._pinned.remember(call, read, written)
@@ -128,6 +132,10 @@ class Copies:
 
     def _is_pageable(self, ranges: list[Range]) -> bool:
         return self.world.memory.find(ranges[0][0]) is None
+
+    def _is_of_host(self, ranges: list[Range]) -> bool:
+        found = self.world.memory.find(ranges[0][0])
+        return found is None or found.kind == PINNED
 
     def _after_copy_now(self, call: Call, lane: Lane, to: list[Range], source: list[Range]) -> None:
         if call.function.orders_host:

@@ -156,7 +156,9 @@ class Race:
         return {"race": kind, "first": _function(self.first), "second": _function(self.second)}
 
     def __str__(self) -> str:
-        what = f"{self.kind}: {self.nbytes} bytes of {self.memory} memory at {self.address:#x}"
+        # Of a kernel only the first byte is known.
+        size = f"{self.nbytes} bytes of " if self.nbytes > 1 else ""
+        what = f"{self.kind}: {size}{self.memory} memory at {self.address:#x}"
         lines = [("possible " if self.possible else "") + what]
         if self.count > 1:
             lines[0] += f", {self.count} times"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
+from userstream._observe.kernel_names import readable
 from userstream._observe.memory import ASSUMED, LEARNED
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class Launches:
 
     def seen_kernel(self, call: Call) -> None:
         (kernel,) = call.words
-        self._kernels[kernel] = call.fetched[0].decode(errors="replace")
+        self._kernels[kernel] = readable(call.fetched[0].decode(errors="replace"))
 
     def learned(self, call: Call) -> None:
         kernel, offset, wrote, final = call.words

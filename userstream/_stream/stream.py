@@ -705,10 +705,10 @@ class Stream(CoreStream):
         Parameters
         ----------
         *frameworks : str
-            ``"torch"``, ``"cupy"``, ``"dali"`` (DALI's dynamic mode), ``"tvm_ffi"`` or ``"warp"``;
-            by default those of them that are imported, without Warp. That needs a blocking stream,
-            ``Stream.create(nonblocking=False)``, and sets it for all threads. Other frameworks have
-            no current stream to set: pass the stream to their functions.
+            ``"torch"``, ``"cupy"``, ``"dali"`` (DALI's dynamic mode), ``"tvm_ffi"``, ``"cvcuda"``
+            or ``"warp"``; by default those of them that are imported, without Warp. That needs a
+            blocking stream, ``Stream.create(nonblocking=False)``, and sets it for all threads.
+            Other frameworks have no current stream to set: pass the stream to their functions.
 
         Returns
         -------

@@ -109,6 +109,11 @@ CUresult copy_operation(CUdeviceptr destination, CUdeviceptr source, const Layou
     return CUDA_SUCCESS;
 }
 
+static bool is_of_host(CUdeviceptr address) {
+    const Memory *memory = memory_find(address);
+    return !memory || memory->kind & (MEMORY_PINNED | MEMORY_REGISTERED);
+}
+
 CUresult copy_submit(Stream *stream, CUdeviceptr destination, CUdeviceptr source,
                      const Layout *layout, int needs, bool synchronous) {
     Operation *operation;
@@ -120,6 +125,9 @@ CUresult copy_submit(Stream *stream, CUdeviceptr destination, CUdeviceptr source
     Copy *copy = operation->copy;
     bool waits = synchronous;
     if (!in_graph) {
+        /* "For transfers from any host memory to any host memory, the function is fully
+         * synchronous with respect to the host": page-locked memory as well. */
+        waits |= is_of_host(destination) && is_of_host(source);
         /* "For transfers from device memory to pageable host memory, the function will return
          * only once the copy has completed." */
         waits |= !copy->known[0];
