@@ -143,7 +143,7 @@ def scenario(address: int) -> None:
     with us.Stream.create(0, priority=-1) as other:
         stream.wait(other)
         other.record()
-        theirs = us.Stream.from_handle(int(other.handle))
+        theirs = us.Stream.from_handle(int(other.handle), owner=other)  # not known as ours
         theirs.flags, theirs.stream_id, theirs.is_done  # noqa: B018
         use_memory(other, address)
         with other.capture("relaxed"):
