@@ -16,7 +16,8 @@ from cuda.core import Device
 import userstream as us
 from benchmarks.harness import Comparison, Comparisons, Run, case, settle
 from benchmarks.limits import at_least, at_most, shown
-from benchmarks.work import Interface
+from benchmarks.work import Interface, Spinner, external
+from userstream.typing import Producer
 
 SYNC = "torch.cuda.synchronize(), output.cpu()"
 BARE = "cuMemHostAlloc, cuMemcpyDtoHAsync, cuMemFreeHost"
@@ -111,6 +112,47 @@ def inspected(run: Run) -> Comparisons:
         (at_least(0.97, alone), shown(SYNC)),
         rounds=9,
         measures=(("steps", "/s"), ("looks", "/s")),
+        returns=True,
+        plain=True,
+    )
+
+
+@case
+def two_pipelines(run: Run) -> Comparisons:
+    """Blocks on the user stream beside a pipeline that has nothing to do with their buffer.
+
+    Each block keeps one multiprocessor busy for 0.2 ms, so both could run at once.
+    """
+    torch = run.need("torch")
+    pipeline, seconds = Pipeline(torch), run.scaled(1.0, 0.1)
+    buffer, theirs = torch.zeros(1024, device="cuda:0"), us.Stream.create(0)
+    pointer, user = driver.CUdeviceptr(buffer.data_ptr()), external(torch, us.get_stream(0))
+    cycles = Spinner(torch).cycles(0.2e-3)
+
+    def block(producer: Producer) -> None:
+        with us.borrow(pointer, producer=producer), torch.cuda.stream(user):
+            torch.cuda._sleep(cycles)
+        us.wait(0, timeout=60)
+
+    def beside(producer: Producer) -> Callable[[], tuple[float, float]]:
+        def steps() -> tuple[float, float]:
+            with repeated(lambda: block(producer)) as blocks:
+                rate = pipeline.run(seconds)
+                return rate, len(blocks) / seconds
+
+        return steps
+
+    alone, known = "alone", "borrow(pointer, producer=stream)"
+    yield Comparison(
+        "a pipeline beside blocks on the user stream",
+        {
+            "borrow(pointer): with everything on the device": beside("auto"),
+            known: beside(theirs),
+            alone: lambda: (pipeline.run(seconds), 0.0),
+        },
+        (shown(known), shown(alone)),
+        rounds=9,
+        measures=(("steps", "/s"), ("blocks", "/s")),
         returns=True,
         plain=True,
     )

@@ -37,10 +37,14 @@ class Spinner:
             end.synchronize()
             return float(begin.elapsed_time(end)) / 1e3
 
+    def cycles(self, seconds: float) -> int:
+        """Return how many cycles of the GPU's clock last so long."""
+        return round(seconds * self._cycles_a_second)
+
     def on(self, stream: us.Stream, seconds: float) -> Callable[[], None]:
         """Return what queues such work on a stream, when it has nothing else to do."""
         torch, theirs = self._torch, external(self._torch, stream, self._device)
-        cycles = round(seconds * self._cycles_a_second)
+        cycles = self.cycles(seconds)
 
         def queue() -> None:
             torch.cuda.synchronize(self._device)

@@ -520,6 +520,44 @@ def test_order_with_dali(dali: ModuleType) -> None:
     us.wait(batch, timeout=10)
 
 
+def test_the_next_run_of_dali_waits_for_a_block(dali: ModuleType) -> None:
+    """Its memory is overwritten from then on, and the host waits for nothing."""
+    size = 1 << 20
+
+    def numbers() -> Any:
+        for value in range(1, 100):
+            yield np.full(size, value, "i4")
+
+    @dali.pipeline_def(batch_size=1, num_threads=1, device_id=0, prefetch_queue_depth=2)
+    def pipeline() -> Any:
+        number = dali.fn.external_source(source=numbers(), batch=False)
+        return number.gpu() + dali.fn.constant(idata=[0], shape=[size], device="gpu")
+
+    built = pipeline()
+    built.build()
+    stream = us.get_stream(0)
+    copy = checked(driver.cuMemAlloc(4 * size))
+    for number in range(1, 21):
+        (batch,) = built.run()
+        with testing.latch(stream) as latch:
+            with us.borrow(batch, producer="device"):
+                address = us.describe(batch[0]).address
+                checked(driver.cuMemcpyDtoDAsync(copy, address, 4 * size, int(stream.handle)))
+
+            def release(latch: testing.latch = latch) -> None:
+                time.sleep(0.02)
+                latch.release()
+
+            with running(release) as released:  # meanwhile the next run takes the memory back
+                (batch,) = built.run()
+                released()
+        stream.sync(timeout=10)
+        host = np.empty(size, "i4")
+        checked(driver.cuMemcpyDtoH(host.ctypes.data, copy, host.nbytes))
+        assert set(host.tolist()) == {2 * number - 1}
+    checked(driver.cuMemFree(copy))
+
+
 def test_order_with_dali_dynamic(dali: ModuleType) -> None:
     dynamic = framework("nvidia.dali.experimental.dynamic")
     tensor = dynamic.as_tensor(np.arange(3, dtype="f4")).gpu()

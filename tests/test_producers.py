@@ -272,3 +272,30 @@ def test_a_stream_of_cvcuda_on_another_device(cvcuda: types.ModuleType) -> None:
             with here.activate("cvcuda"):
                 assert cvcuda.Stream.current.handle == int(here.handle)
             assert cvcuda.Stream.current.handle == int(there.handle)
+
+
+# -- DALI -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["the stream it names", "another"])
+def test_the_next_run_of_dali(known: bool, memory: int, producer: us.Stream) -> None:
+    """It writes over its output, which nobody could hold, on a stream of its own.
+
+    That is queued after the block. So it waits for the block without a host wait, by the edge with
+    the device on whichever stream it is.
+    """
+    tensor = standins.DaliTensor(0, memory, SIZE // 4)
+    tensor.stream = int(producer.handle)
+    batch = standins.DaliList([tensor], tensor.stream)
+    with us.Stream.create(0) as other, us.Stream.create(0) as reader:
+        us.get_stream(0)
+        writer = producer if known else other
+        with testing.latch(reader) as latch:
+            how: Any = "auto" if known else "device"
+            with us.borrow(batch, stream=reader, producer=how) as stream:
+                fill(stream, memory, 3)
+            fill(writer, memory, 9, 8)
+            assert is_held(writer)
+            latch.release()
+            writer.sync(timeout=10)
+    assert content(memory, 8) == {9}
