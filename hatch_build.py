@@ -29,12 +29,18 @@ class CompiledCore(BuildHookInterface):
         if self.target_name != "wheel":
             return
         source = Path(self.root) / SOURCE
-        library = source.with_suffix(".abi3.so")
+        # Free-threaded Python has no stable ABI before 3.15: its core is for this version alone.
+        free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+        ending = sysconfig.get_config_var("EXT_SUFFIX") if free_threaded else ".abi3.so"
+        library = source.with_suffix(ending)
         why_not = self._compile(source, library)
         if why_not is None:
-            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["pure_python"] = False
-            build_data["tag"] = f"cp311-abi3-{platform}"
+            if free_threaded:
+                build_data["infer_tag"] = True
+            else:
+                platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+                build_data["tag"] = f"cp311-abi3-{platform}"
             build_data["artifacts"].append(str(library.relative_to(self.root)))
             return
         library.unlink(missing_ok=True)  # of an earlier build, perhaps for another machine
@@ -46,8 +52,6 @@ class CompiledCore(BuildHookInterface):
         """Return why it could not be compiled; `None` if it could."""
         if os.environ.get("USERSTREAM_CORE") == "no":
             return "USERSTREAM_CORE is no"
-        if sysconfig.get_config_var("Py_GIL_DISABLED"):
-            return "free-threaded Python has no stable ABI"
         headers = Path(sysconfig.get_path("include"))
         if not (headers / "Python.h").exists():
             return "the headers of Python are not installed (Debian and Ubuntu: python3-dev)"

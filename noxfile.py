@@ -179,6 +179,7 @@ def soak(session: nox.Session) -> None:
     session.install("-e", ".[test]")
     # 100,000 in all, for each of some forty functions.
     session.run("pytest", "-q", "tests/test_interrupts.py", env={"USERSTREAM_INTERRUPTS": "2700"})
+    session.run("pytest", "-q", "tests/test_native.py", env={"USERSTREAM_CALLS": "1000000"})
     for _ in range(int(os.environ.get("USERSTREAM_SOAK", "20"))):
         session.run("pytest", "-q", "tests")
 

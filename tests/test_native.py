@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -28,6 +30,7 @@ from userstream import _driver, testing
 from userstream._driver import fused, pure
 
 NOT_READY = 600
+CALLS = int(os.environ.get("USERSTREAM_CALLS", "100_000"))  # in which nothing may leak
 
 
 @pytest.fixture(params=["compiled", "pure"])
@@ -276,17 +279,59 @@ class TestCompiled:
         )
         assert done.returncode == 0, done.stderr
 
-    def test_no_call_leaks(self, native, producer):
+    def test_no_call_leaks(self, native, producer, event, to_host):
         fused.load()
-        handle = producer._lane.handle
-        counts = []
-        for _ in range(2):
-            for _ in range(10_000):
-                native.query(handle)
-                native.are_free(handle, handle)
-                native.pointer(1 << 40)
-            counts.append(sys.getrefcount(handle))
-        assert counts[0] == counts[1]
+        stream, context = producer._lane.handle, producer._lane.context
+        given = [*to_host, stream, event, context]
+
+        calls: list[tuple[Any, tuple[Any, ...]]] = [
+            *((native.query, (handle,)) for handle in (stream, int(stream))),
+            (native.poll, (event,)),
+            (native.are_free, (stream, stream)),
+            (native.edge, (stream, stream, event)),
+            *((native.pointer, (address,)) for address in (to_host[1], 1 << 40)),
+            (native.fetch, (*given, LONG)),
+            (native.query, (None,)),
+            (native.edge, (stream,)),
+        ]
+
+        def call_all(times: int) -> None:
+            for _ in range(times // len(calls)):
+                for function, arguments in calls:
+                    with contextlib.suppress(TypeError):  # the last two
+                        function(*arguments)
+            producer.sync()
+
+        with _driver.contexts.entered(context):
+            call_all(2000)  # what is allocated once
+            before = [sys.getallocatedblocks(), *map(sys.getrefcount, given)]
+            call_all(CALLS)
+            after = [sys.getallocatedblocks(), *map(sys.getrefcount, given)]
+        grown = [last - first for first, last in zip(before, after, strict=True)]
+        # Other threads allocate too; a call that leaks makes ten times as many.
+        assert grown[0] < CALLS // 100, grown
+        assert grown[1:] == [0] * len(given)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.11 cannot tell")
+@pytest.mark.parametrize("shares_the_gil", [False, True])
+@pytest.mark.parametrize("module", ["userstream", "userstream.testing"])
+def test_a_subinterpreter_is_refused(module, shares_the_gil):
+    code = f"""
+        try:
+            import _interpreters as interpreters
+        except ImportError:  # Python 3.12
+            import _xxsubinterpreters as interpreters
+            new = interpreters.create(isolated={not shares_the_gil})
+        else:
+            new = interpreters.create("legacy" if {shares_the_gil} else "isolated")
+        attempt = "try: import {module}\\nexcept ImportError as error: print(error, flush=True)"
+        assert not interpreters.run_string(new, attempt)
+        interpreters.destroy(new)
+        """
+    done = run_python(code, simulate=None)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("userstream cannot be imported in a subinterpreter"), done.stdout
 
 
 def test_pure_python_can_be_chosen():

@@ -7,7 +7,10 @@
 
 from typing import TYPE_CHECKING, Final
 
-from userstream import errors
+from userstream import (
+    _main_interpreter,  # noqa: F401 -- first
+    errors,
+)
 from userstream._buffers import BufferInfo, describe, device_of
 from userstream._ordering import Borrow
 from userstream._registry import UserStream

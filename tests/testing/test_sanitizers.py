@@ -1,15 +1,18 @@
-"""The simulated driver under the sanitizers of the compiler.
+"""The simulated driver and the compiled core under the sanitizers of the compiler.
 
-``USERSTREAM_SANITIZERS=1`` runs this: the conformance tests and those of this folder once more, in
-a process with the address and undefined-behaviour sanitizers and in one with the thread sanitizer.
+``USERSTREAM_SANITIZERS=1`` runs this: the conformance tests, those of this folder and those of the
+core once more, in a process with the address and undefined-behaviour sanitizers and in one with the
+thread sanitizer.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 
 import pytest
 
@@ -30,6 +33,7 @@ TESTS = [
     "tests/testing/test_latch.py",
     "tests/testing/test_load.py",
     "tests/testing/test_observer.py",
+    "tests/test_native.py",
     # Without those that have a race: the thread sanitizer sees it as well.
     "tests/test_observe_cases.py::test_it_is_not_reported",
     "tests/test_observe.py::test_many_threads_call_while_it_begins_and_ends",
@@ -50,14 +54,44 @@ def library(name):
     return found
 
 
+# Instead of the one that is installed, whichever that is.
+TAKE_CORE = """
+import importlib.util, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "userstream._driver._native":
+            return importlib.util.spec_from_file_location(name, {library!r})
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def sanitized_core(directory, flags):
+    """Compile the core; return the directory that makes every Python take it."""
+    source = ROOT / "userstream/_driver/_native.c"
+    core = directory / "_native.so"
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    include = sysconfig.get_path("include")
+    command = ["gcc", "-std=c11", "-O1", "-g", "-shared", "-fPIC", *flags, f"-I{include}"]
+    subprocess.run([*command, f'-DSOURCE="{digest}"', source, "-o", core], check=True)
+    (directory / "sitecustomize.py").write_text(TAKE_CORE.format(library=str(core)))
+    return directory
+
+
 @pytest.mark.parametrize("name", SANITIZERS)
 def test_sanitizer(name, tmp_path):
     kinds, libraries = SANITIZERS[name]
+    flags = [f"-fsanitize={kinds}", "-fno-omit-frame-pointer"]
     log = f"log_path={tmp_path / 'report'}"
+    (tmp_path / "core").mkdir()
+    paths = [str(sanitized_core(tmp_path / "core", flags)), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
         "CC": "gcc",
-        "USERSTREAM_CFLAGS": f"-fsanitize={kinds} -fno-omit-frame-pointer",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "USERSTREAM_PURE": "",
+        "USERSTREAM_TEST_CORE": "compiled",
+        "USERSTREAM_CALLS": "10000",
+        "USERSTREAM_CFLAGS": " ".join(flags),
         "USERSTREAM_CACHE_DIR": str(tmp_path / "cache"),
         "USERSTREAM_TEST_DRIVER": "simulated",
         "LD_PRELOAD": " ".join(library(library_name) for library_name in libraries),

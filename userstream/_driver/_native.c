@@ -6,7 +6,10 @@
  * A result is 0, or the number of the function that failed << 32 | its CUresult: see `named`. */
 
 #define PY_SSIZE_T_CLEAN
+#include <pyconfig.h>
+#ifndef Py_GIL_DISABLED /* free-threaded Python has no stable ABI before 3.15 */
 #define Py_LIMITED_API 0x030b0000
+#endif
 #include <Python.h>
 #include <stdint.h>
 #include <time.h>
@@ -295,7 +298,20 @@ static int initialise(PyObject *module)
     return PyModule_AddStringConstant(module, "SOURCE", SOURCE);
 }
 
+/* The stable ABI of 3.11 has no name for it; 0 says that they are not supported. */
+enum { MULTIPLE_INTERPRETERS = 3, FIRST_WITH_INTERPRETERS = 0x030c0000 };
+
 static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, (void *)initialise},
+#ifdef Py_GIL_DISABLED
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {MULTIPLE_INTERPRETERS, NULL},
+    {0, NULL},
+};
+
+/* Python 3.11 refuses a slot that it does not know. */
+static PyModuleDef_Slot older_slots[] = {
     {Py_mod_exec, (void *)initialise},
     {0, NULL},
 };
@@ -304,7 +320,10 @@ static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "userstream._driver._native",
     .m_methods = methods,
-    .m_slots = slots,
 };
 
-PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }
+PyMODINIT_FUNC PyInit__native(void)
+{
+    definition.m_slots = Py_Version < FIRST_WITH_INTERPRETERS ? older_slots : slots;
+    return PyModuleDef_Init(&definition);
+}
