@@ -76,6 +76,7 @@ def failed(
             stream=None if stream is None else repr(stream),
         )
     device = getattr(stream, "device", None)  # of a lane, or of the work on a device
+    device = getattr(device, "device_id", device)  # of a stream of cuda.core
     return DriverError(
         f"{function}{where} failed with {name} ({code}){uuids([device])}"
         f"{_STAYS + _details(code) if code in _STICKY else ''}",
