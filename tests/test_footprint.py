@@ -145,6 +145,19 @@ def test_an_acquire(torch: types.ModuleType, memory: int, producer: us.Stream) -
     assert len(passed.calls) <= 8, passed.calls
 
 
+def test_an_acquire_of_an_array_that_names_its_stream(memory: int, producer: us.Stream) -> None:
+    """Its interface is read once, and the driver asked once about the pointer."""
+    us.get_stream(0)
+    array = Counted(memory, stream=int(producer.handle))
+    for _ in range(2):  # as above
+        us.acquire(array)
+    asked = testing.calls("cuPointerGetAttributes")
+    passed = footprint(lambda: us.acquire(array))
+    assert len(passed.modules) <= 7, passed.modules
+    assert len(passed.calls) <= 14, passed.calls
+    assert (array.read, testing.calls("cuPointerGetAttributes") - asked) == (4, 2)
+
+
 @pytest.mark.parametrize("given", [False, True])
 def test_a_borrow(
     given: bool,

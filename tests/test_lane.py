@@ -7,9 +7,10 @@ import weakref
 from collections.abc import Iterator
 
 import pytest
+from cuda.bindings import driver
 
 import userstream as us
-from helpers import device_current, on
+from helpers import CAI, checked, device_current, on
 from userstream import _driver, testing
 from userstream._engine import lanes
 from userstream._engine.lane import Lane
@@ -64,6 +65,46 @@ def test_the_same_stream_of_the_driver_has_one_lane() -> None:
     assert lanes.at_handle(handle) is stream._resolve()
     stream.close()
     assert stream._resolve().handle is None
+
+
+def test_the_lane_of_a_stream_that_others_made_needs_no_object_of_cuda_core(
+    memory: int, producer: us.Stream
+) -> None:
+    us.acquire(CAI(memory, stream=int(producer.handle)))  # an event to make edges with
+    with device_current(0):
+        handle = checked(driver.cuStreamCreate(1))
+    try:
+        array = CAI(memory, stream=int(handle))
+        with us.borrow(array) as stream:
+            pass
+        us.release(array)
+        stream.sync(timeout=10)
+        lane = lanes.named(int(handle), 0)
+        assert lane is lanes.of_framework(int(handle), 0), "found, not made again"
+        assert lane._core is None
+        assert lane.core is lane.core, "made when it is needed"
+        assert lane.core.__cuda_stream__() == (0, int(handle))
+    finally:
+        lanes.forget(lane, int(handle))
+        checked(driver.cuStreamDestroy(handle))
+
+
+@pytest.mark.multi_device
+def test_what_is_remembered_of_a_handle_is_not_believed(memory: int) -> None:
+    """The driver reuses handles: this one is of device 1 by now."""
+    with us.Stream.create(1) as producer:
+        handle = int(producer._live())
+        stale = Lane(driver.CUstream(handle), 0, _driver.contexts.primary_context(0))
+        lanes.of_frameworks.setdefault(0, {})[handle] = stale
+        try:
+            with testing.latch(producer) as latch:
+                stream = us.acquire(CAI(memory, stream=handle))
+                assert not stream.is_done
+                latch.release()
+            stream.sync(timeout=10)
+            assert lanes.named(handle, 0) is producer._resolve()
+        finally:
+            lanes.of_frameworks[0].pop(handle, None)
 
 
 def test_a_lane_outlives_its_stream() -> None:

@@ -106,6 +106,13 @@ def test_streams_are_free_unless_one_is_captured(core, producer):
         captured.end_capture()
 
 
+def test_a_stream_is_in_its_context(core, producer):
+    stream, context = producer._lane.handle, producer._lane.context
+    assert core.is_in(stream, context) is core.is_in(int(stream), context) is True
+    with another_context() as other:
+        assert core.is_in(stream, other or 1) is False
+
+
 def test_an_edge_orders_one_stream_after_another(core, producer, event):
     with us.Stream.create(0) as consumer:
         with testing.latch(producer):
@@ -220,6 +227,12 @@ def test_a_failure_names_its_function_and_restores_the_mode(core, producer, even
 def test_a_stream_that_cannot_be_asked_is_not_free(core, producer):
     with testing.inject("cuStreamIsCapturing", driver.CUresult.CUDA_ERROR_UNKNOWN):
         assert core.are_free(producer._lane.handle, producer._lane.handle) is False
+
+
+@pytest.mark.simulated
+def test_a_stream_that_cannot_be_asked_is_in_no_context(core, producer):
+    with testing.inject("cuStreamGetCtx", driver.CUresult.CUDA_ERROR_UNKNOWN):
+        assert core.is_in(producer._lane.handle, producer._lane.context) is False
 
 
 def test_calls_of_many_threads(core, producer):

@@ -69,6 +69,30 @@ class InterfaceView(View):
             return device_at(checked_place(place, address, obj), obj)
         return place.device
 
+    @staticmethod
+    def named(obj: Any, otherwise: int = 0) -> tuple[int, int] | None:
+        """Return the device and the stream that it names, or `otherwise` if it names none."""
+        found = getattr(obj, ATTRIBUTE)
+        try:
+            found["shape"], found["typestr"]
+            (address, _readonly), version = found["data"], found["version"]
+            handle = found.get("stream")
+        except (KeyError, TypeError, ValueError):
+            return None
+        if handle is None:
+            handle = otherwise
+        if (
+            not type(address) is type(version) is type(handle) is int
+            or version < 3
+            or not 0 < handle < 1 << 64
+            or not 0 < address < 1 << 64
+        ):
+            return None
+        place = _driver.pointers.place_of(address)
+        if place is None or place.is_host or not place.is_in_primary_context():
+            return None
+        return place.device, handle
+
     @once
     def interface(self) -> Mapping[str, Any]:
         """The interface, with what every version must have."""

@@ -37,6 +37,13 @@ class ArrayView(InterfaceView):
         """Return the ordinal of the device."""
         return ArrayView(array).device if array.size == 0 else InterfaceView.locate(array)
 
+    @staticmethod
+    def named(array: Any, otherwise: int = 0) -> tuple[int, int] | None:
+        """Return its device and the stream that it is bound to, or the default stream."""
+        if array.size == 0:
+            return None
+        return InterfaceView.named(array, otherwise or _default_stream())
+
     @once
     def device(self) -> int:
         """The ordinal of the device."""

@@ -86,10 +86,14 @@ class View:
     #: Whether its order is that of the framework's current stream, which needs no view.
     is_usual: ClassVar[bool] = False
 
+    #: Whether `named` may tell the order. Not inherited: a subclass may know better.
+    is_named: ClassVar[bool] = False
+
     #: Whether every buffer of this kind is one array in one piece.
     is_single: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
+        cls.is_named = "named" in vars(cls)
         cls.is_single = cls.parts is View.parts and cls.pieces is View.pieces
         cls.is_usual = (
             cls.framework is not None and cls.order is View.order and cls.units is View.units
@@ -114,6 +118,14 @@ class View:
             Its device cannot be determined.
         """
         raise NotImplementedError
+
+    @staticmethod
+    def named(buffer: Any) -> tuple[int, int] | None:  # noqa: ARG004
+        """Return device and handle of the stream that a buffer names, without making a view.
+
+        `None` if that is not the common case: a view tells then, or refuses the buffer.
+        """
+        return None
 
     @once
     def device(self) -> int:

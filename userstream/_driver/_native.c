@@ -32,9 +32,10 @@ static CUresult (*wait_event)(CUstream stream, CUevent event, unsigned flags);
 static CUresult (*get_current)(CUcontext *context);
 static CUresult (*copy_memory)(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream);
 static CUresult (*get_attributes)(unsigned count, const int *which, void **out, CUdeviceptr at);
+static CUresult (*get_context)(CUstream stream, CUcontext *context);
 
 enum { EXCHANGE_MODE, IS_CAPTURING, QUERY_STREAM, QUERY_EVENT, RECORD_EVENT, WAIT_EVENT };
-enum { GET_CURRENT = WAIT_EVENT + 1, COPY_MEMORY, GET_ATTRIBUTES, FUNCTION_COUNT };
+enum { GET_CURRENT = WAIT_EVENT + 1, COPY_MEMORY, GET_ATTRIBUTES, GET_CONTEXT, FUNCTION_COUNT };
 enum { CAPTURED = -1, TRIES = 10 };
 
 typedef long long Result;
@@ -88,9 +89,9 @@ static int address(PyObject *handle, void **out)
 
 static int is_loaded(void)
 {
-    if (!get_attributes)
+    if (!get_context)
         PyErr_SetString(PyExc_RuntimeError, "the driver's functions have not been loaded");
-    return get_attributes != NULL;
+    return get_context != NULL;
 }
 
 static int addresses(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted, void **out)
@@ -136,6 +137,7 @@ static PyObject *load(PyObject *module, PyObject *const *args, Py_ssize_t count)
     copy_memory = (CUresult(*)(CUdeviceptr, CUdeviceptr, size_t, CUstream))found[COPY_MEMORY];
     get_attributes =
         (CUresult(*)(unsigned, const int *, void **, CUdeviceptr))found[GET_ATTRIBUTES];
+    get_context = (CUresult(*)(CUstream, CUcontext *))found[GET_CONTEXT];
     Py_RETURN_NONE;
 }
 
@@ -153,6 +155,20 @@ static PyObject *are_free(PyObject *module, PyObject *const *args, Py_ssize_t co
     answer = is_free(stream[0]) && is_free(stream[1]);
     Py_END_ALLOW_THREADS
     return PyBool_FromLong(answer);
+}
+
+static PyObject *is_in(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    void *given[2]; /* stream, context */
+    CUcontext context = NULL;
+    CUresult status;
+    if (!addresses(args, count, 2, given))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    status = get_context(given[0], &context);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(!status && context == given[1]);
 }
 
 static PyObject *query(PyObject *module, PyObject *const *args, Py_ssize_t count)
@@ -280,6 +296,7 @@ static PyObject *pointer(PyObject *module, PyObject *argument)
 static PyMethodDef methods[] = {
     {"load", (PyCFunction)(void (*)(void))load, METH_FASTCALL, NULL},
     {"are_free", (PyCFunction)(void (*)(void))are_free, METH_FASTCALL, NULL},
+    {"is_in", (PyCFunction)(void (*)(void))is_in, METH_FASTCALL, NULL},
     {"query", (PyCFunction)(void (*)(void))query, METH_FASTCALL, NULL},
     {"poll", (PyCFunction)(void (*)(void))poll, METH_FASTCALL, NULL},
     {"edge", (PyCFunction)(void (*)(void))edge, METH_FASTCALL, NULL},

@@ -36,6 +36,7 @@ _core, why_pure = _choose()
 edge: Callable[[Any, Any, Any], int] = _core.edge  # from, to, and an event of the first's context
 CAPTURED = pure.CAPTURED  # what it returns if it has queued nothing, as one may be captured
 are_free = _core.are_free
+is_in = _core.is_in
 pointer: Callable[[int], tuple[int, ...]] = _core.pointer
 
 

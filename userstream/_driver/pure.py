@@ -31,6 +31,7 @@ FUNCTIONS = (
     "cuCtxGetCurrent",
     "cuMemcpyAsync",
     "cuPointerGetAttributes",
+    "cuStreamGetCtx",
 )
 CAPTURED = -1
 
@@ -60,6 +61,14 @@ def are_free(first: Any, second: Any) -> bool:
             driver.cuStreamIsCapturing(first) == _FREE
             and driver.cuStreamIsCapturing(second) == _FREE
         )
+    except (RuntimeError, ValueError):
+        return False
+
+
+def is_in(stream: Any, context: Any) -> bool:
+    """Tell whether a stream belongs to a context; `False` also if one cannot tell."""
+    try:
+        return bool(driver.cuStreamGetCtx(stream)[:2] == (SUCCESS, context))
     except (RuntimeError, ValueError):
         return False
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from userstream import _driver, _process
 from userstream._engine import events
+from userstream._engine.foreign import foreign
 from userstream.errors import CaptureError, ClosedError
 
 if TYPE_CHECKING:
@@ -36,10 +37,6 @@ class Lane:
 
     Attributes
     ----------
-    core : cuda.core.Stream
-        Records and waits faster than the bindings. It is not the `Stream` that shows this lane, but
-        shares the driver's stream with it. If the lane referred to the `Stream`, which refers to
-        the lane, only the garbage collector would destroy both: at any time, in anybody's capture.
     handle : CUstream or None
         None once closed.
     anywhere : bool
@@ -57,9 +54,10 @@ class Lane:
 
     __slots__ = (
         "__weakref__",
+        "_core",
+        "_owner",
         "anywhere",
         "context",
-        "core",
         "device",
         "flags",
         "handle",
@@ -76,15 +74,18 @@ class Lane:
 
     def __init__(
         self,
-        core: CoreStream,
+        handle: driver.CUstream,
         device: int,
         context: driver.CUcontext,
         *,
+        owner: object = None,
+        core: CoreStream | None = None,
         name: str | None = None,
         owned: bool = False,
     ) -> None:
-        self.core = core
-        self.handle: driver.CUstream | None = core.handle  # kept, as asking takes a µs
+        self.handle: driver.CUstream | None = handle
+        self._owner = owner  # what keeps the stream of other code alive
+        self._core = core
         self.context = context
         self.device = device
         self.name = name  # under which a registry has it
@@ -105,17 +106,28 @@ class Lane:
 
     def __repr__(self) -> str:
         if not self.anywhere:
-            kind = (
-                "legacy"
-                if self.core.__cuda_stream__()[1] == _driver.streams.LEGACY
-                else "per-thread"
-            )
+            legacy = self.handle is None or int(self.handle) == _driver.streams.LEGACY
+            kind = "legacy" if legacy else "per-thread"
             return f"<userstream.Stream device={self.device} {kind} default>"
         name = "" if self.name is None else f" name={self.name!r}"
         part = "" if self.part is None else f" sms={self.part.sms}"
         number = "" if self.stream_id is None else f" id={self.stream_id}"
         state = "closed" if self.handle is None else f"handle={int(self.handle):#x}"
         return f"<userstream.Stream device={self.device}{name}{part}{number} {state}>"
+
+    @property
+    def core(self) -> CoreStream:
+        """The stream as cuda.core has it, which records and waits faster than the bindings.
+
+        It is not the `Stream` that shows this lane, but shares the driver's stream with it. If the
+        lane referred to the `Stream`, which refers to the lane, only the garbage collector would
+        destroy both: at any time, in anybody's capture. That of other code is made when it is
+        needed, which an edge does not.
+        """
+        core = self._core
+        if core is None:
+            core = self._core = foreign(int(self.live()), self._owner)
+        return core
 
     @property
     def is_shared(self) -> bool:
@@ -185,12 +197,19 @@ class Lane:
     def is_same(self, other: Lane) -> bool:
         """Tell whether another lane stands for the same stream of the driver."""
         return self is other or (
-            self.core == other.core and (self.anywhere or int(self.context) == int(other.context))
+            self.handle == other.handle
+            and (self.anywhere or int(self.context) == int(other.context))
         )
 
     def is_in(self, context: driver.CUcontext) -> bool:
         """Tell whether it is open and in that context."""
         return self.handle is not None and int(self.context) == int(context)
+
+    def close(self) -> None:
+        """Let go of the stream: the driver destroys it if userstream made it."""
+        self.handle = self._owner = None
+        if self._core is not None:
+            self._core.close()
 
     # -- what waits for it on the host ------------------------------------------------------------
 
@@ -240,7 +259,8 @@ class Lane:
         here = self.capture_status()
         if here != _NONE or capture != _NONE:
             _check_captures(source, capture, self, here, may_join=may_join)
-        self.here(events.wait, self, event.core)
+        wait = _driver.event_waits.wait_for_event
+        self.here(wait, self.live(), int(event.handle), 0, self)
 
 
 def usual_edge(source: Lane, destination: Lane) -> events.Event | None:

@@ -27,25 +27,13 @@ _ours: weakref.WeakValueDictionary[int, Lane] = weakref.WeakValueDictionary()
 
 # Of frameworks, by device and handle, so that the next edge finds its lane at once. Nothing is
 # known of them but that they are in the primary context of the device: the driver reuses the handle
-# of a stream that was destroyed, so any other fact may be about another stream by now.
+# of a stream that was destroyed, so any other fact may be about another stream by now. For `named`,
+# that is asked for each time as well.
 of_frameworks: dict[int, dict[int, Lane]] = {}
 _MOST_KNOWN = 128
 
 # The default streams of the primary contexts, by handle and device.
 _defaults: dict[tuple[int, int], Lane] = {}
-
-
-class _Foreign:
-    """What `cuda.core.Stream._init` accepts as a stream that other code created."""
-
-    __slots__ = ("handle", "owner")
-
-    def __init__(self, handle: int, owner: object) -> None:
-        self.handle = handle
-        self.owner = owner
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return (0, self.handle)
 
 
 def ours() -> list[Lane]:
@@ -71,7 +59,7 @@ def create(
     options = StreamOptions(nonblocking=nonblocking, priority=clamped)
     inside = context if part is None else part.context()
     core = _driver.contexts.within(inside, _create_here, device, options, part)
-    lane = Lane(core, device, context, name=name, owned=True)
+    lane = Lane(core.handle, device, context, core=core, name=name, owned=True)
     lane.flags, lane.priority = int(nonblocking), clamped  # CU_STREAM_NON_BLOCKING is 1
     lane.part = part
     _ours[int(lane.live())] = lane
@@ -128,6 +116,14 @@ def at_handle(address: int, owner: object = None, *, shared: bool = True) -> Lan
     return _wrapped(address, owner, device, context)
 
 
+def named(handle: int, device: int) -> Lane:
+    """Return the lane of the stream that a buffer on a device names, which may be of another."""
+    lane = of_framework(handle, device)
+    if not lane.anywhere or _driver.fused.is_in(lane.handle or lane.live(), lane.context):
+        return lane
+    return at_handle(handle)
+
+
 def of_framework(handle: int, device: int) -> Lane:
     """Return the lane of the stream that a framework means by a handle, on a device."""
     try:
@@ -170,8 +166,8 @@ def default_in(handle: int, device: int, context: driver.CUcontext) -> Lane:
 
 
 def _wrapped(address: int, owner: object, device: int, context: driver.CUcontext) -> Lane:
-    """Wrap a stream of which it is known where it is; calls no driver."""
-    return Lane(CoreStream._init(_Foreign(address, owner)), device, context)
+    """Return a lane of a stream of which it is known where it is; calls no driver."""
+    return Lane(driver.CUstream(address), device, context, owner=owner)
 
 
 def forget(lane: Lane, address: int) -> None:

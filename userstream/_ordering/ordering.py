@@ -210,11 +210,11 @@ def usual_ordering_of_view(view: View, consumer: Stream) -> Ordering | None:
         return None
     if kind == "current":
         producer = lanes.of_framework(handle, view.device)
-    elif kind == "exact" and handle != _driver.streams.LEGACY:
-        producer = lanes.at_handle(handle, handle)
+    elif kind == "exact":
+        producer = lanes.named(handle, view.device)
     else:
         return None
-    producers = () if producer.is_same(lane) else (producer,)
+    producers = () if producer is lane or producer.is_same(lane) else (producer,)
     ordering = Ordering(consumer, lane, producers, owner)
     ordering.buffers = (view.held,)
     return ordering
@@ -226,9 +226,9 @@ def usual_lanes(
     """Find out quickly who uses some buffers, who else produces them, and what keeps that alive.
 
     That is for buffers of one type that was seen before, on one device and each in one piece, and
-    either of a framework that has a current stream, or written on a `Stream` that is given. For
-    others it returns `None`: `ordering_of` takes care of them. It is all that nearly every borrow
-    needs, so each call of a function counts here.
+    either of a framework that has a current stream, or all naming one stream, or written on a
+    `Stream` that is given. For others it returns `None`: `ordering_of` takes care of them. It is
+    all that nearly every borrow needs, so each call of a function counts here.
     """
     if not buffers or settings.SYNC or settings.BY_DEVICE:
         return None
@@ -243,7 +243,7 @@ def usual_lanes(
         if source is None or not source.anywhere:
             return None
     elif not kind.is_usual or framework is None:
-        return None
+        return _named_lanes(kind, buffers, user_streams) if kind.is_named else None
     device = kind.locate(buffers[0])
     if len(buffers) > 1:
         for buffer in buffers:
@@ -262,6 +262,24 @@ def usual_lanes(
             source = lanes.of_framework(handle, device)
     lane = consumer._lane
     return consumer, lane, None if source is lane else source, owner
+
+
+def _named_lanes(
+    kind: type[View], buffers: Sequence[Any], user_streams: Mapping[int, Stream]
+) -> tuple[Stream, Lane, Lane | None, object] | None:
+    """As `usual_lanes`, for buffers that name their stream."""
+    told = kind.named(buffers[0])
+    if told is None:
+        return None
+    for buffer in buffers[1:]:
+        if _buffers.learned.get(type(buffer)) is not kind or kind.named(buffer) != told:
+            return None
+    device, handle = told
+    consumer = user_streams.get(device)
+    if consumer is None or consumer._lane is None or handle == _driver.streams.PER_THREAD:
+        return None
+    lane, source = consumer._lane, lanes.named(handle, device)
+    return consumer, lane, None if source is lane else source, None
 
 
 def usual_ordering(

@@ -13,7 +13,7 @@ from userstream._engine import lanes
 from userstream._ordering import settings
 from userstream._ordering.ordering import Ordering
 from userstream._stream import factory
-from userstream._stream.stream import Stream, lane_at, lane_of
+from userstream._stream.stream import Stream, lane_of
 from userstream.errors import DeviceMismatchError, UnknownProducerError, UnsupportedStreamError
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _producers(units: Iterable[View]) -> list[tuple[Lane, object]]:
         if handle:
             found.setdefault((handle, unit.device, ordering == "exact"), owner)
     return [
-        (lane_at(handle, device) if named else lanes.of_framework(handle, device), owner)
+        ((lanes.named if named else lanes.of_framework)(handle, device), owner)
         for (handle, device, named), owner in found.items()
     ]
 

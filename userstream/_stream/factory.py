@@ -90,8 +90,7 @@ def close(lane: Lane | None, stream: object) -> None:
             capture.forget(lane)
     lanes.forget(lane, address)
     holding.keep_in_use(lane)  # by a block that has not ended, and cannot mark its end any more
-    lane.handle = None
-    lane.core.close()
+    lane.close()
 
 
 def refuse_number(given: object) -> None:
