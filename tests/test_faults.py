@@ -168,6 +168,9 @@ def _order(address: int) -> None:
             pass
         us.hold(buffer, stream=mine)
         us.copyto(Delegating(address, producer), buffer, stream=mine)
+        place = us.pinned_empty(4, "f4")
+        us.copyto(buffer, place, stream=mine, wait=False)
+        us.asnumpy_async(buffer, out=place, stream=mine).result(timeout=10)
         with producer.capture("relaxed"), us.borrow(buffer, stream=mine, keep=False):
             us.acquire(buffer, stream=mine)
         with us.borrow(driver.CUdeviceptr(address), stream=mine):  # by the device

@@ -52,6 +52,7 @@ class Scene:
             array(each, producer, shape=(SIZE,), typestr="|u1") for each in (source, target)
         )
         self.host = np.ones(SIZE, "u1")
+        self.pinned = us.pinned_empty(SIZE, "u1")
         self.event = producer.record()
 
 
@@ -78,6 +79,11 @@ def _late(wait: Callable[[], object]) -> None:
 
 def _cancelled(scene: Scene) -> None:
     assert us.completion(scene.busy).cancel()
+
+
+async def _awaited(scene: Scene) -> None:
+    await us.completion(scene.stream)
+    await us.asnumpy_async(scene.source)
 
 
 def _made(**more: Any) -> None:
@@ -141,6 +147,10 @@ FUNCTIONS: dict[str, Callable[[Scene], object]] = {
     "copyto": lambda scene: us.copyto(scene.target, scene.source),
     "copyto from the host": lambda scene: us.copyto(scene.target, scene.host),
     "copyto to the host": lambda scene: us.copyto(scene.host, scene.source, timeout=10),
+    "asnumpy_async": lambda scene: us.asnumpy_async(scene.source).result(timeout=10),
+    "asnumpy_async into": lambda scene: us.asnumpy_async(scene.source, out=scene.pinned),
+    "copyto, not waited for": lambda scene: us.copyto(scene.target, scene.pinned, wait=False),
+    "awaiting": lambda scene: asyncio.run(_awaited(scene)),
     "pinned_empty": lambda _: us.pinned_empty(SIZE, "u1"),
     "pinned_like": lambda scene: us.pinned_like(scene.source),
     "describe": lambda scene: (us.describe(scene.source), us.device_of(scene.source)),

@@ -47,6 +47,7 @@ borrow: Final = _registry.borrow
 hold: Final = _registry.hold
 hand_over: Final = _registry.hand_over
 asnumpy: Final = _registry.asnumpy
+asnumpy_async: Final = _registry.asnumpy_async
 copyto: Final = _registry.copyto
 pinned_empty: Final = _registry.pinned_empty
 pinned_like: Final = _registry.pinned_like
@@ -72,6 +73,7 @@ __all__ = [
     "WriteValue",
     "acquire",
     "asnumpy",
+    "asnumpy_async",
     "borrow",
     "close",
     "completion",

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from userstream import _buffers, _numbers, _process, _targets
-from userstream._copies import copies, host_arrays, pinned, staging
+from userstream._copies import copies, host_arrays, pinned, queued, staging
 from userstream._engine import device_wait, holding, host_wait, waiting
 from userstream._ordering import (
     Borrow,
@@ -478,7 +478,7 @@ class UserStream:
 
     # -- without a waiting thread -----------------------------------------------------------------
 
-    def completion(self, *targets: Target, name: str | None = None) -> Completion:
+    def completion(self, *targets: Target, name: str | None = None) -> Completion[None]:
         """Return a future for the work that is queued on a device's user stream now.
 
         Parameters
@@ -491,10 +491,10 @@ class UserStream:
         Returns
         -------
         Completion
-            A `concurrent.futures.Future`. Its result is None. Its exception is that of `wait`: a
-            `DriverError`, or `WaitErrors` if there are several streams. ``result(timeout=)``
-            raises a plain `TimeoutError`, after which you can wait again. Cancelling the future
-            cancels no work.
+            A `concurrent.futures.Future` that can be awaited as well. Its result is None. Its
+            exception is that of `wait`: a `DriverError`, or `WaitErrors` if there are several
+            streams. ``result(timeout=)`` raises a plain `TimeoutError`, after which you can wait
+            again. Cancelling the future cancels no work.
 
         Raises
         ------
@@ -530,7 +530,7 @@ class UserStream:
         # a thread that is not there may have been loading it, and would be waited for.
         from userstream._engine import futures
 
-        return futures.Completion(lanes, grouped=len(lanes) > 1)
+        return futures.Completion(lanes, None, grouped=len(lanes) > 1)
 
     async def wait_async(
         self, *targets: Target, name: str | None = None, timeout: float | None = None
@@ -1090,6 +1090,132 @@ class UserStream:
             timeout=timeout,
         )
 
+    @overload
+    def asnumpy_async(
+        self,
+        buffer: _Array,
+        *,
+        out: np.ndarray | None = None,
+        stream: StreamLike | None = None,
+        name: str | None = None,
+        producer: Producer = "auto",
+    ) -> Completion[np.ndarray]: ...
+
+    @overload
+    def asnumpy_async(
+        self,
+        buffer: _Several | Sequence[_Array],
+        *,
+        out: None = None,
+        stream: StreamLike | None = None,
+        name: str | None = None,
+        producer: Producer = "auto",
+    ) -> Completion[list[np.ndarray]]: ...
+
+    @overload
+    def asnumpy_async(
+        self,
+        buffer: Mapping[_Key, _Array],
+        *,
+        out: None = None,
+        stream: StreamLike | None = None,
+        name: str | None = None,
+        producer: Producer = "auto",
+    ) -> Completion[dict[_Key, np.ndarray]]: ...
+
+    @overload
+    def asnumpy_async(
+        self,
+        buffer: Buffers,
+        *,
+        out: np.ndarray | None = None,
+        stream: StreamLike | None = None,
+        name: str | None = None,
+        producer: Producer = "auto",
+    ) -> Completion[Any]: ...
+
+    def asnumpy_async(
+        self,
+        buffer: Buffers,
+        *,
+        out: np.ndarray | None = None,
+        stream: StreamLike | None = None,
+        name: str | None = None,
+        producer: Producer = "auto",
+    ) -> Completion[Any]:
+        """Queue a copy of a buffer to the host, in order with its producer, and wait for nothing.
+
+        Parameters
+        ----------
+        buffer : GPU buffer, or sequence or mapping of them
+            As for `asnumpy`. One completion is for all of them.
+        out : numpy.ndarray, optional
+            Destination in page-locked memory, of `pinned_empty` or of others; must match the
+            buffer's shape and dtype.
+        stream : stream, optional
+            The stream to copy on; by default the user stream of the buffer's device.
+        name : str, optional
+            Selects a named user stream of that device instead; not together with *stream*.
+        producer : stream, "auto", "device" or None, default "auto"
+            Who writes the buffer; see `acquire`.
+
+        Returns
+        -------
+        Completion
+            A `concurrent.futures.Future` that can be awaited as well. Its result is what `asnumpy`
+            returns, and its exception a `DriverError`, or `WaitErrors` if there are several
+            streams. ``result(timeout=)`` raises a plain `TimeoutError`, after which you can wait
+            again. Cancelling it cancels no copy.
+
+        Raises
+        ------
+        MemoryError
+            The results would exceed the limit of page-locked memory (``USERSTREAM_PINNED_LIMIT``):
+            let go of earlier ones first.
+        ValueError, TypeError
+            *out* is not page-locked, has another shape or dtype, or is read-only or masked; or
+            another argument is not valid.
+        UnsupportedBufferError, HostBufferError, UnknownProducerError, DeviceMismatchError, \
+CaptureError, ClosedError
+            As `asnumpy`.
+        DriverNotFoundError, ForkedError, DriverError
+            The driver is missing, cannot be used in a forked child, or reported an error.
+
+        Notes
+        -----
+        The producer goes on after the copy, so the buffer may be dropped or written again at once.
+        *out* may not be read or written before the completion is done. All memory involved is kept
+        until the GPU no longer uses it, also if the completion is dropped or cancelled, the stream
+        is closed, or a signal handler raises. Never waits for the GPU; the first copy of a size
+        allocates memory, and the first one of a device a stream: see :doc:`/explanation/limits`.
+        Thread-safe. Driver calls: those of `borrow`; ``cuMemcpyAsync``, ``cuMemcpy3DAsync``; those
+        of `completion`; for new memory those of `pinned_empty`.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> from cuda.core import Device
+        >>> Device(0).set_current()
+        >>> theirs = Device(0).create_stream()
+        >>> buffer = Device(0).allocate(4, stream=theirs)
+        >>> buffer.fill(7, stream=theirs)
+        >>> copy = us.asnumpy_async(buffer, producer=theirs)
+        >>> copy.result(timeout=10).tolist()  # in a coroutine: await copy
+        [7, 7, 7, 7]
+        """
+        self._table.check_open()
+        result, lanes = queued.asnumpy(
+            buffer,
+            out,
+            stream=stream,
+            producer=producer,
+            user_stream=self._user_streams(stream, name),
+            unknown=self._unknown,
+        )
+        from userstream._engine import futures  # as in `completion`
+
+        return futures.Completion(lanes, result, grouped=len(lanes) > 1)
+
     def copyto(
         self,
         dst: Buffer,
@@ -1099,6 +1225,7 @@ class UserStream:
         name: str | None = None,
         producer: Producer = "auto",
         timeout: float | None = None,
+        wait: bool = True,
     ) -> Stream:
         """Copy one buffer to another, in order with the producers of both.
 
@@ -1119,6 +1246,10 @@ class UserStream:
             Who writes the two buffers; see `acquire`.
         timeout : float, optional
             Seconds, at least 0; None waits indefinitely. Copies between devices do not wait.
+        wait : bool, default True
+            Whether to wait until a host array can be reused. False is for page-locked host arrays
+            (`pinned_empty`): the copy is queued, and they may not be read or written before it is
+            done, which ``wait(stream)`` and ``completion(stream)`` of the stream tell.
 
         Returns
         -------
@@ -1143,7 +1274,8 @@ class UserStream:
         ValueError, TypeError
             The shapes do not match or the dtypes differ; *dst* is read-only (as JAX arrays are), a
             conjugate or negated PyTorch view, or a host object that NumPy can only copy; the two
-            overlap or interleave; or both are on the host (use `numpy.copyto`).
+            overlap or interleave; both are on the host (use `numpy.copyto`); or *wait* is False,
+            and the host array is not page-locked or *timeout* is given.
         DriverNotFoundError, ForkedError, DriverError
             The driver is missing, cannot be used in a forked child, or reported an error.
 
@@ -1174,6 +1306,8 @@ class UserStream:
         [0, 1, 2, 3]
         """
         waiting.check_arguments(timeout, "auto")
+        if not wait and timeout is not None:
+            raise ValueError("wait=False waits for nothing: pass timeout= to what waits for it")
         self._table.check_open()
         return copies.copyto(
             dst,
@@ -1183,6 +1317,7 @@ class UserStream:
             user_stream=self._user_streams(stream, name),
             unknown=self._unknown,
             timeout=timeout,
+            wait=wait,
         )
 
     def pinned_empty(self, shape: int | Sequence[int], dtype: DTypeLike = float) -> np.ndarray:

@@ -111,9 +111,9 @@ def waits(array: Array) -> None:
     us.wait({"theirs": TheirStream()}, timeout=1)
     us.wait_for_device(0, timeout=None)
     us.wait_all(timeout=1)
-    assert_type(us.completion(array), us.Completion)
+    assert_type(us.completion(array), us.Completion[None])
     future: Future[None] = us.completion(array)
-    future.result(timeout=1)
+    assert_type(future.result(timeout=1), None)
     asyncio.run(us.wait_async(array, timeout=1))
 
 
@@ -150,6 +150,16 @@ def copies(array: Array) -> None:
     assert_type(info, us.BufferInfo)
     assert_type(info.shape, tuple[int, ...] | None)
     assert_type(info.parts, tuple[us.BufferInfo, ...])
+
+
+async def queued(array: Array) -> None:
+    out = us.pinned_empty(4)
+    assert_type(us.asnumpy_async(array, out=out), us.Completion[np.ndarray])
+    assert_type(await us.asnumpy_async(array), np.ndarray)
+    assert_type(await us.asnumpy_async([array, array]), list[np.ndarray])
+    assert_type(await us.asnumpy_async({"x": array}), dict[str, np.ndarray])
+    assert_type(await us.completion(array), None)
+    assert_type(us.copyto(array, out, wait=False), us.Stream)
 
 
 def protocols() -> None:

@@ -74,6 +74,7 @@ def copies(buffer: Array) -> None:
     us.asnumpy(buffer, np.empty(4))  # type: ignore[call-overload]
     us.copyto(buffer)  # type: ignore[call-arg]
     us.pinned_empty("2")  # type: ignore[arg-type]
+    us.asnumpy_async(buffer, timeout=1)  # type: ignore[call-overload]
     us.describe(buffer).shape = (4,)  # type: ignore[misc]
 
 

@@ -1,6 +1,8 @@
 """Copies of buffers: to the host, from it, and between devices.
 
-`copies` has `asnumpy` and `copyto`. `operands` says what is copied, `arrays` and `layout` how that
-lies in memory, `pinned` has the page-locked memory that copies go to, and `staging` takes what does
-not fit there through chunks. `copy_lane` is the stream that a copy is queued on, and until when.
+`copies` has `asnumpy` and `copyto`, `queued` what they are without a wait, and `host_arrays` makes
+arrays for them. `operands` says what is copied, `arrays` and `layout` how that lies in memory.
+`ordered` orders a copy with the producers of both sides, and `copy_lane` is the stream that it is
+queued on, and until when. `pinned` has the page-locked memory that copies go to, and `staging`
+takes what does not fit there through chunks.
 """

@@ -7,12 +7,12 @@ with others, and to keep the buffers alive, is the business of the two.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from userstream import _buffers, _cleanup, _driver
-from userstream._copies import copy_lane, layout, operands, pinned, staging
+from userstream import _buffers, _driver
+from userstream._copies import copy_lane, layout, operands, pinned, queued, staging
 from userstream._copies.arrays import (
     DeviceArray,
     broadcast_strides,
@@ -24,17 +24,15 @@ from userstream._copies.arrays import (
     surplus_axes,
 )
 from userstream._copies.copy_lane import CopyLane
-from userstream._engine import holding
+from userstream._copies.ordered import in_order
 from userstream._engine.waiting import Deadline
 from userstream._ordering import ordering_of, usual_ordering_of_view
-from userstream.errors import HostBufferError, UnsupportedBufferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from userstream._buffers import View
     from userstream._driver.copies import Peers
-    from userstream._ordering import Ordering
     from userstream._ordering.settings import Unknown
     from userstream._stream.stream import Stream
     from userstream.typing import Buffer, Buffers, Producer, StreamLike
@@ -45,8 +43,6 @@ _STAGED = 16 << 20  # bytes of a host array that are copied aside, so that nothi
 _FEW = 64  # driver calls for one array
 _AUTO = "auto"
 _FOREVER = Deadline(None)
-
-T = TypeVar("T")
 
 
 def asnumpy(
@@ -93,18 +89,12 @@ def _view_to_host(
     deadline: Deadline,
 ) -> np.ndarray:
     """Copy one array, wherever it is."""
-    try:
-        device = view.device
-    except HostBufferError:
-        return operands.host_copied(view.buffer, out)
-    except UnsupportedBufferError:
-        empty = operands.empty_array(view)
-        if empty is None:
-            raise
-        return operands.host_copied(empty, out)
+    on_host = operands.if_on_host(view, out)
+    if on_host is not None:
+        return on_host
     array = device_array(view)  # refuses what has no shape
     if stream is None and producer is _AUTO:
-        consumer = streams.get(device)
+        consumer = streams.get(view.device)
         if consumer is not None:
             result = _usual_to_host(view, array, out, consumer, deadline)
             if result is not None:
@@ -116,7 +106,7 @@ def _view_to_host(
         _keep, packed = operands.packed(source, ordering)
         return to_host(packed, ordering.consumer, out, deadline)
 
-    return in_order(ordering, copy, deadline, release=False)
+    return in_order(ordering, copy, release=False, deadline=deadline)
 
 
 def _usual_to_host(
@@ -160,7 +150,7 @@ def _usual_to_host(
         to = ctypes.addressof(memory) + way.side.offset + to_offset
         copy_lane.fetch(lane, to, address + from_offset, width, deadline)
 
-    in_order(ordering, copy, deadline, release=False, memory=memory)
+    in_order(ordering, copy, release=False, deadline=deadline, memory=memory)
     if out is not None:
         np.copyto(out, result)
         return out
@@ -178,6 +168,7 @@ def copyto(
     user_stream: Callable[[int], Stream],
     unknown: Unknown,
     timeout: float | None,
+    wait: bool,
 ) -> Stream:
     """Copy one array to another; return the stream that it was queued on."""
     deadline = Deadline(timeout)
@@ -185,6 +176,11 @@ def copyto(
     target = to or source
     if target is None:
         raise TypeError("both are on the host: use numpy.copyto")
+    place = None
+    if not wait and source is None:
+        place = queued.Place(operands.as_array(src), "the source")
+    elif not wait and to is None:
+        place = queued.Place(operands.writable(dst), "the target")
     views = [operand.view for operand in (to, source) if operand is not None]
     if stream is None:
         stream = user_stream(target.array.device)
@@ -193,84 +189,26 @@ def copyto(
     ordering = ordering_of(views, stream, producer, user_stream, unknown=unknown, copy_of=read)
     consumer = ordering.consumer
 
+    kept: list[object] = []
+
     def copy() -> None:
         if source is None:
             assert to is not None
-            from_host(operands.as_array(src), to.array, consumer, deadline)
+            if place is None:
+                from_host(operands.as_array(src), to.array, consumer, deadline)
+            else:
+                queued.from_host(place, to.array, consumer, kept)
             return
         _keep, packed = operands.packed(source, ordering, if_scattered=to is None)
-        if to is None:
+        if to is not None:
+            between(to.array, packed, consumer, deadline)
+        elif place is None:
             into_host(operands.writable(dst), packed, consumer, deadline)
         else:
-            between(to.array, packed, consumer, deadline)
+            queued.into_host(place, packed, consumer, kept)
 
-    in_order(ordering, copy, deadline, release=True)
+    in_order(ordering, copy, release=True, deadline=deadline, memory=kept, may_wait=wait)
     return consumer
-
-
-def in_order(
-    ordering: Ordering,
-    copy: Callable[[], T],
-    deadline: Deadline,
-    *,
-    release: bool,
-    memory: object = None,
-) -> T:
-    """Call what copies, with the buffers of an ordering acquired for it and, if need be, released.
-
-    A copy that was waited for needs no release: what the producers do next comes after it. One
-    that failed may go on, so then the buffers are held and released in any case, and with them the
-    memory that it fills.
-
-    No context manager: a Ctrl-C at the first line of its ``__exit__`` would leave the copy running
-    with nobody ordered after it. The outer `try` is for one in the handling of an error.
-    """
-    ordering.may_wait = True
-    acquired = _Acquired(ordering, deadline, memory, release=release)
-    try:
-        try:
-            result = copy()
-            acquired.end(release=release)
-        except BaseException as error:
-            acquired.end_after(error)
-            raise
-    except BaseException as error:
-        acquired.end_after(error)
-        raise
-    return result
-
-
-class _Acquired:
-    """Buffers that are held from before the copy is queued."""
-
-    __slots__ = ("_deadline", "_ended", "_ordering", "_use")
-
-    def __init__(
-        self, ordering: Ordering, deadline: Deadline, memory: object, *, release: bool
-    ) -> None:
-        self._ended = False
-        self._deadline = deadline
-        self._ordering = ordering
-        kept = ordering.acquire(deadline, to_be_released=release)
-        self._use = holding.Use(ordering.lane, ordering.buffers, kept, memory)
-
-    def end(self, *, release: bool) -> None:
-        if release:
-            self._ordering.release(self._use.ticket, self._deadline)
-        else:
-            self._use.end()
-        self._ended = True
-
-    def end_after(self, error: BaseException) -> None:
-        """Release unless that has been done, in whole."""
-        if self._ended:
-            return
-        try:
-            self._ordering.release(self._use.ticket, after_error=True)
-        except Exception as failure:
-            self._use.hold_later()
-            _cleanup.report([failure], error)
-        self._ended = True
 
 
 def to_host(

@@ -65,17 +65,23 @@ def copied(
     copy: Callable[..., np.ndarray],
     out: np.ndarray | None = None,
     path: tuple[object, ...] = (),
+    joined: Callable[..., np.ndarray] | None = None,
 ) -> np.ndarray | list[Any] | dict[Any, Any]:
-    """Copy each array that a buffer or a collection is made of; return them in its form."""
+    """Copy each array that a buffer or a collection is made of; return them in its form.
+
+    `joined` makes the array for the pieces of one before any of them is copied, instead of after
+    the first.
+    """
     view = _buffers.view_or_none(buffer)
     if view is None and _targets.is_collection(buffer):
         _refuse_one(out, buffer)
         _targets.check_depth(len(path), buffer)
         if isinstance(buffer, Mapping):
-            return {key: copied(item, copy, path=(*path, key)) for key, item in buffer.items()}
-        return [copied(item, copy, path=(*path, i)) for i, item in enumerate(buffer)]
+            items = buffer.items()
+            return {key: copied(item, copy, None, (*path, key), joined) for key, item in items}
+        return [copied(item, copy, None, (*path, i), joined) for i, item in enumerate(buffer)]
     try:
-        return _whole(buffer, view, copy, out)
+        return _whole(buffer, view, copy, out, joined)
     except UserStreamError as error:
         if path:
             error.add_note(f"that is buffer{_targets.subscripts(path)}")
@@ -83,19 +89,25 @@ def copied(
 
 
 def _whole(
-    buffer: Any, view: View | None, copy: Callable[..., np.ndarray], out: np.ndarray | None
+    buffer: Any,
+    view: View | None,
+    copy: Callable[..., np.ndarray],
+    out: np.ndarray | None,
+    joined: Callable[..., np.ndarray] | None,
 ) -> np.ndarray | list[Any]:
     """Copy one buffer, of however many arrays that consists."""
     pieces = None if view is None else view.pieces
     if view is not None and pieces is None and view.parts is not None:
         _refuse_one(out, buffer)
-        return [_whole(part.buffer, part, copy, None) for part in view.parts]
+        return [_whole(part.buffer, part, copy, None, joined) for part in view.parts]
     if out is not None and not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a numpy.ndarray, not {type(out).__name__}")
     if view is None:
         return host_copied(require_numpys(buffer), out)
     if pieces is None:
         return copy(view, out)
+    if out is None and joined is not None and len(pieces) > 1:
+        out = joined(pieces, buffer)
     return _joined(buffer, pieces, copy, out)
 
 
@@ -189,6 +201,20 @@ def empty_array(view: View) -> np.ndarray | None:
     if there.shape is None:
         return np.empty(0, np.uint8)
     return np.empty(there.shape, numpy_dtype(there.dtype, view.source))
+
+
+def if_on_host(view: View, out: np.ndarray | None) -> np.ndarray | None:
+    """Return the array that a buffer is, or `out` that has it now; `None` if it is on a device."""
+    try:
+        _ = view.device
+    except HostBufferError:
+        return host_copied(view.buffer, out)
+    except UnsupportedBufferError:
+        empty = empty_array(view)
+        if empty is None:
+            raise
+        return host_copied(empty, out)
+    return None
 
 
 _NUMPYS_OWN = ("__array__", "__array_interface__", "__array_struct__")

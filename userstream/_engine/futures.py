@@ -10,7 +10,7 @@ import time
 import weakref
 from collections import deque
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from userstream import _process
 from userstream._daemon import survive
@@ -18,7 +18,7 @@ from userstream._engine import waiting, watcher
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from userstream._engine.waiting import Waitable
 
@@ -26,6 +26,8 @@ _LONGEST_WAIT = 0.05  # seconds, until somebody looks or calls again unasked
 _LONGEST_LOCK = 1.0  # seconds for which the watcher stands by a future that somebody keeps locked
 
 _RLock: Any = type(threading.RLock())
+
+T = TypeVar("T")
 
 
 class _Condition(_RLock):  # type: ignore[misc]
@@ -120,31 +122,43 @@ class Points:
             tell(None)
 
 
-class Completion(Future[None]):
-    """A future for work that was queued on streams: what `completion` returns.
+class Completion(Future[T]):
+    """A future for work that is queued on the GPU: what `completion` and `asnumpy_async` return.
 
-    A `concurrent.futures.Future` whose result is None. Cancelling it ends the watching only: the
-    work continues, and so does every other wait for it.
+    It is a `concurrent.futures.Future`, and in a coroutine it can be awaited, by any number of
+    tasks. Cancelling it ends the watching only: the work continues, and so does every other wait
+    for it. Nothing that the work uses is freed before its end, also if the completion is cancelled
+    or dropped.
+
+    Notes
+    -----
+    Cancelling a task that awaits it, or a timeout of `asyncio.timeout`, ends that wait only: the
+    completion can be awaited again.
 
     Examples
     --------
+    >>> import asyncio
     >>> import userstream as us
-    >>> stream = us.get_stream(0)
-    >>> isinstance(us.completion(stream), us.Completion)
-    True
+    >>> done = us.completion(us.get_stream(0))
+    >>> done.result(timeout=10)
+    >>> async def main():
+    ...     await us.completion(0)
+    >>> asyncio.run(main())
     """
 
     __module__ = "userstream"  # loaded late, so `userstream/__init__.py` cannot do it
 
     _condition: Any
+    _done_callbacks: list[Any]
 
-    def __init__(self, targets: Sequence[Waitable], *, grouped: bool) -> None:
+    def __init__(self, targets: Sequence[Waitable], value: T, *, grouped: bool) -> None:
         super().__init__()
         self._condition = _Condition()
+        self._value: list[T] = [value]  # up to the end, of whichever kind that is
         self._points = Points(targets, self._finish, grouped=grouped)
 
-    def result(self, timeout: float | None = None) -> None:
-        """Wait until the work has completed.
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the work, and return the result.
 
         Parameters
         ----------
@@ -153,19 +167,19 @@ class Completion(Future[None]):
 
         Returns
         -------
-        None
-            The work on a stream has no other result than its errors.
+        object
+            Of `asnumpy_async` the array, or what holds several; of `completion` None.
 
         Raises
         ------
         TimeoutError
-            The work did not complete in time, and is still watched.
+            The work is not done. Nothing was cancelled; you can wait again.
         concurrent.futures.CancelledError
-            The future was cancelled.
+            The completion was cancelled.
         DriverError, WaitErrors
-            The GPU failed.
+            The GPU failed; `WaitErrors` if there are several streams.
         RuntimeError
-            Called in a host function, or in a callback of a future.
+            Called from a host function or the callback of a completion, which must not wait.
 
         Notes
         -----
@@ -174,14 +188,13 @@ class Completion(Future[None]):
         Examples
         --------
         >>> import userstream as us
-        >>> stream = us.get_stream(0)
-        >>> us.completion(stream).result(timeout=10)
+        >>> us.completion(us.get_stream(0)).result(timeout=10)
         """
         self._wait("result()", timeout)
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait until the work has completed, and return its error.
+        """Wait for the work, and return the error of the GPU, if there was one.
 
         Parameters
         ----------
@@ -190,30 +203,29 @@ class Completion(Future[None]):
 
         Returns
         -------
-        BaseException or None
-            What `result` would raise because of the GPU.
+        Exception or None
+            What `result` would raise.
 
         Raises
         ------
         TimeoutError
-            The work did not complete in time, and is still watched.
+            The work is not done. Nothing was cancelled; you can wait again.
         concurrent.futures.CancelledError
-            The future was cancelled.
+            The completion was cancelled.
         RuntimeError
-            Called in a host function, or in a callback of a future.
+            Called from a host function or the callback of a completion, which must not wait.
 
         Examples
         --------
         >>> import userstream as us
-        >>> stream = us.get_stream(0)
-        >>> us.completion(stream).exception(timeout=10) is None
+        >>> us.completion(us.get_stream(0)).exception(timeout=10) is None
         True
         """
         self._wait("exception()", timeout)
         return super().exception(0)
 
-    def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
-        """Call a function once the work has completed or failed, or the future is cancelled.
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        """Call a function when the work is done, has failed, or is not watched any more.
 
         Parameters
         ----------
@@ -254,7 +266,40 @@ class Completion(Future[None]):
             if self._state == "CANCELLED":  # else an earlier call did this
                 self.set_running_or_notify_cancel()
         self._points.stop()
+        self._value.clear()
         return True
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> T:
+        import asyncio
+
+        if not self.done():
+            refuse_here("an await")
+            loop = _running_loop()
+            mailbox = _mailboxes.setdefault(loop, _Mailbox())
+            arrival = loop.create_future()
+
+            def wake(_: object) -> None:
+                mailbox.post(arrival, None)
+
+            # Not by asyncio.wrap_future: a task that gives up would cancel it for all others.
+            Future.add_done_callback(self, wake)
+            try:
+                await arrival
+            finally:
+                self._forget(wake)
+        if self.cancelled():
+            raise asyncio.CancelledError
+        return self.result()
+
+    def _forget(self, wake: Callable[[object], None]) -> None:
+        """Drop the callback of a task that gave up; once it is over, a thread may be at them."""
+        if not self.done():
+            with self._condition:
+                if not self.done():
+                    self._done_callbacks.remove(wake)
 
     def __reduce__(self) -> NoReturn:
         _process.refuse_copy(
@@ -284,14 +329,15 @@ class Completion(Future[None]):
             if self.cancelled():
                 return
             if error is None:
-                self.set_result(None)
+                self.set_result(self._value[0])
             else:
                 self.set_exception(error)
+            self._value.clear()
         finally:
             self._condition.release()
 
 
-def _call_back(fn: Callable[[Future[None]], object], future: Future[None]) -> None:
+def _call_back(fn: Callable[[Future[T]], object], future: Future[T]) -> None:
     try:
         fn(future)
     except BaseException:
@@ -365,14 +411,7 @@ async def wait(
     import asyncio
 
     refuse_here("a wait")
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        raise RuntimeError(
-            "this wait takes a running asyncio event loop: await it in a coroutine, or call the "
-            "blocking one; under trio in a thread: await trio.to_thread.run_sync(userstream.wait, "
-            "tensor)"
-        ) from None
+    loop = _running_loop()
     mailbox = _mailboxes.setdefault(loop, _Mailbox())
     arrival = loop.create_future()
     post = functools.partial(mailbox.post, arrival)
@@ -390,3 +429,16 @@ async def wait(
         points.stop()
     if late is not None:
         raise late
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    import asyncio
+
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            "this wait takes a running asyncio event loop: await it in a coroutine, or call the "
+            "blocking one; under trio in a thread: await trio.to_thread.run_sync(userstream.wait, "
+            "tensor)"
+        ) from None

@@ -1,0 +1,99 @@
+"""Copies between the edges from the producers of what is copied and those back to them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from userstream import _cleanup
+from userstream._engine import holding
+from userstream.errors import UnknownProducerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from userstream._engine.waiting import Deadline
+    from userstream._ordering import Ordering
+
+T = TypeVar("T")
+
+
+def in_order(
+    ordering: Ordering,
+    copy: Callable[[], T],
+    *,
+    release: bool,
+    deadline: Deadline | None = None,
+    memory: object = None,
+    may_wait: bool = True,
+) -> T:
+    """Call what copies, with the buffers of an ordering acquired for it and, if need be, released.
+
+    A copy that was waited for needs no release: what the producers do next comes after it. One
+    that failed may go on, so then the buffers are held and released in any case, and with them the
+    memory that it fills.
+
+    Where a producer can go on after the copy only once the host has waited for that, `may_wait`
+    decides between that and an error.
+
+    No context manager: a Ctrl-C at the first line of its ``__exit__`` would leave the copy running
+    with nobody ordered after it. The outer `try` is for one in the handling of an error.
+    """
+    ordering.may_wait = may_wait
+    if not may_wait:
+        _refuse_waits(ordering)
+    acquired = _Acquired(ordering, deadline, memory, release=release)
+    try:
+        try:
+            result = copy()
+            acquired.end(release=release)
+        except BaseException as error:
+            acquired.end_after(error)
+            raise
+    except BaseException as error:
+        acquired.end_after(error)
+        raise
+    return result
+
+
+class _Acquired:
+    """Buffers that are held from before the copy is queued."""
+
+    __slots__ = ("_deadline", "_ended", "_ordering", "_use")
+
+    def __init__(
+        self, ordering: Ordering, deadline: Deadline | None, memory: object, *, release: bool
+    ) -> None:
+        self._ended = False
+        self._deadline = deadline
+        self._ordering = ordering
+        kept = ordering.acquire(deadline, to_be_released=release)
+        self._use = holding.Use(ordering.lane, ordering.buffers, kept, memory)
+
+    def end(self, *, release: bool) -> None:
+        if release:
+            self._ordering.release(self._use.ticket, self._deadline)
+        else:
+            self._use.end()
+        self._ended = True
+
+    def end_after(self, error: BaseException) -> None:
+        """Release unless that has been done, in whole."""
+        if self._ended:
+            return
+        try:
+            self._ordering.release(self._use.ticket, after_error=True)
+        except Exception as failure:
+            self._use.hold_later()
+            _cleanup.report([failure], error)
+        self._ended = True
+
+
+def _refuse_waits(ordering: Ordering) -> None:
+    """Refuse buffers whose producers could not be ordered after the copy by an edge."""
+    if ordering.after and not ordering.may_order_devices:
+        raise UnknownProducerError(
+            "nothing tells which stream works on a buffer, so its producer could go on only once "
+            "the copy is done: pass producer=, the stream that writes it, or None if nothing is "
+            "pending, or wait for the copy",
+            device=ordering.after[0],
+        )
