@@ -333,6 +333,18 @@ class _CvContainer:
         return self.given[0] if len(self.given) == 1 else list(self.given)
 
 
+class CvStream:
+    """It has a handle, and not the protocol of streams."""
+
+    __module__ = "cvcuda._cvcuda"
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+
+CvStream.__name__ = "Stream"
+
+
 def cvcuda() -> types.ModuleType:
     """Return a module that passes for CV-CUDA, where the default stream is current."""
     module = types.ModuleType("cvcuda")
@@ -343,11 +355,8 @@ def cvcuda() -> types.ModuleType:
         def current(cls) -> Any:
             return entered[-1]
 
-    class Stream(metaclass=Streams):
+    class Stream(CvStream, metaclass=Streams):
         default: Any
-
-        def __init__(self, handle: int) -> None:
-            self.handle = handle
 
         def __enter__(self) -> None:
             entered.append(self)

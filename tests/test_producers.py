@@ -274,6 +274,27 @@ def test_a_stream_of_cvcuda_on_another_device(cvcuda: types.ModuleType) -> None:
             assert cvcuda.Stream.current.handle == int(there.handle)
 
 
+def test_a_stream_of_cvcuda(cvcuda: types.ModuleType, memory: int, producer: us.Stream) -> None:
+    """It has a handle, and no protocol."""
+    theirs = standins.CvStream(int(producer.handle))
+    assert us.get_stream(theirs) == us.Stream.from_handle(theirs) == producer
+    assert us.get_stream(cvcuda.Stream.default) is us.Stream.legacy_default()
+    us.wait(theirs, timeout=10)
+    with testing.latch(producer) as latch:
+        for stream in (
+            us.acquire(CAI(memory), producer=theirs),
+            us.acquire(CAI(memory, stream=-1), stream=theirs),
+        ):
+            assert is_held(stream)
+        latch.release()
+        us.wait(0, timeout=10)
+    us.get_stream(0).wait(theirs)
+    with pytest.raises(us.UnsupportedBufferError, match="stream= or producer="):
+        us.acquire(theirs)
+    with pytest.raises(TypeError, match="__cuda_stream__"):
+        us.get_stream(0).wait(CAI(memory))
+
+
 # -- DALI -----------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cuda.bindings import driver
 
 from userstream import _buffers, _devices, _driver
+from userstream._stream import factory
 from userstream._stream.stream import Stream
 from userstream.errors import InvalidDeviceError, UnsupportedBufferError
 
@@ -20,7 +21,7 @@ _DEEPEST = 100
 def stream_of(target: Any) -> Stream | None:  # see typing.Target
     """Return the stream that `target` is, or `None` if it is none."""
     if isinstance(target, Stream) or (
-        (hasattr(target, "__cuda_stream__") or isinstance(target, driver.CUstream))
+        (factory.protocol_of(target) is not None or isinstance(target, driver.CUstream))
         and not isinstance(target, type)
     ):
         return Stream.from_handle(target)
@@ -95,7 +96,7 @@ def views_in(collection: Any, *, named: str = "target") -> Iterator[_buffers.Vie
     """Yield a look at each of the buffers of a (nested) sequence or mapping."""
     for path, item, kind in _leaves(collection):
         if kind is None:
-            if named == "buffers" and hasattr(item, "__cuda_stream__"):
+            if named == "buffers" and factory.protocol_of(item) is not None:
                 advice = "pass a stream as stream= or producer="
             else:
                 advice = "sequences and mappings hold buffers only"

@@ -43,7 +43,7 @@ def _current_stream(device: int) -> tuple[int, object]:
     handle = int(stream.handle) or _driver.streams.LEGACY
     if handle > _driver.streams.PER_THREAD:
         context = _driver.streams.stream_context(driver.CUstream(handle))
-        if _driver.contexts.device_of_primary(int(context)) != device:
+        if _driver.contexts.within(context, _driver.contexts.current_device) != device:
             return NO_STREAM, None
     return handle, stream
 

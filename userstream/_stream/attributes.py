@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cuda.bindings import driver
 
 from userstream import _driver, _numbers
+from userstream._stream import factory
 from userstream._stream.access_policy import AccessPolicyWindow
 from userstream._stream.addresses import address_and_size
 from userstream.errors import DeviceMismatchError, NotSupportedError
@@ -52,7 +53,7 @@ def _set(lane: Lane, name: _driver.attributes.Attribute, value: Any) -> None:
 
 def _copy(lane: Lane, other: StreamLike, address_of: Callable[[Any], int]) -> None:
     handle = lane.usable(_NOT_NOW)
-    if not (hasattr(other, "__cuda_stream__") or isinstance(other, driver.CUstream)):
+    if factory.protocol_of(other) is None and not isinstance(other, driver.CUstream):
         raise TypeError(
             f"attributes are copied from a stream (an object with __cuda_stream__), not from "
             f"{type(other).__name__}"

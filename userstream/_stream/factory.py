@@ -5,25 +5,28 @@ from __future__ import annotations
 import contextlib
 import operator
 import weakref
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import cuda.core
 import numpy as np
 from cuda.bindings import driver
 
 from userstream import _driver, _numbers
-from userstream._buffers import type_name
+from userstream._buffers import is_named, type_name
 from userstream._engine import holding, lanes, parts
 from userstream._engine.core import CoreStream
 from userstream._stream import capture
 from userstream.errors import ClosedError, UnsupportedStreamError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from userstream._engine.lane import Lane
     from userstream.typing import StreamLike
 
 S = TypeVar("S", bound=CoreStream)
 
+_CVCUDA = ("cvcuda", "nvcv")
 _NONBLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
 
@@ -103,9 +106,18 @@ def refuse_number(given: object) -> None:
         )
 
 
+def protocol_of(given: Any) -> Callable[[], tuple[int, int]] | None:
+    """Return the ``__cuda_stream__`` of a stream; CV-CUDA's have a handle instead."""
+    protocol: Callable[[], tuple[int, int]] | None = getattr(given, "__cuda_stream__", None)
+    kind = type(given)
+    if protocol is None and kind.__name__ == "Stream" and is_named(kind, _CVCUDA, ("Stream",)):
+        return lambda: (0, given.handle)
+    return protocol
+
+
 def check_stream(given: object) -> None:
     """Refuse what is no stream, where an event or a stream is expected."""
-    if not hasattr(given, "__cuda_stream__"):
+    if protocol_of(given) is None:
         refuse_number(given)
         raise UnsupportedStreamError(
             "Stream.wait takes an event or a stream (an object with __cuda_stream__), not "
@@ -127,11 +139,11 @@ def address_of(handle: int | driver.CUstream | StreamLike, numbers: str = "an ad
         )
     if isinstance(handle, (int, np.integer, driver.CUstream)):
         address = int(handle)
-    elif hasattr(handle, "__cuda_stream__"):
+    elif (protocol := protocol_of(handle)) is not None:
         if isinstance(handle, cuda.core.Stream) and handle.is_closed:
             raise ClosedError(f"this {type_name(handle)} is closed; pass an open stream")
         try:
-            version, address = map(operator.index, handle.__cuda_stream__())
+            version, address = map(operator.index, protocol())
         except (TypeError, ValueError) as error:
             raise UnsupportedStreamError(
                 f"__cuda_stream__ of this {type_name(handle)} gives no version and address: {error}"
