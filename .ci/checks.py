@@ -32,7 +32,7 @@ UNRUN = (
     r"|^```(?:py|pycon|{code).*$"
     r"|^(?! *\.\. ).*::$"
 )
-CORE = "userstream/_driver/_native.abi3.so"
+CORE = re.compile(r"userstream/_driver/_native\.(abi3|cpython-314t-\w+-linux-gnu)\.so")
 INCLUDED = r"^ *\.\. literalinclude:: (\S+)\n((?: +:.*\n)*)"
 
 
@@ -180,29 +180,55 @@ def dist(directory: str) -> None:
     """Check what the wheel and the sdist in a directory contain."""
     (wheel,) = Path(directory).glob("*.whl")
     (sdist,) = Path(directory).glob("*.tar.gz")
-    if "-cp311-abi3-" not in wheel.name:
-        sys.exit(f"{wheel.name} has no compiled core")
-    with zipfile.ZipFile(wheel) as archive:
-        in_wheel = set(archive.namelist())
     with tarfile.open(sdist) as archive:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
-    here = {path.relative_to(ROOT).as_posix() for path in _files()}
-    package = {name for name in here if re.match(r"userstream/|pytest_userstream\.py$", name)}
-    public = {name for name in here if not name.startswith(".")}  # what CI and git have is not
-    sources = {name for name in package if name.endswith((".c", ".h"))}
-    in_wheel = {name for name in in_wheel if ".dist-info/" not in name} - {CORE}
+    public = {name for name in _names() if not name.startswith(".")}  # what CI and git have is not
     in_sdist -= {".gitignore", "PKG-INFO"}
     problems = [
-        *(f"the wheel lacks {name}" for name in sorted(package - in_wheel)),
-        *(f"the wheel has {name}" for name in sorted(in_wheel - package)),
+        *_problems_of_wheel(wheel, "cp311-abi3"),
         *(f"the sdist lacks {name}" for name in sorted(public - in_sdist)),
         *(f"the sdist has {name}" for name in sorted(in_sdist - public)),
     ]
-    if not sources or "userstream/py.typed" not in in_wheel:
-        problems.append("the wheel lacks the simulated driver or py.typed")
-    print("\n".join(problems) or f"{wheel.name}: ok, with {len(sources)} sources in C")
+    print("\n".join(problems) or f"{wheel.name}: ok")
     if problems:
         sys.exit(1)
+
+
+def wheels(directory: str) -> None:
+    """Check the wheels of a release for one architecture."""
+    problems = []
+    found = sorted(Path(directory).glob("*.whl"))
+    for kind in ("cp311-abi3", "cp314-cp314t"):
+        of_kind = [wheel for wheel in found if f"-{kind}-manylinux" in wheel.name]
+        if len(of_kind) != 1:
+            problems.append(f"{len(of_kind)} wheels are {kind}: {[each.name for each in found]}")
+        for wheel in of_kind:
+            problems += _problems_of_wheel(wheel, kind)
+    if len(found) != 2:
+        problems.append(f"two wheels were expected: {[each.name for each in found]}")
+    print("\n".join(problems) or "wheels: ok")
+    if problems:
+        sys.exit(1)
+
+
+def _names() -> set[str]:
+    return {path.relative_to(ROOT).as_posix() for path in _files()}
+
+
+def _problems_of_wheel(wheel: Path, kind: str) -> Iterator[str]:
+    if f"-{kind}-" not in wheel.name:
+        yield f"{wheel.name} is not {kind}"
+    with zipfile.ZipFile(wheel) as archive:
+        everything = {name for name in archive.namelist() if ".dist-info/" not in name}
+    cores = {name for name in everything if CORE.fullmatch(name)}
+    if len(cores) != 1:
+        yield f"{wheel.name} has {len(cores)} compiled cores"
+    found = everything - cores
+    package = {name for name in _names() if re.match(r"userstream/|pytest_userstream\.py$", name)}
+    yield from (f"{wheel.name} lacks {name}" for name in sorted(package - found))
+    yield from (f"{wheel.name} has {name}" for name in sorted(found - package))
+    if not any(name.endswith(".c") for name in found) or "userstream/py.typed" not in found:
+        yield f"{wheel.name} lacks the simulated driver or py.typed"
 
 
 def benchmarks(results: str, chart: str) -> None:
@@ -236,6 +262,7 @@ if __name__ == "__main__":
         "text": text,
         "release": release,
         "dist": dist,
+        "wheels": wheels,
         "benchmarks": benchmarks,
     }
     check[sys.argv[1]](*sys.argv[2:])
