@@ -219,7 +219,8 @@ def _problems_of_wheel(wheel: Path, kind: str) -> Iterator[str]:
     if f"-{kind}-" not in wheel.name:
         yield f"{wheel.name} is not {kind}"
     with zipfile.ZipFile(wheel) as archive:
-        everything = {name for name in archive.namelist() if ".dist-info/" not in name}
+        names = archive.namelist()
+    everything = {name for name in names if not re.search(r"/$|\.dist-info/", name)}
     cores = {name for name in everything if CORE.fullmatch(name)}
     if len(cores) != 1:
         yield f"{wheel.name} has {len(cores)} compiled cores"

@@ -38,7 +38,7 @@ LAYERS = [
     "_numbers",
     "typing",
     "errors",
-    "_main_interpreter",
+    "_interpreter",
 ]
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 

@@ -8,7 +8,7 @@
 from typing import TYPE_CHECKING, Final
 
 from userstream import (
-    _main_interpreter,  # noqa: F401 -- first
+    _interpreter,  # noqa: F401 -- first
     errors,
 )
 from userstream._buffers import BufferInfo, describe, device_of
