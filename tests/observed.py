@@ -246,6 +246,17 @@ def waited_for_another_device(room: Room) -> str:
     return "write after write"
 
 
+def housekeeping_inside_of_a_wait_for_something_else(room: Room) -> str:
+    with us.borrow(view(room.x, room.a), stream=room.a):
+        fill(room.x, room.a)
+    us.hold(object(), stream=room.a)
+    time.sleep(0.001)
+    us.asnumpy(view(room.y, room.b), stream=room.b)  # lets go of what was held as well
+    us.wait(room.b)
+    fill(room.x, room.b)
+    return "write after write"
+
+
 def from_another_device(room: Room) -> str:
     fill(room.x, room.a)
     with us.Stream.create(1) as far:
@@ -271,6 +282,7 @@ REPORTED = [
     inside_of_a_graph,
     rows_of_two_copies_meet,
     housekeeping_is_no_order,
+    housekeeping_inside_of_a_wait_for_something_else,
     waited_for_too_early,
     polled_an_event_recorded_too_early,
     the_default_stream_waits_for_no_non_blocking_one,
