@@ -41,7 +41,8 @@ from observed import (
     watched,
 )
 from userstream._engine import dispatcher, holding, watcher
-from userstream._observe import engine, kernel_names, logger, observation, own
+from userstream._observe import engine, functions, kernel_names, logger, observation, own
+from userstream._observe.allocations import Allocations
 from userstream.testing import Pointer, kernel, latch, reset
 from userstream.testing._simulated import _side_door
 
@@ -311,6 +312,37 @@ def test_many_threads_call_while_it_begins_and_ends() -> None:
         thread.join()
 
 
+@kernel("observed_nothing")
+def _nothing(grid: Any, block: Any, at: Pointer) -> None:
+    pass
+
+
+def test_many_threads_launch_while_it_begins_and_ends() -> None:
+    """A launch of one observation may still be looked at when the next one begins."""
+    end = threading.Event()
+    code = ObjectCode.from_ptx(b"any")
+
+    def work() -> None:
+        with a_room() as room:
+            kernels = [code.get_kernel(f"observed_{name}") for name in ("nothing", "double")]
+            while not end.is_set():
+                one = LaunchConfig(grid=1, block=1)
+                launch(room.a, one, kernels[0], room.x)
+                launch(room.a, one, kernels[1], room.y, room.x, np.int64(8))
+                end.wait(0.02)  # or the others would get nowhere
+
+    threads = [threading.Thread(target=work) for _ in range(64)]
+    for thread in threads:
+        thread.start()
+    for _ in range(8):
+        with us.observe() as seen:
+            time.sleep(0.001)
+        assert seen.races == (), seen
+    end.set()
+    for thread in threads:
+        thread.join()
+
+
 def test_it_is_not_loaded_until_it_is_used() -> None:
     done = run_python(
         """
@@ -334,10 +366,19 @@ def test_a_forked_child_and_an_exit_go_on() -> None:
 
         seen = us.observe().__enter__()
         stream = us.get_stream(0)
+        seen._lock.acquire()  # as its own thread may hold it at any time
         child = os.fork()
         if child == 0:
             driver.cuDriverGetVersion()
-            os._exit(0 if seen.races == () else 1)
+            refused = 0
+            for use in (us.observe, lambda: seen.races, lambda: print(seen), seen.as_dict):
+                try:
+                    use()
+                except us.ForkedError:
+                    refused += 1
+            seen.stop()
+            os._exit(0 if refused == 4 else 1)
+        seen._lock.release()
         assert os.waitpid(child, 0)[1] == 0
         us.wait(stream)
         """
@@ -483,6 +524,57 @@ def test_memory_of_the_host_that_is_pinned_no_more_is_its_own_again() -> None:
         checked(driver.cuMemHostUnregister(address))
         checked(driver.cuMemcpyDtoH(address, room.x, SIZE))
     assert seen.races == ()
+
+
+def told(seen: us.Observation, name: str, *words: int) -> None:
+    """Let the logger be told of a call that the simulated driver does not have."""
+    number = 4000
+    found = seen._catch_up()
+    function = functions.FUNCTIONS[name]
+    apply = getattr(Allocations(found.world), function.means)
+    found._table[number] = (name, function, apply)
+    library = seen._logger._library
+    library.logger_rule(number, ctypes.byref(logger._rule(function)))
+    library.logger_call(0, number, (ctypes.c_uint64 * len(words))(*words), len(words), 0, None)
+
+
+def test_memory_that_is_unmapped_is_unknown_wherever_it_was_cut() -> None:
+    with a_room() as room, us.observe() as seen:
+        fill(room.x, room.a)
+        fill(room.y, room.a)
+        begin, end = sorted((room.x, room.y))
+        told(seen, "cuMemUnmap", begin + 1, end - begin)
+        memory = seen._catch_up().world.memory
+        assert (memory.find(room.x), memory.find(room.y)) == (None, None)
+        fill(room.x, room.a)  # the logger has forgotten it too, and tells of it anew
+        fill(room.y, room.a)
+        seen._catch_up()
+        assert None not in (memory.find(room.x), memory.find(room.y))
+        told(seen, "cuIpcCloseMemHandle", room.x)
+        seen._catch_up()
+        assert memory.find(room.x) is None
+        assert memory.find(room.y) is not None
+
+
+def test_what_was_freed_into_a_pool_goes_with_it() -> None:
+    properties = driver.CUmemPoolProps()
+    properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    with a_room() as room, us.observe() as seen:
+        pool = checked(driver.cuMemPoolCreate(properties))
+        one, other = (
+            int(checked(driver.cuMemAllocFromPoolAsync(SIZE, pool, handle(room.a))))
+            for _ in range(2)
+        )
+        checked(driver.cuMemFreeAsync(one, handle(room.a)))
+        memory = seen._catch_up().world.memory
+        assert memory.find(one) is not None
+        room.a.sync()
+        checked(driver.cuMemPoolDestroy(pool))
+        seen._catch_up()
+        assert memory.find(one) is None
+        assert memory.find(other) is not None  # its memory stays until it is freed
+        checked(driver.cuMemFreeAsync(other, handle(room.a)))
 
 
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])

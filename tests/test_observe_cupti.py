@@ -174,7 +174,11 @@ def library(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 
 # Its callback is Python's: the innermost frame is no longer the one that made the call.
-NEED_FRAMES = (observed.housekeeping_is_no_order, observed.future_was_told)
+NEED_FRAMES = (
+    observed.housekeeping_is_no_order,
+    observed.housekeeping_inside_of_a_wait_for_something_else,
+    observed.future_was_told,
+)
 CASES = [case for case in (*observed.REPORTED, *observed.SILENT) if case not in NEED_FRAMES]
 
 

@@ -57,6 +57,8 @@ class Allocations:
         (begin,) = _WORD.unpack(call.fetched[0])
         end = begin + call.words[call.function.size or 0]
         allocation = Allocation(begin, end, DEVICE, self.world.device_of(lane.context), operation)
+        if "pool" in call.function.roles:
+            allocation.pool = call.words[call.function.roles["pool"]]
         if lane.capture is None:
             allocation.touch(Access(begin, end, lane, time, operation, write=True), _always)
         self.world.memory.add(allocation)
@@ -84,9 +86,17 @@ class Allocations:
                 self.world.clocks.host_knows(lane.clock)
 
     def unmap(self, call: Call) -> None:
-        found = self.world.memory.find(call.words[0])
-        if found is not None:
-            self.world.memory.drop(found)
+        start = call.words[0]
+        end = start + (1 if call.function.size is None else call.words[call.function.size])
+        for each in self.world.memory.within(start, end):
+            self.world.memory.drop(each)
+
+    def drop_pool(self, call: Call) -> None:
+        """Forget what was freed: its addresses may be anything now. What is in use stays in use."""
+        for each in list(self.world.memory):
+            freed = each.freed is not None and each.freed.kind == "free async"
+            if freed and each.pool in (call.words[0], 0):
+                self.world.memory.drop(each)
 
     def free_async(self, call: Call) -> None:
         found = self.world.memory.find(call.words[0])

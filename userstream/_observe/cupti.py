@@ -74,6 +74,8 @@ _SIGNATURES = {
     "cuMemFreeHost": "8",
     "cuMemHostUnregister": "8",
     "cuMemUnmap": "88",
+    "cuIpcCloseMemHandle": "8",
+    "cuMemPoolDestroy": "8",
     "cuMemFreeAsync": "88",
     "cuEventRecord": "88",
     "cuEventRecordWithFlags": "884",

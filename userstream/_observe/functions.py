@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 ENTER = 1  # written down when the call begins: what it frees may be somebody else's when it ends
 LEAVE = 2
 
+MEMORY = 1  # what a call makes the logger forget
+KERNELS = 2
+ALL = MEMORY | KERNELS
+
 
 @dataclass(frozen=True)
 class Fetch:
@@ -37,7 +41,7 @@ class Function:
     waits: bool = False  # the host may be held up: a stall
     orders_host: bool = False  # the host knows afterwards what the GPU has done
     ends_stream: bool = False
-    forgets: bool = False  # memory and kernels
+    forgets: int = 0  # all memory that is known, all kernels
     roles: dict[str, int] = field(default_factory=dict)  # further words by name
 
 
@@ -112,11 +116,13 @@ def _memory() -> dict[str, Function]:
         "allocate_async", 3, stream=2, allocates=0, size=1, fetches=new
     )
     found["cuMemAllocFromPoolAsync"] = Function(
-        "allocate_async", 4, stream=3, allocates=0, size=1, fetches=new
+        "allocate_async", 4, stream=3, allocates=0, size=1, fetches=new, roles={"pool": 2}
     )
     for name in ("cuMemFree_v2", "cuMemFreeHost", "cuMemHostUnregister"):
         found[name] = Function("free", 1, frees=0, sites=both, waits=True, orders_host=True)
-    found["cuMemUnmap"] = Function("unmap", 2, frees=0, sites=ENTER)
+    found["cuMemUnmap"] = Function("unmap", 2, frees=0, size=1, sites=ENTER)
+    found["cuIpcCloseMemHandle"] = Function("unmap", 1, frees=0, sites=ENTER)
+    found["cuMemPoolDestroy"] = Function("drop_pool", 1, sites=ENTER, forgets=MEMORY)
     found["cuMemFreeAsync"] = Function("free_async", 2, stream=1, frees=0, sites=both)
     return found
 
@@ -195,10 +201,10 @@ def _contexts() -> dict[str, Function]:
         "cuCtxCreate_v2": Function("context", 3, fetches=made, roles={"device": 2}),
         "cuCtxCreate_v3": Function("context", 5, fetches=made, roles={"device": 4}),
         "cuCtxCreate_v4": Function("context", 4, fetches=made, roles={"device": 3}),
-        "cuCtxDestroy_v2": Function("drop_context", 1, sites=ENTER, forgets=True),
-        "cuDevicePrimaryCtxReset_v2": Function("drop_device", 1, sites=ENTER, forgets=True),
-        "cuModuleUnload": Function("load", 1, sites=ENTER, forgets=True),
-        "cuLibraryUnload": Function("load", 1, sites=ENTER, forgets=True),
+        "cuCtxDestroy_v2": Function("drop_context", 1, sites=ENTER, forgets=ALL),
+        "cuDevicePrimaryCtxReset_v2": Function("drop_device", 1, sites=ENTER, forgets=ALL),
+        "cuModuleUnload": Function("load", 1, sites=ENTER, forgets=ALL),
+        "cuLibraryUnload": Function("load", 1, sites=ENTER, forgets=ALL),
         "cuModuleLoadData": Function("load", 2, waits=True),
         "cuModuleLoadDataEx": Function("load", 5, waits=True),
         "cuModuleLoad": Function("load", 2, waits=True),

@@ -55,6 +55,7 @@ class _Rule(ctypes.Structure):
                 "stream",
                 "ends_stream",
                 "frees",
+                "freed",
                 "allocates",
                 "allocated",
                 "source_size",
@@ -65,7 +66,6 @@ class _Rule(ctypes.Structure):
                 "parameters",
                 "extra",
                 "configuration",
-                "unused",
             )
         ),
         ("addresses", _Address * 2),
@@ -218,6 +218,7 @@ def _rule(function: Function) -> _Rule:
         stream=word(function.stream),
         ends_stream=function.ends_stream,
         frees=word(function.frees),
+        freed=word(function.size if function.frees is not None else None),
         allocates=word(function.allocates),
         allocated=word(function.size if function.allocates is not None else None),
         source_size=word(function.size if copies else None),

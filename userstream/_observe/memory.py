@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Access:
 class Allocation:
     """Memory that was allocated at once: one generation of its addresses."""
 
-    __slots__ = ("_narrow", "_wide", "device", "end", "freed", "kind", "operation", "start")
+    __slots__ = ("_narrow", "_wide", "device", "end", "freed", "kind", "operation", "pool", "start")
 
     def __init__(
         self, start: int, end: int, kind: int, device: int | None = None, operation: Any = None
@@ -67,6 +67,7 @@ class Allocation:
         self.device = device
         self.operation = operation  # that allocated it, if that was seen
         self.freed: Any = None  # the operation that freed it
+        self.pool = 0  # if it was asked for memory of one
         self._narrow: dict[int, list[Access]] = {}  # by their page
         self._wide: list[Access] = []
 
@@ -189,6 +190,13 @@ class Memory:
         place = bisect_right(self._starts, allocation.start) - 1
         if place >= 0 and self._allocations[place] is allocation:
             del self._starts[place], self._allocations[place]
+
+    def within(self, start: int, end: int) -> list[Allocation]:
+        """Return the allocations of which a range has bytes."""
+        first = bisect_right(self._starts, start) - 1
+        if first < 0 or self._allocations[first].end <= start:
+            first += 1
+        return self._allocations[first : bisect_left(self._starts, end)]
 
     def forget(self, device: int | None) -> None:
         """Forget the memory of a device, or all."""

@@ -80,6 +80,7 @@ class Observation:
         threads: Literal["shared", "strict"] = "shared",
         timeline: int = 20_000,
     ) -> None:
+        _process.check_fork()  # before the locks, which stay as they were in a forked child
         if isinstance(stall, bool) or not isinstance(stall, (int, float)):
             raise TypeError(f"stall must be seconds, an int or a float, not {stall!r}")
         if not stall >= 0:
@@ -191,6 +192,8 @@ class Observation:
 
     def _catch_up(self) -> Engine:
         """Apply all that was written until now."""
+        if _process.forked:  # whoever held the lock stayed in the parent
+            _process.check_fork()
         with self._lock:
             engine = self._engine
             if engine is None:

@@ -114,7 +114,7 @@ void strangers_forget(void) {
         atomic_store_explicit(&strangers[i], 0, memory_order_relaxed);
 }
 
-bool is_memory(uint64_t word, Memory *found) {
+bool is_memory(uint64_t word, Range *found) {
     if (word < 1 << 16 || word >> 57)
         return false;
     if (memory_known(word, found))
@@ -133,11 +133,11 @@ Kernel *kernel_known(uint64_t handle) {
     return kernels[kernel_place(handle)];
 }
 
-/* No launch is under way that would hold one. */
-void kernels_clear(void) {
+/* `unused`: no launch is under way that would hold one; else they leak. */
+void kernels_clear(bool unused) {
     pthread_mutex_lock(&kernels_lock);
     for (size_t i = 0; i < MAX_KERNELS; i++) {
-        if (kernels[i])
+        if (kernels[i] && unused)
             kernel_free(kernels[i]);
     }
     pthread_mutex_unlock(&kernels_lock);

@@ -38,7 +38,7 @@ void launch_enter(const Rule *rule, const uint64_t *words) {
     void **extra = rule->extra == NO_WORD ? NULL : (void **)(uintptr_t)words[rule->extra];
     size_t size = 0;
     const char *buffer = parameters ? NULL : launch_buffer(extra, &size);
-    Memory memory[MAX_POINTERS];
+    Range memory[MAX_POINTERS];
     for (uint32_t i = 0; i < kernel->count; i++) {
         uint32_t offset = kernel->offsets[i], bytes = kernel->sizes[i];
         const char *data = parameters ? parameters[i] : NULL;

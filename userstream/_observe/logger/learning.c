@@ -89,7 +89,7 @@ static bool may_look(uint64_t stream) {
 }
 
 void look_before(const Kernel *kernel, uint64_t stream, const Pointer *pointers,
-                        const Memory *memory, uint32_t count) {
+                        const Range *memory, uint32_t count) {
     bool wanted = false;
     for (uint32_t i = 0; i < count; i++)
         wanted |= kernel->looks[pointers[i].offset / 8] < LOOKS && !memory[i].pinned;

@@ -100,17 +100,18 @@ static void enter(const Rule *rule, unsigned function, const uint64_t *words, co
     if (rule->frees != NO_WORD) {
         see_memory(words[rule->frees]);
         compare_sources(0, UINT64_MAX);
-        memory_forget_at(words[rule->frees]);
+        memory_gone_at(words[rule->frees]);
+        if (rule->freed != NO_WORD)
+            memory_gone(words[rule->frees], words[rule->frees] + words[rule->freed]);
     }
     if (rule->sites >> ENTER & 1)
         write_call(rule, ENTER, function, words, 0, context);
     if (rule->ends_stream)
         forget_stream(words[rule->stream]);
-    if (rule->forgets) {
-        forget_sources(0, UINT64_MAX);
-        memory_forget(0, UINT64_MAX);
+    if (rule->forgets & MEMORY)
+        memory_gone(0, UINT64_MAX);
+    if (rule->forgets & KERNELS)
         kernels_forget();
-    }
 }
 
 static void leave(const Rule *rule, unsigned function, const uint64_t *words, int result,
@@ -134,18 +135,57 @@ static void leave(const Rule *rule, unsigned function, const uint64_t *words, in
                         number);
 }
 
-void logger_call(int site, unsigned function, const uint64_t *words, size_t count, int result,
-                 const void *context) {
-    (void)count;
-    if (busy || function >= MAX_FUNCTIONS || !rules[function].sites ||
-        !atomic_load_explicit(&logging, memory_order_relaxed))
+/* Who is in a call, so that what it may hold is not taken away: each thread counts in a line of the
+ * cache that few others use. */
+static struct {
+    _Alignas(64) atomic_int count;
+} inside[64];
+static atomic_uint next_place;
+static __thread unsigned my_place;      /* 0: none yet */
+
+static atomic_int *my_count(void) {
+    if (!my_place)
+        my_place = 1 + atomic_fetch_add(&next_place, 1) % 64;
+    return &inside[my_place - 1].count;
+}
+
+static void write_down(int site, unsigned function, const uint64_t *words, int result,
+                       const void *context) {
+    const Rule *rule = &rules[function];
+    if (!rule->sites)
         return;
     busy = true;
     if (site == ENTER)
-        enter(&rules[function], function, words, context);
+        enter(rule, function, words, context);
     else
-        leave(&rules[function], function, words, result, context);
+        leave(rule, function, words, result, context);
     busy = false;
+}
+
+void logger_call(int site, unsigned function, const uint64_t *words, size_t count, int result,
+                 const void *context) {
+    (void)count;
+    if (busy || function >= MAX_FUNCTIONS ||
+        !atomic_load_explicit(&logging, memory_order_relaxed))
+        return;
+    atomic_int *mine = my_count();
+    atomic_fetch_add(mine, 1);  /* and then look again, in this order: see wait_for_calls */
+    if (atomic_load(&logging))
+        write_down(site, function, words, result, context);
+    atomic_fetch_sub(mine, 1);
+}
+
+/* Waits, not without end, until no thread is in a call. Returns whether none is; none can come. */
+static bool wait_for_calls(void) {
+    uint64_t end = now() + 1000000000u;
+    for (size_t i = 0; i < sizeof inside / sizeof *inside; i++) {
+        while (atomic_load(&inside[i].count)) {
+            if (now() > end)
+                return false;
+            nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+        }
+    }
+    return true;
 }
 
 /* ---- for Python ----------------------------------------------------------------------------- */
@@ -156,15 +196,17 @@ PUBLIC void logger_rule(unsigned function, const Rule *rule) {
 }
 
 PUBLIC void logger_no_rules(void) {
+    wait_for_calls();           /* of an earlier observation */
     memset(rules, 0, sizeof rules);
 }
 
 PUBLIC void logger_begin(const Driver *functions, const Layout *python) {
+    bool nobody = wait_for_calls();
     log_clear();                /* of an earlier observation */
     streams_clear();
     memory_clear();
     sources_clear();
-    kernels_clear();
+    kernels_clear(nobody);
     driver = *functions;
     layout = *python;
     atomic_store(&logging, true);
@@ -181,6 +223,7 @@ PUBLIC void logger_ignore_this_thread(void) {
 
 static void in_child(void) {
     atomic_store(&logging, false);
+    memset(inside, 0, sizeof inside);
     log_in_child();
     stacks_in_child();
     streams_in_child();

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 
 enum { FETCHES = 3 };
+enum { MEMORY = 1, KERNELS = 2 };
 
 /* What is told with functions that no driver has. */
 enum {
@@ -41,17 +42,17 @@ typedef struct Rule {
     uint8_t stream;             /* the word with a stream */
     uint8_t ends_stream;
     uint8_t frees;              /* the word with the address of memory that goes */
+    uint8_t freed;              /* the word with its size; else all that lies around the address */
     uint8_t allocates;          /* the word that points to the address of new memory */
     uint8_t allocated;          /* the word with its size */
     uint8_t source_size;        /* the word with the size of addresses[1], the source of a copy */
     uint8_t orders_host;        /* the host knows more after it */
     uint8_t failures;           /* are logged as well */
-    uint8_t forgets;            /* all memory that was known, and all kernels */
+    uint8_t forgets;            /* bits: MEMORY, KERNELS */
     uint8_t kernel;             /* the word with the kernel; its parameters are the next ones: */
     uint8_t parameters;
     uint8_t extra;
     uint8_t configuration;      /* the word that points to a CUlaunchConfig, which has the stream */
-    uint8_t unused;
     Address addresses[2];       /* destination and source */
     Fetch fetches[FETCHES];
 } Rule;
@@ -128,6 +129,26 @@ void log_in_child(void);
 int32_t stack_index(void);
 void stacks_in_child(void);
 
+/* ---- ranges.c: what was seen ----------------------------------------------------------------- */
+
+typedef struct Range {
+    uint64_t begin, end;
+    bool pinned;
+} Range;
+
+typedef struct Ranges {
+    pthread_mutex_t lock;
+    Range *items;
+    size_t count, capacity;
+} Ranges;
+
+#define NO_RANGES {PTHREAD_MUTEX_INITIALIZER, NULL, 0, 0}
+
+bool ranges_find(Ranges *ranges, uint64_t at, Range *found);
+bool ranges_add(Ranges *ranges, Range range);   /* false: there is one already */
+void ranges_replace(Ranges *ranges, Range range);
+void ranges_forget(Ranges *ranges, uint64_t begin, uint64_t end);
+
 /* ---- streams.c ------------------------------------------------------------------------------ */
 
 void see_stream(uint64_t handle);
@@ -137,15 +158,11 @@ void streams_in_child(void);
 
 /* ---- memory.c ------------------------------------------------------------------------------- */
 
-typedef struct Memory {
-    uint64_t begin, end;
-    bool pinned;
-} Memory;
-
-bool memory_known(uint64_t address, Memory *found);
+bool memory_known(uint64_t address, Range *found);
 void memory_forget(uint64_t begin, uint64_t end);
 bool see_memory(uint64_t address);
-void memory_forget_at(uint64_t address);
+void memory_gone(uint64_t begin, uint64_t end);
+void memory_gone_at(uint64_t address);
 void memory_clear(void);
 void memory_in_child(void);
 
@@ -176,16 +193,16 @@ extern pthread_mutex_t kernels_lock;
 Kernel *kernel_find(uint64_t handle);
 Kernel *kernel_known(uint64_t handle);  /* under the lock; NULL: it is not */
 void kernels_forget(void);
-void kernels_clear(void);
+void kernels_clear(bool unused);
 void strangers_forget(void);
-bool is_memory(uint64_t word, Memory *found);
+bool is_memory(uint64_t word, Range *found);
 void kernels_in_child(void);
 
 /* ---- learning.c: whether a kernel writes what a parameter points to ------------------------- */
 
 void look_at_results(void);
 void look_before(const Kernel *kernel, uint64_t stream, const Pointer *pointers,
-                 const Memory *memory, uint32_t count);
+                 const Range *memory, uint32_t count);
 void look_after(uint64_t stream, int result);
 void learning_in_child(void);
 

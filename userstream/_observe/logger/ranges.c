@@ -1,0 +1,77 @@
+/* What was seen: streams by their handles, memory by its addresses; in their order. */
+#include "parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The first one that ends behind a place. Under the lock. */
+static size_t place_of(const Ranges *ranges, uint64_t at) {
+    size_t low = 0, high = ranges->count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (ranges->items[middle].end <= at)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Under the lock. */
+static void forget(Ranges *ranges, uint64_t begin, uint64_t end) {
+    size_t first = place_of(ranges, begin), after = first;
+    while (after < ranges->count && ranges->items[after].begin < end)
+        after++;
+    memmove(ranges->items + first, ranges->items + after,
+            (ranges->count - after) * sizeof *ranges->items);
+    ranges->count -= after - first;
+}
+
+/* Under the lock. False: there is no memory for it. */
+static bool insert(Ranges *ranges, Range range) {
+    if (ranges->count == ranges->capacity) {
+        size_t capacity = ranges->capacity ? ranges->capacity * 2 : 256;
+        Range *more = realloc(ranges->items, capacity * sizeof *more);
+        if (!more)
+            return false;
+        ranges->items = more;
+        ranges->capacity = capacity;
+    }
+    size_t place = place_of(ranges, range.begin);
+    memmove(ranges->items + place + 1, ranges->items + place,
+            (ranges->count - place) * sizeof *ranges->items);
+    ranges->items[place] = range;
+    ranges->count++;
+    return true;
+}
+
+bool ranges_find(Ranges *ranges, uint64_t at, Range *found) {
+    pthread_mutex_lock(&ranges->lock);
+    size_t place = place_of(ranges, at);
+    bool known = place < ranges->count && ranges->items[place].begin <= at;
+    *found = known ? ranges->items[place] : (Range){0, 0, false};
+    pthread_mutex_unlock(&ranges->lock);
+    return known;
+}
+
+bool ranges_add(Ranges *ranges, Range range) {
+    pthread_mutex_lock(&ranges->lock);
+    size_t place = place_of(ranges, range.begin);
+    bool known = place < ranges->count && ranges->items[place].begin < range.end;
+    bool added = !known && insert(ranges, range);
+    pthread_mutex_unlock(&ranges->lock);
+    return added;
+}
+
+void ranges_replace(Ranges *ranges, Range range) {
+    pthread_mutex_lock(&ranges->lock);
+    forget(ranges, range.begin, range.end);
+    insert(ranges, range);
+    pthread_mutex_unlock(&ranges->lock);
+}
+
+void ranges_forget(Ranges *ranges, uint64_t begin, uint64_t end) {
+    pthread_mutex_lock(&ranges->lock);
+    forget(ranges, begin, end);
+    pthread_mutex_unlock(&ranges->lock);
+}
