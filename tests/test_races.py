@@ -125,7 +125,17 @@ class Cupy(Producer):
         self.buffer.fill(number)
 
 
-class Numba(Producer):
+class Bare(Producer):
+    """What has no function for it, or one that compiles a kernel: written by the driver's."""
+
+    count: int
+
+    def write(self, number: int) -> None:
+        handle = driver.CUstream(self.handle)
+        checked(driver.cuMemsetD32Async(self.address, number % (1 << 32), self.count, handle))
+
+
+class Numba(Bare):
     def __init__(self, count: int, device: int = 0) -> None:
         assert device == 0
         self.cuda = framework("numba.cuda")
@@ -135,13 +145,121 @@ class Numba(Producer):
         self.address = self.buffer.__cuda_array_interface__["data"][0]
         self.count = count
 
-    def write(self, number: int) -> None:
-        # What numba has no function for but a kernel, which it compiles with few versions of NumPy.
-        handle = driver.CUstream(self.handle)
-        checked(driver.cuMemsetD32Async(self.address, number % (1 << 32), self.count, handle))
-
 
 PRODUCERS = [Torch, TorchDefault, Cupy, Numba]
+
+
+class OnSomeStream(Bare):
+    """A framework that works on a stream which nothing tells."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.stream = us.Stream.create(0)
+        self.handle = int(self.stream.handle)
+        self.make()
+        us.wait_for_device(0, timeout=60)
+
+    def make(self) -> None:
+        raise NotImplementedError
+
+
+class CudaCore(OnSomeStream):
+    def make(self) -> None:
+        self.buffer = Device(0).allocate(4 * self.count, stream=self.stream)
+        self.address = int(self.buffer.handle)
+
+
+class Rmm(OnSomeStream):
+    def make(self) -> None:
+        self.buffer = framework("rmm").DeviceBuffer(size=4 * self.count)
+        self.address = self.buffer.ptr
+
+
+class Pylibraft(OnSomeStream):
+    def make(self) -> None:
+        self.buffer = framework("pylibraft.common").device_ndarray(np.zeros(self.count, "i4"))
+        self.address = self.buffer.__cuda_array_interface__["data"][0]
+
+
+class TvmFfi(OnSomeStream):
+    def make(self) -> None:
+        torch, self.tvm_ffi = framework("torch"), framework("tvm_ffi")
+        memory = torch.zeros(self.count, dtype=torch.int32, device="cuda:0")
+        self.buffer, self.address = self.tvm_ffi.from_dlpack(memory), memory.data_ptr()
+
+
+class TvmFfiOnItsStream(TvmFfi):
+    def current(self) -> AbstractContextManager[object]:
+        device = self.tvm_ffi.device("cuda", 0)
+        return self.tvm_ffi.use_raw_stream(device, self.handle)  # type: ignore[no-any-return]
+
+
+class NvImageCodec(OnSomeStream):
+    def make(self) -> None:
+        codec, cupy = framework("nvidia.nvimgcodec"), framework("cupy")
+        memory = cupy.zeros((1, self.count, 4), "u1")
+        cupy.cuda.runtime.deviceSynchronize()
+        self.buffer = codec.as_image(memory, cuda_stream=self.handle)
+        self.address = memory.data.ptr
+
+
+class NvComp(OnSomeStream):
+    def make(self) -> None:
+        nvcomp, cupy = framework("nvidia.nvcomp"), framework("cupy")
+        memory = cupy.zeros(4 * self.count, "u1")
+        cupy.cuda.runtime.deviceSynchronize()
+        self.buffer = nvcomp.as_array(memory, cuda_stream=self.handle)
+        self.address = memory.data.ptr
+
+
+class CvCuda(Bare):
+    """A tensor that was used on a stream before."""
+
+    def __init__(self, count: int) -> None:
+        self.cvcuda = framework("cvcuda")
+        self.count, self.stream = count, self.cvcuda.Stream()
+        self.handle = self.stream.handle
+        self.buffer = self.cvcuda.Tensor((4 * count,), np.uint8)
+        self.address = self.buffer.cuda().__cuda_array_interface__["data"][0]
+        self.use()
+
+    def use(self) -> None:
+        self.buffer.submitStreamSync(self.stream)  # as an operator does
+
+
+class CvCudaAtFirst(CvCuda):
+    """A tensor that no operator has used, while another stream than the default one is current."""
+
+    def use(self) -> None:
+        pass
+
+    def current(self) -> AbstractContextManager[object]:
+        return self.stream  # type: ignore[no-any-return]
+
+
+class Warp(Producer):
+    def __init__(self, count: int) -> None:
+        warp = framework("warp")
+        device = warp.get_device("cuda:0")
+        self.buffer = warp.zeros(count, dtype=warp.int32, device=device)
+        self.handle, self.address = int(device.stream.cuda_stream), self.buffer.ptr
+
+    def write(self, number: int) -> None:
+        self.buffer.fill_(number)
+
+
+OTHERS = [
+    CudaCore,
+    Rmm,
+    Pylibraft,
+    TvmFfi,
+    TvmFfiOnItsStream,
+    NvImageCodec,
+    NvComp,
+    CvCuda,
+    CvCudaAtFirst,
+    Warp,
+]
 
 
 # -- consumers: how the first and the last number of a buffer are put aside -----------------------
@@ -270,6 +388,13 @@ def race(kind: type[Producer], reading: type[Reader], count: int, direction: str
 @pytest.mark.parametrize("kind", PRODUCERS)
 def test_race(kind: type[Producer], reading: type[Reader], count: int, direction: str) -> None:
     race(kind, reading, count, direction)
+
+
+@pytest.mark.parametrize("direction", ["in", "out"])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_race_of_others(kind: type[Producer], direction: str) -> None:
+    """Of those that tell no stream, or theirs in a way of their own."""
+    race(kind, Reader, SMALL, direction)
 
 
 @pytest.mark.multi_device

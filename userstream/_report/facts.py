@@ -23,7 +23,8 @@ PACKAGES = ("cuda-core", "cuda-bindings", "numpy")
 # Names of distributions, most of which include the major version of CUDA.
 FRAMEWORKS = re.compile(
     r"torch|cupy(-cuda\d+x)?|jax(-cuda\d+-plugin)?|numba(-cuda)?"
-    r"|nvidia-dali(-nightly|-weekly)?-cuda\d+|rmm(-cu\d+)?"
+    r"|nvidia-dali(-nightly|-weekly)?-cuda\d+|(rmm|pylibraft|cvcuda|nvidia-(nvimgcodec|nvcomp))(-cu\d+)?"
+    r"|warp-lang|apache-tvm-ffi|drjit|holoscan(-cu\d+)?|pynvvideocodec"
 )
 
 VARIABLES = re.compile(
