@@ -10,7 +10,7 @@ with the code.
 
     _process
         forked halted: set. _ending: set, and what is made from then on is leaked as well
-        _tracked: leaked, and emptied. _unhalted _driver_used _after_fork: stay
+        _tracked: leaked, and emptied. _unhalted _driver_used _after_fork _last: stay
     _driver/library
         _ready _version _device_count _uuids: facts, which stay; who asks is refused
     _driver/contexts
@@ -113,6 +113,7 @@ _ending = False
 _tracked: set[_Tracked] = set()
 _unhalted: set[int] = set()  # the threads that go on when Python ends
 _after_fork: list[Callable[[], None]] = []
+_last: list[Callable[[], object]] = []
 
 
 class _Tracked(weakref.ref[object]):
@@ -203,6 +204,11 @@ def after_fork(callback: Callable[[], None]) -> None:
     _after_fork.append(callback)
 
 
+def at_last(callback: Callable[[], object]) -> None:
+    """Call `callback` when Python ends and all threads of ours have ended."""
+    _last.append(callback)
+
+
 def refuse_copy(obj: object, instead: str) -> NoReturn:
     """Refuse to copy or pickle what is of this process alone; for a ``__reduce__``."""
     raise TypeError(
@@ -227,5 +233,11 @@ def _in_child() -> None:
             callback()
 
 
+def _at_exit() -> None:  # registered before what ends our threads, and thus called after that
+    _leak()
+    for callback in _last:
+        callback()
+
+
 os.register_at_fork(after_in_child=_in_child)
-atexit.register(_leak)
+atexit.register(_at_exit)

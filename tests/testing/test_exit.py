@@ -124,6 +124,49 @@ def test_exit(code):
     assert check(START + code) == ""
 
 
+def test_threads_that_are_in_the_driver_when_python_ends():
+    """Python up to 3.13 ends them by force when they come back, and C++ of cuda.core with them."""
+    code = """
+begun = threading.Semaphore(0)
+
+def work():
+    device.set_current()
+    begun.release()
+    while True:
+        device.create_stream().sync()
+
+for _ in range(8):
+    threading.Thread(target=work, daemon=True).start()
+    begun.acquire()
+"""
+    for _ in range(3):
+        assert check(START + code) == ""
+
+
+def test_a_thread_that_an_exit_handler_waits_for_can_end():
+    """What was registered before userstream was imported is called when all of that has ended."""
+    code = """
+import atexit, threading, time
+end, held = threading.Event(), []
+
+def last():
+    end.set()
+    held[0].join()
+    print("joined")
+
+atexit.register(last)
+"""
+    work = """
+def work():
+    end.wait()
+    driver.cuStreamQuery(handle)
+
+held.append(threading.Thread(target=work, daemon=True))
+held[0].start()
+"""
+    assert check(code + START + work) == "joined\n"
+
+
 def test_python_functions_are_not_called_after_exit_began():
     """The latch is let go at exit, when Python goes down: what is queued behind it is dropped."""
     linger = """

@@ -877,7 +877,6 @@ streams = [device.create_stream() for _ in range(12)]
 [launch(each, one, kernel(name)) for name in ("busy", "sleep") for each in streams]
 time.sleep(0.02)
 """,
-    # Not one that goes on launching: Python up to 3.13 ends it by force, maybe in C++ of cuda.core.
     "a daemon thread that waits": """
 launched = threading.Event()
 def work():

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from cuda.bindings import driver
 
+from userstream import _process
 from userstream.testing import _build
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def simulate(devices: int = 2, *, driver_version: int = 13000, memory: int = 1 <
             raise RuntimeError("the simulated driver was already initialized by other code")
         # During exit Python cannot run host functions any more, so nothing may wait for one.
         atexit.register(library.userstream_shut_down)
+        _process.at_last(library.userstream_end)
         _library, _settings = library, wanted
         for tell in when_loaded:
             tell(library)
@@ -165,6 +167,7 @@ def _load(path: str) -> ctypes.CDLL:
         "async_error": (ctypes.c_int, [ctypes.c_void_p, ctypes.c_int]),
         "reset": (None, []),
         "shut_down": (None, []),
+        "end": (None, []),
         "progress": (None, []),
         "statistics": (None, [ctypes.POINTER(ctypes.c_long)]),
         "is_forked": (ctypes.c_bool, []),

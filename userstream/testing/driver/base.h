@@ -155,6 +155,10 @@ extern bool shut_down;          /* the process exits: host waits return, no host
 void lock(void);
 void unlock(void);
 void shut_down_by_this_thread(void);
+void end_by_this_thread(void);
+void thread_enters(void);
+void thread_leaves(void);
+double now(void);               /* seconds */
 void progress(void);            /* wake everybody who waits for something to change */
 void wait_for_progress(void);
 void wait_on(pthread_cond_t *condition);

@@ -8,6 +8,7 @@ static pthread_key_t this_thread_key;
 static void end_of_thread(void *value) {
     lock();
     thread_ended(value);
+    thread_unlist(value);
     unlock();
     free(value);
 }

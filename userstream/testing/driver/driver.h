@@ -47,12 +47,17 @@ typedef struct Thread {
     int capture_mode;
     bool in_host_function;
     bool runs_kernel;           /* as Python; it must not wait for what waits for it */
+    bool listed;                /* among those that may be on the way back to Python */
+    bool inside;                /* the driver */
+    double left;                /* that, in seconds */
+    struct Thread *next;
     const struct Explanation *explanation;  /* of what its last call answered */
 } Thread;
 
 Thread *this_thread(void);
 CUresult thread_push(Context *context);
 void thread_ended(Thread *thread);
+void thread_unlist(Thread *thread);
 
 /* Of a green context that is current, the primary one that it is a part of. */
 Context *context_current(void);

@@ -132,12 +132,6 @@ static Job *job_find(uint64_t id) {
     return job;
 }
 
-static double now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
-}
-
 /* Before what the kernel does is seen: whoever did not wait for it finds the old bytes. */
 static void let_time_pass(const Launch *launch, const Stream *stream) {
     enum { LONGEST = 100000 };  /* microseconds of one wait */

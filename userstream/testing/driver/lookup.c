@@ -42,6 +42,7 @@ static CUresult not_simulated(void) {
 
 CUresult call_enter(Function *function) {
     lock();
+    thread_enters();
     function->shared->calls++;
     this_thread()->explanation = NULL;
     CUresult injected = fault_for(function);
@@ -59,6 +60,7 @@ CUresult call_enter(Function *function) {
 }
 
 void call_leave(void) {
+    thread_leaves();
     bool destroy = user_objects_are_due();
     unlock();
     if (destroy)

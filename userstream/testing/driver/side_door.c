@@ -71,6 +71,7 @@ SIDE_DOOR long userstream_calls(const char *name);
 SIDE_DOOR int userstream_async_error(Stream *handle, int error);
 SIDE_DOOR void userstream_reset(void);
 SIDE_DOOR void userstream_shut_down(void);
+SIDE_DOOR void userstream_end(void);
 SIDE_DOOR void userstream_progress(void);
 SIDE_DOOR bool userstream_is_forked(void);
 SIDE_DOOR void userstream_statistics(long statistics[5]);
@@ -187,6 +188,11 @@ void userstream_reset(void) {
 /* The interpreter goes down: its functions must not be called any more. */
 void userstream_shut_down(void) {
     shut_down_by_this_thread();
+}
+
+/* The interpreter is about to end, and takes every thread along that comes back to it. */
+void userstream_end(void) {
+    end_by_this_thread();
 }
 
 /* The driver is lost here: it had been initialized in the parent. */

@@ -9,6 +9,8 @@ bool initialized;
 bool forked;
 bool shut_down;
 static uint64_t exiting_thread;
+static bool ended;              /* Python: nobody comes out of the driver any more */
+static Thread *threads;         /* that have called the driver */
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t progressed;
@@ -45,6 +47,12 @@ void wait_for_progress_or(int microseconds) {
     pthread_cond_timedwait(&progressed, &mutex, &until);
 }
 
+double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
 uint64_t new_id(void) {
     return ++last_id;
 }
@@ -62,6 +70,8 @@ static void forked_child(void) {
     pthread_mutex_init(&mutex, NULL);
     condition_initialize();
     forked = initialized;
+    threads = NULL;
+    this_thread()->listed = false;
 }
 
 void shut_down_by_this_thread(void) {
@@ -70,6 +80,61 @@ void shut_down_by_this_thread(void) {
         exiting_thread = this_thread()->id;
     shut_down = true;
     progress();
+    unlock();
+}
+
+/* ---- the end of Python ----------------------------------------------------------------------
+ *
+ * Up to 3.13 it ends other threads by force as soon as they come back to it, and the C++ that they
+ * are in, of cuda.core say, takes that for an error of the program: "terminate called". So they
+ * stay in the driver. */
+
+static const double LAST_MOMENT = 0.1;  /* for a thread that is on its way back to Python */
+static const double PARKED = 3;         /* Python ends meanwhile, or needs what the thread holds */
+
+void thread_enters(void) {
+    this_thread()->inside = true;
+}
+
+void thread_leaves(void) {
+    Thread *me = this_thread();
+    if (!me->listed) {
+        me->listed = true;
+        me->next = threads;
+        threads = me;
+    }
+    me->left = now();
+    while (ended && me->id != exiting_thread && now() - me->left < PARKED)
+        wait_for_progress_or(500000);
+    me->inside = false;
+}
+
+void thread_unlist(Thread *thread) {
+    for (Thread **link = &threads; *link; link = &(*link)->next) {
+        if (*link == thread) {
+            *link = thread->next;
+            break;
+        }
+    }
+}
+
+static bool is_anybody_on_the_way(void) {
+    double before = now() - LAST_MOMENT;
+    for (const Thread *thread = threads; thread; thread = thread->next) {
+        if (!thread->inside && thread->id != exiting_thread && thread->left > before)
+            return true;
+    }
+    return false;
+}
+
+/* Called without the GIL, which whoever has just left the driver can thus get: it goes on to its
+ * next call, and stays there. */
+void end_by_this_thread(void) {
+    shut_down_by_this_thread();
+    lock();
+    ended = true;
+    while (is_anybody_on_the_way())
+        wait_for_progress_or(1000);
     unlock();
 }
 
