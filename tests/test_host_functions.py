@@ -6,11 +6,11 @@ import asyncio
 import functools
 import gc
 import itertools
+import re
 import sys
 import threading
 import time
 import weakref
-from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 from unittest.mock import Mock
@@ -37,7 +37,9 @@ pytestmark = pytest.mark.usefixtures("no_garbage")
 
 @pytest.fixture
 def stream() -> Iterator[us.Stream]:
-    gates.Gate(0).release()  # so that no test pins memory while a stream is held
+    word = gates.Gate(0)  # so that no test pins memory while a stream is held
+    word.take()
+    word.release()
     with us.Stream.create(0) as stream:
         yield stream
         stream.sync(timeout=20)
@@ -532,13 +534,13 @@ def test_a_launch_that_fails_half_way_lets_the_stream_go(
     def fail(*args: object, **more: object) -> None:
         raise MemoryError("mine")
 
-    free = len(gates._free[0])
+    free = len(gates._pools[0].free)
     with monkeypatch.context() as patch:
         patch.setattr(_driver.values, "wait_value", fail)
         with pytest.raises(MemoryError, match="mine"):
             stream.launch_host_func(print)
     stream.sync(timeout=10)
-    assert eventually(lambda: len(gates._free[0]) == free)
+    assert eventually(lambda: len(gates._pools[0].free) == free)
 
 
 def a_turn() -> None:
@@ -571,25 +573,104 @@ def test_a_signal_leaves_a_whole_call_or_none(stream: us.Stream, blocking: bool)
     assert called[-1] == at
 
 
-def test_a_signal_loses_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[object] = []
-    allocate = _driver.memory.allocate_pinned
+def taken() -> gates.Gate:
+    gate = gates.Gate(0)
+    gate.take()
+    return gate
 
-    def keep(context: Any, size: int, answers: list[Any]) -> int:
-        try:
-            return allocate(context, size, answers)
-        finally:
-            made.extend(answers)
 
-    monkeypatch.setattr(_driver.memory, "allocate_pinned", keep)
+def test_a_signal_loses_no_word_of_a_gate(stream: us.Stream) -> None:
+    pool = gates._pools[0]
+    unused = int(re.search(r"\d+", repr(pool.unused))[0])
     for at in itertools.count():
-        monkeypatch.setattr(gates, "_free", defaultdict(deque))
-        made.clear()
-        cut = cut_short(lambda: gates.Gate(0), at)
-        assert not made or len(gates._free[0]) >= 1023, f"after a signal at {at}"
+        cut = cut_short(lambda: stream.launch_host_func(int), at)
+        stream.sync(timeout=10)
+        assert eventually(lambda: len(pool.free) == unused), f"after a signal at {at}"
         if not cut:
             break
-    assert made
+    assert sorted(pool.free) == [*range(unused)]
+
+
+def test_a_signal_loses_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    for at in itertools.count():
+        monkeypatch.setattr(gates, "_pools", {})
+        gate = gates.Gate(0)
+        made = testing.calls("cuMemHostAlloc") if SIMULATED else 0
+        cut = cut_short(gate.take, at)
+        gate.release()
+        again = taken()
+        if SIMULATED:
+            assert testing.calls("cuMemHostAlloc") == made + 1, f"after a signal at {at}"
+        again.release()
+        assert [*gates._pools[0].free] == [0]
+        if not cut:
+            break
+
+
+def test_gates_of_more_than_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gates, "_pools", {})
+    held = [taken() for _ in range(1100)]
+    assert len({gate.address for gate in held}) == 1100
+    assert len(gates._pools[0].made) == 2
+    for gate in held:
+        gate.release()
+        gate.release()  # once more does nothing
+    assert len(gates._pools[0].free) == 1100
+    again = taken()
+    before = next(gate for gate in held if gate.address == again.address)
+    assert again.value == (before.value + 1) & 0xFFFFFFFF
+    again.release()
+
+
+def test_a_signal_leaves_no_queue(stream: us.Stream) -> None:
+    """Else the thread of host functions looks after it for good, 20 times a second."""
+    running = dispatcher.started()
+    for at in itertools.count():
+        cut = cut_short(lambda: stream.launch_host_func(int, blocking=False), at)
+        stream.sync(timeout=10)
+        a_turn()  # which forgets those without calls
+        assert eventually(lambda: not running._queues), f"after a signal at {at}"
+        if not cut:
+            break
+
+
+def test_a_queue_that_is_forgotten_just_before_it_is_used(
+    stream: us.Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next call would be in another one, and the two in no order."""
+    running = dispatcher.started()
+    forgotten, make = [], dispatcher._Queue
+
+    class Order:
+        def __init__(self, queue: Any) -> None:
+            self.queue, self.lock = queue, threading.Lock()
+
+        def __enter__(self) -> None:
+            if len(forgotten) < 3:
+                forgotten.append(self.queue)
+                running._forget(stream._lane.identity(), self.queue)
+                assert not running._queues
+            self.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+
+    def made() -> Any:
+        queue = make()
+        queue.order = Order(queue)
+        return queue
+
+    assert eventually(lambda: not running._queues)
+    monkeypatch.setattr(dispatcher, "_Queue", made)
+    called: list[int] = []
+    with testing.latch(stream) as latch:
+        for number in range(3):
+            stream.launch_host_func(called.append, number)
+        assert len(running._queues) == 1
+        latch.release()
+    stream.sync(timeout=10)
+    assert called == [0, 1, 2]
+    assert len(forgotten) == 3
 
 
 def test_a_destructor_in_the_middle_of_a_call(

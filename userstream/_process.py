@@ -58,7 +58,7 @@ with the code.
     _stream/capture
         _begun: stays, out of reach
     _stream/gate
-        _free: stays, out of reach
+        _pools: stays, out of reach
     _stream/stream
         _given_away: stays, so that nothing in it is destroyed
     _table

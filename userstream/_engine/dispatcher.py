@@ -81,13 +81,12 @@ def _nothing() -> None:
 class _Queue:
     """The calls of one stream, in stream order."""
 
-    __slots__ = ("calls", "order", "owner", "users")
+    __slots__ = ("calls", "order", "owner")
 
     def __init__(self) -> None:
         self.order = threading.Lock()  # held while the stream and the queue are given a call
         self.owner: int | None = None  # the thread that holds it
         self.calls: deque[Call] = deque()
-        self.users = 0
 
 
 class Dispatcher:
@@ -126,33 +125,37 @@ class Dispatcher:
         RuntimeError
             The calling thread is in the middle of that: this is a signal handler or a destructor.
         """
+        while not self._launch(stream, call, enqueue):
+            pass
+
+    def _launch(self, stream: Hashable, call: Call, enqueue: Callable[[Call], None]) -> bool:
+        """Do that, unless the queue is forgotten meanwhile; return whether it is done."""
         thread = threading.get_ident()
         with self._lock:
             queue = self._queues.setdefault(stream, _Queue())
-            queue.users += 1
-        try:
-            if queue.owner == thread:
-                raise RuntimeError(
-                    "a signal handler or a destructor called launch_host_func() on a stream while "
-                    "its thread was in the middle of another such call; do it on another thread, "
-                    "or use add_callback()"
-                )
-            # A stream that is full blocks inside the driver: nobody but its own users waits here.
-            with queue.order:
-                queue.owner = thread
-                try:
-                    queue.calls.append(call)
-                    enqueue(call)
-                    call.launched = True  # no signal comes from here to the end of the block
-                except BaseException:
-                    call.launched = False
-                    raise
-                finally:
-                    queue.owner = None
-        finally:
-            with self._lock:
-                queue.users -= 1
-            self.semaphore.post()
+        if queue.owner == thread:
+            raise RuntimeError(
+                "a signal handler or a destructor called launch_host_func() on a stream while "
+                "its thread was in the middle of another such call; do it on another thread, "
+                "or use add_callback()"
+            )
+        # A stream that is full blocks inside the driver: nobody but its own users waits here.
+        with queue.order:
+            try:
+                queue.owner = thread  # so it is not forgotten any more
+                with self._lock:
+                    if self._queues.get(stream) is not queue:
+                        return False
+                queue.calls.append(call)
+                enqueue(call)
+                call.launched = True  # no signal comes from here to the end of the block
+            except BaseException:
+                call.launched = False
+                raise
+            finally:
+                queue.owner = None
+                self.semaphore.post()
+        return True
 
     def end(self) -> None:
         """End the thread; pending functions are dropped."""
@@ -201,7 +204,7 @@ class Dispatcher:
 
     def _forget(self, stream: Hashable, queue: _Queue) -> None:
         with self._lock:
-            if not queue.users and not queue.calls:
+            if queue.owner is None and not queue.calls:
                 self._queues.pop(stream, None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import time
 
 from userstream import _process
@@ -16,7 +17,13 @@ class _Timespec(ctypes.Structure):
 
 
 class Semaphore:
-    """Wakes a thread. ``post_function(address)`` posts it from native code."""
+    """Wakes a thread. ``post_function(address)`` posts it from native code.
+
+    Attributes
+    ----------
+    post : callable
+        Lets `wait` return. It is C, so no signal comes before it has done that.
+    """
 
     post_function = ctypes.cast(_libc.sem_post, ctypes.c_void_p).value
 
@@ -26,10 +33,7 @@ class Semaphore:
         _process.keep_for_ever(self._memory)
         self.address = ctypes.addressof(self._memory)
         _libc.sem_init(self._memory, 0, 0)
-
-    def post(self) -> None:
-        """Let `wait` return."""
-        _libc.sem_post(self._memory)
+        self.post = functools.partial(_libc.sem_post, self._memory)
 
     def wait(self, seconds: float | None) -> None:
         """Return once it has been posted, or when the time is up; all posts so far are consumed."""

@@ -40,6 +40,7 @@ def _launch(lane: Lane, function: Callable[[], None], blocking: bool) -> None:
         if blocking:
             gate = Gate(lane.device)
             call.finished = gate.release
+            gate.take()
             address = _driver.memory.device_address(gate.address)
         call.completion = lane.completion()
         _driver.host_functions.call_native(handle, semaphore.post_function, semaphore.address, lane)
