@@ -1121,20 +1121,22 @@ def test_a_fork_while_the_waits_are_being_loaded() -> None:
     """The thread that loads them keeps the lock of the import, and is not there in the child."""
     done = run_python(
         """
-        import asyncio, importlib.abc, os, signal, sys, threading, warnings
+        import asyncio, os, signal, sys, threading, warnings
+        from importlib.machinery import SourceFileLoader
         warnings.simplefilter("ignore", DeprecationWarning)
         import userstream as us
 
         loading, go_on = threading.Event(), threading.Event()
 
-        class Slow(importlib.abc.MetaPathFinder):
-            def find_spec(self, name, path, target=None):
-                if name == "userstream._engine.futures":
-                    loading.set()
-                    go_on.wait(20)
+        def execute(loader, module, whole=SourceFileLoader.exec_module):
+            # Not where it is found: there it has the lock of all imports, and no thread can fork.
+            if module.__name__ == "userstream._engine.futures":
+                loading.set()
+                assert go_on.wait(20)
+            whole(loader, module)
 
         stream = us.get_stream(0)
-        sys.meta_path.insert(0, Slow())
+        SourceFileLoader.exec_module = execute
         thread = threading.Thread(target=us.completion, args=(0,))
         thread.start()
         assert loading.wait(20)
