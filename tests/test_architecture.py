@@ -165,3 +165,32 @@ def test_what_takes_long_to_load_is_loaded_when_it_is_needed() -> None:
         simulate=None,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_what_few_programs_need_is_loaded_when_it_is_used() -> None:
+    done = run_python(
+        """
+        import sys
+        import cuda.core, numpy
+        before = set(sys.modules)
+        import userstream as us
+
+        loaded = set(sys.modules) - before
+        ours = {name for name in loaded if name.split(".")[0] == "userstream"}
+        assert loaded == ours, loaded - ours
+        late = (
+            "_buffers._info", "_copies.", "_driver.attributes", "_driver.capture", "_driver.copies",
+            "_driver.host", "_driver.memory", "_driver.values", "_engine.dispatcher",
+            "_engine.futures", "_observe", "_report", "_stream.access_policy", "_stream.attributes",
+            "_stream.host_functions", "_stream.operations", "_stream.raw_memory", "testing",
+        )
+        early = {name for name in ours if name.removeprefix("userstream.").startswith(late)}
+        assert early <= {"userstream._driver.capture_mode"}, early
+        assert set(us.__all__) <= set(dir(us))
+        for name in us.__all__:
+            getattr(us, name)
+        for missing in (us, us._copies, us._driver, us._stream):
+            assert not hasattr(missing, "no_such_name")
+        """,
+    )
+    assert done.returncode == 0, done.stderr

@@ -11,24 +11,25 @@ from userstream import (
     _interpreter,  # noqa: F401 -- first
     errors,
 )
-from userstream._buffers import BufferInfo, describe, device_of
+from userstream._buffers import describe, device_of
 from userstream._ordering import Borrow
 from userstream._registry import UserStream
-from userstream._stream.access_policy import AccessPolicyWindow
-from userstream._stream.capture import CaptureInfo
-from userstream._stream.operations import (
-    FlushRemoteWrites,
-    MemoryBarrier,
-    WaitFlags,
-    WaitValue,
-    WriteValue,
-)
 from userstream._stream.stream import Stream
 from userstream.errors import *  # noqa: F403 -- the tree, as errors.__all__ lists it
 
 if TYPE_CHECKING:
+    from userstream._buffers._info import BufferInfo
     from userstream._engine.futures import Completion
     from userstream._observe import Observation, Operation, Race, Stall, observe
+    from userstream._stream.access_policy import AccessPolicyWindow
+    from userstream._stream.capture_info import CaptureInfo
+    from userstream._stream.operations import (
+        FlushRemoteWrites,
+        MemoryBarrier,
+        WaitFlags,
+        WaitValue,
+        WriteValue,
+    )
 
 __version__ = "0.1.0"
 
@@ -97,9 +98,17 @@ __all__ = [
 ]
 __all__ += errors.__all__
 
-# Loaded when they are asked for first: who observes nothing pays for nothing.
+# Loaded when they are asked for first: who observes nothing pays for nothing. Each says by itself
+# that it belongs to this module.
 _LATE = {
+    "AccessPolicyWindow": "_stream.access_policy",
+    "BufferInfo": "_buffers._info",
+    "CaptureInfo": "_stream.capture_info",
     "Completion": "_engine.futures",
+    **dict.fromkeys(
+        ("FlushRemoteWrites", "MemoryBarrier", "WaitFlags", "WaitValue", "WriteValue"),
+        "_stream.operations",
+    ),
     **dict.fromkeys(("Observation", "Operation", "Race", "Stall", "observe"), "_observe"),
 }
 
@@ -112,6 +121,10 @@ def __getattr__(name: str) -> object:
     found: object = getattr(importlib.import_module(f"{__name__}.{_LATE[name]}"), name)
     globals()[name] = found
     return found
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_LATE]
 
 
 # Messages ("a userstream.Stream"), tracebacks and pickles name the path that users import from, so

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
-from userstream import _buffers, _numbers, _process, _targets
-from userstream._copies import copies, host_arrays, pinned, queued, staging
+from userstream import _buffers, _copies, _numbers, _process, _targets
 from userstream._engine import device_wait, holding, host_wait, waiting
 from userstream._ordering import (
     Borrow,
@@ -283,7 +282,7 @@ class UserStream:
         self._table.empty(lanes)
         self._uses.forget()
         if self is _process_registry:
-            staging.trim()
+            _copies.staging.trim()
 
     def __enter__(self) -> Self:
         self._table.check_open()
@@ -1079,7 +1078,7 @@ class UserStream:
             waiting.check_arguments(timeout, "auto")
         if self._table.closed or _process.forked:
             self._table.check_open()
-        return copies.asnumpy(
+        return _copies.copies.asnumpy(
             buffer,
             out,
             stream=stream,
@@ -1204,7 +1203,7 @@ CaptureError, ClosedError
         [7, 7, 7, 7]
         """
         self._table.check_open()
-        result, lanes = queued.asnumpy(
+        result, lanes = _copies.queued.asnumpy(
             buffer,
             out,
             stream=stream,
@@ -1309,7 +1308,7 @@ CaptureError, ClosedError
         if not wait and timeout is not None:
             raise ValueError("wait=False waits for nothing: pass timeout= to what waits for it")
         self._table.check_open()
-        return copies.copyto(
+        return _copies.copies.copyto(
             dst,
             src,
             stream=stream,
@@ -1364,7 +1363,7 @@ CaptureError, ClosedError
         ((2, 3), dtype('float32'))
         """
         self._table.check_open()
-        return host_arrays.empty(shape, dtype)
+        return _copies.host_arrays.empty(shape, dtype)
 
     def pinned_like(self, prototype: Buffer, dtype: DTypeLike | None = None) -> np.ndarray:
         """Return a new page-locked array of the shape and dtype of a buffer or an array.
@@ -1400,7 +1399,7 @@ CaptureError, ClosedError
         (2, 3)
         """
         self._table.check_open()
-        return host_arrays.empty_like(prototype, dtype)
+        return _copies.host_arrays.empty_like(prototype, dtype)
 
     @staticmethod
     def set_pinned_limit(nbytes: int) -> None:
@@ -1431,7 +1430,7 @@ CaptureError, ClosedError
         >>> from userstream import UserStream
         >>> UserStream.set_pinned_limit(1 << 30)
         """
-        pinned.set_limit(_numbers.integer(nbytes, "nbytes"))
+        _copies.pinned.set_limit(_numbers.integer(nbytes, "nbytes"))
 
     # -- targets and buffers as lanes and orderings -----------------------------------------------
 

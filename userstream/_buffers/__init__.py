@@ -26,7 +26,6 @@ from userstream._buffers import (
     warp,
 )
 from userstream._buffers._framework import NO_STREAM, Framework
-from userstream._buffers._info import BufferInfo
 from userstream._buffers._layout import Layout, contiguous_strides
 from userstream._buffers._names import is_named, type_name
 from userstream._buffers.view import Order, View
@@ -35,10 +34,11 @@ from userstream.errors import UnsupportedBufferError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from userstream._buffers._info import BufferInfo
+
 __all__ = [
     "FRAMEWORKS",
     "NO_STREAM",
-    "BufferInfo",
     "Framework",
     "Layout",
     "Order",

@@ -59,6 +59,8 @@ class BufferInfo:
     (0, 1024, 'device')
     """
 
+    __module__ = "userstream"
+
     device_id: int | None
     source: str
     ordering: Ordering

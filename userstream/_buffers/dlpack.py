@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from userstream import _driver
 from userstream._buffers import _exchange, _known, cai
-from userstream._buffers._info import BufferInfo
 from userstream._buffers._names import type_name
 from userstream._buffers._places import device_at, host_error
 from userstream._buffers.cuda_core import layout_of
@@ -15,6 +14,7 @@ from userstream._buffers.view import UNKNOWN, Order, View, once
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
+    from userstream._buffers._info import BufferInfo
     from userstream._buffers._layout import Layout
     from userstream._driver.pointers import Memory, Place
 
@@ -191,6 +191,8 @@ class DLPackView(View):
 
     def info(self) -> BufferInfo:
         """Return what is known, without a layout if it cannot be exported."""
+        from userstream._buffers._info import BufferInfo
+
         device = 0 if self.said[0] == _CUDA_HOST else self.device
         if self.interface is None:
             try:

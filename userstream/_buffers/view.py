@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, overload
 
 from userstream import _driver
-from userstream._buffers._info import BufferInfo
 from userstream._buffers._places import checked_place
 from userstream.errors import HostBufferError
 
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from userstream._buffers._framework import Framework
-    from userstream._buffers._info import Ordering
+    from userstream._buffers._info import BufferInfo, Ordering
     from userstream._buffers._layout import Layout
     from userstream._driver.pointers import Memory, Place
 
@@ -244,6 +243,8 @@ class View:
 
     def info(self) -> BufferInfo:
         """Return what `describe` reports, except for the UUID."""
+        from userstream._buffers._info import BufferInfo
+
         where, memory = self.where
         layout, order = self.layout, self.order
         return BufferInfo(

@@ -6,3 +6,22 @@ arrays for them. `operands` says what is copied, `arrays` and `layout` how that 
 queued on, and until when. `pinned` has the page-locked memory that copies go to, and `staging`
 takes what does not fit there through chunks.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from userstream._copies import copies, host_arrays, pinned, queued, staging  # noqa: F401
+
+# Loaded with the first copy, which makes `import userstream` quicker.
+_LATE = frozenset(("copies", "host_arrays", "pinned", "queued", "staging"))
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(f"{__name__}.{name}")  # which makes it an attribute

@@ -5,23 +5,55 @@ raises `DriverError` (or a more telling error) instead of returning a status, an
 caller's current context and capture mode for its own call at most.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
 from userstream._driver import (  # noqa: F401 -- the subjects
-    attributes,
-    capture,
     capture_mode,
     contexts,
-    copies,
     core,
-    event_waits,
     events,
     fused,
-    green_contexts,
-    host_functions,
-    host_pools,
     library,
-    memory,
     pointers,
     status,
     streams,
-    values,
 )
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from userstream._driver import (  # noqa: F401
+        attributes,
+        capture,
+        copies,
+        event_waits,
+        green_contexts,
+        host_functions,
+        host_pools,
+        memory,
+        values,
+    )
+
+# Loaded when they are used first, which makes `import userstream` quicker.
+_LATE = frozenset(
+    (
+        "attributes",
+        "capture",
+        "copies",
+        "event_waits",
+        "green_contexts",
+        "host_functions",
+        "host_pools",
+        "memory",
+        "values",
+    )
+)
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(f"{__name__}.{name}")  # which makes it an attribute

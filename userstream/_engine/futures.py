@@ -146,7 +146,7 @@ class Completion(Future[T]):
     >>> asyncio.run(main())
     """
 
-    __module__ = "userstream"  # loaded late, so `userstream/__init__.py` cannot do it
+    __module__ = "userstream"
 
     _condition: Any
     _done_callbacks: list[Any]

@@ -45,6 +45,8 @@ class AccessPolicyWindow:
     >>> stream.set_attribute("access_policy_window", window)
     """
 
+    __module__ = "userstream"
+
     address: int | Buffer
     nbytes: int
     hit_ratio: float = 1.0

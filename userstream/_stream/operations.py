@@ -45,6 +45,8 @@ class WaitFlags(enum.IntEnum):
     >>> stream.sync(timeout=10)
     """
 
+    __module__ = "userstream"
+
     GEQ = 0
     EQ = 1
     AND = 2
@@ -86,6 +88,8 @@ class WriteValue(MemoryOperation):
     >>> stream.batch_mem_op([us.WriteValue(word, 1)])
     """
 
+    __module__ = "userstream"
+
     address: int | Buffer
     value: int
     bits: _driver.values.Bits = 32
@@ -126,6 +130,8 @@ class WaitValue(MemoryOperation):
     >>> stream.sync(timeout=10)
     """
 
+    __module__ = "userstream"
+
     address: int | Buffer
     value: int
     flags: int = WaitFlags.GEQ
@@ -155,6 +161,8 @@ class FlushRemoteWrites(MemoryOperation):
     ...     pass  # not every device has it
     """
 
+    __module__ = "userstream"
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryBarrier(MemoryOperation):
@@ -179,6 +187,8 @@ class MemoryBarrier(MemoryOperation):
     ... except us.NotSupportedError:
     ...     pass  # not every device has it
     """
+
+    __module__ = "userstream"
 
     scope: Literal["system", "gpu"] = "system"
 

@@ -6,21 +6,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, overload
 
 from cuda.core import Device, Event
 
-from userstream import _devices, _driver, _numbers, _process
+from userstream import _devices, _driver, _numbers, _process, _stream
 from userstream._engine import host_wait, lanes, parts
 from userstream._engine.core import CoreStream
 from userstream._engine.lane import NOT_NOW, Lane
-from userstream._stream import (
-    activation,
-    attributes,
-    capture,
-    elsewhere,
-    events,
-    factory,
-    host_functions,
-    raw_memory,
-)
-from userstream._stream.operations import WaitFlags, WaitValue, WriteValue
+from userstream._stream import activation, capture, elsewhere, events, factory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -34,7 +24,7 @@ if TYPE_CHECKING:
 
     from userstream._stream.access_policy import AccessPolicyWindow
     from userstream._stream.activation import Activation
-    from userstream._stream.capture import CaptureInfo
+    from userstream._stream.capture_info import CaptureInfo
     from userstream._stream.operations import MemoryOperation
     from userstream.errors import DriverError
     from userstream.typing import Buffer, CaptureMode, DeviceLike, StreamLike, WaitPolicy
@@ -1024,9 +1014,11 @@ class Stream(CoreStream):
         >>> writer.write_value_32(word, 1)
         >>> reader.sync(timeout=10)
         """
-        raw_memory.write_value(self._resolve(), WriteValue(address, value))
+        _stream.raw_memory.write_value(
+            self._resolve(), _stream.operations.WriteValue(address, value)
+        )
 
-    def wait_value_32(self, address: int | Buffer, value: int, flags: int = WaitFlags.GEQ) -> None:
+    def wait_value_32(self, address: int | Buffer, value: int, flags: int = 0) -> None:
         """Enqueue a wait until a 32-bit value in memory satisfies a comparison.
 
         Parameters
@@ -1035,7 +1027,7 @@ class Stream(CoreStream):
             The location to poll: device memory or pinned host memory, aligned to 4 bytes.
         value : int
             The value to compare with, from 0 to 2³² - 1.
-        flags : WaitFlags or int, default WaitFlags.GEQ
+        flags : WaitFlags or int, default 0 (``WaitFlags.GEQ``)
             The comparison.
 
         Raises
@@ -1070,7 +1062,9 @@ class Stream(CoreStream):
         >>> stream.wait_value_32(word, 2, WaitFlags.AND)
         >>> stream.sync(timeout=10)
         """
-        raw_memory.wait_value(self._resolve(), WaitValue(address, value, flags))
+        _stream.raw_memory.wait_value(
+            self._resolve(), _stream.operations.WaitValue(address, value, flags)
+        )
 
     def write_value_64(self, address: int | Buffer, value: int) -> None:
         """Enqueue a 64-bit write to memory.
@@ -1105,9 +1099,11 @@ class Stream(CoreStream):
         >>> stream = Stream.create()
         >>> stream.write_value_64(Device(0).allocate(8, stream=stream), 1 << 40)
         """
-        raw_memory.write_value(self._resolve(), WriteValue(address, value, 64))
+        _stream.raw_memory.write_value(
+            self._resolve(), _stream.operations.WriteValue(address, value, 64)
+        )
 
-    def wait_value_64(self, address: int | Buffer, value: int, flags: int = WaitFlags.GEQ) -> None:
+    def wait_value_64(self, address: int | Buffer, value: int, flags: int = 0) -> None:
         """Enqueue a wait until a 64-bit value in memory satisfies a comparison.
 
         Parameters
@@ -1116,7 +1112,7 @@ class Stream(CoreStream):
             The location to poll: device memory or pinned host memory, aligned to 8 bytes.
         value : int
             The value to compare with, from 0 to 2⁶⁴ - 1.
-        flags : WaitFlags or int, default WaitFlags.GEQ
+        flags : WaitFlags or int, default 0 (``WaitFlags.GEQ``)
             The comparison.
 
         Raises
@@ -1146,7 +1142,9 @@ class Stream(CoreStream):
         >>> stream.wait_value_64(word, 1 << 40, WaitFlags.EQ)
         >>> stream.sync(timeout=10)
         """
-        raw_memory.wait_value(self._resolve(), WaitValue(address, value, flags, 64))
+        _stream.raw_memory.wait_value(
+            self._resolve(), _stream.operations.WaitValue(address, value, flags, 64)
+        )
 
     def batch_mem_op(self, ops: Iterable[MemoryOperation], flags: int = 0) -> None:
         """Enqueue several memory operations, in order, in one call.
@@ -1186,7 +1184,7 @@ class Stream(CoreStream):
         >>> stream.batch_mem_op([WriteValue(word, 1), WaitValue(word, 1)])
         >>> stream.sync(timeout=10)
         """
-        raw_memory.submit(self._resolve(), ops, flags)
+        _stream.raw_memory.submit(self._resolve(), ops, flags)
 
     def memcpy_dtod(self, dst: int | Buffer, src: int | Buffer, nbytes: int | None = None) -> None:
         """Enqueue a copy within the memory of this stream's device.
@@ -1231,7 +1229,7 @@ class Stream(CoreStream):
         >>> stream.memcpy_dtod(first.handle, second.handle, 16)
         >>> stream.sync(timeout=10)
         """
-        raw_memory.copy(self._resolve(), dst, src, nbytes)
+        _stream.raw_memory.copy(self._resolve(), dst, src, nbytes)
 
     def attach_mem_async(
         self, memory: int | Buffer, to: Literal["global", "host", "single"] = "single"
@@ -1274,7 +1272,7 @@ class Stream(CoreStream):
         >>> stream.attach_mem_async(pointer)
         >>> stream.sync(timeout=10)
         """
-        raw_memory.attach(self._resolve(), memory, to)
+        _stream.raw_memory.attach(self._resolve(), memory, to)
 
     # -- attributes -------------------------------------------------------------------------------
 
@@ -1323,7 +1321,7 @@ class Stream(CoreStream):
         >>> Stream.create(0).get_attribute("mem_sync_domain")
         'default'
         """
-        return attributes.get(self._resolve(), name)
+        return _stream.attributes.get(self._resolve(), name)
 
     @overload
     def set_attribute(
@@ -1379,7 +1377,7 @@ class Stream(CoreStream):
         >>> stream.get_attribute("sync_policy")
         'blocking'
         """
-        attributes.assign(self._resolve(), name, value)
+        _stream.attributes.assign(self._resolve(), name, value)
 
     def copy_attributes_from(self, other: StreamLike) -> None:
         """Copy the attributes of another stream to this one.
@@ -1418,7 +1416,7 @@ class Stream(CoreStream):
         'spin'
         """
         factory.refuse_number(other)
-        attributes.copy(self._resolve(), other, _address_of)
+        _stream.attributes.copy(self._resolve(), other, _address_of)
 
     # -- Python functions -------------------------------------------------------------------------
 
@@ -1476,7 +1474,7 @@ class Stream(CoreStream):
         >>> called
         ['half way']
         """
-        host_functions.launch(self._resolve(), fn, args, blocking=bool(blocking))
+        _stream.host_functions.launch(self._resolve(), fn, args, blocking=bool(blocking))
 
     def add_callback(self, fn: Callable[[Self, DriverError | None], object]) -> None:
         """Call a Python function when the work queued now has completed or failed.
@@ -1513,7 +1511,7 @@ class Stream(CoreStream):
         >>> done.wait(10)
         True
         """
-        host_functions.add_callback(self._resolve(), self, fn)
+        _stream.host_functions.add_callback(self._resolve(), self, fn)
 
     if not TYPE_CHECKING:  # type checkers know all the names that there are
 
