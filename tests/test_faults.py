@@ -289,6 +289,7 @@ def test_one_failure_leaves_nothing_behind(
     function: str, scenario: Callable[[int], None], address: int
 ) -> None:
     scenario(address)
+    free_pinned()
     before = _simulated.stats()
     testing.reset()
     scenario(address)
