@@ -38,7 +38,7 @@ def step():
 
 def steps(stream=None):
     if stream is not None:
-        saturate(stream, 200)
+        saturate(stream, 400)
     times = [step() for _ in range(20)]
     us.wait_for_device(0, timeout=60)
     return median(times)
