@@ -53,7 +53,7 @@ def instantiated(graph: GraphDefinition, device: int = 0) -> Graph:
 def pooled_events(device: int = 0) -> list[Event]:
     """Return the events in the pool of a device."""
     pool = events.pool_of(_driver.contexts.primary_context(device))
-    return [*pool._free, *pool._abandoned]
+    return [*pool.free, *pool.abandoned]
 
 
 def reclaim(stream: us.Stream) -> None:
@@ -62,7 +62,7 @@ def reclaim(stream: us.Stream) -> None:
 
     def none_is_left() -> bool:
         pool._reclaim()
-        return not pool._abandoned
+        return not pool.abandoned
 
     assert eventually(none_is_left)
 

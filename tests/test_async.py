@@ -471,13 +471,13 @@ def test_the_event_of_a_cancelled_future_is_not_used_before_it_completed() -> No
         pool, event = watch.completion._pool, watch.completion._event
         others = [us.completion(0) for _ in range(2)]
         assert future.cancel()
-        assert eventually(lambda: event in pool._abandoned)
+        assert eventually(lambda: event in pool.abandoned)
         others += [us.completion(0) for _ in range(2)]
-        assert event not in pool._free
+        assert event not in pool.free
         latch.release()
         for other in others:
             other.result(timeout=10)
-    assert pool._free.count(event) + pool._abandoned.count(event) == 1
+    assert pool.free.count(event) + pool.abandoned.count(event) == 1
 
 
 def test_the_event_of_a_wait_given_up_when_it_was_done_is_pooled_once() -> None:
@@ -488,7 +488,7 @@ def test_the_event_of_a_wait_given_up_when_it_was_done_is_pooled_once() -> None:
         latch.release()
         assert eventually(lambda: _driver.streams.relaxed(completion.is_done))
     completion.abandon()
-    assert pool._free.count(event) + pool._abandoned.count(event) == 1
+    assert pool.free.count(event) + pool.abandoned.count(event) == 1
 
 
 def test_a_cancelled_future_leaves_the_others_alone() -> None:

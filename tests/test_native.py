@@ -116,7 +116,7 @@ def test_a_stream_is_in_its_context(core, producer):
 def test_an_edge_orders_one_stream_after_another(core, producer, event):
     with us.Stream.create(0) as consumer:
         with testing.latch(producer):
-            assert core.edge(producer._lane.handle, consumer._lane.handle, event) == 0
+            assert core.edge(producer._lane.handle, consumer._lane.handle, event, 0) == 0
             assert which(core.query(consumer._lane.handle)) == ("cuStreamQuery", NOT_READY)
         assert eventually(lambda: core.query(consumer._lane.handle) == 0)
 
@@ -124,9 +124,18 @@ def test_an_edge_orders_one_stream_after_another(core, producer, event):
 def test_an_edge_leaves_captured_streams_alone(core, producer, event):
     with us.Stream.create(0) as captured:
         captured.begin_capture(mode="relaxed")
-        assert core.edge(producer._lane.handle, captured._lane.handle, event) == pure.CAPTURED
-        assert core.edge(captured._lane.handle, producer._lane.handle, event) == pure.CAPTURED
+        one, other = producer._lane.handle, captured._lane.handle
+        assert core.edge(one, other, event, 0) == core.edge(other, one, event, 0) == pure.CAPTURED
         assert captured.end_capture() is not None
+
+
+def test_an_edge_can_need_a_context_to_be_current(core, producer, event):
+    stream, context = producer._lane.handle, producer._lane.context
+    assert core.edge(stream, stream, event, context) == pure.CAPTURED
+    with _driver.contexts.entered(context):
+        assert core.edge(stream, stream, event, context) == 0
+    with another_context():
+        assert core.edge(stream, stream, event, context) == pure.CAPTURED
 
 
 LONG = 20 * 10**9  # nanoseconds, past which a test that waits for them has failed
@@ -216,7 +225,7 @@ def test_a_failure_to_fetch_names_its_function(core, producer, event, to_host, f
 )
 def test_a_failure_names_its_function_and_restores_the_mode(core, producer, event, function, call):
     stream = producer._lane.handle
-    handles = {"query": [stream], "poll": [event], "edge": [stream, stream, event]}[call]
+    handles = {"query": [stream], "poll": [event], "edge": [stream, stream, event, 0]}[call]
     before = mode_of_this_thread()
     with testing.inject(function, driver.CUresult.CUDA_ERROR_UNKNOWN):
         assert which(getattr(core, call)(*handles)) == (function, 999)
@@ -301,7 +310,7 @@ class TestCompiled:
             *((native.query, (handle,)) for handle in (stream, int(stream))),
             (native.poll, (event,)),
             (native.are_free, (stream, stream)),
-            (native.edge, (stream, stream, event)),
+            (native.edge, (stream, stream, event, 0)),
             *((native.pointer, (address,)) for address in (to_host[1], 1 << 40)),
             (native.fetch, (*given, LONG)),
             (native.query, (None,)),

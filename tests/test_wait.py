@@ -296,7 +296,7 @@ def test_events_are_used_again() -> None:
     stream.sync(timeout=10)
     for _ in range(40):
         wait_once()
-    assert not stream._resolve().pool._abandoned
+    assert not stream._resolve().pool.abandoned
     assert len(pooled_events()) <= before + 5
 
 
@@ -457,10 +457,10 @@ def test_an_abandoned_event_that_cannot_be_asked_harms_nobody() -> None:
     with testing.latch(stream), pytest.raises(us.WaitTimeout):
         stream.sync(timeout=0)
     pool = stream._resolve().pool
-    abandoned = len(pool._abandoned)
+    abandoned = len(pool.abandoned)
     with testing.inject("cuEventQuery", 999, this_thread=True):
         stream.wait(other)
-    assert len(pool._abandoned) == abandoned - 1
+    assert len(pool.abandoned) == abandoned - 1
     us.wait_all(timeout=10)
 
 
@@ -480,6 +480,6 @@ def test_a_context_of_ones_own() -> None:
         us.get_stream(0).wait(stream)
         stream.wait(us.get_stream(0))
         us.wait(timeout=10)
-        assert not stream._resolve().pool._free
-        assert not stream._resolve().pool._abandoned
+        assert not stream._resolve().pool.free
+        assert not stream._resolve().pool.abandoned
         checked(driver.cuStreamDestroy(handle))

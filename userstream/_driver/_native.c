@@ -208,12 +208,14 @@ static PyObject *poll(PyObject *module, PyObject *const *args, Py_ssize_t count)
 static PyObject *edge(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
-    void *handle[3]; /* source, destination, event */
+    void *handle[4]; /* source, destination, event, and the context to be current or NULL */
+    CUcontext current = NULL;
     Result result = CAPTURED;
-    if (!addresses(args, count, 3, handle))
+    if (!addresses(args, count, 4, handle))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    if (is_free(handle[0]) && is_free(handle[1])) {
+    int is_here = !handle[3] || (!get_current(&current) && current == handle[3]);
+    if (is_here && is_free(handle[0]) && is_free(handle[1])) {
         result = failed(RECORD_EVENT, record_event(handle[2], handle[0]));
         if (!result)
             result = failed(WAIT_EVENT, wait_event(handle[1], handle[2], 0));

@@ -68,14 +68,6 @@ def current_device() -> int:
     raise failed("cuCtxGetDevice", status)
 
 
-def is_current(context: driver.CUcontext | None) -> bool:
-    """Tell whether a context is known to be the current one; `False` also if that fails."""
-    try:
-        return context is not None and bool(driver.cuCtxGetCurrent()[1] == context)
-    except (RuntimeError, ValueError):
-        return False
-
-
 def default_context() -> driver.CUcontext:
     """Return the context that a default stream stands for: the current one, or device 0's."""
     ensure()

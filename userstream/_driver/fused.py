@@ -33,7 +33,8 @@ def _choose() -> tuple[ModuleType, str | None]:
 
 
 _core, why_pure = _choose()
-edge: Callable[[Any, Any, Any], int] = _core.edge  # from, to, and an event of the first's context
+# From, to, an event of the first's context, and the context that has to be current or 0.
+edge: Callable[[Any, Any, Any, Any], int] = _core.edge
 CAPTURED = pure.CAPTURED  # what it returns if it has queued nothing, as one may be captured
 are_free = _core.are_free
 is_in = _core.is_in

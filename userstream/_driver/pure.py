@@ -96,12 +96,16 @@ def poll(event: Any) -> int:
     return relaxed(_result, _QUERY_EVENT, driver.cuEventQuery, event)
 
 
-def edge(source: Any, destination: Any, event: Any) -> int:
-    """Order one stream after another by an event, unless one of them is being captured."""
+def edge(source: Any, destination: Any, event: Any, context: Any) -> int:
+    """Order one stream after another by an event, unless one of them is being captured.
+
+    `CAPTURED` also if `context` is not the current one; 0 is any.
+    """
     # No function of ours is called, as each would cost as much as a call of the driver.
     try:
         if (
-            driver.cuStreamIsCapturing(source) != _FREE
+            (context and driver.cuCtxGetCurrent()[1] != context)
+            or driver.cuStreamIsCapturing(source) != _FREE
             or driver.cuStreamIsCapturing(destination) != _FREE
         ):
             return CAPTURED

@@ -50,14 +50,14 @@ class EventPool:
     of the driver are not affected.
     """
 
-    __slots__ = ("_abandoned", "_context", "_free", "_keeps")
+    __slots__ = ("_context", "_keeps", "abandoned", "free")
 
     def __init__(self, context: driver.CUcontext, *, keeps: bool) -> None:
         self._context = context
         self._keeps = keeps
-        self._free: deque[Event] = deque()
+        self.free: deque[Event] = deque()
         # Completion events whose waiter gave up; recorded again only once they have completed.
-        self._abandoned: deque[Event] = deque()
+        self.abandoned: deque[Event] = deque()
 
     def record(self, stream: Recordable) -> Event:
         """Record an event after the work queued on a stream of this context."""
@@ -73,22 +73,22 @@ class EventPool:
 
     def spare(self) -> Event | None:
         """Return an event, which its owner records; `None` if there is none."""
-        if self._abandoned:
+        if self.abandoned:
             self._reclaim()
         try:
-            return self._free.pop()
+            return self.free.pop()
         except IndexError:
             return None
 
     def give_back(self, event: Event) -> None:
         """Return an event that nobody polls, or that is not recorded or has completed."""
         if self._keeps:
-            self._free.append(event)
+            self.free.append(event)
 
     def abandon(self, event: Event) -> None:
         """Return an event that may not have completed."""
         if self._keeps:
-            self._abandoned.append(event)
+            self.abandoned.append(event)
 
     def _create(self, stream: Recordable) -> Event:
         # Up to cuda.core 1.2 an event is made in the current context.
@@ -102,13 +102,13 @@ class EventPool:
     def _reclaim(self) -> None:
         """Free the oldest abandoned event if it is done; one a call keeps up with the waits."""
         try:
-            event = self._abandoned.popleft()
+            event = self.abandoned.popleft()
         except IndexError:  # another thread was faster
             return
         # One that failed is of no use any more, and none of the caller's business.
         with contextlib.suppress(UserStreamError):
             done = _driver.streams.relaxed(is_done, event, None)
-            (self._free if done else self._abandoned).append(event)
+            (self.free if done else self.abandoned).append(event)
 
 
 _pools: dict[int, EventPool] = {}  # by the address of a primary context

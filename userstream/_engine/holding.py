@@ -6,17 +6,20 @@ They are released by later calls, by waits and by the watcher; never by a driver
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from userstream import _driver, _process
 from userstream._engine import events, watcher
 from userstream.errors import CaptureError, ClosedError, DriverError, UserStreamError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from userstream._engine.events import Event
     from userstream._engine.lane import Lane
 
@@ -41,7 +44,8 @@ class Use:
     def __init__(self, lane: Lane, *objects: object) -> None:
         # The callback is C, so no signal comes in its middle; a destructor may do no more.
         self.ticket = ticket = _Ticket(self, orphans.append)
-        ticket.lane, ticket.objects, ticket.thread = lane, objects, threading.get_ident()
+        ticket.lane, ticket.objects = lane, objects
+        ticket.thread = 0 if lane.anywhere else threading.get_ident()
         in_use[id(ticket)] = ticket
 
     def end(self) -> None:
@@ -75,7 +79,7 @@ class _Ticket(weakref.ref[Use]):
 
     lane: Lane
     objects: tuple[object, ...]
-    thread: int
+    thread: int  # where the handle of the lane means it; 0: everywhere
 
     def is_elsewhere(self) -> bool:
         """Tell whether in this thread the handle of the lane means another stream."""
@@ -136,6 +140,12 @@ class _Held(NamedTuple):
     objects: object
 
 
+# Makes one, at half the cost of the function in Python that `_Held` is.
+_held = cast(
+    "Callable[[tuple[Event, float, float, object]], _Held]", functools.partial(tuple.__new__, _Held)
+)
+
+
 class _Queue:
     """The objects held for a stream. Thread-safe."""
 
@@ -156,7 +166,7 @@ class _Queue:
 
     def add(self, event: Event, began: float, objects: object) -> None:
         now = time.monotonic()
-        self._held.append(_Held(event, began, now, objects))
+        self._held.append(_held((event, began, now, objects)))
         in_use.pop(id(objects), None)  # it has taken over, whatever comes now
         if now - self._swept > _SWEEP_SECONDS:
             self._swept = now

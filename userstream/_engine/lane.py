@@ -235,7 +235,7 @@ class Lane:
         """
         event = usual_edge(source, self)
         if event is not None:
-            source.pool.give_back(event)
+            source.pool.free.append(event)  # where it came from
             return
         event, capture = source.mark()
         try:
@@ -269,19 +269,25 @@ def usual_edge(source: Lane, destination: Lane) -> events.Event | None:
     Otherwise, or if no event is there yet, do nothing and return None. The caller has to give the
     event back to its pool.
     """
-    if not (
-        (destination.anywhere or _driver.contexts.is_current(destination.context))
-        and (source.anywhere or _driver.contexts.is_current(source.context))
-    ):
-        return None
+    current: driver.CUcontext | int = 0  # what has to be that, for a default stream
+    if not source.anywhere:
+        if not destination.anywhere and destination.context is not source.context:
+            return None
+        current = source.context
+    elif not destination.anywhere:
+        current = destination.context
     one, other = source.handle or source.live(), destination.handle or destination.live()
-    event = source.pool.spare()
-    if event is None:
+    pool = source.pool
+    if pool.abandoned:  # `record` looks whether one of them is done
         return None
-    result = _driver.fused.edge(one, other, event.handle)
+    try:
+        event = pool.free.pop()
+    except IndexError:
+        return None
+    result = _driver.fused.edge(one, other, event.handle, current)
     if not result:
         return event
-    source.pool.give_back(event)
+    pool.give_back(event)
     if result == _driver.fused.CAPTURED:
         return None
     raise _driver.fused.edge_failure(result, source, destination)
