@@ -43,6 +43,39 @@ def run_tests(
     return done.stdout + done.stderr, found
 
 
+@pytest.mark.parametrize(
+    ("options", "loader"),
+    [((), "SourceFileLoader"), (("-p", "no:userstream"), "AssertionRewritingHook")],
+    ids=["with the plugin", "without"],
+)
+def test_the_package_is_not_rewritten(tmp_path, options, loader):
+    """Pytest goes by the files of an installed distribution that has a plugin."""
+    for name in ("userstream", "pytest_userstream.py"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    distribution = tmp_path / "userstream-0.dist-info"
+    distribution.mkdir()
+    (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: userstream\nVersion: 0\n")
+    (distribution / "entry_points.txt").write_text("[pytest11]\nuserstream = pytest_userstream\n")
+    (distribution / "RECORD").write_text("pytest_userstream.py,,\nuserstream/__init__.py,,\n")
+    (tmp_path / "test_it.py").write_text("import userstream\nprint(userstream.__loader__)\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-s", "-c", "/dev/null", *options, "test_it.py"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(tmp_path),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTEST_ADDOPTS": "-p no:randomly",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "",
+        },
+        timeout=100,
+        check=False,
+    )
+    assert f".{loader} object" in done.stdout, done.stdout + done.stderr
+
+
 def test_the_fixture_gives_the_devices_and_a_fresh_state(tmp_path):
     tests = """
     from cuda.bindings import driver
