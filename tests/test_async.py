@@ -26,7 +26,6 @@ from conftest import SIMULATED
 from helpers import (
     device_current,
     eventually,
-    in_thread,
     is_blocked,
     on,
     pooled_events,
@@ -509,26 +508,42 @@ def test_a_cancelled_future_leaves_the_others_alone() -> None:
 
 
 def test_default_streams_are_watched_each_for_itself() -> None:
-    """One object stands for a stream per thread: an older watch of it says nothing of a later."""
+    """One object stands for a stream per thread: an older watch of it says nothing of a later.
+
+    The other thread uses its stream before, and ends after, this thread's is held: the driver makes
+    and destroys such a stream with the thread, and either may wait for the device.
+    """
     default = us.Stream.per_thread_default()
-    with (
-        device_current(0),
-        testing.latch(default) as latch,
-    ):
-        mine = us.completion(default)
+    ready, go, done = threading.Event(), threading.Event(), threading.Event()
+    end = threading.Event()
 
-        def elsewhere() -> None:
-            with device_current(0):
-                us.completion(default).result(timeout=10)
-                with testing.latch(default) as other:
-                    theirs = us.completion(default)
-                    other.release()
-                    theirs.result(timeout=10)
+    def elsewhere() -> None:
+        with device_current(0):
+            default.sync(timeout=10)
+            default.record()
+            ready.set()
+            assert go.wait(10)
+            us.completion(default).result(timeout=10)
+            with testing.latch(default) as other:
+                theirs = us.completion(default)
+                other.release()
+                theirs.result(timeout=10)
+            done.set()
+            assert end.wait(20)
 
-        in_thread(elsewhere)
-        assert not mine.done()
-        latch.release()
-        mine.result(timeout=10)
+    with running(elsewhere) as result:
+        try:
+            assert ready.wait(10)
+            with device_current(0), testing.latch(default) as latch:
+                mine = us.completion(default)
+                go.set()
+                assert done.wait(20)
+                assert not mine.done()
+                latch.release()
+                mine.result(timeout=10)
+        finally:
+            end.set()
+    result()
 
 
 def test_bad_input() -> None:

@@ -24,6 +24,16 @@ from userstream.testing import latch
 SIZE = 256
 
 
+def upload(memory, pageable, context=None):
+    """Copy, and wait until the bytes are there: the call returns when they are staged."""
+
+    def copy():
+        ok(driver.cuMemcpyHtoD(memory, ctypes.addressof(pageable), SIZE))
+        ok(driver.cuCtxSynchronize())
+
+    elsewhere(copy, context or ok(driver.cuCtxGetCurrent()))
+
+
 @pytest.fixture
 def pageable():
     """Ordinary host memory: the bytes 0, 1, 2, ..."""
@@ -38,13 +48,13 @@ def contents(address, size=SIZE):
 
 
 def test_to_the_device_and_back(memory, pageable):
-    ok(driver.cuMemcpyHtoD(memory, ctypes.addressof(pageable), SIZE))
+    upload(memory, pageable)
     assert contents(memory) == bytes(range(SIZE))
 
 
 def test_between_device_memory(make_memory, pageable):
     source, destination = make_memory(), make_memory()
-    ok(driver.cuMemcpyHtoD(source, ctypes.addressof(pageable), SIZE))
+    upload(source, pageable)
     ok(driver.cuMemcpyDtoD(destination, source, SIZE))
     assert contents(destination) == bytes(range(SIZE))
 
@@ -348,7 +358,7 @@ def test_a_fill_of_rows(memory, stream):
 
 def test_a_copy_of_rows_between_pitches(make_memory, pageable, stream):
     source, destination = make_memory(), make_memory()
-    ok(driver.cuMemcpyHtoD(source, ctypes.addressof(pageable), SIZE))
+    upload(source, pageable)
     ok(driver.cuMemsetD8(destination, 0, SIZE))
     copy = driver.CUDA_MEMCPY2D()
     copy.srcMemoryType = copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
@@ -363,7 +373,7 @@ def test_a_copy_of_rows_between_pitches(make_memory, pageable, stream):
 
 
 def test_a_copy_of_rows_to_the_host(memory, pageable, pinned, stream):
-    ok(driver.cuMemcpyHtoD(memory, ctypes.addressof(pageable), SIZE))
+    upload(memory, pageable)
     copy = driver.CUDA_MEMCPY2D()
     copy.srcMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
     copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_HOST
@@ -386,7 +396,7 @@ def test_a_pitch_below_the_width_is_refused(make_memory):
 
 def test_a_copy_of_a_box(make_memory, pageable, stream):
     source, destination = make_memory(), make_memory()
-    ok(driver.cuMemcpyHtoD(source, ctypes.addressof(pageable), SIZE))
+    upload(source, pageable)
     copy = driver.CUDA_MEMCPY3D()
     copy.srcMemoryType = copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
     copy.srcDevice, copy.srcPitch, copy.srcHeight = source, 8, 4
@@ -403,9 +413,7 @@ def test_a_copy_of_a_box(make_memory, pageable, stream):
 @pytest.mark.multi_device
 def test_a_copy_between_devices(contexts, make_memory, pageable, make_stream, other_context):
     source, destination = make_memory(context=other_context), make_memory()
-    ok(driver.cuMemcpyHtoD(source, ctypes.addressof(pageable), SIZE))
-    # The copy returns when the bytes are staged.
-    assert Background(driver.cuCtxSynchronize, other_context).answer == (SUCCESS,)
+    upload(source, pageable, other_context)
     stream = make_stream()
     ok(driver.cuMemcpyPeerAsync(destination, contexts[0], source, other_context, SIZE, stream))
     assert finishes(stream)
@@ -415,8 +423,7 @@ def test_a_copy_between_devices(contexts, make_memory, pageable, make_stream, ot
 @pytest.mark.multi_device
 def test_a_plain_copy_may_cross_devices(make_memory, pageable, stream, other_context):
     source, destination = make_memory(context=other_context), make_memory()
-    ok(driver.cuMemcpyHtoD(source, ctypes.addressof(pageable), SIZE))
-    assert Background(driver.cuCtxSynchronize, other_context).answer == (SUCCESS,)
+    upload(source, pageable, other_context)
     ok(driver.cuMemcpyDtoDAsync(destination, source, SIZE, stream))
     assert finishes(stream)
     assert contents(destination) == bytes(range(SIZE))
