@@ -180,6 +180,11 @@ def _is_anybody_inside() -> bool:
     return False
 
 
+def is_ending() -> bool:
+    """Tell whether Python ends, and all threads of ours have ended."""
+    return _ending
+
+
 def leak_at_end(obj: object) -> None:
     """See to it that no destructor of `obj` runs in a forked child or during interpreter exit."""
     if _ending:
