@@ -7,6 +7,7 @@ from cuda.bindings import driver
 
 from conformance.support import (
     BLOCKING,
+    CAPTURE_INVALIDATED,
     INVALID_CONTEXT,
     INVALID_HANDLE,
     INVALID_VALUE,
@@ -15,6 +16,7 @@ from conformance.support import (
     NOT_READY,
     RELAXED,
     SUCCESS,
+    UNSUPPORTED,
     Background,
     Capture,
     completes,
@@ -179,6 +181,22 @@ def test_the_current_context(green, context):
     assert int(ok(driver.cuCtxGetCurrent())) == int(context)
 
 
+def test_a_stream_that_is_created_while_it_is_current_has_a_priority(green, context):
+    with current(green.context):
+        made = ok(driver.cuStreamCreateWithPriority(NON_BLOCKING, -1))
+    assert int(ok(driver.cuStreamGetGreenCtx(made))) == int(green.handle)
+    assert ok(driver.cuStreamGetPriority(made)) == -1
+    ok(driver.cuStreamDestroy(made))
+
+
+def test_two_green_contexts_of_the_same_multiprocessors(make_green, whole):
+    (part,), _ = split(whole, 16)
+    one, other = make_green(part), make_green(part)
+    assert int(one.context) != int(other.context)
+    assert finishes(one.stream())
+    assert finishes(other.stream())
+
+
 def test_the_default_stream_of_a_green_context(green, memory):
     with current(green.context):
         ok(driver.cuMemsetD8Async(memory, 1, 64, LEGACY))
@@ -296,6 +314,17 @@ def test_a_green_stream_can_capture(green, memory):
     ok(driver.cuGraphDestroy(graph))
 
 
+@pytest.mark.parametrize("by", ["record", "wait"])
+def test_an_event_of_the_primary_context_invalidates_a_capture(context, green, event, stream, by):
+    ok(driver.cuEventRecord(event, stream))
+    assert finishes(stream)
+    inside = green.stream()
+    with Capture(inside, RELAXED) as capture:
+        function = driver.cuCtxRecordEvent if by == "record" else driver.cuCtxWaitEvent
+        assert function(context, event) == (UNSUPPORTED,)
+        assert capture.end()[0] == CAPTURE_INVALIDATED
+
+
 # ---- the end ----------------------------------------------------------------
 
 
@@ -304,6 +333,7 @@ def test_streams_of_a_destroyed_green_context_are_of_no_use(context, whole):
     green = Green(split(whole, 16)[0][0])
     inside = green.stream()
     ok(driver.cuGreenCtxDestroy(green.handle))
+    assert driver.cuStreamQuery(inside) == (destroyed,)
     assert driver.cuStreamSynchronize(inside) == (destroyed,)
     assert driver.cuStreamDestroy(inside) == (destroyed,)
 
