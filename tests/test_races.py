@@ -177,6 +177,7 @@ class Rmm(OnSomeStream):
 
 class Pylibraft(OnSomeStream):
     def make(self) -> None:
+        framework("rmm")  # it loads its library, also for one that is not there without libraft
         self.buffer = framework("pylibraft.common").device_ndarray(np.zeros(self.count, "i4"))
         self.address = self.buffer.__cuda_array_interface__["data"][0]
 
