@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -154,6 +155,94 @@ def torch_into_pinned(run: Run) -> Comparisons:
         }
         same(*(call() for call in calls.values()))
         yield copying("asnumpy(tensor, out=pinned)", size, calls, by_copy)
+
+
+@case
+def queued(run: Run) -> Comparisons:
+    """Compare what it costs the host to queue a copy that it can wait for later."""
+    torch = run.need("torch")
+    by_hand = "pinned.copy_(tensor, non_blocking=True), record_event"
+    for size in (4 * KIB, MIB):
+        tensor = torch.full((size,), 7, dtype=torch.uint8, device="cuda:0")
+        place = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        out = us.pinned_like(tensor)
+
+        def queue(tensor: Any = tensor, place: Any = place) -> Any:
+            place.copy_(tensor, non_blocking=True)
+            return torch.cuda.current_stream(0).record_event()
+
+        calls: dict[str, Call] = {
+            "us.asnumpy_async(tensor, out=pinned)": partial(us.asnumpy_async, tensor, out=out),
+            by_hand: queue,
+        }
+        same(us.asnumpy_async(tensor, out=out).result(timeout=60), tensor.cpu().numpy())
+        title = f"asnumpy_async(tensor, out=pinned), {SIZES[size][0]}, queued"
+        yield Comparison(title, calls, number=1, rounds=201)
+
+
+@case
+def ahead(run: Run) -> Comparisons:
+    """Compare loops whose results the host reads, two buffers ahead and with a wait each."""
+    torch = run.need("torch")
+    steps, size = run.scaled(16, 4), run.scaled(64 * MIB, MIB)
+    weights = torch.randn(4096, 4096, device="cuda:0")
+    result = torch.empty(size // 4, device="cuda:0")
+    ours = [us.pinned_like(result) for _ in range(2)]
+    theirs = [torch.empty(size // 4, pin_memory=True) for _ in range(2)]
+    sums: list[Any] = []
+
+    def step(number: int) -> None:
+        (weights @ weights).sum()
+        result.fill_(number)
+
+    def read(host: Any) -> None:
+        sums.append(host.sum())  # reads each byte, as writing it to a file does
+
+    def queued() -> None:
+        copies: deque[us.Completion[Any]] = deque()
+        for number in range(steps):
+            step(number)
+            if len(copies) == 2:
+                read(copies.popleft().result(timeout=60))
+            copies.append(us.asnumpy_async(result, out=ours[number % 2]))
+        while copies:
+            read(copies.popleft().result(timeout=60))
+
+    def by_hand() -> None:
+        copies: deque[tuple[Any, Any]] = deque()
+        for number in range(steps):
+            step(number)
+            if len(copies) == 2:
+                place, event = copies.popleft()
+                event.synchronize()
+                read(place.numpy())
+            place = theirs[number % 2]
+            place.copy_(result, non_blocking=True)
+            copies.append((place, torch.cuda.current_stream(0).record_event()))
+        while copies:
+            place, event = copies.popleft()
+            event.synchronize()
+            read(place.numpy())
+
+    def blocking() -> None:
+        for number in range(steps):
+            step(number)
+            read(us.asnumpy(result, out=ours[0]))
+
+    by_torch = "pinned.copy_(x, non_blocking=True), 2 ahead"
+    calls: dict[str, Call] = {
+        "us.asnumpy_async(x, out=pinned), 2 ahead": queued,
+        by_torch: by_hand,
+        "us.asnumpy(x, out=pinned)": blocking,
+    }
+    found = []
+    for call in calls.values():
+        sums.clear()
+        call()
+        found.append(list(sums))
+    same(*found)
+    title = f"{steps} steps, {size // MIB} MiB of each read on the host"
+    yield Comparison(title, calls, (at_most(1.05, by_torch),), number=1, rounds=11)
 
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
