@@ -85,8 +85,7 @@ def _core_context(device: int, part: Part | None) -> Context:
         core_device.set_current()
         context = core_device.context
     else:
-        # Device has no other way to a green context of which cuda.core does not know: with
-        # set_current() it goes to the primary one.
+        # Not by Device.set_current(), which leaves the green context for the primary one.
         context = CoreStream._legacy_default().context
     context = _core_contexts.setdefault(which, context)
     # With some versions of cuda-bindings, releasing the last one crashes during exit.
