@@ -94,6 +94,26 @@ class AlwaysLegacy(Legacy, Silent):
 AlwaysLegacy.__name__ = "Tensor"
 
 
+class OfNvImageCodec(Legacy, Silent):
+    """An image that was made with a ``cuda_stream`` of its own."""
+
+    more: ClassVar[dict[str, Any]] = {"version": 3, "stream": 1}
+    __module__ = "nvidia.nvimgcodec.nvimgcodec_impl"
+
+
+OfNvImageCodec.__name__ = "Image"
+
+
+class OfNvComp(Legacy, Silent):
+    """An array that was made with a ``cuda_stream`` of its own."""
+
+    more: ClassVar[dict[str, Any]] = {"version": 3, "stream": 1}
+    __module__ = "nvidia.nvcomp.nvcomp_impl"
+
+
+OfNvComp.__name__ = "Array"
+
+
 class Delegating(_Array):
     """A class of the user's own, with the two methods of the `cuda.core.Buffer` that it has."""
 
@@ -118,6 +138,8 @@ LIARS: list[Callable[[int, us.Stream], Any]] = [
     Silent,
     Old,
     AlwaysLegacy,
+    OfNvImageCodec,
+    OfNvComp,
     Delegating,
     core_buffer,
 ]
@@ -572,7 +594,7 @@ def test_what_describe_says(liar: Any) -> None:
 
 
 def test_a_stream_beside_dlpack_is_taken(memory: int, producer: us.Stream, other: int) -> None:
-    """Of CV-CUDA, nvImageCodec and nvCOMP: exact, both ways, and `__dlpack__` is not called."""
+    """As of CV-CUDA: exact, both ways, and `__dlpack__` is not called."""
 
     class Both(Silent):
         def __dlpack_device__(self) -> tuple[int, int]:

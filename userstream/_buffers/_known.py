@@ -16,6 +16,9 @@ _HONOUR_DLPACK = (
 # Their `__cuda_array_interface__` names a stream that need not be the producer's:
 _MISLEAD = (
     (("holoscan.",), ("Tensor",)),  # Holoscan 4.6: always the legacy default stream
+    # nvImageCodec 0.9, nvCOMP 6: that as well, of an object that was made with `cuda_stream=`
+    (("nvidia.nvimgcodec",), ("Image",)),
+    (("nvidia.nvcomp",), ("Array",)),
 )
 
 
