@@ -899,8 +899,8 @@ class UserStream:
         Parameters
         ----------
         *results : GPU buffer, or sequence or mapping of them
-            Results of PyTorch, CuPy or DALI's dynamic mode that were produced while the stream was
-            `active <Stream.activate>`.
+            Results of frameworks that were produced while the stream was
+            `active <Stream.activate>` for these.
         stream : stream, optional
             The stream on which they were produced; by default the user stream of their device.
         name : str, optional
