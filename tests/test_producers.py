@@ -127,18 +127,25 @@ def test_activate_warp(warp: types.ModuleType, memory: int) -> None:
             assert device.stream is before, "only if it is named"
 
 
-def test_warp_works_on_no_stream_that_is_non_blocking(warp: types.ModuleType, memory: int) -> None:
+def test_warp_works_on_no_stream_that_is_non_blocking(
+    warp: types.ModuleType, memory: int, producer: us.Stream
+) -> None:
     device = warp.get_device("cuda:0")
     before = device.stream
+    before.cuda_stream = int(producer.handle)
     array = standins.WarpArray(device, memory)
-    for block in (
-        us.get_stream(0).activate("warp"),
-        us.borrow(array, activate=True),
-        us.borrow(CAI(memory), activate="warp"),
-    ):
-        with pytest.raises(ValueError, match="nonblocking=False"):
-            block.__enter__()
-        assert device.stream is before
+    uses: list[Callable[[], object]] = [
+        lambda: us.get_stream(0).activate("warp"),
+        lambda: us.borrow(array, activate=True).__enter__(),
+        lambda: us.borrow(cv_buffer(memory, producer), activate="warp").__enter__(),
+    ]
+    us.get_stream(0)
+    with testing.latch(producer):
+        for use in uses:
+            with pytest.raises(ValueError, match="nonblocking=False"):
+                use()
+            assert device.stream is before
+        us.wait(0, timeout=10)  # refused before anything was queued
     with us.get_stream(0).activate():
         assert device.stream is before
 

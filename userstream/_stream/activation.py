@@ -97,6 +97,13 @@ class Activation(Generic[S]):
     ) -> None:
         self._stream = stream
         self._frameworks = tuple(frameworks)
+        for framework in self._frameworks:
+            if framework.needs_blocking and stream.is_nonblocking:
+                raise ValueError(
+                    f"{framework.name} cannot work on {stream!r}: it relies on the legacy default "
+                    "stream to wait for its own, which that does for blocking streams alone; use "
+                    "one of Stream.create(device, nonblocking=False)"
+                )
         self._ordered = ordered
         self._before: list[_Before] = []
         self._thread: int | None = None
@@ -109,13 +116,6 @@ class Activation(Generic[S]):
         stream = self._stream._settled()
         if self._thread is not None:
             raise RuntimeError("this block was entered already; call activate() for another one")
-        for framework in self._frameworks:
-            if framework.needs_blocking and stream.is_nonblocking:
-                raise ValueError(
-                    f"{framework.name} cannot work on {stream!r}: it relies on the legacy default "
-                    "stream to wait for its own, which that does for blocking streams alone; use "
-                    "one of Stream.create(device, nonblocking=False)"
-                )
         self._thread = threading.get_ident()
         try:
             for framework in self._frameworks:

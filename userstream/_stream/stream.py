@@ -709,8 +709,8 @@ class Stream(CoreStream):
         Raises
         ------
         ValueError, TypeError
-            A framework has no current stream, or is not imported; or, on entry, this stream is not
-            a blocking one and the framework needs that.
+            A framework has no current stream, is not imported, or needs a blocking stream, which
+            this is not.
         CaptureError
             One of the streams is being captured, and the other is not, or into another graph.
         RuntimeError
