@@ -4,7 +4,7 @@ import userstream as us
 
 Device(0).set_current()
 theirs = Device(0).create_stream()  # the stream of a framework
-preprocess = us.get_stream(0, name="preprocess", sms=16)  # at the start, as it takes about 1 ms
+preprocess = us.get_stream(0, name="preprocess", sms=16)  # at the start, as it takes 1 to 2 ms
 
 buffer = Device(0).allocate(1024, stream=theirs)
 buffer.fill(1, stream=theirs)
