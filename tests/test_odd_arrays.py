@@ -376,14 +376,14 @@ def test_what_numpy_knows_and_no_rule_does() -> None:
 
 def test_where_in_a_collection_there_is_no_buffer(memory: int) -> None:
     batch: dict[str, Any] = {"images": [array(memory)], "meta": ({"epoch": 3},)}
-    with pytest.raises(us.UnsupportedBufferError, match=r"^3 is no buffer") as caught:
+    with pytest.raises(us.UnsupportedBufferError, match=r"^3 is not a buffer") as caught:
         us.asnumpy(batch)
     assert caught.value.__notes__ == ["that is buffer['meta'][0]['epoch']"]
     batch["meta"] = array(memory, version=2)
     with pytest.raises(us.UnknownProducerError, match="all the buffers of this call") as unknown:
         us.UserStream(unknown="raise").asnumpy(batch)
     assert unknown.value.__notes__ == ["that is buffer['meta']"]
-    with pytest.raises(us.UnsupportedBufferError, match=r"^a type is no buffer") as alone:
+    with pytest.raises(us.UnsupportedBufferError, match=r"^a type is not a buffer") as alone:
         us.asnumpy(np.ndarray)
     assert not hasattr(alone.value, "__notes__")
 

@@ -228,9 +228,11 @@ def is_numpys(buffer: Any) -> bool:
 def require_numpys(buffer: Any) -> Any:
     """Return an object that no rule knows, if NumPy does."""
     if not is_numpys(buffer):
+        number = isinstance(buffer, (int, float, complex))
         raise UnsupportedBufferError(
-            f"{_targets.shown(buffer)} is no buffer: it has neither __dlpack_device__ nor "
-            "__cuda_array_interface__, no rule of its own, and is no array of NumPy's; leave it out"
+            f"{_targets.shown(buffer)} is not a buffer: it has neither __dlpack_device__ nor "
+            "__cuda_array_interface__, and is not an array of NumPy"
+            + ("; numpy.asarray makes an array of numbers, or of lists of them" if number else "")
         )
     return buffer
 

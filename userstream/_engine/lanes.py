@@ -6,6 +6,7 @@ here and, for what users hold, in `userstream._stream.factory`.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import TYPE_CHECKING
 
@@ -179,7 +180,18 @@ def forget(lane: Lane, address: int) -> None:
 def clamp_priority(device: int, priority: int) -> int:
     """Return the priority nearest to the wanted one that the device has."""
     least, greatest = _driver.contexts.priority_range(_driver.contexts.primary_context(device))
-    return max(greatest, min(priority, least))
+    nearest = max(greatest, min(priority, least))
+    logging = sys.modules.get("logging")  # who has not imported it listens to nothing
+    if nearest != priority and logging is not None:
+        logging.getLogger("userstream").debug(
+            "priority %d becomes %d, as device %d has those from %d to %d",
+            priority,
+            nearest,
+            device,
+            greatest,
+            least,
+        )
+    return nearest
 
 
 _process.after_fork(of_frameworks.clear)

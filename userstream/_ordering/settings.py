@@ -24,8 +24,16 @@ def _by_device(value: str) -> bool:
     return value == "device"
 
 
+def _is_on(variable: str) -> bool:
+    return os.environ.get(variable, "") not in ("", "0")
+
+
 # To find a race: every acquire and release waits on the host as well.
-SYNC = os.environ.get("USERSTREAM_SYNC", "") not in ("", "0")
+SYNC = _is_on("USERSTREAM_SYNC")
+
+# To see what is done: a line of the logger for every edge, and ranges for profilers.
+LOG_EDGES = _is_on("USERSTREAM_LOG_EDGES")
+NVTX = _is_on("USERSTREAM_NVTX")
 
 # To find a producer that was guessed wrongly: each of them orders with everything on the device.
 BY_DEVICE = _by_device(os.environ.get("USERSTREAM_ORDER", ""))

@@ -1,0 +1,82 @@
+"""A line of the logger for each edge between streams: ``USERSTREAM_LOG_EDGES=1``.
+
+The functions that make edges are replaced when userstream is imported: on the path of every borrow
+even the question whether somebody listens would be felt.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import userstream._engine.lane as lanes
+from userstream._buffers import type_name
+from userstream._ordering import device_edges, ordering
+from userstream._stream import events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from userstream._engine.lane import Lane
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_logger = logging.getLogger("userstream")
+
+
+def log() -> None:
+    """Let each function that makes an edge say so."""
+    usual = lanes.usual_edge
+
+    @functools.wraps(usual)
+    def usual_edge(source: Lane, destination: Lane) -> Any:
+        event = usual(source, destination)
+        if event is not None:  # else the edge is made by `follow`
+            _say(destination, source)
+        return event
+
+    lanes.usual_edge = ordering.usual_edge = usual_edge  # type: ignore[attr-defined]
+    _also(lanes.Lane, "follow", lambda lane, _event, source, *_: (lane, source))
+    _also(events, "wait", lambda lane, event: (lane, event))
+    everything = "everything on device {}".format
+    _also(device_edges, "from_device", lambda device, lane: (lane, everything(device)))
+    _also(
+        device_edges,
+        "to_device",
+        lambda device, _event: (everything(device), "the stream that used the buffers"),
+    )
+    _also(
+        ordering.Ordering,
+        "_export",
+        lambda self, view: (self.lane, f"what __dlpack__ of a {type_name(view.buffer)} names"),
+    )
+
+
+def _also(where: Any, name: str, ends: Callable[..., tuple[object, object]]) -> None:
+    """Replace a function by one that also says which edge it has made."""
+    function = getattr(where, name)
+
+    @functools.wraps(function)
+    def logged(*arguments: Any, **more: Any) -> Any:
+        result = function(*arguments, **more)
+        _say(*ends(*arguments))
+        return result
+
+    setattr(where, name, logged)
+
+
+def _say(destination: object, source: object) -> None:
+    if not _logger.isEnabledFor(logging.DEBUG):
+        return
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    _logger.debug(
+        "%s waits for %s, at %s:%d",
+        destination,
+        source,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+    )
