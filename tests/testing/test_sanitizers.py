@@ -29,6 +29,7 @@ pytestmark = [
 TESTS = [
     "tests/conformance",
     "tests/testing/test_conditions.py",
+    "tests/testing/test_node_updates.py",
     "tests/testing/test_faults.py",
     "tests/testing/test_latch.py",
     "tests/testing/test_load.py",

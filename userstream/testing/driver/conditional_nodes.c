@@ -102,58 +102,37 @@ static bool is_possible(const Conditional *wanted) {
     return false;
 }
 
-typedef struct NodeParameters {     /* CUgraphNodeParams */
+typedef struct ConditionalNode {    /* CUDA_CONDITIONAL_NODE_PARAMS */
+    uint64_t handle;
     int type;
-    int reserved0[3];
-    union {
-        struct {                    /* CUDA_CONDITIONAL_NODE_PARAMS */
-            uint64_t handle;
-            int type;
-            unsigned count;
-            Graph **bodies;         /* the answer */
-            Context *context;
-        } conditional;
-        int64_t room[29];
-    };
-    int64_t reserved2;
-} NodeParameters;
+    unsigned count;
+    Graph **bodies;                 /* the answer */
+    const Context *context;
+} ConditionalNode;
 
 /* "Context on which to run the node. Must match context used to create the handle." A handle is of
  * a single node. */
-static CUresult add(Node **out, Graph *graph, Node **dependencies, size_t count,
-                    NodeParameters *parameters) {
-    if (!parameters || !handle_is(KIND_GRAPH, graph))
-        return CUDA_ERROR_INVALID_VALUE;
-    if (parameters->type != NODE_CONDITIONAL)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    Conditional wanted = {.condition = parameters->conditional.handle,
-                          .context = parameters->conditional.context,
-                          .type = (ConditionalType)parameters->conditional.type,
-                          .count = parameters->conditional.count};
+CUresult conditional_node_operation(const Graph *graph, void *parameters, Operation **operation) {
+    ConditionalNode *node = parameters;
+    Conditional wanted = {.condition = node->handle,
+                          .context = node->context,
+                          .type = (ConditionalType)node->type,
+                          .count = node->count};
     Condition *condition = condition_for(graph, wanted.condition);
     if (!condition || condition->is_used || condition->context != wanted.context ||
         !is_possible(&wanted))
         return CUDA_ERROR_INVALID_VALUE;
-    Operation *operation = operation_for(&wanted);
-    CUresult result = graph_add_checked(out, graph, dependencies, count, operation);
-    if (result == CUDA_SUCCESS) {
-        condition->is_used = true;
-        parameters->conditional.bodies = operation->conditional->bodies;
-    }
-    return result;
+    condition->is_used = true;
+    *operation = operation_for(&wanted);
+    node->bodies = (*operation)->conditional->bodies;
+    return CUDA_SUCCESS;
 }
 
-DRIVER_FUNCTION(cuGraphAddNode, 12020,
-                (Node **out, Graph *graph, Node **dependencies, size_t count,
-                 NodeParameters *parameters),
-                (out, graph, dependencies, count, parameters)) {
-    return add(out, graph, dependencies, count, parameters);
-}
-
-DRIVER_FUNCTION_AS(cuGraphAddNode_v2, cuGraphAddNode, 12030,
-                   (Node **out, Graph *graph, Node **dependencies, const void *edges, size_t count,
-                    NodeParameters *parameters),
-                   (out, graph, dependencies, edges, count, parameters)) {
-    UNUSED(edges);
-    return add(out, graph, dependencies, count, parameters);
+void conditional_describe(const Operation *operation, void *parameters) {
+    const Conditional *conditional = operation->conditional;
+    *(ConditionalNode *)parameters = (ConditionalNode){.handle = conditional->condition,
+                                                       .type = (int)conditional->type,
+                                                       .count = conditional->count,
+                                                       .bodies = conditional->bodies,
+                                                       .context = conditional->context};
 }

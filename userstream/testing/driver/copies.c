@@ -61,6 +61,7 @@ static CUresult run_copy(Operation *operation, Stream *stream) {
 
 static void dispose_copy(Operation *operation) {
     free(operation->copy->staged);
+    free(operation->copy->described);
     free(operation->copy);
 }
 

@@ -20,6 +20,7 @@ typedef struct Copy {
     bool known[2];              /* whether it was the driver's memory when the copy was queued */
     Layout layout;
     void *staged;               /* the contents of a pageable source */
+    struct CUDA_MEMCPY3D *described;    /* as a node was; NULL: captured */
 } Copy;
 
 CUresult copy_submit(Stream *stream, CUdeviceptr destination, CUdeviceptr source,

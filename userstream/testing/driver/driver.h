@@ -463,6 +463,7 @@ struct Node {
     Operation *operation;
     NodeSet dependencies;
     size_t index;               /* in its graph */
+    bool is_disabled;           /* in an executable graph */
     uint64_t mark;              /* of the last search that came here */
 };
 
@@ -507,6 +508,19 @@ CUresult graph_add_checked(Node **out, Graph *graph, Node **dependencies, size_t
 Operation *child_operation(Graph *child);
 /* The graphs inside an operation: a child, or the bodies of a conditional node. */
 size_t operation_graphs(const Operation *operation, Graph *const **graphs);
+/* What a node does, from the structure that describes one of its type. */
+CUresult kernel_node_operation(const void *parameters, Operation **operation);
+CUresult copy_node_operation(const void *parameters, const Context *context,
+                             Operation **operation);
+CUresult fill_node_operation(const void *parameters, const Context *context,
+                             Operation **operation);
+CUresult conditional_node_operation(const Graph *graph, void *parameters, Operation **operation);
+CUresult node_operation_of(NodeType type, const Graph *graph, void *parameters,
+                           Operation **operation);
+void conditional_describe(const Operation *operation, void *parameters);
+/* Let a node do something else: in a graph, and in an executable one. Own the operation. */
+CUresult node_set(Node *node, Operation *operation);
+CUresult node_set_instantiated(GraphExec *exec, const Node *node, Operation *operation);
 /* NULL: it is no node, or one of another type. */
 Operation *node_operation(const Node *node, NodeType type);
 Node *graph_add(Graph *graph, Operation *operation, const NodeSet *dependencies);

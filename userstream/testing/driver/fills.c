@@ -114,18 +114,24 @@ typedef struct FillNode {       /* CUDA_MEMSET_NODE_PARAMS */
     size_t height;
 } FillNode;
 
+CUresult fill_node_operation(const void *parameters, const Context *context,
+                             Operation **operation) {
+    const FillNode *node = parameters;
+    if (!node || !handle_is(KIND_CONTEXT, context))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (node->width != 1 && node->width != 2 && node->width != 4)
+        return CUDA_ERROR_INVALID_VALUE;
+    Fill fill = {node->destination, node->pattern, node->width,
+                 node->count, node->pitch, node->height};
+    return fill_operation(fill, true, operation);
+}
+
 DRIVER_FUNCTION(cuGraphAddMemsetNode, 10000,
                 (Node **out, Graph *graph, Node **dependencies, size_t count,
                  const FillNode *parameters, Context *context),
                 (out, graph, dependencies, count, parameters, context)) {
     Operation *operation;
-    if (!parameters || !handle_is(KIND_CONTEXT, context))
-        return CUDA_ERROR_INVALID_VALUE;
-    if (parameters->width != 1 && parameters->width != 2 && parameters->width != 4)
-        return CUDA_ERROR_INVALID_VALUE;
-    Fill fill = {parameters->destination, parameters->pattern, parameters->width,
-                 parameters->count, parameters->pitch, parameters->height};
-    CUresult result = fill_operation(fill, true, &operation);
+    CUresult result = fill_node_operation(parameters, context, &operation);
     if (result != CUDA_SUCCESS)
         return result;
     return graph_add_checked(out, graph, dependencies, count, operation);

@@ -14,7 +14,7 @@ CUresult graph_add_checked(Node **out, Graph *graph, Node **dependencies, size_t
 
 /* Defines cuGraphAdd...Node, whose body makes the operation. */
 #define ADD_NODE(name, since, parameters) \
-    static CUresult make_##name(Graph *graph, parameters, Operation **operation); \
+    static CUresult make_##name(const Graph *graph, parameters, Operation **operation); \
     DRIVER_FUNCTION(name, since, \
                     (Node **out, Graph *graph, Node **dependencies, size_t count, parameters), \
                     (out, graph, dependencies, count, argument)) { \
@@ -26,7 +26,7 @@ CUresult graph_add_checked(Node **out, Graph *graph, Node **dependencies, size_t
             return result; \
         return graph_add_checked(out, graph, dependencies, count, operation); \
     } \
-    static CUresult make_##name(Graph *graph, parameters, Operation **operation)
+    static CUresult make_##name(const Graph *graph, parameters, Operation **operation)
 
 Operation *node_operation(const Node *node, NodeType type) {
     bool is_one = handle_is(KIND_NODE, node) && node->operation->type == type;
@@ -191,4 +191,40 @@ DRIVER_FUNCTION(cuGraphMemFreeNodeGetParams, 11040, (Node *node, CUdeviceptr *ou
         return CUDA_ERROR_INVALID_VALUE;
     *out = operation->graph_memory->address;
     return CUDA_SUCCESS;
+}
+
+/* ---- any of these --------------------------------------------------------------------------- */
+
+CUresult node_operation_of(NodeType type, const Graph *graph, void *parameters,
+                           Operation **operation) {
+    enum { OWNERSHIP_CLONE = 0 };
+    union {
+        struct {                    /* CUDA_CHILD_GRAPH_NODE_PARAMS */
+            Graph *graph;
+            int ownership;
+        } child;
+        Event *event;
+        CUdeviceptr address;
+    } *handle = parameters;
+    switch (type) {
+    case NODE_EMPTY:
+        *operation = operation_nothing(NODE_EMPTY);
+        return CUDA_SUCCESS;
+    case NODE_HOST:
+        return make_cuGraphAddHostNode(graph, parameters, operation);
+    case NODE_GRAPH:
+        if (handle->child.ownership != OWNERSHIP_CLONE)
+            return CUDA_ERROR_NOT_SUPPORTED;
+        return make_cuGraphAddChildGraphNode(graph, handle->child.graph, operation);
+    case NODE_EVENT_RECORD:
+        return make_cuGraphAddEventRecordNode(graph, handle->event, operation);
+    case NODE_WAIT_EVENT:
+        return make_cuGraphAddEventWaitNode(graph, handle->event, operation);
+    case NODE_MEM_ALLOC:
+        return make_cuGraphAddMemAllocNode(graph, parameters, operation);
+    case NODE_MEM_FREE:
+        return make_cuGraphAddMemFreeNode(graph, handle->address, operation);
+    default:
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
 }

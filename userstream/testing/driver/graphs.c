@@ -108,7 +108,9 @@ Graph *graph_copy(const Graph *graph) {
     for (size_t i = 0; i < graph->nodes.count; i++) {
         const Node *node = graph->nodes.nodes[i];
         Operation *operation = operation_for_copy(node->operation);
-        graph_add(copy, operation, &(NodeSet){0})->original = node->id;
+        Node *same = graph_add(copy, operation, &(NodeSet){0});
+        same->original = node->id;
+        same->is_disabled = node->is_disabled;
     }
     for (size_t i = 0; i < graph->nodes.count; i++) {
         const NodeSet *dependencies = &graph->nodes.nodes[i]->dependencies;

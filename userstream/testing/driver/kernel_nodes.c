@@ -21,7 +21,8 @@ static KernelNode2 widened(const KernelNode *node) {
 }
 
 /* The parameters are copied: the caller's may change afterwards. */
-static CUresult make(const KernelNode2 *wanted, Operation **operation) {
+CUresult kernel_node_operation(const void *parameters, Operation **operation) {
+    const KernelNode2 *wanted = parameters;
     if (!wanted)
         return CUDA_ERROR_INVALID_VALUE;
     const KernelNode *node = &wanted->node;
@@ -42,7 +43,7 @@ static CUresult make(const KernelNode2 *wanted, Operation **operation) {
 static CUresult add(Node **out, Graph *graph, Node **dependencies, size_t count,
                     const KernelNode2 *wanted) {
     Operation *operation;
-    CUresult result = make(wanted, &operation);
+    CUresult result = kernel_node_operation(wanted, &operation);
     if (result != CUDA_SUCCESS)
         return result;
     return graph_add_checked(out, graph, dependencies, count, operation);
@@ -66,48 +67,20 @@ static CUresult get(Node *node, KernelNode2 *out) {
     return CUDA_SUCCESS;
 }
 
-/* Executable graphs share operations: a node gets another one. */
 static CUresult set(Node *node, const KernelNode2 *wanted) {
+    Operation *operation;
     if (!node_operation(node, NODE_KERNEL))
         return CUDA_ERROR_INVALID_VALUE;
-    Operation *operation;
-    CUresult result = make(wanted, &operation);
-    if (result != CUDA_SUCCESS)
-        return result;
-    operation_release(node->operation);
-    node->operation = operation;
-    return CUDA_SUCCESS;
+    CUresult result = kernel_node_operation(wanted, &operation);
+    return result == CUDA_SUCCESS ? node_set(node, operation) : result;
 }
 
-/* The node of an executable graph that was made of this one of a graph. */
-static Node *instantiated(const GraphExec *exec, const Node *node) {
-    const NodeSet *nodes = &exec->plan->graph->nodes;
-    for (size_t i = 0; i < nodes->count; i++) {
-        if (nodes->nodes[i]->original == node->id)
-            return nodes->nodes[i];
-    }
-    return NULL;
-}
-
-/* A launch that is queued keeps the plan of its time, so the graph gets another one. */
 static CUresult set_instantiated(GraphExec *exec, Node *node, const KernelNode2 *wanted) {
+    Operation *operation;
     if (!handle_is(KIND_GRAPH_EXEC, exec) || !node_operation(node, NODE_KERNEL))
         return CUDA_ERROR_INVALID_VALUE;
-    const Node *old = instantiated(exec, node);
-    if (!old)
-        return CUDA_ERROR_INVALID_VALUE;
-    Graph *changed = graph_copy(exec->plan->graph);
-    CUresult result = set(changed->nodes.nodes[old->index], wanted);
-    if (result == CUDA_SUCCESS) {
-        Plan *plan;
-        plan_new(&plan, changed);   /* the same nodes and edges: it is possible */
-        for (size_t i = 0; i < changed->nodes.count; i++)
-            plan->graph->nodes.nodes[i]->original = exec->plan->graph->nodes.nodes[i]->original;
-        plan_release(exec->plan);
-        exec->plan = plan;
-    }
-    graph_free(changed);
-    return result;
+    CUresult result = kernel_node_operation(wanted, &operation);
+    return result == CUDA_SUCCESS ? node_set_instantiated(exec, node, operation) : result;
 }
 
 DRIVER_FUNCTION(cuGraphAddKernelNode, 10000,
@@ -165,4 +138,15 @@ DRIVER_FUNCTION_AS(cuGraphExecKernelNodeSetParams_v2, cuGraphExecKernelNodeSetPa
                    (GraphExec *exec, Node *node, const KernelNode2 *wanted),
                    (exec, node, wanted)) {
     return set_instantiated(exec, node, wanted);
+}
+
+/* Launches in clusters and cooperative ones are not made here: all attributes are the default. */
+DRIVER_FUNCTION(cuGraphKernelNodeGetAttribute, 11000, (Node *node, int attribute, void *value),
+                (node, attribute, value)) {
+    enum { VALUE = 64 };        /* CUlaunchAttributeValue */
+    UNUSED(attribute);
+    if (!node_operation(node, NODE_KERNEL) || !value)
+        return CUDA_ERROR_INVALID_VALUE;
+    memset(value, 0, VALUE);
+    return CUDA_SUCCESS;
 }

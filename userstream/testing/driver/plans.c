@@ -82,8 +82,10 @@ static bool add_graph(Plan *plan, Steps *steps, const Graph *graph, bool in_body
         conditions_append(&plan->conditions, condition);
     }
     bool possible = put_in_order(graph, &order);
-    for (size_t i = 0; i < order.count && possible; i++)
-        possible = add_operation(plan, steps, order.nodes[i]->operation, in_body);
+    for (size_t i = 0; i < order.count && possible; i++) {
+        if (!order.nodes[i]->is_disabled)
+            possible = add_operation(plan, steps, order.nodes[i]->operation, in_body);
+    }
     nodes_clear(&order);
     return possible;
 }

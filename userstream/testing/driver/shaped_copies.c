@@ -147,11 +147,9 @@ DRIVER_FUNCTION(cuMemcpy3DPeerAsync, 4000, (const CUDA_MEMCPY3D *copy, Stream *h
 
 /* ---- nodes ---------------------------------------------------------------------------------- */
 
-DRIVER_FUNCTION(cuGraphAddMemcpyNode, 10000,
-                (Node **out, Graph *graph, Node **dependencies, size_t count,
-                 const CUDA_MEMCPY3D *copy, Context *context),
-                (out, graph, dependencies, count, copy, context)) {
-    Operation *operation;
+CUresult copy_node_operation(const void *parameters, const Context *context,
+                             Operation **operation) {
+    const CUDA_MEMCPY3D *copy = parameters;
     Placed placed;
     if (!copy || !handle_is(KIND_CONTEXT, context))
         return CUDA_ERROR_INVALID_VALUE;
@@ -160,7 +158,20 @@ DRIVER_FUNCTION(cuGraphAddMemcpyNode, 10000,
         return result;
     int needs = needs_of(copy->destination.type, copy->source.type);
     result = copy_operation(placed.destination, placed.source, &placed.layout, needs, true,
-                            &operation);
+                            operation);
+    if (result == CUDA_SUCCESS && (*operation)->type == NODE_MEMCPY) {
+        (*operation)->copy->described = malloc(sizeof *copy);
+        *(*operation)->copy->described = *copy;
+    }
+    return result;
+}
+
+DRIVER_FUNCTION(cuGraphAddMemcpyNode, 10000,
+                (Node **out, Graph *graph, Node **dependencies, size_t count,
+                 const CUDA_MEMCPY3D *copy, Context *context),
+                (out, graph, dependencies, count, copy, context)) {
+    Operation *operation;
+    CUresult result = copy_node_operation(copy, context, &operation);
     if (result != CUDA_SUCCESS)
         return result;
     return graph_add_checked(out, graph, dependencies, count, operation);
@@ -179,6 +190,10 @@ DRIVER_FUNCTION(cuGraphMemcpyNodeGetParams, 10000, (Node *node, CUDA_MEMCPY3D *o
     const Operation *operation = node_operation(node, NODE_MEMCPY);
     if (!operation || !out)
         return CUDA_ERROR_INVALID_VALUE;
+    if (operation->copy->described) {
+        *out = *operation->copy->described;
+        return CUDA_SUCCESS;
+    }
     const Layout *layout = &operation->copy->layout;
     *out = (CUDA_MEMCPY3D){.source = side_of(operation->copy, 1),
                            .destination = side_of(operation->copy, 0),
