@@ -175,11 +175,16 @@ def installed(session: nox.Session) -> None:
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """All tests in random order, over and over, and a storm of signals; not part of `.ci/run`."""
+    """All tests in random order, over and over, a storm of signals, and an hour of `observe`.
+
+    It is not part of `.ci/run`.
+    """
     session.install("-e", ".[test]")
     # 100,000 in all, for each of some forty functions.
     session.run("pytest", "-q", "tests/test_interrupts.py", env={"USERSTREAM_INTERRUPTS": "2700"})
     session.run("pytest", "-q", "tests/test_native.py", env={"USERSTREAM_CALLS": "1000000"})
+    hour = ("python", "tests/soak.py", os.environ.get("USERSTREAM_SOAK_SECONDS", "3600"))
+    session.run(*hour, env={"PYTHONPATH": str(ROOT)})
     for _ in range(int(os.environ.get("USERSTREAM_SOAK", "20"))):
         session.run("pytest", "-q", "tests")
 

@@ -447,6 +447,22 @@ def forked_inside_of_a_graph(room: Room) -> None:
     checked(driver.cuGraphLaunch(graph, handle(room.a)))
 
 
+def stream_that_goes_during_a_capture(room: Room) -> None:
+    def work() -> None:
+        fill(room.x, room.a)
+        room.a.record(event)
+        with us.Stream.create(0) as stream:
+            fill(room.pinned, stream)
+            stream.sync()
+        room.stream().sync()
+        room.b.wait(event)
+        copy(room.y, room.x, room.b)
+        room.a.wait(room.b)
+
+    event = room.a.record()
+    captured(room, work)
+
+
 def words_in_memory(room: Room) -> None:
     word = room.pinned + 64
     ctypes.c_uint32.from_address(word).value = 0
@@ -609,6 +625,7 @@ SILENT = [
     graph_in_order,
     captured_work_is_no_launch,
     forked_inside_of_a_graph,
+    stream_that_goes_during_a_capture,
     words_in_memory,
     everything_in_the_context,
     everything_in_a_part_of_the_device,

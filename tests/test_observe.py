@@ -343,6 +343,53 @@ def test_many_threads_launch_while_it_begins_and_ends() -> None:
         thread.join()
 
 
+def test_a_call_that_is_still_looked_at_holds_up_the_next_observation() -> None:
+    """What it holds of a kernel would be freed under it."""
+    known = logger.the_logger()
+    entered, go_on = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t, *[ctypes.c_void_p] * 2)
+    def parameter(_: int, index: int, offset: int, size: int) -> int:
+        ctypes.c_size_t.from_address(offset).value = 0
+        ctypes.c_size_t.from_address(size).value = 8
+        return index
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint, *[ctypes.c_void_p] * 2, ctypes.c_uint64)
+    def attributes(*_: Any) -> int:
+        entered.set()
+        go_on.wait(30)
+        order.append("looked")
+        return 1
+
+    fake = logger.Driver(
+        function_parameter=logger.address_of(parameter),
+        pointer_attributes=logger.address_of(attributes),
+    )
+    value = ctypes.c_uint64(1 << 20)
+    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(value))
+    words = (ctypes.c_uint64 * 11)(7, *[0] * 8, ctypes.addressof(parameters), 0)
+
+    def begin() -> None:
+        known.begin(logger.Driver())
+        order.append("begun")
+
+    call = threading.Thread(target=known._library.logger_call, args=(0, 1, words, 11, 0, None))
+    known.watch({1: functions.FUNCTIONS["cuLaunchKernel"]})
+    known.begin(fake)
+    call.start()
+    assert entered.wait(30)
+    known.end()
+    next_one = threading.Thread(target=begin)
+    next_one.start()
+    time.sleep(0.1)
+    go_on.set()
+    for thread in (call, next_one):
+        thread.join()
+    known.end()
+    assert order == ["looked", "begun"]
+
+
 def test_it_is_not_loaded_until_it_is_used() -> None:
     done = run_python(
         """
@@ -641,12 +688,17 @@ def test_what_is_remembered_does_not_grow() -> None:
         for _ in range(100):
             stream = us.Stream.create(0)
             fill(room.x, stream)
+            room.a.wait(stream)
+            event = room.a.record()
             stream.sync()
             stream.close()
+            room.b.sync()  # the stream is forgotten, and the event still knows of it
+            event.sync()
         world = seen._catch_up().world
         assert seen.races == ()
         assert len(list(world.clocks.lanes())) < 10
         assert len(world.clocks._host.clock) < 10
+        assert len(world.clocks.kept) < 10
 
 
 def test_calls_that_were_lost_make_no_races(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,9 @@ TESTS = [
     # Without those that have a race: the thread sanitizer sees it as well.
     "tests/test_observe_cases.py::test_it_is_not_reported",
     "tests/test_observe.py::test_many_threads_call_while_it_begins_and_ends",
+    "tests/test_observe.py::test_many_threads_launch_while_it_begins_and_ends",
+    "tests/test_observe.py::test_a_thread_that_python_does_not_know_is_watched_without_the_gil",
+    "tests/test_observe.py::test_memory_that_is_unmapped_is_unknown_wherever_it_was_cut",
 ]
 SANITIZERS = {
     "address": ("address,undefined", ["libasan.so", "libubsan.so"]),

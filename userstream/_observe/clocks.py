@@ -271,17 +271,24 @@ class Clocks:
     def _bury(self) -> None:
         """Take the streams out of all clocks whose work all that comes is ordered behind."""
         passed = [lane for lane in self._dying if self.is_known(lane, lane.time)]
+        if not passed:
+            return
         for lane in passed:
             self._dying.remove(lane)
             lane.gone = True
-            clocks = [
-                *(host.clock for host in self._hosts.values()),
-                self.maybe,
-                self.kept,
-                *(each.clock for each in self._lanes.values()),
-            ]
-            for clock in clocks:
-                clock.pop(lane.id, None)
+        # Events too: they would bring it back, and be recorded again with it for ever.
+        alive = {lane.id for lane in (*self._lanes.values(), *self._dying)}
+        clocks = [
+            *(host.clock for host in self._hosts.values()),
+            self.maybe,
+            self.kept,
+            *(each.clock for each in self._lanes.values()),
+            *(each.clock for each in self._floors.values()),
+            *(each.clock for each in self._events.values() if each.capture is None),
+        ]
+        for clock in clocks:
+            for gone in clock.keys() - alive:
+                del clock[gone]
 
     def forget_all(self) -> None:
         """Take everything until now as known to all: something was lost."""
