@@ -21,6 +21,7 @@ from cuda.core import Buffer
 import userstream as us
 from helpers import (
     CAI,
+    another_context,
     checked,
     content,
     copy,
@@ -305,6 +306,21 @@ def test_everybody_is_meant(producer: us.Stream, memory: int) -> None:
             assert is_held(use())
         latch.release()
         us.wait(0, timeout=10)
+
+
+@pytest.mark.parametrize(
+    "kind", [core_buffer, AlwaysLegacy, Old, lambda at, _: driver.CUdeviceptr(at)]
+)
+@pytest.mark.parametrize("how", ["auto", "device"])
+def test_memory_of_another_context(how: Any, kind: Any, producer: us.Stream) -> None:
+    """No edge with the device reaches the work there."""
+    us.get_stream(0)
+    with another_context():
+        pointer = checked(driver.cuMemAlloc(SIZE))
+        for use in (us.acquire, us.release, lambda *b, **how: us.borrow(*b, **how).__enter__()):
+            with pytest.raises(us.UnsupportedBufferError, match="not the primary one"):
+                use(kind(int(pointer), producer), producer=how)
+        checked(driver.cuMemFree(pointer))
 
 
 @pytest.mark.multi_device

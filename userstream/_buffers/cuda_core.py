@@ -47,6 +47,11 @@ class BufferView(View):
             return device_at(self.place, self.buffer)
         return int(self.buffer.device_id)
 
+    def check_context(self) -> None:
+        """Ask the driver where the memory is; an empty buffer has none."""
+        if self.layout.address and not self.layout.is_empty:
+            _ = self.place
+
     @once
     def layout(self) -> Layout:
         """Address and size."""

@@ -155,6 +155,12 @@ class DLPackView(View):
             return Order("current", handle)
         return Order("dlpack") if _known.honours_dlpack(kind) else UNKNOWN
 
+    def check_context(self) -> None:
+        """Ask the driver where the memory is, if the interface tells the address."""
+        told = self.interface
+        if told is not None and told.address and not told.layout.is_empty:
+            _ = told.place
+
     def export(self, handle: int) -> object:
         """Order a stream after the producer, as DLPack has it; the capsule keeps the memory."""
         return self.speaker.__dlpack__(stream=handle)

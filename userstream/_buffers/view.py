@@ -179,6 +179,13 @@ class View:
             device = self.place.device
         return Order("current", *self.framework.current_stream(device))
 
+    def check_context(self) -> None:
+        """Raise `UnsupportedBufferError` if its memory is of a context that is not a primary one.
+
+        Edges with a device reach no work there. It is for kinds whose `device` does not ask the
+        driver, and does not ask what an export alone would tell.
+        """
+
     def export(self, handle: int) -> object:
         """Order the stream with that handle after the producer; return what keeps the memory.
 

@@ -55,6 +55,8 @@ def ordering_of(
         if asked:
             unsure = _unsure(asked, unknown, copy_of)
     elif word == "device":
+        for unit in units:
+            unit.check_context()
         unsure = _Unsure(before=devices, after=devices)
     elif producer is not None:
         found = [(given_lane(producer, "producer", device), producer) for device in devices]
@@ -83,6 +85,8 @@ def _unsure(units: list[View], unknown: Unknown, copy_of: Collection[View] | Non
     exporting = [unit for unit in units if unit.order.ordering == "dlpack"]
     untold = [unit for unit in units if unit.order.ordering == "device"]
     if unknown == "device" and _driver.events.has_context_events():
+        for unit in untold:
+            unit.check_context()
         _log(untold)
         read = [unit for view in copy_of or () for unit in view.units]
         written = [unit for unit in exporting if not (unit.is_immutable and unit in read)]
