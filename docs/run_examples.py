@@ -41,11 +41,13 @@ FRAMEWORKS = {
     "torchrun_deadline.py": "torch",
     "torchrun_nccl.py": "torch",
     "with_cupy.py": "cupy",
+    "with_cvcuda.py": "cvcuda",
     "with_dali.py": "nvidia.dali",
     "with_jax.py": "jax",
     "with_numba.py": "numba",
     "with_pytorch.py": "torch",
     "with_rmm.py": "rmm",
+    "with_warp.py": "warp",
 }
 
 
