@@ -181,7 +181,7 @@ def test_the_pieces_are_all_used_and_their_lines_are_short() -> None:
 
 def a_document(count: int) -> dict[str, Any]:
     """Return a document with so many operations on three streams, and a race in the middle."""
-    frames = [["/home/me/train.py", line, "step"] for line in range(10, 20)]
+    frames = [["/programs/train.py", line, "step"] for line in range(10, 20)]
     entries = []
     for number in range(count):
         after = [number - 1] if number % 3 else []
@@ -399,7 +399,7 @@ def test_a_click_shows_an_operation_and_one_on_a_race_brings_it_in(
         x += 9
     detail = tab.run("document.getElementById('detail').innerText")
     assert "MainThread" in detail
-    assert "/home/me/train.py:" in detail
+    assert "/programs/train.py:" in detail
     tab.run("document.querySelector('.card.race').click()")
     tab.painted()
     assert tab.run("document.querySelector('.card.race').classList.contains('shown')")

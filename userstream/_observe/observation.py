@@ -350,7 +350,7 @@ class Observation:
         """Write it as a page (``.html``), or as data (``.json``: what `as_dict` returns).
 
         The page is one file, which loads nothing from elsewhere. It shows the newest operations,
-        as many as `observe(timeline=)` keeps, on the streams and threads that they are of.
+        as many as ``observe(timeline=)`` keeps, in rows of their streams and threads.
 
         Parameters
         ----------
