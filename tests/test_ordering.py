@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import itertools
 import sys
 import threading
 import time
@@ -37,6 +39,7 @@ from helpers import (
     run_python,
     running,
 )
+from interrupts import cut_short
 from userstream import _buffers, _driver, testing
 from userstream._engine import holding, watcher
 from userstream._engine.lane import Lane
@@ -1217,6 +1220,79 @@ def test_what_is_held_when_a_release_is_interrupted_is_let_go_of(
         us.hold(stream=stream)
 
     assert held_while(stream, use, memory) == [True, False]
+
+
+def is_gone(reference: Callable[[], object]) -> bool:
+    return reference() is None
+
+
+@pytest.mark.parametrize("more", [{}, {"keep": False}, {"producer": "device"}], ids=str)
+def test_whatever_signal_comes_to_an_end_its_producer_waits(
+    memory: int, producer: us.Stream, more: dict[str, Any]
+) -> None:
+    """At its very first step too, before which Python leaves no place for anything."""
+    stream, another = us.get_stream(0), us.get_stream(0, name="another")
+
+    def end_cut_short(at: int) -> tuple[bool, weakref.ref[Any]]:
+        buffer = array(memory, producer)
+        block = us.borrow(buffer, **more)
+        block.__enter__()
+        return cut_short(lambda: block.__exit__(None, None, None), at), weakref.ref(buffer)
+
+    end_cut_short(1 << 30)  # what is made at the first use is there
+    for at in itertools.count():
+        with testing.latch(stream) as latch:
+            came, alive = end_cut_short(at)
+            another.sync(timeout=10)  # a later call
+            assert "keep" in more or alive() is not None, f"signal {at}"
+            assert not producer.record().is_done, f"signal {at}"
+            latch.release()
+        producer.sync(timeout=10)
+        gc.collect()  # an exception in whose traceback it is itself
+        assert eventually(functools.partial(is_gone, alive)), f"signal {at}"
+        another.sync(timeout=10)
+        assert not holding.in_use, f"signal {at}"
+        if not came:
+            break
+    assert at > 5
+
+
+def test_a_block_that_is_left_in_the_middle_ends_there(memory: int, producer: us.Stream) -> None:
+    """As a context manager of contextlib does when nobody has it any more."""
+    stream = us.get_stream(0)
+    another = us.get_stream(0, name="another")
+    buffer = array(memory, producer)
+    with testing.latch(stream) as latch:
+        us.borrow(buffer).__enter__()
+        another.sync(timeout=10)  # a later call
+        assert not producer.record().is_done
+        latch.release()
+    producer.sync(timeout=10)
+    another.sync(timeout=10)
+    assert not holding.in_use
+
+
+@pytest.mark.simulated
+def test_an_end_that_was_prevented_and_fails_is_tried_again(
+    memory: int, producer: us.Stream
+) -> None:
+    stream, buffer = us.get_stream(0), array(memory, producer)
+    another = us.get_stream(0, name="another")
+    alive = weakref.ref(buffer)
+    with testing.latch(stream) as latch:
+        block = us.borrow(buffer)
+        block.__enter__()
+        del buffer
+        with testing.inject("cuStreamWaitEvent", 2, count=9):
+            del block
+            another.sync(timeout=10)
+        another.sync(timeout=10)
+        assert alive() is not None
+        assert not producer.record().is_done
+        latch.release()
+    producer.sync(timeout=10)
+    gc.collect()  # errors, in whose tracebacks they are themselves
+    assert eventually(lambda: alive() is None)
 
 
 def test_other_borrows_free_nothing_of_one_that_never_ended(memory: int) -> None:

@@ -44,7 +44,7 @@ class Use:
     def __init__(self, lane: Lane, *objects: object) -> None:
         # The callback is C, so no signal comes in its middle; a destructor may do no more.
         self.ticket = ticket = _Ticket(self, orphans.append)
-        ticket.lane, ticket.objects = lane, objects
+        ticket.lane, ticket.objects, ticket.order = lane, objects, None
         ticket.thread = 0 if lane.anywhere else threading.get_ident()
         in_use[id(ticket)] = ticket
 
@@ -75,10 +75,11 @@ class Use:
 class _Ticket(weakref.ref[Use]):
     """What a `Use` is about. It is what is in use, and what is held."""
 
-    __slots__ = ("lane", "objects", "thread")
+    __slots__ = ("lane", "objects", "order", "thread")
 
     lane: Lane
     objects: tuple[object, ...]
+    order: Callable[..., None] | None  # lets those wait for the lane that have to
     thread: int  # where the handle of the lane means it; 0: everywhere
 
     def is_elsewhere(self) -> bool:
@@ -92,14 +93,15 @@ class _Ticket(weakref.ref[Use]):
 
 
 _ENDED = _Ticket(Use.__new__(Use))  # of nothing, and never in use
-_ENDED.objects = ()
+_ENDED.objects, _ENDED.order = (), None
 
 
 def let_go(objects: object) -> None:
     """Forget what is in use: nothing uses it, or somebody else keeps it."""
     in_use.pop(id(objects), None)
     if isinstance(objects, _Ticket):
-        objects.objects = ()  # the ticket itself stays until the next call: it is an orphan soon
+        # The ticket itself stays until the next call: it is an orphan soon.
+        objects.objects, objects.order = (), None
 
 
 def keep_in_use(lane: Lane) -> None:
@@ -116,6 +118,7 @@ def _hold_orphans() -> None:
             if ticket.is_elsewhere():
                 continue
             try:
+                _order(ticket)
                 keep(ticket.lane, ticket)
             except ClosedError:  # nobody can tell any more when they may go
                 pass
@@ -127,6 +130,19 @@ def _hold_orphans() -> None:
                 continue
         with contextlib.suppress(ValueError):  # another thread was faster
             orphans.remove(ticket)
+
+
+def _order(ticket: _Ticket) -> None:
+    """Let those wait for the lane that have to; once it has worked, and it is safe to repeat."""
+    if ticket.order is not None:
+        try:
+            ticket.order(None, after_error=True)
+        except (CaptureError, DriverError) as error:
+            if not _driver.status.ended_context(error):
+                raise
+        except (UserStreamError, RuntimeError):  # nobody is there who could wait
+            pass
+        ticket.order = None
 
 
 _SWEEP_SECONDS = 200e-6  # at most so often for each stream: asking an event takes a µs
@@ -167,7 +183,6 @@ class _Queue:
     def add(self, event: Event, began: float, objects: object) -> None:
         now = time.monotonic()
         self._held.append(_held((event, began, now, objects)))
-        in_use.pop(id(objects), None)  # it has taken over, whatever comes now
         if now - self._swept > _SWEEP_SECONDS:
             self._swept = now
             self.sweep()
@@ -247,6 +262,9 @@ def hold(lane: Lane, event: Event, began: float, objects: object) -> None:
         with _lock:
             queues.add(queue)
         _begin_watch()
+    # Last: a signal before this makes them orphans, which are held once more. One after it, but
+    # before the rest, would leave them to the next `hold` on this very lane.
+    in_use.pop(id(objects), None)
 
 
 def keep(lane: Lane, objects: object) -> None:

@@ -37,7 +37,6 @@ class Borrow:
         "_activation",
         "_asked",
         "_keep",
-        "_key",
         "_order",
         "_ordering",
         "_unentered",
@@ -57,7 +56,6 @@ class Borrow:
         self._activate = activate if isinstance(activate, (bool, str)) else _names(activate)
         self._ordering: Ordering | None = None
         self._use: holding.Use | None = None
-        self._key = 0  # under which that is in use
         self._activation: activations.Activation[Stream] | None = None
         self._unentered: _unentered.Unentered | None = None
         try:
@@ -95,14 +93,15 @@ class Borrow:
                 ordering.consumer, frameworks, ordered=ordering.producers
             )
         kept = ordering.acquire()
+        # If this object goes before its block has ended, a later call does what the end would have
+        # done: a Ctrl-C may come at the very first step of `__exit__`.
         use = holding.Use(ordering.lane, ordering.buffers, kept, ordering.pending)
-        self._key = id(use)
-        holding.in_use[self._key] = use  # to the end of the block, whoever drops this object
+        if ordering.thread is None:
+            use.ticket.order = ordering.release
         if activation is not None:
             try:
                 activation.__enter__()
             except BaseException:
-                del holding.in_use[self._key]
                 use.end()
                 raise
         self._activation = activation
@@ -121,17 +120,10 @@ class Borrow:
             raise RuntimeError("this borrow was not entered")
         if _process.halted:
             _process.check_fork()
-        # From here on a Ctrl-C lets go of `use`, and a later call holds what it is about. No call
-        # comes before: there they would stay for good.
-        del holding.in_use[self._key]
-        try:
-            if ordering.thread is not None:
-                ordering.check_thread()
-            if activation is not None:
-                activation.check_thread()
-        except RuntimeError:  # it has not ended
-            holding.in_use[self._key] = use
-            raise
+        if ordering.thread is not None:
+            ordering.check_thread()
+        if activation is not None:
+            activation.check_thread()
         self._ordering = self._activation = self._use = None
         failures: list[Exception] = []
         try:
@@ -141,12 +133,13 @@ class Borrow:
             failures.append(failure)
         finally:  # also if Ctrl-C came
             try:
-                if not self._keep:
-                    use.end()
                 ordering.release(use.ticket if self._keep else ordering.pending)
             except Exception as failure:
                 failures.append(failure)
-                use.hold_later()
+                if self._keep:
+                    use.hold_later()
+            if not self._keep:
+                use.end()
         if failures:
             _cleanup.report(failures, error)
 
