@@ -24,6 +24,14 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 # By that address the ranks find each other where the name of the host is not known.
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
 TORCHRUN += ["--nproc-per-node", "2"]
+# A notebook, cell by cell, as if somebody had typed them.
+NOTEBOOK = """
+import json, sys
+cells = {}
+for number, cell in enumerate(json.load(open(sys.argv[1]))["cells"]):
+    if cell["cell_type"] == "code":
+        exec(compile("".join(cell["source"]), f"cell {number}", "exec"), cells)
+"""
 SECONDS = 120  # that an example may take
 TWO_GPUS = ("several_gpus.py", "torchrun_deadline.py", "torchrun_nccl.py")
 FRAMEWORKS = {
@@ -38,6 +46,7 @@ FRAMEWORKS = {
     "process_pool.py": "multiprocessing",
     "raw_pointer.py": "torch",
     "several_gpus.py": "torch",
+    "torch_and_cupy.ipynb": "cupy",
     "torchrun_deadline.py": "torch",
     "torchrun_nccl.py": "torch",
     "with_cupy.py": "cupy",
@@ -65,7 +74,8 @@ def main() -> int:
     print(f"on the {'simulated' if simulated else 'real'} driver", flush=True)
     prefix = ["-c", SIMULATE] if simulated else []
     failed = [path.name for path in sorted(EXAMPLES.glob("*.py")) if not _run(path, prefix)]
-    for path in sorted([*EXAMPLES.glob("needs_gpu/*.py"), *EXAMPLES.glob("engines/*.py")]):
+    failed += [path.name for path in EXAMPLES.glob("notebooks/*") if not _run(path, [])]
+    for path in sorted([*EXAMPLES.glob("needs_gpu/*.*"), *EXAMPLES.glob("engines/*.py")]):
         framework = FRAMEWORKS[path.name]
         ranks = path.name.startswith("torchrun")
         if simulated and path.parent.name == "needs_gpu":
@@ -93,6 +103,8 @@ def _is_installed(framework: str) -> bool:
 
 
 def _run(path: Path, prefix: list[str]) -> bool:
+    if path.suffix == ".ipynb":
+        prefix = ["-c", NOTEBOOK]
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
     with subprocess.Popen(
         [sys.executable, *prefix, str(path)],

@@ -203,6 +203,10 @@ def test_close_takes_no_stream_from_whoever_holds_it(name: str | None) -> None:
     theirs.sync(timeout=10)
     assert us.get_stream(0, name=name) is theirs, "a second one would be in no order with it"
     assert dict(us.streams()) == {(0, name): theirs}
+    us.close(timeout=10)
+    another = us.get_stream(0, name=name, priority=-1)
+    assert another is not theirs, "nobody asks for a stream like that one"
+    assert another.priority == -1
 
 
 def test_one_stream_for_all_that_ask_while_a_registry_is_emptied() -> None:

@@ -258,8 +258,9 @@ class UserStream:
         Notes
         -----
         No stream is closed under anybody. Those to which there are references remain usable, and
-        `get_stream` returns them again for as long as that is so; the others are destroyed, unless
-        their handle has been read (see `Stream`). The process-wide registry also frees the
+        `get_stream` returns them again for as long as that is so, unless another priority or part
+        of the device is asked for; the others are destroyed, unless their handle has been read (see
+        `Stream`). The process-wide registry also frees the
         page-locked memory of `asnumpy` that no array uses. Closing it is up to the application: a
         library makes a registry of its own. Blocks, but never inside the driver. Thread-safe.
 

@@ -46,8 +46,9 @@ class Table:
         self.shared = False  # by the whole process, so nobody may close one of its streams
         self.unnamed: dict[int, Stream] = {}  # by device; the same dictionary as long as it lives
         self.named: dict[str | None, dict[int, Stream]] = {None: self.unnamed}
-        # What `close` let go of while somebody held it. Whoever asks gets that one again: a second
-        # stream of that device and name would be in no order with the work of its holder.
+        # What `close` let go of while somebody held it. Whoever asks gets that one again, unless it
+        # is to have another priority or part: a second stream of that device and name would be in
+        # no order with the work of its holder.
         self.let_go: weakref.WeakValueDictionary[tuple[int, str | None], Stream] = (
             weakref.WeakValueDictionary()
         )
@@ -95,7 +96,7 @@ class Table:
             wanted = lanes.clamp_priority(device, wanted)
         stream = self.named.get(name, {}).get(device)
         if stream is None:
-            stream = self._create(device, name, wanted or 0, sms)
+            stream = self._create(device, name, wanted, sms)
         if wanted is not None and stream.priority != wanted:
             raise ValueError(
                 f"{stream!r} has priority {stream.priority}, not {wanted}: pass another name for "
@@ -106,7 +107,7 @@ class Table:
         return stream
 
     def _create(
-        self, device: int, name: str | None, priority: int, sms: parts.Wanted | None
+        self, device: int, name: str | None, priority: int | None, sms: parts.Wanted | None
     ) -> Stream:
         # The driver may hold this up until another stream is done. So only those wait who want the
         # same one, and not whoever wants another or closes this registry.
@@ -115,10 +116,10 @@ class Table:
             if there is not None:
                 return there
             stream = self.let_go.get((device, name))
-            if stream is None:
+            if stream is None or sms is not None or priority not in (None, stream.priority):
                 part = None if sms is None else parts.part_of(device, sms)
                 lane = lanes.create(
-                    device, name=name, nonblocking=True, priority=priority, part=part
+                    device, name=name, nonblocking=True, priority=priority or 0, part=part
                 )
                 lane.on_close = functools.partial(_forget, weakref.ref(self))
                 stream = Stream._of(lane)
