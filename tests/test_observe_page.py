@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from cuda.bindings import driver
+from cuda.core import LaunchConfig, ObjectCode, launch
 
 import observed
 import userstream as us
@@ -20,6 +21,7 @@ from helpers import checked
 from observed import a_room, captured, copy, fill, handle, no_edge, watched
 from userstream._observe import page as page_module
 from userstream._observe.page import page
+from userstream.testing import Pointer, kernel
 
 pytestmark = [
     pytest.mark.simulated,
@@ -108,6 +110,20 @@ def test_what_is_captured_is_marked_and_a_launch_is_an_operation(tmp_path: Path)
     assert [entry[6] >> 1 & 1 for entry in document["timeline"]["entries"]] == [1, 0, 0]
     assert document["timeline"]["entries"][1][8] == [[room.x, observed.SIZE, 1]]
     assert document["races"][0]["entries"] == [1, 2]
+
+
+@kernel("shown_on_a_page")
+def _any(grid: Any, block: Any, to: Pointer) -> None:
+    pass
+
+
+def test_what_a_kernel_does_with_a_buffer_may_not_be_known(tmp_path: Path) -> None:
+    with a_room() as room, us.observe() as seen:
+        code = ObjectCode.from_ptx(b"any").get_kernel("shown_on_a_page")
+        launch(room.a, LaunchConfig(grid=1, block=1), code, room.x)
+        document = shown(seen, tmp_path)
+    assert names(document) == ["shown_on_a_page"]
+    assert document["timeline"]["entries"][0][8] == [[room.x, 1, 2]]
 
 
 def test_races_are_tied_to_their_operations(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from userstream._observe.records import Call
     from userstream._observe.stacks import Stacks
 
+READ, WRITE, EITHER = 0, 1, 2  # how bytes are touched
+
 _MOST_TOUCHES = 24  # of one operation: a kernel may be given a hundred buffers
 _MOST_PENDING = 8  # waits of a stream that nothing was queued behind
 
@@ -47,7 +49,7 @@ class Entry:
         self.ended = call.ended
         self.waited = False  # the host was held up
         self.after: tuple[int, ...] = ()  # what it waits for, on other streams
-        self.touches: list[tuple[int, int, bool]] = []
+        self.touches: list[tuple[int, int, int]] = []
 
 
 class Timeline:
@@ -65,12 +67,12 @@ class Timeline:
         lane.last = entry.number
         return entry.number
 
-    def touched(self, start: int, end: int, *, write: bool) -> None:
-        """Note which bytes the newest operation touches."""
+    def touched(self, start: int, end: int, how: int) -> None:
+        """Note which bytes the newest operation touches: it reads, writes or may do both."""
         if self._entries:
             touches = self._entries[-1].touches
             if len(touches) < _MOST_TOUCHES:
-                touches.append((start, end, write))
+                touches.append((start, end, how))
 
     def must_wait(self, lane: Lane, after: Iterable[int]) -> None:
         """Note what the next operation of a stream waits for."""
@@ -119,7 +121,7 @@ class Timeline:
                     entry.ended - entry.began,
                     entry.waited | _is_captured(entry) << 1,
                     [number - first for number in entry.after if number >= first],
-                    [[start, end - start, int(write)] for start, end, write in entry.touches],
+                    [[start, end - start, how] for start, end, how in entry.touches],
                 ]
             )
         return {

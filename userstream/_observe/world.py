@@ -9,7 +9,7 @@ from userstream._observe import own
 from userstream._observe.clocks import LEGACY, Clocks, join
 from userstream._observe.memory import ASSUMED, EXACT, PINNED, Access, Allocation, Memory
 from userstream._observe.races import Done, Finds, Place, Side
-from userstream._observe.timeline import Timeline
+from userstream._observe.timeline import EITHER, READ, WRITE, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -79,8 +79,9 @@ class World:
         """Note that an operation touches bytes, and what that races with."""
         made = []
         how: Any = {"write": write, "known": known, "loose": loose}
+        shown = EITHER if known == ASSUMED else WRITE if write else READ
         for start, end in ranges:
-            self.timeline.touched(start, end, write=write)
+            self.timeline.touched(start, end, shown)
             if lane.capture is not None:
                 access = Access(start, end, lane, time, operation, **how)
                 for old in lane.capture.touch(access):

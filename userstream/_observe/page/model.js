@@ -14,7 +14,8 @@ function readModel(document) {
   const timeline = document.timeline;
   const rows = sortedRows(timeline.rows);
   const entries = timeline.entries.map((row, index) => readEntry(row, index, timeline, rows));
-  return { ...document, timeline, rows, entries, races: readRaces(document) };
+  const lasted = entries.reduce((end, entry) => Math.max(end, entry.began + entry.took), 0);
+  return { ...document, timeline, rows, entries, lasted, races: readRaces(document) };
 }
 
 /* Threads come first: what they queue goes down from them. */

@@ -7,7 +7,7 @@ const COLOURS = [
 const SMALL = "11px system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif";
 const STRONG = `600 ${SMALL}`;
 const NAMED = 34; // pixels of a bar that has its name in it
-const EDGES_FROM = 1.5; // pixels of an operation, for its edges to be told apart
+const MOST_EDGED = 1200; // operations in the view whose edges can be told apart
 
 function readPalette(element) {
   const style = getComputedStyle(element);
@@ -115,8 +115,10 @@ function ticks(view) {
     view.scale === "order" ? 1 : 0,
     power * [1, 2, 5, 10].find((each) => each * power >= least),
   );
+  const shift = view.scale === "order" ? view.model.timeline.first % step : 0;
   const found = [];
-  for (let at = Math.ceil(begin / step) * step; at <= end; at += step) found.push(at);
+  for (let at = Math.ceil((begin + shift) / step) * step - shift; at <= end; at += step)
+    found.push(at);
   return found;
 }
 
@@ -162,8 +164,13 @@ function paintOverview(context, state) {
   const right = Math.min(view.width, across(toPlace(view, view.width)));
   context.fillStyle = palette.line;
   context.fillRect(left, 0, Math.max(3, right - left), OVERVIEW);
-  for (const index of state.marks ?? [])
-    overviewTick(context, across(spanOf(view, view.model.entries[index])[0]), palette.accent, 6);
+  let painted = -1;
+  for (const index of state.marks ?? []) {
+    const x = across(spanOf(view, view.model.entries[index])[0]);
+    if (x < painted) continue;
+    overviewTick(context, x, palette.accent, 6);
+    painted = x + 1;
+  }
   for (const race of view.model.races) {
     for (const index of race.ends.filter((each) => each !== null))
       overviewTick(context, across(spanOf(view, view.model.entries[index])[0]), palette.race, 0);
@@ -188,13 +195,22 @@ function isDimmed(state, entry) {
   return state.marks !== null && !state.marks.has(entry.index);
 }
 
+/* Tells whether the pixels of an entry are painted already, by one that looks like it; takes them
+ * otherwise. */
+function isBehind(state, entry, row, taken) {
+  const key = 4 * row + 2 * isDimmed(state, entry) + entry.waited;
+  const [begin, end] = spanOf(state.view, entry);
+  if (toPixel(state.view, end) < (taken.get(key) ?? -1)) return true;
+  taken.set(key, toPixel(state.view, begin) + 1.5);
+  return false;
+}
+
 /* In the rows of the host: who queued it, and where it waited. */
 function paintCalls(context, state, tops, seen) {
   const taken = new Map();
   for (const entry of seen) {
+    if (isBehind(state, entry, entry.thread, taken)) continue;
     const box = boxOf(state.view, entry, entry.thread, tops);
-    if (!entry.waited && box.x + box.width < (taken.get(entry.thread) ?? -1)) continue;
-    taken.set(entry.thread, Math.max(box.x + 1.5, taken.get(entry.thread) ?? -1));
     context.globalAlpha = isDimmed(state, entry) ? 0.25 : 1;
     if (entry.waited) paintWait(context, state.palette, box);
     else {
@@ -228,10 +244,8 @@ function paintWait(context, palette, box) {
 function paintBars(context, state, tops, seen) {
   const taken = new Map();
   for (const entry of seen) {
-    if (entry.lane < 0) continue;
+    if (entry.lane < 0 || isBehind(state, entry, entry.lane, taken)) continue;
     const box = boxOf(state.view, entry, entry.lane, tops);
-    if (box.x + box.width < (taken.get(entry.lane) ?? -1) && state.marks === null) continue;
-    taken.set(entry.lane, box.x + 1.5);
     if (box.y + box.height >= TOP && box.y <= state.view.height)
       paintBar(context, state, entry, box);
   }
@@ -247,7 +261,7 @@ function paintBar(context, state, entry, box) {
     context.stroke();
     context.setLineDash([]);
   } else context.fill();
-  if (box.width >= NAMED) paintName(context, state, entry, box);
+  if (box.width >= NAMED && !isDimmed(state, entry)) paintName(context, state, entry, box);
   paintOutline(context, state, entry, box);
 }
 
@@ -287,13 +301,13 @@ function paintOutline(context, { selected, hovered, palette }, entry, box) {
 
 function paintEdges(context, state, tops, seen) {
   const { view } = state;
-  const width = view.scale === "order" ? 1 / view.perPixel : 8;
-  if (width < EDGES_FROM && state.selected === null) return;
+  const all = seen.length <= MOST_EDGED;
+  if (!all && state.selected === null) return;
   for (const entry of seen) {
     for (const source of entry.after) {
       const other = view.model.entries[source];
       const chosen = entry === state.selected || other === state.selected;
-      if (chosen || width >= EDGES_FROM) paintEdge(context, state, tops, other, entry, chosen);
+      if (chosen || all) paintEdge(context, state, tops, other, entry, chosen);
     }
   }
 }

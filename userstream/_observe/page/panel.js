@@ -100,6 +100,8 @@ function whereText(line) {
   return line ? frameText(line) : "no line of Python";
 }
 
+const TOUCHES = ["reads", "writes", "reads or writes"]; // as the last number of a touch says
+
 /* ---- one operation -------------------------------------------------------------------------- */
 
 function fillDetail(element, model, entry, actions) {
@@ -112,7 +114,7 @@ function fillDetail(element, model, entry, actions) {
     ["queued", `at ${duration(entry.began)}, took ${duration(entry.took)}`],
     ...(entry.captured ? [["", "captured: it runs when its graph is launched"]] : []),
     ...(entry.waited ? [["", "the host waited"]] : []),
-    ...entry.touches.map((touch) => [touch[2] ? "writes" : "reads", touchLink(touch, actions)]),
+    ...entry.touches.map((touch) => [TOUCHES[touch[2]], touchLink(touch, actions)]),
     ...entry.after.map((index) => ["after", entryLink(model, index, actions)]),
   ];
   element.replaceChildren(

@@ -18,12 +18,8 @@ function gutter(view) {
 }
 
 function extent(view) {
-  const { entries } = view.model;
-  if (!entries.length) return [0, 1];
-  if (view.scale === "order") return [0, entries.length];
-  let end = 1;
-  for (const entry of entries) end = Math.max(end, entry.began + entry.took);
-  return [0, end];
+  const { entries, lasted } = view.model;
+  return [0, Math.max(1, view.scale === "order" ? entries.length : lasted)];
 }
 
 function spanOf(view, entry) {
