@@ -5,6 +5,7 @@ They are for machines without the frameworks; `test_frameworks.py` uses the real
 
 from __future__ import annotations
 
+import ctypes
 import types
 from collections import defaultdict
 from collections.abc import Iterator
@@ -209,6 +210,14 @@ class _Numba(_Interface):
     @property
     def size(self) -> int:
         return self.interface["shape"][0]
+
+    @property
+    def stream(self) -> Any:
+        return self.interface.get("stream") or 0
+
+    @property
+    def device_ctypes_pointer(self) -> ctypes.c_size_t:
+        return ctypes.c_size_t(self.interface["data"][0])
 
     @property
     def gpu_data(self) -> Any:

@@ -25,7 +25,7 @@ from helpers import (
     on,
     pinned_memory,
 )
-from userstream import _buffers, _driver
+from userstream import _buffers, _driver, testing
 from userstream._buffers import contiguous_strides
 
 
@@ -183,6 +183,20 @@ def test_numba(memory: int) -> None:
         empty = standins.NumbaArray(0, address, count=0)
         assert resolves(empty)
         assert us.asnumpy(empty).shape == (0,)
+
+
+def test_numba_orders_by_the_stream_that_it_is_bound_to(memory: int, producer: us.Stream) -> None:
+    array = standins.NumbaArray(0, memory, stream=int(producer.handle))
+    us.get_stream(0)
+    with testing.latch(producer):
+        assert not us.acquire(array).is_done
+    us.wait(0, timeout=10)
+    unbound = standins.NumbaArray(0, memory, stream=None)
+    with device_current(0):
+        legacy = us.Stream.legacy_default()
+        with testing.latch(legacy):
+            assert not us.acquire(unbound).is_done
+        us.wait(0, timeout=10)
 
 
 def test_numba_with_per_thread_default_streams(

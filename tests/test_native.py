@@ -44,6 +44,15 @@ def core(request: pytest.FixtureRequest) -> ModuleType:
 
 
 @pytest.fixture
+def compiled() -> ModuleType:
+    """What has the functions that have no counterpart in Python."""
+    us.get_stream(0)
+    native = pytest.importorskip("userstream._driver._native", exc_type=ImportError)
+    native.load(*map(fused._address, pure.FUNCTIONS))
+    return native
+
+
+@pytest.fixture
 def event() -> Any:
     us.get_stream(0)
     with device_current(0):
@@ -72,20 +81,11 @@ def test_a_query_tells_whether_a_stream_is_busy(core, producer):
     assert core.query(producer._lane.handle) == 0
 
 
-def test_a_poll_tells_whether_an_event_is_pending(core, producer, event):
-    with testing.latch(producer):
-        checked(driver.cuEventRecord(event, producer._lane.handle))
-        assert which(core.poll(event)) == ("cuEventQuery", NOT_READY)
-    producer.sync()
-    assert core.poll(event) == 0
-
-
-@pytest.mark.parametrize("mode", ["query", "poll"])
-def test_no_capture_breaks_and_the_mode_is_as_before(core, producer, event, mode):
+def test_no_capture_breaks_and_the_mode_is_as_before(core, producer):
     with us.Stream.create(0) as captured:
         captured.begin_capture(mode="global")
         before = mode_of_this_thread()
-        assert getattr(core, mode)(producer._lane.handle if mode == "query" else event) == 0
+        assert core.query(producer._lane.handle) == 0
         assert mode_of_this_thread() == before
         captured.end_capture()  # it would tell of an invalid capture
 
@@ -113,29 +113,33 @@ def test_a_stream_is_in_its_context(core, producer):
         assert core.is_in(stream, other or 1) is False
 
 
-def test_an_edge_orders_one_stream_after_another(core, producer, event):
+def test_an_edge_orders_one_stream_after_another(compiled, producer, event):
     with us.Stream.create(0) as consumer:
         with testing.latch(producer):
-            assert core.edge(producer._lane.handle, consumer._lane.handle, event, 0) == 0
-            assert which(core.query(consumer._lane.handle)) == ("cuStreamQuery", NOT_READY)
-        assert eventually(lambda: core.query(consumer._lane.handle) == 0)
+            assert compiled.edge(producer._lane.handle, consumer._lane.handle, event, 0) == 0
+            assert which(compiled.query(consumer._lane.handle)) == ("cuStreamQuery", NOT_READY)
+        assert eventually(lambda: compiled.query(consumer._lane.handle) == 0)
 
 
-def test_an_edge_leaves_captured_streams_alone(core, producer, event):
+def test_an_edge_leaves_captured_streams_alone(compiled, producer, event):
     with us.Stream.create(0) as captured:
         captured.begin_capture(mode="relaxed")
         one, other = producer._lane.handle, captured._lane.handle
-        assert core.edge(one, other, event, 0) == core.edge(other, one, event, 0) == pure.CAPTURED
+        assert (
+            compiled.edge(one, other, event, 0)
+            == compiled.edge(other, one, event, 0)
+            == pure.CAPTURED
+        )
         assert captured.end_capture() is not None
 
 
-def test_an_edge_can_need_a_context_to_be_current(core, producer, event):
+def test_an_edge_can_need_a_context_to_be_current(compiled, producer, event):
     stream, context = producer._lane.handle, producer._lane.context
-    assert core.edge(stream, stream, event, context) == pure.CAPTURED
+    assert compiled.edge(stream, stream, event, context) == pure.CAPTURED
     with _driver.contexts.entered(context):
-        assert core.edge(stream, stream, event, context) == 0
+        assert compiled.edge(stream, stream, event, context) == 0
     with another_context():
-        assert core.edge(stream, stream, event, context) == pure.CAPTURED
+        assert compiled.edge(stream, stream, event, context) == pure.CAPTURED
 
 
 LONG = 20 * 10**9  # nanoseconds, past which a test that waits for them has failed
@@ -166,7 +170,7 @@ def test_fetching_gives_up_in_time(core, producer, event, to_host):
         result = core.fetch(*to_host, stream, event, context, 1000)
         assert which(result) == ("cuEventQuery", NOT_READY)
     producer.sync()
-    assert core.poll(event) == 0  # which was recorded behind the copy
+    checked(driver.cuEventQuery(event))  # which was recorded behind the copy
 
 
 def test_nothing_is_fetched_on_a_captured_stream_or_beside_its_context(
@@ -214,22 +218,19 @@ def test_a_failure_to_fetch_names_its_function(core, producer, event, to_host, f
 
 
 @pytest.mark.simulated
-@pytest.mark.parametrize(
-    ("function", "call"),
-    [
-        ("cuStreamQuery", "query"),
-        ("cuEventQuery", "poll"),
-        ("cuEventRecord", "edge"),
-        ("cuStreamWaitEvent", "edge"),
-    ],
-)
-def test_a_failure_names_its_function_and_restores_the_mode(core, producer, event, function, call):
-    stream = producer._lane.handle
-    handles = {"query": [stream], "poll": [event], "edge": [stream, stream, event, 0]}[call]
+def test_a_failure_names_its_function_and_restores_the_mode(core, producer):
     before = mode_of_this_thread()
-    with testing.inject(function, driver.CUresult.CUDA_ERROR_UNKNOWN):
-        assert which(getattr(core, call)(*handles)) == (function, 999)
+    with testing.inject("cuStreamQuery", driver.CUresult.CUDA_ERROR_UNKNOWN):
+        assert which(core.query(producer._lane.handle)) == ("cuStreamQuery", 999)
     assert mode_of_this_thread() == before
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("function", ["cuEventRecord", "cuStreamWaitEvent"])
+def test_an_edge_that_fails_names_its_function(compiled, producer, event, function):
+    stream = producer._lane.handle
+    with testing.inject(function, driver.CUresult.CUDA_ERROR_UNKNOWN):
+        assert which(compiled.edge(stream, stream, event, 0)) == (function, 999)
 
 
 @pytest.mark.simulated
@@ -308,7 +309,6 @@ class TestCompiled:
 
         calls: list[tuple[Any, tuple[Any, ...]]] = [
             *((native.query, (handle,)) for handle in (stream, int(stream))),
-            (native.poll, (event,)),
             (native.are_free, (stream, stream)),
             (native.edge, (stream, stream, event, 0)),
             *((native.pointer, (address,)) for address in (to_host[1], 1 << 40)),

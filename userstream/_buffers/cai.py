@@ -11,7 +11,7 @@ import numpy as np
 from userstream import _driver
 from userstream._buffers._layout import Layout, contiguous_strides
 from userstream._buffers._names import type_name
-from userstream._buffers._places import checked_place, device_at
+from userstream._buffers._places import checked_place, device_at, place_of
 from userstream._buffers.view import UNKNOWN, Order, View, once
 from userstream.errors import UnsupportedBufferError
 
@@ -64,14 +64,12 @@ class InterfaceView(View):
     def locate(obj: Any) -> int:
         """Return the ordinal of the device of the memory that the interface points to."""
         address = operator.index(checked(obj, getattr(obj, ATTRIBUTE))["data"][0])
-        place = _driver.pointers.place_of(address) if address else None
-        if place is None or place.is_host or not place.is_in_primary_context():
-            return device_at(checked_place(place, address, obj), obj)
-        return place.device
+        device = _driver.pointers.usual_device(address) if address else None
+        return device_at(place_of(address, obj), obj) if device is None else device
 
     @staticmethod
-    def named(obj: Any, otherwise: int = 0) -> tuple[int, int] | None:
-        """Return the device and the stream that it names, or `otherwise` if it names none."""
+    def named(obj: Any) -> tuple[int, int] | None:
+        """Return the device and the stream that it names."""
         found = getattr(obj, ATTRIBUTE)
         try:
             found["shape"], found["typestr"]
@@ -79,8 +77,6 @@ class InterfaceView(View):
             handle = found.get("stream")
         except (KeyError, TypeError, ValueError):
             return None
-        if handle is None:
-            handle = otherwise
         if (
             not type(address) is type(version) is type(handle) is int
             or version < 3
@@ -88,10 +84,8 @@ class InterfaceView(View):
             or not 0 < address < 1 << 64
         ):
             return None
-        place = _driver.pointers.place_of(address)
-        if place is None or place.is_host or not place.is_in_primary_context():
-            return None
-        return place.device, handle
+        device = _driver.pointers.usual_device(address)
+        return None if device is None else (device, handle)
 
     @once
     def interface(self) -> Mapping[str, Any]:

@@ -45,7 +45,14 @@ class DLPackView(View):
     @staticmethod
     def locate(obj: Any) -> int:
         """Return the ordinal of the device."""
-        return DLPackView(obj).device
+        try:
+            kind, ordinal = obj.__dlpack_device__()
+        except Exception:  # which the view says more about
+            return DLPackView(obj).device
+        if kind != _CUDA or type(ordinal) is not int:
+            return DLPackView(obj).device
+        _driver.library.check_device(ordinal)
+        return ordinal
 
     @once
     def speaker(self) -> Any:

@@ -27,6 +27,12 @@ def _default_stream() -> int:
     return _driver.streams.PER_THREAD if per_thread else _driver.streams.LEGACY
 
 
+def _device(array: Any) -> int | None:
+    """Return the ordinal of the device, where the address tells it at once."""
+    address = array.device_ctypes_pointer.value if array.size else None
+    return _driver.pointers.usual_device(address) if address else None
+
+
 class ArrayView(InterfaceView):
     """A look at a ``DeviceNDArray`` of numba-cuda."""
 
@@ -35,14 +41,16 @@ class ArrayView(InterfaceView):
     @staticmethod
     def locate(array: Any) -> int:
         """Return the ordinal of the device."""
-        return ArrayView(array).device if array.size == 0 else InterfaceView.locate(array)
+        # Numba makes the interface anew each time, which takes longer than all else here.
+        device = _device(array)
+        return ArrayView(array).device if device is None else device
 
     @staticmethod
-    def named(array: Any, otherwise: int = 0) -> tuple[int, int] | None:
+    def named(array: Any) -> tuple[int, int] | None:
         """Return its device and the stream that it is bound to, or the default stream."""
-        if array.size == 0:
-            return None
-        return InterfaceView.named(array, otherwise or _default_stream())
+        device = _device(array)
+        handle = int(array.stream) if array.stream != 0 else _default_stream()
+        return None if device is None or handle == 0 else (device, handle)
 
     @once
     def device(self) -> int:

@@ -1,7 +1,8 @@
 /* Sequences of driver calls as one call from Python: what they cost is then what the driver costs.
  *
  * Neither a header of CUDA nor a link with it: `load` is given the addresses of the functions.
- * pure.py has the same functions in Python and is the reference; `tests/test_native.py` runs both.
+ * pure.py has the same functions in Python, all but `edge`, and is the reference;
+ * `tests/test_native.py` runs both.
  *
  * A result is 0, or the number of the function that failed << 32 | its CUresult: see `named`. */
 
@@ -189,22 +190,6 @@ static PyObject *query(PyObject *module, PyObject *const *args, Py_ssize_t count
     return PyLong_FromLongLong(result);
 }
 
-static PyObject *poll(PyObject *module, PyObject *const *args, Py_ssize_t count)
-{
-    (void)module;
-    void *event;
-    int mode;
-    Result result;
-    if (!addresses(args, count, 1, &event))
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    result = relax(&mode);
-    if (!result)
-        result = restore(mode, failed(QUERY_EVENT, query_event(event)));
-    Py_END_ALLOW_THREADS
-    return PyLong_FromLongLong(result);
-}
-
 static PyObject *edge(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
@@ -300,7 +285,6 @@ static PyMethodDef methods[] = {
     {"are_free", (PyCFunction)(void (*)(void))are_free, METH_FASTCALL, NULL},
     {"is_in", (PyCFunction)(void (*)(void))is_in, METH_FASTCALL, NULL},
     {"query", (PyCFunction)(void (*)(void))query, METH_FASTCALL, NULL},
-    {"poll", (PyCFunction)(void (*)(void))poll, METH_FASTCALL, NULL},
     {"edge", (PyCFunction)(void (*)(void))edge, METH_FASTCALL, NULL},
     {"fetch", (PyCFunction)(void (*)(void))fetch, METH_FASTCALL, NULL},
     {"pointer", pointer, METH_O, NULL},

@@ -68,6 +68,14 @@ def current_device() -> int:
     raise failed("cuCtxGetDevice", status)
 
 
+def is_current(context: driver.CUcontext | int) -> bool:
+    """Tell whether a context is known to be the current one; `False` also if that fails."""
+    try:
+        return bool(driver.cuCtxGetCurrent()[1] == context)
+    except (RuntimeError, ValueError):
+        return False
+
+
 def default_context() -> driver.CUcontext:
     """Return the context that a default stream stands for: the current one, or device 0's."""
     ensure()

@@ -33,8 +33,9 @@ def _choose() -> tuple[ModuleType, str | None]:
 
 
 _core, why_pure = _choose()
-# From, to, an event of the first's context, and the context that has to be current or 0.
-edge: Callable[[Any, Any, Any, Any], int] = _core.edge
+# From, to, an event of the first's context, and the context that has to be current or 0. Without
+# the compiled core nothing here makes an edge: cuda.core takes half the time of the bindings.
+edge: Callable[[Any, Any, Any, Any], int] | None = getattr(_core, "edge", None)
 CAPTURED = pure.CAPTURED  # what it returns if it has queued nothing, as one may be captured
 are_free = _core.are_free
 is_in = _core.is_in

@@ -91,6 +91,19 @@ def place_of(address: int) -> Place | None:
     return Place(kind == _HOST, bool(managed), device, context, start, size)
 
 
+def usual_device(address: int) -> int | None:
+    """Return the device of memory that may be used on its user stream; no more is asked.
+
+    `None` where it is not clear at once: `place_of` tells then what is the matter.
+    """
+    if _process.halted:
+        _process.check_fork()
+    status, kind, _managed, device, context, _start, _size = _question()(address)
+    if status or not kind or kind == _HOST or (context and context not in devices_of_primaries):
+        return None
+    return device
+
+
 def _range_of(address: int) -> tuple[int, int] | None:
     """Return where an allocation begins and how long it is; `None` if the driver does not say."""
     asked = driver.cuMemGetAddressRange

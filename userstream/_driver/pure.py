@@ -50,7 +50,6 @@ _FREE = (SUCCESS, NOT_CAPTURING)
 _QUERY_STREAM = FUNCTIONS.index("cuStreamQuery") << 32
 _QUERY_EVENT = FUNCTIONS.index("cuEventQuery") << 32
 _RECORD_EVENT = FUNCTIONS.index("cuEventRecord") << 32
-_WAIT_EVENT = FUNCTIONS.index("cuStreamWaitEvent") << 32
 _COPY = FUNCTIONS.index("cuMemcpyAsync") << 32
 
 
@@ -91,37 +90,6 @@ def query(stream: Any) -> int:
     return 0 if status == SUCCESS else _QUERY_STREAM | int(status)
 
 
-def poll(event: Any) -> int:
-    """Query an event, and leave the captures of other threads alone."""
-    return relaxed(_result, _QUERY_EVENT, driver.cuEventQuery, event)
-
-
-def edge(source: Any, destination: Any, event: Any, context: Any) -> int:
-    """Order one stream after another by an event, unless one of them is being captured.
-
-    `CAPTURED` also if `context` is not the current one; 0 is any.
-    """
-    # No function of ours is called, as each would cost as much as a call of the driver.
-    try:
-        if (
-            (context and driver.cuCtxGetCurrent()[1] != context)
-            or driver.cuStreamIsCapturing(source) != _FREE
-            or driver.cuStreamIsCapturing(destination) != _FREE
-        ):
-            return CAPTURED
-    except (RuntimeError, ValueError):
-        return CAPTURED
-    which = _RECORD_EVENT
-    try:
-        (status,) = driver.cuEventRecord(event, source)
-        if status == SUCCESS:
-            which = _WAIT_EVENT
-            (status,) = driver.cuStreamWaitEvent(destination, event, 0)
-    except (RuntimeError, ValueError) as error:
-        raise raised(FUNCTIONS[which >> 32], error) from error
-    return 0 if status == SUCCESS else which | int(status)
-
-
 def fetch(  # noqa: PLR0917 -- as `_native.fetch`, to which a name would cost as much as a value
     to: int, source: int, size: int, stream: Any, event: Any, context: Any, _nanoseconds: int, /
 ) -> int:
@@ -139,7 +107,7 @@ def fetch(  # noqa: PLR0917 -- as `_native.fetch`, to which a name would cost as
     return (
         _result(_COPY, driver.cuMemcpyAsync, to, source, size, stream)
         or _result(_RECORD_EVENT, driver.cuEventRecord, event, stream)
-        or poll(event)
+        or relaxed(_result, _QUERY_EVENT, driver.cuEventQuery, event)
     )
 
 

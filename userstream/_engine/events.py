@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from userstream._engine.core import CoreStream
 
 # cuda.core's methods, not those of a subclass: they take a tenth of the time of the bindings.
-_record = cuda.core.Stream.record
-_wait = cuda.core.Stream.wait
+record_by_core = cuda.core.Stream.record
+wait_by_core = cuda.core.Stream.wait
 
 
 class Recordable(Protocol):
@@ -65,7 +65,7 @@ class EventPool:
         if event is None:
             return _driver.contexts.within(self._context, self._create, stream)
         try:
-            _record(stream.core, event.core)
+            record_by_core(stream.core, event.core)
         except Exception as error:
             self.give_back(event)
             raise _driver.core.core_failure("cuEventRecord", error, stream) from error
@@ -93,7 +93,7 @@ class EventPool:
     def _create(self, stream: Recordable) -> Event:
         # Up to cuda.core 1.2 an event is made in the current context.
         try:
-            event = _record(stream.core)
+            event = record_by_core(stream.core)
         except Exception as error:
             raise _driver.core.core_failure("cuEventRecord", error, stream) from error
         _process.leak_at_end(event)
@@ -129,7 +129,7 @@ def pool_of(context: driver.CUcontext) -> EventPool:
 def wait(stream: Recordable, event: cuda.core.Event) -> None:
     """Make later work on a stream wait for an event, without blocking the host."""
     try:
-        _wait(stream.core, event)
+        wait_by_core(stream.core, event)
     except Exception as error:
         raise _driver.core.core_failure("cuStreamWaitEvent", error, stream) from error
 
