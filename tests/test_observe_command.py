@@ -102,6 +102,15 @@ def test_it_saves_and_suppresses(tmp_path: Path) -> None:
     assert "is no suppression" in wrong.stderr
 
 
+def test_it_writes_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "seen.html"
+    assert command(tmp_path, racy(), "--html", str(page)).returncode == 66
+    assert "write after write" in page.read_text()
+    wrong = command(tmp_path, racy(), "--html", "seen.txt")
+    assert wrong.returncode == 2
+    assert "ends in .html, not as in 'seen.txt'" in wrong.stderr
+
+
 def test_nothing_to_watch_is_refused(tmp_path: Path) -> None:
     call = [sys.executable, "-m", "userstream", "observe"]
     done = subprocess.run(

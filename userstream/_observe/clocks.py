@@ -201,14 +201,16 @@ class Clocks:
         """Return all streams that were used."""
         return self._lanes.values()
 
-    def beside(self, lane: Lane) -> list[Lane]:
+    def beside(self, lane: Lane) -> Iterable[Lane]:
         """Return the streams that a stream waits for without being told to."""
-        if lane.capture is not None:
-            return []
         if lane.kind == LEGACY:
-            return [each for each in self.lanes_of(lane.context) if each.blocking]
-        legacy = self._lanes.get((lane.context, LEGACY)) if lane.blocking else None
-        return [] if legacy is None else [legacy]
+            if lane.capture is None:
+                return [each for each in self.lanes_of(lane.context) if each.blocking]
+        elif lane.blocking and lane.capture is None:
+            legacy = self._lanes.get((lane.context, LEGACY))
+            if legacy is not None:
+                return (legacy,)
+        return ()
 
     # -- order ------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from userstream._observe.stacks import line_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from userstream._observe.clocks import Lane
     from userstream._observe.records import Call
@@ -49,41 +49,49 @@ class Entry:
         self.ended = call.ended
         self.waited = False  # the host was held up
         self.after: tuple[int, ...] = ()  # what it waits for, on other streams
-        self.touches: list[tuple[int, int, int]] = []
+        # Start, end and how of each, one after the other: less for the garbage collector to visit.
+        self.touches: tuple[int, ...] = ()
 
 
 class Timeline:
     """The newest operations and waits, as many as there is room for."""
 
     def __init__(self, room: int) -> None:
+        self._room = room
         self._entries: deque[Entry] = deque(maxlen=room)
+        self._newest: Entry | None = None
         self._count = 0
 
-    def queued(self, call: Call, lane: Lane, name: str, after: Iterable[int]) -> int:
-        """Note an operation of a stream; return its number."""
+    def queued(self, call: Call, lane: Lane, name: str, beside: Iterable[Lane]) -> int:
+        """Note an operation of a stream, which waits for those beside it; return its number."""
+        if not self._room:
+            return -1
         entry = self._add(call, lane, name)
-        entry.after = (*lane.pending, *after)
-        lane.pending = ()
+        after = [each.last for each in beside if each.last > lane.last]
+        if after or lane.pending:
+            entry.after = (*lane.pending, *after)
+            lane.pending = ()
         lane.last = entry.number
         return entry.number
 
     def touched(self, start: int, end: int, how: int) -> None:
         """Note which bytes the newest operation touches: it reads, writes or may do both."""
-        if self._entries:
-            touches = self._entries[-1].touches
-            if len(touches) < _MOST_TOUCHES:
-                touches.append((start, end, how))
+        newest = self._newest
+        if newest is not None and len(newest.touches) < 3 * _MOST_TOUCHES:
+            newest.touches += (start, end, how)
 
     def must_wait(self, lane: Lane, after: Iterable[int]) -> None:
         """Note what the next operation of a stream waits for."""
-        pending = dict.fromkeys((*lane.pending, *after))
-        lane.pending = tuple(pending)[-_MOST_PENDING:]
+        for number in after:
+            if number not in lane.pending:
+                lane.pending = (*lane.pending, number)[-_MOST_PENDING:]
 
     def host_waited(self, call: Call, after: Iterable[int] = ()) -> None:
         """Note that the host was held up by a call, or has learned from it what is over."""
-        if self._entries and self._entries[-1].number == call.entry:
-            entry = self._entries[-1]
-        else:
+        if not self._room:
+            return
+        entry = self._newest
+        if entry is None or entry.number != call.entry:
             entry = self._add(call, None, call.name)
         entry.waited = True
         entry.after = (*entry.after, *after)
@@ -93,6 +101,7 @@ class Timeline:
         call.entry = entry.number
         self._count += 1
         self._entries.append(entry)
+        self._newest = entry
         return entry
 
     def as_dict(
@@ -121,7 +130,7 @@ class Timeline:
                     entry.ended - entry.began,
                     entry.waited | _is_captured(entry) << 1,
                     [number - first for number in entry.after if number >= first],
-                    [[start, end - start, how] for start, end, how in entry.touches],
+                    [[start, end - start, how] for start, end, how in _threes(entry.touches)],
                 ]
             )
         return {
@@ -133,6 +142,10 @@ class Timeline:
             "stacks": list(told.stacks),
             "entries": made,
         }
+
+
+def _threes(flat: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+    return zip(flat[::3], flat[1::3], flat[2::3], strict=True)
 
 
 def _is_captured(entry: Entry) -> bool:

@@ -47,7 +47,7 @@ class World:
     def begin(self, call: Call, lane: Lane, name: str | None = None) -> tuple[Done, int]:
         """Put the operation of a call on a stream; return it, and its number there."""
         operation = Done(name or call.name, call.stack, call.thread, lane)
-        beside = [each.last for each in self.clocks.beside(lane) if each.last > lane.last]
+        beside = self.clocks.beside(lane)
         operation.entry = self.timeline.queued(call, lane, operation.name, beside)
         return operation, self.clocks.step(lane, operation)
 
