@@ -246,7 +246,7 @@ def test_warp_indexed(memory: int) -> None:
     assert resolves(indexed)
     info = us.describe(indexed)
     assert (info.address, info.shape, info.producer) == (None, (2,), 4711)
-    with pytest.raises(us.UnsupportedBufferError, match="no single array"):
+    with pytest.raises(us.UnsupportedBufferError, match="not a single array"):
         us.asnumpy(indexed)
 
 

@@ -120,10 +120,10 @@ def test_one_like_a_buffer_on_a_device(memory: int, producer: us.Stream) -> None
         (lambda: us.pinned_empty(2.5), TypeError, "float"),  # type: ignore[arg-type]
         (lambda: us.pinned_empty((2, "3")), TypeError, "each length in shape must be an integer"),  # type: ignore[arg-type]
         (lambda: us.pinned_empty(True), TypeError, "must be an integer, not True"),
-        (lambda: us.pinned_empty(2, object), TypeError, "no Python objects"),
-        (lambda: us.pinned_like(np.array([{}])), TypeError, "no Python objects"),
+        (lambda: us.pinned_empty(2, object), TypeError, "cannot hold Python objects"),
+        (lambda: us.pinned_like(np.array([{}])), TypeError, "cannot hold Python objects"),
         (lambda: us.pinned_empty(2, "nothing"), TypeError, "nothing"),
-        (lambda: us.pinned_like([1, 2]), us.UnsupportedBufferError, "no buffer"),
+        (lambda: us.pinned_like([1, 2]), us.UnsupportedBufferError, "not a buffer"),
     ],
 )
 def test_bad_input(use: Callable[[], object], error: type[Exception], message: str) -> None:

@@ -214,7 +214,7 @@ def test_a_race_is_suppressed_by_its_own_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", ["race", "kind=x", "race="])
 def test_what_is_no_suppression_is_refused(line: str) -> None:
-    with pytest.raises(ValueError, match=f"'{line}' is no suppression"):
+    with pytest.raises(ValueError, match=f"'{line}' is not a suppression"):
         us.observe(suppress=[line])
 
 

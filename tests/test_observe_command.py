@@ -99,7 +99,7 @@ def test_it_saves_and_suppresses(tmp_path: Path) -> None:
     known.write_text("what?")
     wrong = command(tmp_path, racy(), "--suppress", str(known))
     assert wrong.returncode == 2
-    assert "is no suppression" in wrong.stderr
+    assert "is not a suppression" in wrong.stderr
 
 
 def test_it_writes_a_page(tmp_path: Path) -> None:

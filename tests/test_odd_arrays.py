@@ -96,7 +96,7 @@ def test_a_capsule_that_is_read_only(memory: int) -> None:
 
 def test_elements_below_a_byte(memory: int) -> None:
     for use in (us.asnumpy, us.describe):
-        with pytest.raises(us.UnsupportedBufferError, match=r"no whole bytes .*multiple of 8"):
+        with pytest.raises(us.UnsupportedBufferError, match=r"not whole bytes .*multiple of 8"):
             use(Exported(memory, code=0, bits=4))
 
 
@@ -345,7 +345,7 @@ def test_who_says_that_it_is_read_only(jax: types.ModuleType, memory: int) -> No
 def test_keys_of_jax(jax: types.ModuleType, memory: int) -> None:
     keys = jax_array(jax, memory, (0, 1))
     keys.dtype = types.SimpleNamespace(itemsize=8)
-    with pytest.raises(us.UnsupportedBufferError, match=r"no numbers.*key_data"):
+    with pytest.raises(us.UnsupportedBufferError, match=r"not numbers.*key_data"):
         us.asnumpy(keys)
 
 

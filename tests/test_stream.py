@@ -318,13 +318,13 @@ def test_from_handle_finds_the_device(device: Device) -> None:
 @pytest.mark.parametrize(
     ("handle", "error", "match"),
     [
-        (0, ValueError, "no handle of a stream"),
-        (-1, ValueError, "no handle of a stream"),
-        (1 << 64, ValueError, "no handle of a stream"),
-        (driver.CUstream(0), ValueError, "no handle of a stream"),
+        (0, ValueError, "not the handle of a stream"),
+        (-1, ValueError, "not the handle of a stream"),
+        (1 << 64, ValueError, "not the handle of a stream"),
+        (driver.CUstream(0), ValueError, "not the handle of a stream"),
         (True, TypeError, "not True"),
         (np.True_, TypeError, "a stream is an address, .* not .*True"),
-        (np.int64(-1), ValueError, "no handle of a stream"),
+        (np.int64(-1), ValueError, "not the handle of a stream"),
         (np.float64(1.5), TypeError, "not float64"),
         (1.5, TypeError, "not float"),
         ("1", TypeError, "not str"),

@@ -246,9 +246,9 @@ def test_bad_addresses(stream: us.Stream, use: Callable[[us.Stream, object], Non
         for where, error, match in (
             (address + 2, ValueError, "multiple of"),
             (0, ValueError, "no memory that CUDA knows"),
-            (-8, ValueError, "-8 is no address"),
-            (1 << 64, ValueError, "18446744073709551616 is no address"),
-            (np.int64(-8), ValueError, "-8 is no address"),
+            (-8, ValueError, "-8 is not an address"),
+            (1 << 64, ValueError, "18446744073709551616 is not an address"),
+            (np.int64(-8), ValueError, "-8 is not an address"),
             (host.ctypes.data, ValueError, "no memory that CUDA knows"),
             (managed, ValueError, "managed memory"),
             (address + 256, ValueError, "ends behind its allocation"),
@@ -280,7 +280,7 @@ def test_bad_values(stream: us.Stream, pinned: int, bits: int, value: int) -> No
         lambda where, value: WriteValue(where, value, bits),  # type: ignore[arg-type]
         lambda where, value: WaitValue(where, value, GEQ, bits),  # type: ignore[arg-type]
     ):
-        with pytest.raises(ValueError, match=f"no unsigned number of {bits} bits"):
+        with pytest.raises(ValueError, match=f"not an unsigned number of {bits} bits"):
             use(pinned, value)
         for wrong in (1.0, "1", None, True):
             with pytest.raises(TypeError, match=f"value must be an integer, not {wrong!r}"):
@@ -487,7 +487,7 @@ def test_copies_that_are_refused(stream: us.Stream, memory: int, pinned: int) ->
             ((other, np.zeros(2)), us.UnsupportedBufferError, "host memory"),
             ((0, other, 8), ValueError, "no memory that CUDA knows"),
             ((other, memory, 1.5), TypeError, "nbytes must be an integer, not 1.5"),
-            ((-8, memory, 8), ValueError, "-8 is no address"),
+            ((-8, memory, 8), ValueError, "-8 is not an address"),
             ((other, None, 8), TypeError, "NoneType"),
             ((True, other, 8), TypeError, "not True"),
             ((CAI(other, (2, 2), strides=(4, 8)), memory), ValueError, "side by side"),

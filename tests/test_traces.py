@@ -112,7 +112,7 @@ def test_no_package_for_ranges() -> None:
         simulate=None,
         USERSTREAM_NVTX="1",
     )
-    assert "ImportError: USERSTREAM_NVTX=1 takes the package nvtx" in done.stderr
+    assert "ImportError: USERSTREAM_NVTX=1 needs the package nvtx" in done.stderr
     done = run_python("import sys, userstream; assert 'nvtx' not in sys.modules")
     assert done.returncode == 0, done.stderr
 

@@ -195,7 +195,7 @@ class Table:
         if self.shared:
             raise RuntimeError(
                 f"{closed!r} is a user stream of the whole process and cannot be closed, because "
-                "other code may be using it: us.close() lets go of all of them; a stream that you "
+                "other code may be using it: us.close() empties the registry; a stream that you "
                 "may close comes from Stream.create(), or from a registry of your own, UserStream()"
             )
         key = (closed.device, closed.name)

@@ -101,7 +101,7 @@ def views_in(collection: Any, *, named: str = "target") -> Iterator[_buffers.Vie
             else:
                 advice = "sequences and mappings hold buffers only"
             raise UnsupportedBufferError(
-                f"{named}{subscripts(path)} is {shown(item)}, which is no GPU buffer; {advice}"
+                f"{named}{subscripts(path)} is {shown(item)}, which is not a GPU buffer; {advice}"
             )
         yield kind(item)
 

@@ -391,7 +391,7 @@ def test_an_assertion_is_one_of_the_device(stream):
         (128, 33, "ILLEGAL_ADDRESS", "has 128 from there"),
         (256, 1, "ILLEGAL_ADDRESS", "no memory"),
         (0, 1 << 62, "ILLEGAL_ADDRESS", "256 from there"),
-        (2, 1, "MISALIGNED_ADDRESS", "no multiple of 4"),
+        (2, 1, "MISALIGNED_ADDRESS", "not a multiple of 4"),
     ],
 )
 def test_a_pointer_is_checked_against_its_allocation(stream, address, offset, count, name, text):

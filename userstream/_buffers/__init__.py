@@ -75,7 +75,7 @@ _MOST_LEARNED = 1024  # a program may make types without end
 
 
 def kind_of(obj: object) -> type[View] | None:
-    """Return the class of view for a buffer, or `None` if the object is no buffer that we know."""
+    """Return the class of view for a buffer; `None` if the object is not a buffer that we know."""
     kind = type(obj)
     view = learned.get(kind)
     if view is not None:
@@ -105,7 +105,7 @@ def _learn(kind: type) -> type[View] | None:
 
 
 def view_or_none(obj: Any) -> View | None:
-    """Return a new look at a buffer, or `None` if the object is no buffer that we know."""
+    """Return a new look at a buffer, or `None` if the object is not a buffer that we know."""
     kind = kind_of(obj)
     return None if kind is None else kind(obj)
 
@@ -124,7 +124,7 @@ def _known(obj: object) -> type[View]:
     kind = kind_of(obj)
     if kind is None:
         raise UnsupportedBufferError(
-            f"{type_name(obj)} is no GPU buffer that userstream knows: it has neither "
+            f"{type_name(obj)} is not a GPU buffer that userstream knows: it has neither "
             f"{dlpack.ATTRIBUTE} nor {cai.ATTRIBUTE}, and no rule of its own{_advice(obj)}"
         )
     return kind

@@ -40,7 +40,8 @@ def checked_place(place: Place | None, address: int, obj: object) -> Place:
         )
     if place is None:
         raise UnsupportedBufferError(
-            f"address {address:#x} of this {type_name(obj)} is no memory that the CUDA driver knows"
+            f"address {address:#x} of this {type_name(obj)} is not in memory that the CUDA driver "
+            "knows"
         )
     if place.kind != "pinned" and not place.is_in_primary_context():
         raise UnsupportedBufferError(

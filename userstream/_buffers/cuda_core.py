@@ -124,7 +124,7 @@ def layout_of(strided: Any, source: str) -> Layout:
         shape, dtype = strided.shape, _dtype(strided)
     except ValueError as error:  # such as int4
         raise UnsupportedBufferError(
-            f"the elements of this {source} are no whole bytes ({error}); convert them first"
+            f"the elements of this {source} are not whole bytes ({error}); convert them first"
         ) from error
     size = 0 if dtype is None else dtype.itemsize
     if not size:

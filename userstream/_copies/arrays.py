@@ -62,7 +62,7 @@ def device_array(view: View) -> DeviceArray:
     address, shape, strides, kind, nbytes = view.layout
     if address is None:
         raise UnsupportedBufferError(
-            f"this {view.source} is no single array with an address and a shape; pass its parts "
+            f"this {view.source} is not a single array with an address and a shape; pass its parts "
             "one by one"
         )
     if shape is None:
@@ -213,7 +213,7 @@ def numpy_dtype(dtype: np.dtype | str | None, source: str) -> np.dtype:
         return dtype
     if not isinstance(dtype, str):
         raise UnsupportedBufferError(
-            f"the elements of this {source} are {dtype}, which are no numbers; pass the data that "
+            f"the elements of this {source} are {dtype}, which are not numbers; pass the data that "
             "they stand for (of keys of JAX, jax.random.key_data(keys))"
         )
     return _named(dtype, source)

@@ -49,7 +49,7 @@ def empty_as(shape: Shape, strides: Shape, dtype: np.dtype) -> np.ndarray:
 
 def _array(shape: Shape, dtype: np.dtype, strides: Shape) -> np.ndarray:
     if dtype.hasobject:
-        raise TypeError(f"page-locked memory takes no Python objects ({dtype}): no GPU has them")
+        raise TypeError(f"page-locked memory cannot hold Python objects ({dtype}): no GPU has them")
     nbytes = math.prod(shape) * dtype.itemsize
     if not nbytes:
         return np.empty(shape, dtype)

@@ -92,8 +92,8 @@ def _refuse_waits(ordering: Ordering) -> None:
     """Refuse buffers whose producers could not be ordered after the copy by an edge."""
     if ordering.after and not ordering.may_order_devices:
         raise UnknownProducerError(
-            "nothing tells which stream works on a buffer, so its producer could go on only once "
-            "the copy is done: pass producer=, the stream that writes it, or None if nothing is "
-            "pending, or wait for the copy",
+            "nothing tells which stream works on a buffer, so its producer could continue only "
+            "when the copy is done: pass producer=, the stream that writes it, or None if nothing "
+            "is pending, or wait for the copy",
             device=ordering.after[0],
         )

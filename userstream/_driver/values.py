@@ -55,7 +55,7 @@ def device_word(address: int, width: int, device: int) -> int:
     """Return where the current context's device sees a word, if it may be written or waited for."""
     where = f"address {address:#x}"
     if address % width:
-        raise ValueError(f"{where} is no multiple of {width}, the size of the value")
+        raise ValueError(f"{where} is not a multiple of {width}, the size of the value")
     place = place_of(address)
     if place is None:
         raise ValueError(

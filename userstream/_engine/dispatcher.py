@@ -170,7 +170,7 @@ class Dispatcher:
             try:
                 progress = self._turn()
             except BaseException:  # whatever it is, a stream may be waiting for a function
-                survive("the thread of host functions could not do all of its work, and goes on")
+                survive("the thread of host functions could not do all of its work, and continues")
                 self.semaphore.wait(_LONGEST_SLEEP)
             else:
                 if not progress:

@@ -438,7 +438,7 @@ def _running_loop() -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
     except RuntimeError:
         raise RuntimeError(
-            "this wait takes a running asyncio event loop: await it in a coroutine, or call the "
+            "this wait needs a running asyncio event loop: await it in a coroutine, or call the "
             "blocking one; under trio in a thread: await trio.to_thread.run_sync(userstream.wait, "
             "tensor)"
         ) from None

@@ -215,7 +215,7 @@ def outcome(
     return problems[0]
 
 
-_GO_ON = "nothing was cancelled, wait again to go on"
+_GO_ON = "nothing was cancelled, wait again to continue"
 
 
 def late(targets: Sequence[Any], timeout: float | None, then: str = _GO_ON) -> WaitTimeout:

@@ -118,7 +118,7 @@ class Watcher:
             try:
                 self._turn()
             except BaseException:  # whatever it is, nobody may wait in vain
-                survive("the watcher of streams could not look at all of them, and goes on")
+                survive("the watcher of streams could not look at all of them, and continues")
                 self._called.acquire(timeout=_LONGEST_SLEEP)
 
     def _relax(self) -> None:

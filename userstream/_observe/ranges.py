@@ -42,7 +42,7 @@ def _package() -> Any:
     try:
         return importlib.import_module("nvtx")
     except ImportError as error:
-        raise ImportError("USERSTREAM_NVTX=1 takes the package nvtx: pip install nvtx") from error
+        raise ImportError("USERSTREAM_NVTX=1 needs the package nvtx: pip install nvtx") from error
 
 
 def _around(nvtx: Any, kind: type, name: str, shown: str) -> None:

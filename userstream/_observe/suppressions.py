@@ -40,7 +40,7 @@ def _parse(line: str, where: str) -> Suppression:
         key, equals, value = word.partition("=")
         if not equals or key not in _KEYS or not value:
             raise ValueError(
-                f"{where}: {word!r} is no suppression: it is a line such as "
+                f"{where}: {word!r} is not a suppression: it is a line such as "
                 "`race=read-after-write first=train.py:step second=*`, with any of these keys"
             )
         found[key] = value

@@ -205,7 +205,7 @@ def usual_ordering_of_view(view: View, consumer: Stream) -> Ordering | None:
         handle, owner = view.framework.current_stream(view.device)
     else:
         kind, handle, owner = view.order
-    # The per-thread stream is another one in the next thread, and 0 is no stream.
+    # The per-thread stream is another one in the next thread, and 0 is not a stream.
     if handle in (NO_STREAM, _driver.streams.PER_THREAD):
         return None
     if kind == "current":

@@ -48,7 +48,7 @@ def address_and_size(memory: int | Buffer) -> tuple[int, int | None]:
 
 def _checked(address: int) -> int:
     if not 0 <= address < 1 << 64:
-        raise ValueError(f"{address} is no address: those are from 0 to 2**64 - 1")
+        raise ValueError(f"{address} is not an address: addresses are from 0 to 2**64 - 1")
     return address
 
 

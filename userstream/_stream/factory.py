@@ -116,7 +116,7 @@ def protocol_of(given: Any) -> Callable[[], tuple[int, int]] | None:
 
 
 def check_stream(given: object) -> None:
-    """Refuse what is no stream, where an event or a stream is expected."""
+    """Refuse what is not a stream, where an event or a stream is expected."""
     if protocol_of(given) is None:
         refuse_number(given)
         raise UnsupportedStreamError(
@@ -161,7 +161,7 @@ def address_of(handle: int | driver.CUstream | StreamLike, numbers: str = "an ad
         )
     if not 0 < address < 1 << 64:
         raise ValueError(
-            f"{handle!r} is no handle of a stream; for the default streams pass "
+            f"{handle!r} is not the handle of a stream; for the default streams pass "
             "Stream.legacy_default() or Stream.per_thread_default()"
         )
     return address

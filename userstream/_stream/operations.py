@@ -203,4 +203,4 @@ def _check_value(value: int, bits: int) -> None:
         raise ValueError(f"bits must be 32 or 64, not {bits!r}")
     if not 0 <= _numbers.integer(value, "value") < 1 << width:
         wider = "; there are 64 bits as well" if width == 32 and 0 <= value < 1 << 64 else ""
-        raise ValueError(f"{value!r} is no unsigned number of {bits} bits{wider}")
+        raise ValueError(f"{value!r} is not an unsigned number of {bits} bits{wider}")

@@ -76,7 +76,7 @@ class Stream(CoreStream):
 
     def __init__(self, *args: object, **kwargs: object) -> None:  # noqa: ARG002
         raise TypeError(
-            "Stream(...) makes no stream: use userstream.get_stream(target), "
+            "Stream(...) does not create a stream: use userstream.get_stream(target), "
             "Stream.create(device), Stream.from_handle(handle), Stream.legacy_default() or "
             "Stream.per_thread_default()"
         )

@@ -58,7 +58,7 @@ class Condition:
         Raises
         ------
         ValueError, TypeError
-            For a value that is no unsigned 32-bit integer.
+            For a value that is not an unsigned 32-bit integer.
         RuntimeError
             When the kernel is not part of a graph that has the condition, or its function has
             returned before.

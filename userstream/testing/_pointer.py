@@ -149,8 +149,8 @@ class Pointer:
         if self.address % alignment:
             raise self._failed(
                 _MISALIGNED_ADDRESS,
-                f"{self.address:#x}, to which {self._name} points, is no multiple of {alignment}, "
-                f"as elements of the type {kind} need it",
+                f"{self.address:#x}, to which {self._name} points, is not a multiple of "
+                f"{alignment}, as elements of the type {kind} need it",
             )
         view = np.asarray(self._use(nbytes)).view(kind).reshape(sizes)
         assert isinstance(view, np.ndarray)
