@@ -57,6 +57,29 @@ def test_it_waits_for_the_producer_and_for_nobody_else(producer: us.Stream, memo
             assert result().tolist() == [2] * 8
 
 
+@pytest.mark.simulated
+@pytest.mark.parametrize("into", [False, True])
+def test_a_producer_with_nothing_to_do_needs_no_edge(
+    into: bool, producer: us.Stream, memory: int
+) -> None:
+    buffer = array(memory, producer, shape=(8,), typestr="|u1")
+    out = np.zeros(8, "u1") if into else None
+    us.asnumpy(buffer)
+    fill(producer, memory, 1)
+    producer.sync(timeout=20)
+    with device_current(0):
+        testing.reset()
+        assert us.asnumpy(buffer, out=out).tolist() == [1] * 8
+        assert testing.calls("cuStreamWaitEvent") == 0
+        assert testing.calls("cuMemcpyAsync") == 1
+        with testing.latch(producer) as latch:
+            fill(producer, memory, 2)
+            with running(lambda: us.asnumpy(buffer, out=out)) as result:
+                assert is_blocked(result)
+                latch.release()
+                assert result().tolist() == [2] * 8
+
+
 def test_layouts_and_types(memory: int) -> None:
     numbers = np.arange(24, dtype="i2").reshape(2, 3, 4)
     write(memory, numbers)

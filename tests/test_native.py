@@ -17,6 +17,7 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
+from conftest import SIMULATED
 from helpers import (
     another_context,
     checked,
@@ -158,7 +159,7 @@ def test_fetching_copies_and_waits_for_that(core, producer, event, memory, to_ho
     fill(producer, memory, 7)
     with _driver.contexts.entered(context):
         before = mode_of_this_thread()
-        while result := core.fetch(*to_host, stream, event, context, LONG):
+        while result := core.fetch(*to_host, stream, event, context, LONG, 0):
             assert which(result) == ("cuEventQuery", NOT_READY)
         assert mode_of_this_thread() == before
     assert ctypes.string_at(to_host[0], 8) == b"\7" * 8
@@ -167,10 +168,36 @@ def test_fetching_copies_and_waits_for_that(core, producer, event, memory, to_ho
 def test_fetching_gives_up_in_time(core, producer, event, to_host):
     stream, context = producer._lane.handle, producer._lane.context
     with _driver.contexts.entered(context), testing.latch(producer):
-        result = core.fetch(*to_host, stream, event, context, 1000)
+        result = core.fetch(*to_host, stream, event, context, 1000, 0)
         assert which(result) == ("cuEventQuery", NOT_READY)
     producer.sync()
     checked(driver.cuEventQuery(event))  # which was recorded behind the copy
+
+
+def test_a_producer_is_followed_by_an_edge_only_while_it_is_busy(
+    core, producer, event, memory, to_host
+):
+    stream, context = us.get_stream(0)._lane.handle, producer._lane.context
+    theirs = producer._lane.handle
+    with _driver.contexts.entered(context):
+        fill(producer, memory, 1)
+        producer.sync(timeout=20)
+        waits = testing.calls("cuStreamWaitEvent") if SIMULATED else 0
+        while result := core.fetch(*to_host, stream, event, context, LONG, theirs):
+            assert which(result) == ("cuEventQuery", NOT_READY)
+        assert not SIMULATED or testing.calls("cuStreamWaitEvent") == waits
+        with testing.latch(producer) as latch:
+            fill(producer, memory, 2)
+            result = core.fetch(*to_host, stream, event, context, 1000, theirs)
+            assert which(result) == ("cuEventQuery", NOT_READY)
+            latch.release()
+        us.wait(0, timeout=20)
+        assert ctypes.string_at(to_host[0], 8) == bytes([2]) * 8
+        with us.Stream.create(0) as captured:
+            captured.begin_capture(mode="relaxed")
+            handle = captured._lane.handle
+            assert core.fetch(*to_host, stream, event, context, LONG, handle) == pure.CAPTURED
+            captured.end_capture()
 
 
 def test_nothing_is_fetched_on_a_captured_stream_or_beside_its_context(
@@ -178,10 +205,10 @@ def test_nothing_is_fetched_on_a_captured_stream_or_beside_its_context(
 ):
     stream, context = producer._lane.handle, producer._lane.context
     with another_context():
-        assert core.fetch(*to_host, stream, event, context, LONG) == pure.CAPTURED
+        assert core.fetch(*to_host, stream, event, context, LONG, 0) == pure.CAPTURED
     with us.Stream.create(0) as captured, _driver.contexts.entered(context):
         captured.begin_capture(mode="relaxed")
-        assert core.fetch(*to_host, captured._lane.handle, event, context, LONG) == pure.CAPTURED
+        assert core.fetch(*to_host, captured._lane.handle, event, context, LONG, 0) == pure.CAPTURED
         captured.end_capture()
     producer.sync()
     assert ctypes.string_at(to_host[0], 8) == b"\xff" * 8
@@ -211,7 +238,7 @@ def test_a_failure_to_fetch_names_its_function(core, producer, event, to_host, f
     with _driver.contexts.entered(context):
         before = mode_of_this_thread()
         with testing.inject(function, driver.CUresult.CUDA_ERROR_UNKNOWN):
-            result = core.fetch(*to_host, stream, event, context, LONG)
+            result = core.fetch(*to_host, stream, event, context, LONG, 0)
         assert which(result) == (function, 999)
         assert mode_of_this_thread() == before
     producer.sync()
@@ -312,7 +339,7 @@ class TestCompiled:
             (native.are_free, (stream, stream)),
             (native.edge, (stream, stream, event, 0)),
             *((native.pointer, (address,)) for address in (to_host[1], 1 << 40)),
-            (native.fetch, (*given, LONG)),
+            (native.fetch, (*given, LONG, 0)),
             (native.query, (None,)),
             (native.edge, (stream,)),
         ]

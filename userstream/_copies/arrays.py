@@ -69,6 +69,8 @@ def device_array(view: View) -> DeviceArray:
         if nbytes is None:
             raise UnsupportedBufferError(_SHAPELESS.format(view.source))
         shape, strides, dtype = (nbytes,), (1,), _BYTE
+    elif isinstance(kind, np.dtype) and kind.isbuiltin == 1 and not kind.hasobject:  # nearly always
+        dtype = kind
     else:
         dtype = numpy_dtype(kind, view.source)
     there = _extent(shape, strides, dtype.itemsize)

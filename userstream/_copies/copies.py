@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from userstream import _buffers, _driver
-from userstream._copies import copy_lane, layout, operands, pinned, queued, staging
+from userstream._copies import layout, operands, pinned, queued, short, staging
 from userstream._copies.arrays import (
     DeviceArray,
     broadcast_strides,
@@ -26,7 +26,7 @@ from userstream._copies.arrays import (
 from userstream._copies.copy_lane import CopyLane
 from userstream._copies.ordered import in_order
 from userstream._engine.waiting import Deadline
-from userstream._ordering import ordering_of, usual_ordering_of_view
+from userstream._ordering import ordering_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from userstream.typing import Buffer, Buffers, Producer, StreamLike
 
 _BYTE = np.dtype(np.uint8)
-_ASIDE = 1 << 16  # bytes of an array that are copied once more sooner than the driver is asked
 _STAGED = 16 << 20  # bytes of a host array that are copied aside, so that nothing is waited for
 _FEW = 64  # driver calls for one array
 _AUTO = "auto"
@@ -58,105 +57,31 @@ def asnumpy(
 ) -> Any:
     """Copy a buffer, or what a collection holds, to the host."""
     deadline = _FOREVER if timeout is None else Deadline(timeout)  # one for all that is copied
+    usual = stream is None and producer is _AUTO
 
     def copy(view: View, out: np.ndarray | None = None) -> np.ndarray:
-        return _view_to_host(
-            view,
-            out,
-            stream=stream,
-            producer=producer,
-            streams=streams,
-            user_stream=user_stream,
-            unknown=unknown,
-            deadline=deadline,
+        if usual:
+            result = short.to_host(view, out, streams, deadline)
+            if result is not None:
+                return result
+        result = operands.if_on_host(view, out)
+        if result is not None:
+            return result
+        source = operands.Operand(view, device_array(view))  # refuses what has no shape
+        ordering = ordering_of(
+            (view,), stream, producer, user_stream, unknown=unknown, copy_of=(view,)
         )
+
+        def fetch() -> np.ndarray:
+            _keep, packed = operands.packed(source, ordering)
+            return to_host(packed, ordering.consumer, out, deadline)
+
+        return in_order(ordering, fetch, release=False, deadline=deadline)
 
     kind = _buffers.learned.get(type(buffer))
     if kind is not None and kind.is_single and (out is None or isinstance(out, np.ndarray)):
         return copy(kind(buffer), out)
     return operands.copied(buffer, copy, out)
-
-
-def _view_to_host(
-    view: View,
-    out: np.ndarray | None,
-    *,
-    stream: StreamLike | None,
-    producer: Producer,
-    streams: Mapping[int, Stream],
-    user_stream: Callable[[int], Stream],
-    unknown: Unknown,
-    deadline: Deadline,
-) -> np.ndarray:
-    """Copy one array, wherever it is."""
-    on_host = operands.if_on_host(view, out)
-    if on_host is not None:
-        return on_host
-    array = device_array(view)  # refuses what has no shape
-    if stream is None and producer is _AUTO:
-        consumer = streams.get(view.device)
-        if consumer is not None:
-            result = _usual_to_host(view, array, out, consumer, deadline)
-            if result is not None:
-                return result
-    source = operands.Operand(view, array)
-    ordering = ordering_of((view,), stream, producer, user_stream, unknown=unknown, copy_of=(view,))
-
-    def copy() -> np.ndarray:
-        _keep, packed = operands.packed(source, ordering)
-        return to_host(packed, ordering.consumer, out, deadline)
-
-    return in_order(ordering, copy, release=False, deadline=deadline)
-
-
-def _usual_to_host(
-    view: View,
-    source: DeviceArray,
-    out: np.ndarray | None,
-    consumer: Stream,
-    deadline: Deadline,
-) -> np.ndarray | None:
-    """Copy an array in the short way, or return `None` if there is more to it.
-
-    That is for one whose producer is a stream, on a device that has its user stream, and which
-    comes to page-locked memory in one run of bytes.
-    """
-    address, shape, strides, dtype, device = source
-    if 0 in shape:
-        return None
-    packing, covering = layout.ways(shape, strides, dtype.itemsize)
-    way = covering or packing
-    if way.moves.axes or (view.packs and (packing.scattered or view.is_disguised)):
-        return None
-    width, _, to_offset, from_offset = way.moves
-    if out is not None:
-        check_out(out, source)
-        if width > _ASIDE and (width > 2 * staging.SIZE or pinned_address(out) is not None):
-            return None
-    ordering = usual_ordering_of_view(view, consumer)
-    if ordering is None:
-        return None
-    lane = ordering.lane
-    handle = lane.handle
-    if handle is None or not _driver.fused.are_free(handle, handle):
-        return None
-    memory = pinned.take(way.side.nbytes, device)
-    if memory is None:
-        return None
-    buffer: Any = memory  # some stubs of NumPy know no ctypes array as a buffer
-    result = np.ndarray(shape, dtype, buffer, way.side.offset, way.side.strides)
-
-    def copy() -> None:
-        to = ctypes.addressof(memory) + way.side.offset + to_offset
-        copy_lane.fetch(lane, to, address + from_offset, width, deadline)
-
-    in_order(ordering, copy, release=False, deadline=deadline, memory=memory)
-    if out is not None:
-        np.copyto(out, result)
-        return out
-    if way.read_only:
-        result.flags.writeable = False
-    return result
 
 
 def copyto(
@@ -314,7 +239,7 @@ def from_host(
     lane = CopyLane(stream, to.device, deadline)
     if 0 in to.shape:
         return
-    if source.nbytes > _ASIDE and (address := pinned_address(source)) is not None:
+    if source.nbytes > short.ASIDE and (address := pinned_address(source)) is not None:
         plan = layout.moves(to.shape, to.dtype.itemsize, to.strides, source.strides)
         # Behind no work it is over sooner than one on the host would be.
         if _is_direct(plan) and (source.nbytes > _STAGED or lane.is_idle_soon()):

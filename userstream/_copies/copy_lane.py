@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -35,27 +36,45 @@ def too_late(lane: Lane, deadline: Deadline) -> Exception:
     return waiting.late((lane,), deadline.seconds, _NOT_THERE)
 
 
-def fetch(lane: Lane, to: int, source: int, size: int, deadline: Deadline) -> None:
-    """Copy a run of bytes to page-locked memory, and wait for that: the short way."""
-    waiting.refuse_in_host_function("a wait")
-    left, event = deadline.left(), lane.pool.spare()
-    over = None
-    if event is not None:
-        try:
-            spin = _SPIN_SECONDS if left is None else min(left, _SPIN_SECONDS)
-            over = _driver.fused.fetch(lane, to, source, size, event=event.handle, seconds=spin)
-        except BaseException:
-            lane.pool.abandon(event)
-            raise
-        if over is not False:
-            lane.pool.give_back(event)
-            event = None
-    if over:
-        return
-    if over is None:
-        lane.usable(_NOT_CAPTURED)  # a capture may be why: another thread has begun one since
-        _driver.copies.copy_within(lane, to, source, size)
-    there = events.Completion(lane.pool, lane, lane.anywhere, event)
+def fetch(
+    lane: Lane, to: int, source: int, size: int, *, after: Lane | None, deadline: Deadline
+) -> bool:
+    """Copy a run of bytes to page-locked memory after the work of another lane, and wait for that.
+
+    In one call of the driver's room. `False` says that nothing was queued, because there is no
+    event, a stream is being captured, or the contexts are several.
+    """
+    if threading.get_ident() == waiting.host_functions_thread:
+        waiting.refuse_in_host_function("a wait")
+    pool = lane.pool
+    if after is not None and after.pool is not pool:
+        return False
+    left, event = deadline.left(), pool.spare()
+    if event is None:
+        return False
+    spin = _SPIN_SECONDS if left is None else min(left, _SPIN_SECONDS)
+    try:
+        over = _driver.fused.fetch(
+            lane, to, source, size, event=event.handle, seconds=spin, producer=after
+        )
+    except BaseException:
+        pool.abandon(event)
+        raise
+    if over is False:
+        _wait_until(events.Completion(pool, lane, lane.anywhere, event), lane, deadline)
+        return True
+    pool.give_back(event)
+    return over is not None
+
+
+def copy_and_wait(lane: Lane, to: int, source: int, size: int, deadline: Deadline) -> None:
+    """Copy a run of bytes to page-locked memory, and wait for that, whatever context is current."""
+    lane.usable(_NOT_CAPTURED)
+    _driver.copies.copy_within(lane, to, source, size)
+    _wait_until(lane.completion(), lane, deadline)
+
+
+def _wait_until(there: Pending, lane: Lane, deadline: Deadline) -> None:
     try:
         waiting.wait_until(there, deadline.left())
     except WaitTimeout:
@@ -78,10 +97,7 @@ class CopyLane:
 
     def wait(self, completion: Pending) -> None:
         """Wait for a point on this lane."""
-        try:
-            waiting.wait_until(completion, self.left())
-        except WaitTimeout:
-            raise self.too_late() from None
+        _wait_until(completion, self._lane, self._deadline)
 
     def reach(self) -> None:
         """Wait until the stream has done what is queued on it now."""

@@ -41,7 +41,8 @@ def in_order(
     ordering.may_wait = may_wait
     if not may_wait:
         _refuse_waits(ordering)
-    acquired = _Acquired(ordering, deadline, memory, release=release)
+    kept = ordering.acquire(deadline, to_be_released=release)
+    acquired = Acquired(ordering, deadline, kept, memory)
     try:
         try:
             result = copy()
@@ -55,19 +56,16 @@ def in_order(
     return result
 
 
-class _Acquired:
-    """Buffers that are held from before the copy is queued."""
+class Acquired:
+    """Buffers that are held from before the copy is queued, and other objects with them."""
 
     __slots__ = ("_deadline", "_ended", "_ordering", "_use")
 
-    def __init__(
-        self, ordering: Ordering, deadline: Deadline | None, memory: object, *, release: bool
-    ) -> None:
+    def __init__(self, ordering: Ordering, deadline: Deadline | None, *objects: object) -> None:
         self._ended = False
         self._deadline = deadline
         self._ordering = ordering
-        kept = ordering.acquire(deadline, to_be_released=release)
-        self._use = holding.Use(ordering.lane, ordering.buffers, kept, memory)
+        self._use = holding.Use(ordering.lane, ordering.buffers, *objects)
 
     def end(self, *, release: bool) -> None:
         if release:

@@ -227,10 +227,25 @@ static CUresult wait_for_event(CUevent event, uint64_t limit)
     return status;
 }
 
+/* A producer that has nothing to do needs no edge, which would cost the GPU microseconds. */
+static Result follow(CUstream producer, CUstream stream, CUevent event)
+{
+    int mode;
+    Result result = relax(&mode);
+    if (result)
+        return result;
+    CUresult status = query_stream(producer);
+    result = restore(mode, status == NOT_READY ? 0 : failed(QUERY_STREAM, status));
+    if (result || status != NOT_READY)
+        return result;
+    result = failed(RECORD_EVENT, record_event(event, producer));
+    return result ? result : failed(WAIT_EVENT, wait_event(stream, event, 0));
+}
+
 static PyObject *fetch(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
-    enum { TO, FROM, SIZE, STREAM, EVENT, CONTEXT, LIMIT, COUNT };
+    enum { TO, FROM, SIZE, STREAM, EVENT, CONTEXT, LIMIT, PRODUCER, COUNT };
     void *given[COUNT];
     CUcontext current;
     int mode;
@@ -238,9 +253,14 @@ static PyObject *fetch(PyObject *module, PyObject *const *args, Py_ssize_t count
     if (!addresses(args, count, COUNT, given))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
-    if (!get_current(&current) && current == given[CONTEXT] && is_free(given[STREAM])) {
-        result = failed(COPY_MEMORY, copy_memory((uintptr_t)given[TO], (uintptr_t)given[FROM],
-                                                 (uintptr_t)given[SIZE], given[STREAM]));
+    if (!get_current(&current) && current == given[CONTEXT] && is_free(given[STREAM]) &&
+        (!given[PRODUCER] || is_free(given[PRODUCER]))) {
+        result = 0;
+        if (given[PRODUCER])
+            result = follow(given[PRODUCER], given[STREAM], given[EVENT]);
+        if (!result)
+            result = failed(COPY_MEMORY, copy_memory((uintptr_t)given[TO], (uintptr_t)given[FROM],
+                                                     (uintptr_t)given[SIZE], given[STREAM]));
         if (!result)
             result = failed(RECORD_EVENT, record_event(given[EVENT], given[STREAM]));
         if (!result)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 _NOT_READY = {int(NOT_READY) | each << 32 for each in range(len(pure.FUNCTIONS))}
+_QUERY_STREAM = pure.FUNCTIONS.index("cuStreamQuery")
 _WAIT_EVENT = pure.FUNCTIONS.index("cuStreamWaitEvent")
 _OLDEST = 12000  # the CUDA version whose variants of the functions `_native.c` calls
 
@@ -72,15 +73,25 @@ def edge_failure(result: int, source: object, destination: object) -> Exception:
     return _failed(result, destination if result >> 32 == _WAIT_EVENT else source)
 
 
-def fetch(lane: Any, to: int, source: int, size: int, *, event: Any, seconds: float) -> bool | None:
+def fetch(
+    lane: Any, to: int, source: int, size: int, *, event: Any, seconds: float, producer: Any = None
+) -> bool | None:
     """Copy to page-locked memory on a lane, and tell whether that is over within a short time.
 
-    The event is recorded behind the copy. No signal is looked at meanwhile, so the time is not for
-    a user to choose. `None` says that nothing was queued, because the stream is being captured or
-    its context is not current.
+    The copy comes after the work of `producer`, a lane of the same context, if one is given. The
+    event is recorded behind the copy. No signal is looked at meanwhile, so the time is not for
+    a user to choose. `None` says that nothing was queued, because a stream is being captured or
+    the context is not current.
     """
     result = _core.fetch(
-        to, source, size, lane.handle, event, lane.context, int(seconds * 1_000_000_000)
+        to,
+        source,
+        size,
+        lane.handle or lane.live(),
+        event,
+        lane.context,
+        int(seconds * 1_000_000_000),
+        0 if producer is None else producer.handle or producer.live(),
     )
     if not result:
         return True
@@ -88,7 +99,7 @@ def fetch(lane: Any, to: int, source: int, size: int, *, event: Any, seconds: fl
         return None
     if result in _NOT_READY:
         return False
-    raise _failed(result, lane)
+    raise _failed(result, producer if result >> 32 == _QUERY_STREAM else lane)
 
 
 def _failed(result: int, stream: object) -> Exception:

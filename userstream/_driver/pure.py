@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
 
-from userstream._driver.status import SUCCESS, ask, call, raised
+from userstream._driver.status import NOT_READY, SUCCESS, ask, call, raised
 from userstream._driver.streams import NOT_CAPTURING, relaxed
 from userstream.errors import UserStreamError
 
@@ -50,6 +50,7 @@ _FREE = (SUCCESS, NOT_CAPTURING)
 _QUERY_STREAM = FUNCTIONS.index("cuStreamQuery") << 32
 _QUERY_EVENT = FUNCTIONS.index("cuEventQuery") << 32
 _RECORD_EVENT = FUNCTIONS.index("cuEventRecord") << 32
+_WAIT_EVENT = FUNCTIONS.index("cuStreamWaitEvent") << 32
 _COPY = FUNCTIONS.index("cuMemcpyAsync") << 32
 
 
@@ -91,11 +92,20 @@ def query(stream: Any) -> int:
 
 
 def fetch(  # noqa: PLR0917 -- as `_native.fetch`, to which a name would cost as much as a value
-    to: int, source: int, size: int, stream: Any, event: Any, context: Any, _nanoseconds: int, /
+    to: int,
+    source: int,
+    size: int,
+    stream: Any,
+    event: Any,
+    context: Any,
+    _nanoseconds: int,
+    producer: Any,
+    /,
 ) -> int:
     """Copy to page-locked memory, and ask whether the event that is recorded behind is reached.
 
-    `CAPTURED` if nothing was queued, as the stream is captured or the context is not current. The
+    The copy comes after the work of `producer`, a stream of that context, unless that is 0.
+    `CAPTURED` if nothing was queued, as a stream is captured or the context is not current. The
     compiled one asks again, up to so many nanoseconds.
     """
     try:
@@ -105,9 +115,20 @@ def fetch(  # noqa: PLR0917 -- as `_native.fetch`, to which a name would cost as
     if not here or not are_free(stream, stream):
         return CAPTURED
     return (
-        _result(_COPY, driver.cuMemcpyAsync, to, source, size, stream)
+        (_follow(producer, stream, event) if producer else 0)
+        or _result(_COPY, driver.cuMemcpyAsync, to, source, size, stream)
         or _result(_RECORD_EVENT, driver.cuEventRecord, event, stream)
         or relaxed(_result, _QUERY_EVENT, driver.cuEventQuery, event)
+    )
+
+
+def _follow(producer: Any, stream: Any, event: Any) -> int:
+    """Order a stream after another by an event, unless that has nothing to do."""
+    result = query(producer)
+    if result != _QUERY_STREAM | int(NOT_READY):
+        return result
+    return _result(_RECORD_EVENT, driver.cuEventRecord, event, producer) or _result(
+        _WAIT_EVENT, driver.cuStreamWaitEvent, stream, event, 0
     )
 
 
