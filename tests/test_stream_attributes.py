@@ -121,8 +121,8 @@ def test_unknown_attributes(stream: us.Stream, name: object) -> None:
         ("access_policy_window", None, TypeError, "AccessPolicyWindow, not NoneType"),
         ("access_policy_window", AccessPolicyWindow(0, 1 << 40), ValueError, "up to"),
         ("access_policy_window", AccessPolicyWindow(True, 8), TypeError, "not True"),
-        ("access_policy_window", AccessPolicyWindow(-8, 8), ValueError, "-8 is no address"),
-        ("access_policy_window", AccessPolicyWindow(1 << 64, 0), ValueError, "is no address"),
+        ("access_policy_window", AccessPolicyWindow(-8, 8), ValueError, "-8 is not an address"),
+        ("access_policy_window", AccessPolicyWindow(1 << 64, 0), ValueError, "is not an address"),
         ("access_policy_window", AccessPolicyWindow(0, 8), ValueError, "no memory that CUDA knows"),
         ("access_policy_window", AccessPolicyWindow(64, 8), ValueError, "no memory that CUDA know"),
         (

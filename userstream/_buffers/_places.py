@@ -40,7 +40,7 @@ def checked_place(place: Place | None, address: int, obj: object) -> Place:
         )
     if place is None:
         raise UnsupportedBufferError(
-            f"address {address:#x} of this {type_name(obj)} is not in memory that the CUDA driver "
+            f"address {address:#x} of this {type_name(obj)} is in no memory that the CUDA driver "
             "knows"
         )
     if place.kind != "pinned" and not place.is_in_primary_context():
