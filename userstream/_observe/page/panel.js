@@ -66,7 +66,7 @@ function raceCard(race, chooseRace) {
     "button",
     { type: "button", class: `card race${race.possible ? " possible" : ""}` },
     make("b", {}, `${race.kind}${times}`),
-    `${bytes(race.nbytes)} of ${race.memory} memory at ${hex(race.address)}`,
+    placeText(race),
     ...sideOf("first", race.first),
     ...sideOf("second", race.second),
     make("span", { class: "advice" }, race.advice),
@@ -76,6 +76,11 @@ function raceCard(race, chooseRace) {
   card.addEventListener("click", () => chooseRace(race));
   race.card = card;
   return card;
+}
+
+/* Of what a kernel touches only the address is known. */
+function placeText({ address, memory, nbytes }) {
+  return `${nbytes > 1 ? `${bytes(nbytes)} of ` : ""}${memory} memory at ${hex(address)}`;
 }
 
 function sideOf(which, operation) {
