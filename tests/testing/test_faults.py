@@ -402,6 +402,14 @@ def test_bad_names_to_count(function, error):
 # ---- async_error ------------------------------------------------------------
 
 
+def test_a_reset_forgets_an_error_that_is_still_queued(stream):
+    with latch(stream) as held:
+        async_error(stream, ILLEGAL)
+        reset()
+        held.release()
+        assert driver.cuStreamSynchronize(stream.handle) == (SUCCESS,)
+
+
 @pytest.mark.parametrize(
     "as_argument",
     [

@@ -296,7 +296,7 @@ def handle_of(stream: object) -> int:
 
 
 def reset() -> None:
-    """Clear injections, sticky errors and call counts; a no-op on a real driver.
+    """Clear injections, errors, queued or sticky, and call counts; a no-op on a real driver.
 
     Streams, events and memory are kept. Call it in a fixture around each test. Thread-safe; does
     not block.

@@ -170,6 +170,16 @@ int userstream_async_error(Stream *handle, int error) {
     return (int)result;
 }
 
+/* A stream may not have come to them yet. */
+static void forget_failures(const Context *context) {
+    for (Stream *stream = context->streams; stream; stream = stream->next) {
+        for (Operation *operation = stream->first; operation; operation = operation->next) {
+            if (operation->run == run_failure)
+                operation->failure = CUDA_SUCCESS;
+        }
+    }
+}
+
 void userstream_reset(void) {
     lock();
     for (Function *function = function_first(); function; function = function->next) {
@@ -180,6 +190,7 @@ void userstream_reset(void) {
         if (context->active)
             context->error = CUDA_SUCCESS;
         context->explanation = NULL;
+        forget_failures(context);
     }
     kernels_reset();
     unlock();
