@@ -518,7 +518,7 @@ def standins_array(where: int) -> Any:
         ),
         (lambda x, host: us.asnumpy_async(x, out=host[1:]), ValueError, "out has shape"),
         (lambda x, host: us.asnumpy_async([x], out=host), TypeError, "made of several"),
-        (lambda x, host: us.asnumpy_async(object()), us.UnsupportedBufferError, "no buffer"),
+        (lambda x, host: us.asnumpy_async(object()), us.UnsupportedBufferError, "not a buffer"),
         (lambda x, host: us.asnumpy_async(x, stream=1), TypeError, "from_handle"),
     ],
 )
