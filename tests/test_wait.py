@@ -111,11 +111,11 @@ def test_several_devices_have_one_deadline() -> None:
     with testing.latch(first) as a, testing.latch(second) as b:
         started = time.perf_counter()
         with pytest.raises(us.WaitTimeout) as caught:
-            us.wait([on(0), on(1)], timeout=0.4)
-        assert time.perf_counter() - started < 0.79, "not one after the other"
+            us.wait([on(0), on(1)], timeout=2)
+        assert time.perf_counter() - started < 3.9, "not one after the other"
         assert caught.value.devices == (0, 1)
         assert caught.value.streams == (repr(first), repr(second))
-        assert caught.value.seconds == 0.4
+        assert caught.value.seconds == 2
         a.release()
         with pytest.raises(us.WaitTimeout) as caught:
             us.wait_all(timeout=0.1)
