@@ -103,7 +103,7 @@ def memory_of(view: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(autouse=True)
 def _nothing_in_use() -> Iterator[None]:
-    """Forget what an error of the GPU left behind, which is kept for ever; bound the cache."""
+    """Forget what an error of the GPU left behind, which is kept forever; bound the cache."""
     gc.collect()
     holding.in_use.clear()
     before = _pinned.limit()

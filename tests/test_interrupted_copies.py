@@ -69,7 +69,7 @@ class Scene:
             assert content(self.target) == ({1} if queued else {0}), f"signal {at}: later bytes"
         if target_alive() or source_alive():
             gc.collect()  # an error in whose traceback it is itself
-        assert eventually(settled), f"signal {at}: something stays for ever"
+        assert eventually(settled), f"signal {at}: something is never released"
         assert eventually(lambda: target_alive() is source_alive() is None), f"signal {at}"
         return came
 
@@ -135,7 +135,7 @@ def test_a_copy_that_is_not_late(scene: Scene) -> None:
     us.asnumpy(source)
     for at in itertools.count():
         came = cut_short(lambda: us.asnumpy(source), at)
-        assert eventually(settled), f"signal {at}: something stays for ever"
+        assert eventually(settled), f"signal {at}: something is never released"
         if not came:
             break
     assert set(us.asnumpy(source)) == {content(scene.source).pop()}

@@ -397,7 +397,7 @@ def test_a_signal_leaves_nothing_unordered_and_nothing_lost(
         assert content(memory) == {2}, f"signal {at}: the copy came after later work"
         if alive() is not None:
             gc.collect()  # an error in whose traceback it is itself
-        assert eventually(settled), f"signal {at}: something stays for ever"
+        assert eventually(settled), f"signal {at}: something is never released"
         assert eventually(lambda alive=alive: alive() is None), f"signal {at}"
         if not came:
             break

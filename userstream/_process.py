@@ -188,7 +188,7 @@ def is_ending() -> bool:
 def leak_at_end(obj: object) -> None:
     """See to it that no destructor of `obj` runs in a forked child or during interpreter exit."""
     if _ending:
-        keep_for_ever(obj)
+        keep_forever(obj)
         return
     # The callback is C: a Ctrl-C in one of Python would be lost, and the entry would stay.
     _tracked.add(_Tracked(obj, _tracked.discard))
@@ -199,7 +199,7 @@ def tracked() -> list[object]:
     return [obj for reference in list(_tracked) if (obj := reference()) is not None]
 
 
-def keep_for_ever(obj: object) -> None:
+def keep_forever(obj: object) -> None:
     """See to it that no destructor of `obj` ever runs."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(obj))
 
@@ -225,7 +225,7 @@ def _leak() -> None:
     global _ending  # noqa: PLW0603 -- one fact about the whole process
     _ending = True  # what is made from now on is leaked as well
     for obj in tracked():
-        keep_for_ever(obj)
+        keep_forever(obj)
     _tracked.clear()
 
 

@@ -374,7 +374,7 @@ class _Mailbox:
         self._called = time.monotonic()
         try:
             # Twice: what a signal handler raises ends a callback, ours or in asyncio before it
-            # begins, and whoever else had post would wait for ever.
+            # begins, and whoever else had post would wait forever.
             loop.call_soon_threadsafe(self._deliver)
             loop.call_soon_threadsafe(self._deliver)
         except BaseException as error:

@@ -96,7 +96,7 @@ class Lane:
         self.stream_id: int | None = None  # asked for once
         self.flags: int | None = None
         self.priority: int | None = None
-        self.held: Any = None  # the queue of `_holding`
+        self.held: Any = None  # the queue of `holding`
         self.on_close: Callable[[Lane], None] | None = None  # a registry's
         self.shown: weakref.ref[CoreStream] | None = None
         # CUDA does not survive a fork, and at exit may be gone before this. Without the line the

@@ -90,7 +90,7 @@ def _core_context(device: int, part: Part | None) -> Context:
         context = CoreStream._legacy_default().context
     context = _core_contexts.setdefault(which, context)
     # With some versions of cuda-bindings, releasing the last one crashes during exit.
-    _process.keep_for_ever(context)
+    _process.keep_forever(context)
     return context
 
 

@@ -179,7 +179,7 @@ class Watcher:
                 if not watch.completion.is_done():
                     break
                 over.append((watch, None))
-            except Exception as error:  # whatever it is, nobody may wait for ever
+            except Exception as error:  # whatever it is, nobody may wait forever
                 _abandon(watch)
                 over.append((watch, error))
         if over:

@@ -278,7 +278,7 @@ class Clocks:
         for lane in passed:
             self._dying.remove(lane)
             lane.gone = True
-        # Events too: they would bring it back, and be recorded again with it for ever.
+        # Events too: they would bring it back, and be recorded again with it forever.
         alive = {lane.id for lane in (*self._lanes.values(), *self._dying)}
         clocks = [
             *(host.clock for host in self._hosts.values()),

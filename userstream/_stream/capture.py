@@ -195,4 +195,4 @@ def _drop(identity: tuple[int, int, int]) -> None:
     """
     begun = _begun.pop(identity, None)
     if begun is not None:
-        _process.keep_for_ever(begun.graph)
+        _process.keep_forever(begun.graph)

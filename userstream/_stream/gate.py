@@ -67,7 +67,7 @@ class Gate:
             self._taken.extend(itertools.islice(pool.unused, 1))
         address = pool.address(self._taken[0], device)
         # One more than the use before, whose waits a later value satisfies as well. A smaller one
-        # might hold those for ever, so the address comes last.
+        # might hold those forever, so the address comes last.
         self.value = (ctypes.c_uint32.from_address(address).value + 1) & 0xFFFFFFFF
         self.address = address
 
