@@ -105,6 +105,15 @@ def no_garbage() -> Iterator[None]:
 
 
 @pytest.fixture
+def quick_collections() -> Iterator[None]:
+    """Leave the objects of other tests out of a test's many garbage collections."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
 def producer() -> Iterator[Any]:
     """A stream of a framework's, on device 0."""
     import userstream as us

@@ -35,7 +35,7 @@ from userstream._engine import parts
 from userstream._engine.waiting import Deadline
 from userstream.testing import _simulated
 
-pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("no_garbage")]
+pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("quick_collections", "no_garbage")]
 
 ROOM = Path(_driver.__file__).parent
 UNKNOWN_CODE = 123456
@@ -109,15 +109,6 @@ def _always_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         _driver.fused, "stream_is_idle", lambda handle, stream: is_idle(handle, stream) and False
     )
-
-
-@pytest.fixture(autouse=True)
-def _quick_collections() -> Iterator[None]:
-    """Leave the objects of other tests out of the many garbage collections here."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def test_every_function_is_covered() -> None:

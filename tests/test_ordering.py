@@ -1224,6 +1224,7 @@ def is_gone(reference: Callable[[], object]) -> bool:
     return reference() is None
 
 
+@pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize("more", [{}, {"keep": False}, {"producer": "device"}], ids=str)
 def test_whatever_signal_comes_to_an_end_its_producer_waits(
     memory: int, producer: us.Stream, more: dict[str, Any]
