@@ -949,7 +949,7 @@ def test_bad_input(memory: int) -> None:
         for wrong in ("current", object(), 1.5, True):
             with pytest.raises(TypeError, match=r'producer=.* \(or "auto", "device", or None\)'):
                 use(buffer, producer=wrong)
-        with pytest.raises(ValueError, match="no handle"):
+        with pytest.raises(ValueError, match="not the handle"):
             use(buffer, stream=driver.CUstream(0))
         with us.Stream.create(0) as closed:
             pass
