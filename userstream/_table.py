@@ -115,9 +115,13 @@ class Table:
             there = self.named.get(name, _NONE).get(device)
             if there is not None:
                 return there
+            part = None if sms is None else parts.part_of(device, sms)
             stream = self.let_go.get((device, name))
-            if stream is None or sms is not None or priority not in (None, stream.priority):
-                part = None if sms is None else parts.part_of(device, sms)
+            if (
+                stream is None
+                or priority not in (None, stream.priority)
+                or (sms is not None and stream._resolve().part is not part)
+            ):
                 lane = lanes.create(
                     device, name=name, nonblocking=True, priority=priority or 0, part=part
                 )
