@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 import userstream as us
 from helpers import Delegating, array, content, copy, device_memory, fill, is_blocked, running
+from interrupts import cut_short
 from userstream import _driver, testing
-from userstream._ordering import settings
+from userstream._ordering import device_edges, settings
 
 SIZE = 256
 NEW = np.full(SIZE, 7, "u1")
@@ -153,3 +155,15 @@ def test_a_timeout_holds_with_sync(whose: str, use: str, producer: us.Stream, me
     assert error.value.seconds == 0.05
     assert not getattr(error.value, "__notes__", [])
     USES[use](buffer, 20)
+
+
+def test_a_signal_loses_no_event_of_an_order_with_a_device(memory: int) -> None:
+    """No destructor frees it, as it is a mere handle."""
+    us.acquire(array(memory, None), producer="device")
+    spare = device_edges._spare[0]
+    events = {int(event) for event in spare}
+    for at in itertools.count():
+        came = cut_short(lambda: us.acquire(array(memory, None), producer="device"), at)
+        assert {int(event) for event in spare} == events, f"signal {at}"
+        if not came:
+            break

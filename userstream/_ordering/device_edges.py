@@ -8,6 +8,7 @@ invalidate any capture in the context, whatever its mode.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -59,16 +60,19 @@ def from_device(device: int, consumer: Lane) -> None:
     """Make later work on a stream wait for everything that is queued on a device now."""
     context = _driver.contexts.primary_context(device)
     spare = _spare.setdefault(device, deque())
+    taken: list[driver.CUevent] = []
     try:
-        event = spare.pop()
-    except IndexError:
-        event = _driver.events.create_event(context)
-    try:
+        # One call of C: a signal after a `pop` would lose the event, which no destructor frees.
+        try:
+            taken.extend(itertools.islice(iter(spare.pop, None), 1))
+        except IndexError:
+            taken.append(_driver.events.create_event(context))
+        event = taken[0]
         with _told():
             _driver.events.record_context(context, event)
         consumer.here(_driver.event_waits.wait_for_event, consumer.live(), int(event), 0, consumer)
     finally:
-        spare.append(event)
+        spare.extend(taken)
 
 
 def to_device(device: int, event: Event) -> None:
