@@ -717,13 +717,13 @@ def test_a_callback_that_was_refused_is_never_called(
     stream.launch_host_func(int)  # so that the other thread is there
     monkeypatch.setattr(watcher, "_watcher", watcher.Watcher())
     pool = stream._resolve().pool
-    before = {id(event) for event in pool._abandoned}  # by other tests
+    before = {id(event) for event in pool.abandoned}  # by other tests
     with testing.latch(stream):
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
             with pytest.raises(RuntimeError, match="new thread"):
                 stream.add_callback(lambda *_: called.append("refused"))
-        abandoned = {id(event) for event in pool._abandoned}
+        abandoned = {id(event) for event in pool.abandoned}
         assert len(abandoned - before) == 1, "its event is used again"
         stream.add_callback(lambda *_: called.append("taken"))
     assert eventually(lambda: bool(called))
