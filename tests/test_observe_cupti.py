@@ -165,6 +165,7 @@ class StandIn:
 def library(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     stand_in = StandIn()
     monkeypatch.setattr(cupti, "_library", lambda: stand_in)
+    the_logger()  # is loaded by it too, at its first use
     monkeypatch.setattr(ctypes, "CDLL", lambda name: stand_in.driver)
     monkeypatch.setattr(observation, "_maker", cupti.Cupti)
     # Its batch has the arguments of CUDA 13.
