@@ -81,6 +81,31 @@ def test_a_line_for_each_edge() -> None:
     assert not any("userstream/_" in line.split(", at ")[1] for line in lines if ", at " in line)
 
 
+def test_a_line_for_the_edge_of_a_small_copy() -> None:
+    """Such a copy is one call of the compiled core, which makes the edge itself."""
+    done = run_python(
+        """
+        import logging, sys, types
+        import userstream as us
+        from cuda.core import Device
+
+        Device(0).set_current()
+        theirs = us.Stream.create(0)
+        us.get_stream(0)
+        memory = Device(0).allocate(16, stream=theirs)
+        buffer = types.SimpleNamespace(__cuda_array_interface__={
+            "version": 3, "shape": (16,), "typestr": "|u1", "strides": None,
+            "data": (int(memory.handle), False), "stream": int(theirs.handle)})
+        us.asnumpy(buffer)  # what is made at the first use is there
+        logging.basicConfig(level=logging.DEBUG, format="%(message)s", stream=sys.stdout)
+        us.asnumpy(buffer)
+        """,
+        USERSTREAM_LOG_EDGES="1",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(" waits for ") == 1
+
+
 def test_nobody_says_anything_otherwise() -> None:
     done = run_python(PROGRAM)
     assert done.returncode == 0, done.stderr

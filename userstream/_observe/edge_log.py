@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import userstream._engine.lane as lanes
 from userstream._buffers import type_name
+from userstream._copies import short
 from userstream._ordering import device_edges, ordering
 from userstream._stream import events
 
@@ -52,6 +53,8 @@ def log() -> None:
         "_export",
         lambda self, view: (self.lane, f"what __dlpack__ of a {type_name(view.buffer)} names"),
     )
+    # The short way of copies is one call of the core, which does not tell whether it made an edge.
+    short.to_host = lambda *_: None
 
 
 def _also(where: Any, name: str, ends: Callable[..., tuple[object, object]]) -> None:
