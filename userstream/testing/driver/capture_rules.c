@@ -29,18 +29,28 @@ CUresult capture_forbids_unsafe_call(void) {
     return result;
 }
 
-/* H200: cuCtxSynchronize, cuCtxRecordEvent and cuCtxWaitEvent invalidate every capture that a
- * stream of the context takes part in, in every mode. */
-CUresult capture_forbids_use_of_context(const Context *context, const GreenContext *green) {
+static CUresult invalidate_captures(const Context *whole, const GreenContext *green, bool parts) {
     CUresult result = CUDA_SUCCESS;
-    const Context *whole = green ? green->primary : context;
     for (Stream *stream = whole->streams; stream; stream = stream->next) {
-        if (stream->capture && stream_is_in(stream, green) && !stream->capture->invalidated) {
+        bool concerned = stream_is_in(stream, green) && (parts || stream->green == green);
+        if (concerned && stream->capture && !stream->capture->invalidated) {
             stream->capture->invalidated = true;
             result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
         }
     }
     return result;
+}
+
+/* H200: cuCtxSynchronize, cuCtxRecordEvent and cuCtxWaitEvent invalidate every capture that a
+ * stream of the context takes part in, in every mode. */
+CUresult capture_forbids_use_of_context(const Context *context, const GreenContext *green) {
+    return invalidate_captures(green ? green->primary : context, green, true);
+}
+
+/* H200: the two events of the primary context do nothing to a capture of a green one, whose work
+ * they cover otherwise. */
+CUresult capture_forbids_events_of_context(const Context *context, const GreenContext *green) {
+    return invalidate_captures(green ? green->primary : context, green, false);
 }
 
 /* An event that was recorded in a capture stands for no work. */

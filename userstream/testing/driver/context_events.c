@@ -9,7 +9,7 @@ static CUresult record(Context *context, const GreenContext *green, Stream *coll
     /* "hEvent and hCtx must be from the same CUDA context." */
     if (!handle_is(KIND_EVENT, event) || event->context != context)
         return CUDA_ERROR_INVALID_HANDLE;
-    CUresult result = capture_forbids_use_of_context(context, green);
+    CUresult result = capture_forbids_events_of_context(context, green);
     for (Stream *stream = context->streams; stream; stream = stream->next) {
         if (result == CUDA_SUCCESS && !stream->internal && stream_is_in(stream, green))
             result = stream_wait_for(collector, stream->tail);
@@ -30,7 +30,7 @@ static CUresult wait(const Context *context, const GreenContext *green, Stream *
         return CUDA_ERROR_INVALID_HANDLE;
     /* "... and invalidate the capture if hEvent is part of an ongoing capture sequence or if hCtx
      * has a stream in the capture mode." */
-    CUresult result = capture_forbids_use_of_context(context, green);
+    CUresult result = capture_forbids_events_of_context(context, green);
     if (result != CUDA_SUCCESS)
         return result;
     if (capture_forbids_use_of_event(event) != CUDA_SUCCESS)

@@ -336,6 +336,7 @@ CUresult capture_join(Stream *stream, Event *event);
 /* What calls meet because something is being captured. */
 CUresult capture_forbids_unsafe_call(void);
 CUresult capture_forbids_use_of_context(const Context *context, const GreenContext *green);
+CUresult capture_forbids_events_of_context(const Context *context, const GreenContext *green);
 CUresult capture_forbids_use_of_legacy(const Context *context);
 CUresult capture_forbids_use_of_stream(Stream *stream);
 CUresult capture_forbids_use_of_event(const Event *event);
