@@ -289,6 +289,15 @@ def test_user_streams_are_named() -> None:
             assert "user stream 'side'" in seen.races[0].second.stream
 
 
+def test_streams_that_are_gone_count() -> None:
+    with a_room() as room, us.observe() as seen:
+        for _ in range(2):
+            with us.Stream.create(0) as stream:
+                fill(room.x, stream)
+                stream.sync(timeout=20)
+    assert "on 2 streams" in str(seen)
+
+
 def test_many_threads_call_while_it_begins_and_ends() -> None:
     end = threading.Event()
 

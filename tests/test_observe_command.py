@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import json
 import os
 import subprocess
@@ -118,6 +119,18 @@ def test_nothing_to_watch_is_refused(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "there is no program to watch" in done.stderr
+
+
+@pytest.mark.simulated
+@pytest.mark.skipif(ctypes.util.find_library("cuda") is not None, reason="there is a driver")
+def test_without_a_driver_it_names_the_option_for_a_simulated_one(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("")
+    call = [sys.executable, "-m", "userstream", "observe", "program.py"]
+    done = subprocess.run(
+        call, capture_output=True, text=True, cwd=tmp_path, env=environment(), check=False
+    )
+    assert done.returncode == 2
+    assert "--simulate" in done.stderr
 
 
 TESTS = """

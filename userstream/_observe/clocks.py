@@ -118,6 +118,7 @@ class Clocks:
         self._floors: dict[int, _Floor] = {}
         self._events: dict[int, Recorded] = {}
         self._dying: list[Lane] = []
+        self._dropped = 0
         self._count = 0
 
     # -- the host ---------------------------------------------------------------------------------
@@ -192,6 +193,7 @@ class Clocks:
         lane = self._lanes.pop(handle, None)
         if lane is not None:
             self._dying.append(lane)
+            self._dropped += 1
 
     def lanes_of(self, context: int) -> list[Lane]:
         """Return the streams of a context that were used."""
@@ -200,6 +202,10 @@ class Clocks:
     def lanes(self) -> Iterable[Lane]:
         """Return all streams that were used."""
         return self._lanes.values()
+
+    def count_streams(self) -> int:
+        """Return the number of streams that were used, destroyed ones included."""
+        return len(self._lanes) + self._dropped
 
     def beside(self, lane: Lane) -> Iterable[Lane]:
         """Return the streams that a stream waits for without being told to."""

@@ -51,7 +51,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         seen.__enter__()
     except (NotSupportedError, DriverNotFoundError) as error:
-        print(f"python -m userstream observe: {error}", file=sys.stderr)
+        here = " (here: --simulate)" if isinstance(error, DriverNotFoundError) else ""
+        print(f"python -m userstream observe: {error}{here}", file=sys.stderr)
         return _REFUSED
     try:
         status = _run(options.program, as_module=options.module)

@@ -297,7 +297,7 @@ class Observation:
         engine = self._catch_up()
         seconds = self._seconds or time.monotonic() - self._began
         calls = sum(engine.counts.values())
-        streams = len(list(engine.world.clocks.lanes()))
+        streams = engine.world.clocks.count_streams()
         found = f"{_plural(len(races), 'race')}, {_plural(len(stalls), 'stall')}"
         on = f"{_plural(calls, 'driver call')} on {_plural(streams, 'stream')}"
         lines = [f"observed {seconds:.3f} s, {on}: {found}", *(f"\n{race}" for race in races)]
