@@ -190,7 +190,7 @@ class UserStream:
         call, once: ``cuStreamCreateWithPriority``. From DALI: one non-blocking stream of default
         priority per device, created on demand.
 
-        With *sms*, the stream is created in a green context, which takes about 1 ms and is kept for
+        With *sms*, the stream is created in a green context, which takes 1 to 2 ms and is kept for
         the life of the process. A process splits a device once, so all parts of one size are the
         same SMs, and the rest has none of them. It is an upper limit and not a reservation: work of
         other streams may run on the same SMs.
@@ -260,9 +260,9 @@ class UserStream:
         No stream is closed under anybody. Those to which there are references remain usable, and
         `get_stream` returns them again for as long as that is so, unless another priority or part
         of the device is asked for; the others are destroyed, unless their handle has been read (see
-        `Stream`). The process-wide registry also frees the
-        page-locked memory of `asnumpy` that no array uses. Closing it is up to the application: a
-        library makes a registry of its own. Blocks, but never inside the driver. Thread-safe.
+        `Stream`). The process-wide registry also frees the page-locked memory of `asnumpy` that no
+        array uses. Closing it is up to the application: a library makes a registry of its own.
+        Blocks, but never inside the driver. Thread-safe.
 
         Examples
         --------
