@@ -141,4 +141,5 @@ def shown(obj: object) -> str:
         text = repr(obj)
         if len(text) <= 60:
             return text
-    return f"a {_buffers.type_name(obj)}"
+    name = _buffers.type_name(obj)
+    return f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"
