@@ -137,6 +137,7 @@ def scenario(address: int) -> None:
         theirs = us.Stream.from_handle(int(other.handle), owner=other)  # not known as ours
         theirs.flags, theirs.stream_id, theirs.is_done  # noqa: B018
         use_memory(other, address)
+        other.sync(timeout=10)  # before others write to the words that it waits for
         with other.capture("relaxed"):
             other.capture_info  # noqa: B018
     us.Stream.legacy_default().sync(timeout=10)
