@@ -70,7 +70,10 @@ def test_the_same_stream_of_the_driver_has_one_lane() -> None:
 def test_the_lane_of_a_stream_that_others_made_needs_no_object_of_cuda_core(
     memory: int, producer: us.Stream
 ) -> None:
-    us.acquire(CAI(memory, stream=int(producer.handle)))  # an event to make edges with
+    # As many events as the edges can need, however long each is in use.
+    points = [producer._resolve().completion() for _ in range(8)]
+    producer.sync(timeout=10)
+    assert all(_driver.streams.relaxed(point.is_done) for point in points)
     with device_current(0):
         handle = checked(driver.cuStreamCreate(1))
     try:
