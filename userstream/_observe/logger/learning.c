@@ -71,8 +71,10 @@ void look_at_results(void) {
             bool wrote = memcmp(each->before + k * LOOK_BYTES, each->after + k * LOOK_BYTES,
                                 each->sizes[k]);
             uint8_t *looks = &kernel->looks[each->offsets[k] / 8];
-            *looks = wrote ? LOOKS : (uint8_t)(*looks < LOOKS ? *looks + 1 : LOOKS);
-            uint64_t words[] = {each->kernel, each->offsets[k], wrote, *looks >= LOOKS};
+            uint8_t so_far = *looks; /* written here alone, and read without the lock */
+            uint8_t now = wrote || so_far >= LOOKS ? LOOKS : (uint8_t)(so_far + 1);
+            __atomic_store_n(looks, now, __ATOMIC_RELAXED);
+            uint64_t words[] = {each->kernel, each->offsets[k], wrote, now >= LOOKS};
             log_write((Record){.function = LEARNED, .words = 4, .stack = -1}, words, NULL, 0);
         }
         each->taken = false;
@@ -91,8 +93,10 @@ static bool may_look(uint64_t stream) {
 void look_before(const Kernel *kernel, uint64_t stream, const Pointer *pointers,
                         const Range *memory, uint32_t count) {
     bool wanted = false;
-    for (uint32_t i = 0; i < count; i++)
-        wanted |= kernel->looks[pointers[i].offset / 8] < LOOKS && !memory[i].pinned;
+    for (uint32_t i = 0; i < count; i++) {
+        const uint8_t *looks = &kernel->looks[pointers[i].offset / 8];
+        wanted |= __atomic_load_n(looks, __ATOMIC_RELAXED) < LOOKS && !memory[i].pinned;
+    }
     if (!wanted || !may_look(stream))
         return;
     Looking *mine = NULL;
@@ -114,7 +118,8 @@ void look_before(const Kernel *kernel, uint64_t stream, const Pointer *pointers,
     mine->ok = true;
     mine->turn++;
     for (uint32_t i = 0; i < count && mine->count < LOOKED_AT; i++) {
-        if (kernel->looks[pointers[i].offset / 8] >= LOOKS || memory[i].pinned)
+        const uint8_t *looks = &kernel->looks[pointers[i].offset / 8];
+        if (__atomic_load_n(looks, __ATOMIC_RELAXED) >= LOOKS || memory[i].pinned)
             continue;
         uint64_t left = memory[i].end - pointers[i].value;
         uint32_t k = mine->count++;
