@@ -36,6 +36,7 @@ LAYERS = [
     "_cleanup",
     "_unentered",
     "_numbers",
+    "_late",
     "typing",
     "errors",
     "_interpreter",

@@ -9,19 +9,19 @@ takes what does not fit there through chunks.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from types import ModuleType
+from userstream import _late
 
+if TYPE_CHECKING:
     from userstream._copies import copies, host_arrays, pinned, queued, staging  # noqa: F401
 
 # Loaded with the first copy, which makes `import userstream` quicker.
-_LATE = frozenset(("copies", "host_arrays", "pinned", "queued", "staging"))
-
-
-def __getattr__(name: str) -> ModuleType:
-    if name not in _LATE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(f"{__name__}.{name}")  # which makes it an attribute
+__getattr__ = _late.modules(
+    __name__,
+    "copies",
+    "host_arrays",
+    "pinned",
+    "queued",
+    "staging",
+)

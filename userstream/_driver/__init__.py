@@ -7,9 +7,9 @@ caller's current context and capture mode for its own call at most.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from userstream import _late
 from userstream._driver import (  # noqa: F401 -- the subjects
     capture_mode,
     contexts,
@@ -23,8 +23,6 @@ from userstream._driver import (  # noqa: F401 -- the subjects
 )
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from userstream._driver import (  # noqa: F401
         attributes,
         capture,
@@ -38,22 +36,15 @@ if TYPE_CHECKING:
     )
 
 # Loaded when they are used first, which makes `import userstream` quicker.
-_LATE = frozenset(
-    (
-        "attributes",
-        "capture",
-        "copies",
-        "event_waits",
-        "green_contexts",
-        "host_functions",
-        "host_pools",
-        "memory",
-        "values",
-    )
+__getattr__ = _late.modules(
+    __name__,
+    "attributes",
+    "capture",
+    "copies",
+    "event_waits",
+    "green_contexts",
+    "host_functions",
+    "host_pools",
+    "memory",
+    "values",
 )
-
-
-def __getattr__(name: str) -> ModuleType:
-    if name not in _LATE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(f"{__name__}.{name}")  # which makes it an attribute

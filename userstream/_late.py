@@ -1,0 +1,21 @@
+"""Modules of a package that are loaded when they are used first, which makes the import quicker."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+
+def modules(package: str, *names: str) -> Callable[[str], ModuleType]:
+    """Return the ``__getattr__`` of a package that loads these of its modules late."""
+
+    def __getattr__(name: str) -> ModuleType:  # noqa: N807
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return importlib.import_module(f"{package}.{name}")  # which makes it an attribute
+
+    return __getattr__
