@@ -36,6 +36,20 @@ def views(seed: int, count: int = 300) -> Iterator[np.ndarray]:
             yield view
 
 
+def usual(whole: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
+    """Return views of an array of three axes, and where each begins, in bytes."""
+    for view in (
+        whole,
+        whole[::-1],
+        whole[:, 1:, ::2],
+        whole.transpose(2, 0, 1),
+        whole[0, 0, 1:2].reshape(()),
+        whole[:0],
+        np.broadcast_to(whole[0, 0], (5, 4)),
+    ):
+        yield view, view.ctypes.data - whole.ctypes.data if view.size else 0
+
+
 def same(one: np.ndarray, other: np.ndarray) -> bool:
     alike = one.shape == other.shape and one.dtype == other.dtype
     return alike and one.tobytes() == other.tobytes()

@@ -14,6 +14,7 @@ import pytest
 from cuda.bindings import driver
 from cuda.core import LegacyPinnedMemoryResource
 
+import layouts
 import standins
 import userstream as us
 from helpers import (
@@ -83,17 +84,7 @@ def test_a_producer_with_nothing_to_do_needs_no_edge(
 def test_layouts_and_types(memory: int) -> None:
     numbers = np.arange(24, dtype="i2").reshape(2, 3, 4)
     write(memory, numbers)
-    for view in (
-        numbers,
-        numbers[::-1],
-        numbers[:, 1:, ::2],
-        numbers.transpose(2, 0, 1),
-        numbers[0, 0, 1:2].reshape(()),
-        numbers[:0],
-        np.broadcast_to(numbers[0, 0], (5, 4)),
-    ):
-        shown = view.__array_interface__
-        offset = shown["data"][0] - numbers.ctypes.data if view.size else 0
+    for view, offset in layouts.usual(numbers):
         buffer = array(memory + offset, shape=view.shape, typestr="<i2", strides=view.strides)
         result = us.asnumpy(buffer)
         np.testing.assert_array_equal(result, view, strict=True)

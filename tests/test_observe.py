@@ -298,10 +298,25 @@ def test_streams_that_are_gone_count() -> None:
     assert "on 2 streams" in str(seen)
 
 
-def test_many_threads_call_while_it_begins_and_ends() -> None:
+def observe_beside(work: Callable[[threading.Event], None], threads: int, times: int) -> None:
+    """Begin and end observations while threads work, until an event ends them."""
     end = threading.Event()
+    workers = [threading.Thread(target=work, args=(end,)) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    try:
+        for _ in range(times):
+            with us.observe() as seen:
+                time.sleep(0.001)
+            assert seen.races == (), seen
+    finally:
+        end.set()
+        for worker in workers:
+            worker.join()
 
-    def work() -> None:
+
+def test_many_threads_call_while_it_begins_and_ends() -> None:
+    def work(end: threading.Event) -> None:
         with a_room() as room:
             while not end.is_set():
                 fill(room.x, room.a)
@@ -309,16 +324,7 @@ def test_many_threads_call_while_it_begins_and_ends() -> None:
                 copy(room.y, room.x, room.b)
                 room.a.wait(room.b)
 
-    threads = [threading.Thread(target=work) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for _ in range(20):
-        with us.observe() as seen:
-            time.sleep(0.001)
-        assert seen.races == (), seen
-    end.set()
-    for thread in threads:
-        thread.join()
+    observe_beside(work, threads=16, times=20)
 
 
 @kernel("observed_nothing")
@@ -328,10 +334,9 @@ def _nothing(grid: Any, block: Any, at: Pointer) -> None:
 
 def test_many_threads_launch_while_it_begins_and_ends() -> None:
     """A launch of one observation may still be looked at when the next one begins."""
-    end = threading.Event()
     code = ObjectCode.from_ptx(b"any")
 
-    def work() -> None:
+    def work(end: threading.Event) -> None:
         with a_room() as room:
             kernels = [code.get_kernel(f"observed_{name}") for name in ("nothing", "double")]
             while not end.is_set():
@@ -340,16 +345,7 @@ def test_many_threads_launch_while_it_begins_and_ends() -> None:
                 launch(room.a, one, kernels[1], room.y, room.x, np.int64(8))
                 end.wait(0.02)  # or the others would get nowhere
 
-    threads = [threading.Thread(target=work) for _ in range(64)]
-    for thread in threads:
-        thread.start()
-    for _ in range(8):
-        with us.observe() as seen:
-            time.sleep(0.001)
-        assert seen.races == (), seen
-    end.set()
-    for thread in threads:
-        thread.join()
+    observe_beside(work, threads=64, times=8)
 
 
 def test_a_call_that_is_still_looked_at_holds_up_the_next_observation() -> None:

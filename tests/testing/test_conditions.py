@@ -13,7 +13,7 @@ from cuda.core import LaunchConfig, ObjectCode, launch
 from cuda.core.graph import GraphBuilder, GraphDefinition
 
 import userstream as us
-from helpers import checked, device_current, device_memory
+from helpers import checked
 from testing.programs import check
 from userstream import testing
 from userstream.testing import Condition, Pointer, kernel, reset
@@ -41,24 +41,6 @@ def condition_below(grid, block, condition: Condition, x: Pointer, limit: np.int
 
 def get(name: str) -> Any:
     return ObjectCode.from_ptx(b"any").get_kernel(name)
-
-
-@pytest.fixture
-def stream() -> Iterator[us.Stream]:
-    with device_current(0), us.Stream.create(0) as stream:
-        yield stream
-        reset()
-
-
-@pytest.fixture
-def address(stream: us.Stream) -> Iterator[int]:
-    """The address of three numbers, all 0."""
-    with device_memory(0) as address:
-        stream.sync(timeout=PATIENCE)
-        ctypes.memset(address, 0, 12)
-        yield address
-        reset()
-        stream.sync(timeout=PATIENCE)
 
 
 def numbers(address: int) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,8 @@ from cuda.core import LaunchConfig, ObjectCode
 from cuda.core.graph import Graph, GraphDefinition, GraphNode
 
 import userstream as us
-from helpers import device_current, device_memory
 from testing.programs import check
-from userstream.testing import Pointer, kernel, reset
+from userstream.testing import Pointer, kernel
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("no_garbage")]
 
@@ -30,24 +28,6 @@ def update_add(grid, block, x: Pointer, value: np.int32):
 @pytest.fixture
 def add() -> Any:
     return ObjectCode.from_ptx(b"any").get_kernel("update_add")
-
-
-@pytest.fixture
-def stream() -> Iterator[us.Stream]:
-    with device_current(0), us.Stream.create(0) as stream:
-        yield stream
-        reset()
-
-
-@pytest.fixture
-def address(stream: us.Stream) -> Iterator[int]:
-    """The address of four numbers, all 0."""
-    with device_memory(0) as address:
-        stream.sync(timeout=PATIENCE)
-        ctypes.memset(address, 0, 16)
-        yield address
-        reset()
-        stream.sync(timeout=PATIENCE)
 
 
 Chain = tuple[GraphDefinition, list[GraphNode]]
