@@ -207,6 +207,24 @@ def test_numba_with_per_thread_default_streams(
     assert us.describe(standins.NumbaArray(0, memory)).producer == 2
 
 
+def test_numba_says_0_of_its_default_stream(monkeypatch: pytest.MonkeyPatch, memory: int) -> None:
+    """Of an array that is bound to `numba.cuda.default_stream()`; nobody else may."""
+    array = standins.NumbaArray(0, memory, stream=0)
+    for per_thread, handle in ((0, 1), (1, 2)):
+        config = types.SimpleNamespace(CUDA_PER_THREAD_DEFAULT_STREAM=per_thread)
+        monkeypatch.setitem(sys.modules, "numba", types.SimpleNamespace(config=config))
+        info = us.describe(array)
+        assert (info.ordering, info.producer) == ("current", handle)
+    monkeypatch.delitem(sys.modules, "numba")
+    us.get_stream(array)
+    with device_current(0), testing.latch(us.Stream.legacy_default()):
+        assert not us.acquire(array).is_done
+    us.wait(array, timeout=10)
+    assert us.asnumpy(array).shape == (4,)
+    with pytest.raises(us.UnsupportedBufferError, match="its stream is 0"):
+        us.acquire(CAI(memory, stream=0))
+
+
 def test_numba_mapped_memory_is_on_the_host() -> None:
     with pinned_memory() as address:
         array = standins.NumbaArray(0, address)

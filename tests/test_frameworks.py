@@ -242,6 +242,8 @@ def test_numba(numba_cuda: ModuleType) -> None:
     bound = us.describe(numba_cuda.device_array(3, stream=side))
     assert (bound.ordering, bound.producer) == ("exact", us.get_stream(side).__cuda_stream__()[1])
     assert us.get_stream(numba_cuda.default_stream()) is us.Stream.legacy_default()
+    default = us.describe(numba_cuda.device_array(3, stream=numba_cuda.default_stream()))
+    assert (default.ordering, default.producer) == ("current", 1)
     mapped = numba_cuda.mapped_array(4)
     with pytest.raises(us.HostBufferError, match="pinned"):
         us.get_stream(mapped)

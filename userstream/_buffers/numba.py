@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from userstream import _driver
 from userstream._buffers._names import is_named
-from userstream._buffers.cai import InterfaceView
+from userstream._buffers.cai import ATTRIBUTE, InterfaceView, checked
 from userstream._buffers.view import Order, once
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from userstream._buffers._layout import Layout
     from userstream._buffers.view import View
     from userstream._driver.pointers import Memory
@@ -49,8 +51,19 @@ class ArrayView(InterfaceView):
     def named(array: Any) -> tuple[int, int] | None:
         """Return its device and the stream that it is bound to, or the default stream."""
         device = _device(array)
-        handle = int(array.stream) if array.stream != 0 else _default_stream()
-        return None if device is None or handle == 0 else (device, handle)
+        # 0 if it is bound to none, and of `numba.cuda.default_stream()` as well.
+        return None if device is None else (device, int(array.stream) or _default_stream())
+
+    @once
+    def interface(self) -> Mapping[str, Any]:
+        """The interface, where 0 is numba's default stream instead of being malformed."""
+        # Of an array that is bound to the object `numba.cuda.default_stream()` numba says 0. The
+        # specification forbids that, because it could be the legacy or the per-thread stream. Of
+        # numba it is known which: the one of an array that is not bound.
+        found = getattr(self.buffer, ATTRIBUTE) if self._found is None else self._found
+        return checked(
+            self.buffer, found if found.get("stream") != 0 else {**found, "stream": None}
+        )
 
     @once
     def device(self) -> int:
