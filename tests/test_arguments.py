@@ -68,6 +68,7 @@ TAKES_A_NAME: dict[str, Callable[..., object]] = {
     "borrow": borrow,
     "asnumpy": us.asnumpy,
     "copyto": lambda x, **how: us.copyto(x, np.ones(4, "f4"), **how),
+    "hold": lambda x, **how: (us.get_stream(x, name="io"), us.hold(x, **how)),
 }
 
 
@@ -125,19 +126,56 @@ def test_several_targets(memory: int) -> None:
 
 def test_several_targets_of_a_name() -> None:
     us.get_stream(0, name="io")
-    with pytest.raises(us.NoUserStreamError, match="device 0 has no user stream: "):
+    with pytest.raises(
+        us.NoUserStreamError, match="device 0 has no unnamed user stream, only 'io'"
+    ):
         us.wait(0, timeout=20)
     us.wait(0, 0, name="io", timeout=20)
 
 
 def test_what_streams_there_are() -> None:
-    with pytest.raises(us.NoUserStreamError, match=r"makes one$"):
+    with pytest.raises(us.NoUserStreamError, match=r"no user stream: .*get_stream\(0\) makes one$"):
         us.wait(0)
     us.get_stream(0)
     us.get_stream(0, name="copies")
     with pytest.raises(us.NoUserStreamError) as caught:
         us.wait(0, name="copy")
-    assert str(caught.value).endswith("; device 0 has 2: without a name, named 'copies'")
+    assert str(caught.value) == (
+        "device 0 has no user stream named 'copy', only the unnamed one and 'copies': can only "
+        "wait on user streams; get_stream(0, name='copy') makes one"
+    )
+
+
+@pytest.mark.parametrize("seconds", [999, 0.5])
+def test_seconds_that_pass_for_a_device(seconds: float) -> None:
+    us.get_stream(0)
+    for wait in (us.wait, us.completion, lambda *to: asyncio.run(us.wait_async(*to))):
+        with pytest.raises(us.UserStreamError) as caught:
+            wait(0, seconds)
+        (note,) = caught.value.__notes__
+        assert note == f"if {seconds} is a timeout, pass it by name: timeout={seconds}"
+    with pytest.raises(us.InvalidDeviceError) as caught:
+        us.wait(999)
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_a_name_is_no_target() -> None:
+    for use in (us.get_stream, us.wait, us.completion):
+        with pytest.raises(us.UnsupportedBufferError, match=r"selected by name='io'$"):
+            use("io")
+
+
+def test_an_address_is_no_stream(memory: int) -> None:
+    """`Stream.from_handle` takes one, so the message must not come from there."""
+    with pytest.raises(us.UnsupportedStreamError, match=r"^stream=: a stream is a CUstream or"):
+        us.asnumpy(CAI(memory), stream="io")
+
+
+def test_a_priority_that_is_clamped() -> None:
+    us.get_stream(0)
+    _, greatest = us.Stream.priority_range(0)
+    with pytest.raises(ValueError, match=rf"0, not {greatest} \(which -100 is clamped to\): "):
+        us.get_stream(0, priority=-100)
 
 
 def test_devices_in_words() -> None:
@@ -165,6 +203,8 @@ def test_the_second_device_in_words() -> None:
         ("record_event", "stream.record()"),
         ("ptr", "int(stream.handle)"),
         ("cuda_stream", "int(stream.handle)"),
+        ("device_id", "stream.device.device_id"),
+        ("use", "stream.activate(...), in a with statement"),
     ],
 )
 def test_what_others_call_it(name: str, here: str) -> None:

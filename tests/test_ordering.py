@@ -625,6 +625,25 @@ def test_held_on_streams_of_any_kind(memory: int) -> None:
             ) == [True, False]
 
 
+def test_held_on_the_streams_of_a_buffer(memory: int) -> None:
+    """Without a stream: on those that a wait for it waits for."""
+    named = us.get_stream(0, name="io")
+    assert held_while(named, lambda b: us.hold(b, name="io"), memory) == [True, False]
+    assert held_while(us.get_stream(0), us.hold, memory) == [True, False]
+    assert held_while(named, us.hold, memory) == [False, False]
+
+    def hold(buffer: Any) -> None:
+        us.acquire(buffer, name="io")
+        us.hold([buffer])
+
+    assert held_while(named, hold, memory) == [True, False]
+    with pytest.raises(us.UnsupportedBufferError, match=r"objects\[1\] is 'tmp'.* stream= with"):
+        us.hold(array(memory, None), "tmp")
+    with pytest.raises(us.NoUserStreamError, match=r"only .* and 'io'"):
+        us.hold(array(memory, None), name="oi")
+    us.hold()
+
+
 def test_what_is_held_on_one_stream_holds_up_no_other(memory: int) -> None:
     stream = us.get_stream(0)
     with us.Stream.create(0) as stuck, testing.latch(stuck):
@@ -957,8 +976,8 @@ def test_bad_input(memory: int) -> None:
             use(buffer, stream=closed)
         with pytest.raises(us.ClosedError):
             use(buffer, producer=closed)
-    with pytest.raises(TypeError):
-        us.hold(buffer)  # type: ignore[call-arg]
+    with pytest.raises(us.NoUserStreamError):
+        us.hold(buffer)
     assert not us.streams()
     with us.UserStream() as registry:
         pass

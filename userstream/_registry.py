@@ -19,7 +19,7 @@ from userstream._ordering import (
     usual_ordering,
 )
 from userstream._table import Table
-from userstream.errors import NoUserStreamError, WaitErrors
+from userstream.errors import NoUserStreamError, UserStreamError, WaitErrors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -854,24 +854,39 @@ class UserStream:
         """
         return Borrow(self._ordering, (buffers, stream, producer, name), activate, keep)
 
-    def hold(self, *objects: object, stream: StreamLike) -> None:
+    @overload
+    def hold(self, *objects: object, stream: StreamLike) -> None: ...
+
+    @overload
+    def hold(self, *objects: Buffers, name: str | None = None) -> None: ...
+
+    def hold(
+        self, *objects: Any, stream: StreamLike | None = None, name: str | None = None
+    ) -> None:
         """Keep objects alive until a stream has completed the work that is queued on it now.
 
         Parameters
         ----------
         *objects : object
-            Any objects; usually buffers that the work uses.
-        stream : stream
-            A stream of any library.
+            Any objects; usually buffers that the work uses. Without *stream*, buffers.
+        stream : stream, optional
+            A stream of any library; by default the user stream of the buffers' device, and every
+            other stream that `wait` of these buffers waits for.
+        name : str, optional
+            Selects a named user stream of that device instead; not together with *stream*.
 
         Raises
         ------
         CaptureError
             The stream is being captured: keep the objects as long as the graph.
+        NoUserStreamError
+            There is no such user stream.
+        UnsupportedBufferError, HostBufferError
+            *stream* is not given, and something that was passed is not a GPU buffer.
         ClosedError
             The stream, or this registry, is closed.
         TypeError, ValueError
-            *stream* is not a stream.
+            *stream* is not a stream, or *name* is not a non-empty string.
         ForkedError, DriverError
             The process is a forked child, or the driver reported an error.
 
@@ -890,7 +905,16 @@ class UserStream:
         >>> us.hold(scratch, stream=stream)
         """
         self._table.check_open()
-        holding.keep(given_lane(stream, "stream"), objects)
+        if name is not None:
+            self._user_streams(stream, name)  # which refuses what does not go together
+        if stream is not None:
+            held_by = [given_lane(stream, "stream")]
+        else:
+            for _ in _targets.views_in(objects, named="objects"):
+                pass  # but refuse what is no buffer
+            held_by = self._waited_for(objects, name) if objects else []
+        for lane in held_by:
+            holding.keep(lane, objects)
 
     def hand_over(
         self, *results: Buffers, stream: StreamLike | None = None, name: str | None = None
@@ -1437,6 +1461,13 @@ CaptureError, ClosedError
 
     def _waited_for(self, targets: tuple[Target, ...], name: str | None) -> list[Lane]:
         """Return the lanes of the streams that the targets of `wait` name."""
+        try:
+            return self._lanes_of(targets, name)
+        except UserStreamError as error:
+            _targets.suggest_timeout(targets, error)
+            raise
+
+    def _lanes_of(self, targets: tuple[Target, ...], name: str | None) -> list[Lane]:
         if name is not None or not self._uses.pending:
             if len(targets) == 1:
                 streams = self._unnamed if name is None else self._table.called(name)

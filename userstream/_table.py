@@ -92,15 +92,17 @@ class Table:
                 devices=devices,
             )
         (device,) = devices
+        given_priority = wanted
         if wanted is not None:
             wanted = lanes.clamp_priority(device, wanted)
         stream = self.named.get(name, {}).get(device)
         if stream is None:
             stream = self._create(device, name, wanted, sms)
         if wanted is not None and stream.priority != wanted:
+            clamped = "" if given_priority == wanted else f" (which {given_priority} is clamped to)"
             raise ValueError(
-                f"{stream!r} has priority {stream.priority}, not {wanted}: pass another name for "
-                "a stream of another priority"
+                f"{stream!r} has priority {stream.priority}, not {wanted}{clamped}: pass another "
+                "name for a stream of another priority"
             )
         if sms is not None:
             _check_part(stream, device, sms)
@@ -152,22 +154,27 @@ class Table:
         for device in _targets.devices_of(target):
             stream = streams.get(device)
             if stream is None:
-                called = "" if name is None else f" named {name!r}"
-                raise NoUserStreamError(
-                    f"device {device} has no user stream{called}: can only wait on user streams; "
-                    f"get_stream() makes one{self._those_of(device)}",
-                    device=device,
-                )
+                raise self._missing(device, name)
             found.append(stream._resolve())
         return found
 
-    def _those_of(self, device: int) -> str:
-        """Return the names of the streams of a device, as a message lists them."""
-        names = [name for (of, name) in self.streams() if of == device]
-        if not names:
-            return ""
-        shown = ["without a name" if name is None else f"named {name!r}" for name in names]
-        return f"; device {device} has {len(names)}: {', '.join(shown)}"
+    def _missing(self, device: int, name: str | None) -> NoUserStreamError:
+        """Return the error for a stream that there is not, which lists those that there are."""
+        there = [
+            "the unnamed one" if other is None else repr(other)
+            for of, other in self.streams()
+            if of == device
+        ]
+        if name is None:
+            wanted, making = "unnamed user stream" if there else "user stream", f"{device}"
+        else:
+            wanted, making = f"user stream named {name!r}", f"{device}, name={name!r}"
+        only = f", only {' and '.join(there)}" if there else ""
+        return NoUserStreamError(
+            f"device {device} has no {wanted}{only}: can only wait on user streams; "
+            f"get_stream({making}) makes one",
+            device=device,
+        )
 
     def streams(self) -> Mapping[tuple[int, str | None], Stream]:
         """Return the existing streams, by device and name."""

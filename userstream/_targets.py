@@ -70,10 +70,20 @@ def devices_of(target: Any) -> list[int]:
                 "all for the current device"
             )
         return devices
+    advice = ""
+    if isinstance(target, str) and target.isidentifier():
+        advice = f"; the user stream of that name is selected by name={target!r}"
     raise UnsupportedBufferError(
         f"{shown(target)} names no device: pass a GPU buffer, a (nested) sequence or mapping of "
-        'them, a device, its ordinal or "cuda:1", or a stream'
+        f'them, a device, its ordinal or "cuda:1", or a stream{advice}'
     )
+
+
+def suggest_timeout(targets: Sequence[Any], error: Exception) -> None:
+    """Note of an error that a number behind a target is a device, if it may be meant as seconds."""
+    last = targets[-1] if len(targets) > 1 else None
+    if isinstance(last, (int, float)) and not isinstance(last, bool):
+        error.add_note(f"if {last} is a timeout, pass it by name: timeout={last}")
 
 
 def is_collection(target: object) -> bool:
@@ -98,6 +108,8 @@ def views_in(collection: Any, *, named: str = "target") -> Iterator[_buffers.Vie
         if kind is None:
             if named == "buffers" and factory.protocol_of(item) is not None:
                 advice = "pass a stream as stream= or producer="
+            elif named == "objects":
+                advice = "pass stream= with objects of other kinds"
             else:
                 advice = "sequences and mappings hold buffers only"
             raise UnsupportedBufferError(

@@ -127,7 +127,9 @@ def order(array: Array, pointer: driver.CUdeviceptr, theirs: TheirStream) -> Non
     with us.borrow(array, producer=theirs, activate=["torch", "cupy"], keep=False) as stream:
         assert_type(stream, us.Stream)
     with us.borrow(array, producer="auto", activate=True):
-        us.hold(array, stream=theirs)
+        us.hold(object(), stream=theirs)
+        us.hold(array, [array])
+        us.hold(array, name="copies")
     us.hand_over(array, stream=theirs)
 
 

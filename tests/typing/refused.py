@@ -51,10 +51,11 @@ def order(buffer: Array) -> None:
     us.UserStream(unknown="guess")  # type: ignore[arg-type]
     us.acquire(buffer, stream=1)  # type: ignore[arg-type]
     us.acquire(buffer, producer=1)  # type: ignore[arg-type]
-    us.hold(buffer, stream=1)  # type: ignore[arg-type]
+    us.hold(buffer, stream=1)  # type: ignore[call-overload]
     us.release(buffer, producer=1.5)  # type: ignore[arg-type]
     us.borrow(buffer, activate=1.5)  # type: ignore[arg-type]
-    us.hold(buffer)  # type: ignore[call-arg]
+    us.hold(object())  # type: ignore[call-overload]
+    us.hold(buffer, stream=buffer, name="io")  # type: ignore[call-overload]
 
 
 def buffers(array: Array, thing: object) -> None:

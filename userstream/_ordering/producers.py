@@ -197,7 +197,8 @@ def given_lane(stream: Any, argument: str, device: int | None = None) -> Lane:
 
 def _given_stream(stream: StreamLike) -> Stream:
     try:
-        factory.refuse_number(stream)
+        if factory.protocol_of(stream) is None:
+            factory.address_of_stream(stream)  # an address is none here, unlike there
         return Stream.from_handle(stream)
     except UnsupportedStreamError as error:
         raise UnsupportedStreamError(f"stream=: {error}{_advice(stream, 'stream')}") from None

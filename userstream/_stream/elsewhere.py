@@ -12,6 +12,9 @@ NAMES = {
     "record_event": "record()",
     "ptr": "int(stream.handle)",
     "cuda_stream": "int(stream.handle)",
+    "device_id": "device.device_id",
+    "device_index": "device.device_id",
+    "use": "activate(...), in a with statement",
 }
 
 
