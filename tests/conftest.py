@@ -160,9 +160,13 @@ def warp(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
 
 @pytest.fixture
-def tvm_ffi(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+def tvm_ffi(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     monkeypatch.setitem(sys.modules, "tvm_ffi", standins.tvm_ffi())
-    return sys.modules["tvm_ffi"]
+    from userstream._buffers import tvm_ffi
+
+    tvm_ffi._device.cache_clear()
+    yield sys.modules["tvm_ffi"]
+    tvm_ffi._device.cache_clear()  # or a test with the real one would get devices of this one
 
 
 @pytest.fixture
