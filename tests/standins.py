@@ -98,6 +98,7 @@ def torch(stream: int = 0) -> types.ModuleType:
         def __cuda_array_interface__(self) -> Any:
             raise RuntimeError("requires grad")
 
+    Tensor.__module__ = "torch"
     module.device = Device
     module.Tensor = Tensor
     module._C = types.SimpleNamespace(_cuda_getCurrentRawStream=lambda device: current[device])
@@ -156,6 +157,7 @@ def cupy(stream: int = 0) -> types.ModuleType:
             self.device_id, self.ptr = device, address + offset
             self.mem = types.SimpleNamespace(ptr=address, size=size)
 
+    ndarray.__module__, MemoryPointer.__module__ = "cupy", "cupy.cuda.memory"
     module.cuda.MemoryPointer = MemoryPointer
 
     class csr_matrix(_named("spmatrix", "cupyx.scipy.sparse._base", object)):
@@ -196,7 +198,8 @@ def jax() -> types.ModuleType:
 
     module.Device, module.Array = Device, Array
     module.core = types.ModuleType("jax.core")
-    module.core.Tracer = type("Tracer", (), {})
+    module.core.Tracer = _named("Tracer", "jax._src.core")
+    Array.__module__ = "jaxlib._jax"
     return module
 
 

@@ -180,18 +180,43 @@ def test_what_few_programs_need_is_loaded_when_it_is_used() -> None:
         ours = {name for name in loaded if name.split(".")[0] == "userstream"}
         assert loaded == ours, loaded - ours
         late = (
-            "_buffers._info", "_copies.", "_driver.attributes", "_driver.capture", "_driver.copies",
+            "_buffers.", "_copies.", "_driver.attributes", "_driver.capture", "_driver.copies",
             "_driver.host", "_driver.memory", "_driver.values", "_engine.dispatcher",
             "_engine.futures", "_observe", "_report", "_stream.access_policy", "_stream.attributes",
             "_stream.host_functions", "_stream.operations", "_stream.raw_memory", "testing",
         )
         early = {name for name in ours if name.removeprefix("userstream.").startswith(late)}
-        assert early <= {"userstream._driver.capture_mode"}, early
+        small = {"_buffers._framework", "_buffers._names", "_driver.capture_mode"}
+        assert early <= {f"userstream.{name}" for name in small}, early
         assert set(us.__all__) <= set(dir(us))
         for name in us.__all__:
             getattr(us, name)
         for missing in (us, us._copies, us._driver, us._stream):
             assert not hasattr(missing, "no_such_name")
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_file_of_a_framework_is_loaded_with_the_first_of_its_objects() -> None:
+    done = run_python(
+        """
+        import sys
+        import userstream as us
+
+        class Tensor:
+            __module__ = "torch"
+
+            def __dlpack_device__(self): return (2, 0)
+
+        def loaded():
+            return {name for name in files if f"userstream._buffers.{name}" in sys.modules}
+
+        files = {"torch", "cupy", "jax", "numba", "dali", "warp", "tvm_ffi", "cvcuda", "dlpack"}
+        assert not loaded()
+        us.get_stream(0), us.wait(0)
+        us.get_stream(type("Mine", (Tensor,), {})())
+        assert loaded() == {"torch", "dlpack"}, loaded()
         """,
     )
     assert done.returncode == 0, done.stderr

@@ -26,7 +26,7 @@ from helpers import (
     pinned_memory,
 )
 from userstream import _buffers, _driver, testing
-from userstream._buffers import contiguous_strides
+from userstream._buffers._layout import contiguous_strides
 
 
 def resolves(buffer: object, device: int = 0) -> bool:
@@ -492,6 +492,11 @@ def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(us.UnsupportedBufferError):
             us.get_stream(type(f"Odd{number}", (), {})())
         assert len(_buffers.learned) + len(_buffers._strangers) <= 8
+
+
+def test_a_type_that_names_no_module() -> None:
+    kind = type("Array", (DLPack,), {"__module__": None})
+    assert us.get_stream(kind(2, 0)) is us.get_stream(0)
 
 
 @pytest.mark.parametrize(

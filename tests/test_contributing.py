@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ def frame(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
     module = types.ModuleType("userstream._buffers.frame")
     exec(code, vars(module))
-    monkeypatch.setattr(_buffers, "_KINDS", (module.view_for, *_buffers._KINDS))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(_buffers._FRAMEWORKS, "frame", "frame")
     monkeypatch.setattr(_buffers, "learned", {})
     monkeypatch.setattr(_buffers, "_strangers", set())
     return module

@@ -14,8 +14,8 @@ from cuda.core import Buffer
 import userstream as us
 from helpers import CAI
 from userstream import _buffers, testing
-from userstream._buffers import Layout, View
-from userstream._buffers.view import once
+from userstream._buffers._layout import Layout
+from userstream._buffers.view import View, once
 
 
 class Counted(CAI):

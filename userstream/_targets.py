@@ -15,6 +15,8 @@ from userstream.errors import InvalidDeviceError, UnsupportedBufferError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from userstream._buffers.view import View
+
 _DEEPEST = 100
 
 
@@ -102,7 +104,7 @@ def check_depth(depth: int, collection: object) -> None:
         )
 
 
-def views_in(collection: Any, *, named: str = "target") -> Iterator[_buffers.View]:
+def views_in(collection: Any, *, named: str = "target") -> Iterator[View]:
     """Yield a look at each of the buffers of a (nested) sequence or mapping."""
     for path, item, kind in _leaves(collection):
         if kind is None:
@@ -120,7 +122,7 @@ def views_in(collection: Any, *, named: str = "target") -> Iterator[_buffers.Vie
 
 def _leaves(
     collection: Any, path: tuple[object, ...] = ()
-) -> Iterator[tuple[tuple[object, ...], Any, type[_buffers.View] | None]]:
+) -> Iterator[tuple[tuple[object, ...], Any, type[View] | None]]:
     """Yield what a (nested) sequence or mapping holds: where it is, itself, and its kind."""
     check_depth(len(path), collection)
     items = collection.items() if isinstance(collection, Mapping) else enumerate(collection)

@@ -6,46 +6,32 @@ an object of theirs exists.
 
 from __future__ import annotations
 
+import functools
+import importlib
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cuda.core import Device
 
 from userstream import _driver
-from userstream._buffers import (
-    cai,
-    cuda_core,
-    cupy,
-    cvcuda,
-    dali,
-    dlpack,
-    jax,
-    numba,
-    torch,
-    tvm_ffi,
-    warp,
-)
-from userstream._buffers._framework import NO_STREAM, Framework
-from userstream._buffers._layout import Layout, contiguous_strides
+from userstream._buffers._framework import NO_STREAM
 from userstream._buffers._names import is_named, type_name
-from userstream._buffers.view import Order, View
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Container
+    from types import ModuleType
 
+    from userstream._buffers._framework import Framework
     from userstream._buffers._info import BufferInfo
+    from userstream._buffers.view import View
 
 __all__ = [
-    "FRAMEWORKS",
     "NO_STREAM",
-    "Framework",
-    "Layout",
-    "Order",
-    "View",
-    "contiguous_strides",
     "describe",
     "device_of",
+    "frameworks",
     "is_named",
     "kind_of",
     "learned",
@@ -55,18 +41,24 @@ __all__ = [
     "view_or_none",
 ]
 
-# The first that knows a type answers: frameworks before the protocols that they speak as well.
-_KINDS: tuple[Callable[[type], type[View] | None], ...] = tuple(
-    module.view_for
-    for module in (torch, cupy, jax, numba, dali, warp, tvm_ffi, cvcuda, cuda_core, dlpack, cai)
-)
-
-# Those that have a current stream.
-FRAMEWORKS = {
-    module.FRAMEWORK.name: module.FRAMEWORK for module in (torch, cupy, dali, warp, tvm_ffi, cvcuda)
+# The file of each framework, by the packages that its types come from. A file is loaded when the
+# first of those types is seen, which makes `import userstream` quicker.
+_FRAMEWORKS = {
+    "torch": "torch",
+    "cupy": "cupy",
+    "cupyx": "cupy",
+    "jax": "jax",
+    "jaxlib": "jax",
+    "numba": "numba",
+    "numba_cuda": "numba",
+    "nvidia": "dali",
+    "warp": "warp",
+    "tvm_ffi": "tvm_ffi",
+    "cvcuda": "cvcuda",
+    "nvcv": "cvcuda",
 }
-
-_PROTOCOLS = ((dlpack.ATTRIBUTE, dlpack.DLPackView), (cai.ATTRIBUTE, cai.InterfaceView))
+# The file of each protocol, by the attribute of those that speak it.
+_PROTOCOLS = {"__dlpack_device__": "dlpack", "__cuda_array_interface__": "cai"}
 
 # The class of view by the exact type of the object, so that the second look is one dict lookup.
 learned: dict[type, type[View]] = {}
@@ -85,9 +77,9 @@ def kind_of(obj: object) -> type[View] | None:
         if view is not None:
             return view
     # The protocols may be attributes of the very object; another of its type may lack them.
-    for attribute, view in _PROTOCOLS:
+    for attribute, file in _PROTOCOLS.items():
         if hasattr(obj, attribute) and not isinstance(obj, type):
-            return view
+            return _file(file).view_for(obj)  # type: ignore[no-any-return]
     return None
 
 
@@ -95,13 +87,30 @@ def _learn(kind: type) -> type[View] | None:
     if len(learned) + len(_strangers) >= _MOST_LEARNED:
         learned.clear()
         _strangers.clear()
-    for view_for in _KINDS:
-        view = view_for(kind)
+    # The first that knows a type answers: frameworks before the protocols that they speak as well.
+    packages = {str(base.__module__).partition(".")[0] for base in kind.__mro__}
+    for file in (*_files_of(packages), "cuda_core", *_PROTOCOLS.values()):
+        view: type[View] | None = _file(file).view_for(kind)
         if view is not None:
             learned[kind] = view
             return view
     _strangers.add(kind)
     return None
+
+
+def frameworks(*, imported: bool = True) -> list[Framework]:
+    """Return the frameworks that have current streams: those that are imported, or all."""
+    files = map(_file, _files_of(sys.modules if imported else _FRAMEWORKS))
+    return [file.FRAMEWORK for file in files if hasattr(file, "FRAMEWORK")]
+
+
+def _files_of(packages: Container[str]) -> list[str]:
+    return list(dict.fromkeys(_FRAMEWORKS[each] for each in _FRAMEWORKS if each in packages))
+
+
+@functools.cache
+def _file(name: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{name}")
 
 
 def view_or_none(obj: Any) -> View | None:
@@ -112,20 +121,20 @@ def view_or_none(obj: Any) -> View | None:
 
 def view_of(obj: Any) -> View:
     """Return a new look at a buffer, or raise `UnsupportedBufferError`."""
-    return _known(obj)(obj)
+    return _kind_or_raise(obj)(obj)
 
 
 def locate(obj: Any) -> int:
     """Return the ordinal of the device of a buffer, and look at nothing else."""
-    return _known(obj).locate(obj)
+    return _kind_or_raise(obj).locate(obj)
 
 
-def _known(obj: object) -> type[View]:
+def _kind_or_raise(obj: object) -> type[View]:
     kind = kind_of(obj)
     if kind is None:
         raise UnsupportedBufferError(
             f"{type_name(obj)} is not a GPU buffer that userstream knows: it has neither "
-            f"{dlpack.ATTRIBUTE} nor {cai.ATTRIBUTE}, and no rule of its own{_advice(obj)}"
+            f"{' nor '.join(_PROTOCOLS)}, and no rule of its own{_advice(obj)}"
         )
     return kind
 

@@ -24,8 +24,8 @@ ATTRIBUTE = "__cuda_array_interface__"
 _SYNCHRONIZED = -1  # as a stream: nothing is pending, as CV-CUDA and cuda.core say it
 
 
-def view_for(kind: type) -> type[View] | None:
-    """Return the view if objects of `kind` speak the CUDA Array Interface."""
+def view_for(kind: object) -> type[View] | None:
+    """Return the view if an object, or those of a type, speak the CUDA Array Interface."""
     return InterfaceView if hasattr(kind, ATTRIBUTE) else None
 
 

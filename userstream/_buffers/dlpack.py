@@ -28,8 +28,8 @@ _CUDA_MANAGED = 13
 _NAMES = {4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 11: "ROCm host", 14: "oneAPI"}
 
 
-def view_for(kind: type) -> type[View] | None:
-    """Return the view if objects of `kind` speak DLPack."""
+def view_for(kind: object) -> type[View] | None:
+    """Return the view if an object, or those of a type, speak DLPack."""
     return DLPackView if hasattr(kind, ATTRIBUTE) else None
 
 

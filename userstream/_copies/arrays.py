@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from userstream import _driver
-from userstream._buffers import contiguous_strides
+from userstream._buffers._layout import contiguous_strides
 from userstream._copies import layout
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
-    from userstream._buffers import View
+    from userstream._buffers.view import View
     from userstream._copies.layout import Shape
     from userstream._driver.pointers import Place
 

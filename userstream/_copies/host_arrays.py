@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from userstream import _buffers, _driver
+from userstream._buffers._layout import contiguous_strides
 from userstream._copies import layout, pinned
 from userstream._copies.arrays import device_array
 from userstream._copies.operands import as_array, is_on_host, require_numpys
@@ -24,7 +25,7 @@ def empty(shape: Any, dtype: DTypeLike) -> np.ndarray:
     """Return a new array in C order, its contents undefined."""
     kind = np.dtype(dtype)
     counts, kind = _shape_of(shape) + kind.shape, kind.base
-    return _array(counts, kind, _buffers.contiguous_strides(counts, kind.itemsize))
+    return _array(counts, kind, contiguous_strides(counts, kind.itemsize))
 
 
 def empty_like(prototype: Any, dtype: DTypeLike | None) -> np.ndarray:
@@ -42,7 +43,7 @@ def empty_as(shape: Shape, strides: Shape, dtype: np.dtype) -> np.ndarray:
     """Return a new array without gaps, its axes in the order that these strides have."""
     steps = [abs(step) for count, step in zip(shape, strides, strict=True) if count > 1]
     if 0 in shape or 0 in steps:  # a broadcast axis has no place in the order
-        return _array(shape, dtype, _buffers.contiguous_strides(shape, dtype.itemsize))
+        return _array(shape, dtype, contiguous_strides(shape, dtype.itemsize))
     order = tuple(map(abs, strides))
     return _array(shape, dtype, layout.packed(shape, order, dtype.itemsize).strides)
 

@@ -21,7 +21,7 @@ from userstream.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from userstream._buffers import View
+    from userstream._buffers.view import View
     from userstream._copies.arrays import DeviceArray
     from userstream._ordering import Ordering
 

@@ -29,7 +29,7 @@ from userstream._ordering import ordering_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from userstream._buffers import View
+    from userstream._buffers.view import View
     from userstream._engine.lane import Lane
     from userstream._ordering.settings import Unknown
     from userstream._stream.stream import Stream

@@ -17,7 +17,7 @@ from userstream.errors import HostBufferError, UnsupportedBufferError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from userstream._buffers import View
+    from userstream._buffers.view import View
     from userstream._copies.layout import Shape
     from userstream._engine.waiting import Deadline
     from userstream._ordering import Ordering

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from userstream._buffers import Framework
+    from userstream._buffers._framework import Framework
     from userstream._ordering.ordering import Ordering
     from userstream._stream.stream import Stream
     from userstream.typing import Producer, StreamLike

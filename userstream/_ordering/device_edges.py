@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from userstream import _driver, _process
-from userstream._buffers import FRAMEWORKS
+from userstream._buffers import frameworks
 from userstream._engine import device_wait, lanes
 from userstream.errors import CaptureError
 
@@ -49,7 +49,7 @@ def refuse_captures(devices: Iterable[int], consumer: Lane) -> None:
         device_wait.refuse_captures(device, _driver.contexts.primary_context(device), _BREAKS)
         # A framework captures on its current stream. If that is a non-blocking one, the legacy
         # stream does not tell.
-        for framework in FRAMEWORKS.values():
+        for framework in frameworks():
             if framework.captures and framework.is_usable():
                 handle, _owner = framework.current_stream(device)
                 if isinstance(handle, int) and handle > _driver.streams.PER_THREAD:

@@ -24,7 +24,7 @@ from userstream.errors import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from userstream._buffers import View
+    from userstream._buffers.view import View
     from userstream._engine.events import Event
     from userstream._engine.lane import Lane
     from userstream._engine.waiting import Deadline

@@ -19,7 +19,7 @@ from userstream.errors import DeviceMismatchError, UnknownProducerError, Unsuppo
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from userstream._buffers import View
+    from userstream._buffers.view import View
     from userstream._engine.lane import Lane
     from userstream._ordering.settings import Unknown
     from userstream.typing import Producer, StreamLike

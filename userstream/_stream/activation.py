@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from userstream import _cleanup, _process
-from userstream._buffers import FRAMEWORKS, NO_STREAM, Framework
+from userstream._buffers import NO_STREAM, frameworks
 from userstream._engine import lanes
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from userstream._buffers._framework import Framework
     from userstream._engine.lane import Lane
 
 
@@ -32,26 +33,33 @@ S = TypeVar("S", bound="Activatable")
 
 def called(names: Iterable[str]) -> list[Framework]:
     """Return the frameworks with these names."""
+    imported = {framework.name: framework for framework in frameworks()}
     found = []
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"a framework is named by a string, not {name!r}")
-        if name not in FRAMEWORKS:
-            raise ValueError(
-                f"{name!r} has no current stream that could be set; those that have one are "
-                f"{', '.join(FRAMEWORKS)}. Pass the stream to its functions instead"
-            )
-        if not FRAMEWORKS[name].is_usable():
-            raise ValueError(f"{name} is not imported here, or finds no GPU")
-        found.append(FRAMEWORKS[name])
+        framework = imported.get(name)
+        if framework is None or not framework.is_usable():
+            raise _unusable(name)
+        found.append(framework)
     return found
+
+
+def _unusable(name: str) -> ValueError:
+    known = [framework.name for framework in frameworks(imported=False)]
+    if name in known:
+        return ValueError(f"{name} is not imported here, or finds no GPU")
+    return ValueError(
+        f"{name!r} has no current stream that could be set; those that have one are "
+        f"{', '.join(known)}. Pass the stream to its functions instead"
+    )
 
 
 def usable() -> list[Framework]:
     """Return the frameworks that are imported and can work on every stream."""
     return [
         framework
-        for framework in FRAMEWORKS.values()
+        for framework in frameworks()
         if framework.is_usable() and not framework.needs_blocking
     ]
 

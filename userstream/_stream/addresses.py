@@ -9,7 +9,8 @@ import numpy as np
 from cuda.bindings import driver
 
 from userstream import _buffers
-from userstream._buffers import contiguous_strides, type_name
+from userstream._buffers import type_name
+from userstream._buffers._layout import contiguous_strides
 
 if TYPE_CHECKING:
     from userstream.typing import Buffer
