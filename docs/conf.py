@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]
+sys.path.append(str(DOCS / "examples"))  # as for whoever types the examples there
 
 import inventories  # noqa: E402
 import numpydoc.xref  # noqa: E402
