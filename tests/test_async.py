@@ -71,8 +71,11 @@ def test_a_future_is_done_with_the_work() -> None:
         future = us.completion(on(0))
         assert isinstance(future, concurrent.futures.Future)
         assert not future.done()
-        with pytest.raises(TimeoutError):
-            future.result(timeout=0.05)
+        for ask in (future.result, future.exception):
+            with pytest.raises(us.WaitTimeout, match=r"0\.05 s: .*wait again") as caught:
+                ask(timeout=0.05)
+            assert (caught.value.seconds, caught.value.devices) == (0.05, (0,))
+            assert caught.value.streams == (repr(stream),)
         assert concurrent.futures.wait([future], timeout=0.01).not_done == {future}
         latch.release()
         assert future.result(timeout=10) is None

@@ -493,8 +493,8 @@ class UserStream:
         Completion
             A `concurrent.futures.Future` that can be awaited as well. Its result is None. Its
             exception is that of `wait`: a `DriverError`, or `WaitErrors` if there are several
-            streams. ``result(timeout=)`` raises a plain `TimeoutError`, after which you can wait
-            again. Cancelling the future cancels no work.
+            streams. ``result(timeout=)`` raises `WaitTimeout`, after which you can wait again.
+            Cancelling the future cancels no work.
 
         Raises
         ------
@@ -1188,8 +1188,8 @@ class UserStream:
         Completion
             A `concurrent.futures.Future` that can be awaited as well. Its result is what `asnumpy`
             returns, and its exception a `DriverError`, or `WaitErrors` if there are several
-            streams. ``result(timeout=)`` raises a plain `TimeoutError`, after which you can wait
-            again. Cancelling it cancels no copy.
+            streams. ``result(timeout=)`` raises `WaitTimeout`, after which you can wait again.
+            Cancelling it cancels no copy.
 
         Raises
         ------

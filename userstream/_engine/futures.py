@@ -91,6 +91,14 @@ class Points:
             return None
         return waiting.outcome(late, failed, timeout, grouped=self._grouped)
 
+    def overdue(self, timeout: float | None) -> TimeoutError:
+        """Return the error of a wait that ends now, although others may have failed already."""
+        with self._lock:
+            pending = [watch.completion.target for watch in self._pending]
+        if pending:
+            return waiting.late(pending, timeout)
+        return TimeoutError("all of it is done, which is just being told: ask again")
+
     def stop(self) -> bool:
         """Stop watching; return whether something was still pending."""
         with self._lock:
@@ -172,7 +180,7 @@ class Completion(Future[T]):
 
         Raises
         ------
-        TimeoutError
+        WaitTimeout
             The work is not done. Nothing was cancelled; you can wait again.
         concurrent.futures.CancelledError
             The completion was cancelled.
@@ -208,7 +216,7 @@ class Completion(Future[T]):
 
         Raises
         ------
-        TimeoutError
+        WaitTimeout
             The work is not done. Nothing was cancelled; you can wait again.
         concurrent.futures.CancelledError
             The completion was cancelled.
@@ -316,7 +324,7 @@ class Completion(Future[T]):
                 _process.check_fork()
             left = deadline.left()
             if left == 0:
-                raise TimeoutError
+                raise self._points.overdue(timeout)
             self._condition.wait_outside(
                 _LONGEST_WAIT if left is None else min(left, _LONGEST_WAIT)
             )
