@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -199,6 +200,34 @@ def test_copies_use_it_directly(cut: slice, large: int, producer: us.Stream) -> 
     part[...] = 0
     us.copyto(part, buffer)
     np.testing.assert_array_equal(part, expected)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("place", [us.pinned_empty, np.empty])
+def test_an_array_is_filled_wherever_it_is(
+    place: Callable[..., Any], turned: bool, late: bool, large: int, producer: us.Stream
+) -> None:
+    """In one run of bytes, whether that is over at once or not, and in C order or not."""
+    shape = (SIZE // 1000, 1, 1000)
+    buffer = array(large, producer, shape=shape, typestr="|u1")
+    expected = np.arange(np.prod(shape), dtype="u1").reshape(shape)
+    us.copyto(buffer, expected)
+    out = place(shape, "u1")
+    out[...] = 0
+    if turned:
+        source = array(large, producer, shape=shape[::-1], typestr="|u1", strides=(1, 1000, 1000))
+        expected, view = expected.T, out.T
+    else:
+        source, view = buffer, out
+    with contextlib.ExitStack() as held:
+        if late:
+            latch = held.enter_context(testing.latch(producer))
+            release = threading.Timer(0.05, latch.release)
+            release.start()
+            held.callback(release.join)
+        assert us.asnumpy(source, out=view, timeout=20) is view
+    np.testing.assert_array_equal(view, expected)
 
 
 def test_a_source_is_copied_aside_while_the_stream_is_busy(large: int, producer: us.Stream) -> None:

@@ -22,10 +22,12 @@ from helpers import (
     another_context,
     checked,
     device_current,
+    device_memory,
     eventually,
     fill,
     pinned_memory,
     run_python,
+    upload,
 )
 from userstream import _driver, testing
 from userstream._driver import fused, pure
@@ -159,7 +161,7 @@ def test_fetching_copies_and_waits_for_that(core, producer, event, memory, to_ho
     fill(producer, memory, 7)
     with _driver.contexts.entered(context):
         before = mode_of_this_thread()
-        while result := core.fetch(*to_host, stream, event, context, LONG, 0):
+        while result := core.fetch(*to_host, stream, context, LONG, 0, 0, event):
             assert which(result) == ("cuEventQuery", NOT_READY)
         assert mode_of_this_thread() == before
     assert ctypes.string_at(to_host[0], 8) == b"\7" * 8
@@ -168,10 +170,50 @@ def test_fetching_copies_and_waits_for_that(core, producer, event, memory, to_ho
 def test_fetching_gives_up_in_time(core, producer, event, to_host):
     stream, context = producer._lane.handle, producer._lane.context
     with _driver.contexts.entered(context), testing.latch(producer):
-        result = core.fetch(*to_host, stream, event, context, 1000, 0)
+        result = core.fetch(*to_host, stream, context, 1000, 0, 0, event)
         assert which(result) == ("cuEventQuery", NOT_READY)
     producer.sync()
     checked(driver.cuEventQuery(event))  # which was recorded behind the copy
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 32])
+@pytest.mark.parametrize("size", [8, 4096, 40_007])
+def test_fetching_goes_on_to_other_memory_in_parts(core, producer, count, size):
+    """The GPU is at work on the next part meanwhile, if the pages are enough for several."""
+    stream, context = producer._lane.handle, producer._lane.context
+    expected = bytes(index % 251 for index in range(size))
+    out = ctypes.create_string_buffer(size + 1)
+    out[size] = b"x"
+    to_out = ctypes.addressof(out)
+    with device_memory(0, size) as source, pinned_memory(size=size) as to:
+        with _driver.contexts.entered(context):
+            upload(source, expected, size)
+            events = [checked(driver.cuEventCreate(0)) for _ in range(count)]
+            copies = testing.calls("cuMemcpyAsync") if SIMULATED else 0
+            tries = 1
+            while result := core.fetch(to, source, size, stream, context, LONG, 0, to_out, *events):
+                assert which(result) == ("cuEventQuery", NOT_READY)
+                tries += 1
+            if SIMULATED:
+                parts = 1 if core is pure else min(count, -(-size // 4096))
+                if parts == 32:
+                    parts = 10  # of a page each
+                copied = testing.calls("cuMemcpyAsync") - copies
+                assert copied == parts * tries
+            for event in events:
+                checked(driver.cuEventQuery(event))
+                checked(driver.cuEventDestroy(event))
+    assert out.raw == expected + b"x"
+
+
+def test_what_is_late_does_not_go_on(core, producer, event, to_host):
+    stream, context = producer._lane.handle, producer._lane.context
+    out = ctypes.create_string_buffer(b"before..", 8)
+    with _driver.contexts.entered(context), testing.latch(producer):
+        result = core.fetch(*to_host, stream, context, 1000, 0, ctypes.addressof(out), event)
+        assert which(result) == ("cuEventQuery", NOT_READY)
+    producer.sync()
+    assert out.raw == b"before.."
 
 
 def test_a_producer_is_followed_by_an_edge_only_while_it_is_busy(
@@ -183,12 +225,12 @@ def test_a_producer_is_followed_by_an_edge_only_while_it_is_busy(
         fill(producer, memory, 1)
         producer.sync(timeout=20)
         waits = testing.calls("cuStreamWaitEvent") if SIMULATED else 0
-        while result := core.fetch(*to_host, stream, event, context, LONG, theirs):
+        while result := core.fetch(*to_host, stream, context, LONG, theirs, 0, event):
             assert which(result) == ("cuEventQuery", NOT_READY)
         assert not SIMULATED or testing.calls("cuStreamWaitEvent") == waits
         with testing.latch(producer) as latch:
             fill(producer, memory, 2)
-            result = core.fetch(*to_host, stream, event, context, 1000, theirs)
+            result = core.fetch(*to_host, stream, context, 1000, theirs, 0, event)
             assert which(result) == ("cuEventQuery", NOT_READY)
             latch.release()
         us.wait(0, timeout=20)
@@ -196,7 +238,7 @@ def test_a_producer_is_followed_by_an_edge_only_while_it_is_busy(
         with us.Stream.create(0) as captured:
             captured.begin_capture(mode="relaxed")
             handle = captured._lane.handle
-            assert core.fetch(*to_host, stream, event, context, LONG, handle) == pure.CAPTURED
+            assert core.fetch(*to_host, stream, context, LONG, handle, 0, event) == pure.CAPTURED
             captured.end_capture()
 
 
@@ -205,10 +247,12 @@ def test_nothing_is_fetched_on_a_captured_stream_or_beside_its_context(
 ):
     stream, context = producer._lane.handle, producer._lane.context
     with another_context():
-        assert core.fetch(*to_host, stream, event, context, LONG, 0) == pure.CAPTURED
+        assert core.fetch(*to_host, stream, context, LONG, 0, 0, event) == pure.CAPTURED
     with us.Stream.create(0) as captured, _driver.contexts.entered(context):
         captured.begin_capture(mode="relaxed")
-        assert core.fetch(*to_host, captured._lane.handle, event, context, LONG, 0) == pure.CAPTURED
+        assert (
+            core.fetch(*to_host, captured._lane.handle, context, LONG, 0, 0, event) == pure.CAPTURED
+        )
         captured.end_capture()
     producer.sync()
     assert ctypes.string_at(to_host[0], 8) == b"\xff" * 8
@@ -238,7 +282,7 @@ def test_a_failure_to_fetch_names_its_function(core, producer, event, to_host, f
     with _driver.contexts.entered(context):
         before = mode_of_this_thread()
         with testing.inject(function, driver.CUresult.CUDA_ERROR_UNKNOWN):
-            result = core.fetch(*to_host, stream, event, context, LONG, 0)
+            result = core.fetch(*to_host, stream, context, LONG, 0, 0, event)
         assert which(result) == (function, 999)
         assert mode_of_this_thread() == before
     producer.sync()
@@ -314,6 +358,12 @@ class TestCompiled:
         with pytest.raises(ValueError, match="function 0 has no address"):
             native.load(*[0] * len(pure.FUNCTIONS))
 
+    @pytest.mark.parametrize("count", [0, fused.MOST_PARTS + 1])
+    def test_a_copy_in_no_parts_or_too_many_is_refused(self, native, count):
+        fused.load()
+        with pytest.raises(TypeError, match=f"{8 + count} arguments were given"):
+            native.fetch(*[0] * (8 + count))
+
     def test_nothing_is_called_before_the_functions_are_loaded(self):
         done = run_python(
             """
@@ -339,7 +389,7 @@ class TestCompiled:
             (native.are_free, (stream, stream)),
             (native.edge, (stream, stream, event, 0)),
             *((native.pointer, (address,)) for address in (to_host[1], 1 << 40)),
-            (native.fetch, (*given, LONG, 0)),
+            (native.fetch, (*to_host, stream, context, LONG, 0, 0, event)),
             (native.query, (None,)),
             (native.edge, (stream,)),
         ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,9 @@ _NOT_CAPTURED = "; asnumpy and copyto cannot be captured: copy before or after t
 # Longer than a small copy takes, and no time for one who presses Ctrl-C.
 _SPIN_SECONDS = 100e-6
 
+# Of a copy that goes on to ordinary memory: the host copies one part while the GPU copies the next.
+PART = 256 << 10
+
 _NOT_THERE = (
     "it copies behind the work of the buffer's producer, and what was to be filled is undefined: "
     "copy again once that is done"
@@ -37,44 +39,63 @@ def too_late(lane: Lane, deadline: Deadline) -> Exception:
 
 
 def fetch(
-    lane: Lane, to: int, source: int, size: int, *, after: Lane | None, deadline: Deadline
-) -> bool:
-    """Copy a run of bytes to page-locked memory after the work of another lane, and wait for that.
+    lane: Lane,
+    to: int,
+    source: int,
+    size: int,
+    *,
+    after: Lane | None,
+    left: float | None,
+    out: int = 0,
+) -> bool | Pending:
+    """Copy a run of bytes to page-locked memory after the work of another lane.
 
-    In one call of the driver's room. `False` says that nothing was queued, because there is no
-    event, a stream is being captured, or the contexts are several.
+    In one call of the driver's room, which waits for the copy a short time, and not longer than
+    `left`; with an address `out` it takes the bytes there as well. Returns True once that is done,
+    else the point where the copy is over, and nothing is to be found at `out`. False says that
+    nothing was queued, because a stream is being captured, or the contexts are several.
     """
-    if threading.get_ident() == waiting.host_functions_thread:
+    if waiting.host_functions_thread:
         waiting.refuse_in_host_function("a wait")
     pool = lane.pool
     if after is not None and after.pool is not pool:
         return False
-    left, event = deadline.left(), pool.spare()
-    if event is None:
-        return False
+    count = min(max(size // PART, 1), _driver.fused.MOST_PARTS) if out else 1
     spin = _SPIN_SECONDS if left is None else min(left, _SPIN_SECONDS)
+    used: list[events.Event] = []
     try:
-        over = _driver.fused.fetch(
-            lane, to, source, size, event=event.handle, seconds=spin, producer=after
-        )
+        while len(used) < count:
+            used.append(pool.spare() or _new_event(pool, lane))
+        handles = [event.handle for event in used]
+        over = _driver.fused.fetch(lane, to, source, size, spin, after, out, handles)
     except BaseException:
-        pool.abandon(event)
+        for event in used:
+            pool.abandon(event)
         raise
     if over is False:
-        _wait_until(events.Completion(pool, lane, lane.anywhere, event), lane, deadline)
-        return True
-    pool.give_back(event)
+        there = events.Completion(pool, lane, lane.anywhere, used.pop())
+        for event in used:
+            pool.abandon(event)
+        return there
+    for event in used:
+        pool.give_back(event)
     return over is not None
+
+
+def _new_event(pool: events.EventPool, lane: Lane) -> events.Event:
+    lane.usable(_NOT_CAPTURED)  # to make one is to record it
+    return pool.record(lane)
 
 
 def copy_and_wait(lane: Lane, to: int, source: int, size: int, deadline: Deadline) -> None:
     """Copy a run of bytes to page-locked memory, and wait for that, whatever context is current."""
     lane.usable(_NOT_CAPTURED)
     _driver.copies.copy_within(lane, to, source, size)
-    _wait_until(lane.completion(), lane, deadline)
+    wait_until(lane.completion(), lane, deadline)
 
 
-def _wait_until(there: Pending, lane: Lane, deadline: Deadline) -> None:
+def wait_until(there: Pending, lane: Lane, deadline: Deadline) -> None:
+    """Wait for a point on a lane."""
     try:
         waiting.wait_until(there, deadline.left())
     except WaitTimeout:
@@ -97,7 +118,7 @@ class CopyLane:
 
     def wait(self, completion: Pending) -> None:
         """Wait for a point on this lane."""
-        _wait_until(completion, self._lane, self._deadline)
+        wait_until(completion, self._lane, self._deadline)
 
     def reach(self) -> None:
         """Wait until the stream has done what is queued on it now."""

@@ -24,6 +24,8 @@ from userstream import _driver, _process
 from userstream._engine import holding
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from userstream._driver.host_pools import HostMemory
 
 Lease: TypeAlias = "ctypes.Array[ctypes.c_char]"  # what arrays are built on
@@ -77,6 +79,10 @@ def take(nbytes: int, device: int) -> Lease | None:
     All devices may use it. A new block is on the host's node nearest to `device`.
     """
     size = _rounded(nbytes)
+    if _limit is not None and _total <= _limit and not (holding.queues or holding.orphans):
+        lease = _reused(size)  # nearly always
+        if lease is not None:
+            return lease
     lease = _take_within_bound(size, device)
     if lease is None:
         _make_room(size)  # for the next time
@@ -123,10 +129,12 @@ def take_always(nbytes: int, device: int) -> Lease:
 
 def _take(size: int, device: int, most: int | None, *, reuse: bool = True) -> Lease | None:
     """Lend a free block of exactly that size, the one used last, or a new one up to a total."""
+    if reuse:
+        lease = _reused(size)
+        if lease is not None:
+            return lease
     claim = _Claim(size)
     try:
-        if reuse and claim.pop():
-            return claim.lend()
         if claim.reserve(most):
             claim.allocate(device)
             return claim.lend()
@@ -136,8 +144,45 @@ def _take(size: int, device: int, most: int | None, *, reuse: bool = True) -> Le
     return None
 
 
+def _reused(size: int) -> Lease | None:
+    """Lend the free block of exactly that size which was used last, if there is one."""
+    blocks = _free.get(size)
+    if not blocks:
+        return None
+    popped: list[tuple[int, object]] = []
+    try:
+        # One call of C takes the block and stores it, so whatever signal comes, it is put back.
+        popped.extend(map(dict.popitem, (blocks,)))
+        return _lent(popped[0][0], size, blocks)
+    except KeyError:  # another thread was faster
+        return None
+    except BaseException:
+        _put_back(popped, size)
+        raise
+
+
+def _lent(address: int, size: int, blocks: dict[int, object]) -> Lease:
+    """Return a block as what arrays are built on; it is free again as soon as that is gone."""
+    lease: Lease = _memory_at(size)(address)
+    # At the end it calls `blocks[address] = <the dead reference>`: no Python in between.
+    _leases[address] = weakref.ref(lease, partial(blocks.__setitem__, address))
+    return lease
+
+
+@functools.lru_cache(maxsize=256)
+def _memory_at(size: int) -> Callable[[int], Lease]:
+    return (ctypes.c_char * size).from_address
+
+
+def _put_back(popped: list[tuple[int, object]], size: int) -> None:
+    for address, _ in popped:
+        lease = _leases.get(address)
+        if lease is None or lease() is None:  # else it comes back when that goes
+            _blocks_of(size)[address] = None
+
+
 class _Claim:
-    """A block that is on its way from the cache or the driver to an array.
+    """A new block that is on its way from the driver to an array.
 
     What it has got, it has got in one call of C: whatever signal comes, `give_up` puts it back.
     """
@@ -149,16 +194,6 @@ class _Claim:
         self._popped: list[tuple[int, object]] = []
         self._reserved = False
         self._memory: HostMemory | None = None
-
-    def pop(self) -> bool:
-        blocks = _free.get(self._size)
-        if not blocks:
-            return False
-        try:
-            self._popped.extend(map(dict.popitem, (blocks,)))
-        except KeyError:  # another thread was faster
-            return False
-        return True
 
     def reserve(self, most: int | None) -> bool:
         global _total  # noqa: PLW0603
@@ -175,23 +210,13 @@ class _Claim:
         self._settle()
 
     def lend(self) -> Lease:
-        address, size = self._popped[0][0], self._size
-        lease: Lease = (ctypes.c_char * size).from_address(address)
-        blocks = _free.get(size)
-        if blocks is None:
-            blocks = _blocks_of(size)
-        # At the end it calls `blocks[address] = <the dead reference>`: no Python in between.
-        _leases[address] = weakref.ref(lease, partial(blocks.__setitem__, address))
-        return lease
+        return _lent(self._popped[0][0], self._size, _blocks_of(self._size))
 
     def give_up(self) -> None:
         self._settle()
         if self._reserved:
             _unreserve(self._size)
-        for address, _ in self._popped:
-            lease = _leases.get(address)
-            if lease is None or lease() is None:  # else it comes back when that goes
-                _blocks_of(self._size)[address] = None
+        _put_back(self._popped, self._size)
 
     def _settle(self) -> None:
         """Take up what was allocated, if it was."""

@@ -73,46 +73,91 @@ def to_host(
     if run is None or (view.packs and (run.scattered or view.is_disguised)):
         return None
     width, nbytes, to, start, offset, strides, _, read_only = run
+    lowest = onward = 0
     if out is not None:
         check_out(out, source)
-        if width > ASIDE and (width > 2 * staging.SIZE or pinned_address(out) is not None):
-            return None
+        if width > ASIDE:
+            ways = _ways_to(out, run)
+            if ways is None:
+                return None
+            lowest, onward = ways
     ordering = usual_ordering_of_view(view, consumer)
     if ordering is None:
         return None
-    memory: Any = pinned.take(nbytes, device)  # some stubs of NumPy know no ctypes array
-    if memory is None:
-        return None
-    result = np.ndarray(shape, dtype, memory, offset, strides)
-    start += address
-    to += ctypes.addressof(memory)
-    _at_once(ordering, to, start, width, deadline=deadline, memory=memory)
+    memory: Any = out  # some stubs of NumPy know no ctypes array
+    if not lowest:
+        memory = pinned.take(nbytes, device)
+        if memory is None:
+            return None
+        lowest = ctypes.addressof(memory)
+    move = (lowest + to, address + start, width)
+    is_there = _at_once(ordering, move, deadline, memory, onward)
     if out is not None:
-        np.copyto(out, result)
+        if memory is not out and not (onward and is_there):
+            np.copyto(out, np.ndarray(shape, dtype, memory, offset, strides))
         return out
+    result = np.ndarray(shape, dtype, memory, offset, strides)
     if read_only:
         result.flags.writeable = False
     return result
 
 
+def _ways_to(out: np.ndarray, run: _Run) -> tuple[int, int] | None:
+    """Return the address of an array's memory if the GPU can fill it, and where else a run goes on.
+
+    Each is 0 if that does not apply; `None` says that there is more to it.
+    """
+    alike = run.width == out.nbytes and _steps(out.shape, out.strides) == _steps(
+        out.shape, run.strides
+    )
+    place = pinned_address(out)
+    if place is not None:
+        return (place - run.offset, 0) if alike else None
+    if run.width > 2 * staging.SIZE:
+        return None
+    return 0, out.ctypes.data - run.offset + run.to if alike else 0
+
+
+def _steps(shape: Shape, strides: Shape) -> list[int]:
+    return [step for count, step in zip(shape, strides, strict=True) if count > 1]
+
+
 def _at_once(
-    ordering: Ordering, to: int, start: int, width: int, *, deadline: Deadline, memory: object
-) -> None:
-    """Do as `in_order` would, in one call of the driver's room if that is possible."""
+    ordering: Ordering,
+    move: tuple[int, int, int],
+    deadline: Deadline,
+    memory: object,
+    onward: int,
+) -> bool:
+    """Do as `in_order` would, in one call of the driver's room if that is possible.
+
+    Tells whether that call has taken the bytes on to an address `onward`, if that is not 0.
+
+    What is copied is held as there only once that call has not seen the end of the copy: it looks
+    at no signal, and what comes after it is one of the errors here.
+    """
     lane, producers = ordering.lane, ordering.producers
     ordering.may_wait = True
-    acquired = Acquired(ordering, deadline, memory)
+    acquired = None
     try:
         try:
             before = producers[0] if producers else None
-            done = copy_lane.fetch(lane, to, start, width, after=before, deadline=deadline)
-            acquired.end(release=False)
+            there = copy_lane.fetch(lane, *move, after=before, left=deadline.left(), out=onward)
+            if there is True:
+                return True
+            if there is not False:
+                acquired = Acquired(ordering, deadline, memory)
+                copy_lane.wait_until(there, lane, deadline)
+                acquired.end(release=False)
+                return False
         except BaseException as error:
+            acquired = acquired or Acquired(ordering, deadline, memory)
             acquired.end_after(error)
             raise
     except BaseException as error:
+        acquired = acquired or Acquired(ordering, deadline, memory)
         acquired.end_after(error)
         raise
-    if not done:
-        copy = functools.partial(copy_lane.copy_and_wait, lane, to, start, width, deadline)
-        in_order(ordering, copy, release=False, deadline=deadline, memory=memory)
+    copy = functools.partial(copy_lane.copy_and_wait, lane, *move, deadline)
+    in_order(ordering, copy, release=False, deadline=deadline, memory=memory)
+    return False

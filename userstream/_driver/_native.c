@@ -13,6 +13,7 @@
 #endif
 #include <Python.h>
 #include <stdint.h>
+#include <string.h>
 #include <time.h>
 
 typedef int CUresult;
@@ -242,33 +243,90 @@ static Result follow(CUstream producer, CUstream stream, CUevent event)
     return result ? result : failed(WAIT_EVENT, wait_event(stream, event, 0));
 }
 
+enum { MOST_PARTS = 32, PAGE = 4096 };
+
+/* A copy in parts of some pages, an event behind each. */
+typedef struct {
+    CUdeviceptr to, from;
+    size_t size;
+    CUstream stream;
+    void **events;
+    size_t count;
+} Parts;
+
+static size_t part_size(const Parts *parts)
+{
+    size_t each = (parts->size + parts->count - 1) / parts->count;
+    return (each + PAGE - 1) / PAGE * PAGE;
+}
+
+static Result queue_parts(const Parts *parts)
+{
+    size_t each = part_size(parts);
+    Result result = 0;
+    for (size_t i = 0, at = 0; i < parts->count && !result; i++, at += each) {
+        if (at < parts->size) {
+            size_t left = parts->size - at, size = left < each ? left : each;
+            result = failed(COPY_MEMORY,
+                            copy_memory(parts->to + at, parts->from + at, size, parts->stream));
+        }
+        if (!result) /* the last one is always behind all that is queued */
+            result = failed(RECORD_EVENT, record_event(parts->events[i], parts->stream));
+    }
+    return result;
+}
+
+/* Each part goes on to `out`, if there is one, while the GPU copies the next. */
+static Result take_parts(const Parts *parts, char *out, uint64_t limit)
+{
+    size_t each = part_size(parts);
+    for (size_t i = 0, at = 0; i < parts->count; i++, at += each) {
+        CUresult status = wait_for_event(parts->events[i], limit);
+        if (status)
+            return failed(QUERY_EVENT, status);
+        if (out && at < parts->size) {
+            size_t left = parts->size - at;
+            memcpy(out + at, (char *)(uintptr_t)parts->to + at, left < each ? left : each);
+        }
+    }
+    return 0;
+}
+
 static PyObject *fetch(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
-    enum { TO, FROM, SIZE, STREAM, EVENT, CONTEXT, LIMIT, PRODUCER, COUNT };
-    void *given[COUNT];
+    enum { TO, FROM, SIZE, STREAM, CONTEXT, LIMIT, PRODUCER, OUT, EVENTS };
+    void *given[EVENTS + MOST_PARTS];
     CUcontext current;
     int mode;
     Result result = CAPTURED;
-    if (!addresses(args, count, COUNT, given))
+    if (count <= EVENTS || count > EVENTS + MOST_PARTS) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments were given, not %d to %d", count, EVENTS + 1,
+                     EVENTS + MOST_PARTS);
         return NULL;
+    }
+    if (!addresses(args, count, count, given))
+        return NULL;
+    Parts parts = {
+        .to = (uintptr_t)given[TO],
+        .from = (uintptr_t)given[FROM],
+        .size = (uintptr_t)given[SIZE],
+        .stream = given[STREAM],
+        .events = given + EVENTS,
+        .count = (size_t)(count - EVENTS),
+    };
     Py_BEGIN_ALLOW_THREADS
     if (!get_current(&current) && current == given[CONTEXT] && is_free(given[STREAM]) &&
         (!given[PRODUCER] || is_free(given[PRODUCER]))) {
         result = 0;
         if (given[PRODUCER])
-            result = follow(given[PRODUCER], given[STREAM], given[EVENT]);
+            result = follow(given[PRODUCER], given[STREAM], parts.events[0]);
         if (!result)
-            result = failed(COPY_MEMORY, copy_memory((uintptr_t)given[TO], (uintptr_t)given[FROM],
-                                                     (uintptr_t)given[SIZE], given[STREAM]));
-        if (!result)
-            result = failed(RECORD_EVENT, record_event(given[EVENT], given[STREAM]));
+            result = queue_parts(&parts);
         if (!result)
             result = relax(&mode);
-        if (!result) {
-            CUresult status = wait_for_event(given[EVENT], (uintptr_t)given[LIMIT]);
-            result = restore(mode, failed(QUERY_EVENT, status));
-        }
+        if (!result)
+            result = restore(mode, take_parts(&parts, given[OUT], (uintptr_t)given[LIMIT]));
     }
     Py_END_ALLOW_THREADS
     return PyLong_FromLongLong(result);

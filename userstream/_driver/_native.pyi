@@ -12,10 +12,11 @@ def fetch(
     source: int,
     size: int,
     stream: Any,
-    event: Any,
     context: Any,
     nanoseconds: int,
     producer: Any,
+    out: int,
     /,
+    *events: Any,
 ) -> int: ...
 def pointer(address: int, /) -> tuple[int, ...]: ...

@@ -12,7 +12,7 @@ from userstream._driver.status import NOT_READY, call, failed
 from userstream._driver.streams import refuse_capturing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from types import ModuleType
 
 
@@ -73,25 +73,37 @@ def edge_failure(result: int, source: object, destination: object) -> Exception:
     return _failed(result, destination if result >> 32 == _WAIT_EVENT else source)
 
 
-def fetch(
-    lane: Any, to: int, source: int, size: int, *, event: Any, seconds: float, producer: Any = None
+MOST_PARTS = 32  # of one copy; as in `_native.c`
+
+
+def fetch(  # noqa: PLR0917 -- as `edge`: names would cost as much as a call
+    lane: Any,
+    to: int,
+    source: int,
+    size: int,
+    seconds: float,
+    producer: Any,
+    out: int,
+    events: Iterable[Any],
 ) -> bool | None:
     """Copy to page-locked memory on a lane, and tell whether that is over within a short time.
 
-    The copy comes after the work of `producer`, a lane of the same context, if one is given. The
-    event is recorded behind the copy. No signal is looked at meanwhile, so the time is not for
-    a user to choose. `None` says that nothing was queued, because a stream is being captured or
-    the context is not current.
+    The copy comes after the work of `producer`, a lane of the same context, if one is given. With
+    an address `out` the bytes go on to there, in parts, one for each event: the first while the GPU
+    copies the next. The last event is recorded behind all of it. No signal is looked at meanwhile,
+    so the time is not for a user to choose. `None` says that nothing was queued, because a stream
+    is being captured or the context is not current.
     """
     result = _core.fetch(
         to,
         source,
         size,
         lane.handle or lane.live(),
-        event,
         lane.context,
         int(seconds * 1_000_000_000),
         0 if producer is None else producer.handle or producer.live(),
+        out,
+        *events,
     )
     if not result:
         return True

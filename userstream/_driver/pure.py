@@ -96,30 +96,38 @@ def fetch(  # noqa: PLR0917 -- as `_native.fetch`, to which a name would cost as
     source: int,
     size: int,
     stream: Any,
-    event: Any,
     context: Any,
     _nanoseconds: int,
     producer: Any,
+    out: int,
     /,
+    *events: Any,
 ) -> int:
     """Copy to page-locked memory, and ask whether the event that is recorded behind is reached.
 
-    The copy comes after the work of `producer`, a stream of that context, unless that is 0.
-    `CAPTURED` if nothing was queued, as a stream is captured or the context is not current. The
-    compiled one asks again, up to so many nanoseconds.
+    The copy comes after the work of `producer`, a stream of that context, unless that is 0. If it
+    is over, it goes on to the memory at `out`, unless that is 0. `CAPTURED` if nothing was queued,
+    as a stream is captured or the context is not current.
+
+    The compiled one asks again, up to so many nanoseconds. It copies in as many parts as there are
+    events, and one goes on to `out` while the GPU copies the next.
     """
+    event = events[-1]
     try:
         here = int(driver.cuCtxGetCurrent()[1] or 0) == int(context)
     except (RuntimeError, ValueError):
         here = False
     if not here or not are_free(stream, stream):
         return CAPTURED
-    return (
+    result = (
         (_follow(producer, stream, event) if producer else 0)
         or _result(_COPY, driver.cuMemcpyAsync, to, source, size, stream)
         or _result(_RECORD_EVENT, driver.cuEventRecord, event, stream)
         or relaxed(_result, _QUERY_EVENT, driver.cuEventQuery, event)
     )
+    if out and not result:
+        ctypes.memmove(out, to, size)
+    return result
 
 
 def _follow(producer: Any, stream: Any, event: Any) -> int:
