@@ -13,6 +13,7 @@ from userstream._ordering import (
     Uses,
     given_lane,
     hand_over,
+    modes,
     ordering_of,
     settings,
     usual_lanes,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from userstream._ordering.settings import Unknown
     from userstream._stream.stream import Stream
     from userstream.typing import (
+        AccessMode,
         Buffer,
         Buffers,
         Producer,
@@ -629,6 +631,7 @@ class UserStream:
         stream: StreamLike | None = None,
         name: str | None = None,
         producer: Producer = "auto",
+        mode: AccessMode = "write",
     ) -> Stream:
         """Make later work on a stream wait for the work that produces buffers.
 
@@ -646,6 +649,9 @@ class UserStream:
             known of each buffer: the stream that it names, its framework's current stream, or else
             everything on its device. ``"device"`` means everything on the device. None means that,
             on your word, no work is pending.
+        mode : "write" or "read", default "write"
+            ``"read"`` declares that the work on the stream only reads the buffers, up to `release`.
+            See `borrow`.
 
         Returns
         -------
@@ -668,7 +674,7 @@ class UserStream:
         ClosedError
             A stream that was passed, or this registry, is closed.
         ValueError, TypeError
-            No buffer was passed, or *stream* or *producer* is not a stream.
+            No buffer was passed, *stream* or *producer* is not a stream, or *mode* is not valid.
         DriverNotFoundError, ForkedError, DriverError
             The driver is missing, cannot be used in a forked child, or reported an error.
 
@@ -699,6 +705,10 @@ class UserStream:
         >>> us.acquire(buffer, producer=producer) is us.get_stream(buffer)
         True
         """
+        if mode is not modes.WRITE and modes.reads(mode):
+            consumer = self.acquire(*buffers, stream=stream, name=name, producer=producer)
+            modes.acquired(consumer, buffers)
+            return consumer
         usual = None
         if stream is None and name is None:
             usual = usual_lanes(buffers, producer, self._unnamed)
@@ -782,6 +792,7 @@ class UserStream:
         stream: StreamLike | None = None,
         name: str | None = None,
         producer: Producer = "auto",
+        mode: AccessMode = "write",
         activate: bool | str | Iterable[str] = False,
         keep: bool = True,
     ) -> Borrow:
@@ -798,6 +809,11 @@ class UserStream:
             Selects a named user stream of that device instead; not together with *stream*.
         producer : stream, "auto", "device" or None, default "auto"
             Who writes the buffers; see `acquire`. Determined on entry, and used on exit as well.
+        mode : "write" or "read", default "write"
+            ``"read"`` declares that the block only reads the buffers. It changes nothing in the
+            order: `observe` then knows of each kernel that the thread launches on the stream that
+            it only reads them, rather than having to learn or to assume it. ``"write"`` declares
+            nothing. Of nested blocks the innermost counts.
         activate : bool, str or iterable of str, default False
             Frameworks whose current stream this stream becomes inside the block (see
             `Stream.activate`); True means those of the buffers.
@@ -852,7 +868,8 @@ class UserStream:
         >>> with us.borrow(buffer, producer=producer) as stream:
         ...     buffer.fill(0, stream=stream)
         """
-        return Borrow(self._ordering, (buffers, stream, producer, name), activate, keep)
+        kind = Borrow if mode is modes.WRITE else modes.kind_of_borrow(mode)
+        return kind(self._ordering, (buffers, stream, producer, name), activate, keep)
 
     @overload
     def hold(self, *objects: object, stream: StreamLike) -> None: ...

@@ -6,7 +6,7 @@ Examples
 --------
 >>> import userstream as us
 >>> from userstream.typing import Buffer, Buffers, DeviceLike, Producer, StreamLike, Target
->>> from userstream.typing import CaptureMode, WaitPolicy
+>>> from userstream.typing import AccessMode, CaptureMode, WaitPolicy
 >>> def finish(target: Target, policy: WaitPolicy = "auto") -> None:
 ...     us.wait(target, timeout=10, policy=policy)
 >>> def begin(stream: us.Stream, mode: CaptureMode = "global") -> None:
@@ -14,6 +14,8 @@ Examples
 >>> def clear(buffer: Buffer, producer: Producer = "auto") -> None:
 ...     with us.borrow(buffer, producer=producer) as stream:
 ...         buffer.fill(0, stream=stream)
+>>> def use(buffer: Buffer, mode: AccessMode) -> us.Borrow:
+...     return us.borrow(buffer, mode=mode)
 >>> def snapshot(*buffers: Buffers) -> list[object]:
 ...     return [us.asnumpy(each) for each in buffers]
 >>> def follow(theirs: StreamLike, device: DeviceLike = 0) -> None:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = [
+    "AccessMode",
     "Buffer",
     "Buffers",
     "CUDAArrayInterface",
@@ -152,6 +155,9 @@ for what is known of it, or `None` if no work is pending."""
 
 DeviceLike: TypeAlias = SupportsIndex | str | _CUDADevice
 """A device: an ordinal, ``"cuda:1"``, or the device object of cuda.core or of a framework."""
+
+AccessMode: TypeAlias = Literal["read", "write"]
+"""Whether work only reads buffers, or may write them; see `userstream.borrow`."""
 
 WaitPolicy: TypeAlias = Literal["auto", "spin"]
 """Whether a host wait sleeps between polls; see `userstream.wait`."""

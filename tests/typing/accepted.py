@@ -17,6 +17,7 @@ from cuda.bindings import driver
 import userstream as us
 from userstream import testing
 from userstream.typing import (
+    AccessMode,
     Buffer,
     CaptureMode,
     CUDAArrayInterface,
@@ -190,6 +191,11 @@ def named_choices(stream: us.Stream, policy: WaitPolicy, mode: CaptureMode) -> N
     stream.sync(policy=policy)
     with stream.capture(mode):
         pass
+
+
+def modes_of_use(tensor: Buffer, mode: AccessMode) -> None:
+    with us.borrow(tensor, mode=mode), us.borrow(tensor, mode="write"):
+        us.acquire(tensor, mode="read")
 
 
 def failures() -> None:

@@ -109,8 +109,11 @@ class Captures:
             operation = Done(inside.name, inside.stack, call.thread, lane)
             operation.launched = where
             operation.entry = launched.entry
+            write, known = self.world.declarations.judge(
+                operation, touch.start, touch.write, touch.known
+            )
             ranges = [(touch.start, touch.end)]
-            self.world.touch(lane, time, operation, ranges, write=touch.write, known=touch.known)
+            self.world.touch(lane, time, operation, ranges, write=write, known=known)
         for event in graph.records:
             self.world.clocks.record(event, lane)
 

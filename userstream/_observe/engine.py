@@ -49,6 +49,8 @@ class Engine:
             records.SEEN_KERNEL: launches.seen_kernel,
             records.SOURCE_CHANGED: self._pinned.source_changed,
             records.LEARNED: launches.learned,
+            records.DECLARED: world.declarations.begin,
+            records.DECLARED_NO_MORE: world.declarations.end,
         }
         subjects = (
             allocations,

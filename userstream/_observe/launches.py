@@ -42,12 +42,9 @@ class Launches:
         operation, time = self.world.begin(call, lane, self._kernels.get(kernel))
         pairs = struct.unpack(f"<{len(call.fetched[0]) // 8}Q", call.fetched[0])
         for offset, address in zip(pairs[::2], pairs[1::2], strict=True):
-            write = self._writes.get((kernel, offset))
-            self.world.touch(
-                lane,
-                time,
-                operation,
-                [(address, address + 1)],
-                write=write is not False,
-                known=ASSUMED if write is None else LEARNED,
+            wrote = self._writes.get((kernel, offset))
+            write, known = self.world.declarations.judge(
+                operation, address, wrote is not False, ASSUMED if wrote is None else LEARNED
             )
+            ranges = [(address, address + 1)]
+            self.world.touch(lane, time, operation, ranges, write=write, known=known)

@@ -14,7 +14,7 @@ from userstream.errors import NotSupportedError
 from userstream.testing import _build
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _FLAGS = (
     "-std=c11",
@@ -155,6 +155,12 @@ class Logger:
     def ignore_this_thread(self) -> None:
         """Write down nothing that the calling thread does."""
         self._library.logger_ignore_this_thread()
+
+    def note(self, what: int, words: Sequence[int], data: bytes = b"") -> None:
+        """Write down what is no driver call, if it is observed."""
+        count = len(words)
+        array = (ctypes.c_uint64 * count)(*words)
+        self._library.logger_note(what, array, count, data, len(data))
 
     def read(self) -> tuple[bytes, int]:
         """Take what was written first; tell how much was lost until now."""

@@ -19,6 +19,7 @@ KINDS = {PINNED: "pinned", DEVICE: "device", MANAGED: "managed", UNKNOWN: "unkno
 
 
 EXACT = "exact"
+DECLARED = "declared"
 LEARNED = "learned"
 ASSUMED = "assumed"
 

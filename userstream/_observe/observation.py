@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 from userstream import _process
 from userstream._daemon import Daemon
 from userstream._observe import records, suppressions
+from userstream._observe.declaring import Declaring
 from userstream._observe.engine import Engine
 from userstream._observe.found import Race
 from userstream._observe.logger import the_logger
@@ -99,6 +100,7 @@ class Observation:
         self._lock = threading.Lock()  # of the engine, which has one reader at a time
         self._engine: Engine | None = None
         self._logger = the_logger()
+        self._declaring = Declaring(self._logger)
         self._stop: Callable[[], None] | None = None
         self._ended = threading.Event()
         self._daemon = Daemon(self._run, "userstream-observer")
@@ -136,6 +138,7 @@ class Observation:
                 _active = self
                 self._logger.begin(maker.driver())
                 self._stop = maker.begin(self._logger)
+                self._declaring.begin()
                 self._daemon.start()
             except BaseException:
                 self._end()
@@ -172,6 +175,7 @@ class Observation:
 
     def _end(self) -> None:
         global _active  # noqa: PLW0603 -- there is one
+        self._declaring.end()
         if not _process.forked and self._stop is not None:
             self._stop()
         self._logger.end()

@@ -16,6 +16,9 @@ SEEN_STREAM = 0xFFFD
 SOURCE_CHANGED = 0xFFFC
 SEEN_KERNEL = 0xFFFB
 LEARNED = 0xFFFA
+# And what else is noted in the order of the calls.
+DECLARED = 0xFFF9
+DECLARED_NO_MORE = 0xFFF8
 
 _HEAD = struct.Struct("<IHBBiiQQQQQ")
 _LENGTH = struct.Struct("<Q")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from userstream import _driver
 from userstream._observe import own
 from userstream._observe.clocks import LEGACY, Clocks, join
+from userstream._observe.declarations import Declarations
 from userstream._observe.memory import ASSUMED, EXACT, PINNED, Access, Allocation, Memory
 from userstream._observe.races import Done, Finds, Place, Side
 from userstream._observe.timeline import EITHER, READ, WRITE, Timeline
@@ -28,6 +29,7 @@ class World:
         self.stacks = stacks
         self.clocks = Clocks(strict=strict)
         self.memory = Memory()
+        self.declarations = Declarations(self.memory)
         self.finds = Finds(stacks, self.describe)
         self.timeline = Timeline(timeline)
         self.devices: dict[int, int] = {}  # of contexts

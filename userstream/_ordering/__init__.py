@@ -2,10 +2,11 @@
 
 `producers` finds out which streams these are. `ordering` puts edges between them, or by
 `device_edges` between a stream and everything on its device. `borrow` does so at both ends of a
-block, and `handing_over` for what was made in a block. `settings` are those of the environment.
+block, and `handing_over` for what was made in a block. `modes` are what a block declares to do with
+the buffers. `settings` are those of the environment.
 """
 
-from userstream._ordering import settings
+from userstream._ordering import modes, settings
 from userstream._ordering.borrow import Borrow
 from userstream._ordering.handing_over import hand_over
 from userstream._ordering.ordering import (
@@ -23,6 +24,7 @@ __all__ = [
     "Uses",
     "given_lane",
     "hand_over",
+    "modes",
     "ordering_of",
     "settings",
     "usual_lanes",

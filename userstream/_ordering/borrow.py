@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from userstream import _cleanup, _process, _targets, _unentered
 from userstream._engine import holding
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from userstream._buffers._framework import Framework
     from userstream._ordering.ordering import Ordering
     from userstream._stream.stream import Stream
-    from userstream.typing import Producer, StreamLike
+    from userstream.typing import AccessMode, Producer, StreamLike
 
 
 class Borrow:
@@ -41,7 +41,11 @@ class Borrow:
         "_ordering",
         "_unentered",
         "_use",
+        "noted",  # by whoever observes
     )
+
+    mode: ClassVar[AccessMode] = "write"
+    noted: object
 
     def __init__(
         self,

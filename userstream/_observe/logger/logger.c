@@ -216,6 +216,25 @@ PUBLIC void logger_end(void) {
     atomic_store(&logging, false);
 }
 
+/* Writes down what is no driver call, in the order of those of the calling thread. */
+PUBLIC void logger_note(unsigned what, const uint64_t *words, unsigned count, const void *data,
+                        uint32_t bytes) {
+    if (busy || !atomic_load_explicit(&logging, memory_order_relaxed))
+        return;
+    atomic_int *mine = my_count();
+    atomic_fetch_add(mine, 1);
+    if (atomic_load(&logging)) {
+        Record record = {
+            .function = (uint16_t)what,
+            .words = (uint8_t)count,
+            .stack = stack_index(),
+        };
+        record.began = record.ended = now();
+        log_write(record, words, &(Part){data, bytes}, 1);
+    }
+    atomic_fetch_sub(mine, 1);
+}
+
 /* The calling thread is one of ours: nothing that it calls is the program's. */
 PUBLIC void logger_ignore_this_thread(void) {
     busy = true;

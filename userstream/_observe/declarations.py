@@ -1,0 +1,105 @@
+"""What the program has declared only to read: by ``mode="read"`` of `borrow` and `acquire`."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from userstream._observe.memory import DECLARED, EXACT
+
+if TYPE_CHECKING:
+    from userstream._observe.memory import Allocation, Memory
+    from userstream._observe.races import Done
+    from userstream._observe.records import Call
+
+_LEGACY = 1
+
+_Key = tuple[int, int]  # a thread, and the handle of a stream
+
+
+class _Declaration:
+    """That the work of a thread on a stream only reads some bytes, or that it may write them."""
+
+    __slots__ = ("allocation", "end", "number", "reads", "start")
+
+    def __init__(self, number: int, start: int, end: int, *, reads: bool) -> None:
+        self.number = number  # of the block; 0 if that ends when the buffers are released
+        self.start = start
+        self.end = end  # as `start`: with the allocation
+        self.reads = reads
+        self.allocation: Allocation | None = None  # what is there later is not meant
+
+    def covers(self, address: int, memory: Memory) -> bool:
+        """Tell whether an address is among the bytes."""
+        if self.allocation is None:  # it was not heard of when this was declared
+            self.allocation = memory.find(self.start)
+        if address < self.start or (address >= self.end > self.start):
+            return False
+        return self.allocation is not None and memory.find(address) is self.allocation
+
+
+class Declarations:
+    """All that count. Of those of a thread for the same bytes on a stream, the last one does."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._open: dict[_Key, list[_Declaration]] = {}  # the oldest first
+        self._blocks: dict[int, _Key] = {}  # by their numbers
+
+    def begin(self, call: Call) -> None:
+        """Apply the begin of a block, or an `acquire`."""
+        number, reads, handle = call.words
+        key = (call.thread, handle or _LEGACY)
+        found = _ranges(call)
+        if not found:
+            return
+        if number:
+            self._blocks[number] = key
+        else:
+            self._release({start for start, _ in found}, [key])
+        self._open.setdefault(key, []).extend(
+            _Declaration(number, start, end, reads=bool(reads)) for start, end in found
+        )
+
+    def end(self, call: Call) -> None:
+        """Apply the end of a block, or a `release`: of what any thread has acquired."""
+        number, handle = call.words
+        if not number:
+            keys = [key for key in self._open if key[1] == (handle or _LEGACY)]
+            self._release({start for start, _ in _ranges(call)}, keys)
+            return
+        key = self._blocks.pop(number, None)
+        if key is not None:
+            self._keep(key, [each for each in self._open.get(key, ()) if each.number != number])
+
+    def _release(self, starts: set[int], keys: list[_Key]) -> None:
+        for key in keys:
+            kept = [
+                each
+                for each in self._open.get(key, ())
+                if each.number or (starts and each.start not in starts)  # none: nobody knows which
+            ]
+            self._keep(key, kept)
+
+    def _keep(self, key: _Key, kept: list[_Declaration]) -> None:
+        if kept:
+            self._open[key] = kept
+        else:
+            self._open.pop(key, None)
+
+    def judge(self, operation: Done, address: int, write: bool, known: str) -> tuple[bool, str]:
+        """Return whether an operation writes there, and how that is known."""
+        if self._open and known != EXACT and self._is_only_read(operation, address):
+            return False, DECLARED
+        return write, known
+
+    def _is_only_read(self, operation: Done, address: int) -> bool:
+        handle = 0 if operation.lane is None else operation.lane.handle
+        for each in reversed(self._open.get((operation.thread, handle or _LEGACY), ())):
+            if each.covers(address, self._memory):
+                return each.reads
+        return False
+
+
+def _ranges(call: Call) -> list[tuple[int, int]]:
+    return list(struct.iter_unpack("<2Q", call.fetched[0]))
