@@ -27,9 +27,11 @@ def _choose() -> tuple[ModuleType, str | None]:
     if os.environ.get("USERSTREAM_PURE", "0") not in ("", "0"):
         return pure, "USERSTREAM_PURE is set"
     try:
-        from userstream._driver import _native
+        import userstream._driver._native as _native  # noqa: PLR0402 -- says that it is missing
+    except ModuleNotFoundError:
+        return pure, "it was not compiled when userstream was installed"
     except ImportError as error:
-        return pure, f"it was not compiled when userstream was installed ({error})"
+        return pure, f"it cannot be loaded: {error}"
     return _native, None
 
 
