@@ -95,6 +95,15 @@ class AlwaysLegacy(Legacy, Silent):
 AlwaysLegacy.__name__ = "Tensor"
 
 
+class OfHoloscan(AlwaysLegacy):
+    """What Holoscan makes: its ``Tensor`` is a base."""
+
+    __module__ = "holoscan.core._core"
+
+
+OfHoloscan.__name__ = "PyTensor"
+
+
 class OfNvImageCodec(Legacy, Silent):
     """An image that was made with a ``cuda_stream`` of its own."""
 
@@ -113,6 +122,22 @@ class OfNvComp(Legacy, Silent):
 
 
 OfNvComp.__name__ = "Array"
+
+
+class OfPyNvVideoCodec(Silent):
+    """A plane of a frame: the per-thread default stream, whichever the decoder has."""
+
+    more: ClassVar[dict[str, Any]] = {"version": 3, "stream": 2}
+    __module__ = "_PyNvVideoCodec"
+
+
+OfPyNvVideoCodec.__name__ = "CAIMemoryView"
+
+
+class OfPyNvVideoCodecWithoutStream(OfPyNvVideoCodec):
+    """A plane of a frame of a decoder that was given no stream: 0, which the interface forbids."""
+
+    more: ClassVar[dict[str, Any]] = {"version": 3, "stream": 0}
 
 
 class Delegating(_Array):
@@ -141,6 +166,9 @@ LIARS: list[Callable[[int, us.Stream], Any]] = [
     AlwaysLegacy,
     OfNvImageCodec,
     OfNvComp,
+    OfHoloscan,
+    OfPyNvVideoCodec,
+    OfPyNvVideoCodecWithoutStream,
     Delegating,
     core_buffer,
 ]

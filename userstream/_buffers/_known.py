@@ -19,6 +19,8 @@ _MISLEAD = (
     # nvImageCodec 0.9, nvCOMP 6: that as well, of an object that was made with `cuda_stream=`
     (("nvidia.nvimgcodec",), ("Image",)),
     (("nvidia.nvcomp",), ("Array",)),
+    # 2.2, planes of a frame: always the per-thread default stream, whichever the decoder has
+    (("PyNvVideoCodec", "_PyNvVideoCodec"), ("CAIMemoryView",)),
 )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from userstream import _driver
+from userstream._buffers import _known
 from userstream._buffers._layout import Layout, contiguous_strides
 from userstream._buffers._names import type_name
 from userstream._buffers._places import checked_place, device_at, place_of
@@ -24,9 +25,15 @@ ATTRIBUTE = "__cuda_array_interface__"
 _SYNCHRONIZED = -1  # as a stream: nothing is pending, as CV-CUDA and cuda.core say it
 
 
-def view_for(kind: object) -> type[View] | None:
-    """Return the view if an object, or those of a type, speak the CUDA Array Interface."""
-    return InterfaceView if hasattr(kind, ATTRIBUTE) else None
+def view_for(kind: Any) -> type[View] | None:
+    """Return the view if objects of `kind`, or this very object, speak the CUDA Array Interface."""
+    return view_of_interface(kind) if hasattr(kind, ATTRIBUTE) else None
+
+
+def view_of_interface(kind: Any) -> type[InterfaceView]:
+    """Return the view of the interface that objects of `kind`, or this very object, have."""
+    named = kind if isinstance(kind, type) else type(kind)
+    return MisledView if _known.misleads(named) else InterfaceView
 
 
 def checked(obj: Any, found: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -175,6 +182,21 @@ class InterfaceView(View):
     def is_read_only(self) -> bool:
         """Whether the interface forbids to write."""
         return bool(self.interface["data"][1])
+
+
+class MisledView(InterfaceView):
+    """A look at an object whose interface names a stream that need not be the producer's."""
+
+    @staticmethod
+    def locate(obj: Any) -> int:
+        """Return the ordinal of the device, whatever stream the interface names."""
+        return MisledView(obj).device
+
+    @once
+    def interface(self) -> Mapping[str, Any]:
+        """The interface as if it did not name a stream."""
+        found = getattr(self.buffer, ATTRIBUTE) if self._found is None else self._found
+        return checked(self.buffer, {**found, "stream": None})
 
 
 def _integers(found: Iterable[Any]) -> tuple[int, ...]:

@@ -106,7 +106,9 @@ class DLPackView(View):
             found = getattr(self.speaker, cai.ATTRIBUTE, None)
         except Exception:  # as of images on the host of nvImageCodec: DLPack is left
             return None
-        return None if found is None else cai.InterfaceView(self.buffer, found)
+        if found is None:
+            return None
+        return cai.view_of_interface(self.speaker)(self.buffer, found)
 
     @once
     def exported(self) -> Any:
@@ -153,7 +155,7 @@ class DLPackView(View):
         do not. So only types that are known to do it are relied on.
         """
         kind: type = type(self.speaker)
-        if self.interface is not None and not _known.misleads(kind):
+        if self.interface is not None:
             order = self.interface.order
             if order.ordering != "device":
                 return order
