@@ -8,8 +8,8 @@ import weakref
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from userstream import _numbers, _process, _targets
-from userstream._engine import lanes, parts
+from userstream import _engine, _numbers, _process, _targets
+from userstream._engine import lanes
 from userstream._stream.stream import Stream
 from userstream.errors import ClosedError, DeviceMismatchError, NoUserStreamError
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from userstream._engine.lane import Lane
+    from userstream._engine.parts import Wanted
     from userstream.typing import Target
 
 _tables: weakref.WeakSet[Table] = weakref.WeakSet()
@@ -71,11 +72,11 @@ class Table:
         target: Target,
         name: str | None,
         priority: int | None = None,
-        sms: parts.Wanted | None = None,
+        sms: Wanted | None = None,
     ) -> Stream:
         """Return the stream of a device and name, creating it on first use."""
         wanted = None if priority is None else _numbers.integer(priority, "priority")
-        sms = None if sms is None else parts.check(sms)
+        sms = None if sms is None else _engine.parts.check(sms)
         self.check_open()
         given = _targets.stream_of(target)
         if given is not None:
@@ -109,7 +110,7 @@ class Table:
         return stream
 
     def _create(
-        self, device: int, name: str | None, priority: int | None, sms: parts.Wanted | None
+        self, device: int, name: str | None, priority: int | None, sms: Wanted | None
     ) -> Stream:
         # The driver may hold this up until another stream is done. So only those wait who want the
         # same one, and not whoever wants another or closes this registry.
@@ -117,7 +118,7 @@ class Table:
             there = self.named.get(name, _NONE).get(device)
             if there is not None:
                 return there
-            part = None if sms is None else parts.part_of(device, sms)
+            part = None if sms is None else _engine.parts.part_of(device, sms)
             stream = self.let_go.get((device, name))
             if (
                 stream is None
@@ -231,11 +232,11 @@ class Table:
         self.empty(self.lanes())  # made meanwhile, or still being captured
 
 
-def _check_part(stream: Stream, device: int, sms: parts.Wanted) -> None:
+def _check_part(stream: Stream, device: int, sms: Wanted) -> None:
     """Refuse a stream of another part of the device than the wanted one, or of the whole."""
     part = stream._resolve().part
     # A device is not split for a stream that does not come of it.
-    if part is None or part is not parts.part_of(device, sms):
+    if part is None or part is not _engine.parts.part_of(device, sms):
         has = "all the SMs of its device" if part is None else f"sms={part.sms}"
         raise ValueError(
             f"{stream!r} has {has}, not {sms!r}: pass another name for a stream of another part"

@@ -17,7 +17,6 @@ from userstream._driver import (  # noqa: F401 -- the subjects
     events,
     fused,
     library,
-    pointers,
     status,
     streams,
 )
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
         host_functions,
         host_pools,
         memory,
+        pointers,
         values,
     )
 
@@ -46,5 +46,6 @@ __getattr__ = _late.modules(
     "host_functions",
     "host_pools",
     "memory",
+    "pointers",
     "values",
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 from cuda.bindings import driver
 
@@ -98,17 +97,8 @@ def device_attribute(device: int, which: driver.CUdevice_attribute) -> int:
     return int(call(driver.cuDeviceGetAttribute, which, call(driver.cuDeviceGet, device)))
 
 
-class DeviceReport(NamedTuple):
-    """What ``python -m userstream`` says of a device."""
-
-    name: str
-    compute_capability: str
-    memory: int
-    uuid: str
-
-
-def device_report(device: int) -> DeviceReport:
-    """Ask the driver about a device."""
+def device_report(device: int) -> tuple[str, str, int, str]:
+    """Return the name, the compute capability, the memory and the UUID of a device."""
     check_device(device)
     attribute = driver.CUdevice_attribute
     handle = call(driver.cuDeviceGet, device)
@@ -121,7 +111,7 @@ def device_report(device: int) -> DeviceReport:
         )
     )
     memory = call(driver.cuDeviceTotalMem, handle)
-    return DeviceReport(name, f"{major}.{minor}", memory, _uuid(handle, name))
+    return name, f"{major}.{minor}", memory, _uuid(handle, name)
 
 
 def device_uuid(device: int) -> str | None:

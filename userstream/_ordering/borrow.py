@@ -6,9 +6,8 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from userstream import _cleanup, _process, _targets, _unentered
+from userstream import _cleanup, _process, _stream, _targets, _unentered
 from userstream._engine import holding
-from userstream._stream import activation as activations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
 
     from userstream._buffers._framework import Framework
     from userstream._ordering.ordering import Ordering
+    from userstream._stream.activation import Activation
     from userstream._stream.stream import Stream
     from userstream.typing import AccessMode, Producer, StreamLike
 
@@ -60,7 +60,7 @@ class Borrow:
         self._activate = activate if isinstance(activate, (bool, str)) else _names(activate)
         self._ordering: Ordering | None = None
         self._use: holding.Use | None = None
-        self._activation: activations.Activation[Stream] | None = None
+        self._activation: Activation[Stream] | None = None
         self._unentered: _unentered.Unentered | None = None
         try:
             unentered = _unentered.spare.pop()
@@ -93,7 +93,7 @@ class Borrow:
         else:  # what may be refused comes first
             frameworks = _frameworks(self._activate, self._asked[0])
             ordering = self._order(*self._asked)
-            activation = activations.Activation(
+            activation = _stream.activation.Activation(
                 ordering.consumer, frameworks, ordered=ordering.producers
             )
         kept = ordering.acquire()
@@ -159,9 +159,9 @@ def _names(activate: Iterable[str]) -> tuple[str, ...]:
 def _frameworks(activate: bool | str | Iterable[str], buffers: tuple[Any, ...]) -> list[Framework]:
     """Return the frameworks to activate; for `True` those of the buffers."""
     if isinstance(activate, str):
-        return activations.called([activate])
+        return _stream.activation.called([activate])
     if not isinstance(activate, bool):
-        return activations.called(activate)
+        return _stream.activation.called(activate)
     frameworks = [view.framework for view in _targets.views_in(buffers)]
     found = {framework for framework in frameworks if framework is not None}
     if not found:

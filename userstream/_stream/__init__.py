@@ -7,12 +7,25 @@ from typing import TYPE_CHECKING
 from userstream import _late
 
 if TYPE_CHECKING:
-    from userstream._stream import attributes, host_functions, operations, raw_memory  # noqa: F401
+    from userstream._stream import (  # noqa: F401
+        activation,
+        attributes,
+        capture,
+        elsewhere,
+        events,
+        host_functions,
+        operations,
+        raw_memory,
+    )
 
 # Loaded when they are used first, which makes `import userstream` quicker.
 __getattr__ = _late.modules(
     __name__,
+    "activation",
     "attributes",
+    "capture",
+    "elsewhere",
+    "events",
     "host_functions",
     "operations",
     "raw_memory",

@@ -11,17 +11,17 @@ import cuda.core
 import numpy as np
 from cuda.bindings import driver
 
-from userstream import _driver, _numbers
+from userstream import _driver, _engine, _numbers
 from userstream._buffers import is_named, type_name
-from userstream._engine import holding, lanes, parts
+from userstream._engine import holding, lanes
 from userstream._engine.core import CoreStream
-from userstream._stream import capture
 from userstream.errors import ClosedError, UnsupportedStreamError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from userstream._engine.lane import Lane
+    from userstream._engine.parts import Wanted
     from userstream.typing import StreamLike
 
 S = TypeVar("S", bound=CoreStream)
@@ -41,9 +41,9 @@ def check_flags(flags: int | None, *, nonblocking: bool) -> None:
         )
 
 
-def check_sms(sms: object, *, nonblocking: bool) -> parts.Wanted:
+def check_sms(sms: object, *, nonblocking: bool) -> Wanted:
     """Return what `sms=` asks for, or refuse it."""
-    wanted = parts.check(sms)
+    wanted = _engine.parts.check(sms)
     if not nonblocking:
         raise ValueError(
             f"sms={sms!r} is for non-blocking streams alone: leave out nonblocking=False"
@@ -89,6 +89,8 @@ def close(lane: Lane | None, stream: object) -> None:
     if lane.on_close is not None:
         lane.on_close(lane)
     if lane.owned:
+        from userstream._stream import capture
+
         with contextlib.suppress(ClosedError):  # another thread was faster
             capture.forget(lane)
     lanes.forget(lane, address)

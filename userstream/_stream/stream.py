@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, overload
 
 from cuda.core import Device, Event
 
-from userstream import _devices, _driver, _numbers, _process, _stream
-from userstream._engine import host_wait, lanes, parts
+from userstream import _devices, _driver, _engine, _numbers, _process, _stream
+from userstream._engine import host_wait, lanes
 from userstream._engine.core import CoreStream
 from userstream._engine.lane import NOT_NOW, Lane
-from userstream._stream import activation, capture, elsewhere, events, factory
+from userstream._stream import factory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -147,7 +147,7 @@ class Stream(CoreStream):
         factory.check_flags(flags, nonblocking=nonblocking)
         limit = None if sms is None else factory.check_sms(sms, nonblocking=nonblocking)
         ordinal = _devices.device_id_or_current(device)
-        part = None if limit is None else parts.part_of(ordinal, limit)
+        part = None if limit is None else _engine.parts.part_of(ordinal, limit)
         return cls._of(
             lanes.create(ordinal, nonblocking=bool(nonblocking), priority=wanted, part=part)
         )
@@ -603,7 +603,7 @@ class Stream(CoreStream):
         >>> second.wait(first)
         """
         if isinstance(event_or_stream, Event):
-            events.wait(self._resolve(), event_or_stream)
+            _stream.events.wait(self._resolve(), event_or_stream)
         else:
             factory.check_stream(event_or_stream)
             self._wait_for(event_or_stream)
@@ -646,7 +646,7 @@ class Stream(CoreStream):
         >>> first, second = Stream.create(), Stream.create()
         >>> second.wait_event(first.record())
         """
-        events.wait_for_any(self._resolve(), event, flags)
+        _stream.events.wait_for_any(self._resolve(), event, flags)
 
     def record(self, event: Event | None = None, options: EventOptions | None = None) -> Event:
         """Record an event after the work queued on this stream.
@@ -687,7 +687,7 @@ class Stream(CoreStream):
         >>> event = Stream.create().record()
         >>> event.sync()
         """
-        return events.record(self._resolve(), event, options)
+        return _stream.events.record(self._resolve(), event, options)
 
     def activate(self, *frameworks: str) -> Activation[Self]:
         """Make this stream the frameworks' current stream inside a ``with`` block.
@@ -731,8 +731,8 @@ class Stream(CoreStream):
         >>> with Stream.create(0) as stream, stream.activate():
         ...     pass  # PyTorch and CuPy work on the stream
         """
-        found = activation.called(frameworks) if frameworks else activation.usable()
-        return activation.Activation(self, found)
+        found = _stream.activation.called(frameworks) if frameworks else _stream.activation.usable()
+        return _stream.activation.Activation(self, found)
 
     # -- graph capture ----------------------------------------------------------------------------
 
@@ -770,7 +770,7 @@ class Stream(CoreStream):
         ...     stream.capture_info.state
         'active'
         """
-        return capture.facts(self._resolve())
+        return _stream.capture.facts(self._resolve())
 
     def begin_capture(self, mode: CaptureMode = "global") -> None:
         """Begin capturing submitted work into a graph instead of executing it.
@@ -810,7 +810,7 @@ class Stream(CoreStream):
         True
         >>> graph = stream.end_capture()
         """
-        capture.begin(self._resolve(), mode)
+        _stream.capture.begin(self._resolve(), mode)
 
     def end_capture(self) -> GraphDefinition:
         """End the capture that `begin_capture` began, and return its graph.
@@ -848,7 +848,7 @@ class Stream(CoreStream):
         >>> executable.launch(stream)
         >>> stream.sync(timeout=10)
         """
-        return capture.end(self._resolve())
+        return _stream.capture.end(self._resolve())
 
     def capture(self, mode: CaptureMode = "global") -> AbstractContextManager[GraphDefinition]:
         """Capture the work that is submitted to this stream inside a ``with`` block.
@@ -896,7 +896,7 @@ class Stream(CoreStream):
         >>> executable.launch(stream)
         >>> stream.sync(timeout=10)
         """
-        return capture.Capture(self._resolve(), mode)
+        return _stream.capture.Capture(self._resolve(), mode)
 
     def create_graph_builder(self) -> GraphBuilder:
         """Return a cuda.core graph builder that captures on this stream.
@@ -965,7 +965,7 @@ class Stream(CoreStream):
         >>> with Stream.create().capture(), Stream.capture_mode("relaxed"):
         ...     event.sync()
         """
-        return capture.thread_mode(mode)
+        return _stream.capture.thread_mode(mode)
 
     # -- raw memory -------------------------------------------------------------------------------
 
@@ -1516,7 +1516,7 @@ class Stream(CoreStream):
     if not TYPE_CHECKING:  # type checkers know all the names that there are
 
         def __getattr__(self, name: str) -> NoReturn:  # for missing names only
-            elsewhere.refuse(self, name)
+            _stream.elsewhere.refuse(self, name)
 
     # -- from a stream to its lane ----------------------------------------------------------------
 
