@@ -1355,6 +1355,7 @@ CaptureError, ClosedError
             src,
             stream=stream,
             producer=producer,
+            streams=self._unnamed if name is None else self._table.called(name),
             user_stream=self._user_streams(stream, name),
             unknown=self._unknown,
             timeout=timeout,

@@ -27,6 +27,7 @@ from userstream._copies.copy_lane import CopyLane
 from userstream._copies.ordered import in_order
 from userstream._engine.waiting import Deadline
 from userstream._ordering import ordering_of
+from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -58,6 +59,15 @@ def asnumpy(
     """Copy a buffer, or what a collection holds, to the host."""
     deadline = _FOREVER if timeout is None else Deadline(timeout)  # one for all that is copied
     usual = stream is None and producer is _AUTO
+    kind = _buffers.learned.get(type(buffer))
+    single: View | None = None
+    if kind is not None and kind.is_single and (out is None or isinstance(out, np.ndarray)):
+        single = kind(buffer)
+        if usual:  # before all that takes time to make
+            result = short.to_host(single, out, streams, deadline)
+            if result is not None:
+                return result
+            usual = False
 
     def copy(view: View, out: np.ndarray | None = None) -> np.ndarray:
         if usual:
@@ -78,9 +88,8 @@ def asnumpy(
 
         return in_order(ordering, fetch, release=False, deadline=deadline)
 
-    kind = _buffers.learned.get(type(buffer))
-    if kind is not None and kind.is_single and (out is None or isinstance(out, np.ndarray)):
-        return copy(kind(buffer), out)
+    if single is not None:
+        return copy(single, out)
     return operands.copied(buffer, copy, out)
 
 
@@ -90,14 +99,23 @@ def copyto(
     *,
     stream: StreamLike | None,
     producer: Producer,
+    streams: Mapping[int, Stream],
     user_stream: Callable[[int], Stream],
     unknown: Unknown,
     timeout: float | None,
     wait: bool,
 ) -> Stream:
     """Copy one array to another; return the stream that it was queued on."""
-    deadline = Deadline(timeout)
-    to, source = operands.target_of(dst), operands.source_of(src)
+    deadline = _FOREVER if timeout is None else Deadline(timeout)
+    view = None
+    if wait and stream is None and producer is _AUTO and type(dst) is np.ndarray:
+        kind = _buffers.learned.get(type(src))
+        if kind is not None and kind.is_single:
+            view = kind(src)
+            if _is_as(dst, view) and short.to_host(view, dst, streams, deadline) is not None:
+                return streams[view.device]
+    to = operands.target_of(dst)
+    source = operands.source_of(src) if view is None else operands.operand(view)
     target = to or source
     if target is None:
         raise TypeError("both are on the host: use numpy.copyto")
@@ -134,6 +152,15 @@ def copyto(
 
     in_order(ordering, copy, release=True, deadline=deadline, memory=kept, may_wait=wait)
     return consumer
+
+
+def _is_as(host: np.ndarray, view: View) -> bool:
+    """Tell whether a host array can take a buffer as it is; what is refused is said elsewhere."""
+    try:
+        there = view.layout
+    except UnsupportedBufferError:
+        return False
+    return host.flags.writeable and (host.shape, host.dtype) == (there.shape, there.dtype)
 
 
 def to_host(
