@@ -33,8 +33,10 @@ def seconds(module: str, first: str = "") -> float:
 def fresh(run: Run) -> Comparisons:
     del run
     calls = {
-        "userstream, after cuda.core": lambda: seconds("userstream", ", cuda.core"),
+        "userstream, after cuda.core and NumPy": lambda: seconds(
+            "userstream", ", cuda.core, numpy"
+        ),
         "cuda.core": lambda: seconds("cuda.core"),
     }
-    limits = (no_more_than(10e-3),)
+    limits = (no_more_than(12e-3),)
     yield Comparison("import, fresh processes", calls, limits, rounds=15, returns=True)

@@ -121,8 +121,8 @@ def inspected(run: Run) -> Comparisons:
 def two_pipelines(run: Run) -> Comparisons:
     """Blocks on the user stream beside a pipeline that has nothing to do with their buffer.
 
-    Each block keeps one multiprocessor busy for 0.2 ms, so both could run at once. Where nobody says
-    which stream writes the buffer, blocks and pipeline wait for each other.
+    Each block keeps one multiprocessor busy for 0.2 ms, so both could run at once. Where nothing
+    says which stream writes the buffer, blocks and pipeline wait for each other.
     """
     torch = run.need("torch")
     pipeline, seconds = Pipeline(torch), run.scaled(1.0, 0.1)
