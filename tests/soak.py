@@ -1,10 +1,12 @@
-"""Watch a training loop for an hour: ``python tests/soak.py [seconds]``. Its memory must be flat.
+"""Watch a training loop for an hour: ``python tests/soak.py``. Its memory must be flat.
 
-`nox -s soak` runs it on the simulated driver.
+It prints each minute how much memory is resident, and at the end whether that was flat; it fails if
+not. `nox -s soak` runs it, on the simulated driver. ``--pause`` leaves the machine to others.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import threading
 import time
@@ -74,29 +76,39 @@ def resident() -> int:
     return pages * 4096
 
 
-def main(seconds: float) -> int:
+def main(seconds: float, pause: float) -> int:
     """Run it; tell how the memory went, and whether it was flat."""
     simulate()
     begin = time.monotonic()
     sizes: list[int] = []
-    number = 0
+    minutes = number = 0
     with a_room() as room, us.observe() as seen:
         double = ObjectCode.from_ptx(b"any").get_kernel("soak_double")
-        while time.monotonic() - begin < seconds:
+        while (now := time.monotonic() - begin) < seconds:
             step(room, double, number)
             number += 1
-            if time.monotonic() - begin > len(sizes) * seconds / _LOOKS:
+            time.sleep(pause)
+            if now > len(sizes) * seconds / _LOOKS:
                 assert seen.races == (), seen
                 sizes.append(resident())
+            if now >= 60 * minutes:
+                print(f"{minutes} min: {resident() / _MEBIBYTE:.1f} MiB", flush=True)
+                minutes += 1
     settled = sizes[_LOOKS // 10 :]
     growth = max(settled[len(settled) // 2 :]) - max(settled[: len(settled) // 2])
+    flat = growth <= _GROWTH
     print(
         f"{number} steps in {seconds:.0f} s, {sum(seen.as_dict()['calls'].values())} calls: from "
-        f"{settled[0] / _MEBIBYTE:.1f} to {settled[-1] / _MEBIBYTE:.1f} MiB; not seen: "
-        f"{seen.not_seen}"
+        f"{settled[0] / _MEBIBYTE:.1f} to {settled[-1] / _MEBIBYTE:.1f} MiB, which is "
+        f"{'flat' if flat else 'not flat'} ({growth / _MEBIBYTE:+.1f} MiB from the first half to "
+        f"the second); not seen: {seen.not_seen}"
     )
-    return growth > _GROWTH
+    return not flat
 
 
 if __name__ == "__main__":
-    sys.exit(main(float(sys.argv[1]) if len(sys.argv) > 1 else 3600))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("seconds", nargs="?", type=float, default=3600)
+    parser.add_argument("--pause", type=float, default=0, help="seconds between two steps")
+    arguments = parser.parse_args()
+    sys.exit(main(arguments.seconds, arguments.pause))
