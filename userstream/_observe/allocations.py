@@ -60,7 +60,7 @@ class Allocations:
         if "pool" in call.function.roles:
             allocation.pool = call.words[call.function.roles["pool"]]
         if lane.capture is None:
-            allocation.touch(Access(begin, end, lane, time, operation, write=True), _always)
+            allocation.touch(Access(begin, end, lane, time, operation, write=True))
         self.world.memory.add(allocation)
 
     def free(self, call: Call) -> None:
@@ -112,7 +112,3 @@ class Allocations:
         if found.freed is None:
             self.world.touch(lane, time, operation, [(found.start, found.end)], write=True)
             found.freed = operation
-
-
-def _always(old: Access, new: Access) -> bool:  # noqa: ARG001
-    return True

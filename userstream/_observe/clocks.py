@@ -166,6 +166,9 @@ class Clocks:
         """Return the stream of a handle, or what stands for it in a capture."""
         key: object
         if handle > 2:
+            found = self._lanes.get(handle)
+            if found is not None:
+                return found.captured or found
             key, kind = handle, "stream"
         elif handle == 2:
             key, kind = (context, thread), "per-thread"
@@ -209,10 +212,11 @@ class Clocks:
 
     def beside(self, lane: Lane) -> Iterable[Lane]:
         """Return the streams that a stream waits for without being told to."""
+        if lane.capture is not None:
+            return ()
         if lane.kind == LEGACY:
-            if lane.capture is None:
-                return [each for each in self.lanes_of(lane.context) if each.blocking]
-        elif lane.blocking and lane.capture is None:
+            return [each for each in self.lanes_of(lane.context) if each.blocking]
+        if lane.blocking:
             legacy = self._lanes.get((lane.context, LEGACY))
             if legacy is not None:
                 return (legacy,)
@@ -220,7 +224,7 @@ class Clocks:
 
     # -- order ------------------------------------------------------------------------------------
 
-    def settle(self, lane: Lane) -> Clock:
+    def settle(self, lane: Lane, beside: Iterable[Lane] | None = None) -> Clock:
         """Let a stream know all that its next operation waits for anyway; return its clock."""
         clock = lane.clock
         if lane.capture is not None:
@@ -228,21 +232,21 @@ class Clocks:
         if lane.seen_host != self._host.version:
             join(clock, self._host.clock)
             lane.seen_host = self._host.version
-        floor = self._floors.get(lane.context)
-        if floor is not None and lane.seen_floor != floor.version:
-            join(clock, floor.clock)
-            lane.seen_floor = floor.version
-        for other in self.beside(lane):
+        if self._floors:
+            floor = self._floors.get(lane.context)
+            if floor is not None and lane.seen_floor != floor.version:
+                join(clock, floor.clock)
+                lane.seen_floor = floor.version
+        for other in self.beside(lane) if beside is None else beside:
             join(clock, other.clock)
         return clock
 
-    def step(self, lane: Lane, what: Any) -> int:
-        """Put an operation on a stream; return its number there."""
-        clock = self.settle(lane)
-        lane.time += 1
-        clock[lane.id] = lane.time
-        lane.recent.append((lane.time, what))
-        return lane.time
+    def step(self, lane: Lane, what: Any, beside: Iterable[Lane] | None = None) -> int:
+        """Put an operation on a stream, behind those beside it; return its number there."""
+        clock = self.settle(lane, beside)
+        lane.time = clock[lane.id] = time = lane.time + 1
+        lane.recent.append((time, what))
+        return time
 
     def record(self, event: int, lane: Lane) -> None:
         """Let an event stand for what is on the stream now."""

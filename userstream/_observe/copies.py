@@ -115,11 +115,10 @@ class Copies:
         name = call.name
         from_host = "DtoH" not in name and "DtoD" not in name and self._is_pageable(source)
         to_host = "HtoD" not in name and "DtoD" not in name and self._is_pageable(to)
-        read, written = [], []
         if not from_host:
-            read = self.world.touch(lane, time, operation, source, write=False, loose=loose)
+            self.world.touch(lane, time, operation, source, write=False, loose=loose)
         if not to_host:
-            written = self.world.touch(lane, time, operation, to, write=True, loose=loose)
+            self.world.touch(lane, time, operation, to, write=True, loose=loose)
         # From the device to pageable memory it returns "only once the copy has completed", and
         # between two places of the host it is "fully synchronous with respect to the host".
         if lane.capture is None and (
@@ -127,7 +126,7 @@ class Copies:
         ):
             self.world.clocks.host_knows(lane.clock)
         if lane.capture is None and not (from_host or to_host):
-            self._pinned.remember(call, read, written)
+            self._pinned.remember(call.number, operation, time, source[0], to[0])
         return from_host, to_host
 
     def _is_pageable(self, ranges: list[Range]) -> bool:

@@ -46,6 +46,11 @@ class Declarations:
         self._open: dict[_Key, list[_Declaration]] = {}  # the oldest first
         self._blocks: dict[int, _Key] = {}  # by their numbers
 
+    @property
+    def count(self) -> int:
+        """For how many streams something is declared."""
+        return len(self._open)
+
     def begin(self, call: Call) -> None:
         """Apply the begin of a block, or an `acquire`."""
         number, reads, handle = call.words

@@ -65,32 +65,36 @@ class Engine:
             number: (name, function, _method(subjects, function.means))
             for number, (name, function) in functions.items()
         }
+        self._called_by = world.clocks.called_by if strict else None
 
     def take(self, log: Iterable[Call]) -> None:
         """Apply calls in their order."""
+        table, called_by, counts = self._table, self._called_by, self.counts
         for call in log:
-            note = self._notes.get(call.what)
-            if note is not None:
-                note(call)
+            found = table.get(call.what)
+            if found is None:
+                self._notes[call.what](call)
                 continue
-            self.world.clocks.called_by(call.thread)
-            call.name, call.function, apply = self._table[call.what]
+            name, function, apply = found
+            call.name, call.function = name, function
+            if called_by is not None:
+                called_by(call.thread)
             if call.leaving:
-                self._count(call)
+                counts[name] = counts.get(name, 0) + 1
+                if function.waits:
+                    self._note_stall(call)
             apply(call)
-            if call.leaving and call.function.waits and not call.result:
+            if call.leaving and function.waits and not call.result:
                 self._note_wait(call)
             self._taken += 1
             if self._taken % _TRIM == 0:
                 self.world.clocks.forget_ended_threads()
                 self.world.memory.trim(self.world.is_known)
 
-    def _count(self, call: Call) -> None:
-        self.counts[call.name] = self.counts.get(call.name, 0) + 1
-        function = call.function
+    def _note_stall(self, call: Call) -> None:
         seconds = (call.ended - call.began) * 1e-9
-        if function.waits and seconds >= self._stall:
-            lane = None if function.stream is None else self.world.lane(call)
+        if seconds >= self._stall:
+            lane = None if call.function.stream is None else self.world.lane(call)
             self.world.finds.stall(call.name, call.stack, call.thread, lane, seconds)
 
     def _note_wait(self, call: Call) -> None:

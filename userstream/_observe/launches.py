@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from userstream._observe.kernel_names import readable
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from userstream._observe.world import World
 
 _WORD = struct.Struct("<Q")
+_PAIR = struct.Struct("<QQ")
 
 
 class Launches:
@@ -21,7 +23,8 @@ class Launches:
     def __init__(self, world: World) -> None:
         self.world = world
         self._kernels: dict[int, str] = {}  # their names
-        self._writes: dict[tuple[int, int], bool] = {}  # by kernel and offset of the parameter
+        # By kernel, and by offset of the parameter.
+        self._writes: defaultdict[int, dict[int, bool]] = defaultdict(dict)
 
     def seen_kernel(self, call: Call) -> None:
         (kernel,) = call.words
@@ -30,7 +33,7 @@ class Launches:
     def learned(self, call: Call) -> None:
         kernel, offset, wrote, final = call.words
         if wrote or final:
-            self._writes[kernel, offset] = bool(wrote)
+            self._writes[kernel][offset] = bool(wrote)
 
     def launch(self, call: Call) -> None:
         kernel = call.words[call.function.roles["kernel"]]
@@ -40,11 +43,12 @@ class Launches:
         else:
             lane = self.world.lane(call)
         operation, time = self.world.begin(call, lane, self._kernels.get(kernel))
-        pairs = struct.unpack(f"<{len(call.fetched[0]) // 8}Q", call.fetched[0])
-        for offset, address in zip(pairs[::2], pairs[1::2], strict=True):
-            wrote = self._writes.get((kernel, offset))
-            write, known = self.world.declarations.judge(
-                operation, address, wrote is not False, ASSUMED if wrote is None else LEARNED
-            )
-            ranges = [(address, address + 1)]
-            self.world.touch(lane, time, operation, ranges, write=write, known=known)
+        writes, declarations = self._writes[kernel], self.world.declarations
+        touches = []
+        for offset, address in _PAIR.iter_unpack(call.fetched[0]):
+            wrote = writes.get(offset)
+            write, known = wrote is not False, ASSUMED if wrote is None else LEARNED
+            if declarations.count:
+                write, known = declarations.judge(operation, address, write, known)
+            touches.append((address, address + 1, write, known))
+        self.world.touch_each(lane, time, operation, touches)

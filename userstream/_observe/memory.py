@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from userstream._observe.clocks import Lane
+    from userstream._observe.clocks import Clock, Lane
 
 PINNED = 1
 DEVICE = 2
@@ -31,14 +31,13 @@ class Access:
 
     __slots__ = ("end", "held_by", "known", "lane", "loose", "operation", "start", "time", "write")
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 -- made for each access: keywords would take longer
         self,
         start: int,
         end: int,
         lane: Lane,
         time: int,
         operation: Any,
-        *,
         write: bool,
         known: str = EXACT,
         loose: bool = False,
@@ -52,6 +51,9 @@ class Access:
         self.known = known
         self.loose = loose  # not all of these bytes are touched
         self.held_by = lane.held_by
+
+
+_NOTHING: Clock = {}
 
 
 class Allocation:
@@ -72,8 +74,10 @@ class Allocation:
         self._narrow: dict[int, list[Access]] = {}  # by their page
         self._wide: list[Access] = []
 
-    def touch(self, new: Access, is_ordered: Callable[[Access, Access], bool]) -> list[Access]:
+    def touch(self, new: Access, kept: Clock = _NOTHING) -> list[Access]:
         """Note an access; return the earlier ones that it is in conflict with, and not ordered.
+
+        Ordered is what its stream knows to be over, and what `kept` says.
 
         An access is forgotten once a later one, which is ordered behind it, stands for it: whatever
         is ordered behind the later one is ordered behind both.
@@ -81,19 +85,56 @@ class Allocation:
         conflicts: list[Access] = []
         page = new.start >> _PAGE
         if self._wide:
-            self._wide = _passed(self._wide, new, is_ordered, conflicts)
+            self._wide = _passed(self._wide, new, kept, conflicts)
         if page == (new.end - 1) >> _PAGE:
             near = self._narrow.get(page)
-            kept = _passed(near, new, is_ordered, conflicts) if near else []
-            kept.append(new)
-            self._narrow[page] = kept
+            still = _passed(near, new, kept, conflicts) if near else []
+            still.append(new)
+            self._narrow[page] = still
             return conflicts
         for each in self._pages(page, (new.end - 1) >> _PAGE):
-            self._narrow[each] = _passed(self._narrow[each], new, is_ordered, conflicts)
+            self._narrow[each] = _passed(self._narrow[each], new, kept, conflicts)
             if not self._narrow[each]:
                 del self._narrow[each]
         self._wide.append(new)
         return conflicts
+
+    def touch_again(  # noqa: PLR0917 -- as `Access`
+        self,
+        start: int,
+        end: int,
+        lane: Lane,
+        time: int,
+        operation: Any,
+        write: bool,
+        known: str,
+    ) -> bool:
+        """Note an access if it repeats the newest one to its bytes; tell whether it does.
+
+        If all that count there are of its stream, it is ordered behind them, stands for the newest,
+        and leaves of the others what that has left. So it is with most accesses of most programs.
+        """
+        if self.freed is not None or self._wide:
+            return False
+        like: Access | None = None
+        for old in self._narrow.get(start >> _PAGE, ()):
+            if old.start < end and start < old.end:
+                if old.lane is not lane:
+                    return False
+                like = old
+        if (
+            like is None
+            or like.start != start
+            or like.end != end
+            or like.write is not write
+            or like.known != known
+            or like.loose
+        ):
+            return False
+        like.time = time
+        like.operation = operation
+        like.held_by = lane.held_by
+        return True
 
     def _pages(self, first: int, last: int) -> list[int]:
         if last - first < len(self._narrow):
@@ -124,27 +165,34 @@ class Allocation:
 def _passed(
     accesses: list[Access],
     new: Access,
-    is_ordered: Callable[[Access, Access], bool],
+    kept: Clock,
     conflicts: list[Access],
 ) -> list[Access]:
     """Note those that a new one is in conflict with; return those that still count behind it."""
-    kept: list[Access] = []
-    sure = new.write and new.known != ASSUMED and not new.loose
+    still: list[Access] = []
+    start, end, write, mine, clock = new.start, new.end, new.write, new.lane, new.lane.clock
+    sure = write and new.known != ASSUMED and not new.loose
+    # Most of the time of an analysis is spent here: no function is called for each.
     for old in accesses:
-        if old.end <= new.start or new.end <= old.start:
-            if not old.lane.gone:
-                kept.append(old)
-            continue
-        if not is_ordered(old, new):
-            if old.write or new.write:
-                conflicts.append(old)
-            kept.append(old)
-        else:
-            covered = new.start <= old.start and old.end <= new.end
-            stands_for_it = sure or not old.write or (new.write and old.known == ASSUMED)
+        lane = old.lane
+        if old.end <= start or end <= old.start:
+            if not lane.gone:
+                still.append(old)
+        elif (
+            lane is mine
+            or clock.get(lane.id, 0) >= old.time
+            or lane.gone
+            or kept.get(lane.id, 0) >= old.time
+        ):
+            covered = start <= old.start and old.end <= end
+            stands_for_it = sure or not old.write or (write and old.known == ASSUMED)
             if not (covered and stands_for_it):
-                kept.append(old)
-    return kept
+                still.append(old)
+        else:
+            if write or old.write:
+                conflicts.append(old)
+            still.append(old)
+    return still
 
 
 class Memory:

@@ -10,7 +10,7 @@ from userstream._observe.races import Done, Place, Side
 
 if TYPE_CHECKING:
     from userstream._observe.records import Call
-    from userstream._observe.world import World
+    from userstream._observe.world import Range, World
 
 _REMEMBERED = 4096  # copies whose end the host does not know
 
@@ -23,13 +23,16 @@ class Pinned:
         self._sources: OrderedDict[int, Access] = OrderedDict()  # by the number of the record
         self._results: OrderedDict[int, Access] = OrderedDict()
 
-    def remember(self, call: Call, read: list[Access], written: list[Access]) -> None:
-        for accesses, where in ((read, self._sources), (written, self._results)):
-            if not accesses:
-                continue
-            found = self.world.memory.find(accesses[0].start)
-            if found is not None and found.kind == PINNED:
-                where[call.number] = accesses[0]
+    def remember(self, number: int, operation: Done, time: int, source: Range, to: Range) -> None:
+        lane = operation.lane
+        for (start, end), write, where in (
+            (source, False, self._sources),
+            (to, True, self._results),
+        ):
+            found = self.world.memory.find(start)
+            if lane is not None and found is not None and found.kind == PINNED:
+                until = min(end, found.end)
+                where[number] = Access(start, until, lane, time, operation, write)
                 if len(where) > _REMEMBERED:
                     where.popitem(last=False)
 
@@ -41,7 +44,6 @@ class Pinned:
         if any(
             other.write and other.start < access.end and access.start < other.end
             for other in found.accesses
-            if other is not access
         ):
             return  # the GPU wrote there
         host = Done("a write of the host", call.stack, call.thread, None)

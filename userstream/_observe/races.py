@@ -19,18 +19,48 @@ if TYPE_CHECKING:
 
 
 class Done:
-    """An operation as the engine keeps it: what `Operation` is made of, should it be asked for."""
+    """An operation, or a wait of the host, as the engine and the timeline keep it.
 
-    __slots__ = ("entry", "kind", "lane", "launched", "name", "stack", "thread")
+    Others are named by their numbers: references would keep all that ever was alive.
+    """
 
-    def __init__(self, name: str, stack: int, thread: int, lane: Lane | None) -> None:
+    __slots__ = (
+        "after",
+        "began",
+        "ended",
+        "entry",
+        "kind",
+        "lane",
+        "launched",
+        "name",
+        "stack",
+        "thread",
+        "touches",
+        "waited",
+    )
+
+    def __init__(  # noqa: PLR0917 -- made for each call: keywords would take longer
+        self,
+        name: str,
+        stack: int,
+        thread: int,
+        lane: Lane | None,
+        began: int = 0,
+        ended: int = 0,
+    ) -> None:
         self.name = name
         self.stack = stack
         self.thread = thread
         self.lane = lane
+        self.began = began
+        self.ended = ended
         self.kind = ""  # "free" or "allocate"
         self.launched: str = ""  # as a part of a graph
-        self.entry = -1  # in the timeline
+        self.entry = -1  # its number in the timeline
+        self.waited = False  # the host was held up
+        self.after: tuple[int, ...] = ()  # what it waits for, on other streams
+        # Start, end and how of each, one after the other: less for the garbage collector to visit.
+        self.touches: tuple[int, ...] = ()
 
 
 class Side:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,9 @@ LEARNED = 0xFFFA
 DECLARED = 0xFFF9
 DECLARED_NO_MORE = 0xFFF8
 
-_HEAD = struct.Struct("<IHBBiiQQQQQ")
+_HEAD = "<IHBBiiQQQQQ"
+_COUNT = 7  # where it says how many words follow
+_WORDS = 11  # which of its parts is the first of them
 _LENGTH = struct.Struct("<Q")
 
 
@@ -78,19 +81,19 @@ class Call:
 
 def read(chunk: bytes) -> Iterator[Call]:
     """Read what the logger gave."""
-    at = 0
-    while at < len(chunk):
-        (size, function, site, count, result, stack, thread, began, ended, context, number) = (
-            _HEAD.unpack_from(chunk, at)
-        )
-        words = struct.unpack_from(f"<{count}Q", chunk, at + _HEAD.size)
+    at, until = 0, len(chunk)
+    while at < until:
+        layout = _layout(chunk[at + _COUNT])
+        parts = layout.unpack_from(chunk, at)
+        size, function, site, _, result, stack, thread, began, ended, context, number, *_ = parts
         end = at + size
-        at += _HEAD.size + 8 * count
+        at += layout.size
         fetched = []
         while at < end:
             (length,) = _LENGTH.unpack_from(chunk, at)
-            fetched.append(chunk[at + 8 : at + 8 + length])
-            at += 8 + (length + 7 & ~7)
+            at += 8
+            fetched.append(chunk[at : at + length])
+            at += length + 7 & ~7
         yield Call(
             function,
             site == 1,
@@ -101,6 +104,12 @@ def read(chunk: bytes) -> Iterator[Call]:
             ended,
             context,
             number,
-            words,
+            parts[_WORDS:],
             fetched,
         )
+
+
+@functools.cache
+def _layout(words: int) -> struct.Struct:
+    """Return how a record with so many words begins: compiled once, for there are millions."""
+    return struct.Struct(f"{_HEAD}{words}Q")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from userstream._observe.races import Done
 from userstream._observe.stacks import line_of
 
 if TYPE_CHECKING:
@@ -20,65 +21,31 @@ _MOST_TOUCHES = 24  # of one operation: a kernel may be given a hundred buffers
 _MOST_PENDING = 8  # waits of a stream that nothing was queued behind
 
 
-class Entry:
-    """An operation of a stream, or a wait of the host.
-
-    Others are named by their numbers: references would keep all that ever was alive.
-    """
-
-    __slots__ = (
-        "after",
-        "began",
-        "ended",
-        "lane",
-        "name",
-        "number",
-        "stack",
-        "thread",
-        "touches",
-        "waited",
-    )
-
-    def __init__(self, number: int, name: str, call: Call, lane: Lane | None) -> None:
-        self.number = number
-        self.name = name
-        self.lane = lane
-        self.stack = call.stack
-        self.thread = call.thread
-        self.began = call.began
-        self.ended = call.ended
-        self.waited = False  # the host was held up
-        self.after: tuple[int, ...] = ()  # what it waits for, on other streams
-        # Start, end and how of each, one after the other: less for the garbage collector to visit.
-        self.touches: tuple[int, ...] = ()
-
-
 class Timeline:
     """The newest operations and waits, as many as there is room for."""
 
     def __init__(self, room: int) -> None:
         self._room = room
-        self._entries: deque[Entry] = deque(maxlen=room)
-        self._newest: Entry | None = None
+        self._entries: deque[Done] = deque(maxlen=room)
+        self._newest: Done | None = None
         self._count = 0
 
-    def queued(self, call: Call, lane: Lane, name: str, beside: Iterable[Lane]) -> int:
-        """Note an operation of a stream, which waits for those beside it; return its number."""
+    def queued(self, operation: Done, lane: Lane, beside: Iterable[Lane]) -> None:
+        """Note an operation of a stream, which waits for those beside it."""
         if not self._room:
-            return -1
-        entry = self._add(call, lane, name)
-        after = [each.last for each in beside if each.last > lane.last]
-        if after or lane.pending:
-            entry.after = (*lane.pending, *after)
+            return
+        self._add(operation)
+        if beside or lane.pending:
+            after = (each.last for each in beside if each.last > lane.last)
+            operation.after = (*lane.pending, *after)
             lane.pending = ()
-        lane.last = entry.number
-        return entry.number
+        lane.last = operation.entry
 
-    def touched(self, start: int, end: int, how: int) -> None:
-        """Note which bytes the newest operation touches: it reads, writes or may do both."""
+    def touched(self, touches: Iterable[int]) -> None:
+        """Note which bytes the newest operation touches: start, end and how of each."""
         newest = self._newest
-        if newest is not None and len(newest.touches) < 3 * _MOST_TOUCHES:
-            newest.touches += (start, end, how)
+        if newest is not None:
+            newest.touches = (*newest.touches, *touches)[: 3 * _MOST_TOUCHES]
 
     def must_wait(self, lane: Lane, after: Iterable[int]) -> None:
         """Note what the next operation of a stream waits for."""
@@ -91,25 +58,25 @@ class Timeline:
         if not self._room:
             return
         entry = self._newest
-        if entry is None or entry.number != call.entry:
-            entry = self._add(call, None, call.name)
+        if entry is None or entry.entry != call.entry:
+            entry = Done(call.name, call.stack, call.thread, None, call.began, call.ended)
+            self._add(entry)
+            call.entry = entry.entry
         entry.waited = True
         entry.after = (*entry.after, *after)
 
-    def _add(self, call: Call, lane: Lane | None, name: str) -> Entry:
-        entry = Entry(self._count, name, call, lane)
-        call.entry = entry.number
+    def _add(self, operation: Done) -> None:
+        operation.entry = self._count
         self._count += 1
-        self._entries.append(entry)
-        self._newest = entry
-        return entry
+        self._entries.append(operation)
+        self._newest = operation
 
     def as_dict(
         self, stacks: Stacks, stream_name: Callable[[Lane], str], thread_name: Callable[[int], str]
     ) -> dict[str, Any]:
         """Return it as JSON takes it: names, frames and stacks are told once, by their places."""
         entries = list(self._entries)
-        first = entries[0].number if entries else 0
+        first = entries[0].entry if entries else 0
         origin = min((entry.began for entry in entries), default=0)
         rows, names, told = _Places(), _Places(), _Told(stacks)
         streams: dict[Lane, tuple[str, str]] = {}
@@ -148,7 +115,7 @@ def _threes(flat: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
     return zip(flat[::3], flat[1::3], flat[2::3], strict=True)
 
 
-def _is_captured(entry: Entry) -> bool:
+def _is_captured(entry: Done) -> bool:
     return entry.lane is not None and entry.lane.capture is not None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from userstream import _driver
 from userstream._observe import own
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from userstream._observe.stacks import Stacks
 
 Range = tuple[int, int]
+Touch = tuple[int, int, bool, str]  # start, end, whether it writes there, and how that is known
 
 
 class World:
@@ -48,24 +49,15 @@ class World:
 
     def begin(self, call: Call, lane: Lane, name: str | None = None) -> tuple[Done, int]:
         """Put the operation of a call on a stream; return it, and its number there."""
-        operation = Done(name or call.name, call.stack, call.thread, lane)
+        operation = Done(name or call.name, call.stack, call.thread, lane, call.began, call.ended)
         beside = self.clocks.beside(lane)
-        operation.entry = self.timeline.queued(call, lane, operation.name, beside)
-        return operation, self.clocks.step(lane, operation)
+        self.timeline.queued(operation, lane, beside)
+        call.entry = operation.entry
+        return operation, self.clocks.step(lane, operation, beside)
 
     def is_known(self, access: Access) -> bool:
         """Tell whether all that comes is ordered behind an access, as the host knows of it."""
         return self.clocks.is_known(access.lane, access.time)
-
-    def is_ordered(self, old: Access, new: Access) -> bool:
-        """Tell whether an access is ordered behind another one."""
-        return (
-            old.lane is new.lane or new.lane.clock.get(old.lane.id, 0) >= old.time or old.lane.gone
-        )
-
-    def is_ordered_pinned(self, old: Access, new: Access) -> bool:
-        """Tell it of pinned memory, which userstream uses again once it knows that it may."""
-        return self.is_ordered(old, new) or self.host_knew(old)
 
     def touch(
         self,
@@ -77,27 +69,46 @@ class World:
         write: bool,
         known: str = EXACT,
         loose: bool = False,
-    ) -> list[Access]:
+    ) -> None:
+        """Note that an operation touches bytes, all in the same way, and what that races with."""
+        touches = [(start, end, write, known) for start, end in ranges]
+        self.touch_each(lane, time, operation, touches, loose=loose)
+
+    def touch_each(
+        self,
+        lane: Lane,
+        time: int,
+        operation: Done,
+        touches: Iterable[Touch],
+        *,
+        loose: bool = False,
+    ) -> None:
         """Note that an operation touches bytes, and what that races with."""
-        made = []
-        how: Any = {"write": write, "known": known, "loose": loose}
-        shown = EITHER if known == ASSUMED else WRITE if write else READ
-        for start, end in ranges:
-            self.timeline.touched(start, end, shown)
+        shown: list[int] = []
+        for start, end, write, known in touches:
+            shown += (start, end, EITHER if known == ASSUMED else WRITE if write else READ)
             if lane.capture is not None:
-                access = Access(start, end, lane, time, operation, **how)
+                access = Access(start, end, lane, time, operation, write, known, loose)
                 for old in lane.capture.touch(access):
                     self.report(self.memory.elsewhere, old, access)
                 continue
-            for allocation, begin, after in self.memory.parts(start, end):
-                access = Access(begin, after, lane, time, operation, **how)
-                made.append(access)
-                if allocation.freed is not None:
-                    self.report_freed(allocation, access)
-                ordered = self.is_ordered_pinned if allocation.kind == PINNED else self.is_ordered
-                for old in allocation.touch(access, ordered):
-                    self.report(allocation, old, access)
-        return made
+            whole = self.memory.find(start)
+            if whole is None or end > whole.end:
+                for part, begin, after in self.memory.parts(start, end):
+                    access = Access(begin, after, lane, time, operation, write, known, loose)
+                    self._touch(part, access)
+            elif not whole.touch_again(start, end, lane, time, operation, write, known):
+                access = Access(start, end, lane, time, operation, write, known, loose)
+                self._touch(whole, access)
+        self.timeline.touched(shown)
+
+    def _touch(self, allocation: Allocation, access: Access) -> None:
+        if allocation.freed is not None:
+            self.report_freed(allocation, access)
+        # userstream uses pinned memory again once it knows that it may.
+        kept = self.clocks.kept if allocation.kind == PINNED else {}
+        for old in allocation.touch(access, kept):
+            self.report(allocation, old, access)
 
     def report(self, allocation: Allocation, old: Access, new: Access) -> None:
         """Note a race."""

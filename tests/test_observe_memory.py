@@ -1,0 +1,69 @@
+"""Who touched which bytes last, as `observe` remembers it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from userstream._observe.clocks import Clocks, join
+from userstream._observe.memory import ASSUMED, DEVICE, EXACT, LEARNED, Access, Allocation
+
+
+def told(accesses: list[Access]) -> list[tuple[object, ...]]:
+    return sorted(
+        (each.time, each.lane.id, each.start, each.end, each.write, each.known, each.operation)
+        for each in accesses
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_repeated_is_judged_like_anything_else(seed: int) -> None:
+    chance = random.Random(seed)
+    clocks = Clocks()
+    quick, slow = (Allocation(0, 4096, DEVICE) for _ in range(2))
+    lanes = [clocks.lane(handle, 1, 1) for handle in (10, 11, 12)]
+    lane = lanes[0]
+    repeated = 0
+    for number in range(400):
+        if chance.random() < 0.1:
+            before, lane = lane, chance.choice(lanes)
+            if chance.random() < 0.9:
+                join(clocks.settle(lane), before.clock)
+        start = chance.randrange(2)
+        what = (start, start + chance.randint(1, 2), lane, clocks.step(lane, None), number)
+        write, known = chance.random() < 0.3, chance.choice((EXACT, LEARNED, ASSUMED))
+        conflicts = slow.touch(Access(*what, write, known))
+        if quick.touch_again(*what, write, known):
+            repeated += 1
+            assert not conflicts
+        else:
+            assert told(quick.touch(Access(*what, write, known))) == told(conflicts)
+        assert told(quick.accesses) == told(slow.accesses)
+    assert repeated
+
+
+def test_what_is_not_quite_repeated_is_not_taken_for_it() -> None:
+    clocks = Clocks()
+    lane, other = (clocks.lane(handle, 1, 1) for handle in (10, 11))
+    allocation = Allocation(0, 1 << 20, DEVICE)
+
+    def repeats(start: int, end: int, *, write: bool, known: str = EXACT) -> bool:
+        return allocation.touch_again(start, end, lane, 2, None, write, known)
+
+    assert not repeats(0, 8, write=True)
+    allocation.touch(Access(0, 8, lane, 1, None, write=True))
+    assert repeats(0, 8, write=True)
+    assert not repeats(0, 4, write=True)
+    assert not repeats(0, 8, write=False)
+    assert not repeats(0, 8, write=True, known=LEARNED)
+    allocation.touch(Access(0, 8, lane, 3, None, write=True, loose=True))
+    assert not repeats(0, 8, write=True)
+    allocation.touch(Access(0, 1, other, 1, None, write=False))
+    assert not repeats(0, 8, write=True), "another stream has read there"
+    allocation.touch(Access(100, 1 << 16, lane, 4, None, write=True))
+    assert not repeats(0, 8, write=True), "what spans pages is looked through"
+    allocation.clear()
+    allocation.touch(Access(0, 8, lane, 5, None, write=True))
+    allocation.freed = object()
+    assert not repeats(0, 8, write=True), "it is an error"
