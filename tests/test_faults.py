@@ -30,7 +30,8 @@ from userstream._copies import copies as _copies
 from userstream._copies import pinned as _pinned
 from userstream._copies import staging
 from userstream._copies.arrays import DeviceArray
-from userstream._driver import contexts
+from userstream._driver import contexts, pure
+from userstream._driver.status import NOT_READY
 from userstream._engine import parts
 from userstream._engine.waiting import Deadline
 from userstream.testing import _simulated
@@ -105,10 +106,9 @@ POOLS = {
 @pytest.fixture(autouse=True)
 def _always_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every wait go on to an event, though the streams are idle by the time it asks."""
-    is_idle = _driver.fused.stream_is_idle
-    monkeypatch.setattr(
-        _driver.fused, "stream_is_idle", lambda handle, stream: is_idle(handle, stream) and False
-    )
+    query = _driver.fused.query
+    busy = pure.FUNCTIONS.index("cuStreamQuery") << 32 | int(NOT_READY)
+    monkeypatch.setattr(_driver.fused, "query", lambda handle: query(handle) or busy)
 
 
 def test_every_function_is_covered() -> None:

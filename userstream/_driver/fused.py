@@ -40,6 +40,10 @@ _core, why_pure = _choose()
 # the compiled core nothing here makes an edge: cuda.core takes half the time of the bindings.
 edge: Callable[[Any, Any, Any, Any], int] | None = getattr(_core, "edge", None)
 CAPTURED = pure.CAPTURED  # what it returns if it has queued nothing, as one may be captured
+# A handle as these functions take it soonest. The compiled core takes a number, which cuda.bindings
+# would wrap again.
+taken: Callable[[Any], Any] = (lambda handle: handle) if _core is pure else int
+query: Callable[[Any], int] = _core.query  # 0 if the stream is idle; else for `stream_is_idle`
 are_free = _core.are_free
 is_in = _core.is_in
 pointer: Callable[[int], tuple[int, ...]] = _core.pointer
@@ -51,18 +55,21 @@ def load() -> None:
         _core.load(*map(_address, pure.FUNCTIONS))
 
 
-def stream_is_idle(handle: Any, stream: object) -> bool:
+def stream_is_idle(handle: Any, stream: object, result: int | None = None) -> bool:
     """Ask whether all the work queued on a stream is done, without harm to any capture.
+
+    `result` is what `query` has answered, if it was asked already.
 
     Raises
     ------
     CaptureError
         The stream is being captured, and the query would invalidate that capture.
     """
-    result = _core.query(handle)
+    if result is None:
+        result = query(handle)
     while result == pure.CAPTURED:
         refuse_capturing(handle, stream)  # which returns only if the capture has ended meanwhile
-        result = _core.query(handle)
+        result = query(handle)
     if not result:
         return True
     if result in _NOT_READY:

@@ -36,11 +36,12 @@ class Recordable(Protocol):
 class Event:
     """An event of a pool."""
 
-    __slots__ = ("core", "handle")
+    __slots__ = ("core", "handle", "taken")
 
     def __init__(self, core: cuda.core.Event) -> None:
         self.core = core  # which destroys it
         self.handle: driver.CUevent = core.handle  # kept, as asking takes a µs
+        self.taken = _driver.fused.taken(self.handle)
 
 
 class EventPool:

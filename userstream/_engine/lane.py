@@ -39,6 +39,8 @@ class Lane:
     ----------
     handle : CUstream or None
         None once closed.
+    taken, home : CUstream or int, CUcontext or int
+        The handle, 0 once closed, and the context, as `_driver.fused` takes them.
     anywhere : bool
         Whether the handle means this stream whichever context is current; false for the default
         streams.
@@ -62,6 +64,7 @@ class Lane:
         "flags",
         "handle",
         "held",
+        "home",
         "name",
         "on_close",
         "owned",
@@ -70,6 +73,7 @@ class Lane:
         "priority",
         "shown",
         "stream_id",
+        "taken",
     )
 
     def __init__(
@@ -87,10 +91,12 @@ class Lane:
         self._owner = owner  # what keeps the stream of other code alive
         self._core = core
         self.context = context
+        self.home = _driver.fused.taken(context)
         self.device = device
         self.name = name  # under which a registry has it
         self.owned = owned  # made by userstream, so the driver's stream goes with it
-        self.anywhere = int(self.handle) not in (_driver.streams.LEGACY, _driver.streams.PER_THREAD)
+        self.taken = _driver.fused.taken(handle)
+        self.anywhere = int(handle) not in (_driver.streams.LEGACY, _driver.streams.PER_THREAD)
         self.part: Part | None = None
         self.pool = events.pool_of(context)
         self.stream_id: int | None = None  # asked for once
@@ -207,7 +213,7 @@ class Lane:
 
     def close(self) -> None:
         """Let go of the stream: the driver destroys it if userstream made it."""
-        self.handle = self._owner = None
+        self.handle, self.taken, self._owner = None, 0, None
         if self._core is not None:
             self._core.close()
 
@@ -215,12 +221,13 @@ class Lane:
 
     def is_idle(self) -> bool:
         """Return whether all work queued here has completed; refuse a captured stream."""
-        handle = self.handle
-        if handle is None or _process.halted:
-            handle = self.live()
-        if self.anywhere:
-            return _driver.fused.stream_is_idle(handle, self)
-        return self.within(_driver.fused.stream_is_idle, handle, self)
+        taken = self.taken
+        if not taken or _process.halted:
+            self.live()
+        if not self.anywhere:
+            return self.within(_driver.fused.stream_is_idle, taken, self)
+        answer = _driver.fused.query(taken)  # 0 where `wait` has nothing to wait for
+        return not answer or _driver.fused.stream_is_idle(taken, self, answer)
 
     def completion(self) -> events.Completion:
         """Record the point that the stream has reached, to be polled."""
@@ -271,14 +278,13 @@ def usual_edge(source: Lane, destination: Lane) -> events.Event | None:
     Otherwise, or if no event is there yet, do nothing and return None. The caller has to give the
     event back to its pool.
     """
-    current: driver.CUcontext | int = 0  # what has to be that, for a default stream
-    if not source.anywhere:
-        if not destination.anywhere and destination.context is not source.context:
+    inside = 0 if source.anywhere else source.home  # what has to be current, for a default stream
+    if not destination.anywhere:
+        if inside and inside != destination.home:
             return None
-        current = source.context
-    elif not destination.anywhere:
-        current = destination.context
-    one, other = source.handle or source.live(), destination.handle or destination.live()
+        inside = destination.home
+    # Read once, as another thread may close one: 0 means the legacy stream to the driver.
+    one, other = source.taken or source.live(), destination.taken or destination.live()
     pool = source.pool
     if pool.abandoned:  # `record` looks whether one of them is done
         return None
@@ -288,9 +294,9 @@ def usual_edge(source: Lane, destination: Lane) -> events.Event | None:
         return None
     edge = _driver.fused.edge
     if edge is None:
-        result = _edge(source, destination, event, current)
+        result = _edge(source, destination, event, inside)
     else:
-        result = edge(one, other, event.handle, current)
+        result = edge(one, other, event.taken, inside)
     if not result:
         return event
     pool.give_back(event)
@@ -300,11 +306,11 @@ def usual_edge(source: Lane, destination: Lane) -> events.Event | None:
 
 
 def _edge(
-    source: Lane, destination: Lane, event: events.Event, current: driver.CUcontext | int
+    source: Lane, destination: Lane, event: events.Event, inside: driver.CUcontext | int
 ) -> int:
     """As `_driver.fused.edge`, by cuda.core, which takes half the time of the bindings."""
-    if (current and not _driver.contexts.is_current(current)) or not _driver.fused.are_free(
-        source.handle, destination.handle
+    if (inside and not _driver.contexts.is_current(inside)) or not _driver.fused.are_free(
+        source.taken, destination.taken
     ):
         return _driver.fused.CAPTURED
     function, lane = "cuEventRecord", source
