@@ -1290,6 +1290,19 @@ def test_a_block_that_is_left_in_the_middle_ends_there(memory: int, producer: us
     assert not holding.in_use
 
 
+def test_what_is_held_is_no_orphan(memory: int) -> None:
+    """Each would be looked at once more, by the next wait or the watcher."""
+    stream, buffer = us.get_stream(0), array(memory, None)
+    holding.sweep()
+    with testing.latch(stream):
+        for more in ({}, {"keep": False}):
+            with us.borrow(buffer, **more):
+                pass
+        us.release(buffer)
+        assert not holding.orphans
+        assert not holding.in_use
+
+
 @pytest.mark.simulated
 def test_an_end_that_was_prevented_and_fails_is_tried_again(
     memory: int, producer: us.Stream

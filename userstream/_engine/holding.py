@@ -6,12 +6,11 @@ They are released by later calls, by waits and by the watcher; never by a driver
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, TypeAlias
 
 from userstream import _driver, _process
 from userstream._engine import events, watcher
@@ -29,6 +28,7 @@ in_use: dict[int, object] = {}
 
 # What is in use, and whose `Use` has gone. Garbage collection may fill it between any two lines.
 orphans: deque[_Ticket] = deque()
+_orphaned = orphans.append
 
 
 class Use:
@@ -43,19 +43,21 @@ class Use:
 
     def __init__(self, lane: Lane, *objects: object) -> None:
         # The callback is C, so no signal comes in its middle; a destructor may do no more.
-        self.ticket = ticket = _Ticket(self, orphans.append)
+        self.ticket = ticket = _Ticket(self, _orphaned)
         ticket.lane, ticket.objects, ticket.order = lane, objects, None
         ticket.thread = 0 if lane.anywhere else threading.get_ident()
         in_use[id(ticket)] = ticket
 
     def end(self) -> None:
-        """Release the objects: the work is over, or was never queued."""
-        let_go(self.ticket)
-        self.ticket = _ENDED  # the callback goes with the ticket
+        """Release the objects: they are held, or the work is over, or was never queued."""
+        ticket, self.ticket = self.ticket, _ENDED
+        in_use.pop(id(ticket), None)
+        # The callback goes with the ticket.
 
     def hold(self) -> None:
         """Hold the objects until the stream has done what is queued on it now."""
         keep(self.ticket.lane, self.ticket)
+        self.end()
 
     def hold_after_error(self) -> None:
         """As `hold`, unless this has ended; if that fails as well, `hold_later`."""
@@ -73,7 +75,7 @@ class Use:
 
 
 class _Ticket(weakref.ref[Use]):
-    """What a `Use` is about. It is what is in use, and what is held."""
+    """What a `Use` is about. It is what is in use; its objects are what is held."""
 
     __slots__ = ("lane", "objects", "order", "thread")
 
@@ -149,17 +151,8 @@ _SWEEP_SECONDS = 200e-6  # at most so often for each stream: asking an event tak
 _IDLE_LOOKS = 20  # of the watcher, before it is told to look no more: beginning again costs more
 
 
-class _Held(NamedTuple):
-    event: Event
-    began: float  # before the event was recorded
-    ended: float  # after that
-    objects: object
-
-
-# Makes one, at half the cost of the function in Python that `_Held` is.
-_held = cast(
-    "Callable[[tuple[Event, float, float, object]], _Held]", functools.partial(tuple.__new__, _Held)
-)
+# An event, the times before and after it was recorded, and the objects.
+_Held: TypeAlias = "tuple[Event, float, float, object]"
 
 
 class _Queue:
@@ -182,7 +175,7 @@ class _Queue:
 
     def add(self, event: Event, began: float, objects: object) -> None:
         now = time.monotonic()
-        self._held.append(_held((event, began, now, objects)))
+        self._held.append((event, began, now, objects))
         if now - self._swept > _SWEEP_SECONDS:
             self._swept = now
             self.sweep()
@@ -202,23 +195,25 @@ class _Queue:
                 self._take_passed(passed)
             finally:
                 self._sweeping = False
-        for held in passed:
-            self._pool.give_back(held.event)
+        for event, *_ in passed:
+            self._pool.give_back(event)
         # The objects go when `passed` does, outside of the lock.
 
     def _take_passed(self, passed: list[_Held]) -> None:
-        newest = self._held[-1] if self._in_order and self._held else None
-        if newest is not None and len(self._held) > 1 and _is_passed(newest):
-            # So are all whose events were recorded before it; of some the order is not known.
-            while self._held[0] is not newest and self._held[0].ended < newest.began:
-                passed.append(self._held.popleft())
-        while self._held and _is_passed(self._held[0]):
-            passed.append(self._held.popleft())
+        held = self._held
+        if self._in_order and len(held) > 1:
+            newest, began, *_ = last = held[-1]
+            if _is_passed(newest):
+                # So are all that were recorded before it; of some the order is not known.
+                while (first := held[0]) is not last and first[2] < began:
+                    passed.append(held.popleft())
+        while held and _is_passed(held[0][0]):
+            passed.append(held.popleft())
 
 
-def _is_passed(held: _Held) -> bool:
+def _is_passed(event: Event) -> bool:
     try:
-        return events.is_done(held.event, None)
+        return events.is_done(event, None)
     except DriverError as error:  # else to be asked again
         return _driver.status.ended_context(error)
     except CaptureError:  # one began just before the event was recorded: a later event will tell
@@ -257,7 +252,8 @@ def hold(lane: Lane, event: Event, began: float, objects: object) -> None:
     queue = lane.held
     if queue is None:
         queue = lane.held = _Queue(lane.pool, in_order=lane.anywhere)
-    queue.add(event, began, objects)
+    # Not the ticket itself, which would be an orphan as soon as its `Use` goes.
+    queue.add(event, began, objects.objects if type(objects) is _Ticket else objects)
     if queue not in queues or not _watched:
         with _lock:
             queues.add(queue)

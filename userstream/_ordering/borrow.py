@@ -57,7 +57,9 @@ class Borrow:
         self._order = order
         self._asked = asked  # the buffers, who uses them, who produces them, and a name
         self._keep = keep
-        self._activate = activate if isinstance(activate, (bool, str)) else _names(activate)
+        self._activate = (
+            activate if activate is False or isinstance(activate, (bool, str)) else _names(activate)
+        )
         self._ordering: Ordering | None = None
         self._use: holding.Use | None = None
         self._activation: Activation[Stream] | None = None
@@ -89,7 +91,8 @@ class Borrow:
             raise RuntimeError("this borrow has not ended yet; call borrow() for another one")
         activation = None
         if self._activate is False:
-            ordering = self._order(*self._asked)
+            buffers, stream, producer, name = self._asked  # quicker than a star
+            ordering = self._order(buffers, stream, producer, name)
         else:  # what may be refused comes first
             frameworks = _frameworks(self._activate, self._asked[0])
             ordering = self._order(*self._asked)
@@ -142,7 +145,9 @@ class Borrow:
                 failures.append(failure)
                 if self._keep:
                     use.hold_later()
-            if not self._keep:
+                else:
+                    use.end()
+            else:
                 use.end()
         if failures:
             _cleanup.report(failures, error)
