@@ -142,7 +142,9 @@ class Ordering:
                     failures.append(failure)
             wait_on_host = self._let_devices_wait(event, failures) or wait_on_host
         # What is captured never completes: the graph needs the buffers as long as it lives.
-        if objects is None or capture != _driver.streams.NOT_CAPTURING:
+        if objects is None:
+            lane.pool.give_back(event)
+        elif capture != _driver.streams.NOT_CAPTURING:
             lane.pool.give_back(event)
             holding.let_go(objects)
         else:
@@ -232,8 +234,11 @@ def usual_lanes(
     """
     if not buffers or settings.SYNC or settings.BY_DEVICE:
         return None
-    kind = _buffers.learned.get(type(buffers[0]))
-    if kind is None or not kind.is_single:
+    try:
+        kind = _buffers.learned[type(buffers[0])]
+    except KeyError:
+        return None
+    if not kind.is_single:
         return None
     source: Lane | None = None
     owner: object = producer
@@ -245,10 +250,11 @@ def usual_lanes(
     elif not kind.is_usual or framework is None:
         return _named_lanes(kind, buffers, user_streams) if kind.is_named else None
     device = kind.locate(buffers[0])
-    if len(buffers) > 1:
-        for buffer in buffers:
-            if _buffers.learned.get(type(buffer)) is not kind or kind.locate(buffer) != device:
-                return None
+    if len(buffers) > 1 and not all(
+        _buffers.learned.get(type(buffer)) is kind and kind.locate(buffer) == device
+        for buffer in buffers
+    ):
+        return None
     consumer = user_streams.get(device)
     if consumer is None or consumer._lane is None:
         return None
