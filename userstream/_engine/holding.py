@@ -158,27 +158,20 @@ _Held: TypeAlias = "tuple[Event, float, float, object]"
 class _Queue:
     """The objects held for a stream. Thread-safe."""
 
-    __slots__ = ("__weakref__", "_held", "_in_order", "_lock", "_pool", "_sweeping", "_swept")
+    __slots__ = ("__weakref__", "_in_order", "_lock", "_pool", "_sweeping", "held", "swept")
 
     def __init__(self, pool: events.EventPool, *, in_order: bool) -> None:
         self._pool = pool
         self._in_order = in_order  # whether it is one stream, which passes its events in order
-        self._held: deque[_Held] = deque()
+        self.held: deque[_Held] = deque()
         # Reentrant: the garbage collector may run anybody's destructor in the middle of a sweep.
         self._lock = threading.RLock()
         self._sweeping = False
-        self._swept = 0.0
+        self.swept = 0.0
         _process.leak_at_end(self)
 
     def __len__(self) -> int:
-        return len(self._held)
-
-    def add(self, event: Event, began: float, objects: object) -> None:
-        now = time.monotonic()
-        self._held.append((event, began, now, objects))
-        if now - self._swept > _SWEEP_SECONDS:
-            self._swept = now
-            self.sweep()
+        return len(self.held)
 
     def sweep(self) -> None:
         """Release what the stream has passed."""
@@ -200,7 +193,7 @@ class _Queue:
         # The objects go when `passed` does, outside of the lock.
 
     def _take_passed(self, passed: list[_Held]) -> None:
-        held = self._held
+        held = self.held
         if self._in_order and len(held) > 1:
             newest, began, *_ = last = held[-1]
             if _is_passed(newest):
@@ -252,8 +245,13 @@ def hold(lane: Lane, event: Event, began: float, objects: object) -> None:
     queue = lane.held
     if queue is None:
         queue = lane.held = _Queue(lane.pool, in_order=lane.anywhere)
+    now = time.monotonic()
     # Not the ticket itself, which would be an orphan as soon as its `Use` goes.
-    queue.add(event, began, objects.objects if type(objects) is _Ticket else objects)
+    held = objects.objects if type(objects) is _Ticket else objects
+    queue.held.append((event, began, now, held))
+    if now - queue.swept > _SWEEP_SECONDS:
+        queue.swept = now
+        queue.sweep()
     if queue not in queues or not _watched:
         with _lock:
             queues.add(queue)
