@@ -344,10 +344,10 @@ class InvalidDeviceError(UserStreamError, ValueError):
 
 
 class UnknownProducerError(UserStreamError, ValueError):
-    """Nothing tells which stream works on a buffer; pass ``producer=``.
+    """The producer of a buffer is unknown; pass ``producer=``.
 
-    Raised where such buffers are not ordered with everything on their device: because
-    `UserStream.unknown` is ``"raise"``, or with a driver older than CUDA 12.5.
+    Raised if such buffers are not ordered with everything on their device: because
+    `UserStream.unknown` is ``"raise"``, or because the driver is older than CUDA 12.5.
 
     Examples
     --------

@@ -134,8 +134,8 @@ class Completion(Future[T]):
     """A future for work that is queued on the GPU: what `completion` and `asnumpy_async` return.
 
     It is a `concurrent.futures.Future`, and in a coroutine it can be awaited, by any number of
-    tasks. Cancelling it ends the watching only: the work continues, and so does every other wait
-    for it. Nothing that the work uses is freed before its end, also if the completion is cancelled
+    tasks. Cancelling it only ends the watching: the work continues, and so does every other wait
+    for it. Nothing that the work uses is freed before it ends, even if the completion is cancelled
     or dropped.
 
     Notes
@@ -176,12 +176,12 @@ class Completion(Future[T]):
         Returns
         -------
         object
-            Of `asnumpy_async` the array, or what holds several; of `completion` None.
+            For `asnumpy_async`, the array or the container of arrays; for `completion`, None.
 
         Raises
         ------
         WaitTimeout
-            The work is not done. Nothing was cancelled; you can wait again.
+            The work did not complete in time. Nothing was cancelled; you can wait again.
         concurrent.futures.CancelledError
             The completion was cancelled.
         DriverError, WaitErrors
@@ -202,7 +202,7 @@ class Completion(Future[T]):
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the work, and return the error of the GPU, if there was one.
+        """Wait for the work, and return the GPU's error, if there was one.
 
         Parameters
         ----------
@@ -217,7 +217,7 @@ class Completion(Future[T]):
         Raises
         ------
         WaitTimeout
-            The work is not done. Nothing was cancelled; you can wait again.
+            The work did not complete in time. Nothing was cancelled; you can wait again.
         concurrent.futures.CancelledError
             The completion was cancelled.
         RuntimeError
@@ -233,13 +233,13 @@ class Completion(Future[T]):
         return super().exception(0)
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
-        """Call a function when the work is done, has failed, or is not watched any more.
+        """Call a function when the work is done, has failed, or is no longer watched.
 
         Parameters
         ----------
         fn : callable
-            Called as ``fn(future)``, on a thread of userstream, or at once if the future is done.
-            What it raises on that thread, be it `SystemExit`, is logged.
+            Called as ``fn(future)``, on a thread of userstream, or immediately if the future is
+            done. Exceptions that it raises on that thread, including `SystemExit`, are logged.
 
         Examples
         --------

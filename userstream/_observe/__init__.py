@@ -36,42 +36,43 @@ def observe(
 ) -> Observation:
     """Watch every stream of the process, whichever library uses it: a context manager.
 
-    Races are pairs of operations that touch the same memory, at least one of which writes, and that
-    no event, wait or other order of CUDA puts one behind the other, whether or not it went wrong
-    this time. Nothing in the program changes, and no call waits for the analysis, which is a thread
-    of its own. One observation at a time watches a process.
+    A race is a pair of operations on the same memory, at least one of which writes, that no event,
+    wait or other mechanism of CUDA orders, whether or not anything went wrong this time. The
+    program's behavior does not change, and no call waits for the analysis, which runs on a thread
+    of its own. A process has at most one observation at a time.
 
     Parameters
     ----------
     possible : bool, default False
-        Whether `Observation.races` has those too that something unseen may put in order: a host
-        function, a future, or a kernel of which it is not known what it writes.
+        Whether `Observation.races` includes operations that something unobserved may order (a host
+        function, a future), and kernels whose writes are unknown.
     suppress : path or iterable of str
         A file of suppressions, or its lines: ``race=... first=... second=...``, as reports print
         them; ``*`` and ``?`` stand for anything.
     stall : float, default 1e-4
-        How many seconds a call takes at least to count as a stall.
+        The shortest call, in seconds, that counts as a stall.
     threads : {"shared", "strict"}, default "shared"
-        Queues, locks and joins, by which threads of the host tell one another what has completed,
-        cannot be seen. ``"shared"`` takes it that every thread knows what any of them has waited
-        for. ``"strict"`` takes it that a thread knows only what it has waited for itself, or what
-        was known when it made its first call: that finds the race of two threads of which one has
-        waited and never told the other, and also reports those that are ordered by a queue.
+        Queues, locks and joins, through which host threads learn from each other what has
+        completed, cannot be observed. ``"shared"`` assumes that every thread knows what any of them
+        has waited for. ``"strict"`` assumes that a thread knows only what it has waited for itself,
+        and what was known when it made its first call: this finds the race between a thread that
+        has waited and another that was never told, but also reports threads that a queue does
+        order.
     timeline : int, default 20_000
-        How many operations the page of `Observation.save` shows at most: the newest.
+        The largest number of operations on the page of `Observation.save`: the newest.
 
     Returns
     -------
     Observation
-        Entered, it watches until the end of its block.
+        A context manager, which watches until the end of its block.
 
     Raises
     ------
     NotSupportedError
-        On a GPU without CUPTI, or while another tool uses it; without a C compiler, with which the
-        logger is made at its first use.
+        On a GPU, CUPTI is missing or in use by another tool; or there is no C compiler, which
+        builds the logger on first use.
     RuntimeError
-        The process is observed already.
+        The process is already being observed.
 
     Examples
     --------

@@ -48,7 +48,7 @@ class Operation:
     line : FrameSummary or None
         The line of the program that made it.
     stack : tuple of FrameSummary
-        All of its frames, the innermost last.
+        Its call stack, innermost frame last.
 
     Examples
     --------
@@ -72,12 +72,12 @@ class Operation:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON takes it.
+        """Return it as JSON-serializable data.
 
         Returns
         -------
         dict
-            Of numbers, texts, lists and dictionaries.
+            Made of numbers, strings, lists and dictionaries.
 
         Examples
         --------
@@ -91,7 +91,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Race:
-    """Two operations on the same memory that nothing puts in order.
+    """Two operations on the same memory that nothing orders.
 
     Attributes
     ----------
@@ -110,10 +110,10 @@ class Race:
     ordered_until : Operation or None
         The last operation on the stream of ``first`` that ``second`` is ordered after.
     possible : bool
-        Whether it may be none: something that cannot be seen may put the two in order, or it is
-        only assumed what a kernel does.
+        Whether it may be no race: something that cannot be observed may order the two, or what a
+        kernel does is only assumed.
     count : int
-        How often it was seen between these two lines.
+        How often it was found between these two lines.
     advice : str
         What to do.
 
@@ -140,7 +140,7 @@ class Race:
 
     @property
     def key(self) -> str:
-        """The line that suppresses it: what stays the same from run to run.
+        """The line that suppresses it, which is the same in every run.
 
         Examples
         --------
@@ -171,12 +171,12 @@ class Race:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON takes it.
+        """Return it as JSON-serializable data.
 
         Returns
         -------
         dict
-            Of numbers, texts, lists and dictionaries.
+            Made of numbers, strings, lists and dictionaries.
 
         Examples
         --------
@@ -206,11 +206,11 @@ class Stall:
     name : str
         The driver call.
     seconds : float
-        How long all of them took, from this line.
+        Total duration of these calls from this line.
     longest : float
-        How long one of them took at most.
+        Duration of the longest of them.
     count : int
-        How many there were.
+        Number of calls.
     stream : str or None
         The stream, if the call names one.
     thread : str
@@ -218,7 +218,7 @@ class Stall:
     line : FrameSummary or None
         The line of the program that made them.
     stack : tuple of FrameSummary
-        All frames of the first one, the innermost last.
+        The call stack of the first one, innermost frame last.
 
     Examples
     --------
@@ -241,12 +241,12 @@ class Stall:
         return f"{self.seconds * 1e3:.3f} ms in {self.name} ({times}{_where(self.line)})"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON takes it.
+        """Return it as JSON-serializable data.
 
         Returns
         -------
         dict
-            Of numbers, texts, lists and dictionaries.
+            Made of numbers, strings, lists and dictionaries.
 
         Examples
         --------

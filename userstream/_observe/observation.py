@@ -53,15 +53,15 @@ class Observation:
     Parameters
     ----------
     possible : bool
-        Whether `races` has the possible ones as well.
+        Whether `races` includes possible races.
     suppress : path or iterable of str
         Which races are not reported.
     stall : float
-        How many seconds a call takes at least to count as a stall.
+        The shortest call, in seconds, that counts as a stall.
     threads : {"shared", "strict"}
-        Whether all threads of the host know what one of them has waited for.
+        Whether every host thread knows what any of them has waited for.
     timeline : int
-        How many operations the page of `save` shows at most.
+        The largest number of operations on the page of `save`.
 
     Examples
     --------
@@ -154,7 +154,7 @@ class Observation:
         self.stop()
 
     def stop(self) -> None:
-        """Watch no longer; what was found stays.
+        """Stop watching; the findings are kept.
 
         Examples
         --------
@@ -232,7 +232,7 @@ class Observation:
 
     @property
     def races(self) -> tuple[Race, ...]:
-        """The races until now, one for each pair of lines.
+        """The races found so far, one for each pair of lines.
 
         Examples
         --------
@@ -245,7 +245,7 @@ class Observation:
 
     @property
     def stalls(self) -> tuple[Stall, ...]:
-        """The calls in which the host waited or was held up, the longest first.
+        """The calls in which the host waited or was held up, longest first.
 
         Examples
         --------
@@ -258,7 +258,7 @@ class Observation:
 
     @property
     def not_seen(self) -> tuple[str, ...]:
-        """What could not be followed, in words.
+        """What could not be observed, as sentences.
 
         Examples
         --------
@@ -283,7 +283,7 @@ class Observation:
         Raises
         ------
         RaceError
-            There are.
+            There are races.
 
         Examples
         --------
@@ -320,12 +320,12 @@ class Observation:
         return f"<userstream.Observation: {state}>"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON takes it.
+        """Return all findings as JSON-serializable data.
 
         Returns
         -------
         dict
-            Of numbers, texts, lists and dictionaries.
+            Made of numbers, strings, lists and dictionaries.
 
         Examples
         --------
@@ -351,20 +351,20 @@ class Observation:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as a page (``.html``), or as data (``.json``: what `as_dict` returns).
+        """Save the findings as a page (``.html``) or as data (``.json``: what `as_dict` returns).
 
-        The page is one file, which loads nothing from elsewhere. It shows the newest operations,
-        as many as ``observe(timeline=)`` keeps, in rows of their streams and threads.
+        The page is one self-contained file. It shows the newest operations, up to
+        ``observe(timeline=)``, in one row per stream and thread.
 
         Parameters
         ----------
         path : str or path
-            The file; one that exists is replaced.
+            The file; an existing one is replaced.
 
         Raises
         ------
         ValueError
-            The name ends otherwise.
+            The name has another suffix.
 
         Examples
         --------

@@ -112,8 +112,8 @@ class Stream(CoreStream):
         Returns
         -------
         Stream
-            A stream in the device's primary context, or in a green context of that with *sms*.
-            ``with Stream.create() as s:`` closes it.
+            A stream in the device's primary context or, with *sms*, in a green context of the
+            device. ``with Stream.create() as s:`` closes it.
 
         Raises
         ------
@@ -421,7 +421,7 @@ class Stream(CoreStream):
     def sms(self) -> int | None:
         """How many multiprocessors (SMs) its work may use, if it was created with ``sms=``.
 
-        `None` for any other stream; ``resources`` tells the SMs of every stream.
+        `None` for any other stream; ``resources`` reports the SMs of any stream.
 
         Examples
         --------
@@ -440,7 +440,7 @@ class Stream(CoreStream):
 
         Known from its creation, so it can be read during a capture. If other code created the
         stream, the driver is asked (``cuStreamGetFlags``), which raises `CaptureError` while the
-        stream is being captured, because the question would invalidate the capture.
+        stream is being captured, because the query would invalidate the capture.
 
         Examples
         --------
@@ -636,9 +636,9 @@ class Stream(CoreStream):
         Notes
         -----
         As always in CUDA, waiting for an event that was recorded in a capture makes this stream
-        join that capture; a shared user stream joins with everybody's work. The driver cannot tell
-        beforehand. Thread-safe. Does not block. Driver call: ``cuStreamWaitEvent``. After
-        baracuda's ``wait_event``.
+        join that capture; a shared user stream joins it with the work of all its users. The driver
+        cannot tell beforehand. Thread-safe. Does not block. Driver call: ``cuStreamWaitEvent``.
+        After baracuda's ``wait_event``.
 
         Examples
         --------
@@ -696,8 +696,8 @@ class Stream(CoreStream):
         ----------
         *frameworks : str
             ``"torch"``, ``"cupy"``, ``"dali"`` (DALI's dynamic mode), ``"tvm_ffi"``, ``"cvcuda"``
-            or ``"warp"``; by default those of them that are imported, without Warp. That needs a
-            blocking stream, ``Stream.create(nonblocking=False)``, and sets it for all threads.
+            or ``"warp"``; by default all of these that are imported, except Warp, which needs a
+            blocking stream (``Stream.create(nonblocking=False)``) and sets it for all threads.
             Other frameworks have no current stream to set: pass the stream to their functions.
 
         Returns
@@ -936,7 +936,7 @@ class Stream(CoreStream):
         ----------
         mode : {"global", "thread_local", "relaxed"}
             Whose captures prohibit potentially unsafe calls of this thread: its own and the global
-            ones of other threads (CUDA's default), its own, or nobody's. In a ``"relaxed"`` block,
+            ones of other threads (CUDA's default), only its own, or none. In a ``"relaxed"`` block,
             a query cannot invalidate the capture of another stream.
 
         Returns
@@ -996,9 +996,9 @@ class Stream(CoreStream):
 
         Notes
         -----
-        The results of earlier work on the stream are visible before the value is. The call orders
-        and keeps alive nothing: the memory must stay valid until the write has happened. During
-        capture, it becomes a graph node. Thread-safe. Does not block. Driver call:
+        The results of earlier work on the stream are visible before the value is. The call
+        establishes no order and keeps nothing alive: the memory must stay valid until the write has
+        happened. During capture, it becomes a graph node. Thread-safe. Does not block. Driver call:
         ``cuStreamWriteValue32``, with its memory barrier. After baracuda's ``write_value_32``.
 
         Examples
@@ -1044,12 +1044,12 @@ class Stream(CoreStream):
 
         Notes
         -----
-        Does not block the host. If the value is never written, the stream is held indefinitely,
-        and so is everything that waits for the device: freeing memory (other than a pool's),
+        Does not block the host. If the value is never written, the stream is held indefinitely, and
+        so is everything that waits for the device: freeing memory (other than a pool's),
         `wait_for_device`, and loading a module, as a kernel's first launch does. `close` returns,
-        but the driver keeps the stream. The call orders and keeps alive nothing. During capture,
-        it becomes a graph node. Thread-safe. Driver call: ``cuStreamWaitValue32``. After
-        baracuda's ``wait_value_32``.
+        but the driver keeps the stream. The call establishes no order and keeps nothing alive.
+        During capture, it becomes a graph node. Thread-safe. Driver call: ``cuStreamWaitValue32``.
+        After baracuda's ``wait_value_32``.
 
         Examples
         --------
@@ -1455,11 +1455,11 @@ class Stream(CoreStream):
         for the GPU: userstream's waits raise `RuntimeError` there, and a framework's wait for the
         held stream never returns. Whatever waits for the whole device (`wait_for_device`, loading a
         module) also waits for *fn*, and must not hold the GIL while it does. The thread's current
-        device is what an earlier function made it: set the one that you need.
+        device is the one that an earlier function has set: set the one that you need.
 
         Exceptions of *fn* go to `sys.unraisablehook`, and the stream continues. After a GPU error
-        *fn* is not called, as with the driver; use `add_callback` to be told. At interpreter exit,
-        pending functions are dropped. *fn* and its arguments are kept alive until it has run.
+        *fn* is not called, as with the driver; use `add_callback` to be notified. At interpreter
+        exit, pending functions are dropped. *fn* and its arguments are kept alive until it has run.
 
         Does not block. Thread-safe. Driver calls: ``cuEventRecord``, ``cuLaunchHostFunc`` with a
         native function, and ``cuStreamWaitValue32``. After baracuda's ``launch_host_func``.

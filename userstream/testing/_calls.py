@@ -40,8 +40,8 @@ def calls(function: str) -> int: ...
 def calls(function: str | None = None) -> int | dict[str, int]:
     """Count driver calls since the start or the last `reset`.
 
-    All versions of a function (``_v2``) are counted together, and calls that an injection made
-    fail are counted too. Thread-safe; does not block.
+    All versions of a function (``_v2``) are counted together, including calls that an injection
+    made fail. Thread-safe; does not block.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def calls(function: str | None = None) -> int | dict[str, int]:
     Returns
     -------
     int or dict
-        The number of calls; or of each function that was called, by its name.
+        The number of calls; or a dict from the name of each function that was called to its number.
 
     Raises
     ------

@@ -14,10 +14,10 @@ _NOT_FOUND = 500
 
 
 class Condition:
-    """A condition of a graph that a kernel was launched with, on the simulated driver.
+    """A graph condition that was passed to a kernel, on the simulated driver.
 
-    Annotate with it what the kernel takes as a ``cudaGraphConditionalHandle``: cuda.core passes its
-    `GraphCondition <cuda.core.graph.GraphCondition>`. Users do not make one.
+    Annotates a parameter that the kernel takes as a ``cudaGraphConditionalHandle``: cuda.core
+    passes its `GraphCondition <cuda.core.graph.GraphCondition>`. Not created by users.
 
     Attributes
     ----------
@@ -46,22 +46,21 @@ class Condition:
         return f"<userstream.testing.Condition {self._name}: {self.handle:#x}>"
 
     def set(self, value: SupportsIndex | np.bool_) -> None:
-        """Give the condition a value, as ``cudaGraphSetConditional`` does in a kernel.
+        """Set the value, as ``cudaGraphSetConditional`` does in a kernel.
 
-        The nodes of the running graph that have this condition go by it from now on.
+        From now on it decides for the nodes of the running graph that have this condition.
 
         Parameters
         ----------
         value : int or bool
-            What "if" and "while" take as true unless it is 0, or the case of a "switch".
+            For "if" and "while", true unless it is 0; for "switch", the number of the case.
 
         Raises
         ------
         ValueError, TypeError
-            For a value that is not an unsigned 32-bit integer.
+            *value* is not an unsigned 32-bit integer.
         RuntimeError
-            When the kernel is not part of a graph that has the condition, or its function has
-            returned before.
+            The kernel is not part of a graph that has the condition, or its function has returned.
 
         Examples
         --------

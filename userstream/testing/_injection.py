@@ -26,7 +26,7 @@ OPERATIONS = {
 
 
 class UnusedInjection(AssertionError):
-    """An injection that never fired: the test has not tested what it says.
+    """An injection that never fired: the test did not test what it claims to.
 
     `inject` raises it at the end of its ``with`` block. The message names the driver functions that
     were called instead.
@@ -47,11 +47,11 @@ class UnusedInjection(AssertionError):
 class inject:  # noqa: N801 - used like a function
     """Make the next calls of driver functions fail with a given result.
 
-    Say which by the name of a function, or by what it does: ``inject(allocation=result)`` makes the
-    next allocation fail, whichever function allocates. These calls return the result and do nothing
-    else. An injection lasts until it is used up, until the end of its ``with`` block if it is used
-    as a context manager, or until `reset`. A function can have several injections; the earliest one
-    applies first. Thread-safe; does not block.
+    Select them by the name of a function, or by what they do: ``inject(allocation=result)`` makes
+    the next allocation fail, whichever function allocates. Such a call returns the result and does
+    nothing else. An injection lasts until it is used up, until the end of its ``with`` block if it
+    is used as a context manager, or until `reset`. A function can have several injections; the
+    earliest one applies first. Thread-safe; does not block.
 
     A ``with`` block whose injection never fired fails with `UnusedInjection`, unless another error
     ends it: that gets a note.
@@ -72,9 +72,9 @@ class inject:  # noqa: N801 - used like a function
     strict : bool, default True
         Whether an injection that never fired fails its ``with`` block.
     allocation, copy, fill, launch, stream, event, wait : CUresult or int, optional
-        In the place of a function and a result, the result for: every allocation of memory; every
-        copy; every fill; every launch of a kernel; making a stream; making an event; and every host
-        wait, queries included.
+        Instead of *function* and *result*: the result of memory allocations, copies, fills, kernel
+        launches, the creation of streams or of events, or host waits (including queries), whichever
+        function is called.
 
     Raises
     ------

@@ -57,37 +57,36 @@ _serving = False
 def kernel(name: str) -> Callable[[_Function], _Function]:
     """Let a Python function stand for a kernel on the simulated driver.
 
-    Whoever asks for a kernel of that name gets it, out of whatever image: by
-    `cuda.core.ObjectCode`, which may be one of a single byte, or by the driver's functions. Each
-    launch calls the function once, with ``grid`` and ``block`` (tuples of three), and then with
-    what the kernel was launched with. The annotations say what that is: `Pointer` for a pointer;
-    `Condition` for the condition of a graph; a NumPy type, such as ``np.float32`` or a structured
-    `numpy.dtype`, for what is passed by value.
+    A kernel of that name is found in any image, through `cuda.core.ObjectCode` (a single byte will
+    do) or through the driver's functions. Each launch calls the function once, with ``grid`` and
+    ``block`` (tuples of three), followed by the arguments of the launch. The annotations declare
+    their types: `Pointer` for a pointer; `Condition` for the condition of a graph; a NumPy type,
+    such as ``np.float32`` or a structured `numpy.dtype`, for an argument that is passed by value.
 
-    The function runs in the order of the stream, on a thread of Python. It must not call CUDA. An
-    exception in it is an error of the context, as with a faulty kernel, and its traceback is in the
-    message of the error; an `AssertionError` is ``CUDA_ERROR_ASSERT``.
+    The function runs in stream order, on a Python thread. It must not call CUDA. An exception in it
+    becomes an error of the context, as with a faulty kernel, and its traceback part of the error
+    message; an `AssertionError` becomes ``CUDA_ERROR_ASSERT``.
 
-    Without the simulated driver the decorator does nothing: the same test can run on a GPU.
+    Without the simulated driver the decorator does nothing, so the same test can run on a GPU.
     Thread-safe; does not block.
 
     Parameters
     ----------
     name : str
-        The name under which the program gets the kernel. For a mangled name (C++ without
-        ``extern "C"``) the whole, or the bare name of the function.
+        The name by which the program looks up the kernel. If it is mangled (C++ without
+        ``extern "C"``), either the whole name or the bare name of the function.
 
     Returns
     -------
     callable
-        A decorator, which returns the function as it is.
+        A decorator, which returns the function unchanged.
 
     Raises
     ------
     ValueError
-        When another function of a module stands for the kernel.
+        Another function, defined in a module, already stands for the kernel.
     TypeError
-        When an annotation is missing, or says something that no kernel takes.
+        An annotation is missing, or is not one of these types.
 
     Examples
     --------
@@ -170,25 +169,25 @@ _simulated.when_loaded.append(_driver_is_loaded)
 
 
 def duration(kernel: str | Callable[..., object], seconds: float) -> None:
-    """Let each launch of a kernel take time, on the simulated driver.
+    """Make each launch of a kernel take time, on the simulated driver.
 
-    The time passes before the kernel's function is called: whoever does not wait for the kernel
-    finds the memory as it was. It holds for launches that begin from now on, until `reset`.
-    Launches on several streams take their time side by side. Thread-safe; does not block.
+    The time passes before the kernel's function is called, so code that does not wait for the
+    kernel finds the memory unchanged. Applies to launches that begin from now on, until `reset`.
+    Launches on several streams run concurrently. Thread-safe; does not block.
 
     Parameters
     ----------
     kernel : str or callable
         The name of the kernel, or the function that stands for it.
     seconds : float
-        How long; 0 is as before.
+        How long; 0 restores the default.
 
     Raises
     ------
     RuntimeError
         Without the simulated driver.
     ValueError, TypeError
-        For a kernel that no function stands for, and for what is no time.
+        No function stands for *kernel*, or *seconds* is not a valid time.
 
     Examples
     --------

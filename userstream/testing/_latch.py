@@ -178,8 +178,8 @@ class latch:  # noqa: N801 - used like a function
     def release(self) -> None:
         """Let the stream continue. Does not block and makes no driver call.
 
-        In a forked child it does nothing: the stream is the parent's, and goes on when the parent
-        says so.
+        In a forked child it does nothing: the stream is the parent's, and continues when the parent
+        releases it.
 
         Examples
         --------

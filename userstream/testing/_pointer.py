@@ -68,9 +68,9 @@ class _Bytes:
 
 
 class Pointer:
-    """A pointer that a kernel was launched with, on the simulated driver.
+    """A pointer that was passed to a kernel, on the simulated driver.
 
-    Annotate with it what the kernel takes as a pointer. Users do not make one.
+    Annotates a pointer parameter of the kernel. Not created by users.
 
     Attributes
     ----------
@@ -104,17 +104,17 @@ class Pointer:
         return self.address != 0
 
     def array(self, shape: int | Sequence[int], dtype: DTypeLike) -> np.ndarray[Any, Any]:
-        """View what the pointer points to as an array.
+        """View the memory at the pointer as an array.
 
         Nothing is copied: what is written to the array is written to the memory of the simulated
-        device. All of it has to lie in one allocation that the kernel's device can access; else the
-        launch fails with ``CUDA_ERROR_ILLEGAL_ADDRESS``, or ``CUDA_ERROR_MISALIGNED_ADDRESS``. Use
-        it while the kernel's function runs, and keep no array longer.
+        device. The whole array must lie in one allocation that the kernel's device can access;
+        otherwise the launch fails with ``CUDA_ERROR_ILLEGAL_ADDRESS`` or
+        ``CUDA_ERROR_MISALIGNED_ADDRESS``. The array is valid only while the kernel's function runs.
 
         Parameters
         ----------
         shape : int or sequence of int
-            How many elements, or the shape in C order.
+            The number of elements, or the shape (in C order).
         dtype : dtype-like
             The type of the elements, as `numpy.dtype` takes it.
 
@@ -126,9 +126,9 @@ class Pointer:
         Raises
         ------
         ValueError, TypeError
-            For a shape or a type that makes no sense.
+            *shape* or *dtype* is not valid.
         RuntimeError
-            When the kernel's function has returned before.
+            The kernel's function has returned.
 
         Examples
         --------

@@ -257,7 +257,7 @@ def async_error(stream: object, result: SupportsIndex) -> None:
     ------
     RuntimeError
         Without the simulated driver, or if the stream accepts no work: its handle is unknown, it is
-        being captured, or its context has failed before.
+        being captured, or its context has already failed.
 
     Examples
     --------
