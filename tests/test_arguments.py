@@ -165,6 +165,31 @@ def test_a_name_is_no_target() -> None:
             use("io")
 
 
+def test_what_is_to_be_a_list(memory: int) -> None:
+    """As of ``model.parameters()`` and ``batch.values()``."""
+    buffers = [CAI(memory)]
+    for several in (iter(buffers), {*buffers}, {"x": buffers[0]}.values(), (x for x in buffers)):
+        for use in (us.get_stream, us.wait, us.acquire, us.hold, borrow):
+            with pytest.raises(us.UnsupportedBufferError, match=r"; make a list of it$"):
+                use(several)
+        us.acquire(list(several))
+
+
+def test_what_is_no_buffer(memory: int) -> None:
+    stream = us.get_stream(0)
+    with pytest.raises(
+        us.UnsupportedBufferError, match=r"^buffers\[1\] is 3, .* not a GPU buffer$"
+    ):
+        us.acquire(CAI(memory), 3)  # type: ignore[arg-type]
+    with pytest.raises(
+        us.UnsupportedBufferError, match=r"\['n'\] is 3, .*; sequences and mappings"
+    ):
+        us.acquire({"n": 3})
+    for use in (us.acquire, us.hold, us.hand_over):
+        with pytest.raises(us.UnsupportedBufferError, match=r"is a userstream.Stream, .* stream="):
+            use(stream)
+
+
 def test_an_address_is_no_stream(memory: int) -> None:
     """`Stream.from_handle` takes one, so the message must not come from there."""
     with pytest.raises(us.UnsupportedStreamError, match=r"^stream=: a stream is a CUstream or"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
@@ -73,8 +73,10 @@ def devices_of(target: Any) -> list[int]:
             )
         return devices
     advice = ""
-    if isinstance(target, str) and target.isidentifier():
+    if isinstance(target, str) and target.isidentifier() and target not in ("cpu", "gpu"):
         advice = f"; the user stream of that name is selected by name={target!r}"
+    elif _can_be_a_list(target):
+        advice = "; make a list of it"
     raise UnsupportedBufferError(
         f"{shown(target)} names no device: pass a GPU buffer, a (nested) sequence or mapping of "
         f'them, a device, its ordinal or "cuda:1", or a stream{advice}'
@@ -108,16 +110,29 @@ def views_in(collection: Any, *, named: str = "target") -> Iterator[View]:
     """Yield a look at each of the buffers of a (nested) sequence or mapping."""
     for path, item, kind in _leaves(collection):
         if kind is None:
-            if named == "buffers" and factory.protocol_of(item) is not None:
-                advice = "pass a stream as stream= or producer="
-            elif named == "objects":
-                advice = "pass stream= with objects of other kinds"
-            else:
-                advice = "sequences and mappings hold buffers only"
             raise UnsupportedBufferError(
-                f"{named}{subscripts(path)} is {shown(item)}, which is not a GPU buffer; {advice}"
+                f"{named}{subscripts(path)} is {shown(item)}, which is not a GPU buffer"
+                + _instead(item, named, inside=named == "target" or len(path) > 1)
             )
         yield kind(item)
+
+
+def _instead(item: object, named: str, *, inside: bool) -> str:
+    """Return what to do about what is no buffer, as a message says it."""
+    if named != "target" and factory.protocol_of(item) is not None:
+        return "; pass a stream as stream=" + (" or producer=" if named == "buffers" else "")
+    if _can_be_a_list(item):
+        return "; make a list of it"
+    if named == "objects":
+        return "; pass stream= with objects of other kinds"
+    return "; sequences and mappings hold buffers only" if inside else ""
+
+
+def _can_be_a_list(item: object) -> bool:
+    """Tell whether it yields something, which may be buffers, without being a collection."""
+    return isinstance(item, Iterable) and not isinstance(
+        item, (Sequence, Mapping, bytes, bytearray, memoryview)
+    )
 
 
 def _leaves(
@@ -156,4 +171,5 @@ def shown(obj: object) -> str:
         if len(text) <= 60:
             return text
     name = _buffers.type_name(obj)
-    return f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"
+    vowel = name[0] in "aeiouAEIOU" and not name.startswith("userstream.")
+    return f"an {name}" if vowel else f"a {name}"
