@@ -49,7 +49,7 @@ def test_torch(torch: types.ModuleType, memory: int) -> None:
     assert resolves(tensor)
     assert us.describe(tensor) == us.BufferInfo(
         device_id=0,
-        device_uuid=_driver.library.device_report(0).uuid,
+        device_uuid=_driver.library.device_uuid(0),
         source="torch.Tensor",
         ordering="current",
         address=memory,

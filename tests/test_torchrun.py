@@ -47,7 +47,7 @@ def torchrun(script: str) -> str:
 
 def test_every_rank_knows_which_one_is_late() -> None:
     said = torchrun("engines/torchrun_deadline.py")
-    uuid = _driver.library.device_report(1).uuid
+    uuid = _driver.library.device_uuid(1)
     for rank in range(2):
         assert re.search(
             rf"rank {rank} knows: rank 1: not done within 0.5 s.*; device 1 is {uuid};", said
