@@ -115,6 +115,7 @@ class Clocks:
         self.kept: Clock = {}  # what userstream itself knows as well, for its own pinned memory
         self._versions = 0
         self._lanes: dict[object, Lane] = {}
+        self._blocking: dict[int, list[Lane]] = {}  # of them, by context
         self._floors: dict[int, _Floor] = {}
         self._events: dict[int, Recorded] = {}
         self._dying: list[Lane] = []
@@ -178,6 +179,8 @@ class Clocks:
         if lane is None:
             lane = self._lanes[key] = self.new_lane(handle, context, kind)
             lane.thread = thread
+            if lane.blocking:
+                self._blocking.setdefault(context, []).append(lane)
         return lane.captured or lane
 
     def new_lane(self, handle: int, context: int, kind: str) -> Lane:
@@ -187,13 +190,22 @@ class Clocks:
 
     def seen_stream(self, handle: int, context: int, *, blocking: bool) -> Lane:
         """Note what a stream is, before anything is done on it."""
+        self._take_out(handle)
         lane = self._lanes[handle] = self.new_lane(handle, context, "stream")
-        lane.blocking = blocking
+        if blocking:
+            lane.blocking = True
+            self._blocking.setdefault(context, []).append(lane)
+        return lane
+
+    def _take_out(self, handle: int) -> Lane | None:
+        lane = self._lanes.pop(handle, None)
+        if lane is not None and lane.blocking:
+            self._blocking[lane.context].remove(lane)
         return lane
 
     def drop_stream(self, handle: int) -> None:
         """Forget a handle, which another stream may get; its work goes on."""
-        lane = self._lanes.pop(handle, None)
+        lane = self._take_out(handle)
         if lane is not None:
             self._dying.append(lane)
             self._dropped += 1
@@ -215,7 +227,7 @@ class Clocks:
         if lane.capture is not None:
             return ()
         if lane.kind == LEGACY:
-            return [each for each in self.lanes_of(lane.context) if each.blocking]
+            return self._blocking.get(lane.context, ())
         if lane.blocking:
             legacy = self._lanes.get((lane.context, LEGACY))
             if legacy is not None:

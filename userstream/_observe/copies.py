@@ -5,10 +5,11 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from userstream._observe.memory import DEVICE, PINNED, UNKNOWN
+from userstream._observe.memory import DEVICE, PINNED, UNKNOWN, Access
 
 if TYPE_CHECKING:
     from userstream._observe.clocks import Lane
+    from userstream._observe.memory import Allocation
     from userstream._observe.pinned import Pinned
     from userstream._observe.records import Call
     from userstream._observe.world import World
@@ -112,29 +113,26 @@ class Copies:
         operation, time = self.world.begin(call, lane)
         if not to or not source or to[0][0] == to[0][1]:
             return False, False
-        name = call.name
-        from_host = "DtoH" not in name and "DtoD" not in name and self._is_pageable(source)
-        to_host = "HtoD" not in name and "DtoD" not in name and self._is_pageable(to)
+        name, find = call.name, self.world.memory.find
+        at_source, at_to = find(source[0][0]), find(to[0][0])  # None: pageable memory of the host
+        from_host = at_source is None and "DtoH" not in name and "DtoD" not in name
+        to_host = at_to is None and "HtoD" not in name and "DtoD" not in name
         if not from_host:
             self.world.touch(lane, time, operation, source, write=False, loose=loose)
         if not to_host:
             self.world.touch(lane, time, operation, to, write=True, loose=loose)
         # From the device to pageable memory it returns "only once the copy has completed", and
         # between two places of the host it is "fully synchronous with respect to the host".
-        if lane.capture is None and (
-            to_host or (self._is_of_host(to) and self._is_of_host(source))
-        ):
-            self.world.clocks.host_knows(lane.clock)
-        if lane.capture is None and not (from_host or to_host):
-            self._pinned.remember(call.number, operation, time, source[0], to[0])
+        if lane.capture is None:
+            if to_host or (_is_of_host(at_to) and _is_of_host(at_source)):
+                self.world.clocks.host_knows(lane.clock)
+            if not (from_host or to_host):
+                for found, ranges, write in ((at_source, source, False), (at_to, to, True)):
+                    if found is not None and found.kind == PINNED:
+                        start, end = ranges[0]
+                        access = Access(start, min(end, found.end), lane, time, operation, write)
+                        self._pinned.remember(call.number, access)
         return from_host, to_host
-
-    def _is_pageable(self, ranges: list[Range]) -> bool:
-        return self.world.memory.find(ranges[0][0]) is None
-
-    def _is_of_host(self, ranges: list[Range]) -> bool:
-        found = self.world.memory.find(ranges[0][0])
-        return found is None or found.kind == PINNED
 
     def _after_copy_now(self, call: Call, lane: Lane, to: list[Range], source: list[Range]) -> None:
         if call.function.orders_host:
@@ -159,6 +157,10 @@ class Copies:
     def _kind_at(self, address: int) -> int:
         found = self.world.memory.find(address)
         return UNKNOWN if found is None else found.kind
+
+
+def _is_of_host(found: Allocation | None) -> bool:
+    return found is None or found.kind == PINNED
 
 
 def _rows(begin: int, width: int, height: int, pitch: int) -> list[Range]:

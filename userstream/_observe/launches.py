@@ -10,11 +10,13 @@ from userstream._observe.kernel_names import readable
 from userstream._observe.memory import ASSUMED, LEARNED
 
 if TYPE_CHECKING:
+    from userstream._observe.memory import Span
     from userstream._observe.records import Call
     from userstream._observe.world import World
 
 _WORD = struct.Struct("<Q")
 _PAIR = struct.Struct("<QQ")
+_REMEMBERED = 1024  # sets of parameters of a kernel
 
 
 class Launches:
@@ -25,6 +27,8 @@ class Launches:
         self._kernels: dict[int, str] = {}  # their names
         # By kernel, and by offset of the parameter.
         self._writes: defaultdict[int, dict[int, bool]] = defaultdict(dict)
+        # By kernel, and by its parameters: programs launch the same again and again.
+        self._touches: defaultdict[int, dict[bytes, tuple[Span, ...]]] = defaultdict(dict)
 
     def seen_kernel(self, call: Call) -> None:
         (kernel,) = call.words
@@ -34,6 +38,7 @@ class Launches:
         kernel, offset, wrote, final = call.words
         if wrote or final:
             self._writes[kernel][offset] = bool(wrote)
+            self._touches[kernel].clear()
 
     def launch(self, call: Call) -> None:
         kernel = call.words[call.function.roles["kernel"]]
@@ -43,12 +48,26 @@ class Launches:
         else:
             lane = self.world.lane(call)
         operation, time = self.world.begin(call, lane, self._kernels.get(kernel))
-        writes, declarations = self._writes[kernel], self.world.declarations
-        touches = []
-        for offset, address in _PAIR.iter_unpack(call.fetched[0]):
-            wrote = writes.get(offset)
-            write, known = wrote is not False, ASSUMED if wrote is None else LEARNED
-            if declarations.count:
-                write, known = declarations.judge(operation, address, write, known)
-            touches.append((address, address + 1, write, known))
+        pointers = call.fetched[0]
+        touches = self._touches[kernel].get(pointers)
+        if touches is None:
+            touches = self._touched(kernel, pointers)
+        declarations = self.world.declarations
+        if declarations.count:
+            touches = tuple(
+                (start, end, *declarations.judge(operation, start, write, known))
+                for start, end, write, known in touches
+            )
         self.world.touch_each(lane, time, operation, touches)
+
+    def _touched(self, kernel: int, pointers: bytes) -> tuple[Span, ...]:
+        writes, known = self._writes[kernel], self._touches[kernel]
+        touches = []
+        for offset, address in _PAIR.iter_unpack(pointers):
+            wrote = writes.get(offset)
+            how = ASSUMED if wrote is None else LEARNED
+            touches.append((address, address + 1, wrote is not False, how))
+        if len(known) == _REMEMBERED:
+            known.clear()
+        known[pointers] = found = tuple(touches)
+        return found

@@ -23,6 +23,8 @@ DECLARED = "declared"
 LEARNED = "learned"
 ASSUMED = "assumed"
 
+Span = tuple[int, int, bool, str]  # start, end, whether it writes there, and how that is known
+
 _PAGE = 12  # bits: accesses within a page are found by it, wider ones are looked through
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from userstream._observe.memory import PINNED, Access
+from userstream._observe.memory import PINNED
 from userstream._observe.races import Done, Place, Side
 
 if TYPE_CHECKING:
+    from userstream._observe.memory import Access
     from userstream._observe.records import Call
-    from userstream._observe.world import Range, World
+    from userstream._observe.world import World
 
 _REMEMBERED = 4096  # copies whose end the host does not know
 
@@ -23,18 +24,11 @@ class Pinned:
         self._sources: OrderedDict[int, Access] = OrderedDict()  # by the number of the record
         self._results: OrderedDict[int, Access] = OrderedDict()
 
-    def remember(self, number: int, operation: Done, time: int, source: Range, to: Range) -> None:
-        lane = operation.lane
-        for (start, end), write, where in (
-            (source, False, self._sources),
-            (to, True, self._results),
-        ):
-            found = self.world.memory.find(start)
-            if lane is not None and found is not None and found.kind == PINNED:
-                until = min(end, found.end)
-                where[number] = Access(start, until, lane, time, operation, write)
-                if len(where) > _REMEMBERED:
-                    where.popitem(last=False)
+    def remember(self, number: int, access: Access) -> None:
+        where = self._results if access.write else self._sources
+        where[number] = access
+        if len(where) > _REMEMBERED:
+            where.popitem(last=False)
 
     def source_changed(self, call: Call) -> None:
         access = self._sources.pop(call.words[0], None)

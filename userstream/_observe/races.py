@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from userstream._observe.clocks import Lane
     from userstream._observe.found import Stack
+    from userstream._observe.memory import Span
     from userstream._observe.stacks import Stacks
 
 
@@ -59,8 +60,7 @@ class Done:
         self.entry = -1  # its number in the timeline
         self.waited = False  # the host was held up
         self.after: tuple[int, ...] = ()  # what it waits for, on other streams
-        # Start, end and how of each, one after the other: less for the garbage collector to visit.
-        self.touches: tuple[int, ...] = ()
+        self.touches: tuple[Span, ...] = ()
 
 
 class Side:

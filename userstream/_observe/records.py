@@ -23,7 +23,6 @@ DECLARED_NO_MORE = 0xFFF8
 
 _HEAD = "<IHBBiiQQQQQ"
 _COUNT = 7  # where it says how many words follow
-_WORDS = 11  # which of its parts is the first of them
 _LENGTH = struct.Struct("<Q")
 
 
@@ -51,30 +50,22 @@ class Call:
     name: str
     function: Function
 
-    def __init__(  # noqa: PLR0917 -- made for each call: keywords would take longer
-        self,
-        what: int,
-        leaving: bool,
-        result: int,
-        stack: int,
-        thread: int,
-        began: int,
-        ended: int,
-        context: int,
-        number: int,
-        words: tuple[int, ...],
-        fetched: list[bytes],
-    ) -> None:
-        self.what = what  # the maker's number of the function
-        self.leaving = leaving
-        self.result = result
-        self.stack = stack
-        self.thread = thread
-        self.began = began  # nanoseconds
-        self.ended = ended
-        self.context = context
-        self.number = number
-        self.words = words
+    def __init__(self, parts: tuple[int, ...], fetched: list[bytes]) -> None:
+        (
+            _,
+            self.what,  # the maker's number of the function
+            site,
+            _,
+            self.result,
+            self.stack,
+            self.thread,
+            self.began,  # nanoseconds
+            self.ended,
+            self.context,
+            self.number,
+            *self.words,
+        ) = parts
+        self.leaving = site == 1
         self.fetched = fetched
         self.entry = -1  # in the timeline
 
@@ -85,8 +76,7 @@ def read(chunk: bytes) -> Iterator[Call]:
     while at < until:
         layout = _layout(chunk[at + _COUNT])
         parts = layout.unpack_from(chunk, at)
-        size, function, site, _, result, stack, thread, began, ended, context, number, *_ = parts
-        end = at + size
+        end = at + parts[0]
         at += layout.size
         fetched = []
         while at < end:
@@ -94,19 +84,7 @@ def read(chunk: bytes) -> Iterator[Call]:
             at += 8
             fetched.append(chunk[at : at + length])
             at += length + 7 & ~7
-        yield Call(
-            function,
-            site == 1,
-            result,
-            stack,
-            thread,
-            began,
-            ended,
-            context,
-            number,
-            parts[_WORDS:],
-            fetched,
-        )
+        yield Call(parts, fetched)
 
 
 @functools.cache

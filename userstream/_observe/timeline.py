@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from userstream._observe.memory import ASSUMED
 from userstream._observe.races import Done
 from userstream._observe.stacks import line_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from userstream._observe.clocks import Lane
+    from userstream._observe.memory import Span
     from userstream._observe.records import Call
     from userstream._observe.stacks import Stacks
 
@@ -41,11 +43,11 @@ class Timeline:
             lane.pending = ()
         lane.last = operation.entry
 
-    def touched(self, touches: Iterable[int]) -> None:
-        """Note which bytes the newest operation touches: start, end and how of each."""
+    def touched(self, touches: tuple[Span, ...]) -> None:
+        """Note which bytes the newest operation touches."""
         newest = self._newest
-        if newest is not None:
-            newest.touches = (*newest.touches, *touches)[: 3 * _MOST_TOUCHES]
+        if newest is not None and len(newest.touches) < _MOST_TOUCHES:
+            newest.touches += touches
 
     def must_wait(self, lane: Lane, after: Iterable[int]) -> None:
         """Note what the next operation of a stream waits for."""
@@ -97,7 +99,10 @@ class Timeline:
                     entry.ended - entry.began,
                     entry.waited | _is_captured(entry) << 1,
                     [number - first for number in entry.after if number >= first],
-                    [[start, end - start, how] for start, end, how in _threes(entry.touches)],
+                    [
+                        [start, end - start, _how(known, write=write)]
+                        for start, end, write, known in entry.touches[:_MOST_TOUCHES]
+                    ],
                 ]
             )
         return {
@@ -111,8 +116,8 @@ class Timeline:
         }
 
 
-def _threes(flat: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-    return zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+def _how(known: str, *, write: bool) -> int:
+    return EITHER if known == ASSUMED else WRITE if write else READ
 
 
 def _is_captured(entry: Done) -> bool:

@@ -10,17 +10,17 @@ from userstream._observe.clocks import LEGACY, Clocks, join
 from userstream._observe.declarations import Declarations
 from userstream._observe.memory import ASSUMED, EXACT, PINNED, Access, Allocation, Memory
 from userstream._observe.races import Done, Finds, Place, Side
-from userstream._observe.timeline import EITHER, READ, WRITE, Timeline
+from userstream._observe.timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from userstream._observe.clocks import Clock, Lane
+    from userstream._observe.memory import Span
     from userstream._observe.records import Call
     from userstream._observe.stacks import Stacks
 
 Range = tuple[int, int]
-Touch = tuple[int, int, bool, str]  # start, end, whether it writes there, and how that is known
 
 
 class World:
@@ -71,7 +71,7 @@ class World:
         loose: bool = False,
     ) -> None:
         """Note that an operation touches bytes, all in the same way, and what that races with."""
-        touches = [(start, end, write, known) for start, end in ranges]
+        touches = tuple([(start, end, write, known) for start, end in ranges])
         self.touch_each(lane, time, operation, touches, loose=loose)
 
     def touch_each(
@@ -79,20 +79,20 @@ class World:
         lane: Lane,
         time: int,
         operation: Done,
-        touches: Iterable[Touch],
+        touches: tuple[Span, ...],
         *,
         loose: bool = False,
     ) -> None:
         """Note that an operation touches bytes, and what that races with."""
-        shown: list[int] = []
+        self.timeline.touched(touches)
+        find, capture = self.memory.find, lane.capture
         for start, end, write, known in touches:
-            shown += (start, end, EITHER if known == ASSUMED else WRITE if write else READ)
-            if lane.capture is not None:
+            if capture is not None:
                 access = Access(start, end, lane, time, operation, write, known, loose)
-                for old in lane.capture.touch(access):
+                for old in capture.touch(access):
                     self.report(self.memory.elsewhere, old, access)
                 continue
-            whole = self.memory.find(start)
+            whole = find(start)
             if whole is None or end > whole.end:
                 for part, begin, after in self.memory.parts(start, end):
                     access = Access(begin, after, lane, time, operation, write, known, loose)
@@ -100,7 +100,6 @@ class World:
             elif not whole.touch_again(start, end, lane, time, operation, write, known):
                 access = Access(start, end, lane, time, operation, write, known, loose)
                 self._touch(whole, access)
-        self.timeline.touched(shown)
 
     def _touch(self, allocation: Allocation, access: Access) -> None:
         if allocation.freed is not None:
