@@ -55,9 +55,6 @@ class Access:
         self.held_by = lane.held_by
 
 
-_NOTHING: Clock = {}
-
-
 class Allocation:
     """Memory that was allocated at once: one generation of its addresses."""
 
@@ -76,7 +73,7 @@ class Allocation:
         self._narrow: dict[int, list[Access]] = {}  # by their page
         self._wide: list[Access] = []
 
-    def touch(self, new: Access, kept: Clock = _NOTHING) -> list[Access]:
+    def touch(self, new: Access, kept: Clock | None = None) -> list[Access]:
         """Note an access; return the earlier ones that it is in conflict with, and not ordered.
 
         Ordered is what its stream knows to be over, and what `kept` says.
@@ -85,6 +82,7 @@ class Allocation:
         is ordered behind the later one is ordered behind both.
         """
         conflicts: list[Access] = []
+        kept = {} if kept is None else kept
         page = new.start >> _PAGE
         if self._wide:
             self._wide = _passed(self._wide, new, kept, conflicts)

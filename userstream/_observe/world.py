@@ -105,7 +105,7 @@ class World:
         if allocation.freed is not None:
             self.report_freed(allocation, access)
         # userstream uses pinned memory again once it knows that it may.
-        kept = self.clocks.kept if allocation.kind == PINNED else {}
+        kept = self.clocks.kept if allocation.kind == PINNED else None
         for old in allocation.touch(access, kept):
             self.report(allocation, old, access)
 
