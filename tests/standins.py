@@ -6,6 +6,9 @@ They are for machines without the frameworks; `test_frameworks.py` uses the real
 from __future__ import annotations
 
 import ctypes
+import sys
+import threading
+import time
 import types
 from collections import defaultdict
 from collections.abc import Iterator
@@ -440,3 +443,146 @@ DaliHostTensor = _named("TensorCPU", _BACKEND, object)
 DaliHostList = _named("TensorListCPU", _BACKEND, object)
 DaliDynamic = _named("Tensor", "nvidia.dali.experimental.dynamic._tensor", _DaliDynamic)
 DaliBatch = _named("Batch", "nvidia.dali.experimental.dynamic._batch", _DaliBatch)
+
+
+class CachingAllocator:
+    """Gives blocks of one segment, and a freed one to whoever asks for as much next."""
+
+    def __init__(self, segment: int, size: int) -> None:
+        self.segment, self.size = segment, size
+        self.next = segment
+        self.sizes: dict[int, int] = {}  # of the blocks in use
+        self.free_blocks: list[tuple[int, int]] = []
+
+    def malloc(self, size: int) -> int:
+        size = -(-size // 512) * 512
+        like = [block for block in self.free_blocks if block[0] == size]
+        if like:
+            self.free_blocks.remove(like[0])
+            address = like[0][1]
+        else:
+            address, self.next = self.next, self.next + size
+            assert self.next <= self.segment + self.size
+        self.sizes[address] = size
+        return address
+
+    def free(self, address: int) -> None:
+        self.free_blocks.append((self.sizes.pop(address), address))
+
+
+class TorchMemory(CachingAllocator):
+    """The caching allocator of PyTorch, and its memory history."""
+
+    def __init__(self, module: types.ModuleType, segment: int, size: int) -> None:
+        super().__init__(segment, size)
+        self.history: list[dict[str, Any]] | None = None
+        self.frames: dict[int, list[dict[str, Any]]] = {}
+        self.most = 0
+        self.initialized = True
+        self.snapshots = 0
+        module.cuda.is_initialized = lambda: self.initialized
+        module.cuda.memory = types.SimpleNamespace(
+            _record_memory_history=self.record, _snapshot=self.snapshot
+        )
+        module._C._cuda_isHistoryEnabled = lambda: self.history is not None
+
+    def record(
+        self,
+        enabled: str | None = "all",
+        context: str | None = "all",
+        stacks: str = "all",
+        max_entries: int = 1 << 62,
+    ) -> None:
+        assert self.initialized, "it would initialize CUDA"
+        assert enabled in ("all", None)
+        if enabled is None:
+            self.history = None
+        elif self.history is None:
+            self.history, self.most = [], max_entries
+
+    def malloc(self, size: int) -> int:
+        address = super().malloc(size)
+        if self.history is not None:
+            frame = sys._getframe(1)
+            code = frame.f_code
+            frames = [
+                {"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name},
+                {"filename": "program.py", "line": 1, "name": "<module>"},
+            ]
+            self._add("alloc", address, frames)
+            self.frames[address] = frames
+        return address
+
+    def free(self, address: int) -> None:
+        if self.history is not None:
+            self._add("free_requested", address, [])
+            self._add("free_completed", address, [])
+        self.frames.pop(address, None)
+        super().free(address)
+
+    def _add(self, action: str, address: int, frames: list[dict[str, Any]]) -> None:
+        assert self.history is not None
+        entry = {"action": action, "addr": address, "size": self.sizes[address], "stream": 0}
+        entry["time_us"] = time.time_ns() // 1000
+        self.history.append({**entry, "frames": frames} if frames else entry)
+        del self.history[: -self.most]
+
+    def snapshot(self) -> dict[str, Any]:
+        self.snapshots += 1
+        blocks = [
+            {
+                "address": address,
+                "size": size,
+                "state": "active_allocated",
+                "frames": self.frames.get(address, []),
+            }
+            for address, size in self.sizes.items()
+        ]
+        blocks += [
+            {"address": address, "size": size, "state": "inactive", "frames": []}
+            for size, address in self.free_blocks
+        ]
+        blocks.sort(key=lambda block: block["address"])
+        segment = {"address": self.segment, "total_size": self.size, "blocks": blocks}
+        return {"device_traces": [list(self.history or ())], "segments": [segment]}
+
+
+class CupyMemory(CachingAllocator):
+    """A memory pool of CuPy, and its hooks, which are of a thread."""
+
+    def __init__(self, module: types.ModuleType, segment: int, size: int) -> None:
+        super().__init__(segment, size)
+        local = threading.local()
+
+        def hooks() -> dict[str, Any]:
+            return local.__dict__.setdefault("hooks", {})
+
+        class MemoryHook:
+            name = "MemoryHook"
+
+            def __enter__(self) -> Self:
+                if self.name in hooks():
+                    raise KeyError(f"memory hook {self.name} already exists")
+                hooks()[self.name] = self
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                del hooks()[self.name]
+
+            def malloc_preprocess(self, **_: int) -> None:
+                pass
+
+            def malloc_postprocess(self, **_: int) -> None:
+                pass
+
+        self.hooks = hooks
+        module.cuda.MemoryHook = MemoryHook
+
+    def malloc(self, size: int) -> int:
+        told = {"device_id": 0, "size": size, "mem_size": -(-size // 512) * 512}
+        for hook in self.hooks().values():
+            hook.malloc_preprocess(**told)
+        address = super().malloc(size)
+        for hook in self.hooks().values():
+            hook.malloc_postprocess(**told, mem_ptr=address, pmem_id=id(self))
+        return address

@@ -67,6 +67,23 @@ def test_a_program_with_a_race_exits_with_66(tmp_path: Path, options: tuple[str,
     assert f"{tmp_path}/program.py:10" in done.stderr
 
 
+def test_it_asks_the_allocators_if_told_to(tmp_path: Path) -> None:
+    program = """
+        import sys, time, types
+
+        asked = []
+        torch = sys.modules["torch"] = types.ModuleType("torch")
+        memory = types.SimpleNamespace(_record_memory_history=lambda *how, **_: asked.append(how))
+        torch.cuda = types.SimpleNamespace(is_initialized=lambda: True, memory=memory)
+        torch._C = types.SimpleNamespace(_cuda_isHistoryEnabled=lambda: False)
+        while not asked:
+            time.sleep(0.01)
+        print(asked[0][0])
+    """
+    done = command(tmp_path, program, "--allocations")
+    assert (done.returncode, done.stdout) == (0, "all\n"), done.stderr
+
+
 def test_a_program_without_keeps_its_status(tmp_path: Path) -> None:
     for end, status in (("", 0), ("sys.exit(3)", 3), ("sys.exit('no')", 1), ("sys.exit()", 0)):
         done = command(tmp_path, ordered(end))

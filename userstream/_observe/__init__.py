@@ -8,7 +8,8 @@ From the top: `observation` (what users hold), `engine` (which call is applied b
 subjects `copies`, `allocations`, `pinned`, `order`, `words`, `captures`, `launches`, `contexts`;
 `world` (the state that they share), `declarations`, `clocks`, `memory`, `graphs`, `races`, `own`;
 `stacks`, `found`, `timeline`, `page`, `records`, `logger`, `functions`, `layouts`. `simulated` and
-`cupti` make the records, and `declaring` those of what userstream is told.
+`cupti` make the records, and `declaring` those of what userstream is told. `allocators` asks
+`torch_history` and `cupy_hook` for the `blocks` that races are about.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def observe(
     stall: float = 1e-4,
     threads: Literal["shared", "strict"] = "shared",
     timeline: int = 20_000,
+    allocations: bool = False,
 ) -> Observation:
     """Watch every stream of the process, whichever library uses it: a context manager.
 
@@ -60,6 +62,11 @@ def observe(
         order.
     timeline : int, default 20_000
         The largest number of operations on the page of `Observation.save`: the newest.
+    allocations : bool, default False
+        Whether `Race.allocated` is the line that allocated the tensor or the array, rather than the
+        one for which its framework obtained memory from the driver. PyTorch keeps its memory
+        history meanwhile (`torch.cuda.memory._record_memory_history`, unless it does so already);
+        CuPy is asked by a memory hook of the thread that begins the observation.
 
     Returns
     -------
@@ -82,7 +89,12 @@ def observe(
     >>> seen.check()
     """
     return Observation(
-        possible=possible, suppress=suppress, stall=stall, threads=threads, timeline=timeline
+        possible=possible,
+        suppress=suppress,
+        stall=stall,
+        threads=threads,
+        timeline=timeline,
+        allocations=allocations,
     )
 
 

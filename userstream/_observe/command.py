@@ -13,6 +13,8 @@
     Report also what something unseen may put in order.
 ``--strict-threads``
     As ``observe(threads="strict")``.
+``--allocations``
+    As ``observe(allocations=True)``.
 ``--simulate``
     Run the program on the simulated driver.
 
@@ -85,6 +87,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--strict-threads", action="store_true", help="threads share no knowledge of what is done"
     )
+    parser.add_argument(
+        "--allocations", action="store_true", help="name the lines that allocated tensors"
+    )
     parser.add_argument("--simulate", action="store_true", help="run on the simulated driver")
     parser.add_argument("-m", dest="module", action="store_true", help="the program is a module")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="the program, and its arguments")
@@ -111,6 +116,7 @@ def _observation(options: argparse.Namespace) -> Observation:
             suppress=options.suppress or (),
             threads="strict" if options.strict_threads else "shared",
             timeline=0 if options.html is None else _TIMELINE,
+            allocations=options.allocations,
         )
     except (OSError, ValueError, NotSupportedError) as error:
         _refuse(str(error))

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from traceback import FrameSummary
 from typing import Any
 
+from userstream._observe.stacks import line_of
+
 Stack = tuple[FrameSummary, ...]
 
 
@@ -104,7 +106,11 @@ class Race:
     memory : str
         ``"device"``, ``"pinned"``, ``"managed"`` or ``"unknown"``.
     allocated : tuple of FrameSummary
-        Where it was allocated; empty if that was before the observation.
+        Where it was allocated; empty if that was before the observation. Of a tensor or an array,
+        with ``observe(allocations=True)``, the line that allocated that; else the one for which its
+        framework got memory from the driver, which may be another one.
+    framework : str or None
+        ``"torch"`` or ``"cupy"`` if it is the memory of a tensor or an array, and that was asked.
     first, second : Operation
         The two, in the order in which they were queued.
     ordered_until : Operation or None
@@ -129,6 +135,7 @@ class Race:
     nbytes: int
     memory: str
     allocated: Stack = field(repr=False)
+    framework: str | None
     first: Operation
     second: Operation
     ordered_until: Operation | None
@@ -137,6 +144,7 @@ class Race:
     advice: str
     # Of both in the timeline, the last time that it was seen.
     _entries: tuple[int, int] = field(default=(-1, -1), repr=False, compare=False)
+    _times: tuple[int, int] = field(default=(0, 0), repr=False, compare=False)
 
     @property
     def key(self) -> str:
@@ -163,6 +171,10 @@ class Race:
         if self.count > 1:
             lines[0] += f", {self.count} times"
         lines += [f"  first:  {self.first}", f"  second: {self.second}"]
+        if self.framework is not None:
+            line = line_of(self.allocated)
+            where = "(no line is known)" if line is None else _where(line)
+            lines.append(f"  allocated by {self.framework}: {where}")
         if self.ordered_until is not None:
             lines.append(
                 f"  ordered until: {self.ordered_until.name} at {_where(self.ordered_until.line)}"

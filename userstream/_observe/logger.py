@@ -168,6 +168,11 @@ class Logger:
         size = self._library.logger_read(self._buffer, _CHUNK, ctypes.byref(lost))
         return ctypes.string_at(self._buffer, size), lost.value
 
+    def own_stack(self) -> int:
+        """Return the index of the stack of the calling thread."""
+        index: int = self._library.logger_own_stack()
+        return index
+
     def stack(self, index: int) -> list[tuple[int, int]]:
         """Return the codes of a stack and the places in them, the innermost first."""
         pairs = (ctypes.c_uint32 * (2 * _FRAMES))()

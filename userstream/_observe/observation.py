@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 from userstream import _process
 from userstream._daemon import Daemon
 from userstream._observe import records, suppressions
+from userstream._observe.allocators import Allocators
+from userstream._observe.blocks import Blocks
 from userstream._observe.declaring import Declaring
 from userstream._observe.engine import Engine
 from userstream._observe.found import Race
@@ -62,6 +64,8 @@ class Observation:
         Whether every host thread knows what any of them has waited for.
     timeline : int
         The largest number of operations on the page of `save`.
+    allocations : bool
+        Whether races name the lines that allocated tensors and arrays.
 
     Examples
     --------
@@ -80,6 +84,7 @@ class Observation:
         stall: float = 1e-4,
         threads: Literal["shared", "strict"] = "shared",
         timeline: int = 20_000,
+        allocations: bool = False,
     ) -> None:
         _process.check_fork()  # before the locks, which stay as they were in a forked child
         if isinstance(stall, bool) or not isinstance(stall, (int, float)):
@@ -100,7 +105,9 @@ class Observation:
         self._lock = threading.Lock()  # of the engine, which has one reader at a time
         self._engine: Engine | None = None
         self._logger = the_logger()
+        self._stacks = Stacks(self._logger)
         self._declaring = Declaring(self._logger)
+        self._allocators = Allocators(self._logger, self._stacks) if allocations else None
         self._stop: Callable[[], None] | None = None
         self._ended = threading.Event()
         self._daemon = Daemon(self._run, "userstream-observer")
@@ -126,7 +133,7 @@ class Observation:
             functions = maker.functions()
             self._engine = Engine(
                 functions,
-                Stacks(self._logger),
+                self._stacks,
                 stall=self._threshold,
                 strict=self._strict,
                 timeline=self._room,
@@ -139,9 +146,14 @@ class Observation:
                 self._logger.begin(maker.driver())
                 self._stop = maker.begin(self._logger)
                 self._declaring.begin()
+                if self._allocators is not None:
+                    self._allocators.begin()
                 self._daemon.start()
             except BaseException:
-                self._end()
+                try:
+                    self._end()
+                finally:
+                    self._leave_allocators()
                 raise
         return self
 
@@ -169,9 +181,17 @@ class Observation:
                 self._seconds = time.monotonic() - self._began
             finally:
                 self._end()
-            engine = self._catch_up()  # in our turn: the next observation clears the log
-            with self._lock:
-                engine.finish()
+            try:
+                engine = self._catch_up()  # in our turn: the next observation clears the log
+                with self._lock:
+                    engine.finish()
+                self._blocks()  # which the allocators forget
+            finally:
+                self._leave_allocators()
+
+    def _leave_allocators(self) -> None:
+        if self._allocators is not None and not _process.forked:
+            self._allocators.end()
 
     def _end(self) -> None:
         global _active  # noqa: PLW0603 -- there is one
@@ -189,6 +209,8 @@ class Observation:
         while not self._ended.is_set():
             try:
                 self._catch_up()
+                if self._allocators is not None:
+                    self._allocators.look()
             except Exception as error:
                 self._failure = error
                 return
@@ -223,9 +245,15 @@ class Observation:
 
     # -- what was found ---------------------------------------------------------------------------
 
+    def _blocks(self) -> Blocks:
+        if self._allocators is None:
+            return Blocks()
+        return self._allocators.blocks(self._catch_up().world.finds.count())
+
     def _found(self) -> list[Race]:
+        blocks = self._blocks()
         return [
-            race
+            blocks.name(race)
             for race in self._catch_up().world.finds.races()
             if not any(suppressions.covers(each, race) for each in self._suppressions)
         ]
@@ -273,6 +301,11 @@ class Observation:
             found.append(f"calls whose analysis an exception has cut short ({self._cuts} times)")
         if self._lost:
             found.append(f"calls that came faster than they were worked through ({self._lost})")
+        if self._allocators is not None:
+            found += [
+                f"which lines allocate for {framework}: {why}"
+                for framework, why in self._allocators.failures.items()
+            ]
         if not self._logger.has_stacks:
             found.append("lines: the frames of this interpreter cannot be read")
         return tuple(found)

@@ -128,12 +128,14 @@ class Finds:
                 nbytes=place.end - place.start,
                 memory=KINDS[place.kind],
                 allocated=self._stacks[place.allocated],
+                framework=None,
                 first=one,
                 second=other,
                 ordered_until=None if last is None else self._operation(Side(last, "")),
                 possible=possible,
                 count=1,
                 advice=_advice(kind, one, other),
+                _times=(first.operation.ended, second.operation.ended),
             )
             entry = self._races[key] = _Entry(race)
         entry.count += 1
@@ -143,6 +145,10 @@ class Finds:
         """Forget what was found while a stream waited for a word that another one writes."""
         for key in [key for key in self._races if word in key[3]]:
             del self._races[key]
+
+    def count(self) -> int:
+        """Return how many there are."""
+        return len(self._races)
 
     def races(self) -> list[Race]:
         """Return all of them, with how often each was seen."""

@@ -1,0 +1,128 @@
+"""`observe(allocations=True)` asks CuPy which line allocated an array: a stand-in."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Iterator
+
+import pytest
+
+import standins
+import userstream as us
+from helpers import device_memory
+from observed import Room, a_room, copy, fill
+from userstream._observe import logger
+
+pytestmark = [
+    pytest.mark.simulated,
+    pytest.mark.no_races(False),  # they watch themselves
+    pytest.mark.skipif(
+        not logger.the_logger().has_stacks,
+        reason="the frames of this version of Python cannot be read",
+    ),
+]
+
+SEGMENT = 1 << 16
+SIZE = 1 << 10
+
+
+@pytest.fixture
+def memory(cupy: types.ModuleType) -> Iterator[standins.CupyMemory]:
+    with a_room(), device_memory(0, SEGMENT) as segment:
+        yield standins.CupyMemory(cupy, segment, SEGMENT)
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    with a_room() as room:
+        yield room
+
+
+def test_chunks_of_a_pool_are_no_race(memory: standins.CupyMemory, room: Room) -> None:
+    with us.observe(allocations=True, possible=True) as seen:
+        for stream in (room.a, room.b) * 3:
+            array = memory.malloc(SIZE)
+            fill(array, stream, SIZE)
+            copy(room.y if stream is room.a else room.x, array, stream, SIZE)
+    assert seen.races == ()
+
+
+def test_a_race_names_the_line_that_allocated_the_array(
+    memory: standins.CupyMemory, room: Room
+) -> None:
+    def zeros() -> int:
+        return memory.malloc(SIZE)
+
+    with us.observe(allocations=True) as seen:
+        memory.malloc(SIZE)
+        array = zeros()
+        memory.malloc(SIZE)
+        fill(array, room.a, SIZE)
+        copy(room.y, array + 256, room.b, SIZE - 256)
+    (race,) = seen.races
+    assert race.framework == "cupy"
+    assert race.allocated[-1].filename == standins.__file__  # CuPy's own
+    assert race.allocated[-2].name.endswith("zeros")
+    assert "  allocated by cupy: " in str(seen)
+    assert memory.hooks() == {}
+    assert seen.not_seen == ()
+
+
+def test_memory_that_another_array_was_given_too_early(
+    memory: standins.CupyMemory, room: Room
+) -> None:
+    with us.observe(allocations=True) as seen:
+        first = memory.malloc(SIZE)
+        copy(room.y, first, room.b, SIZE)
+        memory.free(first)
+        assert memory.malloc(SIZE) == first
+        fill(first, room.a, SIZE)
+    (race,) = seen.races
+    assert "it was freed in between, and allocated again" in race.advice
+
+
+def test_a_hook_of_another_thread_stays_and_does_nothing(
+    memory: standins.CupyMemory, room: Room
+) -> None:
+    """CuPy's hooks are of a thread, which may be in the middle of going through them."""
+    with us.observe(allocations=True) as seen:
+        ending = threading.Thread(target=seen.stop)
+        ending.start()
+        ending.join()
+    assert len(memory.hooks()) == 1
+    memory.malloc(SIZE)
+    assert list(seen._allocators._cupy.blocks()) == []  # type: ignore[union-attr]
+    with us.observe(allocations=True) as again:
+        assert len(memory.hooks()) == 2
+        array = memory.malloc(SIZE)
+        fill(array, room.a, SIZE)
+        copy(room.y, array, room.b, SIZE)
+    assert again.races[0].framework == "cupy"
+    assert again.not_seen == seen.not_seen == ()
+    memory.hooks().clear()
+
+
+def test_a_failed_allocation_is_none(memory: standins.CupyMemory, room: Room) -> None:
+    with us.observe(allocations=True) as seen:
+        (hook,) = memory.hooks().values()
+        hook.malloc_postprocess(device_id=0, size=8, mem_size=512, mem_ptr=0, pmem_id=0)
+        assert list(seen._allocators._cupy.blocks()) == []  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("there", ["nothing", "half"])
+def test_cupy_that_is_not_there(there: str, room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    if there == "half":  # in the middle of its import
+        monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
+    with us.observe(allocations=True) as seen:
+        fill(room.x, room.a)
+        copy(room.y, room.x, room.b)
+    assert seen.races[0].framework is None
+    assert seen.not_seen == ()
+
+
+def test_nobody_is_asked_by_default(memory: standins.CupyMemory) -> None:
+    with us.observe():
+        assert memory.hooks() == {}

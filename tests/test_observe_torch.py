@@ -1,0 +1,231 @@
+"""`observe(allocations=True)` asks PyTorch which line allocated a tensor: a stand-in."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+
+import pytest
+
+import observed
+import standins
+import userstream as us
+from helpers import device_memory
+from observed import Room, a_room, copy, fill
+from userstream._observe import logger, observation, torch_history
+from userstream._observe.blocks import Block, Blocks
+
+pytestmark = [
+    pytest.mark.simulated,  # gpu: real PyTorch, in test_observe_programs.py
+    pytest.mark.no_races(False),  # they watch themselves
+    pytest.mark.skipif(
+        sys.version_info >= (3, 14) and not logger.the_logger().has_stacks,
+        reason="the frames of this version of Python cannot be read",
+    ),
+]
+
+SEGMENT = 1 << 16
+SIZE = 1 << 10
+
+
+@pytest.fixture
+def memory(torch: types.ModuleType) -> Iterator[standins.TorchMemory]:
+    with a_room(), device_memory(0, SEGMENT) as segment:
+        yield standins.TorchMemory(torch, segment, SEGMENT)
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    with a_room() as room:
+        yield room
+
+
+def test_chunks_of_a_segment_are_no_race(memory: standins.TorchMemory, room: Room) -> None:
+    with us.observe(allocations=True, possible=True) as seen:
+        for stream in (room.a, room.b) * 3:
+            tensor = memory.malloc(SIZE)
+            fill(tensor, stream, SIZE)
+            copy(room.y if stream is room.a else room.x, tensor, stream, SIZE)
+    assert seen.races == ()
+    assert memory.snapshots == 0  # what nobody needs is not asked for
+
+
+def test_a_race_names_the_line_that_allocated_the_tensor(
+    memory: standins.TorchMemory, room: Room
+) -> None:
+    def weights() -> int:
+        return memory.malloc(SIZE)
+
+    with us.observe(allocations=True) as seen:
+        memory.malloc(SIZE)
+        tensor = weights()
+        memory.malloc(SIZE)
+        fill(tensor, room.a, SIZE)
+        copy(room.y, tensor + 256, room.b, SIZE - 256)
+        (race,) = seen.races
+        assert [frame.name for frame in race.allocated] == ["<module>", "weights"]
+    assert seen.races == (race,)
+    assert (race.framework, race.kind) == ("torch", "read after write")
+    line = weights.__code__.co_firstlineno + 1
+    assert f"  allocated by torch: {__file__}:{line} in weights\n" in str(seen)
+    assert seen.as_dict()["races"][0]["framework"] == "torch"
+    assert seen.not_seen == ()
+    assert memory.history is None  # as it was
+
+
+def test_memory_that_another_tensor_was_given_too_early(
+    memory: standins.TorchMemory, room: Room
+) -> None:
+    """Read on a stream that PyTorch was not told of: the next tensor overwrites it."""
+    with us.observe(allocations=True) as seen:
+        room.b.wait(room.a)
+        first = memory.malloc(SIZE)
+        copy(room.y, first, room.b, SIZE)
+        memory.free(first)  # without record_stream
+        second = memory.malloc(SIZE)
+        assert second == first
+        fill(second, room.a, SIZE)
+    (race,) = seen.races
+    assert race.kind == "write after read"
+    assert race.allocated[-1].lineno is not None
+    own = test_memory_that_another_tensor_was_given_too_early.__code__.co_firstlineno
+    assert race.allocated[-1].lineno - own == 6
+    assert "it was freed in between, and allocated again" in race.advice
+    assert f"{__file__}:{own + 9}: keep it until" in race.advice
+    assert "record_stream" in race.advice
+
+
+def test_a_block_that_is_used_again_on_its_own_stream_is_no_race(
+    memory: standins.TorchMemory, room: Room
+) -> None:
+    with us.observe(allocations=True, possible=True) as seen:
+        for _ in range(4):
+            tensor = memory.malloc(SIZE)
+            fill(tensor, room.a, SIZE)
+            room.b.wait(room.a)
+            copy(room.y, tensor, room.b, SIZE)
+            event = room.b.record()  # as record_stream does when the tensor goes
+            event.sync()
+            memory.free(tensor)
+    assert seen.races == ()
+
+
+def test_what_the_history_has_lost_is_named_as_long_as_it_is_used(
+    memory: standins.TorchMemory, room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_history, "_MOST", 8)
+    with us.observe(allocations=True) as seen:
+        weights = memory.malloc(SIZE)
+        for _ in range(20):
+            memory.free(memory.malloc(2 * SIZE))
+        fill(weights, room.a, SIZE)
+        copy(room.y, weights, room.b, SIZE)
+    (race,) = seen.races
+    assert race.framework == "torch"
+    assert race.allocated[-1].name.startswith("test_what_the_history_has_lost")
+
+
+def test_what_was_allocated_before_is_torchs_and_has_no_line(
+    memory: standins.TorchMemory, room: Room
+) -> None:
+    tensor = memory.malloc(SIZE)
+    with us.observe(allocations=True) as seen:
+        fill(tensor, room.a, SIZE)
+        copy(room.y, tensor, room.b, SIZE)
+    (race,) = seen.races
+    assert (race.framework, race.allocated) == ("torch", ())
+    assert "allocated by torch: (no line is known)" in str(race)
+
+
+def test_a_history_that_is_kept_already_stays(memory: standins.TorchMemory, room: Room) -> None:
+    memory.record()
+    tensor = memory.malloc(SIZE)
+    with us.observe(allocations=True) as seen:
+        fill(tensor, room.a, SIZE)
+        copy(room.y, tensor, room.b, SIZE)
+    assert memory.history
+    assert memory.most == 1 << 62
+    assert seen.races[0].allocated[-1].name.startswith("test_a_history")
+
+
+def test_torch_that_uses_cuda_later(memory: standins.TorchMemory, room: Room) -> None:
+    """To ask it earlier would initialize CUDA."""
+    memory.initialized = False
+    with us.observe(allocations=True) as seen:
+        seen._allocators.look()  # type: ignore[union-attr] -- as the thread does
+        assert memory.history is None
+        memory.initialized = True
+        observed.until(lambda: memory.history is not None)
+        tensor = memory.malloc(SIZE)
+        fill(tensor, room.a, SIZE)
+        copy(room.y, tensor, room.b, SIZE)
+    assert seen.races[0].framework == "torch"
+    assert memory.history is None
+
+
+def test_torch_without_such_a_history(memory: standins.TorchMemory, room: Room) -> None:
+    def refuses(*_: object, **how: object) -> None:
+        raise RuntimeError("cudaMallocAsync does not yet support recordHistory")
+
+    sys.modules["torch"].cuda.memory._record_memory_history = refuses
+    with us.observe(allocations=True) as seen:
+        fill(room.x, room.a)
+        copy(room.y, room.x, room.b)
+    (race,) = seen.races
+    assert race.framework is None
+    assert [what for what in seen.not_seen if "cudaMallocAsync does not yet" in what] == [
+        "which lines allocate for torch: RuntimeError: cudaMallocAsync does not yet support "
+        "recordHistory"
+    ]
+
+
+@pytest.mark.parametrize("there", ["nothing", "half"])
+def test_torch_that_is_not_there(there: str, room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    if there == "half":  # in the middle of its import
+        monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    with us.observe(allocations=True) as seen:
+        fill(room.x, room.a)
+        copy(room.y, room.x, room.b)
+    assert seen.races[0].framework is None
+    assert seen.not_seen == ()
+
+
+def test_nobody_is_asked_by_default(memory: standins.TorchMemory, room: Room) -> None:
+    with us.observe() as seen:
+        assert memory.history is None
+        tensor = memory.malloc(SIZE)
+        fill(tensor, room.a, SIZE)
+        copy(room.y, tensor, room.b, SIZE)
+    assert seen.races[0].framework is None
+    assert memory.snapshots == 0
+
+
+def test_an_observation_that_fails_to_begin_leaves_no_history(
+    memory: standins.TorchMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = us.observe(allocations=True)
+
+    def fails(_: object) -> None:
+        assert memory.history is not None
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(type(seen._daemon), "start", fails)
+    with pytest.raises(ZeroDivisionError):
+        seen.__enter__()
+    assert memory.history is None
+    assert observation._active is None
+
+
+def test_of_several_blocks_the_newest_at_that_time_is_meant() -> None:
+    def block(start: int, end: int, time: int) -> Block:
+        return Block(start, end, time, tuple, "torch")
+
+    old, older, oldest = block(0, 512, 30), block(0, 1024, 20), block(512, 1024, 0)
+    blocks = Blocks([older, oldest, old])
+    assert blocks.at(0, 40) is blocks.at(0, 0) is blocks.at(511, 30) is old
+    assert blocks.at(0, 29) is blocks.at(512, 40) is older
+    assert blocks.at(512, 19) is oldest
+    assert blocks.at(0, 19) is None
+    assert blocks.at(1024, 40) is None
