@@ -222,6 +222,10 @@ def test_nothing_to_wait_for() -> None:
     with pytest.raises(us.NoUserStreamError, match="can only wait on user streams") as caught:
         us.wait(on(0))
     assert caught.value.device == 0
+    advice = "; wait(acquire(buffer)) waits for the work of a buffer's producer"
+    assert str(caught.value).endswith(advice)
+    with pytest.raises(us.NoUserStreamError, match=r"makes one$"):
+        us.wait(0)
     us.get_stream(0)
     with pytest.raises(us.NoUserStreamError, match="named 'io'"):
         us.wait(0, name="io")

@@ -155,11 +155,11 @@ class Table:
         for device in _targets.devices_of(target):
             stream = streams.get(device)
             if stream is None:
-                raise self._missing(device, name)
+                raise self._missing(device, name, target)
             found.append(stream._resolve())
         return found
 
-    def _missing(self, device: int, name: str | None) -> NoUserStreamError:
+    def _missing(self, device: int, name: str | None, target: Target) -> NoUserStreamError:
         """Return the error for a stream that there is not, which lists those that there are."""
         there = [
             "the unnamed one" if other is None else repr(other)
@@ -170,10 +170,12 @@ class Table:
             wanted, making = "unnamed user stream" if there else "user stream", f"{device}"
         else:
             wanted, making = f"user stream named {name!r}", f"{device}, name={name!r}"
+        # Making a stream would end the error, and not wait for anything.
+        theirs = "; wait(acquire(buffer)) waits for the work of a buffer's producer"
         only = f", only {' and '.join(there)}" if there else ""
         return NoUserStreamError(
             f"device {device} has no {wanted}{only}: can only wait on user streams; "
-            f"get_stream({making}) makes one",
+            f"get_stream({making}) makes one{theirs if _targets.buffers_in(target) else ''}",
             device=device,
         )
 

@@ -23,7 +23,7 @@ class Array:
         }
 
 
-def snapshot(x, out=None, stream=None):
+def snapshot(x, out=None, stream=None, producer="auto"):
     """Copy `x` to new memory, or to `out`. The host does not wait.
 
     Parameters
@@ -34,6 +34,8 @@ def snapshot(x, out=None, stream=None):
         Destination; must have as many bytes as `x`. Its framework continues after the copy.
     stream : stream of any library, optional
         The stream on which to copy, by default one of this library. It may be under capture.
+    producer : stream, "auto", "device" or None, default "auto"
+        Who writes `x` and `out`, as for `userstream.borrow`.
 
     Returns
     -------
@@ -47,7 +49,7 @@ def snapshot(x, out=None, stream=None):
         target = _contiguous("out", out)
         if target.nbytes != source.nbytes:
             raise ValueError(f"out has {target.nbytes} bytes, but x has {source.nbytes}")
-    with _streams.borrow(*buffers, stream=stream) as queue:
+    with _streams.borrow(*buffers, stream=stream, producer=producer) as queue:
         if out is not None:
             queue.memcpy_dtod(target.address, source.address, source.nbytes)
             return out

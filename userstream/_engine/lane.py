@@ -335,7 +335,8 @@ def _check_captures(
     if there == _NONE:
         raise CaptureError(
             f"{destination!r} is being captured into a graph, and {source!r} is not: a graph "
-            "cannot depend on work outside of it; order the streams before the capture begins",
+            "cannot depend on work outside of it; order the streams before the capture begins, "
+            "and pass producer=None in it",
             stream=repr(destination),
         )
     if here == _NONE:
