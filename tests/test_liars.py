@@ -584,6 +584,71 @@ def test_every_order_can_be_that_of_the_device(
         producer.sync(timeout=10)
 
 
+@pytest.mark.parametrize("unknown", ["device", "raise"])
+def test_the_environment_can_ask_for_that(unknown: str) -> None:
+    """Then no producer has to be known, so none is refused."""
+    code = """
+        from cuda.bindings import driver
+        from cuda.core import Device
+        import userstream as us
+        from userstream import testing
+
+        Device(0).set_current()
+        stream = us.get_stream(0)
+        buffer = Device(0).allocate(8, stream=stream)
+        address = driver.CUdeviceptr(int(buffer.handle))
+
+        class Settled:
+            __cuda_array_interface__ = {
+                "shape": (8,), "typestr": "|u1", "data": (int(address), False),
+                "version": 3, "stream": -1,
+            }
+
+        def is_held(stream):
+            try:
+                stream.sync(timeout=0.03)
+            except us.WaitTimeout:
+                return True
+            return False
+
+        def use(*given, **how):
+            with us.borrow(*given, **how):
+                pass
+
+        with us.Stream.create(0) as writer:
+            for given in (Settled(), address, [address, Settled()]):
+                for how in ({}, {"producer": None}):
+                    with testing.latch(writer) as latch:
+                        use(given, **how)
+                        assert is_held(stream), (given, how)
+                        latch.release()
+                        us.wait(0, timeout=10)
+                        writer.sync(timeout=10)
+                    with testing.latch(stream) as latch:
+                        use(given, **how)
+                        writer.launch_host_func(int)
+                        assert is_held(writer), (given, how)
+                        latch.release()
+                        us.wait(0, timeout=10)
+                        writer.sync(timeout=10)
+            assert us.asnumpy(Settled(), timeout=10).shape == (8,)
+    """
+    done = run_python(code, USERSTREAM_ORDER="device", USERSTREAM_UNKNOWN=unknown)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_capture_where_every_order_is_that_of_the_device(
+    memory: int, producer: us.Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error does not advise `producer=`, which would change nothing."""
+    monkeypatch.setattr(settings, "BY_DEVICE", True)
+    us.get_stream(0)
+    with us.Stream.create(0) as captured, captured.capture("relaxed"):
+        with pytest.raises(us.CaptureError, match="unset USERSTREAM_ORDER"):
+            us.acquire(CAI(memory), producer=producer)
+        fill(captured, memory, 1)
+
+
 def test_it_is_logged_once_for_a_type(
     memory: int, producer: us.Stream, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -111,9 +111,9 @@ class UserStream:
 
         ``"device"`` orders it with everything on its device, in both directions, which invalidates
         any graph capture in progress there, in any thread. ``"raise"`` raises
-        `UnknownProducerError` instead, for programs that capture graphs in other threads. The
-        default is the value of ``USERSTREAM_UNKNOWN``, or ``"device"``. Can be set; other values
-        raise `ValueError`.
+        `UnknownProducerError` instead, for programs that capture graphs in other threads, unless
+        ``USERSTREAM_ORDER=device`` orders every buffer so. The default is the value of
+        ``USERSTREAM_UNKNOWN``, or ``"device"``. Can be set; other values raise `ValueError`.
 
         Examples
         --------

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from userstream import _driver, _process
 from userstream._buffers import frameworks
 from userstream._engine import device_wait, lanes
+from userstream._ordering import settings
 from userstream.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -30,30 +31,36 @@ if TYPE_CHECKING:
 # pending keeps the record that it saw.
 _spare: dict[int, deque[driver.CUevent]] = {}
 
-_INSTEAD = (
-    "pass producer=, the stream that writes the buffer, or use the buffer before or after the "
-    "capture"
-)
-_BREAKS = f", which ordering with everything on the device would invalidate: {_INSTEAD}"
+# What helps against it, by whether USERSTREAM_ORDER wants these edges whatever the producer.
+_INSTEAD = {
+    False: "pass producer=, the stream that writes the buffer, or use the buffer before or after "
+    "the capture",
+    True: "unset USERSTREAM_ORDER, or use the buffer before or after the capture",
+}
+_BREAKS = {
+    by_device: f", which ordering with everything on the device would invalidate: {instead}"
+    for by_device, instead in _INSTEAD.items()
+}
 
 
 def refuse_captures(devices: Iterable[int], consumer: Lane) -> None:
     """Raise `CaptureError` if a capture can be seen, before an edge would invalidate it."""
+    breaks = _BREAKS[settings.BY_DEVICE]
     if consumer.capture_status() != _driver.streams.NOT_CAPTURING:
         raise CaptureError(
             f"{consumer!r} is being captured into a graph, which cannot depend on the work "
-            f"of everybody on the device: {_INSTEAD}",
+            f"of everybody on the device: {_INSTEAD[settings.BY_DEVICE]}",
             stream=repr(consumer),
         )
     for device in devices:
-        device_wait.refuse_captures(device, _driver.contexts.primary_context(device), _BREAKS)
+        device_wait.refuse_captures(device, _driver.contexts.primary_context(device), breaks)
         # A framework captures on its current stream. If that is a non-blocking one, the legacy
         # stream does not tell.
         for framework in frameworks():
             if framework.captures and framework.is_usable():
                 handle, _owner = framework.current_stream(device)
                 if isinstance(handle, int) and handle > _driver.streams.PER_THREAD:
-                    lanes.of_framework(handle, device).usable(_BREAKS)
+                    lanes.of_framework(handle, device).usable(breaks)
 
 
 def from_device(device: int, consumer: Lane) -> None:
@@ -87,9 +94,14 @@ def _told() -> Iterator[None]:
     try:
         yield
     except CaptureError as error:
+        instead = (
+            "unset USERSTREAM_ORDER"
+            if settings.BY_DEVICE
+            else "pass producer=, or set UserStream.unknown (USERSTREAM_UNKNOWN) to 'raise'"
+        )
         error.add_note(
             "this was to order a buffer with everything on its device, which invalidates a capture "
-            "there: pass producer=, or set UserStream.unknown (USERSTREAM_UNKNOWN) to 'raise'"
+            f"there: {instead}"
         )
         raise
 

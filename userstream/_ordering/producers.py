@@ -53,7 +53,8 @@ def ordering_of(
         found = _producers(units)
         asked = [unit for unit in units if unit.order.ordering in ("device", "dlpack")]
         if asked:
-            unsure = _unsure(asked, unknown, copy_of)
+            # Who wants that of every order does not need to be told who writes.
+            unsure = _unsure(asked, "device" if settings.BY_DEVICE else unknown, copy_of)
     elif word == "device":
         for unit in units:
             unit.check_context()
