@@ -1084,7 +1084,7 @@ def test_nobody_waits_in_vain_at_the_very_end() -> None:
                     try:
                         wait()
                     except RuntimeError as error:
-                        assert "going down" in str(error), error
+                        assert "shutting down" in str(error), error
                         print("refused")
                 us.hold(1, stream=us.get_stream(0))
             us.wait(0, timeout=10)

@@ -51,7 +51,7 @@ BAD = {
     "host address": (
         lambda: CAI(np.zeros(99).ctypes.data),
         us.UnsupportedBufferError,
-        "no memory that the CUDA driver knows",
+        "not in memory that the CUDA driver knows",
     ),
     "rocm": (lambda: DLPack(10, 0), us.UnsupportedBufferError, "type 10 .ROCm"),
     "vulkan": (lambda: DLPack(7, 0), us.UnsupportedBufferError, "type 7 .Vulkan"),

@@ -118,7 +118,7 @@ def test_a_group_of_errors_crosses(way: Callable[[Any], Any]) -> None:
     uuids = [_driver.library.device_uuid(device) for device in (0, 1)]
     assert (timeout.devices, timeout.device_uuids) == ((0,), (uuids[0],))
     assert (failed.device, failed.device_uuid) == (1, uuids[1])
-    stays = "earlier work may have caused it, and the context stays so: start a new process"
+    stays = "earlier work may have caused it, and the context does not recover: start a new process"
     assert str(failed).endswith(f"; device 1 is {uuids[1]}; {stays}")
     for copied, original in zip(group.exceptions, caught.value.exceptions, strict=True):
         assert vars(copied) == vars(original)

@@ -226,9 +226,9 @@ def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(TypeError, match="an iterable of lines"):
         us.observe(suppress=[1])  # type: ignore[list-item]
     seen = us.observe()
-    with pytest.raises(RuntimeError, match="nothing was observed yet"):
+    with pytest.raises(RuntimeError, match="nothing has been observed yet"):
         seen.races  # noqa: B018
-    with seen, pytest.raises(RuntimeError, match="observed already"), us.observe():
+    with seen, pytest.raises(RuntimeError, match="already being observed"), us.observe():
         pass
     with pytest.raises(RuntimeError, match="used once"), seen:
         pass
@@ -740,7 +740,7 @@ def test_a_ctrl_c_in_the_analysis_is_told_and_makes_no_races(
             seen.races  # noqa: B018
         copy(room.y, room.x, room.b)  # the fill may have been lost, or an edge after it
         assert seen.races == ()
-        assert "an exception has cut short (1 times)" in str(seen.not_seen)
+        assert "was cut short by an exception (1 times)" in str(seen.not_seen)
         room.release()
 
 

@@ -135,7 +135,7 @@ def test_capsules_of_another_copy_each() -> None:
     copying = Copying()
     assert us.asnumpy(copying).tolist() == [41] * 4
     assert copying.copies == 1
-    with pytest.raises(us.UnsupportedBufferError, match="another copy at each call"):
+    with pytest.raises(us.UnsupportedBufferError, match="a new copy at each call"):
         us.copyto(Copying(), np.ones(4, np.uint8))
 
 
@@ -269,14 +269,14 @@ def test_a_tensor_is_not_asked_whether_it_is_read_only(
 
 
 def test_tensors_without_memory(torch: types.ModuleType) -> None:
-    with pytest.raises(us.UnsupportedBufferError, match="elements and no memory"):
+    with pytest.raises(us.UnsupportedBufferError, match="elements but no memory"):
         us.asnumpy(torch.Tensor(torch.device("cuda", 0), 0))
 
 
 def test_nested_tensors(torch: types.ModuleType, memory: int) -> None:
     tensor = torch.Tensor(torch.device("cuda", 0), memory)
     tensor.is_nested = True
-    with pytest.raises(us.UnsupportedBufferError, match=r"is nested: it is made of several"):
+    with pytest.raises(us.UnsupportedBufferError, match=r"is nested: it consists of several"):
         us.asnumpy(tensor)
 
 

@@ -166,11 +166,11 @@ def test_a_part_that_cannot_be_made(function: str) -> None:
 @pytest.mark.parametrize(
     ("sms", "kind", "message"),
     [
-        (0, ValueError, "sms is at least 1, not 0"),
-        (-8, ValueError, "sms is at least 1, not -8"),
+        (0, ValueError, "sms must be at least 1, not 0"),
+        (-8, ValueError, "sms must be at least 1, not -8"),
         (True, TypeError, "sms must be an integer, not True"),
         (16.0, TypeError, r"sms must be an integer, not 16\.0"),
-        ("half", ValueError, "sms is a number of multiprocessors or 'rest', not 'half'"),
+        ("half", ValueError, "sms must be a number of multiprocessors or 'rest', not 'half'"),
         ([16], TypeError, r"sms must be an integer, not \[16\]"),
     ],
 )
@@ -190,7 +190,7 @@ def test_more_than_there_are(producer: us.Stream, more: int) -> None:
 
 
 def test_the_rest_of_a_device_that_is_not_split() -> None:
-    with pytest.raises(ValueError, match="device 0 is whole, so sms='rest' has no meaning yet"):
+    with pytest.raises(ValueError, match="device 0 has not been split, so there is no rest yet"):
         us.get_stream(0, sms="rest")
 
 
@@ -202,14 +202,14 @@ def test_another_part_than_that_of_the_existing_stream() -> None:
     us.get_stream(0, name="another", sms=16)
     with pytest.raises(ValueError, match="has sms=16, not 'rest': pass another name"):
         us.get_stream(0, name="another", sms="rest")
-    with pytest.raises(ValueError, match="makes no part of 64"):
+    with pytest.raises(ValueError, match="there is no part of 64"):
         us.get_stream(0, name="another", sms=64)
 
 
 def test_with_a_stream_or_for_a_blocking_one(part: us.Stream) -> None:
     with pytest.raises(ValueError, match="is a stream already: pass no name, no priority and no"):
         us.get_stream(part, sms=16)
-    with pytest.raises(ValueError, match="sms=16 is for non-blocking streams alone"):
+    with pytest.raises(ValueError, match="sms=16 is for non-blocking streams only"):
         us.Stream.create(0, sms=16, nonblocking=False)
 
 
@@ -430,7 +430,7 @@ def test_attributes(part: us.Stream, producer: us.Stream) -> None:
         other.set_attribute("sync_policy", "spin")
         part.copy_attributes_from(other)
         assert part.get_attribute("sync_policy") == "spin"
-    with pytest.raises(ValueError, match="is of another context"):
+    with pytest.raises(ValueError, match="belongs to another context"):
         producer.copy_attributes_from(part)
 
 

@@ -325,7 +325,7 @@ def test_a_registry_of_its_own() -> None:
         lambda: mine.wait_for_device(0),
         mine.__enter__,
     ):
-        with pytest.raises(us.ClosedError, match=r"UserStream was closed.*; make another one"):
+        with pytest.raises(us.ClosedError, match=r"UserStream was closed.*; create another one"):
             call()
     stream.sync(timeout=10)
 

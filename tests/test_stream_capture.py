@@ -170,9 +170,9 @@ def test_streams_that_were_not_joined_again() -> None:
 
 def test_what_cannot_be_begun() -> None:
     with us.Stream.create(0) as stream, stream.capture() as graph:
-        with pytest.raises(us.CaptureError, match="captured already"):
+        with pytest.raises(us.CaptureError, match="already being captured"):
             stream.begin_capture()
-        with pytest.raises(us.CaptureError, match="captured already"):
+        with pytest.raises(us.CaptureError, match="already being captured"):
             with us.Stream.from_handle(int(stream.handle)).capture():
                 raise AssertionError
         info = stream.capture_info

@@ -184,7 +184,7 @@ def test_registered_host_memory(stream: us.Stream) -> None:
         stream.sync(timeout=10)
         checked(driver.cuMemHostUnregister(host))
     assert Word(host).value == 5
-    with pytest.raises(ValueError, match="in no memory that CUDA knows"):
+    with pytest.raises(ValueError, match="not in memory that CUDA knows"):
         stream.write_value_32(host, 5)
 
 
@@ -245,13 +245,13 @@ def test_bad_addresses(stream: us.Stream, use: Callable[[us.Stream, object], Non
     with device_memory(0, 258) as address, managed_memory() as managed:
         for where, error, match in (
             (address + 2, ValueError, "multiple of"),
-            (0, ValueError, "no memory that CUDA knows"),
+            (0, ValueError, "not in memory that CUDA knows"),
             (-8, ValueError, "-8 is not an address"),
             (1 << 64, ValueError, "18446744073709551616 is not an address"),
             (np.int64(-8), ValueError, "-8 is not an address"),
-            (host.ctypes.data, ValueError, "no memory that CUDA knows"),
+            (host.ctypes.data, ValueError, "not in memory that CUDA knows"),
             (managed, ValueError, "managed memory"),
-            (address + 256, ValueError, "ends behind its allocation"),
+            (address + 256, ValueError, "extends beyond its allocation"),
             (True, TypeError, "not True"),
             (np.True_, TypeError, "a number or a buffer, not .*True"),
             (1.5, TypeError, "float"),
@@ -325,7 +325,9 @@ def test_a_barrier_that_the_device_lacks(stream: us.Stream) -> None:
     for each in (stream, us.Stream.legacy_default()):
         with (
             testing.inject("cuStreamBatchMemOp", 801, this_thread=True),
-            pytest.raises(us.NotSupportedError, match=r"lacks .* MemoryBarrier; leave that out"),
+            pytest.raises(
+                us.NotSupportedError, match=r"does not support .* MemoryBarrier; leave it out"
+            ),
         ):
             each.batch_mem_op([MemoryBarrier("gpu")])
 
@@ -363,15 +365,15 @@ def test_what_the_device_lacks(
 ) -> None:
     monkeypatch.setattr(values, "device_attribute", lambda device, which: 0)
     for use, match in (
-        (lambda: stream.write_value_64(pinned, 1), "values of 64 bits"),
-        (lambda: stream.wait_value_64(pinned, 0), "values of 64 bits"),
+        (lambda: stream.write_value_64(pinned, 1), "64-bit values"),
+        (lambda: stream.wait_value_64(pinned, 0), "64-bit values"),
         (lambda: stream.wait_value_32(pinned, 0, NOR), "NOR"),
         (lambda: stream.wait_value_32(pinned, 0, GEQ | FLUSH), "flushes"),
-        (lambda: stream.batch_mem_op([WriteValue(pinned, 1, 64)]), "values of 64 bits"),
+        (lambda: stream.batch_mem_op([WriteValue(pinned, 1, 64)]), "64-bit values"),
         (lambda: stream.batch_mem_op([WaitValue(pinned, 1, NOR)]), "NOR"),
         (lambda: stream.batch_mem_op([FlushRemoteWrites()]), "flushes"),
     ):
-        with pytest.raises(us.NotSupportedError, match=f"device 0 has no .*{match}"):
+        with pytest.raises(us.NotSupportedError, match=f"device 0 does not support .*{match}"):
             use()
     stream.wait_value_32(pinned, 0, EQ)
     stream.sync(timeout=10)
@@ -478,14 +480,14 @@ def test_copies_that_are_refused(stream: us.Stream, memory: int, pinned: int) ->
             ((CAI(other, (4,)), CAI(memory, (4,)), 17), ValueError, "more than dst has"),
             ((other, CAI(memory, (4,)), 17), ValueError, "more than src has"),
             ((other, memory, -1), ValueError, "negative"),
-            ((other, memory, 257), ValueError, "end behind the allocation"),
-            ((other + 8, memory, 256), ValueError, "end behind the allocation"),
+            ((other, memory, 257), ValueError, "extend beyond the allocation"),
+            ((other + 8, memory, 256), ValueError, "extend beyond the allocation"),
             ((memory, memory, 4), ValueError, "overlap"),
             ((memory + 4, memory, 8), ValueError, "overlap"),
             ((other, pinned, 8), ValueError, "src .* pinned host memory"),
             ((pinned, other, 8), ValueError, "dst .* pinned host memory"),
             ((other, np.zeros(2)), us.UnsupportedBufferError, "host memory"),
-            ((0, other, 8), ValueError, "no memory that CUDA knows"),
+            ((0, other, 8), ValueError, "not in memory that CUDA knows"),
             ((other, memory, 1.5), TypeError, "nbytes must be an integer, not 1.5"),
             ((-8, memory, 8), ValueError, "-8 is not an address"),
             ((other, None, 8), TypeError, "NoneType"),
@@ -529,10 +531,10 @@ def test_attachments(stream: us.Stream) -> None:
 def test_attachments_that_are_refused(stream: us.Stream, memory: int, pinned: int) -> None:
     with managed_memory() as address:
         for arguments, error, match in (
-            ((memory,), ValueError, "no managed memory"),
-            ((pinned,), ValueError, "no managed memory"),
-            ((0,), ValueError, "no managed memory"),
-            ((np.zeros(4).ctypes.data,), ValueError, "no managed memory"),
+            ((memory,), ValueError, "not in managed memory"),
+            ((pinned,), ValueError, "not in managed memory"),
+            ((0,), ValueError, "not in managed memory"),
+            ((np.zeros(4).ctypes.data,), ValueError, "not in managed memory"),
             ((address + 64,), ValueError, "start of its allocation"),
             ((address, "device"), ValueError, '"host"'),
             ((address, 1), ValueError, '"host"'),

@@ -150,6 +150,6 @@ def test_a_priority_that_the_device_does_not_have(caplog: pytest.LogCaptureFixtu
         us.Stream.create(0, priority=-100).close()
         us.get_stream(0, name="slow", priority=100)
     assert caplog.messages == [
-        f"priority {asked} becomes {got}, as device 0 has those from {greatest} to {least}"
+        f"priority {asked} is clamped to {got}: device 0 has priorities from {greatest} to {least}"
         for asked, got in ((-100, greatest), (100, least))
     ]

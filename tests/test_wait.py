@@ -338,7 +338,7 @@ def test_an_error_of_the_gpu_is_itself() -> None:
             assert caught.value.code == 700
             assert caught.value.function in ("cuStreamQuery", "cuStreamIsCapturing")
             assert caught.value.device == 0
-            assert str(caught.value).endswith("the context stays so: start a new process")
+            assert str(caught.value).endswith("the context does not recover: start a new process")
         with pytest.raises(
             us.WaitErrors, match=r"^2 of the waits failed, first .*ADDRESS"
         ) as group:

@@ -31,7 +31,7 @@ class Daemon:
         if self._thread is not None:  # this may be a signal handler in the middle of `start`
             return
         if _process.is_ending():  # what loads its module only now was told of no end
-            raise RuntimeError(f"the interpreter is going down: there is no {self._name} any more")
+            raise RuntimeError(f"the interpreter is shutting down: {self._name} has ended")
         # First: a Ctrl-C may come when the thread is on its way.
         self._thread = thread = threading.Thread(target=self._go, name=self._name, daemon=True)
         try:

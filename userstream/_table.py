@@ -224,7 +224,7 @@ class Table:
         _process.check_fork()
         if self.closed:
             raise ClosedError(
-                "this UserStream was closed at the end of its with block; make another one"
+                "this UserStream was closed at the end of its with block; create another one"
             )
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ def host_error(obj: object, where: str = "host memory") -> HostBufferError:
     """Return the error for a buffer that has no device."""
     return HostBufferError(
         f"this {type_name(obj)} is in {where}, which belongs to no device; pass a GPU buffer "
-        "(get_stream and the waits take the device itself as well)"
+        "(get_stream and the waits also take the device itself)"
     )
 
 
@@ -35,12 +35,12 @@ def checked_place(place: Place | None, address: int, obj: object) -> Place:
     """Return what `place_of` does, of what the driver has said; raises as that."""
     if address == 0:
         raise UnsupportedBufferError(
-            f"this {type_name(obj)} has address 0 (it is empty, or was freed), which does not tell "
-            "its device (get_stream and the waits take the device itself as well)"
+            f"this {type_name(obj)} has address 0 (it is empty, or was freed), which does not "
+            "determine its device (get_stream and the waits also take the device itself)"
         )
     if place is None:
         raise UnsupportedBufferError(
-            f"address {address:#x} of this {type_name(obj)} is in no memory that the CUDA driver "
+            f"address {address:#x} of this {type_name(obj)} is not in memory that the CUDA driver "
             "knows"
         )
     if place.kind != "pinned" and not place.is_in_primary_context():

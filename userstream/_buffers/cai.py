@@ -174,8 +174,8 @@ class InterfaceView(View):
         """Refuse an array some of whose elements are not valid, which a copy would not tell."""
         if self.interface.get("mask") is not None:
             raise UnsupportedBufferError(
-                f"this {type_name(self.buffer)} is masked, and a copy would hold what is not "
-                "valid; fill or drop that first, in its framework"
+                f"this {type_name(self.buffer)} is masked, and a copy would contain invalid "
+                "elements; fill or drop them first, in its framework"
             )
 
     @once

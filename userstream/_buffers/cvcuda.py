@@ -143,8 +143,8 @@ class BatchView(View):
         for item in batch:
             return _part(item).device
         raise UnsupportedBufferError(
-            f"this {type_name(batch)} is empty, which does not tell its device (get_stream and the "
-            "waits take the device itself as well)"
+            f"this {type_name(batch)} is empty, which does not determine its device (get_stream "
+            "and the waits also take the device itself)"
         )
 
     @once

@@ -94,8 +94,8 @@ class DLPackView(View):
             place = self.place
         except UnsupportedBufferError as error:
             raise UnsupportedBufferError(
-                f"this {type_name(self.buffer)} is in managed memory, and where that is did not "
-                f"come out ({error}); pass the device itself"
+                f"this {type_name(self.buffer)} is in managed memory, and its device could not be "
+                f"determined ({error}); pass the device itself"
             ) from error
         return device_at(place, self.buffer)
 
@@ -120,7 +120,7 @@ class DLPackView(View):
         except Exception as error:
             raise UnsupportedBufferError(
                 f"__dlpack__ of this {type_name(self.buffer)} failed ({type(error).__name__}: "
-                f"{error}), and nothing else tells where its elements are"
+                f"{error}), and nothing else says where its elements are"
             ) from error
 
     @once
@@ -192,7 +192,7 @@ class DLPackView(View):
         first, again = self.exported, type(self)(self.buffer).exported  # both are kept up to here
         if not self.layout.is_empty and first.ptr != again.ptr:
             raise UnsupportedBufferError(
-                f"__dlpack__ of this {type_name(self.buffer)} gives another copy at each call; "
+                f"__dlpack__ of this {type_name(self.buffer)} returns a new copy at each call; "
                 "make an array of one of them, with its framework or "
                 "cuda.core.utils.StridedMemoryView, and pass that"
             )

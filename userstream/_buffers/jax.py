@@ -129,8 +129,8 @@ def _strides(array: Any) -> tuple[int, ...]:
         return contiguous_strides(array.shape, itemsize)
     if layout.tiling:
         raise UnsupportedBufferError(
-            f"the elements of this {type_name(array)} lie in tiles {layout.tiling}, which are no "
-            "strides; copy it to the default layout"
+            f"the elements of this {type_name(array)} lie in tiles {layout.tiling}, which strides "
+            "cannot describe; copy it to the default layout"
         )
     order = layout.major_to_minor
     dense = contiguous_strides(tuple(array.shape[axis] for axis in order), itemsize)

@@ -102,8 +102,8 @@ class TensorView(View):
         if tensor.is_nested or _text(tensor.layout) != "torch.strided":
             kind = "nested" if tensor.is_nested else f"of layout {tensor.layout}"
             raise UnsupportedBufferError(
-                f"this tensor is {kind}: it is made of several; pass those, such as its values(), "
-                "or what unbind() gives"
+                f"this tensor is {kind}: it consists of several; pass those, such as its values() "
+                "or the results of unbind()"
             )
         itemsize = tensor.element_size()
         return Layout(
@@ -128,7 +128,7 @@ class TensorView(View):
         """Refuse a tensor without memory."""
         if not self.layout.address and self.layout.nbytes:
             raise UnsupportedBufferError(
-                "this tensor has elements and no memory: it is a fake one, or its storage was "
+                "this tensor has elements but no memory: it is a fake tensor, or its storage was "
                 "resized to nothing (as FSDP does between its uses)"
             )
 

@@ -33,8 +33,8 @@ _STATES: dict[driver.CUstreamCaptureStatus, Literal["active", "invalidated"]] = 
 # What went wrong at the end of a capture, and what to do.
 _ENDS = {
     driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED: (
-        "a call that no capture allows (a query or a wait, in most cases) has invalidated it; "
-        "capture again without it"
+        "a call that no capture allows (usually a query or a wait) has invalidated it; capture "
+        "again without it"
     ),
     driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNMATCHED: CAPTURE_ERRORS[903],
     driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNJOINED: CAPTURE_ERRORS[904],
@@ -87,7 +87,7 @@ def end_capture(handle: driver.CUstream, stream: object) -> None:
     status, _graph = ask(driver.cuStreamEndCapture, handle)
     if status in _ENDS:
         raise CaptureError(
-            f"the capture of {stream!r} gave no graph: {_ENDS[status]} ({status.name})",
+            f"the capture of {stream!r} produced no graph: {_ENDS[status]} ({status.name})",
             stream=repr(stream),
         )
     if status != SUCCESS:

@@ -34,7 +34,7 @@ def check_supported() -> None:
     """Raise `NotSupportedError` with a driver before CUDA 12.5, which cannot order them."""
     if version() < 12050:
         raise NotSupportedError(
-            "sms= needs a driver of CUDA 12.5 or newer: green contexts can be ordered since then; "
+            "sms= needs a CUDA 12.5 driver or newer, the first that can order green contexts; "
             "install a newer NVIDIA driver, or leave sms= out for the whole device",
             function="cuGreenCtxCreate",
         )

@@ -47,8 +47,8 @@ def _initialise() -> None:
         ) from error
     if status == _NOT_INITIALIZED:
         raise ForkedError(
-            "the driver answers CUDA_ERROR_NOT_INITIALIZED: this process was forked after CUDA was "
-            'used; start workers with the "spawn" or "forkserver" method of multiprocessing'
+            "the driver returned CUDA_ERROR_NOT_INITIALIZED: this process was forked after CUDA "
+            'was used; start workers with the "spawn" or "forkserver" method of multiprocessing'
         )
     if status != SUCCESS:
         raise DriverNotFoundError(

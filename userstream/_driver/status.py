@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 # userstream asks beforehand can only have changed since.
 _BETWEEN = "another thread may have begun a capture in between, which may be invalid now"
 CAPTURE_ERRORS = {
-    900: f"a stream that is being captured does not allow it; {_BETWEEN}",
+    900: f"a stream does not allow it while it is being captured; {_BETWEEN}",
     901: "an earlier call has invalidated the capture; end it, and capture again without that call",
     902: (
-        "it would merge two captures, which are invalid now; an event of a capture can be waited "
-        "for in that capture alone, which a stream joins by waiting before it is captured itself"
+        "it would merge two captures, which are now invalid; an event of a capture can be waited "
+        "for only in that capture, which a stream joins by waiting before it is captured itself"
     ),
     903: "it joined the capture of another stream; end that one",
     904: (
-        "work of other streams that joined it was not joined again; let this stream wait() for "
-        "them before the end"
+        "other streams that joined it were not joined back; make this stream wait() for them "
+        "before the end"
     ),
     905: (
         "a captured stream cannot depend on work outside of its capture, which is invalid now; "
@@ -54,7 +54,7 @@ _SINCE = {
 # CUDA says of these that a context does not get over them: CONTAINED, ILLEGAL_ADDRESS,
 # LAUNCH_TIMEOUT, ASSERT, HARDWARE_STACK_ERROR to LAUNCH_FAILED, TENSOR_MEMORY_LEAK.
 _STICKY = {226, 700, 702, 710, *range(714, 720), 721}
-_STAYS = "; earlier work may have caused it, and the context stays so: start a new process"
+_STAYS = "; earlier work may have caused it, and the context does not recover: start a new process"
 
 SUCCESS = driver.CUresult.CUDA_SUCCESS
 NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY

@@ -34,7 +34,7 @@ BARRIERS = {
 def require_values(device: int, *, bits: Bits = 32, flags: int = 0) -> None:
     """Raise `NotSupportedError` if a device lacks what an operation takes."""
     if bits == 64:
-        _require(device, _64_BITS, "values of 64 bits; write and wait for 32 of them")
+        _require(device, _64_BITS, "64-bit values; use 32-bit ones")
     if flags & COMPARISONS == _NOR_FLAG:
         _require(device, _NOR, "the NOR comparison; wait with another one")
     if flags & FLUSH_FLAG:
@@ -48,7 +48,7 @@ def require_flush(device: int) -> None:
 
 def _require(device: int, attribute: driver.CUdevice_attribute, lacking: str) -> None:
     if not device_attribute(device, attribute):
-        raise NotSupportedError(f"device {device} has no {lacking}", device=device)
+        raise NotSupportedError(f"device {device} does not support {lacking}", device=device)
 
 
 def device_word(address: int, width: int, device: int) -> int:
@@ -59,20 +59,20 @@ def device_word(address: int, width: int, device: int) -> int:
     place = place_of(address)
     if place is None:
         raise ValueError(
-            f"{where} is in no memory that CUDA knows; take device memory or pinned host memory"
+            f"{where} is not in memory that CUDA knows; use device memory or pinned host memory"
         )
     if place.is_managed:
         raise ValueError(
-            f"{where} is in managed memory, of which CUDA allows no values; take device memory or "
+            f"{where} is in managed memory, where CUDA does not support this; use device memory or "
             "pinned host memory"
         )
     if place.is_host and is_of_pool(address):
         raise ValueError(
-            f"{where} is in a pool of host memory (as results of asnumpy are), where CUDA allows "
-            "no values; take device memory or other pinned host memory"
+            f"{where} is in a pool of host memory (as results of asnumpy are), where CUDA does not "
+            "support this; use device memory or other pinned host memory"
         )
     if not place.covers(address, width):
-        raise ValueError(f"a value of {width} bytes at {where} ends behind its allocation")
+        raise ValueError(f"a value of {width} bytes at {where} extends beyond its allocation")
     if place.is_host:
         return device_address(address)
     if not can_access(address):
@@ -156,8 +156,8 @@ def submit_batch(
         if error.code != driver.CUresult.CUDA_ERROR_NOT_SUPPORTED:
             raise
         raise NotSupportedError(
-            f"the device of {stream!r} lacks one of these operations, in most cases a "
-            "MemoryBarrier; leave that out",
+            f"the device of {stream!r} does not support one of these operations, usually a "
+            "MemoryBarrier; leave it out",
             device=error.device,
             stream=error.stream,
         ) from error

@@ -106,7 +106,7 @@ class Dispatcher:
         """Start the thread unless it is running."""
         with self._lock:
             if self._ended:
-                raise RuntimeError("the interpreter is going down: no function can run any more")
+                raise RuntimeError("the interpreter is shutting down: functions can no longer run")
             self._daemon.start()
 
     def post(self, function: Callable[[], None]) -> None:

@@ -97,7 +97,7 @@ class Points:
             pending = [watch.completion.target for watch in self._pending]
         if pending:
             return waiting.late(pending, timeout)
-        return TimeoutError("all of it is done, which is just being told: ask again")
+        return TimeoutError("all of the work is done, which is about to be reported: ask again")
 
     def stop(self) -> bool:
         """Stop watching; return whether something was still pending."""
@@ -310,9 +310,7 @@ class Completion(Future[T]):
                     self._done_callbacks.remove(wake)
 
     def __reduce__(self) -> NoReturn:
-        _process.refuse_copy(
-            self, "send its result or its exception(), or let the other process wait for it here"
-        )
+        _process.refuse_copy(self, "send its result() or exception() instead")
 
     def _wait(self, what: str, timeout: float | None) -> None:
         if self.done():
@@ -332,7 +330,7 @@ class Completion(Future[T]):
     def _finish(self, error: Exception | None) -> None:
         # A Ctrl-C in `concurrent.futures.wait` may leave it locked for good. The others go on.
         if not self._condition.acquire(timeout=_LONGEST_LOCK):
-            raise RuntimeError("a future cannot be told that it is over: a thread keeps it locked")
+            raise RuntimeError("a future cannot be completed: a thread keeps it locked")
         try:
             if self.cancelled():
                 return
@@ -360,7 +358,7 @@ def refuse_here(what: str) -> None:
     if watcher.is_current():
         raise RuntimeError(
             f"{what} was called in a callback of a future, or in a destructor, on the thread that "
-            "tells what is done, which would wait for itself; do it on another thread"
+            "reports completion, which would wait for itself; do it on another thread"
         )
 
 

@@ -184,7 +184,7 @@ def clamp_priority(device: int, priority: int) -> int:
     logging = sys.modules.get("logging")  # who has not imported it listens to nothing
     if nearest != priority and logging is not None:
         logging.getLogger("userstream").debug(
-            "priority %d becomes %d, as device %d has those from %d to %d",
+            "priority %d is clamped to %d: device %d has priorities from %d to %d",
             priority,
             nearest,
             device,

@@ -60,12 +60,13 @@ def check(sms: object) -> Wanted:
     """Return what `sms=` asks for, or refuse it before the driver is asked."""
     if isinstance(sms, str):
         if sms != REST:
-            raise ValueError(f"sms is a number of multiprocessors or 'rest', not {sms!r}")
+            raise ValueError(f"sms must be a number of multiprocessors or 'rest', not {sms!r}")
         return REST
     wanted = _numbers.integer(sms, "sms")
     if wanted < 1:
         raise ValueError(
-            f"sms is at least 1, not {wanted}; leave it out for all multiprocessors of the device"
+            f"sms must be at least 1, not {wanted}; leave it out for all multiprocessors of the "
+            "device"
         )
     return wanted
 
@@ -78,19 +79,19 @@ def part_of(device: int, wanted: Wanted) -> Part:
         _driver.green_contexts.check_supported()
         if wanted == REST:
             raise ValueError(
-                f"device {device} is whole, so sms='rest' has no meaning yet: make the stream of "
-                "the part first, with a number as sms="
+                f"device {device} has not been split, so there is no rest yet: create a stream "
+                "with a number as sms= first"
             )
         split = _splits.setdefault(device, _split(device, wanted))
     if wanted == REST:
         if not split.rest.sms:
-            raise ValueError(f"the part of {split.part.sms} SMs leaves no rest of device {device}")
+            raise ValueError(f"the part of {split.part.sms} SMs leaves nothing of device {device}")
         return split.rest
     # It is what nearly every call asks for; any other number may be rounded up to it.
     if wanted != split.part.sms and _split(device, wanted).part.sms != split.part.sms:
         raise ValueError(
             f"device {device} is split into {split.part.sms} and {split.rest.sms} SMs, once for "
-            f"the process, which makes no part of {wanted}: pass sms={split.part.sms}, or "
+            f"the process, so there is no part of {wanted}: pass sms={split.part.sms}, or "
             "sms='rest'"
         )
     return split.part

@@ -73,7 +73,9 @@ class Watcher:
         with self._starting:
             try:  # first: nobody is told of what this refuses
                 if self._ended:
-                    raise RuntimeError("the interpreter is going down: nothing is watched any more")
+                    raise RuntimeError(
+                        "the interpreter is shutting down: nothing is watched any longer"
+                    )
                 self._daemon.start()
             except BaseException:
                 for watch in watches:

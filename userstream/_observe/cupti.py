@@ -222,7 +222,7 @@ class Cupti:
         text = ctypes.c_char_p()
         self._library.cuptiGetResultString(status, ctypes.byref(text))
         said = (text.value or str(status).encode()).decode()
-        raise NotSupportedError(f"nothing can be observed: {what} answers {said}")
+        raise NotSupportedError(f"nothing can be observed: {what} returned {said}")
 
 
 def _library() -> ctypes.CDLL:

@@ -129,7 +129,7 @@ class Observation:
             if self._engine is not None:
                 raise RuntimeError("an observation is used once: call observe() again")
             if _active is not None:
-                raise RuntimeError("the streams of this process are observed already")
+                raise RuntimeError("the streams of this process are already being observed")
             functions = maker.functions()
             self._engine = Engine(
                 functions,
@@ -223,7 +223,7 @@ class Observation:
         with self._lock:
             engine = self._engine
             if engine is None:
-                raise RuntimeError("nothing was observed yet: enter the observation (`with`)")
+                raise RuntimeError("nothing has been observed yet: enter the observation (`with`)")
             if self._failure is not None:
                 raise self._failure
             if self._cut:
@@ -298,9 +298,9 @@ class Observation:
         engine = self._catch_up()
         found = [f"{what} ({count})" for what, count in engine.world.unseen.items()]
         if self._cuts:
-            found.append(f"calls whose analysis an exception has cut short ({self._cuts} times)")
+            found.append(f"calls whose analysis was cut short by an exception ({self._cuts} times)")
         if self._lost:
-            found.append(f"calls that came faster than they were worked through ({self._lost})")
+            found.append(f"calls that came faster than they could be analyzed ({self._lost})")
         if self._allocators is not None:
             found += [
                 f"which lines allocate for {framework}: {why}"

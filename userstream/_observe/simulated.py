@@ -42,7 +42,7 @@ class Simulated:
     def begin(self, logger: Logger) -> Callable[[], None]:
         """Tell the logger from now on; return what ends that."""
         if not self._library.userstream_observe(address_of(logger.call)):
-            raise RuntimeError("something else observes the simulated driver already")
+            raise RuntimeError("something else is already observing the simulated driver")
 
         def end() -> None:
             self._library.userstream_observe(None)

@@ -55,10 +55,10 @@ class AccessPolicyWindow:
 
     def __post_init__(self) -> None:
         if _numbers.integer(self.nbytes, "nbytes") < 0:
-            raise ValueError(f"a window has at least 0 bytes, not {self.nbytes}")
+            raise ValueError(f"nbytes must be at least 0, not {self.nbytes}")
         if not 0 <= _numbers.real(self.hit_ratio, "hit_ratio") <= 1:
-            raise ValueError(f"hit_ratio is a share from 0 to 1, not {self.hit_ratio!r}")
+            raise ValueError(f"hit_ratio must be from 0 to 1, not {self.hit_ratio!r}")
         if self.hit not in ("persisting", "streaming", "normal"):
-            raise ValueError(f'hit is "persisting", "streaming" or "normal", not {self.hit!r}')
+            raise ValueError(f'hit must be "persisting", "streaming" or "normal", not {self.hit!r}')
         if self.miss not in ("streaming", "normal"):
-            raise ValueError(f'miss is "streaming" or "normal", not {self.miss!r}')
+            raise ValueError(f'miss must be "streaming" or "normal", not {self.miss!r}')

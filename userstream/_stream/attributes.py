@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from userstream._engine.lane import Lane
     from userstream.typing import StreamLike
 
-_NOT_NOW = "; its attributes can be asked and set after the capture"
+_NOT_NOW = "; its attributes can be read and set after the capture"
 
 
 def get(lane: Lane, name: _driver.attributes.Attribute) -> Any:
@@ -65,7 +65,7 @@ def _copy(lane: Lane, other: StreamLike, address_of: Callable[[Any], int]) -> No
     if int(here) != int(there):
         own, device = lane.device, _driver.contexts.within(there, _driver.contexts.current_device)
         if own == device:
-            raise ValueError(f"{other!r} is of another context than {lane!r}")
+            raise ValueError(f"{other!r} belongs to another context than {lane!r}")
         raise DeviceMismatchError(
             f"{other!r} is on device {device} and {lane!r} on device {own}; attributes are "
             "copied within one device",
@@ -87,7 +87,7 @@ def _checked(lane: Lane, name: _driver.attributes.Attribute, value: Any) -> Any:
     attributes = _driver.attributes
     names = attributes.DOMAINS if name == "mem_sync_domain" else attributes.SYNC_POLICIES
     if not isinstance(value, str) or value not in names:
-        raise ValueError(f"{name} is one of {', '.join(map(repr, names))}, not {value!r}")
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, names))}, not {value!r}")
     return value
 
 
@@ -100,7 +100,7 @@ def _check_name(name: object) -> None:
 def _window(value: object, device: int) -> _driver.attributes.Window:
     if not isinstance(value, AccessPolicyWindow):
         raise TypeError(
-            f"access_policy_window is an AccessPolicyWindow, not {type(value).__name__}"
+            f"access_policy_window must be an AccessPolicyWindow, not {type(value).__name__}"
         )
     largest = _driver.attributes.largest_window(device)
     if value.nbytes > largest:
@@ -114,7 +114,7 @@ def _window(value: object, device: int) -> _driver.attributes.Window:
     if size is not None and value.nbytes > size:
         raise ValueError(f"a window of {value.nbytes} bytes is larger than its buffer of {size}")
     if value.nbytes and _driver.pointers.place_of(address) is None:
-        raise ValueError(f"a window at {address:#x} is in no memory that CUDA knows")
+        raise ValueError(f"a window at {address:#x} is not in memory that CUDA knows")
     return _driver.attributes.Window(address, value.nbytes, value.hit_ratio, value.hit, value.miss)
 
 
@@ -122,14 +122,14 @@ def _priority(value: Any, context: driver.CUcontext) -> int:
     wanted = _numbers.integer(value, "priority")
     least, greatest = _driver.contexts.priority_range(context)
     if not greatest <= wanted <= least:
-        raise ValueError(f"a priority is a number from {greatest} to {least}, not {value!r}")
+        raise ValueError(f"a priority must be a number from {greatest} to {least}, not {value!r}")
     return wanted
 
 
 def _domain_map(value: Any, device: int) -> tuple[int, int]:
     count = max(_driver.attributes.domain_count(device), 1)
     if not isinstance(value, tuple) or len(value) != 2:
-        raise TypeError(f"mem_sync_domain_map is a tuple of two numbers, not {value!r}")
+        raise TypeError(f"mem_sync_domain_map must be a tuple of two numbers, not {value!r}")
     default, remote = (_numbers.integer(each, "a number of mem_sync_domain_map") for each in value)
     if not (0 <= default < count and 0 <= remote < count):
         raise ValueError(

@@ -122,14 +122,14 @@ def _begin(lane: Lane, mode: CaptureMode) -> GraphDefinition:
     handle = lane.live()
     if int(handle) == _driver.streams.LEGACY:
         raise CaptureError(
-            f"{lane!r} cannot be captured: CUDA allows it for no legacy default stream; "
+            f"{lane!r} cannot be captured: CUDA does not allow it for the legacy default stream; "
             "capture on a stream of Stream.create()",
             stream=repr(lane),
         )
     if _driver.capture.is_capturing(handle, lane):
         raise CaptureError(
-            f"{lane!r} is being captured already; end that capture first, or capture on "
-            "another stream",
+            f"{lane!r} is already being captured; end that capture first, or capture on another "
+            "stream",
             stream=repr(lane),
         )
     with _driver.core.core_errors("cuGraphCreate", lane):
@@ -157,7 +157,7 @@ def _end(lane: Lane) -> GraphDefinition:
     if not _driver.capture.is_capturing(handle, lane):
         _drop(identity)  # a Ctrl-C came when it had ended
         raise CaptureError(
-            f"{lane!r} is not being captured; begin_capture() comes first", stream=repr(lane)
+            f"{lane!r} is not being captured; call begin_capture() first", stream=repr(lane)
         )
     begun = _begun.get(identity)
     if begun is None:

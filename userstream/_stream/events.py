@@ -34,7 +34,9 @@ def wait_for_any(lane: Lane, event: Any, flags: int) -> None:  # any framework's
     """Make later work on a stream wait for an event of any library."""
     wanted = _numbers.integer(flags, "flags")
     if wanted not in (0, _driver.event_waits.EXTERNAL):
-        raise ValueError(f"flags of wait_event are 0 or CU_EVENT_WAIT_EXTERNAL (1), not {flags!r}")
+        raise ValueError(
+            f"flags of wait_event must be 0 or CU_EVENT_WAIT_EXTERNAL (1), not {flags!r}"
+        )
     lane.live()
     lane.within(_wait_for_any, lane, event, wanted)
 
@@ -51,15 +53,15 @@ def _record(lane: Lane, event: Event | None, options: EventOptions | None) -> Ev
 def _check_recordable(lane: Lane, event: Event) -> None:
     if not isinstance(event, Event):
         raise TypeError(
-            f"record takes an event of cuda.core, not {type_name(event)}; without one it makes "
-            "one, and options= are of that"
+            f"record takes a cuda.core event, not {type_name(event)}; without one it creates one, "
+            "with options="
         )
     _check_open(event)
     own, device = lane.device, event.device  # None of an event of another process
     if device is not None and device.device_id != own:
         raise DeviceMismatchError(
-            f"{event!r} is of device {device.device_id} and {lane!r} of device {own}; a stream "
-            "records events of its own device, and record() makes one",
+            f"{event!r} belongs to device {device.device_id} and {lane!r} to device {own}; a "
+            "stream records events of its own device, and record() creates one",
             devices=(own, device.device_id),
             stream=repr(lane),
         )

@@ -46,7 +46,7 @@ def check_sms(sms: object, *, nonblocking: bool) -> Wanted:
     wanted = _engine.parts.check(sms)
     if not nonblocking:
         raise ValueError(
-            f"sms={sms!r} is for non-blocking streams alone: leave out nonblocking=False"
+            f"sms={sms!r} is for non-blocking streams only: leave out nonblocking=False"
         )
     return wanted
 
@@ -72,8 +72,8 @@ def check_own(lane: Lane | None, stream: object) -> None:
     """Refuse a stream that is not the caller's own, which a ``with`` block would close."""
     if lane is None or not lane.owned or lane.is_shared:
         raise TypeError(
-            f"{stream!r} cannot be used in a with statement, which would close it: only streams "
-            "made by Stream.create are closed so"
+            f"{stream!r} cannot be used in a with statement, which would close it: only streams of "
+            "Stream.create() are closed that way"
         )
 
 
@@ -148,11 +148,12 @@ def address_of(handle: int | driver.CUstream | StreamLike, numbers: str = "an ad
             version, address = map(operator.index, protocol())
         except (TypeError, ValueError) as error:
             raise UnsupportedStreamError(
-                f"__cuda_stream__ of this {type_name(handle)} gives no version and address: {error}"
+                f"__cuda_stream__ of this {type_name(handle)} does not return a version and an "
+                f"address: {error}"
             ) from error
         if version != 0:
             raise UnsupportedStreamError(
-                f"{handle!r} speaks version {version} of __cuda_stream__, not 0"
+                f"{handle!r} implements version {version} of __cuda_stream__, not 0"
             )
         if address == 0:  # legal there, and CUDA's NULL stream
             address = _driver.streams.LEGACY

@@ -73,7 +73,7 @@ def add_callback(lane: Lane, stream: S, fn: Callable[[S, DriverError | None], ob
 def _name_of(fn: object) -> str:
     """Return the name of a function for reports; refuse what cannot be called here."""
     if not callable(fn):
-        raise TypeError(f"a function is needed, not {type(fn).__name__}")
+        raise TypeError(f"fn must be callable, not {type(fn).__name__}")
     if any(
         inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each)
         for each in (fn, type(fn).__call__)

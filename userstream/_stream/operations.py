@@ -142,8 +142,8 @@ class WaitValue(MemoryOperation):
         flags = _numbers.integer(self.flags, "flags")
         if flags & ~(_driver.values.COMPARISONS | _driver.values.FLUSH_FLAG):
             raise ValueError(
-                f"flags of a wait are one of WaitFlags.GEQ, EQ, AND and NOR, or that | FLUSH, not "
-                f"{self.flags!r}"
+                "flags of a wait must be one of WaitFlags.GEQ, EQ, AND and NOR, or that | FLUSH, "
+                f"not {self.flags!r}"
             )
 
 
@@ -194,7 +194,9 @@ class MemoryBarrier(MemoryOperation):
 
     def __post_init__(self) -> None:
         if self.scope not in ("system", "gpu"):
-            raise ValueError(f'the scope of a barrier is "system" or "gpu", not {self.scope!r}')
+            raise ValueError(
+                f'the scope of a barrier must be "system" or "gpu", not {self.scope!r}'
+            )
 
 
 def _check_value(value: int, bits: int) -> None:

@@ -51,7 +51,7 @@ def submit(lane: Lane, ops: Iterable[MemoryOperation], flags: int) -> None:
         ) from None
     batch = list(operations)
     if not 1 <= len(batch) <= _MOST_OPERATIONS:
-        raise ValueError(f"a batch has 1 to {_MOST_OPERATIONS} operations, not {len(batch)}")
+        raise ValueError(f"a batch must have 1 to {_MOST_OPERATIONS} operations, not {len(batch)}")
     lane.live()
     lane.within(_batch, lane, batch)
 
@@ -65,7 +65,7 @@ def copy(lane: Lane, dst: int | Buffer, src: int | Buffer, nbytes: int | None) -
 def attach(lane: Lane, memory: int | Buffer, to: Literal["global", "host", "single"]) -> None:
     """Enqueue the attachment of managed memory."""
     if to not in ("global", "host", "single"):
-        raise ValueError(f'memory is attached to "global", "host" or "single", not {to!r}')
+        raise ValueError(f'to must be "global", "host" or "single", not {to!r}')
     lane.live()
     lane.within(_attach, lane, memory, to)
 
@@ -105,7 +105,7 @@ def _parameters(lane: Lane, operation: MemoryOperation) -> driver.CUstreamBatchM
             _driver.values.require_flush(lane.device)
             return _driver.values.flush_operation()
     raise TypeError(
-        "a batch consists of WriteValue, WaitValue, MemoryBarrier and FlushRemoteWrites, not "
+        "a batch must consist of WriteValue, WaitValue, MemoryBarrier and FlushRemoteWrites, not "
         f"{type_name(operation)}"
     )
 
@@ -140,7 +140,7 @@ def _copy(lane: Lane, dst: int | Buffer, src: int | Buffer, nbytes: int | None) 
 def _check_place(lane: Lane, role: str, address: int, size: int) -> None:
     place = _driver.pointers.place_of(address)
     if place is None:
-        raise ValueError(f"{role} ({address:#x}) is in no memory that CUDA knows")
+        raise ValueError(f"{role} ({address:#x}) is not in memory that CUDA knows")
     if place.kind == "pinned":
         raise ValueError(
             f"{role} ({address:#x}) is in pinned host memory; memcpy_dtod copies between "
@@ -148,7 +148,7 @@ def _check_place(lane: Lane, role: str, address: int, size: int) -> None:
         )
     if not place.covers(address, size):
         raise ValueError(
-            f"{size} bytes at {role} ({address:#x}) end behind the allocation there, of "
+            f"{size} bytes at {role} ({address:#x}) extend beyond the allocation there, of "
             f"{place.size} bytes at {place.start:#x}"
         )
     own = lane.device
@@ -171,7 +171,7 @@ def _attach(lane: Lane, memory: int | Buffer, to: str) -> None:
     address, _size = address_and_size(memory)
     place = _driver.pointers.place_of(address)
     if place is None or not place.is_managed:
-        raise ValueError(f"address {address:#x} is in no managed memory, and cannot be attached")
+        raise ValueError(f"address {address:#x} is not in managed memory, so it cannot be attached")
     if place.start != address:
         raise ValueError(
             f"address {address:#x} is not the start of its allocation, which is at "
