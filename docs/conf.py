@@ -121,6 +121,35 @@ def _start_without_context(*event: Any) -> None:
             break
 
 
+# What the pages of functions begin with: programs with a framework, as their docstrings have none.
+_PROGRAMS = {
+    "asnumpy": "inspect_pipeline",
+    "borrow": "with_pytorch",
+    "copyto": "several_gpus",
+    "get_stream": "your_stream",
+    "hand_over": "hand_over",
+    "hold": "raw_pointer",
+    "wait": "your_stream",
+    "wait_async": "asyncio_service",
+}
+
+
+def _begin_with_a_framework(*event: Any) -> None:
+    """Show a program behind the first line of a docstring."""
+    *_, name, _obj, _options, lines = event
+    program = _PROGRAMS.get(name.removeprefix("userstream."))
+    if program is not None:
+        summary = next(number for number, line in enumerate(lines) if line)
+        behind = lines.index("", summary)
+        lines[behind:behind] = [
+            "",
+            f".. literalinclude:: /examples/needs_gpu/{program}.py",
+            "   :language: python",
+            "   :caption: Needs a GPU and PyTorch",
+            "",
+        ]
+
+
 def _show_public_bases(*event: Any) -> None:
     """Show cuda.core's stream in the place of the private layers between it and ours."""
     *_, obj, _options, bases = event
@@ -148,5 +177,6 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", _check_names)
     app.connect("autodoc-process-docstring", _skip_without_simulation)
     app.connect("autodoc-process-docstring", _start_without_context, priority=900)
+    app.connect("autodoc-process-docstring", _begin_with_a_framework, priority=900)
     app.connect("autodoc-process-signature", _show_no_constructor)
     app.connect("autodoc-process-bases", _show_public_bases)

@@ -57,6 +57,7 @@ FRAMEWORKS = {
     "with_pytorch.py": "torch",
     "with_rmm.py": "rmm",
     "with_warp.py": "warp",
+    "your_stream.py": "torch",
 }
 
 
