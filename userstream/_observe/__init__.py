@@ -63,8 +63,8 @@ def observe(
     timeline : int, default 20_000
         The largest number of operations on the page of `Observation.save`: the newest.
     allocations : bool, default False
-        Whether ``Race.allocated`` is the line that allocated the tensor or the array, rather than the
-        one for which its framework obtained memory from the driver. PyTorch keeps its memory
+        Whether ``Race.allocated`` is the line that allocated the tensor or the array, rather than
+        the one for which its framework obtained memory from the driver. PyTorch keeps its memory
         history meanwhile (``torch.cuda.memory._record_memory_history``, unless it does so already);
         CuPy is asked by a memory hook of the thread that begins the observation.
 
