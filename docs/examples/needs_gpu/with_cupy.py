@@ -4,7 +4,8 @@ import userstream as us
 
 array = cupy.ones(1 << 20)
 
-# After CuPy's work on the array; CuPy continues after yours. The host does not wait.
+# After CuPy's work on the array; CuPy continues after yours.
+# The host does not wait.
 with us.borrow(array, activate=True) as stream:
     assert cupy.cuda.get_current_stream().ptr == int(stream.handle)
     doubled = array * 2  # on the user stream

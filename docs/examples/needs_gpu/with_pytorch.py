@@ -4,7 +4,8 @@ import userstream as us
 
 tensor = torch.ones(1 << 20, device="cuda:0")
 
-# After PyTorch's work on the tensor; PyTorch continues after yours. The host does not wait.
+# After PyTorch's work on the tensor; PyTorch continues after yours.
+# The host does not wait.
 with us.borrow(tensor, activate=True) as stream:
     current = torch.cuda.current_stream(tensor.device)
     assert current.cuda_stream == int(stream.handle)
