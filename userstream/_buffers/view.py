@@ -92,10 +92,13 @@ class View:
     is_single: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
-        cls.is_named = "named" in vars(cls)
         cls.is_single = cls.parts is View.parts and cls.pieces is View.pieces
+        cls.is_named = cls.is_single and "named" in vars(cls)
         cls.is_usual = (
-            cls.framework is not None and cls.order is View.order and cls.units is View.units
+            cls.is_single
+            and cls.framework is not None
+            and cls.order is View.order
+            and cls.units is View.units
         )
 
     def __init__(self, buffer: Any) -> None:  # any framework's buffer

@@ -63,7 +63,6 @@ class Borrow:
         self._ordering: Ordering | None = None
         self._use: holding.Use | None = None
         self._activation: Activation[Stream] | None = None
-        self._unentered: _unentered.Unentered | None = None
         try:
             unentered = _unentered.spare.pop()
         except IndexError:
@@ -71,7 +70,7 @@ class Borrow:
         frame = sys._getframe(2)  # that called UserStream.borrow
         unentered.words, unentered.position = "a borrow", frame.f_lasti
         unentered.code = frame.f_code
-        self._unentered = unentered
+        self._unentered: _unentered.Unentered | None = unentered
 
     def __repr__(self) -> str:
         # Not the buffers, whose own may copy them to the host.
@@ -91,7 +90,7 @@ class Borrow:
             raise RuntimeError("this borrow has not ended yet; call borrow() for another one")
         activation = None
         if self._activate is False:
-            buffers, stream, producer, name = self._asked  # quicker than a star
+            buffers, stream, producer, name = self._asked  # a star takes longer
             ordering = self._order(buffers, stream, producer, name)
         else:  # what may be refused comes first
             frameworks = _frameworks(self._activate, self._asked[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from userstream import _buffers, _cleanup, _driver
 from userstream._buffers import NO_STREAM, type_name
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from userstream.typing import Producer
 
 _AUTO = "auto"
+_PER_THREAD = _driver.streams.PER_THREAD  # which is another one in the next thread
 
 
 class Ordering:
@@ -58,7 +59,7 @@ class Ordering:
 
     def acquire(
         self, deadline: Deadline | None = None, *, to_be_released: bool = True
-    ) -> list[object]:
+    ) -> Sequence[object]:
         """Make the consumer wait for the producers; return what keeps the memory of some.
 
         What a release would be refused for is refused before the first edge.
@@ -68,7 +69,7 @@ class Ordering:
             self._come_after_devices(to_be_released and not self.may_wait)
         for producer in self.producers:
             lane.wait_for(producer, may_join=lane.on_close is None)  # is_shared, without a call
-        kept = [self._export(view) for view in self.exporting] if self.exporting else []
+        kept = [self._export(view) for view in self.exporting] if self.exporting else ()
         if settings.SYNC:
             self._wait_on_host(deadline)
         return kept
@@ -125,16 +126,16 @@ class Ordering:
         lane, producers = self.lane, self.producers
         failures: list[Exception] = []
         wait_on_host = settings.SYNC and not after_error
-        event = None
+        event, captured = None, False
         if len(producers) == 1 and not self.after:
             try:
                 event = usual_edge(lane, producers[0])
             except Exception as failure:
                 failures.append(failure)
                 producers = ()
-        capture = _driver.streams.NOT_CAPTURING
         if event is None:
             event, capture = lane.mark()
+            captured = capture != _driver.streams.NOT_CAPTURING
             for producer in producers:
                 try:
                     producer.follow(event, lane, capture, may_join=self.may_join)
@@ -144,7 +145,7 @@ class Ordering:
         # What is captured never completes: the graph needs the buffers as long as it lives.
         if objects is None:
             lane.pool.give_back(event)
-        elif capture != _driver.streams.NOT_CAPTURING:
+        elif captured:
             lane.pool.give_back(event)
             holding.let_go(objects)
         else:
@@ -207,8 +208,7 @@ def usual_ordering_of_view(view: View, consumer: Stream) -> Ordering | None:
         handle, owner = view.framework.current_stream(view.device)
     else:
         kind, handle, owner = view.order
-    # The per-thread stream is another one in the next thread, and 0 is not a stream.
-    if handle in (NO_STREAM, _driver.streams.PER_THREAD):
+    if handle in (NO_STREAM, _PER_THREAD):  # 0 is not a stream
         return None
     if kind == "current":
         producer = lanes.of_framework(handle, view.device)
@@ -222,57 +222,70 @@ def usual_ordering_of_view(view: View, consumer: Stream) -> Ordering | None:
     return ordering
 
 
+# Who uses some buffers, its lane, that of who else produces them, and what keeps that alive.
+_Lanes: TypeAlias = "tuple[Stream, Lane, Lane | None, object]"
+
+
 def usual_lanes(
     buffers: Sequence[Any], producer: Producer, user_streams: Mapping[int, Stream]
-) -> tuple[Stream, Lane, Lane | None, object] | None:
-    """Find out quickly who uses some buffers, who else produces them, and what keeps that alive.
+) -> _Lanes | None:
+    """Find out quickly who uses some buffers, and who else produces them.
 
     That is for buffers of one type that was seen before, on one device and each in one piece, and
     either of a framework that has a current stream, or all naming one stream, or written on a
     `Stream` that is given. For others it returns `None`: `ordering_of` takes care of them. It is
     all that nearly every borrow needs, so each call of a function counts here.
     """
-    if not buffers or settings.SYNC or settings.BY_DEVICE:
+    if settings.SYNC or settings.BY_DEVICE:
         return None
     try:
         kind = _buffers.learned[type(buffers[0])]
-    except KeyError:
+    except LookupError:  # of a type that was not seen yet, or there is none
         return None
-    if not kind.is_single:
-        return None
-    source: Lane | None = None
-    owner: object = producer
-    framework = kind.framework
     if producer is not _AUTO:
-        source = producer._lane if type(producer) is Stream else None
-        if source is None or not source.anywhere:
-            return None
-    elif not kind.is_usual or framework is None:
+        return _given_lanes(kind, buffers, producer, user_streams)
+    framework = kind.framework
+    if framework is None or not kind.is_usual:
         return _named_lanes(kind, buffers, user_streams) if kind.is_named else None
     device = kind.locate(buffers[0])
-    if len(buffers) > 1 and not all(
-        _buffers.learned.get(type(buffer)) is kind and kind.locate(buffer) == device
-        for buffer in buffers
-    ):
+    if len(buffers) > 1 and not _are_alike(buffers, kind, device):
         return None
-    consumer = user_streams.get(device)
-    if consumer is None or consumer._lane is None:
+    handle, owner = framework.current_stream(device)
+    try:
+        consumer, source = user_streams[device], lanes.of_frameworks[device][handle]
+    except KeyError:  # the first time, or a stream that has to be created
         return None
-    if source is None and framework is not None:
-        handle, owner = framework.current_stream(device)
-        if handle == _driver.streams.PER_THREAD:
-            return None
-        try:
-            source = lanes.of_frameworks[device][handle]
-        except KeyError:
-            source = lanes.of_framework(handle, device)
     lane = consumer._lane
+    if lane is None or handle == _PER_THREAD:
+        return None
     return consumer, lane, None if source is lane else source, owner
+
+
+def _given_lanes(
+    kind: type[View], buffers: Sequence[Any], producer: Producer, user_streams: Mapping[int, Stream]
+) -> _Lanes | None:
+    """As `usual_lanes`, for buffers that are written on a stream that is given."""
+    source = producer._lane if type(producer) is Stream else None
+    if source is None or not source.anywhere or not kind.is_single:
+        return None
+    device = kind.locate(buffers[0])
+    consumer = user_streams.get(device)
+    if consumer is None or consumer._lane is None or not _are_alike(buffers, kind, device):
+        return None
+    return consumer, consumer._lane, None if source is consumer._lane else source, producer
+
+
+def _are_alike(buffers: Sequence[Any], kind: type[View], device: int) -> bool:
+    """Tell whether buffers are of one kind and on one device."""
+    return all(
+        _buffers.learned.get(type(buffer)) is kind and kind.locate(buffer) == device
+        for buffer in buffers[1:]
+    )
 
 
 def _named_lanes(
     kind: type[View], buffers: Sequence[Any], user_streams: Mapping[int, Stream]
-) -> tuple[Stream, Lane, Lane | None, object] | None:
+) -> _Lanes | None:
     """As `usual_lanes`, for buffers that name their stream."""
     told = kind.named(buffers[0])
     if told is None:
@@ -282,7 +295,7 @@ def _named_lanes(
             return None
     device, handle = told
     consumer = user_streams.get(device)
-    if consumer is None or consumer._lane is None or handle == _driver.streams.PER_THREAD:
+    if consumer is None or consumer._lane is None or handle == _PER_THREAD:
         return None
     lane, source = consumer._lane, lanes.named(handle, device)
     return consumer, lane, None if source is lane else source, None
