@@ -269,8 +269,10 @@ def _given_lanes(
     if source is None or not source.anywhere or not kind.is_single:
         return None
     device = kind.locate(buffers[0])
+    if len(buffers) > 1 and not _are_alike(buffers, kind, device):
+        return None
     consumer = user_streams.get(device)
-    if consumer is None or consumer._lane is None or not _are_alike(buffers, kind, device):
+    if consumer is None or consumer._lane is None:
         return None
     return consumer, consumer._lane, None if source is consumer._lane else source, producer
 
