@@ -668,15 +668,15 @@ def test_timeouts_lose_no_events(stream: us.Stream, small_chunks: None) -> None:
 
 
 def test_a_held_stream_keeps_the_chunks_from_nobody(stream: us.Stream, small_chunks: None) -> None:
-    with on_device(LARGE) as memory, us.Stream.create(0) as other:
+    with on_device(LARGE) as memory, on_device(LARGE) as more, us.Stream.create(0) as other:
         for copy in (
             lambda: to_host(memory, stream),
             lambda: from_host(LARGE, memory, stream, deadline=Deadline(20)),
         ):
             with testing.latch(stream) as latch, running(copy) as result:
                 assert is_blocked(result)
-                assert same(to_host(memory, other, deadline=Deadline(20)), LARGE)
-                from_host(LARGE, memory, other, deadline=Deadline(20))
+                assert same(to_host(more, other, deadline=Deadline(20)), LARGE)
+                from_host(LARGE, more, other, deadline=Deadline(20))
                 latch.release()
                 result()
 

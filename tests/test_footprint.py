@@ -16,7 +16,10 @@ from helpers import CAI, device_current, device_memory, on
 from userstream import testing
 from userstream._engine import holding
 
-pytestmark = pytest.mark.simulated
+pytestmark = [
+    pytest.mark.simulated,
+    pytest.mark.no_races(False),  # who watches adds to what is counted
+]
 
 # What is one call of C where there is the compiled core.
 IN_C = {"userstream._driver.pure", "userstream._driver.streams"}

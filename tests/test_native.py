@@ -216,6 +216,7 @@ def test_what_is_late_does_not_go_on(core, producer, event, to_host):
     assert out.raw == b"before.."
 
 
+@pytest.mark.no_races(False)  # whoever calls `fetch` knows that it has waited
 def test_a_producer_is_followed_by_an_edge_only_while_it_is_busy(
     core, producer, event, memory, to_host
 ):
@@ -379,6 +380,7 @@ class TestCompiled:
         )
         assert done.returncode == 0, done.stderr
 
+    @pytest.mark.no_races(False)  # the analysis remembers what was called
     def test_no_call_leaks(self, native, producer, event, to_host):
         fused.load()
         stream, context = producer._lane.handle, producer._lane.context

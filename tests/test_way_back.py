@@ -108,6 +108,7 @@ def test_a_driver_that_cannot_let_a_context_wait(
             result()
 
 
+@pytest.mark.no_races(False)  # it writes what nobody writes
 def test_an_immutable_array_needs_none(producer: us.Stream, jax: Any, memory: int) -> None:
     """Nobody writes it again, and it is held: other streams of the device are left alone."""
 

@@ -89,7 +89,7 @@ def test_asynchronous_copies_keep_the_order(memory, pageable, pinned, stream):
 
 
 def test_a_copy_to_pinned_memory_does_not_wait(memory, pinned, stream):
-    ok(driver.cuMemsetD8(memory, 7, SIZE))
+    ok(driver.cuMemsetD8Async(memory, 7, SIZE, stream))
     with latch(stream) as held:
         copying = Background(lambda: driver.cuMemcpyDtoHAsync(pinned, memory, SIZE, stream))
         assert copying.answer == (SUCCESS,)
@@ -101,7 +101,7 @@ def test_a_copy_to_pinned_memory_does_not_wait(memory, pinned, stream):
 
 def test_a_copy_to_pageable_memory_waits(memory, pageable, stream):
     host = ctypes.addressof(pageable)
-    ok(driver.cuMemsetD8(memory, 7, SIZE))
+    ok(driver.cuMemsetD8Async(memory, 7, SIZE, stream))
     with latch(stream) as held:
         copying = Background(lambda: driver.cuMemcpyDtoHAsync(host, memory, SIZE, stream))
         assert copying.is_blocked
@@ -346,7 +346,7 @@ def test_fills_are_aligned(memory, fill, offset):
 
 
 def test_a_fill_of_rows(memory, stream):
-    ok(driver.cuMemsetD8(memory, 0, SIZE))
+    ok(driver.cuMemsetD8Async(memory, 0, SIZE, stream))
     ok(driver.cuMemsetD2D8Async(memory, 16, 1, 4, 3, stream))
     assert finishes(stream)
     row = b"\1" * 4 + b"\0" * 12
@@ -359,7 +359,7 @@ def test_a_fill_of_rows(memory, stream):
 def test_a_copy_of_rows_between_pitches(make_memory, pageable, stream):
     source, destination = make_memory(), make_memory()
     upload(source, pageable)
-    ok(driver.cuMemsetD8(destination, 0, SIZE))
+    ok(driver.cuMemsetD8Async(destination, 0, SIZE, stream))
     copy = driver.CUDA_MEMCPY2D()
     copy.srcMemoryType = copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
     copy.srcDevice, copy.srcPitch = source, 32

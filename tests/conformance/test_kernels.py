@@ -278,8 +278,8 @@ def test_a_null_stream(function, numbers):
 def test_a_kernel_runs_in_the_context_of_the_stream(kernel, make_stream, other_context, contexts):
     with current(other_context):
         there = ok(driver.cuMemAlloc(256))
-        ok(driver.cuMemsetD32(there, 0, 64))
     stream = make_stream(context=other_context)
+    ok(driver.cuMemsetD32Async(there, 0, 64, stream))
     assert launch(as_function(kernel), stream, int(there)) == SUCCESS
     assert finishes(stream)
     with current(other_context):

@@ -437,6 +437,7 @@ def test_the_device_of_the_stream_decides(make_stream, other_context):
 
 
 @pytest.mark.simulated
+@pytest.mark.no_races(False)  # it is one
 def test_use_after_free_in_the_order_of_the_stream_is_an_illegal_address(make_memory):
     """A real device often does not notice."""
     memory = make_memory()

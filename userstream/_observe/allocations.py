@@ -9,8 +9,9 @@ from userstream._observe.memory import DEVICE, MANAGED, PINNED, Access, Allocati
 from userstream._observe.races import Done
 
 if TYPE_CHECKING:
+    from userstream._observe.clocks import Lane
     from userstream._observe.records import Call
-    from userstream._observe.world import World
+    from userstream._observe.world import Range, World
 
 _WORD = struct.Struct("<Q")
 
@@ -56,9 +57,18 @@ class Allocations:
         operation.kind = "allocate"
         (begin,) = _WORD.unpack(call.fetched[0])
         end = begin + call.words[call.function.size or 0]
+        pool = call.words[call.function.roles["pool"]] if "pool" in call.function.roles else 0
+        if lane.capture is not None:
+            graph = lane.capture.graph
+            graph.allocates[begin] = (end - begin, operation)
+            graph.frees.pop(begin, None)  # of what was there before
+        self.made(lane, time, operation, (begin, end), pool)
+
+    def made(self, lane: Lane, time: int, operation: Done, where: Range, pool: int = 0) -> None:
+        """Let there be memory from an operation of a stream on."""
+        begin, end = where
         allocation = Allocation(begin, end, DEVICE, self.world.device_of(lane.context), operation)
-        if "pool" in call.function.roles:
-            allocation.pool = call.words[call.function.roles["pool"]]
+        allocation.pool = pool
         if lane.capture is None:
             allocation.touch(Access(begin, end, lane, time, operation, write=True))
         self.world.memory.add(allocation)
@@ -107,8 +117,13 @@ class Allocations:
         lane = self.world.lane(call)
         operation, time = self.world.begin(call, lane)
         operation.kind = "free async"
-        if found is None or lane.capture is not None:
-            return
+        if lane.capture is not None:
+            lane.capture.graph.frees[call.words[0]] = operation
+        elif found is not None:
+            self.freed(lane, time, operation, found)
+
+    def freed(self, lane: Lane, time: int, operation: Done, found: Allocation) -> None:
+        """Let memory be free from an operation of a stream on."""
         if found.freed is None:
             self.world.touch(lane, time, operation, [(found.start, found.end)], write=True)
             found.freed = operation

@@ -12,6 +12,7 @@ from userstream._observe.races import Done
 from userstream._observe.stacks import line_of
 
 if TYPE_CHECKING:
+    from userstream._observe.allocations import Allocations
     from userstream._observe.clocks import Lane
     from userstream._observe.records import Call
     from userstream._observe.world import World
@@ -22,8 +23,9 @@ _WORD = struct.Struct("<Q")
 class Captures:
     """Applies captures and graphs."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, allocations: Allocations) -> None:
         self.world = world
+        self._allocations = allocations
         self._graphs: dict[int, Graph] = {}  # by the handle of a graph, or of an executable one
 
     def seen_stream(self, call: Call) -> None:
@@ -104,16 +106,28 @@ class Captures:
         if graph is None:
             return
         where = f"a graph launched at {self._line(call.stack)}"
-        for touch in graph.touches.values():
-            inside: Done = touch.operation
+
+        def launch(inside: Done) -> Done:
             operation = Done(inside.name, inside.stack, call.thread, lane)
+            operation.kind = inside.kind
             operation.launched = where
             operation.entry = launched.entry
+            return operation
+
+        # Each launch makes its memory anew, at the addresses that the capture was told.
+        for begin, (size, inside) in graph.allocates.items():
+            self._allocations.made(lane, time, launch(inside), (begin, begin + size))
+        for touch in graph.touches.values():
+            operation = launch(touch.operation)
             write, known = self.world.declarations.judge(
                 operation, touch.start, touch.write, touch.known
             )
             ranges = [(touch.start, touch.end)]
             self.world.touch(lane, time, operation, ranges, write=write, known=known)
+        for address, inside in graph.frees.items():
+            found = self.world.memory.find(address)
+            if found is not None:
+                self._allocations.freed(lane, time, launch(inside), found)
         for event in graph.records:
             self.world.clocks.record(event, lane)
 

@@ -42,7 +42,8 @@ class Engine:
         self._stall = stall
         self._taken = 0
         self._pinned = Pinned(world)
-        allocations, captures, launches = Allocations(world), Captures(world), Launches(world)
+        allocations, launches = Allocations(world), Launches(world)
+        captures = Captures(world, allocations)
         self._notes: dict[int, Callable[[Call], None]] = {
             records.SEEN_STREAM: captures.seen_stream,
             records.SEEN_MEMORY: allocations.seen_memory,

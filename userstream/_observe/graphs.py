@@ -27,6 +27,8 @@ class Graph:
         self.touches: dict[tuple[int, int, bool, str], Touch] = {}
         self.waits: list[int] = []  # events outside of it
         self.records: list[int] = []
+        self.allocates: dict[int, tuple[int, Any]] = {}  # by address: the size, and the operation
+        self.frees: dict[int, Any] = {}  # by address: the operation
         self.complete = True  # False: it has nodes that were not seen
 
     def add(self, other: Graph) -> None:
@@ -34,6 +36,8 @@ class Graph:
         self.touches.update(other.touches)
         self.waits += other.waits
         self.records += other.records
+        self.allocates.update(other.allocates)
+        self.frees.update(other.frees)
         self.complete = self.complete and other.complete
 
 
