@@ -131,6 +131,7 @@ def test_races_are_tied_to_their_operations(tmp_path: Path) -> None:
     document = shown(seen, tmp_path)
     first, second = document["races"][0]["entries"]
     assert [names(document)[first], names(document)[second]] == ["cuMemsetD8Async", "cuMemcpyAsync"]
+    assert document["races"][0]["allocated_at"] is None  # that was before
     assert "entries" not in seen.as_dict()["races"][0]
 
 
@@ -220,7 +221,9 @@ def a_document(count: int) -> dict[str, Any]:
         "address": 0x7F0000000000,
         "nbytes": 4096,
         "memory": "device",
-        "allocated": [],
+        "allocated": frames[:1],
+        "allocated_at": frames[0],
+        "framework": "torch",
         "first": operation,
         "second": {**operation, "stream": "stream 0x11 of device 0"},
         "ordered_until": None,
@@ -368,6 +371,19 @@ def test_what_gets_into_the_page_is_not_run(tab: Browser, tmp_path: Path) -> Non
     assert tab.run("document.images.length") == 0
     assert tab.asked == [file.as_uri()]
     assert "Content Security Policy" in " ".join(tab.said)
+
+
+@pytest.mark.parametrize("framework", ["torch", None])
+def test_who_allocated_the_memory_is_shown_if_that_is_known(
+    tab: Browser, tmp_path: Path, framework: str | None
+) -> None:
+    document = a_document(30)
+    document["races"][0]["framework"] = framework
+    file = tmp_path / "allocated.html"
+    file.write_text(page(document))
+    tab.open(file, 900, 600)
+    card = tab.run("document.querySelector('.card.race').textContent")
+    assert ("allocated by torch/programs/train.py:10 in step" in card) is (framework is not None)
 
 
 def test_a_hundred_thousand_operations_can_be_looked_through(tab: Browser, tmp_path: Path) -> None:

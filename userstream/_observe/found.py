@@ -198,6 +198,13 @@ class Race:
         """
         return {**_plain(self), "key": self.key}
 
+    def _for_page(self) -> dict[str, Any]:
+        return {
+            **self.as_dict(),
+            "entries": self._entries,
+            "allocated_at": _plain(line_of(self.allocated)),
+        }
+
 
 def _word(text: str) -> str:
     return shlex.quote(text) if any(each.isspace() for each in text) else text

@@ -420,7 +420,7 @@ class Observation:
 
     def _page(self) -> str:
         world = self._catch_up().world
-        document = self._document(lambda race: {**race.as_dict(), "entries": race._entries})
+        document = self._document(Race._for_page)
         with self._lock:  # of the thread that adds to it
             document["timeline"] = world.timeline.as_dict(
                 world.stacks, lambda lane: world.describe(lane)[0], world.finds.thread_name

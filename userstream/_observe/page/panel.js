@@ -67,6 +67,7 @@ function raceCard(race, chooseRace) {
     { type: "button", class: `card race${race.possible ? " possible" : ""}` },
     make("b", {}, `${race.kind}${times}`),
     placeText(race),
+    ...allocatorOf(race),
     ...sideOf("first", race.first),
     ...sideOf("second", race.second),
     make("span", { class: "advice" }, race.advice),
@@ -81,6 +82,14 @@ function raceCard(race, chooseRace) {
 /* Of what a kernel touches only the address is known. */
 function placeText({ address, memory, nbytes }) {
   return `${nbytes > 1 ? `${bytes(nbytes)} of ` : ""}${memory} memory at ${hex(address)}`;
+}
+
+function allocatorOf({ framework, allocated_at: line }) {
+  if (!framework) return [];
+  return [
+    make("span", { class: "side" }, `allocated by ${framework}`),
+    make("span", { class: "where" }, whereText(line)),
+  ];
 }
 
 function sideOf(which, operation) {
