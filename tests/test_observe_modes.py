@@ -203,6 +203,14 @@ def test_graphs_inside_of_a_block_and_blocks_inside_of_a_graph() -> None:
             assert accesses(seen, room.x)[-1] == expected
 
 
+def test_what_a_graph_fills_stays_written() -> None:
+    with a_room() as room, us.observe() as seen:
+        graph = captured(room, lambda: fill(room.x, room.a))
+        with borrowed(room.x, room.a):
+            checked(driver.cuGraphLaunch(graph, handle(room.a)))
+        assert accesses(seen, room.x) == ["exact"]
+
+
 # -- from when to when -----------------------------------------------------------------------------
 
 

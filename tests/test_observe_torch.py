@@ -96,6 +96,20 @@ def test_memory_that_another_tensor_was_given_too_early(
     assert "record_stream" in race.advice
 
 
+def test_memory_of_a_tensor_that_was_there_before(memory: standins.TorchMemory, room: Room) -> None:
+    """It has no line: that of the next tensor with its memory would be another one's."""
+    first = memory.malloc(SIZE)
+    with us.observe(allocations=True) as seen:
+        copy(room.y, first, room.b, SIZE)
+        memory.free(first)
+        assert memory.malloc(SIZE) == first
+        fill(first, room.a, SIZE)
+    (race,) = seen.races
+    assert (race.framework, race.allocated) == ("torch", ())
+    line = test_memory_of_a_tensor_that_was_there_before.__code__.co_firstlineno + 6
+    assert f"it was freed in between, and allocated again at {__file__}:{line}: " in race.advice
+
+
 def test_a_block_that_is_used_again_on_its_own_stream_is_no_race(
     memory: standins.TorchMemory, room: Room
 ) -> None:

@@ -46,8 +46,9 @@ class Blocks:
         block = first or second
         if block is None:
             return race
-        named = replace(race, allocated=block.stack(), framework=block.framework)
-        if first is None or second is None or first is second:
+        stack = () if first is None else first.stack()
+        named = replace(race, allocated=stack, framework=block.framework)
+        if second is None or first is second:
             return named
         line = line_of(second.stack())
         where = "" if line is None else f" at {line.filename}:{line.lineno}"
