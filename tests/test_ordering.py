@@ -631,7 +631,12 @@ def test_held_on_the_streams_of_a_buffer(memory: int) -> None:
     named = us.get_stream(0, name="io")
     assert held_while(named, lambda b: us.hold(b, name="io"), memory) == [True, False]
     assert held_while(us.get_stream(0), us.hold, memory) == [True, False]
-    assert held_while(named, us.hold, memory) == [False, False]
+    buffer = array(memory, None)
+    alive = weakref.ref(buffer)
+    with testing.latch(named):
+        us.hold(buffer)
+        del buffer
+        assert eventually(lambda: alive() is None), "held on the unnamed one, which is idle"
 
     def hold(buffer: Any) -> None:
         us.acquire(buffer, name="io")
