@@ -8,9 +8,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda.bindings import driver
 
 import userstream as us
-from helpers import Delegating, array, content, copy, device_memory, fill, is_blocked, running
+from helpers import (
+    Delegating,
+    array,
+    checked,
+    content,
+    copy,
+    device_current,
+    device_memory,
+    fill,
+    is_blocked,
+    running,
+)
 from interrupts import cut_short
 from userstream import _driver, testing
 from userstream._ordering import device_edges, settings
@@ -91,6 +103,24 @@ def test_a_capture_on_the_device_survives(producer: us.Stream, memory: int) -> N
             assert error.value.seconds == 0.02
         assert captured.is_capturing
     assert content(memory) == {7}
+
+
+def test_a_capture_that_cannot_be_seen(producer: us.Stream, memory: int) -> None:
+    """The edge invalidates it, which is told; the copy is done, and was waited for."""
+    us.copyto(delegating(memory, producer), NEW)
+    us.wait_for_device(0)
+    with device_current(0):
+        handle = checked(driver.cuStreamCreateWithPriority(1, 0))  # somebody else's
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    checked(driver.cuStreamBeginCapture(handle, mode))
+    with pytest.raises(us.CaptureError) as caught:
+        us.copyto(delegating(memory, producer), NEW + 1)
+    assert "pass producer=" in caught.value.__notes__[0]
+    assert us.get_stream(0).is_done
+    driver.cuStreamEndCapture(handle)
+    assert content(memory) == {8}
+    us.copyto(delegating(memory, producer), NEW)
+    checked(driver.cuStreamDestroy(handle))
 
 
 @pytest.mark.simulated

@@ -1309,7 +1309,8 @@ CaptureError, ClosedError
         DeviceMismatchError
             *stream* is on another device than a conjugate or negated PyTorch tensor.
         CaptureError
-            *stream* or a producer is being captured: a copy cannot be part of a graph.
+            *stream* or a producer is being captured: a copy cannot be part of a graph. Or the copy
+            is done, but ordering with the whole device invalidated a capture that cannot be seen.
         ClosedError
             A stream that was passed, or this registry, is closed.
         ValueError, TypeError

@@ -164,13 +164,15 @@ class Ordering:
             return bool(self.after)
         instead = False
         for device in self.after:
+            tried = False
             try:
                 device_edges.refuse_captures((device,), self.lane)
+                tried = True
                 device_edges.to_device(device, event)
             except (CaptureError, NotSupportedError) as failure:
-                if self.may_wait:
-                    instead = True
-                else:
+                instead = self.may_wait
+                # A capture that could not be seen is broken by now, which somebody has to hear.
+                if not instead or (tried and isinstance(failure, CaptureError)):
                     failures.append(failure)
             except Exception as failure:
                 failures.append(failure)
