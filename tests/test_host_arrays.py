@@ -16,6 +16,7 @@ from userstream import _driver, testing
 from userstream._copies import copies as _copies
 from userstream._copies import copy_lane
 from userstream._copies import pinned as _pinned
+from userstream._copies.arrays import address_of
 from userstream._copies.staging import trim
 from userstream._engine import holding
 
@@ -53,6 +54,24 @@ def free_all() -> None:
     thread = trim()
     if thread is not None:
         thread.join(30)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((2, 3)),
+        np.zeros(()),
+        np.zeros((0, 3)),
+        np.zeros((2, 3)).T,
+        np.zeros(6)[::-2],
+        np.zeros(3, "M8[s]"),
+        np.zeros(3, [("a", "i2"), ("b", "f8")]),
+        np.broadcast_to(np.zeros(1), 4),
+    ],
+    ids=repr,
+)
+def test_the_address_of_its_first_element(array: np.ndarray) -> None:
+    assert address_of(array) == address(array)
 
 
 @pytest.mark.parametrize("dtype", [float, "f4", np.uint8, "(2,)i2", [("a", "i2"), ("b", "f8")]])

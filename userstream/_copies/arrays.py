@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import math
@@ -187,13 +188,27 @@ def surplus_axes(source: Shape, shape: Shape) -> int:
 
 def pinned_address(array: np.ndarray) -> int | None:
     """Return the address of a page-locked host array, of which copies do not block."""
+    address = address_of(array)
+    return address if is_pinned(array, address) else None
+
+
+def address_of(array: np.ndarray) -> int:
+    """Return the address of the first element of a host array."""
+    try:
+        return ctypes.addressof(_CHARACTER(array))  # a third of the time of the other way
+    except (TypeError, ValueError):  # of a type without the buffer protocol, or read-only, or gaps
+        return int(array.ctypes.data)
+
+
+_CHARACTER = ctypes.c_char.from_buffer
+
+
+def is_pinned(array: np.ndarray, address: int) -> bool:
+    """Tell whether a host array at an address is page-locked, so that copies of it do not block."""
     span = layout.spread(array.shape, array.strides, array.itemsize)
-    address = int(array.ctypes.data)
     lowest = address - span.offset
     place = _driver.pointers.place_of(lowest)
-    if place is None or place.kind != "pinned" or not place.covers(lowest, span.nbytes):
-        return None
-    return address
+    return place is not None and place.kind == "pinned" and place.covers(lowest, span.nbytes)
 
 
 _BELOW_A_BYTE = re.compile(r"u?int[124]|float[46]_\w+")

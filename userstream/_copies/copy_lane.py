@@ -25,7 +25,7 @@ _NOT_CAPTURED = "; asnumpy and copyto cannot be captured: copy before or after t
 _SPIN_SECONDS = 100e-6
 
 # Of a copy that goes on to ordinary memory: the host copies one part while the GPU copies the next.
-PART = 256 << 10
+PART = 512 << 10
 
 _NOT_THERE = (
     "it copies behind the work of the buffer's producer, and what was to be filled is undefined: "
@@ -66,8 +66,8 @@ def fetch(
     try:
         while len(used) < count:
             used.append(pool.spare() or _new_event(pool, lane))
-        handles = [event.handle for event in used]
-        over = _driver.fused.fetch(lane, to, source, size, spin, after, out, handles)
+        taken = [event.taken for event in used]
+        over = _driver.fused.fetch(lane, to, source, size, spin, after, out, taken)
     except BaseException:
         for event in used:
             pool.abandon(event)

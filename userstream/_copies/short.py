@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from userstream._copies import copy_lane, layout, pinned, staging
-from userstream._copies.arrays import check_out, device_array, pinned_address
+from userstream._copies.arrays import address_of, check_out, device_array, is_pinned
 from userstream._copies.ordered import Acquired, in_order
 from userstream._ordering import usual_ordering_of_view
 from userstream.errors import HostBufferError, UnsupportedBufferError
@@ -107,15 +107,16 @@ def _ways_to(out: np.ndarray, run: _Run) -> tuple[int, int] | None:
 
     Each is 0 if that does not apply; `None` says that there is more to it.
     """
-    alike = run.width == out.nbytes and _steps(out.shape, out.strides) == _steps(
-        out.shape, run.strides
+    alike = run.width == out.nbytes and (
+        out.strides == run.strides
+        or _steps(out.shape, out.strides) == _steps(out.shape, run.strides)
     )
-    place = pinned_address(out)
-    if place is not None:
-        return (place - run.offset, 0) if alike else None
+    address = address_of(out)
+    if is_pinned(out, address):
+        return (address - run.offset, 0) if alike else None
     if run.width > 2 * staging.SIZE:
         return None
-    return 0, out.ctypes.data - run.offset + run.to if alike else 0
+    return 0, address - run.offset + run.to if alike else 0
 
 
 def _steps(shape: Shape, strides: Shape) -> list[int]:

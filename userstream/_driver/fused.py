@@ -107,10 +107,10 @@ def fetch(  # noqa: PLR0917 -- as `edge`: names would cost as much as a call
         to,
         source,
         size,
-        lane.handle or lane.live(),
-        lane.context,
+        lane.taken or lane.live(),
+        lane.home,
         int(seconds * 1_000_000_000),
-        0 if producer is None else producer.handle or producer.live(),
+        0 if producer is None else producer.taken or producer.live(),
         out,
         *events,
     )
