@@ -1,7 +1,7 @@
 """Outputs of NVIDIA DALI: tensors, lists of tensors, and those of its dynamic mode.
 
-DALI uses the memory of a pipeline's outputs again in spite of references to them: wait for your
-work on them before its next run.
+With ``exec_dynamic=False`` DALI uses the memory of a pipeline's outputs again in spite of
+references to them: wait for your work on them before its next run.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ built.build()
 for _ in range(3):
     (batch,) = built.run()
     with us.borrow(batch) as stream:  # after DALI's work on the batch; the host does not wait
-        pass  # ... queue work on the batch here, on `stream` ...
-    us.wait(batch, timeout=60)  # before DALI writes the next batch over this one
+        pass  # ... queue work on the batch here, on `stream`: the next run does not touch it ...
+us.wait(batch, timeout=60)
 
 info = us.describe(batch)
 assert (info.source, info.ordering) == ("dali TensorListGPU", "exact")
