@@ -233,6 +233,7 @@ def test_jax_sharded(jax: ModuleType) -> None:
 # -- numba, RMM -------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:__int__ returned non-int:DeprecationWarning")  # numba's own
 def test_numba(numba_cuda: ModuleType) -> None:
     array = numba_cuda.to_device(np.arange(6.0).reshape(2, 3))
     info = resolves(array)

@@ -56,12 +56,12 @@ class Scene:
 
 
 @pytest.fixture
-def scene(producer: us.Stream) -> Iterator[Scene]:
+def scene(producer: us.Stream, name: str) -> Iterator[Scene]:
     with (
         us.Stream.create(0) as busy,
         device_memory(0) as source,
         device_memory(0) as target,
-        testing.latch(busy),
+        contextlib.nullcontext() if name in IDLE else testing.latch(busy),
     ):
         yield Scene(producer, busy, source, target)
 
@@ -206,6 +206,9 @@ def drawn(count: int, places: int) -> list[int]:
     return [*range(places)] * rounds + sorted(numbers.sample(range(places), rest))
 
 
+IDLE = ("Stream.create of a part",)  # the first one of a part waits for all work of the device
+
+
 @contextlib.contextmanager
 def in_mode(mode: driver.CUstreamCaptureMode) -> Iterator[None]:
     before = checked(driver.cuThreadExchangeStreamCaptureMode(mode))
@@ -227,7 +230,8 @@ def test_a_storm_of_signals(name: str, scene: Scene) -> None:
     places: list[str] = []
     cut_short(call, 1 << 60, places)
     assert eventually(is_quiet)
-    assert eventually(lambda: not SIMULATED or alive()[2] == 1), "the busy one"
+    busy = 0 if name in IDLE else 1
+    assert eventually(lambda: not SIMULATED or alive()[2] == busy)
     gc.collect()
     before, modes = alive(), itertools.cycle(_MODES.values())
     for at, mode in zip(drawn(COUNT, len(places)), modes, strict=False):

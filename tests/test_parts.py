@@ -295,7 +295,6 @@ def test_the_producer_may_be_in_the_part(
             assert content(seen) == {value + 1}
 
 
-@pytest.mark.simulated  # a real driver may wait for the latch when it creates a stream
 def test_a_stream_of_the_part_that_is_made_later(producer: us.Stream, memory: int) -> None:
     with us.Stream.create(0, sms=16), device_memory(0) as seen:
         fill(producer, memory, 1)

@@ -151,6 +151,15 @@ def test_a_green_context_is_another_context(green, context):
     assert ok(driver.cuGreenCtxGetDevResource(green.handle, SM)).sm.smCount == 16
 
 
+def test_to_make_one_waits_for_the_work_of_the_primary_context(make_green, make_stream, whole):
+    (part,), _ = split(whole, 16)
+    with latch(make_stream()) as held:
+        making = Background(lambda: make_green(part))
+        assert making.is_blocked
+        held.release()
+        assert making.answer
+
+
 def test_the_rest_of_the_device(make_green, whole):
     (part,), rest = split(whole, 16)
     make_green(part)

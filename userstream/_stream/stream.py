@@ -133,7 +133,8 @@ class Stream(CoreStream):
         Notes
         -----
         Driver call: ``cuStreamCreateWithPriority``. Does not block, except that the first use of a
-        device creates its primary context.
+        device creates its primary context. With *sms*, the first stream of a part waits for the
+        work that is pending on the device, because ``cuGreenCtxCreate`` does.
 
         Examples
         --------

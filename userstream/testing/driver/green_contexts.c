@@ -25,7 +25,8 @@ static Stream *internal_stream(GreenContext *green) {
     return stream;
 }
 
-/* "This API will retain the primary context on device." */
+/* "This API will retain the primary context on device." H200: it returns only when the work that is
+ * queued in that context is done, or is not to be done any more. */
 DRIVER_FUNCTION(cuGreenCtxCreate, 12040,
                 (GreenContext **out, Description *description, CUdevice device, unsigned flags),
                 (out, description, device, flags)) {
@@ -40,6 +41,7 @@ DRIVER_FUNCTION(cuGreenCtxCreate, 12040,
     result = context_primary_retain(device, &primary);
     if (result != CUDA_SUCCESS)
         return result;
+    context_synchronize(primary);
     GreenContext *green = handle_new(KIND_GREEN_CONTEXT);
     green->id = new_id();
     green->primary = primary;
