@@ -46,7 +46,6 @@ def text() -> None:
         *_code_blocks(),
         *_pictures(),
         *_dali_table(),
-        *_driver_functions(),
     ]
     print("\n".join(problems) or "text: ok")
     if problems:
@@ -144,17 +143,6 @@ def _dali_table() -> Iterator[str]:
         "docs/reference/dali-parity.rst",
         set(re.findall(r"``(test_\w+)``", table)),
         set(re.findall(r"^def (test_\w+)", tests, re.MULTILINE)),
-    )
-
-
-def _driver_functions() -> Iterator[str]:
-    page = (ROOT / "docs/reference/driver-functions.rst").read_text(encoding="utf-8")
-    table, _rest = page.split("Through ``cuda.core``")
-    used: set[str] = set()
-    for path in (ROOT / "userstream/_driver").rglob("*.py"):
-        used.update(re.findall(r"(?:\bdriver\.|\")(cu[A-Z]\w+)", path.read_text(encoding="utf-8")))
-    yield from _differences(
-        "docs/reference/driver-functions.rst", set(re.findall(r"``(cu[A-Z]\w+)``", table)), used
     )
 
 

@@ -123,6 +123,15 @@ def producer() -> Iterator[Any]:
 
 
 @pytest.fixture
+def stream() -> Iterator[Any]:
+    """A stream of the test's own, on device 0."""
+    import userstream as us
+
+    with us.Stream.create(0) as stream:
+        yield stream
+
+
+@pytest.fixture
 def memory() -> Iterator[int]:
     """The address of 256 bytes on device 0."""
     from helpers import device_memory

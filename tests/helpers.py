@@ -130,6 +130,11 @@ def managed_memory(device: int = 0, size: int = 256) -> Iterator[int]:
             checked(driver.cuMemFree(pointer))
 
 
+def address(array: np.ndarray) -> int:
+    """Return the address of the first element of an array on the host."""
+    return int(array.__array_interface__["data"][0])
+
+
 def fill(stream: us.Stream, address: int, value: int, size: int = 256) -> None:
     """Queue a write of one byte everywhere."""
     checked(driver.cuMemsetD8Async(address, value, size, stream._live()))

@@ -17,6 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 import userstream as us
 from helpers import (
+    address,
     checked,
     current_context,
     device_current,
@@ -47,10 +48,6 @@ from userstream.testing import _simulated
 
 MIB = 1 << 20
 multi_device = pytest.mark.multi_device
-
-
-def address(array: np.ndarray) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 def span(view: np.ndarray) -> tuple[int, int]:

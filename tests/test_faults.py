@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import gc
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -119,6 +120,13 @@ def test_every_function_is_covered() -> None:
         copies(address)
     reached = {name for name in functions() if testing.calls(name)}
     assert set(functions()) - reached <= FIRST | ELSEWHERE | POOLS
+
+
+def test_every_function_is_documented() -> None:
+    page = Path(__file__).parents[1] / "docs/reference/driver-functions.rst"
+    ours, _of_cuda_core = page.read_text(encoding="utf-8").split("Through ``cuda.core``")
+    described = {name.removesuffix("_v2") for name in re.findall(r"``(cu[A-Z]\w+)``", ours)}
+    assert described == set(functions()) - {"cuStreamCreateWithPriority"}  # of cuda.core
 
 
 def scenario(address: int) -> None:

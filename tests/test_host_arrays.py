@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import userstream as us
-from helpers import array, content, device_memory, eventually, fill, refused_in_a_child
+from helpers import address, array, content, device_memory, eventually, fill, refused_in_a_child
 from userstream import _driver, testing
 from userstream._copies import copies as _copies
 from userstream._copies import copy_lane
@@ -44,10 +44,6 @@ def large() -> Iterator[int]:
 
 def as_bytes(address: int, producer: us.Stream) -> Any:
     return array(address, producer, shape=(SIZE,), typestr="|u1")
-
-
-def address(memory: np.ndarray) -> int:
-    return int(memory.__array_interface__["data"][0])
 
 
 def free_all() -> None:

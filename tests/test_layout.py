@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
+from helpers import address
 from layouts import random_target, same, views
 from userstream._copies import layout as _layout
 from userstream._copies.layout import Moves
@@ -40,10 +41,6 @@ def check(copy: Copy) -> None:
     for pitch, height in ((copy.to_pitch, copy.to_height), (copy.from_pitch, copy.from_height)):
         assert copy.width <= pitch < 1 << 31
         assert height >= copy.rows
-
-
-def address(array: np.ndarray) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -18,6 +18,7 @@ from cuda.bindings import driver
 
 import userstream as us
 from helpers import (
+    address,
     checked,
     device_memory,
     eventually,
@@ -71,10 +72,6 @@ def array(nbytes: int) -> np.ndarray:
     lease = take(nbytes)
     assert lease is not None
     return np.ndarray((nbytes,), "u1", lease)
-
-
-def address(array: np.ndarray) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 def place(array: np.ndarray) -> _driver.pointers.Place:

@@ -45,10 +45,6 @@ def as_bytes(address: int, producer: us.Stream, size: int = SIZE) -> Any:
     return array(address, producer, shape=(size,), typestr="|u1")
 
 
-def address(memory: np.ndarray) -> int:
-    return int(memory.__array_interface__["data"][0])
-
-
 def settled() -> bool:
     holding.sweep()
     return not holding.queues and not holding.in_use and not holding.orphans

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -22,12 +21,6 @@ from helpers import (
 )
 from userstream import AccessPolicyWindow, testing
 from userstream._driver import attributes
-
-
-@pytest.fixture
-def stream() -> Iterator[us.Stream]:
-    with us.Stream.create(0) as stream:
-        yield stream
 
 
 def test_what_a_new_stream_has(stream: us.Stream) -> None:

@@ -58,12 +58,6 @@ class Word:
 
 
 @pytest.fixture
-def stream() -> Iterator[us.Stream]:
-    with us.Stream.create(0) as stream:
-        yield stream
-
-
-@pytest.fixture
 def pinned() -> Iterator[int]:
     with pinned_memory() as address:
         ctypes.memset(address, 0, 256)
