@@ -4,6 +4,7 @@ import numpy
 from cuda.core import DeviceMemoryResource
 
 import userstream as us
+from userstream.typing import Buffer, Producer, StreamLike
 
 _streams = us.UserStream()  # of this library alone; making it needs no GPU
 
@@ -23,7 +24,12 @@ class Array:
         }
 
 
-def snapshot(x, out=None, stream=None, producer="auto"):
+def snapshot(
+    x: Buffer,
+    out: Buffer | None = None,
+    stream: StreamLike | None = None,
+    producer: Producer = "auto",
+):
     """Copy `x` to new memory, or to `out`. The host does not wait.
 
     Parameters
