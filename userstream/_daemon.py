@@ -72,7 +72,7 @@ def run(function: Callable[[], object]) -> None:
 
 
 def survive(message: str, *args: object) -> None:
-    """Log the exception that is being handled, with which a thread of ours goes on."""
+    """Log the exception that is being handled, after which a thread of ours continues."""
 
     def say() -> None:
         import logging  # takes longer to load than all of this

@@ -42,7 +42,7 @@ def device_id_or_current(device: Any) -> int:
 
 
 def _ordinal(obj: Any) -> int | None:
-    # bool is an int, but True is nobody's device.
+    # bool is an int, but True is no device.
     if isinstance(obj, (int, np.integer)) and not isinstance(obj, bool):
         return operator.index(obj)
     if isinstance(obj, str):  # as for torch

@@ -104,14 +104,14 @@ forked = False
 halted = False
 
 _LAST_MOMENT = 0.5  # seconds for threads to come out of CUDA when Python ends
-_PARKED = 10.0  # seconds; Python ends meanwhile, or somebody needs what the thread has locked
+_PARKED = 10.0  # seconds; Python exits meanwhile, or needs what the thread has locked
 _PACKAGE = os.path.dirname(__file__) + os.sep
 _TESTING = os.path.join(_PACKAGE, "testing", "")
 
 _driver_used = False
 _ending = False
 _tracked: set[_Tracked] = set()
-_unhalted: set[int] = set()  # the threads that go on when Python ends
+_unhalted: set[int] = set()  # the threads that continue when Python exits
 _after_fork: list[Callable[[], None]] = []
 _last: list[Callable[[], object]] = []
 
@@ -151,7 +151,7 @@ def _park() -> None:
 
 
 def go_on_at_end() -> None:
-    """Let the calling thread go on when Python ends: one of ours, which is told to end."""
+    """Let the calling thread continue when Python exits: one of ours, which is told to end."""
     _unhalted.add(threading.get_ident())
 
 

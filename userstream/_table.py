@@ -39,17 +39,17 @@ class Table:
     )
 
     def __init__(self) -> None:
-        # For changes; readers need none. Reentrant, because the garbage collector may run anybody's
+        # For changes; readers need none. Reentrant, because the garbage collector may run any
         # destructor in the middle of one.
         self._lock = threading.RLock()
         self._makings: dict[tuple[int, str | None], threading.RLock] = {}
         self.closed = False
-        self.shared = False  # by the whole process, so nobody may close one of its streams
+        self.shared = False  # by the whole process, so its streams must not be closed singly
         self.unnamed: dict[int, Stream] = {}  # by device; the same dictionary as long as it lives
         self.named: dict[str | None, dict[int, Stream]] = {None: self.unnamed}
-        # What `close` let go of while somebody held it. Whoever asks gets that one again, unless it
-        # is to have another priority or part: a second stream of that device and name would be in
-        # no order with the work of its holder.
+        # What `close` dropped while it was still referenced. `get_stream` returns it again, unless
+        # another priority or part is asked for: a second stream of that device and name would be
+        # in no order with the work on the first one.
         self.let_go: weakref.WeakValueDictionary[tuple[int, str | None], Stream] = (
             weakref.WeakValueDictionary()
         )
@@ -112,8 +112,8 @@ class Table:
     def _create(
         self, device: int, name: str | None, priority: int | None, sms: Wanted | None
     ) -> Stream:
-        # The driver may hold this up until another stream is done. So only those wait who want the
-        # same one, and not whoever wants another or closes this registry.
+        # The driver may hold this up until another stream is done. So only callers that want the
+        # same stream wait, and not those that want another or close this registry.
         with self._makings.setdefault((device, name), threading.RLock()):
             there = self.named.get(name, _NONE).get(device)
             if there is not None:
@@ -195,7 +195,7 @@ class Table:
         return {key: stream._resolve() for key, stream in self.streams().items()}
 
     def empty(self, found: Mapping[tuple[int, str | None], Lane], *, lost: bool = False) -> None:
-        """Let go of streams, if they are still in the table; never to return them if lost."""
+        """Drop streams, if they are still in the table; never to return them if lost."""
         with self._lock:
             for (device, name), lane in found.items():
                 stream = self.named.get(name, {}).get(device)

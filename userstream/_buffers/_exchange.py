@@ -1,4 +1,4 @@
-"""The table of C functions that types have since DLPack 1.3, of which one tells a stream."""
+"""The table of C functions of a type since DLPack 1.3, one of which returns a stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CUDA = 2  # DLDeviceType
 _Function = ctypes.PYFUNCTYPE(
     ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p)
 )
-# Of our own: the types of `ctypes.pythonapi.PyCapsule_GetPointer` are everybody's to set.
+# Of our own: the types of `ctypes.pythonapi.PyCapsule_GetPointer` can be set by anyone.
 _pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -28,7 +28,7 @@ _pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char
 def current_stream(kind: type, device: int) -> int:
     """Return the handle of the stream on which a type's framework works on a device; 0 if unknown.
 
-    0 may stand for the legacy default stream, but tvm_ffi means by it that nobody has set one.
+    0 may stand for the legacy default stream, but with tvm_ffi it means that none was set.
     """
     function = _function_of(kind)
     if function is None:

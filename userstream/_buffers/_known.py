@@ -1,4 +1,4 @@
-"""What is known of types that speak the protocols, because somebody looked."""
+"""What is known of types that implement the protocols, by inspection."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 
 from userstream._buffers._names import is_named
 
-# Their `__dlpack__(stream=)` orders the stream after the producer; each was seen to, with work
+# Their `__dlpack__(stream=)` orders the stream after the producer; each was verified, with work
 # pending behind a delay, on an H200:
 _HONOUR_DLPACK = (
     (("drjit",), ("ArrayBase",)),  # Dr.Jit 1.5: it waits on the host

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Layout(NamedTuple):
-    """Where the elements of a buffer lie in memory. A fact that nobody tells is `None`."""
+    """Where the elements of a buffer lie in memory. An unknown fact is `None`."""
 
     address: int | None  # of the first element; None for what is made of several
     shape: tuple[int, ...] | None = None

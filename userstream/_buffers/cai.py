@@ -151,7 +151,7 @@ class InterfaceView(View):
 
     @once
     def order(self) -> Order:
-        """The producer's stream, as the interface tells it."""
+        """The producer's stream, as the interface states it."""
         version, stream = self.interface.get("version", 0), self.interface.get("stream")
         try:
             if operator.index(version) < 3:

@@ -154,7 +154,7 @@ class BatchView(View):
 
     @property
     def units(self) -> Sequence[View]:
-        """Its tensors or images, each of which tells its stream."""
+        """Its tensors or images, each of which names its stream."""
         return self.parts or (self,)
 
     @once

@@ -165,7 +165,7 @@ class DLPackView(View):
         return Order("dlpack") if _known.honours_dlpack(kind) else UNKNOWN
 
     def check_context(self) -> None:
-        """Ask the driver where the memory is, if the interface tells the address."""
+        """Ask the driver where the memory is, if the interface has the address."""
         told = self.interface
         if told is not None and told.address and not told.layout.is_empty:
             _ = told.place

@@ -30,7 +30,7 @@ def _default_stream() -> int:
 
 
 def _device(array: Any) -> int | None:
-    """Return the ordinal of the device, where the address tells it at once."""
+    """Return the ordinal of the device, where the address alone determines it."""
     address = array.device_ctypes_pointer.value if array.size else None
     return _driver.pointers.usual_device(address) if address else None
 

@@ -125,7 +125,7 @@ class View:
     def named(buffer: Any) -> tuple[int, int] | None:  # noqa: ARG004
         """Return device and handle of the stream that a buffer names, without making a view.
 
-        `None` if that is not the common case: a view tells then, or refuses the buffer.
+        `None` if that is not the common case: a view then decides, or refuses the buffer.
         """
         return None
 

@@ -55,7 +55,7 @@ def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
 
 
 # Warp frees memory on the legacy default stream, also of what its kernels still use. It captures on
-# blocking streams, of which the legacy default stream tells.
+# blocking streams, which the legacy default stream reveals.
 FRAMEWORK = Framework("warp", _is_usable, _current_stream, _activate, needs_blocking=True)
 
 

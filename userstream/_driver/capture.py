@@ -1,4 +1,4 @@
-"""Graph captures: to begin and to end one, and what a stream tells of its own."""
+"""Graph captures: beginning and ending one, and the state of a stream's own."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ENDS = {
 
 
 class CaptureFacts(NamedTuple):
-    """What the driver tells of a capture that a stream is part of."""
+    """What the driver reports about a capture that a stream is part of."""
 
     state: Literal["active", "invalidated"]
     id: int | None
@@ -106,7 +106,7 @@ def capture_facts(handle: driver.CUstream, stream: object) -> CaptureFacts | Non
     state = _STATES.get(capture)
     if state is None:
         return None
-    if state == "invalidated":  # it tells nothing else
+    if state == "invalidated":  # the driver reports nothing else
         return CaptureFacts(state, None, None, ())
     return CaptureFacts(state, int(number), graph, tuple(_copied(dependencies)))
 

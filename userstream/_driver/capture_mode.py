@@ -1,7 +1,7 @@
 """The capture mode of the calling thread, by a call that no signal comes into.
 
 cuda.bindings runs code of Python's when the driver has answered, to make an enum of the answer. A
-Ctrl-C there loses the mode that the thread had, which nobody can ask for. So the driver is called
+Ctrl-C there loses the mode that the thread had, which cannot be queried. So the driver is called
 by its address, and writes that mode to memory itself.
 """
 

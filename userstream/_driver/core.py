@@ -32,7 +32,7 @@ def core_failure(function: str, error: Exception, stream: object = None) -> Exce
 
 
 def _fault_of(stream: object) -> DriverError | None:
-    """Return the error of the GPU that a stream tells, if there is one; breaks no capture."""
+    """Return the GPU error that a stream reports, if there is one; breaks no capture."""
     handle = getattr(stream, "handle", None)
     if handle is None:
         return None

@@ -1,4 +1,4 @@
-"""Waits of a stream for an event of anybody."""
+"""Waits of a stream for an event of any library."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _TOO_MANY = (
     driver.CUresult.CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION,
 )
 
-# The primary contexts of ours, by address: of a stream the driver tells the green one.
+# The primary contexts of ours, by address: for a stream, the driver returns the green one.
 primaries: dict[int, int] = {}
 
 

@@ -1,4 +1,4 @@
-"""Page-locked host memory from a pool of the driver, which holds up nobody's launches.
+"""Page-locked host memory from a pool of the driver, which delays no launches.
 
 ``cuMemHostAlloc`` and ``cuMemFreeHost`` hold up all threads that give work to a GPU: on an H200 for
 0.6 s while 1 GiB is allocated, and in a free until the GPU has run out of work. A pool does not.

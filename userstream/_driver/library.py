@@ -14,7 +14,7 @@ from userstream.errors import DriverNotFoundError, ForkedError, InvalidDeviceErr
 # Of a MIG instance the first version told the UUID of the whole GPU; CUDA 13 has the second alone.
 _get_uuid = getattr(driver, "cuDeviceGetUuid_v2", driver.cuDeviceGetUuid)
 
-# How an error goes on where an int is no device.
+# The end of an error message where an int is not a device.
 AS_POINTER = "; an address is passed as a cuda.bindings.driver.CUdeviceptr"
 
 _NOT_INITIALIZED = driver.CUresult.CUDA_ERROR_NOT_INITIALIZED
@@ -135,7 +135,7 @@ def _name(handle: driver.CUdevice) -> str:
 
 
 def _uuid(handle: driver.CUdevice, name: str) -> str:
-    """Return the UUID as nvidia-smi writes it; only the name tells that it is a MIG instance."""
+    """Return the UUID as nvidia-smi writes it; only the name shows that it is a MIG instance."""
     raw = bytes(call(_get_uuid, handle).bytes).hex()
     kind = "MIG" if " MIG " in name else "GPU"
     return f"{kind}-{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}"

@@ -1,4 +1,4 @@
-"""What the driver knows of an address, whoever allocated it.
+"""What the driver knows about an address, whichever library allocated it.
 
 The functions are called by their addresses: cuda-bindings 12.9.6 to 12.9.8 and 13.2.0 to
 13.4.1 answer 0 for the device ordinal of any memory.
@@ -60,8 +60,8 @@ class Place(NamedTuple):
             return True
         if start >= 1 << 64 or start < 0 or end > 1 << 64 or not self._may_be_mapped():
             return False
-        # Of memory mapped piece by piece, such as PyTorch's expandable segments, the driver tells
-        # the piece alone.
+        # Of memory mapped piece by piece, such as PyTorch's expandable segments, the driver reports
+        # only the piece.
         while start < end:
             piece = place_of(start)
             if piece is None or piece.device != self.device or not piece._may_be_mapped():
@@ -94,7 +94,7 @@ def place_of(address: int) -> Place | None:
 def usual_device(address: int) -> int | None:
     """Return the device of memory that may be used on its user stream; no more is asked.
 
-    `None` where it is not clear at once: `place_of` tells then what is the matter.
+    `None` where it is not clear at once: `place_of` then says why.
     """
     if _process.halted:
         _process.check_fork()

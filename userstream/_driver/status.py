@@ -97,7 +97,7 @@ def _details(code: int) -> str:
 def ended_context(error: Exception) -> bool:
     """Tell whether an error says that nothing runs in its context any more.
 
-    Any other may be of the question alone (out of memory, say): the work goes on.
+    Any other may be of the question alone (out of memory, say): the work continues.
     """
     return isinstance(error, DriverError) and error.code in _STICKY
 

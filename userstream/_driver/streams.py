@@ -1,4 +1,4 @@
-"""Streams, and the queries of them that leave everybody's graph captures alone."""
+"""Streams, and the queries of them that leave all graph captures alone."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _NEVER_RUNS = (
 def refuse_capturing(handle: driver.CUstream, stream: object, why: str = _NEVER_RUNS) -> None:
     """Raise `CaptureError` if this stream is part of a capture, or its use would break one.
 
-    `why` is how the message goes on after "is being captured".
+    `why` continues the message after "is being captured".
     """
     if capture_status(handle, stream) != NOT_CAPTURING:
         raise CaptureError(f"{stream!r} is being captured{why}", stream=repr(stream))

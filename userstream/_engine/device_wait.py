@@ -37,7 +37,7 @@ class DeviceWork:
         refuse_captures(self.device, self._context, _BREAKS)
 
     def is_idle(self) -> bool:
-        return False  # nobody can be asked; an event of an idle context is done at once
+        return False  # there is no such query; an event of an idle context is done at once
 
     def completion(self) -> Pending:
         try:

@@ -64,7 +64,7 @@ class Call:
                 return False
             launched = False
         if not launched:
-            self._function = None  # like the driver, call nobody
+            self._function = None  # like the driver, call nothing
             if completion is not None:
                 completion.abandon()
         function, self._function = self._function, None
@@ -94,7 +94,7 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self.semaphore = Semaphore()
-        # Held for moments, never while a function runs. Reentrant, as a signal handler or anybody's
+        # Held for moments, never while a function runs. Reentrant, as a signal handler or any
         # destructor may run in the middle of one.
         self._lock = threading.RLock()
         self._queues: dict[Hashable, _Queue] = {}
@@ -118,7 +118,7 @@ class Dispatcher:
         """Give a call to a stream, by a function, and to its queue, both in the same order.
 
         No context manager of `contextlib`: a signal in its frames would leave the order locked for
-        as long as somebody has the traceback.
+        as long as the traceback exists.
 
         Raises
         ------
@@ -139,7 +139,7 @@ class Dispatcher:
                 "its thread was in the middle of another such call; do it on another thread, "
                 "or use add_callback()"
             )
-        # A stream that is full blocks inside the driver: nobody but its own users waits here.
+        # A stream that is full blocks inside the driver: only its own users wait here.
         with queue.order:
             try:
                 queue.owner = thread  # so it is not forgotten any more

@@ -82,7 +82,7 @@ class EventPool:
             return None
 
     def give_back(self, event: Event) -> None:
-        """Return an event that nobody polls, or that is not recorded or has completed."""
+        """Return an event that is not polled, or that is not recorded or has completed."""
         if self._keeps:
             self.free.append(event)
 
@@ -121,7 +121,7 @@ def pool_of(context: driver.CUcontext) -> EventPool:
     pool = _pools.get(address)
     if pool is not None:
         return pool
-    # Somebody else's context may be gone tomorrow, and its events with it: they are not kept.
+    # A foreign context may be destroyed at any time, and its events with it: they are not kept.
     if _driver.contexts.device_of_primary(address) is None:
         return EventPool(context, keeps=False)
     return _pools.setdefault(address, EventPool(context, keeps=True))

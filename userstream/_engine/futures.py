@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from userstream._engine.waiting import Waitable
 
-_LONGEST_WAIT = 0.05  # seconds, until somebody looks or calls again unasked
-_LONGEST_LOCK = 1.0  # seconds for which the watcher stands by a future that somebody keeps locked
+_LONGEST_WAIT = 0.05  # seconds, until the next unprompted look or call
+_LONGEST_LOCK = 1.0  # seconds that the watcher waits for a future which a thread keeps locked
 
 _RLock: Any = type(threading.RLock())
 
@@ -380,12 +380,12 @@ class _Mailbox:
         self._called = time.monotonic()
         try:
             # Twice: what a signal handler raises ends a callback, ours or in asyncio before it
-            # begins, and whoever else had post would wait forever.
+            # begins, and everyone else with post would wait forever.
             loop.call_soon_threadsafe(self._deliver)
             loop.call_soon_threadsafe(self._deliver)
         except BaseException as error:
             self._called = -math.inf
-            if not isinstance(error, RuntimeError):  # which says that it was closed: nobody waits
+            if not isinstance(error, RuntimeError):  # which says that it was closed: nothing waits
                 raise
 
     def _deliver(self) -> None:
@@ -400,7 +400,7 @@ class _Mailbox:
             self._arrived.popleft()  # only now: an exception of a signal handler may come before
 
 
-# A mailbox goes when nobody waits for its post, so no loop is kept alive.
+# A mailbox is freed when nothing waits for its post, so no loop is kept alive.
 _mailboxes: weakref.WeakValueDictionary[asyncio.AbstractEventLoop, _Mailbox] = (
     weakref.WeakValueDictionary()
 )

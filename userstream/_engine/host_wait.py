@@ -18,7 +18,7 @@ def sync(lane: Lane, timeout: float | None, policy: str) -> None:
     """Block until the work queued on a lane now has completed."""
     if timeout is not None or policy != "auto":
         waiting.check_arguments(timeout, policy)
-    # No thread has the identifier 0; so mostly nobody asks for that of this one.
+    # No thread has the identifier 0; so this one's is rarely looked up.
     if waiting.host_functions_thread and threading.get_ident() == waiting.host_functions_thread:
         waiting.refuse_in_host_function("a wait")
     if not lane.is_idle():

@@ -150,7 +150,7 @@ def default(handle: int, device: int | None = None) -> Lane:
             device = _driver.contexts.within(context, _driver.contexts.current_device)
             primary = _driver.contexts.primary_context_if_active(device)
             if primary is None or int(primary) != int(context):
-                # Somebody else's, which may be gone tomorrow: its lane is not kept.
+                # Foreign, so it may be destroyed at any time: its lane is not kept.
                 return _wrapped(handle, None, device, context)
     try:
         return _defaults[handle, device]

@@ -29,7 +29,7 @@ class Semaphore:
 
     def __init__(self) -> None:
         self._memory = ctypes.create_string_buffer(_SIZE)
-        # Native code may post it during exit, when nobody here knows of it any more.
+        # Native code may post it during exit, when nothing here refers to it any more.
         _process.keep_forever(self._memory)
         self.address = ctypes.addressof(self._memory)
         _libc.sem_init(self._memory, 0, 0)

@@ -51,7 +51,7 @@ class Watcher:
     event is polled: one that comes after a completed event may not have completed.
 
     The queues are the thread's alone. A destructor or a signal handler may ask for something in the
-    middle of anything, in this thread too: so whoever wants a change leaves it in a deque, and the
+    middle of anything, in this thread too: so a request for a change is left in a deque, and the
     wake-up is a plain lock, which forgets none. Neither takes more than one step.
     """
 
@@ -71,7 +71,7 @@ class Watcher:
     def add(self, watches: Sequence[Watch]) -> None:
         """Report each of these once, on the watcher's thread, when it has completed or failed."""
         with self._starting:
-            try:  # first: nobody is told of what this refuses
+            try:  # first: nothing must be watched that this refuses
                 if self._ended:
                     raise RuntimeError(
                         "the interpreter is shutting down: nothing is watched any longer"
@@ -119,7 +119,7 @@ class Watcher:
         while not self._ended:
             try:
                 self._turn()
-            except BaseException:  # whatever it is, nobody may wait in vain
+            except BaseException:  # whatever it is, no waiter may wait in vain
                 survive("the watcher of streams could not look at all of them, and continues")
                 self._called.acquire(timeout=_LONGEST_SLEEP)
 
@@ -181,7 +181,7 @@ class Watcher:
                 if not watch.completion.is_done():
                     break
                 over.append((watch, None))
-            except Exception as error:  # whatever it is, nobody may wait forever
+            except Exception as error:  # whatever it is, no waiter may wait forever
                 _abandon(watch)
                 over.append((watch, error))
         if over:

@@ -95,7 +95,7 @@ class _Before:
 class Activation(Generic[S]):
     """The context manager of `Stream.activate`.
 
-    `ordered` are lanes that somebody else orders with this one.
+    `ordered` are lanes that the caller orders with this one.
     """
 
     __slots__ = ("_before", "_frameworks", "_ordered", "_stream", "_thread")

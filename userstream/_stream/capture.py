@@ -188,10 +188,10 @@ def forget(lane: Lane) -> None:
 
 
 def _drop(identity: tuple[int, int, int]) -> None:
-    """Forget a capture that gave no graph.
+    """Forget a capture that produced no graph.
 
-    The driver destroys its graph then, whoever made it (NVIDIA/cuda-python#2834, #2918). To do it
-    once more, as the destructor of cuda.core's object would, may end the process.
+    The driver then destroys its graph, whichever library made it (NVIDIA/cuda-python#2834, #2918).
+    Destroying it again, as the destructor of cuda.core's object would, may end the process.
     """
     begun = _begun.pop(identity, None)
     if begun is not None:

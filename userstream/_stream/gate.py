@@ -1,7 +1,7 @@
 """Gates: words of pinned memory that hold a stream until they are written.
 
 The pages are never freed, because freeing waits for the device: a stream that is held then never
-goes on, and the process hangs. They belong to primary contexts, which are not destroyed.
+continues, and the process hangs. They belong to primary contexts, which are not destroyed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self.free: deque[int] = deque()  # again
-        self.unused = itertools.count()  # the numbers of words that nobody has had
+        self.unused = itertools.count()  # the numbers of words that were never used
         self.made: list[tuple[Any, ...]] = []  # by the driver: pages
 
     def address(self, number: int, device: int) -> int:

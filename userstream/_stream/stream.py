@@ -1575,7 +1575,7 @@ class Stream(CoreStream):
 
 
 def lane_of(given: StreamLike, device: int | None = None) -> Lane:
-    """Return the lane of a stream of anybody: of a default stream on a device, if one is given."""
+    """Return the lane of a stream of any library; of a default stream, that on the given device."""
     if isinstance(given, Stream):
         lane = given._resolve(device)
         lane.live()

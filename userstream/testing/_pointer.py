@@ -37,7 +37,7 @@ class Launch:
     def __init__(self, library: ctypes.CDLL, launch_id: int) -> None:
         self.library: ctypes.CDLL = library
         self.id: int = launch_id
-        self.fault: Fault | None = None  # the first: a kernel does not go on after one
+        self.fault: Fault | None = None  # the first: a kernel does not continue after one
 
 
 class _Range(ctypes.Structure):
