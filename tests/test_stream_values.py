@@ -473,7 +473,7 @@ def test_copies_that_are_refused(stream: us.Stream, memory: int, pinned: int) ->
             ((CAI(other, (4,)), CAI(memory, (5,))), ValueError, "dst has 16 bytes and src 20"),
             ((CAI(other, (4,)), CAI(memory, (4,)), 17), ValueError, "more than dst has"),
             ((other, CAI(memory, (4,)), 17), ValueError, "more than src has"),
-            ((other, memory, -1), ValueError, "negative"),
+            ((other, memory, -1), ValueError, "nbytes must be at least 0, not -1"),
             ((other, memory, 257), ValueError, "extend beyond the allocation"),
             ((other + 8, memory, 256), ValueError, "extend beyond the allocation"),
             ((memory, memory, 4), ValueError, "overlap"),

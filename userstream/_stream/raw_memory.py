@@ -190,7 +190,9 @@ def _size_of_copy(dst: int | None, src: int | None, nbytes: int | None) -> int:
             )
         return src if dst is None else dst  # type: ignore[return-value] # one of them is known
     size = _numbers.integer(nbytes, "nbytes")
+    if size < 0:
+        raise ValueError(f"nbytes must be at least 0, not {nbytes!r}")
     for role, there in (("dst", dst), ("src", src)):
-        if size < 0 or (there is not None and size > there):
-            raise ValueError(f"nbytes={nbytes!r} is negative or more than {role} has ({there})")
+        if there is not None and size > there:
+            raise ValueError(f"nbytes={nbytes!r} is more than {role} has: {there}")
     return size
