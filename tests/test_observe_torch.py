@@ -232,6 +232,19 @@ def test_an_observation_that_fails_to_begin_leaves_no_history(
     assert observation._active is None
 
 
+def test_a_thread_that_loses_its_processor_between_two_clocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late = iter([0, 5_000_000])
+
+    def monotonic() -> int:
+        return 1_000_000_000 + next(late, 0)
+
+    clocks = types.SimpleNamespace(monotonic_ns=monotonic, time_ns=lambda: 3_000_000_000)
+    monkeypatch.setattr(torch_history, "time", clocks)
+    assert torch_history._ahead() == 2_000_000_000
+
+
 def test_of_several_blocks_the_newest_at_that_time_is_meant() -> None:
     def block(start: int, end: int, time: int) -> Block:
         return Block(start, end, time, tuple, "torch")
