@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from userstream._observe.found import Stack
 
-_MOST = 20_000  # allocations and frees that are kept: each takes about a kilobyte
+_MOST = 20_000  # allocations and frees that are kept on each device: each takes a few kB
 
 
 class TorchHistory:
