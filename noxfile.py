@@ -175,7 +175,7 @@ def installed(session: nox.Session) -> None:
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """All tests in random order, over and over, a storm of signals, and an hour of `observe`.
+    """All tests in random order, over and over, a storm of signals, random uses, `observe`.
 
     It is not part of `.ci/run`.
     """
@@ -183,6 +183,8 @@ def soak(session: nox.Session) -> None:
     # 100,000 in all, for each of some forty functions.
     session.run("pytest", "-q", "tests/test_interrupts.py", env={"USERSTREAM_INTERRUPTS": "2700"})
     session.run("pytest", "-q", "tests/test_native.py", env={"USERSTREAM_CALLS": "1000000"})
+    # Ten minutes for each of six uses.
+    session.run("pytest", "-q", "tests/test_order_fuzz.py", env={"USERSTREAM_FUZZ": "600"})
     hour = ("python", "tests/soak.py", os.environ.get("USERSTREAM_SOAK_SECONDS", "3600"))
     session.run(*hour, env={"PYTHONPATH": str(ROOT)})
     for _ in range(int(os.environ.get("USERSTREAM_SOAK", "20"))):
