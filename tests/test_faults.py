@@ -282,6 +282,7 @@ def address() -> Iterator[int]:
         yield address
 
 
+@pytest.mark.no_races(False)  # what fails puts nothing in order
 @pytest.mark.parametrize(
     ("function", "scenario"),
     [

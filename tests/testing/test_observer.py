@@ -15,7 +15,10 @@ from helpers import checked, current_context, device_memory
 from userstream.testing import inject
 from userstream.testing._simulated import _side_door
 
-pytestmark = pytest.mark.simulated
+pytestmark = [
+    pytest.mark.simulated,
+    pytest.mark.no_races(False),  # the hook is theirs
+]
 
 Call = tuple[int, str, tuple[int, ...], int]
 OBSERVER = ctypes.CFUNCTYPE(
@@ -96,12 +99,14 @@ def test_an_observer_comes_and_goes_while_threads_call_the_driver() -> None:
     threads = [threading.Thread(target=call) for _ in range(4)]
     for thread in threads:
         thread.start()
-    for _ in range(50):
-        with observed():
-            driver.cuDeviceGetCount()
-    end.set()
-    for thread in threads:
-        thread.join()
+    try:
+        for _ in range(50):
+            with observed():
+                driver.cuDeviceGetCount()
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_every_function_has_a_name_of_its_own() -> None:
