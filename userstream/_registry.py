@@ -1554,11 +1554,10 @@ CaptureError, ClosedError
 
 def _known(target: Target, streams: Mapping[int, Stream]) -> Stream | None:
     """Return the stream that there is for an ordinal or a buffer."""
-    try:
-        kind = _buffers.learned[type(target)]  # half the cost of `get`
-    except KeyError:
-        return streams.get(target) if type(target) is int else None
-    return streams.get(kind.locate(target))
+    kind = _buffers.learned.get(type(target))
+    if kind is not None:
+        return streams.get(kind.locate(target))
+    return streams.get(target) if type(target) is int else None
 
 
 _process_registry = UserStream()

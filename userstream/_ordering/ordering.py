@@ -238,11 +238,8 @@ def usual_lanes(
     `Stream` that is given. For others it returns `None`: `ordering_of` takes care of them. It is
     all that nearly every borrow needs, so each call of a function counts here.
     """
-    if settings.SYNC or settings.BY_DEVICE:
-        return None
-    try:
-        kind = _buffers.learned[type(buffers[0])]
-    except LookupError:  # of a type that was not seen yet, or there is none
+    kind = _buffers.learned.get(type(buffers[0])) if buffers else None
+    if kind is None or settings.SYNC or settings.BY_DEVICE:
         return None
     if producer is not _AUTO:
         return _given_lanes(kind, buffers, producer, user_streams)
