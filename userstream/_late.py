@@ -16,6 +16,8 @@ def modules(package: str, *names: str) -> Callable[[str], ModuleType]:
     def __getattr__(name: str) -> ModuleType:  # noqa: N807
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return importlib.import_module(f"{package}.{name}")  # which makes it an attribute
+        # It becomes an attribute, so this is not called again; if a signal handler raises in the
+        # middle, it does not, and the next use begins anew.
+        return importlib.import_module(f"{package}.{name}")
 
     return __getattr__

@@ -262,4 +262,5 @@ def _empty_all() -> None:
         table.let_go = weakref.WeakValueDictionary()
 
 
+# A child would otherwise find the parent's streams without meeting the check for a fork.
 _process.after_fork(_empty_all)

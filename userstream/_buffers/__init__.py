@@ -108,6 +108,8 @@ def _files_of(packages: Container[str]) -> list[str]:
     return list(dict.fromkeys(_FRAMEWORKS[each] for each in _FRAMEWORKS if each in packages))
 
 
+# Cached only once it is loaded: an exception of a signal handler in the middle of the import makes
+# the next look begin again.
 @functools.cache
 def _file(name: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{name}")

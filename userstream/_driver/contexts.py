@@ -114,6 +114,7 @@ def entered(context: driver.CUcontext) -> Iterator[None]:
         call(driver.cuCtxSetCurrent, context)
         yield
     finally:
+        # As in `within`. Without it the caller's next launch would go to this context.
         try:
             answer: Any = driver.cuCtxSetCurrent(before)
         except (RuntimeError, ValueError) as error:

@@ -120,6 +120,7 @@ class _HostPool:
         while self._pools:
             relaxed(driver.cuMemPoolDestroy, self._pools.pop()[1])
         while self._streams:
+            # Popped first: an interrupted close leaks a stream and never destroys one twice.
             relaxed(driver.cuStreamDestroy, self._streams.pop()[1])
 
 

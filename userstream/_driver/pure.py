@@ -83,6 +83,7 @@ def query(stream: Any) -> int:
     if not free:
         return CAPTURED
     try:
+        # In the global mode this query would invalidate the capture of any thread.
         (status,) = relaxed(driver.cuStreamQuery, stream)
     except UserStreamError:
         raise

@@ -110,7 +110,7 @@ class _Recorded:
         self._event: driver.CUevent | None = event
         try:
             _driver.events.record_context(context, event)
-        except BaseException:
+        except BaseException:  # Ctrl-C as well: no destructor frees an event of the driver
             self.abandon()
             raise
 

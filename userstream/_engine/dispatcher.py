@@ -133,6 +133,8 @@ class Dispatcher:
         thread = threading.get_ident()
         with self._lock:
             queue = self._queues.setdefault(stream, _Queue())
+        # Its lock is not reentrant: without this check, a signal handler that launches on the same
+        # stream would wait for the very call that it has interrupted.
         if queue.owner == thread:
             raise RuntimeError(
                 "a signal handler or a destructor called launch_host_func() on a stream while "

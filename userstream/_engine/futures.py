@@ -331,6 +331,8 @@ class Completion(Future[T]):
         # A Ctrl-C in `concurrent.futures.wait` may leave it locked for good. The others go on.
         if not self._condition.acquire(timeout=_LONGEST_LOCK):
             raise RuntimeError("a future cannot be completed: a thread keeps it locked")
+        # Held from the look to the result: a task that cancels in between would make `set_result`
+        # raise InvalidStateError, and the watcher would report a failure.
         try:
             if self.cancelled():
                 return

@@ -138,6 +138,7 @@ def of_framework(handle: int, device: int) -> Lane:
     known = of_frameworks.setdefault(device, {})
     if len(known) >= _MOST_KNOWN:
         known.clear()
+    # Another thread may have been faster. Two lanes of one stream would be two streams to edges.
     return known.setdefault(handle, lane)
 
 
@@ -156,7 +157,7 @@ def default(handle: int, device: int | None = None) -> Lane:
         return _defaults[handle, device]
     except KeyError:
         lane = _wrapped(handle, None, device, _driver.contexts.primary_context(device))
-        return _defaults.setdefault((handle, device), lane)
+        return _defaults.setdefault((handle, device), lane)  # of the first thread, as above
 
 
 def default_in(handle: int, device: int, context: driver.CUcontext) -> Lane:

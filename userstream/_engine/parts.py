@@ -40,7 +40,7 @@ class Part:
         try:
             context = _driver.green_contexts.create(made, self._resource, self.device)
             return _contexts.setdefault(self, context)
-        finally:
+        finally:  # `made` has it also if Ctrl-C came before the name `context` was bound
             if context is None or _contexts.get(self) is not context:
                 _driver.green_contexts.destroy(made)
 

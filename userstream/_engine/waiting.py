@@ -144,7 +144,7 @@ def _poll(
     """Poll until all are over; abandon and return those that are late."""
     try:
         while pending:
-            if _process.halted:
+            if _process.halted:  # forked, or Python exits: a daemon thread must not poll on
                 _process.check_fork()
             pending = _driver.streams.relaxed(_still_pending, pending, failed)
             elapsed = time.perf_counter() - since
@@ -153,6 +153,8 @@ def _poll(
             if policy == "auto" and elapsed > _SPIN_SECONDS:
                 _sleep(elapsed, timeout)
     finally:
+        # After Ctrl-C too: an event that is not given up never returns to its pool, which then
+        # creates another one for each interrupted wait.
         for each in pending:
             each.abandon()
     return pending
@@ -174,7 +176,7 @@ def start(
             except ClosedError:
                 if not closed_is_done:
                     raise
-    except BaseException:
+    except BaseException:  # the caller never sees the list, so only this can give them up
         for each in pending:
             each.abandon()
         raise

@@ -77,7 +77,7 @@ class Watcher:
                         "the interpreter is shutting down: nothing is watched any longer"
                     )
                 self._daemon.start()
-            except BaseException:
+            except BaseException:  # the thread did not take them over, so their events are ours
                 for watch in watches:
                     watch.completion.abandon()
                 raise
@@ -203,7 +203,7 @@ class Watcher:
 def _abandon(watch: Watch) -> None:
     try:
         watch.completion.abandon()
-    except BaseException:
+    except BaseException:  # one event is lost; without this the thread, and every other wait
         survive("an event of %r was lost", watch.completion.target)
 
 

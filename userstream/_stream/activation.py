@@ -83,11 +83,13 @@ class _Before:
             if self._undo is not None:
                 self.lane.within(self._undo_once)
         finally:
+            # Even if the framework refuses: memory freed in the block returns to the pool, and
+            # without this edge its next owner would write while the block's work still reads.
             if self.before is not None:
                 self.before.wait_for(self.lane, may_join=False)
 
     def _undo_once(self) -> None:
-        undo, self._undo = self._undo, None
+        undo, self._undo = self._undo, None  # first: a second CuPy `__exit__` would pop too much
         if undo is not None:
             undo()
 
@@ -128,7 +130,7 @@ class Activation(Generic[S]):
         try:
             for framework in self._frameworks:
                 self._before.append(self._enter(framework, stream))
-        except BaseException as error:
+        except BaseException as error:  # `__exit__` is not called if this raises
             self._leave(error)
             raise
         return stream

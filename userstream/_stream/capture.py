@@ -134,6 +134,7 @@ def _begin(lane: Lane, mode: CaptureMode) -> GraphDefinition:
         )
     with _driver.core.core_errors("cuGraphCreate", lane):
         graph = GraphDefinition()
+    # Its destructor calls the driver, which may hang in a forked child and while Python exits.
     _process.leak_at_end(graph)
     identity = lane.identity()
     begun = _Begun(
@@ -175,6 +176,7 @@ def _end(lane: Lane) -> GraphDefinition:
     try:
         _driver.capture.end_capture(handle, lane)
     except BaseException:
+        # It ended with an error, or Ctrl-C came just after the call: the graph may be gone.
         if not _driver.capture.is_capturing(handle, lane):
             _drop(identity)
         raise

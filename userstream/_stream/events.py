@@ -46,6 +46,7 @@ def _record(lane: Lane, event: Event | None, options: EventOptions | None) -> Ev
         _check_recordable(lane, event)
     with _driver.core.core_errors("cuEventRecord", lane):
         recorded = lane.core.record(event, options)
+    # Users keep it: without this its destructor calls the driver while Python exits, and may hang.
     _process.leak_at_end(recorded)
     return recorded
 

@@ -1536,7 +1536,7 @@ class Stream(CoreStream):
         except KeyError:
             stream = factory.default_of(Stream, handle)
             stream._lane, stream._token = None, CoreStream.handle.__get__(stream)
-            return cls._defaults.setdefault(handle, stream)
+            return cls._defaults.setdefault(handle, stream)  # or the one of a faster thread
 
     def _resolve(self, device: int | None = None) -> Lane:
         """Return the lane that this is now; of a default stream that on a device, if given."""
@@ -1554,6 +1554,7 @@ class Stream(CoreStream):
     def _wait_for(self, other: StreamLike) -> None:
         lane = self._resolve()
         lane.live()
+        # A shared stream that joined a capture would put the work of all its users into the graph.
         lane.wait_for(lane_of(other), may_join=not lane.is_shared)
 
     def _live(self) -> driver.CUstream:
