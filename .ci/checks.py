@@ -32,6 +32,7 @@ UNRUN = (
     r"|^```(?:py|pycon|{code).*$"
     r"|^(?! *\.\. ).*::$"
 )
+HIDDEN = r"^ *\.\. testsetup::|^ +:hide:$"
 CORE = re.compile(r"userstream/_driver/_native\.(abi3|cpython-314t-\w+-linux-gnu)\.so")
 INCLUDED = r"^ *\.\. literalinclude:: (\S+)\n((?: +:.*\n)*)"
 
@@ -117,6 +118,8 @@ def _code_blocks() -> Iterator[str]:
             # _readme_example checks the one, and tests/test_contributing.py runs the other.
             if not (name in {"README.md", "CONTRIBUTING.md"} and line == "```python"):
                 yield f"{name}: nothing runs {line.strip()!r}: a doctest, or a literalinclude"
+        if re.search(HIDDEN, text, re.MULTILINE):
+            yield f"{name}: its examples need code that it hides from whoever types them"
         for included, options in re.findall(INCLUDED, text, re.MULTILINE):
             # Output is no code.
             if "/examples/" not in f"/{included}" and not included.startswith("measured/"):
