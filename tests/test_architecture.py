@@ -21,6 +21,7 @@ LAYERS = [
     "_report",
     "__init__",
     "_observe",
+    "_trace",
     "_registry",
     "_copies",
     "_ordering",
@@ -185,7 +186,7 @@ def test_what_few_programs_need_is_loaded_when_it_is_used() -> None:
             "_engine.dispatcher", "_engine.futures", "_engine.parts", "_observe", "_report",
             "_stream.access_policy", "_stream.activation", "_stream.attributes", "_stream.capture",
             "_stream.elsewhere", "_stream.events", "_stream.host_functions", "_stream.operations",
-            "_stream.raw_memory", "testing",
+            "_stream.raw_memory", "_trace", "testing",
         )
         early = {name for name in ours if name.removeprefix("userstream.").startswith(late)}
         small = {"_buffers._framework", "_buffers._names", "_driver.capture_mode"}

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 if settings.LOG_EDGES:
-    from userstream._observe import edge_log
+    from userstream._trace import edges
 
-    edge_log.log()
+    edges.log()
 if settings.NVTX:
-    from userstream._observe import ranges
+    from userstream._trace import ranges
 
     ranges.put()  # before the methods are bound below
 
