@@ -231,8 +231,17 @@ class _Numba(_Interface):
         return types.SimpleNamespace(context=types.SimpleNamespace(device=device))
 
 
+class _NumbaStream:
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.handle)
+
+
 _numba_base = _named("DeviceNDArrayBase", "numba.cuda.cudadrv.devicearray", _Numba)
 NumbaArray = _named("DeviceNDArray", "numba.cuda.cudadrv.devicearray", _numba_base)
+NumbaStream = _named("Stream", "numba.cuda.cudadrv.driver", _NumbaStream)
 DrJitArray = _named("ArrayBase", "drjit", object)
 RmmBuffer = _named("DeviceBuffer", "rmm.pylibrmm.device_buffer", _Interface)
 

@@ -210,11 +210,13 @@ def test_numba_with_per_thread_default_streams(
 def test_numba_says_0_of_its_default_stream(monkeypatch: pytest.MonkeyPatch, memory: int) -> None:
     """Of an array that is bound to `numba.cuda.default_stream()`; nobody else may."""
     array = standins.NumbaArray(0, memory, stream=0)
+    stream = standins.NumbaStream(0)
     for per_thread, handle in ((0, 1), (1, 2)):
         config = types.SimpleNamespace(CUDA_PER_THREAD_DEFAULT_STREAM=per_thread)
         monkeypatch.setitem(sys.modules, "numba", types.SimpleNamespace(config=config))
         info = us.describe(array)
         assert (info.ordering, info.producer) == ("current", handle)
+        assert int(us.get_stream(stream).handle) == handle
     monkeypatch.delitem(sys.modules, "numba")
     us.get_stream(array)
     with device_current(0), testing.latch(us.Stream.legacy_default()):

@@ -23,7 +23,8 @@ def view_for(kind: type) -> type[View] | None:
     return ArrayView if is_named(kind, ("numba.", "numba_cuda."), ("DeviceNDArrayBase",)) else None
 
 
-def _default_stream() -> int:
+def default_stream() -> int:
+    """Return the handle of the stream that 0 is for numba."""
     config = getattr(sys.modules.get("numba"), "config", None)
     per_thread = getattr(config, "CUDA_PER_THREAD_DEFAULT_STREAM", 0)
     return _driver.streams.PER_THREAD if per_thread else _driver.streams.LEGACY
@@ -52,7 +53,7 @@ class ArrayView(InterfaceView):
         """Return its device and the stream that it is bound to, or the default stream."""
         device = _device(array)
         # 0 if it is bound to none, and of `numba.cuda.default_stream()` as well.
-        return None if device is None else (device, int(array.stream) or _default_stream())
+        return None if device is None else (device, int(array.stream) or default_stream())
 
     @once
     def interface(self) -> Mapping[str, Any]:
@@ -87,4 +88,4 @@ class ArrayView(InterfaceView):
     def order(self) -> Order:
         """The stream that it is bound to; by "not bound" numba means its default stream."""
         order = super().order
-        return order if order.ordering != "device" else Order("current", _default_stream())
+        return order if order.ordering != "device" else Order("current", default_stream())

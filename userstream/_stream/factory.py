@@ -117,6 +117,15 @@ def protocol_of(given: Any) -> Callable[[], tuple[int, int]] | None:
     return protocol
 
 
+def _null_stream_of(kind: type) -> int:
+    """Return the handle of CUDA's NULL stream, as the library means it whose stream says 0."""
+    if is_named(kind, ("numba.", "numba_cuda."), ("Stream",)):
+        from userstream._buffers import numba
+
+        return numba.default_stream()
+    return _driver.streams.LEGACY
+
+
 def check_stream(given: object) -> None:
     """Refuse what is not a stream, where an event or a stream is expected."""
     if protocol_of(given) is None:
@@ -155,8 +164,8 @@ def address_of(handle: int | driver.CUstream | StreamLike, numbers: str = "an ad
             raise UnsupportedStreamError(
                 f"{handle!r} implements version {version} of __cuda_stream__, not 0"
             )
-        if address == 0:  # legal there, and CUDA's NULL stream
-            address = _driver.streams.LEGACY
+        if address == 0:  # legal there
+            address = _null_stream_of(type(handle))
     else:
         raise UnsupportedStreamError(
             f"a stream is {numbers}a CUstream or an object with __cuda_stream__, not "
