@@ -85,7 +85,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--suppress", metavar="FILE", help="races that are not reported")
     parser.add_argument("--possible", action="store_true", help="report possible races as well")
     parser.add_argument(
-        "--strict-threads", action="store_true", help="assume that threads do not know what others have waited for"
+        "--strict-threads",
+        action="store_true",
+        help="assume that threads do not know what others have waited for",
     )
     parser.add_argument(
         "--allocations", action="store_true", help="name the lines that allocated tensors"
