@@ -36,6 +36,7 @@ SUBJECTS = (
     "throughput",
     "lateness",
     "importing",
+    "observing",
 )
 DRIVER = "driver_calls.functions"
 SECONDS = 150.0  # that a case may take

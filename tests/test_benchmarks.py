@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import types
 from collections import Counter
@@ -15,7 +16,7 @@ import pytest
 
 import userstream as us
 from benchmarks import __main__ as command
-from benchmarks import chart, harness, ordering, report, table, waiting
+from benchmarks import chart, harness, observing, ordering, report, table, waiting
 from benchmarks.harness import Comparison, Comparisons, Run, Skipped
 from benchmarks.limits import (
     Limit,
@@ -284,3 +285,33 @@ def test_five_lines_are_a_case() -> None:
     (code,) = re.findall(r"^    @case\n.*", text or "", re.DOTALL | re.MULTILINE)
     assert len(code.strip().splitlines()) <= 6
     compile("".join(line[4:] for line in code.splitlines(keepends=True)), "the example", "exec")
+
+
+# -- observing ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def any_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let programs import a PyTorch that takes any call, and be watched on the simulated driver."""
+    stands_for_it = "import sys, unittest.mock as mock\nsys.modules[__name__] = mock.MagicMock()\n"
+    (tmp_path / "torch.py").write_text(stands_for_it)
+    paths = [str(tmp_path), str(Path(us.__file__).parents[1])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    ours = observing.COMMANDS["us.observe"]
+    monkeypatch.setitem(observing.COMMANDS, "us.observe", [*ours, "--simulate"])
+    monkeypatch.setattr(Run, "need", lambda _run, name: name)
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("case", ["launch", "training"])
+def test_a_program_is_timed_in_each_way(any_torch: None, case: str) -> None:
+    run = Run(quick=True)
+    (comparison,) = harness.cases[f"observing.{case}"](run)
+    samples = harness.measure(comparison, run)
+    assert list(samples) == ["us.observe", "bare", "TORCH_CUDA_SANITIZER=1"]
+    assert all(seconds > 0 for ((seconds,),) in samples.values())
+
+
+def test_a_program_that_fails_is_not_taken_for_a_quick_one() -> None:
+    with pytest.raises(RuntimeError, match=r"bare: .*there is no GPU"):
+        observing.seconds("bare", "raise SystemExit('there is no GPU')")
