@@ -31,6 +31,18 @@ FIRST = (
     *("architecture", "bad_input", "buffers", "contributing", "copies", "errors", "ordering"),
     *("public_names", "registry", "stream"),
 )
+# What queues work on streams, and so could race: some three minutes.
+QUEUING = (
+    *(
+        f"tests/test_{name}.py"
+        for name in (
+            *("asnumpy", "async", "capture", "copies", "host_functions", "lane", "odd_arrays"),
+            *("ordering", "producers", "queued_copies", "spans", "stream", "stream_capture"),
+            *("stream_values", "uses", "wait", "way_back"),
+        )
+    ),
+    *("tests/conformance", "tests/testing/test_conditions.py", "tests/testing/test_kernels.py"),
+)
 
 nox.options.envdir = "build/nox"
 nox.options.default_venv_backend = "venv"
@@ -72,6 +84,13 @@ def engines(session: nox.Session) -> None:
     """The tests that need `distributed`."""
     session.install("-e", ".[test,engines]")
     session.run("pytest", "-q", "tests/test_dask.py", env=ORDERED)
+
+
+@nox.session
+def races(session: nox.Session) -> None:
+    """The tests that queue work, each of them watched by `observe`: a race fails it."""
+    session.install("-e", ".[test]")
+    session.run("pytest", "-q", "--races", *QUEUING, env=ORDERED)
 
 
 @nox.session
