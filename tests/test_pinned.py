@@ -506,7 +506,7 @@ def test_exit_and_fork_free_nothing() -> None:
     assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
 
 
-def test_interrupting_a_wait_keeps_the_memory() -> None:
+def test_interrupting_a_wait_keeps_the_memory(no_garbage: None) -> None:
     stream = us.get_stream(0)
     with device_memory(0, 5000) as source:
         memory = DeviceArray(source, (5000,), (1,), np.dtype("u1"), 0)
