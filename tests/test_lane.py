@@ -10,7 +10,7 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from helpers import CAI, checked, device_current, on
+from helpers import CAI, checked, device_current, eventually, on
 from userstream import _driver, testing
 from userstream._engine import lanes
 from userstream._engine.lane import Lane
@@ -165,6 +165,22 @@ def test_edges_between_lanes() -> None:
         latch.release()
     us.Stream._of(other).sync(timeout=10)
     assert one.is_idle()
+
+
+@pytest.mark.multi_device
+@pytest.mark.parametrize("default", DEFAULTS)
+@pytest.mark.usefixtures("_device_0")
+def test_edges_between_the_default_streams_of_two_devices(default: type[us.Stream]) -> None:
+    """Their handles are the same number, which means each of them in its own context alone."""
+    here, there = (default()._resolve(device) for device in (0, 1))
+    there.wait_for(here, may_join=False)  # which leaves an event behind
+    with testing.latch(default()) as latch:
+        for device in (0, 1):
+            with device_current(device):
+                there.wait_for(here, may_join=False)
+        assert not there.is_idle()
+        latch.release()
+    assert eventually(there.is_idle)
 
 
 @pytest.mark.usefixtures("_device_0")
