@@ -379,11 +379,15 @@ class UserStream:
         stream = None
         if len(targets) == 1 and (name is not None or not self._uses.pending):
             stream = _known(targets[0], streams)
-        if stream is None:
-            waiting.check_arguments(timeout, policy)
-            host_wait.sync_all(self._waited_for(targets, name), timeout, policy)
-        else:
+        if stream is not None:
             host_wait.sync(stream._lane or stream._resolve(), timeout, policy)
+            return
+        waiting.check_arguments(timeout, policy)
+        lanes = self._waited_for(targets, name)
+        if len(lanes) == 1:
+            host_wait.sync(lanes[0], timeout, policy)
+        else:
+            host_wait.sync_all(lanes, timeout, policy)
 
     def wait_for_device(self, target: Target = None, *, timeout: float | None = None) -> None:
         """Block until everything queued on a device now has completed, whoever queued it.
