@@ -1,4 +1,7 @@
-"""A headless Chromium, told what to do through a pipe: no driver and no package is needed."""
+"""A headless Chromium, told what to do through a pipe: no driver and no package is needed.
+
+And what a page has embedded, for which no browser is needed either.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import base64
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -36,6 +40,14 @@ os.dup2(write, 4)
 os.closerange(5, 256)
 os.execv(sys.argv[3], sys.argv[3:])
 """
+
+
+def data_of(html: str) -> dict[str, Any]:
+    """Return what is embedded, found as a browser finds it: until the first end tag."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script', html, re.DOTALL)
+    assert found is not None
+    document: dict[str, Any] = json.loads(found[1])
+    return document
 
 
 class Browser:

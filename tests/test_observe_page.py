@@ -16,7 +16,7 @@ from cuda.core import LaunchConfig, ObjectCode, launch
 
 import observed
 import userstream as us
-from browser import PROGRAM, Browser, browser
+from browser import PROGRAM, Browser, browser, data_of
 from helpers import checked
 from observed import a_room, captured, copy, fill, handle, no_edge, watched
 from userstream._observe import page as page_module
@@ -29,14 +29,6 @@ pytestmark = [
 ]
 
 PIECES = Path(page_module.__file__).parent / "page"
-
-
-def data_of(html: str) -> dict[str, Any]:
-    """Return what is embedded, found as a browser finds it: until the first end tag."""
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script', html, re.DOTALL)
-    assert found is not None
-    document: dict[str, Any] = json.loads(found[1])
-    return document
 
 
 def shown(seen: us.Observation, tmp_path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import userstream as us
+from browser import data_of
 
 PROGRAMS = Path(__file__).parent / "programs"
 ORDERED = {
@@ -66,6 +67,23 @@ def test_nothing_is_reported(name: str) -> None:
     done = observed("-m", *program(name))
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 races" in done.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+def test_the_page_of_a_training(tmp_path: Path) -> None:
+    file = tmp_path / "seen.html"
+    training = PROGRAMS / "torch_training.py"
+    done = observed("-m", "userstream", "observe", "--html", str(file), str(training))
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = data_of(file.read_text(encoding="utf-8"))
+    assert document["races"] == []
+    timeline = document["timeline"]
+    assert len(timeline["entries"]) > 200
+    assert any("at::native::" in name for name in timeline["names"])
+    assert any(frame[0] == str(training) for frame in timeline["frames"])
+    streams = [number for number, row in enumerate(timeline["rows"]) if row["kind"] == "stream"]
+    used = {entry[1] for entry in timeline["entries"]}
+    assert len(used.intersection(streams)) >= 2, "the side stream of the loader too"
 
 
 @pytest.mark.multi_device
