@@ -202,7 +202,7 @@ def soak(session: nox.Session) -> None:
     # 100,000 in all, for each of some forty functions.
     session.run("pytest", "-q", "tests/test_interrupts.py", env={"USERSTREAM_INTERRUPTS": "2700"})
     session.run("pytest", "-q", "tests/test_native.py", env={"USERSTREAM_CALLS": "1000000"})
-    # Ten minutes for each of six uses.
+    # Ten minutes for each of seven uses.
     session.run("pytest", "-q", "tests/test_order_fuzz.py", env={"USERSTREAM_FUZZ": "600"})
     hour = ("python", "tests/soak.py", os.environ.get("USERSTREAM_SOAK_SECONDS", "3600"))
     session.run(*hour, env={"PYTHONPATH": str(ROOT)})

@@ -303,7 +303,12 @@ def asnumpy(case: Case) -> set[int] | None:
     return set(np.ascontiguousarray(found).view("u1").ravel().tolist())
 
 
-@pytest.mark.parametrize("use", [borrow_in, copyto_from, asnumpy])
+def asnumpy_async(case: Case) -> set[int] | None:
+    found = case.registry.asnumpy_async(*case.buffers, **case.how).result(timeout=10)
+    return set(np.ascontiguousarray(found).view("u1").ravel().tolist())
+
+
+@pytest.mark.parametrize("use", [borrow_in, copyto_from, asnumpy, asnumpy_async])
 def test_what_was_written_is_seen(use: Callable[[Case], set[int] | None], scene: Scene) -> None:
     """Later than our use is queued."""
 
