@@ -7,7 +7,7 @@ import functools
 import importlib
 import math
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -59,22 +59,8 @@ def device_array(view: View) -> DeviceArray:
     One that reaches out of its allocation is refused: nothing else would stop a copy from reading
     or overwriting what lies there, even host memory.
     """
-    view.check_copyable()
-    address, shape, strides, kind, nbytes = view.layout
-    if address is None:
-        raise UnsupportedBufferError(
-            f"this {view.source} is not a single array with an address and a shape; pass its parts "
-            "one by one"
-        )
-    if shape is None:
-        if nbytes is None:
-            raise UnsupportedBufferError(_SHAPELESS.format(view.source))
-        shape, strides, dtype = (nbytes,), (1,), _BYTE
-    elif isinstance(kind, np.dtype) and kind.isbuiltin == 1 and not kind.hasobject:  # nearly always
-        dtype = kind
-    else:
-        dtype = numpy_dtype(kind, view.source)
-    there = _extent(shape, strides, dtype.itemsize)
+    address, shape, strides, dtype = elements(view)
+    there = extent(shape, strides, dtype.itemsize)
     array = DeviceArray(address, shape, there.strides, dtype, view.device)
     if there.nbytes:
         place = view.found or view.place  # of a framework's memory any context may be
@@ -88,7 +74,23 @@ def device_array(view: View) -> DeviceArray:
     return array
 
 
-class _Extent(NamedTuple):
+def elements(view: View) -> tuple[int, Shape, Shape | None, np.dtype]:
+    """Return address, shape, strides and type of what a copy would take for a buffer's elements."""
+    view.check_copyable()
+    address, shape, strides, kind, nbytes = view.layout
+    if address is None:
+        raise UnsupportedBufferError(
+            f"this {view.source} is not a single array with an address and a shape; pass its parts "
+            "one by one"
+        )
+    if shape is None:
+        if nbytes is None:
+            raise UnsupportedBufferError(_SHAPELESS.format(view.source))
+        return address, (nbytes,), (1,), _BYTE
+    return address, shape, strides, numpy_dtype(kind, view.source)
+
+
+class Extent(NamedTuple):
     """What an array takes of memory."""
 
     strides: Shape  # 0 along an axis that takes no step
@@ -97,21 +99,22 @@ class _Extent(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _extent(shape: Shape, strides: Shape | None, itemsize: int) -> _Extent:
+def extent(shape: Shape, strides: Shape | None, itemsize: int) -> Extent:
+    """Return what an array takes of memory."""
     if strides is None:
         steps = contiguous_strides(shape, itemsize)
     else:
         steps = tuple([step if n > 1 else 0 for n, step in zip(shape, strides, strict=True)])
     if math.prod(shape) * itemsize > _MOST_BYTES or max(shape, default=0) > _MOST_BYTES:
-        return _Extent(steps, nbytes=None)
+        return Extent(steps, nbytes=None)
     if 0 in shape or not itemsize:
-        return _Extent(steps)
+        return Extent(steps)
     span = layout.spread(shape, steps, itemsize)
-    return _Extent(steps, span.offset, span.nbytes)
+    return Extent(steps, span.offset, span.nbytes)
 
 
 def _reaching_out(
-    array: DeviceArray, there: _Extent, place: Place, source: str
+    array: DeviceArray, there: Extent, place: Place, source: str
 ) -> UnsupportedBufferError:
     address, shape, strides, dtype, _device = array
     return UnsupportedBufferError(
@@ -135,20 +138,20 @@ this {} has neither a shape nor a type; pass an object that tells them:
         }}"""
 
 
-def check_same(to: Any, source: Any) -> None:
+def check_same(to: np.dtype, source: np.dtype) -> None:
     """Refuse to convert: the types of two arrays must be the same."""
-    if to.dtype != source.dtype:
+    if to != source:
         raise TypeError(
-            f"a copy does not convert: the target has dtype {to.dtype}, the source {source.dtype}; "
+            f"a copy does not convert: the target has dtype {to}, the source {source}; "
             "convert one before, or pass a view of its bytes with the type of the other"
         )
 
 
-def check_out(out: np.ndarray, source: DeviceArray | np.ndarray) -> None:
+def check_out(out: np.ndarray, shape: Shape, dtype: np.dtype) -> None:
     """Refuse an array that cannot take the result."""
-    if out.shape != source.shape:
-        raise ValueError(f"out has shape {out.shape}, and the buffer {source.shape}")
-    check_same(out, source)
+    if out.shape != shape:
+        raise ValueError(f"out has shape {out.shape}, and the buffer {shape}")
+    check_same(out.dtype, dtype)
     if not out.flags.writeable:
         raise ValueError("out is read-only")
     if isinstance(out, np.ma.MaskedArray):

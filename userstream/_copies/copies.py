@@ -176,7 +176,7 @@ def to_host(
     timeout or a Ctrl-C the GPU may still write a page-locked `out`.
     """
     if out is not None:
-        check_out(out, source)
+        check_out(out, source.shape, source.dtype)
     lane = CopyLane(stream, source.device, deadline)
     if out is not None:
         _into(out, source, lane)
@@ -203,7 +203,7 @@ def into_host(
 ) -> None:
     """Copy an array to a host array as `to_host`, but broadcast it to the shape of the array."""
     source = source._replace(shape=out.shape, strides=broadcast_strides(source, out.shape))
-    check_out(out, source)
+    check_out(out, source.shape, source.dtype)
     _into(out, source, CopyLane(stream, source.device, deadline))
 
 
@@ -259,7 +259,7 @@ def from_host(
     timeout or a Ctrl-C what that holds is undefined, and the GPU may still read the array if
     it is page-locked.
     """
-    check_same(to, source)
+    check_same(to.dtype, source.dtype)
     check_target(to)
     surplus = surplus_axes(source.shape, to.shape)
     source = np.broadcast_to(source[(0,) * surplus + (...,)], to.shape)  # ... : no scalar
@@ -295,7 +295,7 @@ def between(
     to: DeviceArray, source: DeviceArray, stream: Stream, deadline: Deadline | None = None
 ) -> None:
     """Copy an array to another behind the work on `stream`; waits for nothing."""
-    check_same(to, source)
+    check_same(to.dtype, source.dtype)
     check_target(to)
     source = source._replace(shape=to.shape, strides=broadcast_strides(source, to.shape))
     lane = CopyLane(stream, to.device, deadline)

@@ -23,6 +23,7 @@ _NOT_CAPTURED = "; asnumpy and copyto cannot be captured: copy before or after t
 
 # Longer than a small copy takes, and no time for one who presses Ctrl-C.
 _SPIN_SECONDS = 100e-6
+_SPIN = 100_000  # nanoseconds: the same
 
 # Of a copy that goes on to ordinary memory: the host copies one part while the GPU copies the next.
 PART = 512 << 10
@@ -60,14 +61,25 @@ def fetch(
     pool = lane.pool
     if after is not None and after.pool is not pool:
         return False
-    count = min(max(size // PART, 1), _driver.fused.MOST_PARTS) if out else 1
-    spin = _SPIN_SECONDS if left is None else min(left, _SPIN_SECONDS)
+    count = 1
+    if out and size > PART:
+        count = min(size // PART, _driver.fused.MOST_PARTS)
     used: list[events.Event] = []
     try:
         while len(used) < count:
             used.append(pool.spare() or _new_event(pool, lane))
-        taken = [event.taken for event in used]
-        over = _driver.fused.fetch(lane, to, source, size, spin, after, out, taken)
+        result = _driver.fused.fetch(
+            to,
+            source,
+            size,
+            lane.taken or lane.live(),
+            lane.home,
+            _SPIN if left is None else int(min(left, _SPIN_SECONDS) * 1e9),
+            0 if after is None else after.taken or after.live(),
+            out,
+            *[event.taken for event in used],
+        )
+        over = not result or _driver.fused.is_fetched(result, lane, after)
     except BaseException:
         for event in used:
             pool.abandon(event)

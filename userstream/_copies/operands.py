@@ -296,7 +296,7 @@ def host_copied(buffer: Any, out: np.ndarray | None) -> np.ndarray:
     array = as_array(buffer)
     if out is None:
         return array
-    check_out(out, array)
+    check_out(out, array.shape, array.dtype)
     np.copyto(out, array)
     return out
 

@@ -58,7 +58,7 @@ def asnumpy(
         array = device_array(view)  # refuses what has no shape
         place = None
         if out is not None:
-            check_out(out, array)
+            check_out(out, array.shape, array.dtype)
             place = Place(out, "out=")
         source = operands.Operand(view, array)
         kept: list[object] = []
@@ -126,14 +126,14 @@ def into_host(place: Place, source: DeviceArray, stream: Stream, kept: list[obje
     """As `to_host`, but broadcast to the shape of the place."""
     out = place.array
     source = source._replace(shape=out.shape, strides=broadcast_strides(source, out.shape))
-    check_out(out, source)
+    check_out(out, source.shape, source.dtype)
     to_host(source, stream, place, kept)
 
 
 def from_host(place: Place, to: DeviceArray, stream: Stream, kept: list[object]) -> None:
     """Queue a copy from a place, which may not be changed until that is done."""
     source = place.array
-    check_same(to, source)
+    check_same(to.dtype, source.dtype)
     check_target(to)
     surplus = surplus_axes(source.shape, to.shape)
     source = np.broadcast_to(source[(0,) * surplus + (...,)], to.shape)  # ... : no scalar

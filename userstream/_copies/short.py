@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from userstream._copies import copy_lane, layout, pinned, staging
-from userstream._copies.arrays import address_of, check_out, device_array, is_pinned
+from userstream._copies.arrays import address_of, check_out, elements, extent, is_pinned
 from userstream._copies.ordered import Acquired, in_order
-from userstream._ordering import usual_ordering_of_view
+from userstream._ordering import ordering_of_lanes, usual_lanes_of_view
 from userstream.errors import HostBufferError, UnsupportedBufferError
 
 if TYPE_CHECKING:
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
     from userstream._buffers.view import View
     from userstream._copies.layout import Shape
     from userstream._engine.waiting import Deadline
-    from userstream._ordering import Ordering
+    from userstream._ordering import Lanes
     from userstream._stream.stream import Stream
 
 ASIDE = 1 << 16  # bytes of an array that are copied once more sooner than the driver is asked
 
 
-class _Run(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Run:
     """An array that comes to the host in one run of bytes."""
 
     width: int
@@ -35,69 +37,85 @@ class _Run(NamedTuple):
     source: int  # and from the first element on the device
     offset: int  # of the first element in the memory
     strides: Shape
+    below: int  # the first element on the device, from the lowest byte
+    span: int  # bytes there, from the lowest to the highest
     scattered: bool
     read_only: bool
 
 
 @functools.lru_cache(maxsize=256)
-def _run(shape: Shape, strides: Shape, itemsize: int) -> _Run | None:
+def _run(shape: Shape, strides: Shape | None, itemsize: int) -> _Run | None:
     """Return how an array is one run of bytes; `None` if it is not."""
-    if 0 in shape:
+    there = extent(shape, strides, itemsize)
+    if not there.nbytes:  # or more than an array can have
         return None
-    packing, covering = layout.ways(shape, strides, itemsize)
+    packing, covering = layout.ways(shape, there.strides, itemsize)
     side, plan, _, read_only = covering or packing
     if plan.axes:
         return None
-    width, _, to, source = plan
-    to += side.offset
-    scattered = packing.scattered
-    return _Run(width, side.nbytes, to, source, side.offset, side.strides, scattered, read_only)
+    return _Run(
+        width=plan.width,
+        nbytes=side.nbytes,
+        to=side.offset + plan.to_offset,
+        source=plan.from_offset,
+        offset=side.offset,
+        strides=side.strides,
+        below=there.offset,
+        span=there.nbytes,
+        scattered=packing.scattered,
+        read_only=read_only,
+    )
 
 
 def to_host(
     view: View, out: np.ndarray | None, streams: Mapping[int, Stream], deadline: Deadline
 ) -> np.ndarray | None:
-    """Copy an array, or return `None` if there is more to it.
+    """Copy an array, or return `None` if there is more to it, such as a refusal.
 
     That is for one whose producer is a stream, on a device that has its user stream, and which
     comes to page-locked memory in one run of bytes.
     """
     try:
-        consumer = streams.get(view.device)
+        device = view.device
     except (HostBufferError, UnsupportedBufferError):
         return None
+    consumer = streams.get(device)
     if consumer is None:
         return None
-    address, shape, strides, dtype, device = source = device_array(view)
+    address, shape, strides, dtype = elements(view)
     run = _run(shape, strides, dtype.itemsize)
-    if run is None or (view.packs and (run.scattered or view.is_disguised)):
+    if (
+        run is None
+        or (view.packs and (run.scattered or view.is_disguised))
+        or not (view.found or view.place).covers(address - run.below, run.span)
+    ):
         return None
-    width, nbytes, to, start, offset, strides, _, read_only = run
+    width = run.width
     lowest = onward = 0
     if out is not None:
-        check_out(out, source)
+        check_out(out, shape, dtype)
         if width > ASIDE:
             ways = _ways_to(out, run)
             if ways is None:
                 return None
             lowest, onward = ways
-    ordering = usual_ordering_of_view(view, consumer)
-    if ordering is None:
+    lanes = usual_lanes_of_view(view, consumer)
+    if lanes is None:
         return None
     memory: Any = out  # some stubs of NumPy know no ctypes array
     if not lowest:
-        memory = pinned.take(nbytes, device)
+        memory = pinned.take(run.nbytes, device)
         if memory is None:
             return None
         lowest = ctypes.addressof(memory)
-    move = (lowest + to, address + start, width)
-    is_there = _at_once(ordering, move, deadline, memory, onward)
+    move = (lowest + run.to, address + run.source, width)
+    is_there = _at_once(view, lanes, move, deadline, memory, onward=onward)
     if out is not None:
         if memory is not out and not (onward and is_there):
-            np.copyto(out, np.ndarray(shape, dtype, memory, offset, strides))
+            np.copyto(out, np.ndarray(shape, dtype, memory, run.offset, run.strides))
         return out
-    result = np.ndarray(shape, dtype, memory, offset, strides)
-    if read_only:
+    result = np.ndarray(shape, dtype, memory, run.offset, run.strides)
+    if run.read_only:
         result.flags.writeable = False
     return result
 
@@ -124,10 +142,12 @@ def _steps(shape: Shape, strides: Shape) -> list[int]:
 
 
 def _at_once(
-    ordering: Ordering,
+    view: View,
+    lanes: Lanes,
     move: tuple[int, int, int],
     deadline: Deadline,
     memory: object,
+    *,
     onward: int,
 ) -> bool:
     """Do as `in_order` would, in one call of the driver's room if that is possible.
@@ -137,28 +157,31 @@ def _at_once(
     What is copied is held as there only once that call has not seen the end of the copy: it looks
     at no signal, and what comes after it is one of the errors here.
     """
-    lane, producers = ordering.lane, ordering.producers
-    ordering.may_wait = True
+    _, lane, producer, _ = lanes
     acquired = None
     try:
         try:
-            before = producers[0] if producers else None
-            there = copy_lane.fetch(lane, *move, after=before, left=deadline.left(), out=onward)
+            there = copy_lane.fetch(lane, *move, after=producer, left=deadline.left(), out=onward)
             if there is True:
                 return True
             if there is not False:
-                acquired = Acquired(ordering, deadline, memory)
+                acquired = _acquired(view, lanes, deadline, memory)
                 copy_lane.wait_until(there, lane, deadline)
                 acquired.end(release=False)
                 return False
         except BaseException as error:
-            acquired = acquired or Acquired(ordering, deadline, memory)
+            acquired = acquired or _acquired(view, lanes, deadline, memory)
             acquired.end_after(error)
             raise
     except BaseException as error:
-        acquired = acquired or Acquired(ordering, deadline, memory)
+        acquired = acquired or _acquired(view, lanes, deadline, memory)
         acquired.end_after(error)
         raise
     copy = functools.partial(copy_lane.copy_and_wait, lane, *move, deadline)
+    ordering = ordering_of_lanes(lanes, (view.held,))
     in_order(ordering, copy, release=False, deadline=deadline, memory=memory)
     return False
+
+
+def _acquired(view: View, lanes: Lanes, deadline: Deadline, memory: object) -> Acquired:
+    return Acquired(ordering_of_lanes(lanes, (view.held,)), deadline, memory)

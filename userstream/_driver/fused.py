@@ -12,7 +12,7 @@ from userstream._driver.status import NOT_READY, call, failed
 from userstream._driver.streams import refuse_capturing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from types import ModuleType
 
 
@@ -47,6 +47,9 @@ query: Callable[[Any], int] = _core.query  # 0 if the stream is idle; else for `
 are_free = _core.are_free
 is_in = _core.is_in
 pointer: Callable[[int], tuple[int, ...]] = _core.pointer
+# Copies to page-locked memory, and waits for that a short time: see pure.py. 0 if it is there.
+fetch: Callable[..., int] = _core.fetch  # else for `is_fetched`
+MOST_PARTS = 32  # of one copy by that; as in `_native.c`
 
 
 def load() -> None:
@@ -82,40 +85,11 @@ def edge_failure(result: int, source: object, destination: object) -> Exception:
     return _failed(result, destination if result >> 32 == _WAIT_EVENT else source)
 
 
-MOST_PARTS = 32  # of one copy; as in `_native.c`
+def is_fetched(result: int, lane: object, producer: object) -> bool | None:
+    """Tell what `fetch` has answered, if not 0.
 
-
-def fetch(  # noqa: PLR0917 -- as `edge`: names would cost as much as a call
-    lane: Any,
-    to: int,
-    source: int,
-    size: int,
-    seconds: float,
-    producer: Any,
-    out: int,
-    events: Iterable[Any],
-) -> bool | None:
-    """Copy to page-locked memory on a lane, and tell whether that is over within a short time.
-
-    The copy comes after the work of `producer`, a lane of the same context, if one is given. With
-    an address `out` the bytes go on to there, in parts, one for each event: the first while the GPU
-    copies the next. The last event is recorded behind all of it. No signal is looked at meanwhile,
-    so the time is not for a user to choose. `None` says that nothing was queued, because a stream
-    is being captured or the context is not current.
+    False if the copy is not over yet, and `None` if nothing was queued.
     """
-    result = _core.fetch(
-        to,
-        source,
-        size,
-        lane.taken or lane.live(),
-        lane.home,
-        int(seconds * 1_000_000_000),
-        0 if producer is None else producer.taken or producer.live(),
-        out,
-        *events,
-    )
-    if not result:
-        return True
     if result == pure.CAPTURED:
         return None
     if result in _NOT_READY:

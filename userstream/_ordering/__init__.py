@@ -10,24 +10,28 @@ from userstream._ordering import modes, settings
 from userstream._ordering.borrow import Borrow
 from userstream._ordering.handing_over import hand_over
 from userstream._ordering.ordering import (
+    Lanes,
     Ordering,
+    ordering_of_lanes,
     usual_lanes,
+    usual_lanes_of_view,
     usual_ordering,
-    usual_ordering_of_view,
 )
 from userstream._ordering.producers import given_lane, ordering_of
 from userstream._ordering.uses import Uses
 
 __all__ = [
     "Borrow",
+    "Lanes",
     "Ordering",
     "Uses",
     "given_lane",
     "hand_over",
     "modes",
     "ordering_of",
+    "ordering_of_lanes",
     "settings",
     "usual_lanes",
+    "usual_lanes_of_view",
     "usual_ordering",
-    "usual_ordering_of_view",
 ]

@@ -197,40 +197,46 @@ class Ordering:
             raise waiting.late((self.lane,), deadline.seconds) from None
 
 
-def usual_ordering_of_view(view: View, consumer: Stream) -> Ordering | None:
-    """Order a user stream and one buffer that names its producer's stream, or has a current one.
+# Who uses some buffers, its lane, that of who else produces them, and what keeps that alive.
+Lanes: TypeAlias = "tuple[Stream, Lane, Lane | None, object]"
 
-    The short way of copies. It returns `None` where there is more to be found out.
+
+def usual_lanes_of_view(view: View, consumer: Stream) -> Lanes | None:
+    """As `usual_lanes`, for the user stream and one buffer that is copied.
+
+    It names its producer's stream, or its framework has a current one.
     """
     lane = consumer._lane
     if settings.SYNC or settings.BY_DEVICE or lane is None or not lane.anywhere:
         return None
-    if view.is_usual and view.framework is not None:
+    device, framework = view.device, view.framework
+    if framework is not None and view.is_usual:
         kind = "current"
-        handle, owner = view.framework.current_stream(view.device)
+        handle, owner = framework.current_stream(device)
     else:
         kind, handle, owner = view.order
     if handle in (NO_STREAM, _PER_THREAD):  # 0 is not a stream
         return None
     if kind == "current":
-        producer = lanes.of_framework(handle, view.device)
+        source = lanes.of_framework(handle, device)
     elif kind == "exact":
-        producer = lanes.named(handle, view.device)
+        source = lanes.named(handle, device)
     else:
         return None
-    producers = () if producer is lane or producer.is_same(lane) else (producer,)
-    ordering = Ordering(consumer, lane, producers, owner)
-    ordering.buffers = (view.held,)
+    return consumer, lane, None if source is lane else source, owner
+
+
+def ordering_of_lanes(found: Lanes, buffers: Sequence[Any]) -> Ordering:
+    """Return the ordering of what `usual_lanes` found for some buffers."""
+    consumer, lane, source, owner = found
+    ordering = Ordering(consumer, lane, () if source is None else (source,), owner)
+    ordering.buffers = buffers
     return ordering
-
-
-# Who uses some buffers, its lane, that of who else produces them, and what keeps that alive.
-_Lanes: TypeAlias = "tuple[Stream, Lane, Lane | None, object]"
 
 
 def usual_lanes(
     buffers: Sequence[Any], producer: Producer, user_streams: Mapping[int, Stream]
-) -> _Lanes | None:
+) -> Lanes | None:
     """Find out quickly who uses some buffers, and who else produces them.
 
     That is for buffers of one type that was seen before, on one device and each in one piece, and
@@ -262,7 +268,7 @@ def usual_lanes(
 
 def _given_lanes(
     kind: type[View], buffers: Sequence[Any], producer: Producer, user_streams: Mapping[int, Stream]
-) -> _Lanes | None:
+) -> Lanes | None:
     """As `usual_lanes`, for buffers that are written on a stream that is given."""
     source = producer._lane if type(producer) is Stream else None
     if source is None or not source.anywhere or not kind.is_single:
@@ -286,7 +292,7 @@ def _are_alike(buffers: Sequence[Any], kind: type[View], device: int) -> bool:
 
 def _named_lanes(
     kind: type[View], buffers: Sequence[Any], user_streams: Mapping[int, Stream]
-) -> _Lanes | None:
+) -> Lanes | None:
     """As `usual_lanes`, for buffers that name their stream."""
     told = kind.named(buffers[0])
     if told is None:
@@ -309,9 +315,8 @@ def usual_ordering(
     found = usual_lanes(buffers, producer, user_streams)
     if found is None:
         return None
-    consumer, lane, source, owner = found
-    ordering = Ordering(consumer, lane, () if source is None else (source,), owner)
-    ordering.buffers = buffers
+    ordering = ordering_of_lanes(found, buffers)
     if producer is not _AUTO:
+        source = found[2]
         ordering.may_join = source is not None and source.on_close is None
     return ordering
