@@ -60,8 +60,7 @@ class UserStream:
     Parameters
     ----------
     unknown : {"device", "raise"}, optional
-        What to do about a buffer of which nothing tells which stream works on it: see
-        `UserStream.unknown`.
+        What to do with a buffer whose producer is unknown: see `UserStream.unknown`.
 
     Notes
     -----
@@ -155,8 +154,8 @@ class UserStream:
             existing stream, or 0 for a new one.
         sms : int or "rest", optional
             The most multiprocessors (SMs) that its work may use, rounded up to what the device can
-            be split into; ``stream.sms`` has the result. ``"rest"`` is what such a part leaves of
-            the device. By default those of the existing stream, or all for a new one.
+            be split into; ``stream.sms`` has the result. ``"rest"`` means the SMs that such a part
+            leaves over. By default those of the existing stream, or all for a new one.
 
         Returns
         -------
@@ -259,11 +258,11 @@ class UserStream:
 
         Notes
         -----
-        No stream is closed under anybody. Those to which there are references remain usable, and
+        Streams to which there are still references are not destroyed: they remain usable, and
         `get_stream` returns them again for as long as that is so, unless another priority or part
-        of the device is asked for; the others are destroyed, unless their handle has been read (see
+        of the device is asked for. The others are destroyed, unless their handle has been read (see
         `Stream`). The process-wide registry also frees the page-locked memory of `asnumpy` that no
-        array uses. Closing it is up to the application: a library makes a registry of its own.
+        array uses. Closing it is up to the application: a library creates a registry of its own.
         Blocks, but never inside the driver. Thread-safe.
 
         Examples
@@ -814,10 +813,10 @@ class UserStream:
         producer : stream, "auto", "device" or None, default "auto"
             Who writes the buffers; see `acquire`. Determined on entry, and used on exit as well.
         mode : "write" or "read", default "write"
-            ``"read"`` declares that the block only reads the buffers. It changes nothing in the
-            order: `observe` then knows of each kernel that the thread launches on the stream that
-            it only reads them, rather than having to learn or to assume it. ``"write"`` declares
-            nothing. Of nested blocks the innermost counts.
+            ``"read"`` declares that the block only reads the buffers. It does not affect the order,
+            only `observe`, which then takes every kernel that the thread launches on the stream to
+            read them only, instead of having to learn or assume that. ``"write"`` declares nothing.
+            Of nested blocks, the innermost counts.
         activate : bool, str or iterable of str, default False
             Frameworks whose current stream this stream becomes inside the block (see
             `Stream.activate`); True means those of the buffers.
@@ -891,8 +890,8 @@ class UserStream:
         *objects : object
             Any objects; usually buffers that the work uses. Without *stream*, buffers.
         stream : stream, optional
-            A stream of any library; by default the user stream of the buffers' device, and every
-            other stream that `wait` of these buffers waits for.
+            A stream of any library; by default the streams for which `wait` would wait if it were
+            passed these buffers.
         name : str, optional
             Selects a named user stream of that device instead; not together with *stream*.
 
@@ -967,7 +966,7 @@ class UserStream:
         -----
         Needed for results that are used before the end of the block in which they were produced, or
         in another thread: the framework's current stream then waits for *stream*, and PyTorch's
-        allocator is told about that use (``Tensor.record_stream``). Call it where the results will
+        allocator is informed of that use (``Tensor.record_stream``). Call it where the results will
         be used. It is not needed after the block, whose end does the same. Does not block.
         Thread-safe. Driver calls: those of `acquire`.
 
@@ -1188,14 +1187,14 @@ class UserStream:
         name: str | None = None,
         producer: Producer = "auto",
     ) -> Completion[Any]:
-        """Queue a copy of a buffer to the host, in order with its producer, and wait for nothing.
+        """Queue a copy of a buffer to the host, in order with its producer, without waiting.
 
         Parameters
         ----------
         buffer : GPU buffer, or sequence or mapping of them
-            As for `asnumpy`. One completion is for all of them.
+            As for `asnumpy`. One completion covers all of them.
         out : numpy.ndarray, optional
-            Destination in page-locked memory, of `pinned_empty` or of others; must match the
+            Destination in page-locked memory, from `pinned_empty` or elsewhere; must match the
             buffer's shape and dtype.
         stream : stream, optional
             The stream to copy on; by default the user stream of the buffer's device.
@@ -1216,23 +1215,30 @@ class UserStream:
         ------
         MemoryError
             The results would exceed the limit of page-locked memory (``USERSTREAM_PINNED_LIMIT``):
-            let go of earlier ones first.
+            release earlier ones first.
         ValueError, TypeError
             *out* is not page-locked, has another shape or dtype, or is read-only or masked; or
             another argument is not valid.
-        UnsupportedBufferError, HostBufferError, UnknownProducerError, DeviceMismatchError, \
-CaptureError, ClosedError
-            As `asnumpy`.
+        UnsupportedBufferError, HostBufferError
+            A buffer cannot be copied; `asnumpy` lists the reasons.
+        UnknownProducerError
+            The producer of a buffer is unknown; see `acquire`.
+        DeviceMismatchError
+            *stream* is on another device than a conjugate or negated PyTorch tensor.
+        CaptureError
+            *stream* or the producer is being captured: a copy cannot be part of a graph.
+        ClosedError
+            A stream that was passed, or this registry, is closed.
         DriverNotFoundError, ForkedError, DriverError
             The driver is missing, cannot be used in a forked child, or reported an error.
 
         Notes
         -----
-        The producer goes on after the copy, so the buffer may be dropped or written again at once.
-        *out* may not be read or written before the completion is done. All memory involved is kept
-        until the GPU no longer uses it, also if the completion is dropped or cancelled, the stream
-        is closed, or a signal handler raises. Never waits for the GPU; the first copy of a size
-        allocates memory, and the first one of a device a stream: see :doc:`/explanation/limits`.
+        The producer waits for the copy, so the buffer may be dropped or overwritten immediately. Do
+        not read or write *out* before the completion is done. All memory involved is kept until the
+        GPU no longer uses it, even if the completion is dropped or cancelled, the stream is closed,
+        or a signal handler raises. Never waits for the GPU; the first copy of a size allocates
+        memory, and the first one on a device creates a stream: see :doc:`/explanation/limits`.
         Thread-safe. Driver calls: those of `borrow`; ``cuMemcpyAsync``, ``cuMemcpy3DAsync``; those
         of `completion`; for new memory those of `pinned_empty`.
 
@@ -1293,8 +1299,8 @@ CaptureError, ClosedError
             Seconds, at least 0; None waits indefinitely. Copies between devices do not wait.
         wait : bool, default True
             Whether to wait until a host array can be reused. False is for page-locked host arrays
-            (`pinned_empty`): the copy is queued, and they may not be read or written before it is
-            done, which ``wait(stream)`` and ``completion(stream)`` of the stream tell.
+            (`pinned_empty`): the copy is queued, and they must not be read or written before it is
+            done; ``wait(stream)`` and ``completion(stream)`` report that.
 
         Returns
         -------
@@ -1328,10 +1334,10 @@ CaptureError, ClosedError
         Notes
         -----
         A host array can be reused when the call returns: up to 16 MiB, a source is first copied to
-        staging memory (a page-locked one only if the stream is busy); for larger sources, and for
+        staging memory (page-locked only if the stream is busy); for larger sources, and for
         destinations, the call waits for the copy. Page-locked arrays (`pinned_empty`) need no
         staging. GPU buffers are kept alive until the copy has completed, and their producers wait
-        for it. If a buffer is ordered by DLPack, which names no stream, all later work of the
+        for it. If a buffer is ordered by DLPack, which names no stream, all later work on the
         device waits; if that would invalidate a capture that can be seen, and before CUDA 12.5, the
         call waits for the copy instead. JAX arrays are never written, so nothing waits for their
         copies. Peer access between devices does not change. Thread-safe. Driver calls: those of
@@ -1368,7 +1374,7 @@ CaptureError, ClosedError
         )
 
     def pinned_empty(self, shape: int | Sequence[int], dtype: DTypeLike = float) -> np.ndarray:
-        """Return a new NumPy array in page-locked memory, its contents undefined.
+        """Return a new NumPy array in page-locked memory, with undefined contents.
 
         Parameters
         ----------
@@ -1387,7 +1393,7 @@ CaptureError, ClosedError
         MemoryError
             It would exceed the limit of page-locked memory; the message says how to raise it.
         ValueError, TypeError
-            *shape* has a negative length or is no shape, or *dtype* holds Python objects.
+            *shape* is not a shape or has a negative length, or *dtype* contains Python objects.
         ClosedError
             This registry is closed.
         DriverNotFoundError, ForkedError, DriverError
@@ -1395,11 +1401,11 @@ CaptureError, ClosedError
 
         Notes
         -----
-        The memory is of the cache that the results of `asnumpy` come from, and counts in its limit
-        (``USERSTREAM_PINNED_LIMIT``, `UserStream.set_pinned_limit`). It is used again when no array
-        on it is left, views included, and every copy of userstream's to or from it has completed.
-        Other work that uses it needs the array kept alive; `hold` does that. All devices can use
-        it; it is on the host's NUMA node that is nearest to the current device. Does not wait for
+        The memory comes from the same cache as the results of `asnumpy`, and counts towards its
+        limit (``USERSTREAM_PINNED_LIMIT``, `UserStream.set_pinned_limit`). It is reused once no
+        array refers to it, views included, and every copy by userstream to or from it has
+        completed. Other work that uses it needs the array kept alive; `hold` does that. All devices
+        can use it; it lies on the host's NUMA node nearest to the current device. Does not wait for
         the GPU. Thread-safe. Driver calls, for new memory: ``cuMemAllocFromPoolAsync``, without
         pools ``cuMemHostAlloc``. After `numpy.empty`.
 
@@ -1414,30 +1420,36 @@ CaptureError, ClosedError
         return _copies.host_arrays.empty(shape, dtype)
 
     def pinned_like(self, prototype: Buffer, dtype: DTypeLike | None = None) -> np.ndarray:
-        """Return a new page-locked array of the shape and dtype of a buffer or an array.
+        """Return a new page-locked array with the shape and dtype of a buffer or an array.
 
         Parameters
         ----------
         prototype : GPU buffer or host array
-            What has the shape, the dtype and the order of the axes in memory.
+            Determines the shape, the dtype and the order of the axes in memory.
         dtype : data-type, optional
-            Another dtype.
+            Overrides the dtype.
 
         Returns
         -------
         numpy.ndarray
-            A writable array without gaps, its contents undefined; see `pinned_empty`.
+            A writable array without gaps, with undefined contents; see `pinned_empty`.
 
         Raises
         ------
         UnsupportedBufferError, HostBufferError
             *prototype* is not an array; see `asnumpy`.
-        MemoryError, TypeError, ClosedError, DriverNotFoundError, ForkedError, DriverError
-            As `pinned_empty`.
+        MemoryError
+            It would exceed the limit of page-locked memory; the message says how to raise it.
+        TypeError
+            The dtype contains Python objects.
+        ClosedError
+            This registry is closed.
+        DriverNotFoundError, ForkedError, DriverError
+            The driver is missing, cannot be used in a forked child, or reported an error.
 
         Notes
         -----
-        Copies nothing and waits for nothing. Thread-safe. After `numpy.empty_like`.
+        Neither copies nor waits. Thread-safe. After `numpy.empty_like`.
 
         Examples
         --------
