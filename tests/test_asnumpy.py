@@ -113,7 +113,7 @@ def test_composites(jax: types.ModuleType, memory: int) -> None:
     ):
         assert [each.tolist() for each in us.asnumpy(batch)] == [list(range(6))] * 2
     for composite in ([one], {"a": one}, standins.DaliList([tensor])):
-        with pytest.raises(TypeError, match="made of several"):
+        with pytest.raises(TypeError, match="consists of several"):
             us.asnumpy(composite, out=np.empty((2, 3), "f4"))
 
 
@@ -306,7 +306,7 @@ def test_what_has_to_be_packed_takes_a_stream_of_its_device(torch: types.ModuleT
 
     with device_memory(1) as there:
         tensor = Tensor(torch.device("cuda", 1), there)
-        with pytest.raises(us.DeviceMismatchError, match=r"on device 1 alone.*stream=") as caught:
+        with pytest.raises(us.DeviceMismatchError, match=r"only on device 1.*stream=") as caught:
             us.asnumpy(tensor, stream=us.get_stream(0))
     assert caught.value.devices == (0, 1)
 

@@ -363,7 +363,7 @@ class Listed:
 
 
 def test_what_numpy_copies_is_no_target(memory: int) -> None:
-    with pytest.raises(ValueError, match="another copy"):
+    with pytest.raises(ValueError, match="a new copy"):
         us.copyto(Listed(), array(memory, shape=(2, 3)))
     assert us.asnumpy(Listed()).tolist() == [[0] * 3] * 2
 
@@ -398,7 +398,7 @@ def test_scalars_of_numpy_are_sources(memory: int) -> None:
 def test_an_out_for_several(memory: int) -> None:
     several = {"a": array(memory)}
     for out in ({"a": np.empty(4, "f4")}, np.empty(4, "f4")):
-        with pytest.raises(TypeError, match="dict is made of several; copy each to its own"):
+        with pytest.raises(TypeError, match="dict consists of several; copy each to its own"):
             us.asnumpy(several, out=out)  # type: ignore[call-overload]
 
 

@@ -487,17 +487,17 @@ def standins_array(where: int) -> Any:
         (
             lambda x, host: us.asnumpy_async(x, out=host),
             ValueError,
-            r"out= is in ordinary memory.*pinned_empty\(\) or pinned_like",
+            r"out= is in pageable memory.*pinned_empty\(\) or pinned_like",
         ),
         (
             lambda x, host: us.copyto(x, host, wait=False),
             ValueError,
-            r"the source is in ordinary memory.*without wait=False",
+            r"the source is in pageable memory.*without wait=False",
         ),
         (
             lambda x, host: us.copyto(host, x, wait=False),
             ValueError,
-            r"the target is in ordinary memory",
+            r"the target is in pageable memory",
         ),
         (
             lambda x, host: us.copyto(x, x, wait=False, timeout=1),
@@ -505,7 +505,7 @@ def standins_array(where: int) -> Any:
             "wait=False waits for nothing",
         ),
         (lambda x, host: us.asnumpy_async(x, out=host[1:]), ValueError, "out has shape"),
-        (lambda x, host: us.asnumpy_async([x], out=host), TypeError, "made of several"),
+        (lambda x, host: us.asnumpy_async([x], out=host), TypeError, "consists of several"),
         (lambda x, host: us.asnumpy_async(object()), us.UnsupportedBufferError, "not a buffer"),
         (lambda x, host: us.asnumpy_async(x, stream=1), TypeError, "from_handle"),
     ],

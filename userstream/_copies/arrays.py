@@ -69,7 +69,7 @@ def device_array(view: View) -> DeviceArray:
     elif there.nbytes is None:
         raise UnsupportedBufferError(
             f"this {view.source} has shape {shape} and elements of {dtype.itemsize} bytes, more "
-            "than an array can have; correct what it tells of itself"
+            "than an array can have; correct what it reports"
         )
     return array
 
@@ -118,10 +118,10 @@ def _reaching_out(
 ) -> UnsupportedBufferError:
     address, shape, strides, dtype, _device = array
     return UnsupportedBufferError(
-        f"this {source} reaches out of its memory: shape {shape} and strides {strides} in bytes, "
+        f"this {source} extends beyond its memory: shape {shape} and strides {strides} in bytes, "
         f"with elements of {dtype.itemsize} from address {address:#x} on, need {there.nbytes} "
         f"bytes from {address - there.offset:#x} on, and the allocation there has {place.size} "
-        f"from {place.start:#x} on; correct what it tells of itself"
+        f"from {place.start:#x} on; correct what it reports"
     )
 
 
@@ -143,7 +143,7 @@ def check_same(to: np.dtype, source: np.dtype) -> None:
     if to != source:
         raise TypeError(
             f"a copy does not convert: the target has dtype {to}, the source {source}; "
-            "convert one before, or pass a view of its bytes with the type of the other"
+            "convert one of them first, or pass a view of its bytes with the type of the other"
         )
 
 
@@ -221,9 +221,9 @@ def numpy_dtype(dtype: np.dtype | str | None, source: str) -> np.dtype:
     """Return the type of the elements of a buffer that the rule `source` described."""
     if dtype is None:
         raise UnsupportedBufferError(
-            f"this {source} does not tell the type of its elements, or it is one that cuda.core "
-            "does not know (such as float8 by DLPack); pass a view of them as integers, and view "
-            "the result as the type of ml_dtypes"
+            f"this {source} does not say the type of its elements, or cuda.core does not know that "
+            "type (such as float8 by DLPack); pass a view of them as integers, and view the result "
+            "as the type of ml_dtypes"
         )
     if isinstance(dtype, np.dtype):
         if dtype.hasobject:

@@ -49,8 +49,9 @@ def packed(
         if not view.is_disguised:
             return buffer, array
         raise DeviceMismatchError(
-            f"the memory of this {type_name(buffer)} is not what it shows, and its framework can "
-            f"resolve that on device {device} alone, where {stream!r} is not; pass a stream= there",
+            f"the memory of this {type_name(buffer)} differs from what it shows, and its framework "
+            f"can resolve that only on device {device}, where {stream!r} is not; pass a stream= "
+            "there",
             devices=(own, device),
         )
     with stream.activate(view.framework.name):
@@ -114,7 +115,7 @@ def _whole(
 def _refuse_one(out: np.ndarray | None, buffer: Any) -> None:
     if out is not None:
         raise TypeError(
-            f"out= takes one array, and {type_name(buffer)} is made of several; copy each to its "
+            f"out= takes one array, and {type_name(buffer)} consists of several; copy each to its "
             "own"
         )
 
@@ -154,11 +155,12 @@ def target_of(buffer: Any) -> Operand | None:
     view = _known(buffer, _buffers.view_or_none(buffer))
     if view.is_disguised:
         raise ValueError(
-            f"the memory of this {type_name(buffer)} is not what it shows, as it is a conjugate or "
-            "negated view: it cannot be the target of a copy; pass the tensor that it is a view of"
+            f"the memory of this {type_name(buffer)} differs from what it shows, because it is a "
+            "conjugate or negated view: it cannot be the target of a copy; pass the tensor that it "
+            "is a view of"
         )
     if not is_on_host(view) and view.is_read_only:
-        raise ValueError(f"the target is read-only: it is a {view.source} that says so")
+        raise ValueError(f"the target is read-only: this {view.source} says so")
     found = operand(view)
     if found is not None:
         view.check_target()
@@ -245,7 +247,7 @@ class _Bytes:
         place = _driver.pointers.place_of(address) if buffer.size else None
         if place is not None and not place.covers(address, buffer.size):
             raise UnsupportedBufferError(
-                f"this {type_name(buffer)} of {buffer.size} bytes at {address:#x} reaches out of "
+                f"this {type_name(buffer)} of {buffer.size} bytes at {address:#x} extends beyond "
                 f"its memory: the allocation there has {place.size} from {place.start:#x} on"
             )
         self._buffer = buffer  # as long as there is an array on it
@@ -263,8 +265,8 @@ def as_array(buffer: Any) -> np.ndarray:
         return np.asarray(_Bytes(buffer))
     if isinstance(buffer, np.ma.MaskedArray):
         raise UnsupportedBufferError(
-            f"this {type_name(buffer)} is masked, which a copy would not tell; pass its data, or "
-            "what filled() gives"
+            f"this {type_name(buffer)} is masked, and a copy would not show that; pass its data, "
+            "or the result of filled()"
         )
     view, name = _buffers.view_or_none(buffer), None
     try:
@@ -306,8 +308,8 @@ def writable(buffer: Any) -> np.ndarray:
     array, again = as_array(buffer), as_array(buffer)
     if array.size and array.ctypes.data != again.ctypes.data:  # both are kept up to here
         raise ValueError(
-            f"the target cannot be written: NumPy gets another copy of this {type_name(buffer)} "
-            "each time; pass a NumPy array of its memory"
+            f"the target cannot be written: NumPy gets a new copy of this {type_name(buffer)} each "
+            "time; pass a NumPy array of its memory"
         )
     if not array.flags.writeable:
         raise ValueError(f"the target is read-only: {type_name(buffer)}")

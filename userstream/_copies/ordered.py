@@ -90,8 +90,8 @@ def _refuse_waits(ordering: Ordering) -> None:
     """Refuse buffers whose producers could not be ordered after the copy by an edge."""
     if ordering.after and not ordering.may_order_devices:
         raise UnknownProducerError(
-            "nothing tells which stream works on a buffer, so its producer could continue only "
-            "when the copy is done: pass producer=, the stream that writes it, or None if nothing "
-            "is pending, or wait for the copy",
+            "the producer of a buffer is unknown, so it could continue only when the copy is done: "
+            "pass producer=, the stream that writes it, or None if nothing is pending, or wait for "
+            "the copy",
             device=ordering.after[0],
         )

@@ -54,7 +54,7 @@ def set_limit(nbytes: int) -> None:
     """Bound the cache from now on; with 0 nothing is handed out."""
     global _limit  # noqa: PLW0603 -- one cache for the process
     if nbytes < 0:
-        raise ValueError(f"the limit of pinned memory is at least 0 bytes, not {nbytes}")
+        raise ValueError(f"the limit of pinned memory must be at least 0 bytes, not {nbytes}")
     _limit = nbytes
     if _total > nbytes:
         trim()
@@ -98,8 +98,8 @@ def take_or_raise(nbytes: int, device: int) -> Lease:
     if lease is None:
         raise MemoryError(
             f"{nbytes} bytes of page-locked memory are more than there is left: arrays use "
-            f"{_total - _free_bytes()} bytes of it, and the limit is {limit()}; let go of such "
-            f"arrays, or raise the limit by UserStream.set_pinned_limit or {LIMIT_VARIABLE}"
+            f"{_total - _free_bytes()} bytes of it, and the limit is {limit()}; release some of "
+            f"these, or raise the limit with UserStream.set_pinned_limit or {LIMIT_VARIABLE}"
         )
     return lease
 

@@ -90,7 +90,7 @@ class Place:
         address = pinned_address(array) if array.size else 0
         if address is None:
             raise ValueError(
-                f"{what} is in ordinary memory, with which the driver copies only while the caller "
+                f"{what} is in pageable memory, which the driver can copy only while the caller "
                 "waits; pass an array of pinned_empty() or pinned_like(), or call asnumpy(), or "
                 "copyto() without wait=False, which copy through page-locked memory of their own"
             )

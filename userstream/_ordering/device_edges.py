@@ -48,8 +48,8 @@ def refuse_captures(devices: Iterable[int], consumer: Lane) -> None:
     breaks = _BREAKS[settings.BY_DEVICE]
     if consumer.capture_status() != _driver.streams.NOT_CAPTURING:
         raise CaptureError(
-            f"{consumer!r} is being captured into a graph, which cannot depend on the work "
-            f"of everybody on the device: {_INSTEAD[settings.BY_DEVICE]}",
+            f"{consumer!r} is being captured into a graph, which cannot depend on all other work "
+            f"on the device: {_INSTEAD[settings.BY_DEVICE]}",
             stream=repr(consumer),
         )
     for device in devices:

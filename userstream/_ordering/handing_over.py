@@ -30,8 +30,8 @@ def hand_over(
         buffer, framework = view.buffer, view.framework
         if framework is None:
             raise UnsupportedBufferError(
-                f"{type_name(buffer)} belongs to no framework with a current stream, which it "
-                "could be handed over to; let a stream of yours wait for the user stream"
+                f"{type_name(buffer)} belongs to no framework with a current stream to which it "
+                "could be handed over; make a stream of yours wait for the user stream"
             )
         device = view.device
         if stream is None:

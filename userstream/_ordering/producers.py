@@ -106,9 +106,8 @@ def _refuse(units: Iterable[View]) -> None:
     """Raise `UnknownProducerError` for the first buffer, if there is one."""
     for unit in units:
         raise UnknownProducerError(
-            f"nothing tells which stream works on this {type_name(unit.buffer)}: pass "
-            "producer=, the stream that writes all the buffers of this call, or None if "
-            "nothing is pending",
+            f"the producer of this {type_name(unit.buffer)} is unknown: pass producer=, the stream "
+            "that writes all the buffers of this call, or None if nothing is pending",
             device=unit.device,
         )
 
@@ -124,9 +123,9 @@ def _log(units: Iterable[View]) -> None:
         if logger.isEnabledFor(logging.DEBUG):
             _logged.add(kind)
             logger.debug(
-                "a %s is ordered with everything on device %d, because nothing tells which stream "
-                "works on it; producer=, the stream that writes it, orders it with that one alone "
-                "(said once for a type)",
+                "a %s is ordered with everything on device %d, because its producer is unknown; "
+                "producer=, the stream that writes it, orders it with that one only (logged once "
+                "per type)",
                 type_name(unit.buffer),
                 unit.device,
             )
