@@ -993,6 +993,7 @@ def test_bad_input(memory: int) -> None:
 
 def test_sync_waits_on_the_host() -> None:
     code = """
+        import sys
         import userstream as us
         from helpers import CAI, device_memory, is_blocked, running
         from userstream import testing
@@ -1001,12 +1002,15 @@ def test_sync_waits_on_the_host() -> None:
             buffer = CAI(address, stream=int(producer.handle))
             for stream, use in ((producer, us.acquire), (us.get_stream(0), us.release)):
                 with testing.latch(stream) as latch, running(lambda: use(buffer)) as result:
-                    print(is_blocked(result))
+                    print(is_blocked(result, float(sys.argv[1])))
                     latch.release()
                     result()
         """
     for value, blocked in (("1", True), ("0", False), ("", False)):
-        done = run_python(code, USERSTREAM_SYNC=value, PYTHONPATH=":".join(__import__("sys").path))
+        patience = "0.05" if blocked else "20"
+        done = run_python(
+            code, patience, USERSTREAM_SYNC=value, PYTHONPATH=":".join(__import__("sys").path)
+        )
         assert done.stdout == f"{blocked}\n" * 2, done.stderr
 
 
