@@ -130,7 +130,7 @@ _MOST_BYTES = (1 << 63) - 1  # of an array of NumPy
 
 _BYTE = np.dtype(np.uint8)
 _SHAPELESS = """\
-this {} has neither a shape nor a type; pass an object that tells them:
+this {} has neither a shape nor a type; pass an object that has them:
     class Array:
         __cuda_array_interface__ = {{
             "version": 3, "shape": (2, 3), "typestr": "<f4", "stream": 1,

@@ -25,7 +25,7 @@ _NOT_CAPTURED = "; asnumpy and copyto cannot be captured: copy before or after t
 _SPIN_SECONDS = 100e-6
 _SPIN = 100_000  # nanoseconds: the same
 
-# Of a copy that goes on to ordinary memory: the host copies one part while the GPU copies the next.
+# Of a copy on to pageable memory: the host copies one part while the GPU copies the next.
 PART = 512 << 10
 
 _NOT_THERE = (
@@ -176,7 +176,7 @@ class CopyLane:
         return self._lane.completion()
 
     def move(self, to: int, source: int, plan: Moves, peers: Peers | None) -> None:
-        """Queue a copy that nobody waits for, on one device or between two."""
+        """Queue a copy that is not waited for, on one device or between two."""
         self._lane.within(self._move, to, source, plan, peers)
 
     def _move(self, to: int, source: int, plan: Moves, peers: Peers | None = None) -> None:

@@ -193,7 +193,7 @@ def is_on_host(view: View) -> bool:
 
 
 def empty_array(view: View) -> np.ndarray | None:
-    """Return the array of a buffer that tells no device because it is empty, if it is."""
+    """Return the array of a buffer that has no device because it is empty, if it is."""
     try:
         there = view.layout
     except UnsupportedBufferError:

@@ -32,11 +32,11 @@ def in_order(
     that failed may go on, so then the buffers are held and released in any case, and with them the
     memory that it fills.
 
-    Where a producer can go on after the copy only once the host has waited for that, `may_wait`
+    Where a producer can continue after the copy only once the host has waited for that, `may_wait`
     decides between that and an error.
 
     No context manager: a Ctrl-C at the first line of its ``__exit__`` would leave the copy running
-    with nobody ordered after it. The outer `try` is for one in the handling of an error.
+    with nothing ordered after it. The outer `try` is for one in the handling of an error.
     """
     ordering.may_wait = may_wait
     if not may_wait:

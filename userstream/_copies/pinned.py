@@ -5,7 +5,7 @@ on it is gone, in whatever thread, also in the middle of a garbage collection. H
 lock and runs no Python code, see `_Claim.lend`.
 
 Blocks are given back by `trim`, or to make room for a larger one; in a thread of its own, so that
-nobody waits for it.
+nothing waits for it.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ def _give_back(missing: int | None) -> threading.Thread | None:
         if not found:
             return None
         thread.start()
-    except BaseException as error:  # too many threads, Python is going down, or a signal
+    except BaseException as error:  # too many threads, Python is exiting, or a signal
         # Each goes back or is freed, also if the thread is on its way.
         with contextlib.suppress(IndexError):
             while True:

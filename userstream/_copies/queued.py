@@ -1,7 +1,7 @@
 """Copies that are queued and not waited for: `asnumpy_async`, and `copyto` with ``wait=False``.
 
 Host memory in them is page-locked, or the driver would wait itself. It is in a list that is held
-from before the copy is queued until the stream has passed it, whoever forgets it.
+from before the copy is queued until the stream has passed it, even if all references are dropped.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def _new(lane: CopyLane) -> tuple[Lease, Lease]:
 
 
 def trim() -> threading.Thread | None:
-    """Free the page-locked memory that nobody uses; return the thread that does it, if any."""
+    """Free the page-locked memory that is not in use; return the thread that does it, if any."""
     _spare.clear()
     return pinned.trim()
 

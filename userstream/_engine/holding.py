@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from userstream._engine.lane import Lane
 
 # What the GPU may be using, by its own identity, which nothing else gets meanwhile. It stays here
-# whoever forgets it: after a Ctrl-C, or an error before `hold` has taken over.
+# even if all else forgets it: after a Ctrl-C, or an error before `hold` has taken over.
 in_use: dict[int, object] = {}
 
 # What is in use, and whose `Use` has gone. Garbage collection may fill it between any two lines.
@@ -99,7 +99,7 @@ _ENDED.objects, _ENDED.order = (), None
 
 
 def let_go(objects: object) -> None:
-    """Forget what is in use: nothing uses it, or somebody else keeps it."""
+    """Forget what is in use: nothing uses it, or it is kept elsewhere."""
     in_use.pop(id(objects), None)
     if isinstance(objects, _Ticket):
         # The ticket itself stays until the next call: it is an orphan soon.
@@ -107,7 +107,7 @@ def let_go(objects: object) -> None:
 
 
 def keep_in_use(lane: Lane) -> None:
-    """Hold what is in use on a stream that is about to be closed, which nobody can mark later."""
+    """Hold what is in use on a stream that is about to be closed, and cannot be marked later."""
     for ticket in list(in_use.values()):
         if isinstance(ticket, _Ticket) and ticket.lane is lane:
             with contextlib.suppress(UserStreamError):  # then it is kept for good
@@ -122,7 +122,7 @@ def _hold_orphans() -> None:
             try:
                 _order(ticket)
                 keep(ticket.lane, ticket)
-            except ClosedError:  # nobody can tell any more when they may go
+            except ClosedError:  # it is no longer known when they may go
                 pass
             except DriverError as error:
                 if not _driver.status.ended_context(error):  # to be tried again
@@ -142,7 +142,7 @@ def _order(ticket: _Ticket) -> None:
         except (CaptureError, DriverError) as error:
             if not _driver.status.ended_context(error):
                 raise
-        except (UserStreamError, RuntimeError):  # nobody is there who could wait
+        except (UserStreamError, RuntimeError):  # no thread is left that could wait
             pass
         ticket.order = None
 
@@ -164,7 +164,7 @@ class _Queue:
         self._pool = pool
         self._in_order = in_order  # whether it is one stream, which passes its events in order
         self.held: deque[_Held] = deque()
-        # Reentrant: the garbage collector may run anybody's destructor in the middle of a sweep.
+        # Reentrant: the garbage collector may run any destructor in the middle of a sweep.
         self._lock = threading.RLock()
         self._sweeping = False
         self.swept = 0.0

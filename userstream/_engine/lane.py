@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NOT_NOW = "; ask before or after the capture"  # how a refusal goes on
+NOT_NOW = "; ask before or after the capture"  # the end of a refusal
 
 _NONE = _driver.streams.NOT_CAPTURING
 
 
 class Lane:
-    """One stream of the driver in one context, whoever created it.
+    """One stream of the driver in one context, whichever library created it.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class Lane:
 
         It is not the `Stream` that shows this lane, but shares the driver's stream with it. If the
         lane referred to the `Stream`, which refers to the lane, only the garbage collector would
-        destroy both: at any time, in anybody's capture. That of other code is made when it is
+        destroy both: at any time, in any thread's capture. That of other code is made when it is
         needed, which an edge does not.
         """
         core = self._core
@@ -137,7 +137,7 @@ class Lane:
 
     @property
     def is_shared(self) -> bool:
-        """Whether it is a user stream, on which anybody may be at work."""
+        """Whether it is a user stream, on which any code may be at work."""
         return self.on_close is not None
 
     def live(self) -> driver.CUstream:
@@ -195,7 +195,7 @@ class Lane:
         return _driver.contexts.within(self.context, function, *args)
 
     def identity(self) -> tuple[int, int, int]:
-        """Return what tells the driver's streams apart; two lanes may stand for one of them."""
+        """Return what distinguishes the driver's streams; two lanes may stand for one of them."""
         handle = int(self.live())
         thread = threading.get_ident() if handle == _driver.streams.PER_THREAD else 0
         return (int(self.context), handle, thread)
@@ -212,7 +212,7 @@ class Lane:
         return self.handle is not None and int(self.context) == int(context)
 
     def close(self) -> None:
-        """Let go of the stream: the driver destroys it if userstream made it."""
+        """Drop the stream: the driver destroys it if userstream made it."""
         self.handle, self.taken, self._owner = None, 0, None
         if self._core is not None:
             self._core.close()
@@ -331,7 +331,7 @@ def _check_captures(
     *,
     may_join: bool,
 ) -> None:
-    """Raise `CaptureError` for an edge that CUDA forbids, or that nobody would expect."""
+    """Raise `CaptureError` for an edge that CUDA forbids, or that would be a surprise."""
     if there == _NONE:
         raise CaptureError(
             f"{destination!r} is being captured into a graph, and {source!r} is not: a graph "

@@ -29,7 +29,7 @@ class Allocator(Protocol):
 
 
 class Allocators:
-    """Those of PyTorch and CuPy. What fails in one of them is told, and harms nobody."""
+    """Those of PyTorch and CuPy. A failure in one of them is reported, and harms nothing else."""
 
     def __init__(self, logger: Logger, stacks: Stacks) -> None:
         self._torch: Allocator = TorchHistory()

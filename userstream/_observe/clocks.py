@@ -66,7 +66,7 @@ class Lane:
         self.gone = False  # destroyed, and the host knows of all that it did
         self.held_by: frozenset[int] = (
             frozenset()
-        )  # words that it waits for, and nobody has written
+        )  # words that it waits for, and that were not written
         self.recent: deque[Any] = deque(maxlen=_RECENT)
         self.last = -1  # its newest entry in the timeline
         self.pending: tuple[int, ...] = ()  # entries that its next one waits for
@@ -109,7 +109,7 @@ class Clocks:
 
     def __init__(self, *, strict: bool = False) -> None:
         self._strict = strict
-        self._host = _Host()  # of whoever makes the call that is being applied
+        self._host = _Host()  # of the thread that makes the call that is being applied
         self._hosts = {} if strict else {0: self._host}  # by thread
         self.maybe: Clock = {}  # what a host function or a future can have told the host
         self.kept: Clock = {}  # what userstream itself knows as well, for its own pinned memory
@@ -130,7 +130,7 @@ class Clocks:
             return
         host = self._hosts.get(thread)
         if host is None:
-            # Whoever began it is not to be seen, but knew no more than all of them together.
+            # The thread that began it cannot be seen, but knew no more than all of them together.
             host = self._hosts[thread] = _Host()
             for other in self._hosts.values():
                 join(host.clock, other.clock)
@@ -204,7 +204,7 @@ class Clocks:
         return lane
 
     def drop_stream(self, handle: int) -> None:
-        """Forget a handle, which another stream may get; its work goes on."""
+        """Forget a handle, which another stream may get; its work continues."""
         lane = self._take_out(handle)
         if lane is not None:
             self._dying.append(lane)

@@ -82,7 +82,7 @@ class Declarations:
             kept = [
                 each
                 for each in self._open.get(key, ())
-                if each.number or (starts and each.start not in starts)  # none: nobody knows which
+                if each.number or (starts and each.start not in starts)  # none: which is unknown
             ]
             self._keep(key, kept)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-ENTER = 1  # written down when the call begins: what it frees may be somebody else's when it ends
+ENTER = 1  # written down when the call begins: what it frees may belong to another when it ends
 LEAVE = 2
 
 MEMORY = 1  # what a call makes the logger forget

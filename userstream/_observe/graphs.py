@@ -47,7 +47,7 @@ class Capture:
     def __init__(self, *, seen: bool = True) -> None:
         self.graph = Graph()
         self.graph.complete = seen
-        self.lanes: list[Lane] = []  # whom to let go of at the end
+        self.lanes: list[Lane] = []  # which to drop at the end
         self.history = Allocation(0, 1 << 64, 0)  # for races inside of the graph
         self.into: int | None = None  # a graph that there was before
 

@@ -100,7 +100,7 @@ _OFFSETS = {
 }
 
 
-# Where CPython 3.14 itself tells them: `_Py_DebugOffsets`, at the begin of `_PyRuntime`.
+# Where CPython 3.14 itself has them: `_Py_DebugOffsets`, at the start of `_PyRuntime`.
 _TOLD = {
     "state_frame": (176, 208),  # the size of the structure, and the offset of its member
     "frame_previous": (248, 256),
@@ -140,7 +140,7 @@ def layout() -> Layout | None:
 
 
 def _told() -> dict[str, int] | None:
-    """Return what the interpreter tells of itself."""
+    """Return what the interpreter publishes about itself."""
     version = tuple(sys.version_info[:2])
     if version != (3, 14):
         return None

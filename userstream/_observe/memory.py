@@ -201,7 +201,7 @@ class Memory:
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._allocations: list[Allocation] = []
-        self.elsewhere = Allocation(0, 1 << 64, UNKNOWN)  # what nobody told of
+        self.elsewhere = Allocation(0, 1 << 64, UNKNOWN)  # what was never reported
 
     def find(self, address: int) -> Allocation | None:
         """Return the allocation that an address lies in."""

@@ -42,7 +42,7 @@ _active: Observation | None = None
 
 
 class Maker(Protocol):
-    """What tells the logger of calls."""
+    """What reports calls to the logger."""
 
     def functions(self) -> dict[int, tuple[str, Function]]: ...
     def driver(self) -> Driver: ...
@@ -218,7 +218,7 @@ class Observation:
 
     def _catch_up(self) -> Engine:
         """Apply all that was written until now."""
-        if _process.forked:  # whoever held the lock stayed in the parent
+        if _process.forked:  # the holder of the lock stayed in the parent
             _process.check_fork()
         with self._lock:
             engine = self._engine
@@ -453,7 +453,7 @@ def _name_of(handle: int) -> str | None:
 
 
 def _in_child() -> None:
-    global _active, _turn  # noqa: PLW0603 -- whoever held the lock stayed in the parent
+    global _active, _turn  # noqa: PLW0603 -- the holder of the lock stayed in the parent
     _turn = threading.Lock()
     _active = None
 

@@ -1,8 +1,8 @@
 """Which questions to the driver are the program's, and which userstream's own housekeeping.
 
-A program that asks an event and hears that it is over knows so, and may go on without an edge. That
-userstream heard it, to use an event or staging memory again, orders nothing in the program: taken
-for the program's knowledge it would hide races.
+A program that asks an event and hears that it is over knows so, and may continue without an edge.
+That userstream heard it, to use an event or staging memory again, orders nothing in the program:
+taken for the program's knowledge it would hide races.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from userstream._observe.functions import Function
 
-# Functions that no driver has: the logger tells of what it meets for the first time.
+# Functions that no driver has: the logger reports what it meets for the first time.
 SEEN_MEMORY = 0xFFFE
 SEEN_STREAM = 0xFFFD
 SOURCE_CHANGED = 0xFFFC

@@ -146,11 +146,11 @@ class World:
         return -1 if allocation.operation is None else allocation.operation.stack
 
     def host_knew(self, access: Access) -> bool:
-        """Tell whether anybody in the process knew that an access is over."""
+        """Tell whether any thread of the process knew that an access is over."""
         return access.lane.gone or self.clocks.kept.get(access.lane.id, 0) >= access.time
 
     def host_knows(self, call: Call, clock: Clock, lasts: Iterable[int] = ()) -> None:
-        """Note what a successful query or wait has told whoever made it."""
+        """Note what a successful query or wait has told the thread that made it."""
         who = self.asked.get(call.stack)
         if who is None:
             who = self.asked[call.stack] = own.who_asks(self.stacks[call.stack])

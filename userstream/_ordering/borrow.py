@@ -41,7 +41,7 @@ class Borrow:
         "_ordering",
         "_unentered",
         "_use",
-        "noted",  # by whoever observes
+        "noted",  # by an observation
     )
 
     mode: ClassVar[AccessMode] = "write"

@@ -1,9 +1,9 @@
 """Edges between a stream and everything on a device, for buffers whose producer is unknown.
 
-An event of ``cuCtxRecordEvent`` covers what is queued on every stream of a context, whoever created
-it. ``cuCtxWaitEvent`` makes everything that is queued there afterwards wait for an event, even on
-streams that are created later, and nothing that was queued before. Neither waits on the host. Both
-invalidate any capture in the context, whatever its mode.
+An event of ``cuCtxRecordEvent`` covers what is queued on every stream of a context, whichever
+library created it. ``cuCtxWaitEvent`` makes everything that is queued there afterwards wait for an
+event, even on streams that are created later, and nothing that was queued before. Neither waits on
+the host. Both invalidate any capture in the context, whatever its mode.
 """
 
 from __future__ import annotations

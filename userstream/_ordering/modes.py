@@ -46,4 +46,4 @@ def kind_of_borrow(mode: AccessMode) -> type[Borrow]:
 
 
 def acquired(stream: Stream, buffers: Sequence[Any]) -> None:
-    """Do nothing: whoever observes puts a function here that takes note of what is only read."""
+    """Do nothing: an observation puts a function here that notes what is only read."""

@@ -47,7 +47,7 @@ class Ordering:
     after: Sequence[int] = ()  # and those of which all later work comes after it
     may_order_devices = True  # or the consumer is waited for, where it comes to that
     pending: Pending | None = None  # the note of a use that is not on the usual user stream
-    may_wait = False  # on the host for what cannot go on after the consumer by an edge: copies
+    may_wait = False  # on the host for what no edge can order after the consumer: copies
 
     def __init__(
         self, consumer: Stream, lane: Lane, producers: Sequence[Lane], owners: object
@@ -171,7 +171,7 @@ class Ordering:
                 device_edges.to_device(device, event)
             except (CaptureError, NotSupportedError) as failure:
                 instead = self.may_wait
-                # A capture that could not be seen is broken by now, which somebody has to hear.
+                # A capture that could not be seen is broken by now, which must be reported.
                 if not instead or (tried and isinstance(failure, CaptureError)):
                     failures.append(failure)
             except Exception as failure:

@@ -9,7 +9,7 @@ Unknown: TypeAlias = Literal["device", "raise"]
 
 
 def check_unknown(value: object, named: str = "unknown") -> Unknown:
-    """Return what is to be done about a producer that nothing tells."""
+    """Return what is to be done about an unknown producer."""
     if value not in ("device", "raise"):
         raise ValueError(
             f'{named} must be "device" (order it with everything on its device) or "raise" '
@@ -31,12 +31,12 @@ def _is_on(variable: str) -> bool:
 # To find a race: every acquire and release waits on the host as well.
 SYNC = _is_on("USERSTREAM_SYNC")
 
-# To see what is done: a line of the logger for every edge, and ranges for profilers.
+# To see what is done: a log line for every edge, and ranges for profilers.
 LOG_EDGES = _is_on("USERSTREAM_LOG_EDGES")
 NVTX = _is_on("USERSTREAM_NVTX")
 
 # To find a producer that was guessed wrongly: each of them orders with everything on the device.
 BY_DEVICE = _by_device(os.environ.get("USERSTREAM_ORDER", ""))
 
-# What a registry does about a producer that nothing tells, unless it was told otherwise.
+# What a registry does about an unknown producer, unless it is set.
 UNKNOWN = check_unknown(os.environ.get("USERSTREAM_UNKNOWN") or "device", "USERSTREAM_UNKNOWN")

@@ -27,7 +27,7 @@ class Pending:
 
     def __init__(self, buffers: Iterable[object], lane: Lane) -> None:
         self.buffers = frozenset(map(_key, buffers))
-        self.lane = weakref.ref(lane)  # a stream that nobody has is destroyed all the same
+        self.lane = weakref.ref(lane)  # a stream without references is destroyed all the same
 
 
 class Uses:
@@ -51,7 +51,7 @@ class Uses:
         """Keep a use that has no end yet."""
         self._acquired[id(use)] = use
         while len(self._acquired) > _MOST_ACQUIRED:
-            # Nobody releases these. They last at least as long as what is queued until now.
+            # These may never be released. They last at least as long as what is queued until now.
             oldest = self._acquired.pop(next(iter(self._acquired)))
             lane = oldest.lane()
             if lane is not None:
@@ -78,13 +78,13 @@ class Uses:
         holding.sweep()  # what was passed just now
         for key, acquired in list(self._acquired.items()):
             lane = acquired.lane()
-            if lane is None or lane.handle is None:  # nobody can release that any more
+            if lane is None or lane.handle is None:  # that can no longer be released
                 self._acquired.pop(key, None)
         found: dict[int, Lane] = {}
         for reference in list(self.pending):
             use = reference()
             lane = None if use is None or wanted.isdisjoint(use.buffers) else use.lane()
-            # What is captured is not pending, and what was queued on a closed stream is nobody's.
+            # What is captured is not pending, and what was queued on a closed stream is lost.
             if lane is None or lane.handle is None:
                 continue
             if lane.capture_status() == _driver.streams.NOT_CAPTURING:

@@ -1,7 +1,7 @@
 """A line of the logger for each edge between streams: ``USERSTREAM_LOG_EDGES=1``.
 
 The functions that make edges are replaced when userstream is imported: on the path of every borrow
-even the question whether somebody listens would be felt.
+even a check for a listener would be felt.
 """
 
 from __future__ import annotations
