@@ -37,8 +37,8 @@ QUEUING = (
         f"tests/test_{name}.py"
         for name in (
             *("asnumpy", "async", "capture", "copies", "host_functions", "lane", "odd_arrays"),
-            *("ordering", "producers", "queued_copies", "spans", "stream", "stream_capture"),
-            *("stream_values", "uses", "wait", "way_back"),
+            *("order_fuzz", "ordering", "producers", "queued_copies", "spans", "stream"),
+            *("stream_capture", "stream_values", "uses", "wait", "way_back"),
         )
     ),
     *("tests/conformance", "tests/testing/test_conditions.py", "tests/testing/test_kernels.py"),

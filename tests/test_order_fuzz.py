@@ -230,6 +230,7 @@ class Case:
         if drawn.user in scene.users:
             self.how["stream"] = self.user = scene.users[drawn.user]
         settings.BY_DEVICE = drawn.by_device
+        settle()  # a case that was refused has looked at nothing: it may still write
         for address in (*self.addresses, *self.seen):
             checked(driver.cuMemsetD8(address, BEFORE, SIZE))
         settle()
