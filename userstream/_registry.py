@@ -298,7 +298,7 @@ class UserStream:
     ) -> None:
         try:
             self.close()
-        finally:
+        finally:  # a timeout or Ctrl-C must not leave a registry that makes new streams
             self._table.close()
 
     def __reduce__(self) -> tuple[Callable[[], UserStream], tuple[()]]:

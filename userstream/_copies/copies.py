@@ -287,6 +287,7 @@ def _send(lane: CopyLane, to: DeviceArray, source: np.ndarray, memory: pinned.Le
         lane.move(to.address, start, plan, None)
         use.hold()
     except BaseException:
+        # The GPU may be reading the staging memory, into which the next copy would write.
         use.hold_after_error()
         raise
 

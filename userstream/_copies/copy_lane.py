@@ -80,7 +80,7 @@ def fetch(
             *[event.taken for event in used],
         )
         over = not result or _driver.fused.is_fetched(result, lane, after)
-    except BaseException:
+    except BaseException:  # they may be recorded, so each is used again only once it has completed
         for event in used:
             pool.abandon(event)
         raise
@@ -160,6 +160,8 @@ class CopyLane:
             self.wait(self.copy(to, source, plan))
             use.end()
         except BaseException:
+            # After a timeout or Ctrl-C the copy goes through all the same. Freed now, the memory
+            # would be lent to another copy while the GPU still writes to it.
             use.hold_after_error()
             raise
 

@@ -138,7 +138,7 @@ def _take(size: int, device: int, most: int | None, *, reuse: bool = True) -> Le
         if claim.reserve(most):
             claim.allocate(device)
             return claim.lend()
-    except BaseException:
+    except BaseException:  # else what it has reserved would count towards the limit for good
         claim.give_up()
         raise
     return None

@@ -48,7 +48,7 @@ def fetch(lane: CopyLane, source: DeviceArray, out: np.ndarray) -> None:
                     queued.pop(0).unload(lane)
             for each in queued:
                 each.unload(lane)
-        finally:
+        finally:  # after a timeout or Ctrl-C: without it their events would leave the pool for good
             for each in queued:
                 each.there.abandon()
 

@@ -107,7 +107,7 @@ class Borrow:
         if activation is not None:
             try:
                 activation.__enter__()
-            except BaseException:
+            except BaseException:  # `__exit__` is not called if this raises
                 use.end()
                 raise
         self._activation = activation

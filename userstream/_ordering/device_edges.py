@@ -78,7 +78,7 @@ def from_device(device: int, consumer: Lane) -> None:
         with _told():
             _driver.events.record_context(context, event)
         consumer.here(_driver.event_waits.wait_for_event, consumer.live(), int(event), 0, consumer)
-    finally:
+    finally:  # after Ctrl-C as well: a wait that is pending keeps the record that it saw
         spare.extend(taken)
 
 

@@ -49,6 +49,7 @@ def hand_over(
         if current.is_same(source):
             continue
         if (handle, device) not in ordered:
+            # The framework did not ask for a capture: its stream must not join one of ours.
             current.wait_for(source, may_join=False)
             ordered.add((handle, device))
         if framework.record_use is not None:
