@@ -217,6 +217,10 @@ def test_captures(producer: us.Stream, memory: int) -> None:
     with us.Stream.create(0) as mine:
         with mine.capture(), pytest.raises(us.CaptureError, match="asnumpy and copyto cannot be"):
             us.asnumpy(buffer, stream=mine)
+        pending = array(memory, producer, shape=(2, 3))
+        for copy in (us.asnumpy, us.asnumpy_async, lambda x, **how: us.copyto(x, NUMBERS, **how)):
+            with mine.capture(), pytest.raises(us.CaptureError, match="copyto cannot be captured"):
+                copy(pending, stream=mine)
         with mine.capture():
             for _ in range(3):
                 result = in_thread(lambda: us.asnumpy(buffer))

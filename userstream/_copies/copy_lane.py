@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from userstream._stream.stream import Stream
 
 
-_NOT_CAPTURED = "; asnumpy and copyto cannot be captured: copy before or after the capture"
+NOT_CAPTURED = "; asnumpy and copyto cannot be captured: copy before or after the capture"
 
 
 # Longer than a small copy takes, and no time for one who presses Ctrl-C.
@@ -95,13 +95,13 @@ def fetch(
 
 
 def _new_event(pool: events.EventPool, lane: Lane) -> events.Event:
-    lane.usable(_NOT_CAPTURED)  # to make one is to record it
+    lane.usable(NOT_CAPTURED)  # to make one is to record it
     return pool.record(lane)
 
 
 def copy_and_wait(lane: Lane, to: int, source: int, size: int, deadline: Deadline) -> None:
     """Copy a run of bytes to page-locked memory, and wait for that, whatever context is current."""
-    lane.usable(_NOT_CAPTURED)
+    lane.usable(NOT_CAPTURED)
     _driver.copies.copy_within(lane, to, source, size)
     wait_until(lane.completion(), lane, deadline)
 
@@ -124,7 +124,7 @@ class CopyLane:
 
     def __init__(self, stream: Stream, device: int, deadline: Deadline | None = None) -> None:
         self._lane = stream._resolve(device)  # whichever is current
-        self._lane.usable(_NOT_CAPTURED)
+        self._lane.usable(NOT_CAPTURED)
         self.device = device
         self._deadline = deadline or waiting.Deadline(None)
 

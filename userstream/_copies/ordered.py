@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from userstream import _cleanup
+from userstream._copies.copy_lane import NOT_CAPTURED
 from userstream._engine import holding
-from userstream.errors import UnknownProducerError
+from userstream.errors import CaptureError, UnknownProducerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +42,12 @@ def in_order(
     ordering.may_wait = may_wait
     if not may_wait:
         _refuse_waits(ordering)
-    kept = ordering.acquire(deadline, to_be_released=release)
+    try:
+        kept = ordering.acquire(deadline, to_be_released=release)
+    except CaptureError:
+        # Of the edge, whose advice would lead to the error that a copy is captured.
+        ordering.lane.usable(NOT_CAPTURED)
+        raise
     acquired = Acquired(ordering, deadline, kept, memory)
     try:
         try:
