@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import types
 from collections.abc import Iterator
@@ -40,6 +41,9 @@ SIMULATED = _simulate()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell lets what it starts in the background ignore Ctrl-C, for which some tests would wait.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if SIMULATED:
         from userstream import testing
 
