@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import random
+import struct
+from typing import Any, cast
 
 import pytest
 
+from userstream._observe import records
 from userstream._observe.clocks import Clocks, join
+from userstream._observe.functions import FUNCTIONS
+from userstream._observe.launches import Launches
 from userstream._observe.memory import ASSUMED, DEVICE, EXACT, LEARNED, Access, Allocation
+from userstream._observe.records import Call
+from userstream._observe.world import World
 
 
 def told(accesses: list[Access]) -> list[tuple[object, ...]]:
@@ -67,3 +74,29 @@ def test_what_is_not_quite_repeated_is_not_taken_for_it() -> None:
     allocation.touch(Access(0, 8, lane, 5, None, write=True))
     allocation.freed = object()
     assert not repeats(0, 8, write=True), "it is an error"
+
+
+def test_what_was_learned_of_a_kernel_is_not_known_of_the_next_at_its_handle() -> None:
+    kernel, offset, address = 7, 8, 4096
+    world = World(cast(Any, None))
+    world.memory.add(Allocation(address, 2 * address, DEVICE))
+    launches = Launches(world)
+
+    def call(what: int, words: tuple[int, ...], fetched: bytes = b"") -> Call:
+        return Call((0, what, 1, 0, 0, -1, 1, 0, 0, 1, 0, *words), [fetched])
+
+    def launched() -> str:
+        launch = call(0, (kernel, *[0] * 7, 10, 0, 0), struct.pack("<QQ", offset, address))
+        launch.name, launch.function = "cuLaunchKernel", FUNCTIONS["cuLaunchKernel"]
+        launches.launch(launch)
+        (memory,) = world.memory
+        return memory.accesses[-1].known
+
+    launches.seen_kernel(call(records.SEEN_KERNEL, (kernel,), b"one"))
+    assert launched() == ASSUMED
+    launches.learned(call(records.LEARNED, (kernel, offset, 1, 1)))
+    assert launched() == LEARNED
+    launches.seen_kernel(call(records.SEEN_KERNEL, (kernel,), b"one"))
+    assert launched() == LEARNED
+    launches.seen_kernel(call(records.SEEN_KERNEL, (kernel,), b"another"))
+    assert launched() == ASSUMED

@@ -37,6 +37,7 @@ TESTS = [
     "tests/test_native.py",
     # Without those that have a race: the thread sanitizer sees it as well.
     "tests/test_observe_cases.py::test_it_is_not_reported",
+    "tests/test_observe_captures.py::test_a_capture_goes_on_when_its_stream_is_seen",
     "tests/test_observe.py::test_many_threads_call_while_it_begins_and_ends",
     "tests/test_observe.py::test_many_threads_launch_while_it_begins_and_ends",
     "tests/test_observe.py::test_a_thread_that_python_does_not_know_is_watched_without_the_gil",

@@ -32,7 +32,11 @@ class Launches:
 
     def seen_kernel(self, call: Call) -> None:
         (kernel,) = call.words
-        self._kernels[kernel] = readable(call.fetched[0].decode(errors="replace"))
+        name = readable(call.fetched[0].decode(errors="replace"))
+        if self._kernels.get(kernel, name) != name:  # the handle is another one's by now
+            self._writes.pop(kernel, None)
+            self._touches.pop(kernel, None)
+        self._kernels[kernel] = name
 
     def learned(self, call: Call) -> None:
         kernel, offset, wrote, final = call.words
