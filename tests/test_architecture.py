@@ -185,7 +185,7 @@ def test_what_few_programs_need_is_loaded_when_it_is_used() -> None:
             "_driver.host", "_driver.memory", "_driver.pointers", "_driver.values",
             "_engine.dispatcher", "_engine.futures", "_engine.parts", "_observe", "_report",
             "_stream.access_policy", "_stream.activation", "_stream.attributes", "_stream.capture",
-            "_stream.elsewhere", "_stream.events", "_stream.host_functions", "_stream.operations",
+            "_stream.events", "_stream.host_functions", "_stream.operations",
             "_stream.raw_memory", "_trace", "testing",
         )
         early = {name for name in ours if name.removeprefix("userstream.").startswith(late)}

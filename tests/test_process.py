@@ -411,3 +411,17 @@ def test_ctrl_c_stops_every_wait() -> None:
         """
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_stream_lacks_an_attribute_also_when_nothing_can_be_imported() -> None:
+    """As in destructors while Python exits: an ImportError would not be what `hasattr` expects."""
+    done = run_python(
+        """
+        import sys
+        import userstream as us
+        stream = us.get_stream(0)
+        sys.meta_path = None
+        print(hasattr(stream, "synchronize"))
+        """
+    )
+    assert done.stdout.split() == ["False"], done.stderr

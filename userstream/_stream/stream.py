@@ -10,7 +10,7 @@ from userstream import _devices, _driver, _engine, _numbers, _process, _stream
 from userstream._engine import host_wait, lanes
 from userstream._engine.core import CoreStream
 from userstream._engine.lane import NOT_NOW, Lane
-from userstream._stream import factory
+from userstream._stream import elsewhere, factory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -1517,7 +1517,7 @@ class Stream(CoreStream):
     if not TYPE_CHECKING:  # type checkers know all the names that there are
 
         def __getattr__(self, name: str) -> NoReturn:  # for missing names only
-            _stream.elsewhere.refuse(self, name)
+            elsewhere.refuse(self, name)
 
     # -- from a stream to its lane ----------------------------------------------------------------
 
