@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from cuda.bindings import driver
 
@@ -317,6 +318,64 @@ def test_a_stream_that_cannot_be_asked_is_in_no_context(core, producer):
         assert core.is_in(producer._lane.handle, producer._lane.context) is False
 
 
+def test_the_block_that_came_last_is_lent_until_nothing_uses_it(core):
+    memory = (ctypes.c_char * 8)()
+    where = ctypes.addressof(memory)
+    blocks: dict[int, object] = {1: None, where: None}
+    lease = core.lend(blocks, 8)
+    assert lease.address == where
+    assert list(blocks) == [1]
+    array = np.ndarray((2,), "i4", lease)
+    view = array[1:]
+    del lease, array
+    view[:] = -1
+    assert list(blocks) == [1]
+    del view
+    assert list(blocks) == [1, where]
+    assert memory.raw == b"\0\0\0\0\xff\xff\xff\xff"
+
+
+def test_where_no_block_is_free_none_is_lent(core):
+    assert core.lend({}, 8) is None
+
+
+def test_a_block_comes_back_while_an_exception_is_on_its_way(core):
+    blocks: dict[int, object] = {4096: None}
+
+    def fail(_lease: object) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        fail(core.lend(blocks, 8))
+    assert not blocks  # the traceback has it
+    raised.value.__traceback__ = None
+    del raised
+    assert list(blocks) == [4096]
+
+
+def test_blocks_of_many_threads(core):
+    blocks: dict[int, object] = dict.fromkeys(range(4096, 8 * 4096, 4096))
+    lent: list[Any] = []
+    wrong: list[int] = []
+
+    def use() -> None:
+        for _ in range(2000):
+            lease = core.lend(blocks, 8)
+            if lease is not None:
+                lent.append(lease.address)
+                if lent.count(lease.address) > 1:
+                    wrong.append(lease.address)
+                lent.remove(lease.address)
+
+    threads = [threading.Thread(target=use) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert sorted(blocks) == list(range(4096, 8 * 4096, 4096))
+
+
 def test_calls_of_many_threads(core, producer):
     wrong: list[int] = []
 
@@ -365,6 +424,11 @@ class TestCompiled:
         with pytest.raises(TypeError, match=f"{8 + count} arguments were given"):
             native.fetch(*[0] * (8 + count))
 
+    @pytest.mark.parametrize("arguments", [(), ({},), ([], 8), ({}, None), ({}, 1 << 70)])
+    def test_what_cannot_be_lent_is_refused(self, native, arguments):
+        with pytest.raises((TypeError, OverflowError)):
+            native.lend(*arguments)
+
     def test_nothing_is_called_before_the_functions_are_loaded(self):
         done = run_python(
             """
@@ -384,7 +448,8 @@ class TestCompiled:
     def test_no_call_leaks(self, native, producer, event, to_host):
         fused.load()
         stream, context = producer._lane.handle, producer._lane.context
-        given = [*to_host, stream, event, context]
+        blocks: dict[int, object] = {1 << 40: None}
+        given = [*to_host, stream, event, context, blocks]
 
         calls: list[tuple[Any, tuple[Any, ...]]] = [
             *((native.query, (handle,)) for handle in (stream, int(stream))),
@@ -392,6 +457,8 @@ class TestCompiled:
             (native.edge, (stream, stream, event, 0)),
             *((native.pointer, (address,)) for address in (to_host[1], 1 << 40)),
             (native.fetch, (*to_host, stream, context, LONG, 0, 0, event)),
+            (native.lend, (blocks, 8)),
+            (native.lend, ({}, 8)),
             (native.query, (None,)),
             (native.edge, (stream,)),
         ]

@@ -6,7 +6,6 @@ with others, and to keep the buffers alive, is the business of the two.
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
     from userstream._buffers.view import View
     from userstream._driver.copies import Peers
+    from userstream._driver.pure import Lease
     from userstream._ordering.settings import Unknown
     from userstream._stream.stream import Stream
     from userstream.typing import Buffer, Buffers, Producer, StreamLike
@@ -193,7 +193,7 @@ def _cached(source: DeviceArray, lane: CopyLane) -> np.ndarray | None:
     memory = pinned.take(chosen.side.nbytes, lane.device)
     if memory is None:
         return None
-    to = ctypes.addressof(memory) + chosen.side.offset
+    to = memory.address + chosen.side.offset
     lane.copy_and_wait(to, source.address, chosen.moves, memory)
     return chosen.array(memory, source.shape, source.dtype)
 
@@ -280,7 +280,7 @@ def from_host(
     staging.send(lane, to, source)
 
 
-def _send(lane: CopyLane, to: DeviceArray, source: np.ndarray, memory: pinned.Lease) -> None:
+def _send(lane: CopyLane, to: DeviceArray, source: np.ndarray, memory: Lease) -> None:
     start, plan = staging.stage(to, source, memory)
     use = lane.use(memory)
     try:

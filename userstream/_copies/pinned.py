@@ -2,7 +2,7 @@
 
 Allocating such memory takes long, so it is used again: a block is free as soon as the last array
 on it is gone, in whatever thread, also in the middle of a garbage collection. Hence that takes no
-lock and runs no Python code, see `_Claim.lend`.
+lock and runs no Python code, see `_driver.pure.lend`.
 
 Blocks are given back by `trim`, or to make room for a larger one; in a thread of its own, so that
 nothing waits for it.
@@ -11,24 +11,18 @@ nothing waits for it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import os
 import threading
-import weakref
 from collections import deque
-from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from userstream import _driver, _process
 from userstream._engine import holding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from userstream._driver.host_pools import HostMemory
-
-Lease: TypeAlias = "ctypes.Array[ctypes.c_char]"  # what arrays are built on
+    from userstream._driver.pure import Lease
 
 LIMIT_VARIABLE = "USERSTREAM_PINNED_LIMIT"
 _DEFAULT_LIMIT = 4 << 30
@@ -36,9 +30,8 @@ _DEFAULT_SHARE = 8  # of the memory of the machine
 _PAGE = 4096
 _FAR_TOO_LARGE = 4  # times the size that is needed
 
-# Free blocks by size and address. The values say nothing: a method of a dict written in C fills it.
+# Free blocks by size and address. The values say nothing.
 _free: dict[int, dict[int, object]] = {}
-_leases: dict[int, weakref.ref[Lease]] = {}  # by address, as a weak reference has to live to tell
 _blocks: dict[int, HostMemory] = {}  # all that there are, by address
 _total = 0  # bytes, free or not
 _accounts = threading.Lock()  # of the total; nothing else is done under it
@@ -129,69 +122,38 @@ def take_always(nbytes: int, device: int) -> Lease:
 
 def _take(size: int, device: int, most: int | None, *, reuse: bool = True) -> Lease | None:
     """Lend a free block of exactly that size, the one used last, or a new one up to a total."""
-    if reuse:
-        lease = _reused(size)
-        if lease is not None:
-            return lease
-    claim = _Claim(size)
-    try:
-        if claim.reserve(most):
+    lease = _reused(size) if reuse else None
+    while lease is None:  # another thread may take what is made here
+        claim = _Claim(size)
+        try:
+            if not claim.reserve(most):
+                return None
             claim.allocate(device)
-            return claim.lend()
-    except BaseException:  # else what it has reserved would count towards the limit for good
-        claim.give_up()
-        raise
-    return None
+            claim.put()
+        except BaseException:  # else what it has reserved would count towards the limit for good
+            claim.give_up()
+            raise
+        lease = _reused(size)
+    return lease
 
 
 def _reused(size: int) -> Lease | None:
     """Lend the free block of exactly that size which was used last, if there is one."""
     blocks = _free.get(size)
-    if not blocks:
-        return None
-    popped: list[tuple[int, object]] = []
-    try:
-        # One call of C takes the block and stores it, so whatever signal comes, it is put back.
-        popped.extend(map(dict.popitem, (blocks,)))
-        return _lent(popped[0][0], size, blocks)
-    except KeyError:  # another thread was faster
-        return None
-    except BaseException:
-        _put_back(popped, size)
-        raise
-
-
-def _lent(address: int, size: int, blocks: dict[int, object]) -> Lease:
-    """Return a block as what arrays are built on; it is free again as soon as that is gone."""
-    lease: Lease = _memory_at(size)(address)
-    # At the end it calls `blocks[address] = <the dead reference>`: no Python in between.
-    _leases[address] = weakref.ref(lease, partial(blocks.__setitem__, address))
-    return lease
-
-
-@functools.lru_cache(maxsize=256)
-def _memory_at(size: int) -> Callable[[int], Lease]:
-    return (ctypes.c_char * size).from_address
-
-
-def _put_back(popped: list[tuple[int, object]], size: int) -> None:
-    for address, _ in popped:
-        lease = _leases.get(address)
-        if lease is None or lease() is None:  # else it comes back when that goes
-            _blocks_of(size)[address] = None
+    return _driver.fused.lend(blocks, size) if blocks else None
 
 
 class _Claim:
-    """A new block that is on its way from the driver to an array.
+    """A new block that is on its way from the driver to the free ones.
 
     What it has got, it has got in one call of C: whatever signal comes, `give_up` puts it back.
     """
 
-    __slots__ = ("_memory", "_popped", "_reserved", "_size")
+    __slots__ = ("_made", "_memory", "_reserved", "_size")
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._popped: list[tuple[int, object]] = []
+        self._made: dict[int, object] = {}  # its address
         self._reserved = False
         self._memory: HostMemory | None = None
 
@@ -209,14 +171,15 @@ class _Claim:
         self._memory.allocate(self._size)
         self._settle()
 
-    def lend(self) -> Lease:
-        return _lent(self._popped[0][0], self._size, _blocks_of(self._size))
+    def put(self) -> None:
+        """Add the block to the free ones, but once: somebody else may have taken it by then."""
+        _blocks_of(self._size).update(map(dict.popitem, [self._made] * len(self._made)))
 
     def give_up(self) -> None:
         self._settle()
         if self._reserved:
             _unreserve(self._size)
-        _put_back(self._popped, self._size)
+        self.put()
 
     def _settle(self) -> None:
         """Take up what was allocated, if it was."""
@@ -224,7 +187,7 @@ class _Claim:
         address = None if memory is None else memory.address
         if memory is not None and address is not None:
             _blocks[address] = memory
-            self._popped.append((address, None))
+            self._made[address] = None
             self._memory, self._reserved = None, False
 
 
@@ -309,7 +272,6 @@ def _forget() -> None:
     _accounts = threading.Lock()
     _total = 0
     _free.clear()
-    _leases.clear()
     _blocks.clear()
 
 

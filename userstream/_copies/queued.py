@@ -6,7 +6,6 @@ from before the copy is queued until the stream has passed it, even if all refer
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -118,7 +117,7 @@ def to_host(
     way = layout.way(source.shape, source.strides, source.dtype.itemsize)
     memory = pinned.take_or_raise(way.side.nbytes, source.device)
     kept.append(memory)
-    lane.move(ctypes.addressof(memory) + way.side.offset, source.address, way.moves, None)
+    lane.move(memory.address + way.side.offset, source.address, way.moves, None)
     return way.array(memory, source.shape, source.dtype)
 
 

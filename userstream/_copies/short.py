@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -107,7 +106,7 @@ def to_host(
         memory = pinned.take(run.nbytes, device)
         if memory is None:
             return None
-        lowest = ctypes.addressof(memory)
+        lowest = memory.address
     move = (lowest + run.to, address + run.source, width)
     is_there = _at_once(view, lanes, move, deadline, memory, onward=onward)
     if out is not None:

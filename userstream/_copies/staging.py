@@ -6,7 +6,6 @@ While the GPU fills or reads one of them, the host reads or fills the other.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import threading
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from userstream._copies.arrays import DeviceArray
     from userstream._copies.copy_lane import CopyLane
     from userstream._copies.layout import Moves
-    from userstream._copies.pinned import Lease
+    from userstream._driver.pure import Lease
     from userstream._engine.waiting import Pending
 
 SIZE = 4 << 20
@@ -67,7 +66,7 @@ class _Fetched(NamedTuple):
 
 def _fetch(lane: CopyLane, part: DeviceArray, out: np.ndarray, chunk: Lease) -> _Fetched:
     chosen = layout.way(part.shape, part.strides, part.dtype.itemsize, most=SIZE)
-    to = ctypes.addressof(chunk) + chosen.side.offset
+    to = chunk.address + chosen.side.offset
     there = lane.copy(to, part.address, chosen.moves)
     return _Fetched(there, chosen.array(chunk, part.shape, part.dtype), out)
 
@@ -97,7 +96,7 @@ def stage(to: DeviceArray, source: np.ndarray, memory: Lease) -> tuple[int, Move
     side = layout.packed(to.shape, to.strides, to.dtype.itemsize)
     np.copyto(side.array(memory, to.shape, to.dtype), source)
     plan = layout.moves(to.shape, to.dtype.itemsize, to.strides, side.strides)
-    return ctypes.addressof(memory) + side.offset, plan
+    return memory.address + side.offset, plan
 
 
 def _small_elements(array: DeviceArray, host: np.ndarray) -> tuple[DeviceArray, np.ndarray]:

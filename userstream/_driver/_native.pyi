@@ -1,5 +1,7 @@
 from typing import Any
 
+from userstream._driver.pure import Lease
+
 SOURCE: str
 
 def load(*functions: int) -> None: ...
@@ -19,4 +21,5 @@ def fetch(
     /,
     *events: Any,
 ) -> int: ...
+def lend(blocks: dict[int, object], size: int, /) -> Lease | None: ...
 def pointer(address: int, /) -> tuple[int, ...]: ...

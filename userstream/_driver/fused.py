@@ -47,6 +47,7 @@ query: Callable[[Any], int] = _core.query  # 0 if the stream is idle; else for `
 are_free = _core.are_free
 is_in = _core.is_in
 pointer: Callable[[int], tuple[int, ...]] = _core.pointer
+lend: Callable[[dict[int, object], int], pure.Lease | None] = _core.lend
 # Copies to page-locked memory, and waits for that a short time: see pure.py. 0 if it is there.
 fetch: Callable[..., int] = _core.fetch  # else for `is_fetched`
 MOST_PARTS = 32  # of one copy by that; as in `_native.c`

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cuda.bindings import driver
 
@@ -178,6 +179,49 @@ def looked_up(name: str, since: int, *arguments: Any) -> Callable[..., int]:
     """Return a function of the driver, with the signature that it has since a CUDA version."""
     address, _found = call(driver.cuGetProcAddress, name.encode(), since, 0)
     return ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(int(address))
+
+
+class Lease(Protocol):
+    """Memory that is lent: a buffer, which goes back when the last reference to it has gone."""
+
+    @property
+    def address(self) -> int:
+        """Where it begins."""
+
+
+# By address, as a weak reference has to live to tell.
+_leases: dict[int, weakref.ref[Lease]] = {}
+
+
+def lend(blocks: dict[int, object], size: int) -> Lease | None:
+    """Lend the block that came last to a dictionary by address; `None` if there is none.
+
+    The values say nothing: a method of a dict written in C fills it. Whatever signal comes, a block
+    is lent or back there, in whatever thread, also in the middle of a garbage collection.
+    """
+    popped: list[tuple[int, object]] = []
+    try:
+        # One call of C takes the block and stores it, so whatever signal comes, it is put back.
+        popped.extend(map(dict.popitem, (blocks,)))
+        address = popped[0][0]
+        lease = _memory_at(size)(address)
+        # At the end it calls `blocks[address] = <the dead reference>`: no Python in between.
+        _leases[address] = weakref.ref(lease, functools.partial(blocks.__setitem__, address))
+    except KeyError:
+        return None
+    except BaseException:
+        for address, _ in popped:
+            known = _leases.get(address)
+            if known is None or known() is None:  # else it comes back when that goes
+                blocks[address] = None
+        raise
+    return lease
+
+
+@functools.lru_cache(maxsize=256)
+def _memory_at(size: int) -> Callable[[int], Lease]:
+    kind: Any = type("Lease", (ctypes.c_char * size,), {"address": property(ctypes.addressof)})
+    return kind.from_address  # type: ignore[no-any-return]
 
 
 def _result(which: int, function: Callable[..., tuple[Any, ...]], *handles: Any) -> int:
