@@ -1304,11 +1304,12 @@ def test_what_is_held_is_no_orphan(memory: int) -> None:
     """Each would be looked at once more, by the next wait or the watcher."""
     stream, buffer = us.get_stream(0), array(memory, None)
     holding.sweep()
-    with testing.latch(stream):
+    with device_memory(0) as other, testing.latch(stream):
         for more in ({}, {"keep": False}):
             with us.borrow(buffer, **more):
                 pass
         us.release(buffer)
+        us.copyto(buffer, array(other, None))
         assert not holding.orphans
         assert not holding.in_use
 

@@ -49,15 +49,12 @@ class Use:
         in_use[id(ticket)] = ticket
 
     def end(self) -> None:
-        """Release the objects: they are held, or the work is over, or was never queued."""
-        ticket, self.ticket = self.ticket, _ENDED
-        in_use.pop(id(ticket), None)
-        # The callback goes with the ticket.
+        """Release the objects: the work is over, or was never queued."""
+        self.ticket.end()
 
     def hold(self) -> None:
         """Hold the objects until the stream has done what is queued on it now."""
         keep(self.ticket.lane, self.ticket)
-        self.end()
 
     def hold_after_error(self) -> None:
         """As `hold`, unless this has ended; if that fails as well, `hold_later`."""
@@ -84,6 +81,13 @@ class _Ticket(weakref.ref[Use]):
     order: Callable[..., None] | None  # lets those wait for the lane that have to
     thread: int  # where the handle of the lane means it; 0: everywhere
 
+    def end(self) -> None:
+        """Be no orphan when the `Use` goes: the objects are held, or nothing uses them."""
+        in_use.pop(id(self), None)
+        use = self()
+        if use is not None:
+            use.ticket = _ENDED  # so this goes first, and the callback with it
+
     def is_elsewhere(self) -> bool:
         """Tell whether in this thread the handle of the lane means another stream."""
         handle = self.lane.handle
@@ -100,10 +104,8 @@ _ENDED.objects, _ENDED.order = (), None
 
 def let_go(objects: object) -> None:
     """Forget what is in use: nothing uses it, or it is kept elsewhere."""
-    in_use.pop(id(objects), None)
     if isinstance(objects, _Ticket):
-        # The ticket itself stays until the next call: it is an orphan soon.
-        objects.objects, objects.order = (), None
+        objects.end()
 
 
 def keep_in_use(lane: Lane) -> None:
@@ -246,9 +248,8 @@ def hold(lane: Lane, event: Event, began: float, objects: object) -> None:
     if queue is None:
         queue = lane.held = _Queue(lane.pool, in_order=lane.anywhere)
     now = time.monotonic()
-    # Not the ticket itself, which would be an orphan as soon as its `Use` goes.
-    held = objects.objects if type(objects) is _Ticket else objects
-    queue.held.append((event, began, now, held))
+    ticket = objects if isinstance(objects, _Ticket) else None
+    queue.held.append((event, began, now, objects if ticket is None else ticket.objects))
     if now - queue.swept > _SWEEP_SECONDS:
         queue.swept = now
         queue.sweep()
@@ -258,7 +259,8 @@ def hold(lane: Lane, event: Event, began: float, objects: object) -> None:
         _begin_watch()
     # Last: a signal before this makes them orphans, which are held once more. One after it, but
     # before the rest, would leave them to the next `hold` on this very lane.
-    in_use.pop(id(objects), None)
+    if ticket is not None:
+        ticket.end()
 
 
 def keep(lane: Lane, objects: object) -> None:

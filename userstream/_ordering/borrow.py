@@ -144,9 +144,7 @@ class Borrow:
                 failures.append(failure)
                 if self._keep:
                     use.hold_later()
-                else:
-                    use.end()
-            else:
+            if not self._keep:
                 use.end()
         if failures:
             _cleanup.report(failures, error)
