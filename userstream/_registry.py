@@ -15,9 +15,9 @@ from userstream._ordering import (
     hand_over,
     modes,
     ordering_of,
+    ordering_of_lanes,
     settings,
     usual_lanes,
-    usual_ordering,
 )
 from userstream._table import Table
 from userstream.errors import NoUserStreamError, UserStreamError, WaitErrors
@@ -1531,11 +1531,12 @@ class UserStream:
     ) -> Ordering:
         if stream is None:
             streams = self._unnamed if name is None else self._table.called(name)
-            usual = usual_ordering(buffers, producer, streams)
+            usual = usual_lanes(buffers, producer, streams)
             if usual is not None:
+                ordering = ordering_of_lanes(usual, buffers, producer)
                 if name is not None:
-                    usual.pending = self._uses.begin(buffers, usual.lane)
-                return usual
+                    ordering.pending = self._uses.begin(buffers, ordering.lane)
+                return ordering
         return self._ordering_of(buffers, stream, producer, name)
 
     def _ordering_of(

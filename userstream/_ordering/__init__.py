@@ -15,7 +15,6 @@ from userstream._ordering.ordering import (
     ordering_of_lanes,
     usual_lanes,
     usual_lanes_of_view,
-    usual_ordering,
 )
 from userstream._ordering.producers import given_lane, ordering_of
 from userstream._ordering.uses import Uses
@@ -33,5 +32,4 @@ __all__ = [
     "settings",
     "usual_lanes",
     "usual_lanes_of_view",
-    "usual_ordering",
 ]

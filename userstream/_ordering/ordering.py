@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from userstream import _buffers, _cleanup, _driver
 from userstream._buffers import NO_STREAM, type_name
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from userstream._ordering.uses import Pending
     from userstream.typing import Producer
 
-_AUTO = "auto"
+_AUTO: Final = "auto"
 _PER_THREAD = _driver.streams.PER_THREAD  # which is another one in the next thread
 
 
@@ -226,11 +226,13 @@ def usual_lanes_of_view(view: View, consumer: Stream) -> Lanes | None:
     return consumer, lane, None if source is lane else source, owner
 
 
-def ordering_of_lanes(found: Lanes, buffers: Sequence[Any]) -> Ordering:
+def ordering_of_lanes(found: Lanes, buffers: Sequence[Any], producer: Producer = _AUTO) -> Ordering:
     """Return the ordering of what `usual_lanes` found for some buffers."""
     consumer, lane, source, owner = found
     ordering = Ordering(consumer, lane, () if source is None else (source,), owner)
     ordering.buffers = buffers
+    if producer is not _AUTO:
+        ordering.may_join = source is not None and source.on_close is None
     return ordering
 
 
@@ -306,17 +308,3 @@ def _named_lanes(
         return None
     lane, source = consumer._lane, lanes.named(handle, device)
     return consumer, lane, None if source is lane else source, None
-
-
-def usual_ordering(
-    buffers: Sequence[Any], producer: Producer, user_streams: Mapping[int, Stream]
-) -> Ordering | None:
-    """Return the ordering of `usual_lanes`."""
-    found = usual_lanes(buffers, producer, user_streams)
-    if found is None:
-        return None
-    ordering = ordering_of_lanes(found, buffers)
-    if producer is not _AUTO:
-        source = found[2]
-        ordering.may_join = source is not None and source.on_close is None
-    return ordering
