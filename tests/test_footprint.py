@@ -14,6 +14,7 @@ import standins
 import userstream as us
 from helpers import CAI, device_current, device_memory, on
 from userstream import testing
+from userstream._copies import copy_lane
 from userstream._engine import holding
 
 pytestmark = [
@@ -69,6 +70,12 @@ def footprint(call: Callable[[], object], *, but: str | None = None) -> Footprin
     return Footprint({module for module, _ in calls}, [name for _, name in calls])
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a copy be waited for where it was queued, however slow the machine is."""
+    monkeypatch.setattr(copy_lane, "_SPIN", 10**10)
+
+
 def test_a_wait_for_an_idle_stream(torch: types.ModuleType) -> None:
     tensor = torch.Tensor(torch.device("cuda", 0))
     us.get_stream(tensor)
@@ -77,6 +84,7 @@ def test_a_wait_for_an_idle_stream(torch: types.ModuleType) -> None:
     assert len(passed.calls) <= 6, passed.calls
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_copy_of_an_array_to_the_host(memory: int, producer: us.Stream) -> None:
     """Up to the copy and the wait, which asks as often as the GPU takes; its device is current.
 
@@ -93,6 +101,7 @@ def test_a_copy_of_an_array_to_the_host(memory: int, producer: us.Stream) -> Non
     assert (array.read, testing.calls("cuPointerGetAttributes") - asked) == (4, 2)
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("filled", [False, True])
 @pytest.mark.parametrize("is_default", [False, True])
 def test_a_copy_of_a_tensor_to_the_host(
@@ -112,6 +121,7 @@ def test_a_copy_of_a_tensor_to_the_host(
     assert testing.calls("cuPointerGetAttributes") - asked == 2  # and it was called twice
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_copy_to_a_host_array_that_is_there(torch: types.ModuleType, memory: int) -> None:
     """It costs hardly more than `asnumpy` with `out=`."""
     tensor = torch.Tensor(torch.device("cuda", 0), memory)

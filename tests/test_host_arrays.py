@@ -194,7 +194,7 @@ def _no_staging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_copies.staging, "fetch", refuse)
     monkeypatch.setattr(_copies.staging, "send", refuse)
     # However slow the machine is, the edge to the producer is passed by then.
-    monkeypatch.setattr(copy_lane, "_SPIN_SECONDS", 10)
+    monkeypatch.setattr(copy_lane, "_SPIN", 10**10)
 
 
 @pytest.mark.parametrize("cut", [slice(None), slice(100, -100), slice(None, None, -1)])

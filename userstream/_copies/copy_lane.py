@@ -22,8 +22,7 @@ NOT_CAPTURED = "; asnumpy and copyto cannot be captured: copy before or after th
 
 
 # Longer than a small copy takes, and no time for one who presses Ctrl-C.
-_SPIN_SECONDS = 100e-6
-_SPIN = 100_000  # nanoseconds: the same
+_SPIN = 100_000  # nanoseconds
 
 # Of a copy on to pageable memory: the host copies one part while the GPU copies the next.
 PART = 512 << 10
@@ -74,7 +73,7 @@ def fetch(
             size,
             lane.taken or lane.live(),
             lane.home,
-            _SPIN if left is None else int(min(left, _SPIN_SECONDS) * 1e9),
+            _SPIN if left is None else int(min(left * 1e9, _SPIN)),
             0 if after is None else after.taken or after.live(),
             out,
             *[event.taken for event in used],
@@ -139,9 +138,9 @@ class CopyLane:
 
     def is_idle_soon(self) -> bool:
         """Tell whether the stream does what is queued on it, such as an edge, in a short time."""
-        until = time.monotonic() + _SPIN_SECONDS
+        until = time.monotonic_ns() + _SPIN
         while not self._lane.is_idle():
-            if time.monotonic() > until:
+            if time.monotonic_ns() > until:
                 return False
         return True
 

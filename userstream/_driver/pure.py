@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import time
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
@@ -99,20 +100,20 @@ def fetch(  # noqa: PLR0917 -- as `_native.fetch`, to which a name would cost as
     size: int,
     stream: Any,
     context: Any,
-    _nanoseconds: int,
+    nanoseconds: int,
     producer: Any,
     out: int,
     /,
     *events: Any,
 ) -> int:
-    """Copy to page-locked memory, and ask whether the event that is recorded behind is reached.
+    """Copy to page-locked memory, and ask up to so many nanoseconds whether that is over.
 
     The copy comes after the work of `producer`, a stream of that context, unless that is 0. If it
     is over, it goes on to the memory at `out`, unless that is 0. `CAPTURED` if nothing was queued,
     as a stream is captured or the context is not current.
 
-    The compiled one asks again, up to so many nanoseconds. It copies in as many parts as there are
-    events, and one goes on to `out` while the GPU copies the next.
+    The compiled one copies in as many parts as there are events, and one goes on to `out` while the
+    GPU copies the next.
     """
     event = events[-1]
     try:
@@ -125,11 +126,19 @@ def fetch(  # noqa: PLR0917 -- as `_native.fetch`, to which a name would cost as
         (_follow(producer, stream, event) if producer else 0)
         or _result(_COPY, driver.cuMemcpyAsync, to, source, size, stream)
         or _result(_RECORD_EVENT, driver.cuEventRecord, event, stream)
-        or relaxed(_result, _QUERY_EVENT, driver.cuEventQuery, event)
+        or relaxed(_wait_for_event, event, nanoseconds)
     )
     if out and not result:
         ctypes.memmove(out, to, size)
     return result
+
+
+def _wait_for_event(event: Any, nanoseconds: int) -> int:
+    until = time.monotonic_ns() + nanoseconds
+    while True:
+        result = _result(_QUERY_EVENT, driver.cuEventQuery, event)
+        if result != _QUERY_EVENT | int(NOT_READY) or time.monotonic_ns() > until:
+            return result
 
 
 def _follow(producer: Any, stream: Any, event: Any) -> int:
