@@ -20,7 +20,7 @@ from userstream._buffers._names import is_named, type_name
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterable
     from types import ModuleType
 
     from userstream._buffers._framework import Framework
@@ -104,8 +104,8 @@ def frameworks(*, imported: bool = True) -> list[Framework]:
     return [file.FRAMEWORK for file in files if hasattr(file, "FRAMEWORK")]
 
 
-def _files_of(packages: Container[str]) -> list[str]:
-    return list(dict.fromkeys(_FRAMEWORKS[each] for each in _FRAMEWORKS if each in packages))
+def _files_of(packages: Container[str]) -> Iterable[str]:
+    return {file: None for package, file in _FRAMEWORKS.items() if package in packages}  # each once
 
 
 # Cached only once it is loaded: an exception of a signal handler in the middle of the import makes
