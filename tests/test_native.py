@@ -402,6 +402,13 @@ class TestCompiled:
         source = Path(pure.__file__).with_name("_native.c").read_bytes()
         assert hashlib.sha256(source).hexdigest() == native.SOURCE, "install userstream again"
 
+    def test_it_is_not_used_once_its_source_has_changed(self, native, monkeypatch):
+        monkeypatch.delenv("USERSTREAM_PURE", raising=False)
+        assert fused._choose() == (native, None)
+        monkeypatch.setattr(os.path, "getmtime", lambda path: path.endswith(".c"))
+        core, why = fused._choose()
+        assert (core, "older than its source" in why) == (pure, True)
+
     @pytest.mark.parametrize("handle", [None, object(), -(2**70), 2**70])
     def test_what_is_no_handle_is_refused(self, native, handle):
         fused.load()

@@ -32,7 +32,18 @@ def _choose() -> tuple[ModuleType, str | None]:
         return pure, "it was not compiled when userstream was installed"
     except ImportError as error:
         return pure, f"it cannot be loaded: {error}"
+    if _is_stale(_native.__file__):
+        return pure, "it is older than its source: install userstream again"
     return _native, None
+
+
+def _is_stale(library: str) -> bool:
+    """Tell whether the source has changed since: the functions may take other arguments by now."""
+    try:
+        source = os.path.join(os.path.dirname(library), "_native.c")
+        return os.path.getmtime(source) > os.path.getmtime(library)
+    except OSError:  # installed, so the source is elsewhere
+        return False
 
 
 _core, why_pure = _choose()
