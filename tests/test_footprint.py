@@ -26,6 +26,12 @@ pytestmark = [
 IN_C = {"userstream._driver.pure", "userstream._driver.streams"}
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a small copy takes on a busy machine is not the question here."""
+    monkeypatch.setattr(copy_lane, "_SPIN", 10**10)
+
+
 class Footprint(NamedTuple):
     modules: set[str]
     calls: list[str]

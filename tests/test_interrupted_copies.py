@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 import userstream as us
-from helpers import array, content, device_memory, eventually, fill
-from interrupts import cut_short
+from helpers import array, content, device_current, device_memory, eventually, fill
+from interrupts import Cut, cut_short
 from userstream import testing
+from userstream._copies import short
 from userstream._engine import holding
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("no_garbage")]
@@ -27,7 +28,7 @@ SIZE = 256
 def settled() -> bool:
     for stream in us.streams().values():
         stream.sync()
-    return not holding.queues and not holding.in_use
+    return not holding.queues and not holding.in_use and not holding.left
 
 
 def as_bytes(address: int, producer: us.Stream) -> Any:
@@ -101,6 +102,39 @@ def test_what_a_copy_uses_stays_and_its_producer_waits(
 ) -> None:
     scene.cut(use, 1 << 30)  # what is made at the first use is there
     assert any(not scene.cut(use, at) for at in itertools.count())
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_two_signals_while_a_third_is_handled(
+    closes: bool, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the GPU copies is held nevertheless, until the stream has passed that."""
+    source = as_bytes(scene.source, scene.producer)
+    registry = us.UserStream()
+    registry.asnumpy(source)
+    stream = registry.get_stream(0)
+    alive = weakref.ref(source)
+
+    def signal(*_: object) -> None:
+        raise Cut
+
+    with testing.latch(stream) as latch:
+        with monkeypatch.context() as patch:
+            patch.setattr(short, "_acquired", signal)  # each time before it can hold anything
+            with device_current(0), pytest.raises(Cut):
+                registry.asnumpy(source)
+        del source
+        gc.collect()
+        assert alive() is not None
+        if closes:
+            stream.close()
+        us.get_stream(1).sync()  # a later call
+        assert alive() is not None
+        latch.release()
+    us.wait_for_device(0)
+    assert eventually(settled)
+    assert eventually(lambda: alive() is None)
+    registry.close()
 
 
 @pytest.mark.parametrize("use", [between, read])

@@ -157,21 +157,43 @@ def to_host(memory: int) -> Iterator[tuple[int, int, int]]:
         yield address, memory, 8
 
 
+def fetch(core: ModuleType, *given: Any) -> int:
+    return core.fetch({}, (), *given)  # type: ignore[no-any-return]
+
+
 def test_fetching_copies_and_waits_for_that(core, producer, event, memory, to_host):
     stream, context = producer._lane.handle, producer._lane.context
     fill(producer, memory, 7)
     with _driver.contexts.entered(context):
         before = mode_of_this_thread()
-        while result := core.fetch(*to_host, stream, context, LONG, 0, 0, event):
+        while result := core.fetch({}, (), *to_host, stream, context, LONG, 0, 0, event):
             assert which(result) == ("cuEventQuery", NOT_READY)
         assert mode_of_this_thread() == before
     assert ctypes.string_at(to_host[0], 8) == b"\7" * 8
 
 
+def test_what_a_copy_uses_is_left_unless_that_is_over(core, producer, event, to_host):
+    stream, context = producer._lane.handle, producer._lane.context
+    left: dict[int, Any] = {}
+    used = (object(), object())
+    with _driver.contexts.entered(context):
+        with testing.latch(producer):
+            assert core.fetch(left, used, *to_host, stream, context, 1000, 0, 0, event)
+        assert left == {id(used): used}
+        left.clear()
+        producer.sync(timeout=20)
+        while core.fetch(left, used, *to_host, stream, context, LONG, 0, 0, event):
+            assert left.pop(id(used)) is used
+        assert left == {}
+    with another_context():
+        core.fetch(left, used, *to_host, stream, context, LONG, 0, 0, event)
+    assert left == {}
+
+
 def test_fetching_gives_up_in_time(core, producer, event, to_host):
     stream, context = producer._lane.handle, producer._lane.context
     with _driver.contexts.entered(context), testing.latch(producer):
-        result = core.fetch(*to_host, stream, context, 1000, 0, 0, event)
+        result = core.fetch({}, (), *to_host, stream, context, 1000, 0, 0, event)
         assert which(result) == ("cuEventQuery", NOT_READY)
     producer.sync()
     checked(driver.cuEventQuery(event))  # which was recorded behind the copy
@@ -192,7 +214,9 @@ def test_fetching_goes_on_to_other_memory_in_parts(core, producer, count, size):
             events = [checked(driver.cuEventCreate(0)) for _ in range(count)]
             copies = testing.calls("cuMemcpyAsync") if SIMULATED else 0
             tries = 1
-            while result := core.fetch(to, source, size, stream, context, LONG, 0, to_out, *events):
+            while result := core.fetch(
+                {}, (), to, source, size, stream, context, LONG, 0, to_out, *events
+            ):
                 assert which(result) == ("cuEventQuery", NOT_READY)
                 tries += 1
             if SIMULATED:
@@ -211,7 +235,9 @@ def test_what_is_late_does_not_go_on(core, producer, event, to_host):
     stream, context = producer._lane.handle, producer._lane.context
     out = ctypes.create_string_buffer(b"before..", 8)
     with _driver.contexts.entered(context), testing.latch(producer):
-        result = core.fetch(*to_host, stream, context, 1000, 0, ctypes.addressof(out), event)
+        result = core.fetch(
+            {}, (), *to_host, stream, context, 1000, 0, ctypes.addressof(out), event
+        )
         assert which(result) == ("cuEventQuery", NOT_READY)
     producer.sync()
     assert out.raw == b"before.."
@@ -227,12 +253,12 @@ def test_a_producer_is_followed_by_an_edge_only_while_it_is_busy(
         fill(producer, memory, 1)
         producer.sync(timeout=20)
         waits = testing.calls("cuStreamWaitEvent") if SIMULATED else 0
-        while result := core.fetch(*to_host, stream, context, LONG, theirs, 0, event):
+        while result := core.fetch({}, (), *to_host, stream, context, LONG, theirs, 0, event):
             assert which(result) == ("cuEventQuery", NOT_READY)
         assert not SIMULATED or testing.calls("cuStreamWaitEvent") == waits
         with testing.latch(producer) as latch:
             fill(producer, memory, 2)
-            result = core.fetch(*to_host, stream, context, 1000, theirs, 0, event)
+            result = core.fetch({}, (), *to_host, stream, context, 1000, theirs, 0, event)
             assert which(result) == ("cuEventQuery", NOT_READY)
             latch.release()
         us.wait(0, timeout=20)
@@ -240,7 +266,10 @@ def test_a_producer_is_followed_by_an_edge_only_while_it_is_busy(
         with us.Stream.create(0) as captured:
             captured.begin_capture(mode="relaxed")
             handle = captured._lane.handle
-            assert core.fetch(*to_host, stream, context, LONG, handle, 0, event) == pure.CAPTURED
+            assert (
+                core.fetch({}, (), *to_host, stream, context, LONG, handle, 0, event)
+                == pure.CAPTURED
+            )
             captured.end_capture()
 
 
@@ -249,11 +278,12 @@ def test_nothing_is_fetched_on_a_captured_stream_or_beside_its_context(
 ):
     stream, context = producer._lane.handle, producer._lane.context
     with another_context():
-        assert core.fetch(*to_host, stream, context, LONG, 0, 0, event) == pure.CAPTURED
+        assert core.fetch({}, (), *to_host, stream, context, LONG, 0, 0, event) == pure.CAPTURED
     with us.Stream.create(0) as captured, _driver.contexts.entered(context):
         captured.begin_capture(mode="relaxed")
         assert (
-            core.fetch(*to_host, captured._lane.handle, context, LONG, 0, 0, event) == pure.CAPTURED
+            core.fetch({}, (), *to_host, captured._lane.handle, context, LONG, 0, 0, event)
+            == pure.CAPTURED
         )
         captured.end_capture()
     producer.sync()
@@ -284,7 +314,7 @@ def test_a_failure_to_fetch_names_its_function(core, producer, event, to_host, f
     with _driver.contexts.entered(context):
         before = mode_of_this_thread()
         with testing.inject(function, driver.CUresult.CUDA_ERROR_UNKNOWN):
-            result = core.fetch(*to_host, stream, context, LONG, 0, 0, event)
+            result = core.fetch({}, (), *to_host, stream, context, LONG, 0, 0, event)
         assert which(result) == (function, 999)
         assert mode_of_this_thread() == before
     producer.sync()
@@ -428,8 +458,8 @@ class TestCompiled:
     @pytest.mark.parametrize("count", [0, fused.MOST_PARTS + 1])
     def test_a_copy_in_no_parts_or_too_many_is_refused(self, native, count):
         fused.load()
-        with pytest.raises(TypeError, match=f"{8 + count} arguments were given"):
-            native.fetch(*[0] * (8 + count))
+        with pytest.raises(TypeError, match=f"{10 + count} arguments were given"):
+            native.fetch({}, *[0] * (9 + count))
 
     @pytest.mark.parametrize("arguments", [(), ({},), ([], 8), ({}, None), ({}, 1 << 70)])
     def test_what_cannot_be_lent_is_refused(self, native, arguments):
@@ -463,7 +493,7 @@ class TestCompiled:
             (native.are_free, (stream, stream)),
             (native.edge, (stream, stream, event, 0)),
             *((native.pointer, (address,)) for address in (to_host[1], 1 << 40)),
-            (native.fetch, (*to_host, stream, context, LONG, 0, 0, event)),
+            (native.fetch, ({}, (), *to_host, stream, context, LONG, 0, 0, event)),
             (native.lend, (blocks, 8)),
             (native.lend, ({}, 8)),
             (native.query, (None,)),

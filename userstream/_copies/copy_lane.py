@@ -46,7 +46,8 @@ def fetch(
     *,
     after: Lane | None,
     left: float | None,
-    out: int = 0,
+    out: int,
+    kept: tuple[object, ...],
 ) -> bool | Pending:
     """Copy a run of bytes to page-locked memory after the work of another lane.
 
@@ -54,6 +55,8 @@ def fetch(
     `left`; with an address `out` it takes the bytes there as well. Returns True once that is done,
     else the point where the copy is over, and nothing is to be found at `out`. False says that
     nothing was queued, because a stream is being captured, or the contexts are several.
+
+    `kept` is the lane, and what is copied: unless True is returned, it may be in `holding.left`.
     """
     if waiting.host_functions_thread:
         waiting.refuse_in_host_function("a wait")
@@ -68,6 +71,8 @@ def fetch(
         while len(used) < count:
             used.append(pool.spare() or _new_event(pool, lane))
         result = _driver.fused.fetch(
+            holding.left,
+            kept,
             to,
             source,
             size,

@@ -72,7 +72,8 @@ def take(nbytes: int, device: int) -> Lease | None:
     All devices may use it. A new block is on the host's node nearest to `device`.
     """
     size = _rounded(nbytes)
-    if _limit is not None and _total <= _limit and not (holding.queues or holding.orphans):
+    may_free = holding.queues or holding.orphans or holding.left
+    if _limit is not None and _total <= _limit and not may_free:
         lease = _reused(size)  # nearly always
         if lease is not None:
             return lease
@@ -98,7 +99,7 @@ def take_or_raise(nbytes: int, device: int) -> Lease:
 
 
 def _take_within_bound(size: int, device: int) -> Lease | None:
-    if holding.queues or holding.orphans:
+    if holding.queues or holding.orphans or holding.left:
         holding.sweep()  # some may be free by now
     most = limit() if _limit is None else _limit
     # The limit may be new.

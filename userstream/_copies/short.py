@@ -11,6 +11,7 @@ import numpy as np
 from userstream._copies import copy_lane, layout, pinned, staging
 from userstream._copies.arrays import address_of, check_out, elements, extent, is_pinned
 from userstream._copies.ordered import Acquired, in_order
+from userstream._engine import holding
 from userstream._ordering import ordering_of_lanes, usual_lanes_of_view
 from userstream.errors import HostBufferError, UnsupportedBufferError
 
@@ -153,27 +154,31 @@ def _at_once(
 
     Tells whether that call has taken the bytes on to an address `onward`, if that is not 0.
 
-    What is copied is held as there only once that call has not seen the end of the copy: it looks
-    at no signal, and what comes after it is one of the errors here.
+    What is copied is held as there only once that call has not seen the end of the copy. It looks
+    at no signal, and leaves in `holding.left` what is to be held: without that a third exception of
+    signal handlers, in the handling of the second, would lose it.
     """
     _, lane, producer, _ = lanes
+    kept = lane, view.held, memory
     acquired = None
     try:
         try:
-            there = copy_lane.fetch(lane, *move, after=producer, left=deadline.left(), out=onward)
+            there = copy_lane.fetch(
+                lane, *move, after=producer, left=deadline.left(), out=onward, kept=kept
+            )
             if there is True:
                 return True
             if there is not False:
-                acquired = _acquired(view, lanes, deadline, memory)
+                acquired = _acquired(lanes, deadline, kept)
                 copy_lane.wait_until(there, lane, deadline)
                 acquired.end(release=False)
                 return False
         except BaseException as error:
-            acquired = acquired or _acquired(view, lanes, deadline, memory)
+            acquired = acquired or _acquired(lanes, deadline, kept)
             acquired.end_after(error)
             raise
     except BaseException as error:
-        acquired = acquired or _acquired(view, lanes, deadline, memory)
+        acquired = acquired or _acquired(lanes, deadline, kept)
         acquired.end_after(error)
         raise
     copy = functools.partial(copy_lane.copy_and_wait, lane, *move, deadline)
@@ -182,5 +187,9 @@ def _at_once(
     return False
 
 
-def _acquired(view: View, lanes: Lanes, deadline: Deadline, memory: object) -> Acquired:
-    return Acquired(ordering_of_lanes(lanes, (view.held,)), deadline, memory)
+def _acquired(lanes: Lanes, deadline: Deadline, kept: tuple[object, ...]) -> Acquired:
+    """Take over what `copy_lane.fetch` has left."""
+    _, *objects = kept
+    acquired = Acquired(ordering_of_lanes(lanes, objects), deadline)
+    holding.left.pop(id(kept), None)
+    return acquired

@@ -292,20 +292,32 @@ static Result take_parts(const Parts *parts, char *out, uint64_t limit)
     return 0;
 }
 
+/* The GIL is held and nothing looks at signals: whatever exception a handler raises, these objects
+ * are kept, as the copy goes on. */
+static int leave(PyObject *left, PyObject *used)
+{
+    PyObject *key = PyLong_FromVoidPtr(used);
+    int status = key ? PyDict_SetItem(left, key, used) : -1;
+    Py_XDECREF(key);
+    return status;
+}
+
 static PyObject *fetch(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
+    enum { LEFT, USED, OBJECTS };
     enum { TO, FROM, SIZE, STREAM, CONTEXT, LIMIT, PRODUCER, OUT, EVENTS };
     void *given[EVENTS + MOST_PARTS];
     CUcontext current;
     int mode;
     Result result = CAPTURED;
-    if (count <= EVENTS || count > EVENTS + MOST_PARTS) {
-        PyErr_Format(PyExc_TypeError, "%zd arguments were given, not %d to %d", count, EVENTS + 1,
-                     EVENTS + MOST_PARTS);
+    Py_ssize_t handles = count - OBJECTS;
+    if (handles <= EVENTS || handles > EVENTS + MOST_PARTS || !PyDict_Check(args[LEFT])) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments were given, not a dictionary and %d to %d more",
+                     count, OBJECTS + EVENTS, OBJECTS + EVENTS + MOST_PARTS - 1);
         return NULL;
     }
-    if (!addresses(args, count, count, given))
+    if (!addresses(args + OBJECTS, handles, handles, given))
         return NULL;
     Parts parts = {
         .to = (uintptr_t)given[TO],
@@ -313,7 +325,7 @@ static PyObject *fetch(PyObject *module, PyObject *const *args, Py_ssize_t count
         .size = (uintptr_t)given[SIZE],
         .stream = given[STREAM],
         .events = given + EVENTS,
-        .count = (size_t)(count - EVENTS),
+        .count = (size_t)(handles - EVENTS),
     };
     Py_BEGIN_ALLOW_THREADS
     if (!get_current(&current) && current == given[CONTEXT] && is_free(given[STREAM]) &&
@@ -329,6 +341,8 @@ static PyObject *fetch(PyObject *module, PyObject *const *args, Py_ssize_t count
             result = restore(mode, take_parts(&parts, given[OUT], (uintptr_t)given[LIMIT]));
     }
     Py_END_ALLOW_THREADS
+    if (result && result != CAPTURED && leave(args[LEFT], args[USED]))
+        return NULL;
     return PyLong_FromLongLong(result);
 }
 

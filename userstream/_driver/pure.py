@@ -95,6 +95,8 @@ def query(stream: Any) -> int:
 
 
 def fetch(  # noqa: PLR0917 -- as `_native.fetch`, to which a name would cost as much as a value
+    left: dict[int, Any],
+    used: object,
     to: int,
     source: int,
     size: int,
@@ -112,6 +114,8 @@ def fetch(  # noqa: PLR0917 -- as `_native.fetch`, to which a name would cost as
     is over, it goes on to the memory at `out`, unless that is 0. `CAPTURED` if nothing was queued,
     as a stream is captured or the context is not current.
 
+    Unless it is over, `used` is in `left` by its identity afterwards, whatever signal comes.
+
     The compiled one copies in as many parts as there are events, and one goes on to `out` while the
     GPU copies the next.
     """
@@ -122,14 +126,17 @@ def fetch(  # noqa: PLR0917 -- as `_native.fetch`, to which a name would cost as
         here = False
     if not here or not are_free(stream, stream):
         return CAPTURED
+    left[id(used)] = used
     result = (
         (_follow(producer, stream, event) if producer else 0)
         or _result(_COPY, driver.cuMemcpyAsync, to, source, size, stream)
         or _result(_RECORD_EVENT, driver.cuEventRecord, event, stream)
         or relaxed(_wait_for_event, event, nanoseconds)
     )
-    if out and not result:
-        ctypes.memmove(out, to, size)
+    if not result:
+        if out:
+            ctypes.memmove(out, to, size)
+        del left[id(used)]
     return result
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from userstream import _driver, _process
 from userstream._engine import events, watcher
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 # What the GPU may be using, by its own identity, which nothing else gets meanwhile. It stays here
 # even if all else forgets it: after a Ctrl-C, or an error before `hold` has taken over.
 in_use: dict[int, object] = {}
+
+# Lane and objects of each copy that one call of the driver's room has queued, and not seen to end,
+# by the identity of the tuple. It is there from that call on until there is a `Use` for it, which
+# after several exceptions of signal handlers in a row there may never be.
+left: dict[int, tuple[Any, ...]] = {}
 
 # What is in use, and whose `Use` has gone. Garbage collection may fill it between any two lines.
 orphans: deque[_Ticket] = deque()
@@ -110,10 +115,18 @@ def let_go(objects: object) -> None:
 
 def keep_in_use(lane: Lane) -> None:
     """Hold what is in use on a stream that is about to be closed, and cannot be marked later."""
+    _hold_left()
     for ticket in list(in_use.values()):
         if isinstance(ticket, _Ticket) and ticket.lane is lane:
             with contextlib.suppress(UserStreamError):  # then it is kept for good
                 keep(lane, ticket)
+
+
+def _hold_left() -> None:
+    """Make orphans of what is left; what another thread is just taking over is held twice."""
+    for key, (lane, *objects) in list(left.items()):
+        Use(lane, *objects)  # which goes at once
+        left.pop(key, None)
 
 
 def _hold_orphans() -> None:
@@ -312,6 +325,8 @@ def _unwatched(error: BaseException | None) -> None:
 
 def sweep() -> None:
     """Release what is no longer needed."""
+    if left:
+        _hold_left()
     if orphans:
         _hold_orphans()
     if not queues:  # a wait on an idle stream comes by here
