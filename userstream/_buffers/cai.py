@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from typing import TYPE_CHECKING, Any
@@ -138,16 +139,11 @@ class InterfaceView(View):
             shape, strides = _integers(found["shape"]), found.get("strides")
             if strides is not None:
                 strides = _integers(strides)
-                if len(strides) != len(shape):
-                    raise ValueError(f"{len(strides)} strides for {len(shape)} axes")
-            if min(shape, default=0) < 0:
-                raise ValueError(f"shape {shape}")
             dtype = _dtype(found)
+            strides, nbytes = _extent(shape, strides, dtype.itemsize)
         except (TypeError, ValueError) as error:
             raise _malformed(obj, f"of its shape, strides, typestr and descr, {error}") from error
-        if strides is None:
-            strides = contiguous_strides(shape, dtype.itemsize)
-        return Layout(self.address, shape, strides, dtype, math.prod(shape) * dtype.itemsize)
+        return Layout(self.address, shape, strides, dtype, nbytes)
 
     @once
     def order(self) -> Order:
@@ -203,11 +199,28 @@ def _integers(found: Iterable[Any]) -> tuple[int, ...]:
     return tuple(map(operator.index, found))
 
 
+@functools.lru_cache(maxsize=256)
+def _extent(
+    shape: tuple[int, ...], strides: tuple[int, ...] | None, itemsize: int
+) -> tuple[tuple[int, ...], int]:
+    """Return the strides of an array, and the bytes of its elements; raise if it cannot be one."""
+    if strides is not None and len(strides) != len(shape):
+        raise ValueError(f"{len(strides)} strides for {len(shape)} axes")
+    if min(shape, default=0) < 0:
+        raise ValueError(f"shape {shape}")
+    if strides is None:
+        strides = contiguous_strides(shape, itemsize)
+    return strides, math.prod(shape) * itemsize
+
+
+_dtype_of = functools.lru_cache(maxsize=256)(np.dtype)
+
+
 def _dtype(found: Mapping[str, Any]) -> np.dtype[Any]:
     fields, typestr = found.get("descr"), found["typestr"]
     if not isinstance(typestr, str):  # of None NumPy makes float64
         raise TypeError(f"typestr {typestr!r}")
-    dtype: np.dtype[Any] = np.dtype(typestr)  # DALI writes "=f" where NumPy writes "<f4"
+    dtype: np.dtype[Any] = _dtype_of(typestr)  # DALI writes "=f" where NumPy writes "<f4"
     if dtype.kind != "V" or not fields:
         return dtype
     # A structured type is spelled out in descr, where a field without a name is padding.

@@ -107,11 +107,11 @@ class TensorView(View):
             )
         itemsize = tensor.element_size()
         return Layout(
-            address=tensor.data_ptr(),
-            shape=tuple(tensor.shape),
-            strides=tuple([step * itemsize for step in tensor.stride()]),
-            dtype=_dtype(tensor.dtype),
-            nbytes=tensor.nelement() * itemsize,
+            tensor.data_ptr(),
+            tuple(tensor.shape),
+            tuple([step * itemsize for step in tensor.stride()]),
+            _dtype(tensor.dtype),
+            tensor.nelement() * itemsize,
         )
 
     @once
