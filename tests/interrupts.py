@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -13,8 +14,9 @@ import userstream
 from helpers import untraced
 
 HERE = userstream.__path__[0]
-# A function of cuda.bindings makes an enum of what the driver has answered, in Python.
-PLACES = (HERE, os.path.dirname(cuda.bindings.__file__))
+# A function of cuda.bindings makes an enum of what the driver has answered, in Python; and contextlib
+# is what stands between a block and its end.
+PLACES = (HERE, os.path.dirname(cuda.bindings.__file__), contextlib.__file__)
 
 
 class Cut(BaseException):

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import userstream as us
-from helpers import array, content, device_current, device_memory, eventually, fill
+from helpers import array, content, device_current, device_memory, eventually, fill, in_thread
 from interrupts import Cut, cut_short
 from userstream import testing
-from userstream._copies import short
+from userstream._copies import short, staging
 from userstream._engine import holding
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("no_garbage")]
@@ -173,3 +173,33 @@ def test_a_copy_that_is_not_late(scene: Scene) -> None:
         if not came:
             break
     assert set(us.asnumpy(source)) == {content(scene.source).pop()}
+
+
+def test_the_chunks_of_a_large_copy_are_left_to_other_threads(
+    producer: us.Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever signal comes, and also where the error is kept, as an interactive Python does."""
+    monkeypatch.setattr(staging, "SIZE", 1 << 15)
+    monkeypatch.setattr(staging, "_spare", {})
+    large = 5 << 14
+    assert large > max(short.ASIDE, 2 * staging.SIZE)
+    with device_memory(0, large) as memory:
+        source = array(memory, producer, shape=(large,), typestr="|u1")
+        out = np.zeros(large, "u1")
+        errors: list[BaseException] = []
+
+        def copy() -> None:
+            try:
+                us.asnumpy(source, out=out)
+            except BaseException as error:
+                errors[:] = [error]
+                raise
+
+        copy()
+        for at in itertools.count():
+            came = cut_short(copy, at)
+            in_thread(lambda: us.asnumpy(source, out=out, timeout=20))
+            if not came:
+                break
+        errors.clear()
+        assert eventually(settled)

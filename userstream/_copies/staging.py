@@ -5,10 +5,8 @@ While the GPU fills or reads one of them, the host reads or fills the other.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,7 +15,7 @@ from userstream import _process
 from userstream._copies import layout, pinned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from userstream._copies.arrays import DeviceArray
     from userstream._copies.copy_lane import CopyLane
@@ -38,7 +36,8 @@ def fetch(lane: CopyLane, source: DeviceArray, out: np.ndarray) -> None:
     # What a scattered part comes with, from between its elements, has to fit as well.
     parts = _parts(source, SIZE // layout.MOST_SPREAD if scattered else SIZE)
     lane.reach()  # a stream that is held up does not keep the chunks from others
-    with _chunks(lane) as chunks:
+
+    def copy(chunks: tuple[Lease, Lease]) -> None:
         queued: list[_Fetched] = []
         try:
             for index, chunk in zip(parts, itertools.cycle(chunks), strict=False):
@@ -50,6 +49,8 @@ def fetch(lane: CopyLane, source: DeviceArray, out: np.ndarray) -> None:
         finally:  # after a timeout or Ctrl-C: without it their events would leave the pool for good
             for each in queued:
                 each.there.abandon()
+
+    _with_chunks(lane, copy)
 
 
 class _Fetched(NamedTuple):
@@ -75,7 +76,8 @@ def send(lane: CopyLane, to: DeviceArray, source: np.ndarray) -> None:
     """Copy a host array to a device array of its shape, and wait for it."""
     to, source = _small_elements(to, source)
     lane.reach()  # as above
-    with _chunks(lane) as chunks:
+
+    def copy(chunks: tuple[Lease, Lease]) -> None:
         queued: list[Pending] = []
         try:
             for index, chunk in zip(_parts(to, SIZE), itertools.cycle(chunks), strict=False):
@@ -89,6 +91,8 @@ def send(lane: CopyLane, to: DeviceArray, source: np.ndarray) -> None:
         finally:
             for each in queued:
                 each.abandon()
+
+    _with_chunks(lane, copy)
 
 
 def stage(to: DeviceArray, source: np.ndarray, memory: Lease) -> tuple[int, Moves]:
@@ -116,9 +120,12 @@ def _part(array: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
     return part
 
 
-@contextmanager
-def _chunks(lane: CopyLane) -> Iterator[tuple[Lease, Lease]]:
-    """Lend the two chunks of a device, to one thread at a time."""
+def _with_chunks(lane: CopyLane, copy: Callable[[tuple[Lease, Lease]], None]) -> None:
+    """Lend the two chunks of a device to a function, for one thread at a time.
+
+    No context manager of `contextlib`: a signal in its frames would keep the chunks from all other
+    threads for as long as the traceback exists.
+    """
     left, device = lane.left(), lane.device
     turn = _turns.get(device) or _turns.setdefault(device, threading.RLock())
     try:
@@ -127,16 +134,19 @@ def _chunks(lane: CopyLane) -> Iterator[tuple[Lease, Lease]]:
         chunks = _spare.pop(device, None) or _new(lane)
         use = lane.use(chunks)
         try:
-            yield chunks
+            copy(chunks)
             use.end()
         except BaseException:
             use.hold_after_error()
             raise
         _spare[device] = chunks
     finally:
-        # It refuses if this thread does not have it: right also if a Ctrl-C came in between.
-        with contextlib.suppress(RuntimeError):
+        # It refuses if this thread does not have it: right also if a Ctrl-C came in between. It is
+        # the first call here: a signal in one before it would leave the turn taken for good.
+        try:  # noqa: SIM105
             turn.release()
+        except RuntimeError:
+            pass
 
 
 def _new(lane: CopyLane) -> tuple[Lease, Lease]:
