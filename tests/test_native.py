@@ -28,6 +28,7 @@ from helpers import (
     fill,
     pinned_memory,
     run_python,
+    running,
     upload,
 )
 from userstream import _driver, testing
@@ -187,6 +188,22 @@ def test_what_a_copy_uses_is_left_unless_that_is_over(core, producer, event, to_
         assert left == {}
     with another_context():
         core.fetch(left, used, *to_host, stream, context, LONG, 0, 0, event)
+    assert left == {}
+
+
+def test_another_thread_may_take_what_is_left_meanwhile(core, producer, event, to_host):
+    stream, context = producer._lane.handle, producer._lane.context
+    left: dict[int, Any] = {}
+
+    def copy() -> int:
+        with _driver.contexts.entered(context):
+            return core.fetch(left, (), *to_host, stream, context, 20 * 10**9, 0, 0, event)
+
+    with testing.latch(producer) as latch, running(copy) as result:
+        eventually(lambda: left, 0.2)  # the compiled core leaves it at the end alone
+        left.clear()
+        latch.release()
+        assert result() == 0
     assert left == {}
 
 

@@ -136,7 +136,7 @@ def fetch(  # noqa: PLR0917 -- as `_native.fetch`, to which a name would cost as
     if not result:
         if out:
             ctypes.memmove(out, to, size)
-        del left[id(used)]
+        left.pop(id(used), None)  # another thread may have taken it to hold it
     return result
 
 
