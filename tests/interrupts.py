@@ -14,8 +14,8 @@ import userstream
 from helpers import untraced
 
 HERE = userstream.__path__[0]
-# A function of cuda.bindings makes an enum of what the driver has answered, in Python; and contextlib
-# is what stands between a block and its end.
+# A function of cuda.bindings makes an enum of what the driver has answered, in Python, and
+# frames of contextlib stand between a block and its end.
 PLACES = (HERE, os.path.dirname(cuda.bindings.__file__), contextlib.__file__)
 
 
