@@ -6,12 +6,12 @@ Without them the wheel is pure Python, and userstream does the same with a few m
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 import shutil
 import subprocess
 import sysconfig
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,8 @@ class CompiledCore(BuildHookInterface):
         compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
         if not shutil.which(compiler[0]):
             return f"the C compiler {compiler[0]!r} was not found"
-        digest = hashlib.sha256(source.read_bytes()).hexdigest()
-        command = (*compiler, *FLAGS, f'-DSOURCE="{digest}"', f"-I{headers}")
+        checksum = f"{zlib.crc32(source.read_bytes()):08x}"
+        command = (*compiler, *FLAGS, f'-DSOURCE="{checksum}"', f"-I{headers}")
         # Whole at once: a program that runs in this checkout may be loading the one that is here.
         new = library.with_name(f"{library.name}.{os.getpid()}")
         done = subprocess.run(

@@ -22,7 +22,7 @@ with the code.
     _driver/host_pools
         _pools: stays, out of reach
     _driver/pure
-        _spare: stays, as it is host memory
+        _spare: stays, as it is host memory. _leases: stay, and put back what nobody lends again
     _engine/events
         _pools: emptied; the events are leaked
     _engine/watcher

@@ -483,7 +483,7 @@ static int initialise(PyObject *module)
     lease_type = (PyTypeObject *)PyType_FromSpec(&lease_spec);
     if (!lease_type)
         return -1;
-    /* Which source this was compiled from, for a test that a checkout's library is not stale. */
+    /* The checksum of the source, by which one that a checkout has changed since is known. */
     return PyModule_AddStringConstant(module, "SOURCE", SOURCE);
 }
 

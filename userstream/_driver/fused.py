@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
@@ -32,17 +33,17 @@ def _choose() -> tuple[ModuleType, str | None]:
         return pure, "it was not compiled when userstream was installed"
     except ImportError as error:
         return pure, f"it cannot be loaded: {error}"
-    if _is_stale(_native.__file__):
-        return pure, "it is older than its source: install userstream again"
+    if _is_stale(_native):
+        return pure, "it was compiled from another source than that beside it: install again"
     return _native, None
 
 
-def _is_stale(library: str) -> bool:
-    """Tell whether the source has changed since: the functions may take other arguments by now."""
+def _is_stale(native: Any) -> bool:
+    """Tell whether a checkout has changed since: the functions may take other arguments by now."""
     try:
-        source = os.path.join(os.path.dirname(library), "_native.c")
-        return os.path.getmtime(source) > os.path.getmtime(library)
-    except OSError:  # installed, so the source is elsewhere
+        with open(os.path.join(os.path.dirname(native.__file__), "_native.c"), "rb") as source:
+            return bool(f"{zlib.crc32(source.read()):08x}" != native.SOURCE)
+    except OSError:  # installed without it
         return False
 
 
