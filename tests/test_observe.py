@@ -6,6 +6,7 @@ import ctypes
 import json
 import queue
 import shutil
+import struct
 import subprocess
 import sys
 import threading
@@ -43,6 +44,7 @@ from observed import (
 from userstream._engine import dispatcher, holding, watcher
 from userstream._observe import engine, functions, kernel_names, logger, observation, own
 from userstream._observe.allocations import Allocations
+from userstream._observe.guesses import Guesses
 from userstream.testing import Pointer, kernel, latch, reset
 from userstream.testing._simulated import _side_door
 
@@ -534,13 +536,77 @@ def test_two_kernels_that_write_race() -> None:
 def test_a_kernel_that_is_not_known_yet_is_sure_to_touch_what_it_gets() -> None:
     with a_room() as room:
         double = doubler()
-        with us.observe(possible=True) as seen:
+        with us.observe(possible=True) as seen, latch(room.a), latch(room.b):
             fill(room.x, room.a)
             double(room.b, room.y, room.x)
             double(room.a, room.pinned, room.y)
-        found = {(race.address, race.possible) for race in seen.races}
+            found = {(race.address, race.possible) for race in seen.races}
     assert (room.x, False) in found  # one side writes for sure
     assert (room.y, True) in found
+
+
+@pytest.mark.parametrize("in_a_graph", [False, True])
+def test_a_race_of_the_first_launch_is_reported_once_it_is_learned_that_it_writes(
+    in_a_graph: bool,
+) -> None:
+    with a_room() as room:
+        double = doubler()
+        with us.observe() as seen:
+            if in_a_graph:
+                graph = captured(room, lambda: double(room.a, room.y, room.x))
+                checked(driver.cuGraphLaunch(graph, handle(room.a)))
+            else:
+                double(room.a, room.y, room.x)
+            copy(room.pinned, room.y, room.b)
+            us.wait_for_device(0)
+            if in_a_graph:
+                assert seen.races == (), "it is not looked at there"
+                fill(room.x, room.a)
+                double(room.a, room.y, room.x)
+                us.wait_for_device(0)
+        (race,) = seen.races
+    assert (race.kind, race.possible, race.count) == ("read after write", False, 1)
+    assert (race.first.access, race.first.known) == ("write", "learned")
+    assert (race.second.access, race.second.known) == ("read", "exact")
+    with pytest.raises(us.RaceError):
+        seen.check()
+
+
+def test_a_race_of_the_first_launch_is_dropped_once_it_is_learned_that_it_reads() -> None:
+    with a_room() as room:
+        double = doubler()
+        with us.observe(possible=True) as seen:
+            double(room.a, room.y, room.x)
+            copy(room.pinned, room.x, room.b)
+            us.wait_for_device(0)
+            (race,) = seen.races  # it may have written the value that was there
+            assert (race.possible, race.first.known) == (True, "assumed")
+            learn(room, double)
+            assert seen.races == ()
+
+
+def test_a_race_of_a_launch_of_which_nothing_is_learned_stays_possible() -> None:
+    with a_room() as room, us.observe() as seen:
+        with latch(room.a):
+            doubler()(room.a, room.y, room.x)
+            copy(room.pinned, room.y, room.b)
+            seen.stop()
+        us.wait_for_device(0)
+        found = seen.as_dict()["possible"]
+    assert "assumed" in [race["first"]["known"] for race in found]
+    assert seen.races == ()
+
+
+def test_all_parameters_that_point_there_settle_what_is_guessed() -> None:
+    learned: dict[int, bool] = {}
+    guesses = Guesses(learned, struct.pack("<6Q", 0, 64, 8, 64, 16, 128))
+    assert guesses.at(64).writes is None
+    learned[0] = False
+    assert guesses.at(64).writes is None
+    learned[8] = True
+    assert (guesses.at(64).writes, guesses.at(128).writes) == (True, None)
+    learned[8] = False
+    assert guesses.at(64).writes is False
 
 
 def test_a_held_stream_is_not_waited_for_in_order_to_learn() -> None:

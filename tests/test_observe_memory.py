@@ -100,3 +100,9 @@ def test_what_was_learned_of_a_kernel_is_not_known_of_the_next_at_its_handle() -
     assert launched() == LEARNED
     launches.seen_kernel(call(records.SEEN_KERNEL, (kernel,), b"another"))
     assert launched() == ASSUMED
+
+    (memory,) = world.memory
+    before = memory.accesses[-1].operation.guesses.at(address)
+    launches.seen_kernel(call(records.SEEN_KERNEL, (kernel,), b"third"))
+    launches.learned(call(records.LEARNED, (kernel, offset, 1, 1)))
+    assert before.writes is None, "that was another kernel"

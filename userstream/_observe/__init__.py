@@ -6,10 +6,10 @@ vector clocks what was ordered behind what.
 
 From the top: `observation` (what users hold), `engine` (which call is applied by whom); the
 subjects `copies`, `allocations`, `pinned`, `order`, `words`, `captures`, `launches`, `contexts`;
-`world` (the state that they share), `declarations`, `clocks`, `memory`, `graphs`, `races`, `own`;
-`stacks`, `found`, `timeline`, `page`, `records`, `logger`, `functions`, `layouts`. `simulated` and
-`cupti` make the records, and `declaring` those of what userstream is told. `allocators` asks
-`torch_history` and `cupy_hook` for the `blocks` that races are about.
+`world` (the state that they share), `declarations`, `clocks`, `memory`, `graphs`, `races`,
+`guesses`, `own`; `stacks`, `found`, `timeline`, `page`, `records`, `logger`, `functions`,
+`layouts`. `simulated` and `cupti` make the records, and `declaring` those of what userstream is
+told. `allocators` asks `torch_history` and `cupy_hook` for the `blocks` that races are about.
 """
 
 from __future__ import annotations

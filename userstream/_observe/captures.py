@@ -111,6 +111,7 @@ class Captures:
             operation = Done(inside.name, inside.stack, call.thread, lane)
             operation.kind = inside.kind
             operation.launched = where
+            operation.guesses = inside.guesses
             operation.entry = launched.entry
             return operation
 

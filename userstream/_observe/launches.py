@@ -6,6 +6,7 @@ import struct
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from userstream._observe.guesses import Guesses, Learned
 from userstream._observe.kernel_names import readable
 from userstream._observe.memory import ASSUMED, LEARNED
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from userstream._observe.memory import Span
     from userstream._observe.records import Call
     from userstream._observe.world import World
+
+    _Touched = tuple[tuple[Span, ...], Guesses | None]
 
 _WORD = struct.Struct("<Q")
 _PAIR = struct.Struct("<QQ")
@@ -25,10 +28,9 @@ class Launches:
     def __init__(self, world: World) -> None:
         self.world = world
         self._kernels: dict[int, str] = {}  # their names
-        # By kernel, and by offset of the parameter.
-        self._writes: defaultdict[int, dict[int, bool]] = defaultdict(dict)
+        self._writes: defaultdict[int, Learned] = defaultdict(dict)  # by kernel
         # By kernel, and by its parameters: programs launch the same again and again.
-        self._touches: defaultdict[int, dict[bytes, tuple[Span, ...]]] = defaultdict(dict)
+        self._touches: defaultdict[int, dict[bytes, _Touched]] = defaultdict(dict)
 
     def seen_kernel(self, call: Call) -> None:
         (kernel,) = call.words
@@ -53,9 +55,10 @@ class Launches:
             lane = self.world.lane(call)
         operation, time = self.world.begin(call, lane, self._kernels.get(kernel))
         pointers = call.fetched[0]
-        touches = self._touches[kernel].get(pointers)
-        if touches is None:
-            touches = self._touched(kernel, pointers)
+        touched = self._touches[kernel].get(pointers)
+        if touched is None:
+            touched = self._touched(kernel, pointers)
+        touches, operation.guesses = touched
         declarations = self.world.declarations
         if declarations.count:
             touches = tuple(
@@ -64,7 +67,7 @@ class Launches:
             )
         self.world.touch_each(lane, time, operation, touches)
 
-    def _touched(self, kernel: int, pointers: bytes) -> tuple[Span, ...]:
+    def _touched(self, kernel: int, pointers: bytes) -> _Touched:
         writes, known = self._writes[kernel], self._touches[kernel]
         touches = []
         for offset, address in _PAIR.iter_unpack(pointers):
@@ -73,5 +76,7 @@ class Launches:
             touches.append((address, address + 1, wrote is not False, how))
         if len(known) == _REMEMBERED:
             known.clear()
-        known[pointers] = found = tuple(touches)
+        is_guessed = any(how == ASSUMED for *_, how in touches)
+        found = tuple(touches), Guesses(writes, pointers) if is_guessed else None
+        known[pointers] = found
         return found

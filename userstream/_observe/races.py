@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from userstream._observe.found import Operation, Race, Stall
-from userstream._observe.memory import KINDS
+from userstream._observe.memory import ASSUMED, KINDS, LEARNED
 from userstream._observe.stacks import line_of
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from userstream._observe.clocks import Lane
     from userstream._observe.found import Stack
+    from userstream._observe.guesses import Guess, Guesses
     from userstream._observe.memory import Span
     from userstream._observe.stacks import Stacks
 
@@ -30,6 +31,7 @@ class Done:
         "began",
         "ended",
         "entry",
+        "guesses",
         "kind",
         "lane",
         "launched",
@@ -57,6 +59,7 @@ class Done:
         self.ended = ended
         self.kind = ""  # "free" or "allocate"
         self.launched: str = ""  # as a part of a graph
+        self.guesses: Guesses | None = None  # if it is a kernel
         self.entry = -1  # its number in the timeline
         self.waited = False  # the host was held up
         self.after: tuple[int, ...] = ()  # what it waits for, on other streams
@@ -66,12 +69,15 @@ class Done:
 class Side:
     """One side of a race."""
 
-    __slots__ = ("access", "known", "operation")
+    __slots__ = ("access", "guess", "known", "operation")
 
-    def __init__(self, operation: Done, access: str, known: str = "exact") -> None:
+    def __init__(
+        self, operation: Done, access: str, known: str = "exact", guess: Guess | None = None
+    ) -> None:
         self.operation = operation
         self.access = access
         self.known = known
+        self.guess = guess  # if that is what it is possible for alone
 
 
 class Place(NamedTuple):
@@ -84,12 +90,34 @@ class Place(NamedTuple):
 
 
 class _Entry:
-    __slots__ = ("count", "entries", "race")
+    __slots__ = ("count", "entries", "guesses", "race")
 
-    def __init__(self, race: Race) -> None:
+    def __init__(self, race: Race, guesses: tuple[Guess | None, Guess | None]) -> None:
         self.race = race
+        self.guesses = guesses
         self.count = 0
         self.entries = (-1, -1)
+
+    def settled(self) -> Race | None:
+        """Return the race by what was learned since it was found; None if both only read."""
+        race = self.race
+        sides = [_settled(race.first, self.guesses[0]), _settled(race.second, self.guesses[1])]
+        first, second = sides
+        if (first, second) == (race.first, race.second):
+            return race
+        writers = [side for side in sides if side.access == "write"]
+        if not writers:
+            return None
+        possible = all(side.known == ASSUMED for side in writers)
+        kind = f"{second.access} after {first.access}"
+        return replace(race, kind=kind, first=first, second=second, possible=possible)
+
+
+def _settled(side: Operation, guess: Guess | None) -> Operation:
+    writes = None if guess is None else guess.writes
+    if writes is None:
+        return side
+    return replace(side, access="write" if writes else "read", known=LEARNED)
 
 
 class Finds:
@@ -117,7 +145,9 @@ class Finds:
     ) -> None:
         """Note that nothing puts these two in order."""
         lines = (self._place(first.operation), self._place(second.operation))
-        key = (kind, lines, possible, held_by)
+        guesses = (first.guess, second.guess)
+        which = [each and (id(each.learned), each.offsets) for each in guesses]
+        key = (kind, lines, possible, held_by, *which)
         entry = self._races.get(key)
         if entry is None:
             one, other = self._operation(first), self._operation(second)
@@ -137,7 +167,7 @@ class Finds:
                 advice=_advice(kind, one, other),
                 _times=(first.operation.ended, second.operation.ended),
             )
-            entry = self._races[key] = _Entry(race)
+            entry = self._races[key] = _Entry(race, guesses)
         entry.count += 1
         entry.entries = (first.operation.entry, second.operation.entry)
 
@@ -153,14 +183,15 @@ class Finds:
     def races(self) -> list[Race]:
         """Return all of them, with how often each was seen."""
         counts: dict[tuple[Any, ...], int] = {}
-        found: dict[tuple[Any, ...], _Entry] = {}
-        for (*key, _), entry in self._races.items():  # whatever they waited for
-            counts[tuple(key)] = counts.get(tuple(key), 0) + entry.count
-            found.setdefault(tuple(key), entry)
-        return [
-            replace(entry.race, count=counts[key], _entries=entry.entries)
-            for key, entry in found.items()
-        ]
+        found: dict[tuple[Any, ...], Race] = {}
+        # By a copy: a thread adds to it. Whatever they waited for, and whichever kernel it was.
+        for (_, lines, *_), entry in self._races.copy().items():
+            race = entry.settled()
+            if race is not None:
+                key = (race.kind, lines, race.possible)
+                counts[key] = counts.get(key, 0) + entry.count
+                found.setdefault(key, replace(race, _entries=entry.entries))
+        return [replace(race, count=counts[key]) for key, race in found.items()]
 
     # -- stalls -----------------------------------------------------------------------------------
 

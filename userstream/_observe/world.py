@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from userstream._observe.clocks import Clock, Lane
+    from userstream._observe.guesses import Guess, Guesses
     from userstream._observe.memory import Span
     from userstream._observe.records import Call
     from userstream._observe.stacks import Stacks
@@ -118,14 +119,19 @@ class World:
             return next((what for time, what in reversed(old.lane.recent) if time <= until), None)
 
         possible = self.clocks.maybe.get(old.lane.id, 0) >= old.time
-        if old.loose or new.loose or not (_surely_writes(old) or _surely_writes(new)):
+        if old.loose or new.loose:
+            possible = True
+        guesses: tuple[Guess | None, Guess | None] = (None, None)
+        if not (_surely_writes(old) or _surely_writes(new)):
+            if not possible:  # else it stays so, whatever is learned
+                guesses = _guess(old), _guess(new)
             possible = True
         start, end = max(old.start, new.start), min(old.end, new.end)
         self.finds.race(
             kind,
             Place(start, end, allocation.kind, self.allocated_at(allocation)),
-            Side(old.operation, _access(old), old.known),
-            Side(new.operation, _access(new), new.known),
+            Side(old.operation, _access(old), old.known, guesses[0]),
+            Side(new.operation, _access(new), new.known, guesses[1]),
             until=last_in_order,
             possible=possible,
             held_by=old.held_by | new.held_by,
@@ -188,6 +194,11 @@ class World:
 
 def _surely_writes(access: Access) -> bool:
     return access.write and access.known != ASSUMED
+
+
+def _guess(access: Access) -> Guess | None:
+    guesses: Guesses | None = access.operation.guesses
+    return None if access.known != ASSUMED or guesses is None else guesses.at(access.start)
 
 
 def _kind(old: Access, new: Access) -> str:

@@ -80,6 +80,7 @@ uint64_t log_write(Record record, const uint64_t *words, const Part *parts, size
 
 /* Copies the oldest chunk. Returns its bytes, 0 if there is nothing. */
 PUBLIC size_t logger_read(char *out, size_t capacity, uint64_t *lost_until_now) {
+    look_at_results();          /* no launch may follow that would */
     pthread_mutex_lock(&log_lock);
     *lost_until_now = lost;
     Chunk *chunk = oldest;
