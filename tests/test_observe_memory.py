@@ -7,7 +7,11 @@ import struct
 from typing import Any, cast
 
 import pytest
+from cuda.bindings import driver
 
+import userstream as us
+from helpers import checked
+from observed import a_room, copy, fill, handle
 from userstream._observe import records
 from userstream._observe.clocks import Clocks, join
 from userstream._observe.functions import FUNCTIONS
@@ -106,3 +110,17 @@ def test_what_was_learned_of_a_kernel_is_not_known_of_the_next_at_its_handle() -
     launches.seen_kernel(call(records.SEEN_KERNEL, (kernel,), b"third"))
     launches.learned(call(records.LEARNED, (kernel, offset, 1, 1)))
     assert before.writes is None, "that was another kernel"
+
+
+@pytest.mark.no_races(False)  # it watches itself
+def test_rows_that_repeat_a_fill_of_all_leave_what_is_between_them() -> None:
+    """They are too many to be taken one by one: a read between two of them may be no race."""
+    with a_room() as room:
+        pitch, width, rows = 32, 16, 100
+        with us.observe(possible=True) as seen:
+            fill(room.x, room.a, (rows - 1) * pitch + width)
+            room.b.wait(room.a)
+            rowwise = driver.cuMemsetD2D8Async
+            checked(rowwise(room.x, pitch, 7, width, rows, handle(room.a)))
+            copy(room.y, room.x + width, room.b, width)
+        assert [race.possible for race in seen.races] == [True]

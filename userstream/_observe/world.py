@@ -98,7 +98,7 @@ class World:
                 for part, begin, after in self.memory.parts(start, end):
                     access = Access(begin, after, lane, time, operation, write, known, loose)
                     self._touch(part, access)
-            elif not whole.touch_again(start, end, lane, time, operation, write, known):
+            elif loose or not whole.touch_again(start, end, lane, time, operation, write, known):
                 access = Access(start, end, lane, time, operation, write, known, loose)
                 self._touch(whole, access)
 
