@@ -44,7 +44,7 @@ from observed import (
 from userstream._engine import dispatcher, holding, watcher
 from userstream._observe import engine, functions, kernel_names, logger, observation, own
 from userstream._observe.allocations import Allocations
-from userstream._observe.guesses import Guesses
+from userstream._observe.guesses import READS, TOGETHER, WRITES, Guesses
 from userstream.testing import Pointer, kernel, latch, reset
 from userstream.testing._simulated import _side_door
 
@@ -498,6 +498,55 @@ def test_what_a_kernel_writes_is_learned() -> None:
     assert race.second.known == "exact"
 
 
+def test_a_kernel_that_worked_in_place_is_not_taken_to_write_what_it_reads() -> None:
+    with a_room() as room:
+        double = doubler()
+        with us.observe() as seen:
+            checked(driver.cuMemsetD8Async(room.x, 3, SIZE, handle(room.a)))
+            double(room.a, room.x, room.x)
+            us.wait_for_device(0)
+            double(room.a, room.y, room.x)
+            room.b.wait(room.a)
+            double(room.a, room.y, room.x)
+            double(room.b, room.pinned, room.x)  # both read it
+            us.wait_for_device(0)
+        assert seen.races == (), seen
+
+
+def test_it_is_learned_of_what_is_always_done_in_place() -> None:
+    with a_room() as room:
+        double = doubler()
+        with us.observe() as seen:
+            for _ in range(5):
+                double(room.a, room.x, room.x)
+                us.wait_for_device(0)
+            double(room.a, room.x, room.x)
+            copy(room.pinned, room.x, room.b)
+            us.wait_for_device(0)
+            (race,) = seen.races
+            assert (race.kind, race.first.known) == ("read after write", "learned")
+            double(room.a, room.y, room.x)  # for once it is not
+            copy(room.pinned, room.y, room.b)
+            us.wait_for_device(0)
+        assert [race.count for race in seen.races] == [2]  # both of the same lines
+
+
+def test_a_launch_that_writes_what_was_there_takes_nothing_back() -> None:
+    with a_room() as room:
+        double = doubler()
+        with us.observe() as seen:
+            with latch(room.a):
+                double(room.a, room.y, room.x)
+                double(room.a, room.y, room.x)  # as soon as it is over, both are looked at
+                fill(room.pinned, room.b)
+            us.wait_for_device(0)
+            assert seen.races == ()
+            double(room.a, room.y, room.x)
+            copy(room.pinned, room.y, room.b)
+        (race,) = seen.races
+    assert (race.kind, race.first.known) == ("read after write", "learned")
+
+
 def test_it_is_learned_on_the_default_stream_too() -> None:
     with a_room() as room:
         double = doubler()
@@ -598,14 +647,16 @@ def test_a_race_of_a_launch_of_which_nothing_is_learned_stays_possible() -> None
 
 
 def test_all_parameters_that_point_there_settle_what_is_guessed() -> None:
-    learned: dict[int, bool] = {}
+    learned: dict[int, str] = {}
     guesses = Guesses(learned, struct.pack("<6Q", 0, 64, 8, 64, 16, 128))
     assert guesses.at(64).writes is None
-    learned[0] = False
+    learned[0] = READS
     assert guesses.at(64).writes is None
-    learned[8] = True
+    learned[8] = WRITES
     assert (guesses.at(64).writes, guesses.at(128).writes) == (True, None)
-    learned[8] = False
+    learned[8] = learned[16] = TOGETHER
+    assert (guesses.at(64).writes, guesses.at(128).writes) == (True, None)
+    learned[8] = READS
     assert guesses.at(64).writes is False
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-Learned = dict[int, bool]  # of a kernel: whether it writes there, by the offset of the parameter
+READS, WRITES = "reads", "writes"
+TOGETHER = "together"  # something was written where other parameters pointed as well
 
-_PAIR = struct.Struct("<QQ")
+Learned = dict[int, str]  # of a kernel: what it does there, by the offset of the parameter
+
+PAIR = struct.Struct("<QQ")  # of a parameter: its offset, and where it points to
 
 
 class Guess(NamedTuple):
@@ -19,8 +22,10 @@ class Guess(NamedTuple):
     @property
     def writes(self) -> bool | None:
         """Whether it does; None while that is not known."""
-        found = [self.learned.get(offset) for offset in self.offsets]
-        return True if True in found else None if None in found else False
+        found = {self.learned.get(offset) for offset in self.offsets}
+        if WRITES in found or (TOGETHER in found and len(self.offsets) > 1):
+            return True
+        return False if found == {READS} else None
 
 
 class Guesses(NamedTuple):
@@ -31,5 +36,5 @@ class Guesses(NamedTuple):
 
     def at(self, address: int) -> Guess:
         """Return the parameters that point to an address."""
-        pairs = _PAIR.iter_unpack(self.pointers)
+        pairs = PAIR.iter_unpack(self.pointers)
         return Guess(self.learned, tuple(offset for offset, where in pairs if where == address))

@@ -6,7 +6,7 @@ import struct
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from userstream._observe.guesses import Guesses, Learned
+from userstream._observe.guesses import PAIR, READS, TOGETHER, WRITES, Guesses, Learned
 from userstream._observe.kernel_names import readable
 from userstream._observe.memory import ASSUMED, LEARNED
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     _Touched = tuple[tuple[Span, ...], Guesses | None]
 
 _WORD = struct.Struct("<Q")
-_PAIR = struct.Struct("<QQ")
 _REMEMBERED = 1024  # sets of parameters of a kernel
 
 
@@ -42,8 +41,15 @@ class Launches:
 
     def learned(self, call: Call) -> None:
         kernel, offset, wrote, final = call.words
-        if wrote or final:
-            self._writes[kernel][offset] = bool(wrote)
+        learned = self._writes[kernel]
+        before = learned.get(offset)
+        if wrote == 1:
+            learned[offset] = WRITES
+        elif wrote and before is None:
+            learned[offset] = TOGETHER
+        elif final and not wrote and before != WRITES:  # it may write what was there
+            learned[offset] = READS
+        if learned.get(offset) != before:
             self._touches[kernel].clear()
 
     def launch(self, call: Call) -> None:
@@ -68,15 +74,15 @@ class Launches:
         self.world.touch_each(lane, time, operation, touches)
 
     def _touched(self, kernel: int, pointers: bytes) -> _Touched:
-        writes, known = self._writes[kernel], self._touches[kernel]
+        guesses, known = Guesses(self._writes[kernel], pointers), self._touches[kernel]
         touches = []
-        for offset, address in _PAIR.iter_unpack(pointers):
-            wrote = writes.get(offset)
-            how = ASSUMED if wrote is None else LEARNED
-            touches.append((address, address + 1, wrote is not False, how))
+        for address in dict.fromkeys(address for _, address in PAIR.iter_unpack(pointers)):
+            writes = guesses.at(address).writes
+            how = ASSUMED if writes is None else LEARNED
+            touches.append((address, address + 1, writes is not False, how))
         if len(known) == _REMEMBERED:
             known.clear()
         is_guessed = any(how == ASSUMED for *_, how in touches)
-        found = tuple(touches), Guesses(writes, pointers) if is_guessed else None
+        found = tuple(touches), guesses if is_guessed else None
         known[pointers] = found
         return found

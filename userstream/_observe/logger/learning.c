@@ -2,13 +2,15 @@
  *
  * The first bytes there are copied before and after a launch, on its stream, into pinned memory,
  * and compared when the stream has got there: nobody waits for it. What writes the value that was
- * there looks like a reader, hence several looks. */
+ * there looks like a reader, hence several looks. Where several parameters of a launch point, one
+ * of them wrote, and nobody can say which: that counts for such launches alone. */
 #include "parts.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { LOOKS = 3, LOOKED_AT = 16, LOOK_BYTES = 512, LOOKINGS = 32 };
+enum { LOOKS = 3, TOGETHER = 16 };  /* in one counter: looks, and those that were such, times 16 */
+enum { LOOKED_AT = 16, LOOK_BYTES = 512, LOOKINGS = 32 };
 
 typedef struct Looking {        /* one launch */
     uint32_t *done;             /* the stream writes `turn` there; it lies in pinned memory */
@@ -19,6 +21,7 @@ typedef struct Looking {        /* one launch */
     uint64_t kernel;
     uint32_t offsets[LOOKED_AT];
     uint32_t sizes[LOOKED_AT];
+    bool together[LOOKED_AT];   /* with what another parameter points to */
     uint64_t addresses[LOOKED_AT];
 } Looking;
 
@@ -54,6 +57,19 @@ static bool looks_possible(void) {
     return pinned;
 }
 
+static bool looked_enough(uint8_t looks, bool together) {
+    return looks % TOGETHER >= LOOKS || (together && looks / TOGETHER >= LOOKS);
+}
+
+static bool is_together(const Pointer *pointers, uint32_t count, uint32_t which) {
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t apart = pointers[i].value - pointers[which].value;
+        if (i != which && (apart < LOOK_BYTES || -apart < LOOK_BYTES))
+            return true;
+    }
+    return false;
+}
+
 /* Compares what has been copied; forgets what it was for. */
 void look_at_results(void) {
     if (!atomic_load_explicit(&looking, memory_order_relaxed))
@@ -72,9 +88,15 @@ void look_at_results(void) {
                                 each->sizes[k]);
             uint8_t *looks = &kernel->looks[each->offsets[k] / 8];
             uint8_t so_far = *looks; /* written here alone, and read without the lock */
-            uint8_t now = wrote || so_far >= LOOKS ? LOOKS : (uint8_t)(so_far + 1);
+            bool together = wrote && each->together[k];
+            uint8_t now = so_far;
+            if (wrote && !together)
+                now = LOOKS;
+            else if (!looked_enough(so_far, together))
+                now = (uint8_t)(so_far + (together ? TOGETHER : 1));
             __atomic_store_n(looks, now, __ATOMIC_RELAXED);
-            uint64_t words[] = {each->kernel, each->offsets[k], wrote, now >= LOOKS};
+            uint64_t words[] = {each->kernel, each->offsets[k], (uint64_t)wrote + together,
+                                looked_enough(now, false)};
             log_write((Record){.function = LEARNED, .words = 4, .stack = -1}, words, NULL, 0);
         }
         each->taken = false;
@@ -90,12 +112,19 @@ static bool may_look(uint64_t stream) {
     return !driver.stream_status(stream, &status) && !status && looks_possible();
 }
 
+static bool wants_look(const Kernel *kernel, const Pointer *pointers, uint32_t count,
+                       uint32_t which) {
+    uint8_t *counter = &kernel->looks[pointers[which].offset / 8];
+    uint8_t looks = __atomic_load_n(counter, __ATOMIC_RELAXED);
+    return !looked_enough(looks, false) &&
+           !(looked_enough(looks, true) && is_together(pointers, count, which));
+}
+
 void look_before(const Kernel *kernel, uint64_t stream, const Pointer *pointers,
                         const Range *memory, uint32_t count) {
     bool wanted = false;
     for (uint32_t i = 0; i < count; i++) {
-        const uint8_t *looks = &kernel->looks[pointers[i].offset / 8];
-        wanted |= __atomic_load_n(looks, __ATOMIC_RELAXED) < LOOKS && !memory[i].pinned;
+        wanted |= !memory[i].pinned && wants_look(kernel, pointers, count, i);
     }
     if (!wanted || !may_look(stream))
         return;
@@ -118,14 +147,14 @@ void look_before(const Kernel *kernel, uint64_t stream, const Pointer *pointers,
     mine->ok = true;
     mine->turn++;
     for (uint32_t i = 0; i < count && mine->count < LOOKED_AT; i++) {
-        const uint8_t *looks = &kernel->looks[pointers[i].offset / 8];
-        if (__atomic_load_n(looks, __ATOMIC_RELAXED) >= LOOKS || memory[i].pinned)
+        if (memory[i].pinned || !wants_look(kernel, pointers, count, i))
             continue;
         uint64_t left = memory[i].end - pointers[i].value;
         uint32_t k = mine->count++;
         mine->offsets[k] = (uint32_t)pointers[i].offset;
         mine->sizes[k] = (uint32_t)(left < LOOK_BYTES ? left : LOOK_BYTES);
         mine->addresses[k] = pointers[i].value;
+        mine->together[k] = is_together(pointers, count, i);
         mine->ok &= !driver.copy_out(mine->before + k * LOOK_BYTES, mine->addresses[k],
                                      mine->sizes[k], stream);
     }
