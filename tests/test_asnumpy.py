@@ -32,6 +32,7 @@ from helpers import (
     write,
 )
 from userstream import _driver, testing
+from userstream._copies import copy_lane
 from userstream._copies import pinned as _pinned
 from userstream._engine import holding
 
@@ -226,6 +227,44 @@ def test_captures(producer: us.Stream, memory: int) -> None:
                 result = in_thread(lambda: us.asnumpy(buffer))
                 np.testing.assert_array_equal(result, NUMBERS)
             in_thread(lambda: us.copyto(buffer, NUMBERS))
+
+
+def test_nothing_is_released_that_a_capture_refused(producer: us.Stream, memory: int) -> None:
+    """Also where there is no event yet, and the copy would have to make one."""
+    buffer = array(memory, producer, shape=(8,), typestr="|u1")
+    registry = us.UserStream()
+    stream = registry.get_stream(0)
+    registry.asnumpy(buffer)
+    with device_current(0), stream.capture():
+        stream._lane.pool.free.clear()
+        stream._lane.pool.abandoned.clear()
+        with pytest.raises(us.CaptureError, match="copyto cannot be captured") as caught:
+            registry.asnumpy(buffer)
+    assert not hasattr(caught.value, "__notes__")
+    registry.close()
+
+
+def test_the_events_of_a_copy_in_parts_are_free_again_at_once(producer: us.Stream) -> None:
+    """Those that are given up keep the next edges from the quick way."""
+    size = 4 * copy_lane.PART
+    out = np.zeros(size, "u1")
+
+    def copy() -> np.ndarray:
+        with device_current(0):
+            return us.asnumpy(buffer, out=out)
+
+    with device_memory(0, size) as large:
+        buffer = array(large, producer, shape=(size,), typestr="|u1")
+        copy()
+        pool = us.get_stream(0)._lane.pool
+        pool.abandoned.clear()
+        with testing.latch(producer) as latch:
+            fill(producer, large, 3, size)
+            with running(copy) as result:
+                assert is_blocked(result)
+                assert not pool.abandoned
+                latch.release()
+                assert set(result()) == {3}
 
 
 def test_results_stay_as_they_are(memory: int) -> None:

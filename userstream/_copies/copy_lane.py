@@ -68,21 +68,28 @@ def fetch(
         count = min(size // PART, _driver.fused.MOST_PARTS)
     used: list[events.Event] = []
     try:
+        result = _driver.fused.CAPTURED
         while len(used) < count:
-            used.append(pool.spare() or _new_event(pool, lane))
-        result = _driver.fused.fetch(
-            holding.left,
-            kept,
-            to,
-            source,
-            size,
-            lane.taken or lane.live(),
-            lane.home,
-            _SPIN if left is None else int(min(left * 1e9, _SPIN)),
-            0 if after is None else after.taken or after.live(),
-            out,
-            *[event.taken for event in used],
-        )
+            event = pool.spare()
+            if event is None:
+                if lane.capture_status() != _driver.streams.NOT_CAPTURING:
+                    break  # to make one is to record it
+                event = pool.record(lane)
+            used.append(event)
+        else:
+            result = _driver.fused.fetch(
+                holding.left,
+                kept,
+                to,
+                source,
+                size,
+                lane.taken or lane.live(),
+                lane.home,
+                _SPIN if left is None else int(min(left * 1e9, _SPIN)),
+                0 if after is None else after.taken or after.live(),
+                out,
+                *[event.taken for event in used],
+            )
         over = not result or _driver.fused.is_fetched(result, lane, after)
     except BaseException:  # they may be recorded, so each is used again only once it has completed
         for event in used:
@@ -90,17 +97,12 @@ def fetch(
         raise
     if over is False:
         there = events.Completion(pool, lane, lane.anywhere, used.pop())
-        for event in used:
-            pool.abandon(event)
+        for event in used:  # which nothing polls any more
+            pool.give_back(event)
         return there
     for event in used:
         pool.give_back(event)
     return over is not None
-
-
-def _new_event(pool: events.EventPool, lane: Lane) -> events.Event:
-    lane.usable(NOT_CAPTURED)  # to make one is to record it
-    return pool.record(lane)
 
 
 def copy_and_wait(lane: Lane, to: int, source: int, size: int, deadline: Deadline) -> None:
