@@ -88,7 +88,7 @@ def test_arguments_are_read_as_c_lays_them_out(name: str) -> None:
     finally:
         logger.end()
         logger.watch({1: Function("", 0, sites=0)})
-    assert record.words == tuple(values)
+    assert [*record.words] == values
     assert record.context == 77
 
 

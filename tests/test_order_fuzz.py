@@ -154,7 +154,7 @@ class Scene:
             "foreign": foreign(1),
             "foreign, blocking": foreign(0),
             "named": us.get_stream(0, name="named"),
-            "part": us.get_stream(0, name="part", sms=8),
+            "part": us.get_stream(0, name="part", sms=16),
             "legacy": us.Stream.legacy_default(),
         }
         self.users = {**self.streams, "of another device": us.Stream.create(1)}

@@ -19,6 +19,7 @@ from helpers import (
     copy,
     device_current,
     device_memory,
+    eventually,
     fill,
     is_blocked,
     running,
@@ -116,7 +117,7 @@ def test_a_capture_that_cannot_be_seen(producer: us.Stream, memory: int) -> None
     with pytest.raises(us.CaptureError) as caught:
         us.copyto(delegating(memory, producer), NEW + 1)
     assert "pass producer=" in caught.value.__notes__[0]
-    assert us.get_stream(0).is_done
+    assert eventually(lambda: us.get_stream(0).is_done)
     driver.cuStreamEndCapture(handle)
     assert content(memory) == {8}
     us.copyto(delegating(memory, producer), NEW)
