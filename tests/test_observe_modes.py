@@ -16,7 +16,7 @@ from cuda.core import LaunchConfig, ObjectCode, launch
 
 import userstream as us
 from helpers import CAI, checked
-from observed import SIZE, a_room, captured, copy, fill, handle
+from observed import SIZE, a_room, captured, copy, fill, handle, view
 from userstream._observe import logger
 from userstream._observe.memory import DEVICE, Allocation
 from userstream._ordering import Ordering, modes
@@ -310,6 +310,68 @@ def test_what_is_allocated_there_later_was_not_declared() -> None:
         checked(driver.cuMemFreeAsync(address, handle(room.a)))
 
 
+def test_what_is_acquired_to_be_written_inside_of_a_block_that_reads_may_be_written() -> None:
+    with a_room() as room, us.observe() as seen:
+        run = summing()
+        with borrowed(room.x, room.a):
+            with acquired(room.x, room.a, "write"):
+                run(room.a, room.x, room.y)
+                assert accesses(seen, room.x) == ["guessed"]
+            run(room.a, room.y, room.x)
+            assert accesses(seen, room.x)[-1] == "declared"
+        us.acquire(array(room.x), stream=room.a, producer=None, mode="read")
+        us.acquire(array(room.x), stream=room.a, producer=None)  # the last one counts
+        run(room.a, room.x, room.y)
+        assert accesses(seen, room.x)[-1] == "guessed"
+
+
+def test_so_it_is_where_a_user_stream_is_acquired_the_quick_way() -> None:
+    with a_room() as room, us.observe() as seen:
+        run = summing()
+        x = view(room.x, room.a)
+        for _ in range(2):  # the first of a type is not quick
+            with us.borrow(x, mode="read") as stream:
+                us.acquire(x)
+                run(stream, room.x, room.y)
+                assert accesses(seen, room.x)[-1] == "guessed"
+                us.release(x)
+                run(stream, room.y, room.x)
+                assert accesses(seen, room.x)[-1] == "declared"
+            room.a.sync()
+
+
+@pytest.mark.parametrize("heard_of", [False, True])
+def test_what_is_allocated_there_inside_of_the_block_was_not_declared(heard_of: bool) -> None:
+    with a_room() as room, us.observe() as seen:
+        run = summing()
+        if heard_of:
+            fill(room.x, room.a)
+        with borrowed(room.x, room.a):
+            memory = seen._catch_up().world.memory
+            memory.add(Allocation(room.x, room.x + SIZE, DEVICE, operation=object()))
+            run(room.a, room.x, room.y)
+        assert accesses(seen, room.x)[-1] == "guessed"
+
+
+def test_it_ends_where_its_end_may_have_been_lost() -> None:
+    with a_room() as room, us.observe() as seen:
+        run = summing()
+        with borrowed(room.x, room.a):
+            seen._catch_up().forget_order()
+            run(room.a, room.y, room.x)
+            assert accesses(seen, room.x) == ["guessed"]
+
+
+def test_ever_other_buffers_that_are_acquired_do_not_grow() -> None:
+    with a_room() as room, us.observe() as seen:
+        for at in range(1100):
+            part = CAI(room.x + at, (1,))
+            us.acquire(part, stream=room.a, producer=None, mode="read")
+        (found,) = seen._catch_up().world.declarations._open.values()
+        assert len(found) == 1024
+        assert found[-1].start == room.x + 1099
+
+
 def test_what_is_acquired_and_never_released_does_not_grow() -> None:
     with a_room() as room, us.observe() as seen:
         for _ in range(50):
@@ -330,6 +392,8 @@ def test_who_observes_nothing_meets_nothing_of_it() -> None:
         (us.Borrow, "__enter__"),
         (us.Borrow, "__exit__"),
         (Ordering, "release"),
+        (Ordering, "acquire"),
+        (sys.modules["userstream._registry"], "usual_lanes"),
         (modes, "acquired"),
     ]
     before = [getattr(each, name) for each, name in where]

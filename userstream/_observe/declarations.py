@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from userstream._observe.records import Call
 
 _LEGACY = 1
+_MOST = 1024  # of a thread on a stream
 
 _Key = tuple[int, int]  # a thread, and the handle of a stream
 
@@ -22,17 +23,21 @@ class _Declaration:
 
     __slots__ = ("allocation", "end", "number", "reads", "start")
 
-    def __init__(self, number: int, start: int, end: int, *, reads: bool) -> None:
+    def __init__(
+        self, number: int, start: int, end: int, allocation: Allocation | None, *, reads: bool
+    ) -> None:
         self.number = number  # of the block; 0 if that ends when the buffers are released
         self.start = start
         self.end = end  # as `start`: with the allocation
         self.reads = reads
-        self.allocation: Allocation | None = None  # what is there later is not meant
+        self.allocation = allocation  # what is there later is not meant
 
     def covers(self, address: int, memory: Memory) -> bool:
         """Tell whether an address is among the bytes."""
         if self.allocation is None:  # it was not heard of when this was declared
-            self.allocation = memory.find(self.start)
+            found = memory.find(self.start)
+            if found is not None and found.operation is None:  # nor was it made since
+                self.allocation = found
         if address < self.start or (address >= self.end > self.start):
             return False
         return self.allocation is not None and memory.find(address) is self.allocation
@@ -63,8 +68,10 @@ class Declarations:
         else:
             self._release({start for start, _ in found}, [key])
         self._open.setdefault(key, []).extend(
-            _Declaration(number, start, end, reads=bool(reads)) for start, end in found
+            _Declaration(number, start, end, self._memory.find(start), reads=bool(reads))
+            for start, end in found
         )
+        del self._open[key][:-_MOST]  # what is acquired may never be released
 
     def end(self, call: Call) -> None:
         """Apply the end of a block, or a `release`: of what any thread has acquired."""
@@ -91,6 +98,11 @@ class Declarations:
             self._open[key] = kept
         else:
             self._open.pop(key, None)
+
+    def forget(self) -> None:
+        """Forget all: calls were lost, and the end of a block may be among them."""
+        self._open.clear()
+        self._blocks.clear()
 
     def judge(self, operation: Done, address: int, write: bool, known: str) -> tuple[bool, str]:
         """Return whether an operation writes there, and how that is known."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
+import sys
 from typing import TYPE_CHECKING, Any
 
 from userstream import _targets
@@ -54,6 +55,8 @@ class Declaring:
 
     def begin(self) -> None:
         enter, leave, release = Borrow.__enter__, Borrow.__exit__, Ordering.release
+        registry: Any = sys.modules["userstream._registry"]  # of that name there is an object too
+        acquire, usual_lanes = Ordering.acquire, registry.usual_lanes
 
         def __enter__(borrow: Borrow) -> Stream:  # noqa: N807
             stream = enter(borrow)
@@ -73,9 +76,22 @@ class Declaring:
                 self._logger.note(records.DECLARED_NO_MORE, words, _ranges(ordering.buffers))
             release(ordering, objects, *more, **how)
 
+        def acquired(ordering: Ordering, *deadline: Any, to_be_released: bool = True) -> Any:
+            kept = acquire(ordering, *deadline, to_be_released=to_be_released)
+            # By `acquire`: a copy has a deadline. If it only reads, that is noted behind this.
+            if self._any_read and not (to_be_released or deadline):
+                self._any_acquired = True
+                self._declare(0, False, ordering.consumer, ordering.buffers)
+            return kept
+
+        def unless_noted(*arguments: Any) -> Any:
+            return None if self._any_read else usual_lanes(*arguments)  # None: `Ordering.acquire`
+
         self._replace(Borrow, "__enter__", __enter__)
         self._replace(Borrow, "__exit__", __exit__)
         self._replace(Ordering, "release", released)
+        self._replace(Ordering, "acquire", acquired)
+        self._replace(registry, "usual_lanes", unless_noted)
         self._replace(modes, "acquired", self._acquired)
 
     def end(self) -> None:

@@ -106,6 +106,7 @@ class Engine:
         """Take all until here as ordered: calls were lost, and an edge may be among them."""
         self.world.clocks.forget_all()
         self.world.memory.trim(lambda _: True)
+        self.world.declarations.forget()
 
     def finish(self) -> None:
         """Tell of what nothing was heard of until the end."""
