@@ -47,7 +47,7 @@ class Timeline:
         """Note which bytes the newest operation touches."""
         newest = self._newest
         if newest is not None and len(newest.touches) < _MOST_TOUCHES:
-            newest.touches += touches
+            newest.touches += touches[:_MOST_TOUCHES]  # of a batch there are thousands
 
     def must_wait(self, lane: Lane, after: Iterable[int]) -> None:
         """Note what the next operation of a stream waits for."""
