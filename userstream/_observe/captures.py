@@ -108,7 +108,8 @@ class Captures:
         where = f"a graph launched at {self._line(call.stack)}"
 
         def launch(inside: Done) -> Done:
-            operation = Done(inside.name, inside.stack, call.thread, lane)
+            began, ended = launched.began, launched.ended  # of it: the capture is long over
+            operation = Done(inside.name, inside.stack, call.thread, lane, began, ended)
             operation.kind = inside.kind
             operation.launched = where
             operation.guesses = inside.guesses
