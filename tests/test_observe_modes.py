@@ -238,6 +238,22 @@ def test_it_ends_with_a_block_that_is_left_by_an_error_or_not_at_all() -> None:
         assert seen._catch_up().world.declarations._open == {}
 
 
+def test_it_ends_even_if_a_ctrl_c_comes_as_that_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    note = logger.Logger.note
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.setattr(logger.Logger, "note", note)
+        raise KeyboardInterrupt
+
+    with a_room() as room, us.observe() as seen:
+        borrow = borrowed(room.x, room.a)
+        with pytest.raises(KeyboardInterrupt), borrow:
+            monkeypatch.setattr(logger.Logger, "note", interrupted)
+        del borrow
+        gc.collect()
+        assert seen._catch_up().world.declarations._open == {}
+
+
 def test_a_borrow_that_is_entered_again_declares_again() -> None:
     with a_room() as room, us.observe() as seen:
         run = summing()

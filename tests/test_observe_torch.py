@@ -7,13 +7,14 @@ import types
 from collections.abc import Iterator
 
 import pytest
+from cuda.bindings import driver
 
 import observed
 import standins
 import userstream as us
-from helpers import device_memory
-from observed import Room, a_room, copy, fill
-from userstream._observe import logger, observation, torch_history
+from helpers import checked, device_memory
+from observed import Room, a_room, captured, copy, fill
+from userstream._observe import allocators, declaring, logger, observation, torch_history
 from userstream._observe.blocks import Block, Blocks
 
 pytestmark = [
@@ -230,6 +231,51 @@ def test_an_observation_that_fails_to_begin_leaves_no_history(
         seen.__enter__()
     assert memory.history is None
     assert observation._active is None
+
+
+@pytest.mark.parametrize(
+    "where",
+    [declaring.Declaring, logger.Logger, allocators.Allocators, torch_history.TorchHistory],
+    ids=lambda kind: kind.__name__,
+)
+def test_a_ctrl_c_while_it_ends_leaves_nothing_switched_on(
+    where: type, memory: standins.TorchMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, end = us.Borrow.__enter__, where.end  # type: ignore[attr-defined]
+    calls = []
+
+    def interrupted(each: object) -> None:
+        calls.append(each)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        end(each)
+
+    seen = us.observe(allocations=True)
+    with seen:
+        assert memory.history is not None
+        monkeypatch.setattr(where, "end", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            seen.stop()
+    assert memory.history is None
+    assert observation._active is None
+    assert us.Borrow.__enter__ is before
+    with us.observe():
+        pass
+
+
+def test_a_part_of_a_graph_is_of_the_time_of_its_launch(
+    memory: standins.TorchMemory, room: Room
+) -> None:
+    with us.observe(allocations=True) as seen:
+        tensor = memory.malloc(SIZE)
+        graph = captured(room, lambda: copy(room.y, tensor, room.a, SIZE))
+        fill(tensor, room.b, SIZE)
+        checked(driver.cuGraphLaunch(graph, observed.handle(room.a)))
+        memory.free(tensor)
+        assert memory.malloc(SIZE) == tensor  # another one, which has nothing to do with it
+        (race,) = seen.races
+    assert race.framework == "torch"
+    assert "freed in between" not in race.advice
 
 
 def test_a_thread_that_loses_its_processor_between_two_clocks(

@@ -62,9 +62,9 @@ class CupyHook:
 
     def end(self) -> None:
         """Take note no longer. In another thread the hook stays, and does nothing."""
-        hook, self._hook = self._hook, None
-        if hook is not None and self._thread == threading.get_ident():
-            hook.__exit__(None, None, None)
+        if self._hook is not None and self._thread == threading.get_ident():
+            self._hook.__exit__(None, None, None)
+        self._hook = None  # only now: a signal handler may raise in between
 
 
 def _hook(kind: type, allocated: Any) -> Any:

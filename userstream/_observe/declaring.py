@@ -35,9 +35,9 @@ class _Block:
         self._number = number
 
     def end(self) -> None:
-        number, self._number = self._number, 0
-        if number:
-            self._logger.note(records.DECLARED_NO_MORE, (number, 0))
+        if self._number:
+            self._logger.note(records.DECLARED_NO_MORE, (self._number, 0))
+            self._number = 0  # only now: if a signal handler raises, it is noted as this goes
 
     __del__ = end
 
@@ -95,9 +95,10 @@ class Declaring:
         self._replace(modes, "acquired", self._acquired)
 
     def end(self) -> None:
+        # Forgotten only when it is back: after an exception of a signal handler it is ended again.
         while self._before:
-            where, name, function = self._before.pop()
-            setattr(where, name, function)
+            setattr(*self._before[-1])
+            self._before.pop()
 
     def _replace(self, where: Any, name: str, function: Any) -> None:
         self._before.append((where, name, getattr(where, name)))

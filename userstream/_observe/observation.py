@@ -151,7 +151,7 @@ class Observation:
                 self._daemon.start()
             except BaseException:
                 try:
-                    self._end()
+                    self._end_in_any_case()
                 finally:
                     self._leave_allocators()
                 raise
@@ -178,10 +178,10 @@ class Observation:
             if _active is not self:
                 return
             try:
-                self._seconds = time.monotonic() - self._began
-            finally:
-                self._end()
-            try:
+                try:
+                    self._seconds = time.monotonic() - self._began
+                finally:
+                    self._end_in_any_case()
                 engine = self._catch_up()  # in our turn: the next observation clears the log
                 with self._lock:
                     engine.finish()
@@ -191,7 +191,19 @@ class Observation:
 
     def _leave_allocators(self) -> None:
         if self._allocators is not None and not _process.forked:
-            self._allocators.end()
+            try:
+                self._allocators.end()
+            except BaseException:
+                self._allocators.end()  # else it keeps its history: see `_end_in_any_case`
+                raise
+
+    def _end_in_any_case(self) -> None:
+        try:
+            self._end()
+        except BaseException:
+            # A signal handler raised in the middle: nobody would ever switch off the rest.
+            self._end()
+            raise
 
     def _end(self) -> None:
         global _active  # noqa: PLW0603 -- there is one

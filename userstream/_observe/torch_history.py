@@ -71,10 +71,10 @@ class TorchHistory:
 
     def end(self) -> None:
         """Keep it no longer, unless it was kept before."""
-        memory, self._memory = self._memory, None
         if self._is_ours:
-            self._is_ours = False
-            memory._record_memory_history(None)
+            self._memory._record_memory_history(None)
+            self._is_ours = False  # only now: a signal handler may raise in between
+        self._memory = None
 
 
 def _ahead() -> int:
