@@ -17,7 +17,7 @@ from userstream._observe.clocks import Clocks, join
 from userstream._observe.functions import FUNCTIONS
 from userstream._observe.launches import Launches
 from userstream._observe.memory import ASSUMED, DEVICE, EXACT, LEARNED, Access, Allocation
-from userstream._observe.races import Done
+from userstream._observe.races import Done, Finds
 from userstream._observe.records import Call
 from userstream._observe.timeline import Timeline
 from userstream._observe.world import World
@@ -104,6 +104,11 @@ def test_what_was_learned_of_a_kernel_is_not_known_of_the_next_at_its_handle() -
     assert launched() == LEARNED
     launches.seen_kernel(call(records.SEEN_KERNEL, (kernel,), b"one"))
     assert launched() == LEARNED
+    assert world.memory.find(address).accesses[-1].write  # type: ignore[union-attr]
+    # It may be another one of that name: it is looked at anew.
+    launches.learned(call(records.LEARNED, (kernel, offset, 0, 1)))
+    assert launched() == LEARNED
+    assert not world.memory.find(address).accesses[-1].write  # type: ignore[union-attr]
     launches.seen_kernel(call(records.SEEN_KERNEL, (kernel,), b"another"))
     assert launched() == ASSUMED
 
@@ -134,3 +139,23 @@ def test_the_timeline_keeps_few_of_what_a_batch_touches() -> None:
     timeline.queued(batch, lane, ())
     timeline.touched(tuple((at, at + 1, True, EXACT) for at in range(4096)))
     assert len(batch.touches) < 100
+
+
+def test_what_is_found_can_be_read_while_more_is_found() -> None:
+    class Stacks:
+        """While one is looked up, the thread of the observer comes in between."""
+
+        found: Finds | None = None
+
+        def __getitem__(self, stack: int) -> tuple[()]:
+            finds, self.found = self.found, None
+            if finds is not None:
+                finds.stall("another call", stack, 1, None, 1.0)
+            return ()
+
+    stacks = Stacks()
+    finds = Finds(cast(Any, stacks), lambda _: ("", None))
+    finds.stall("call", -1, 1, None, 1.0)
+    stacks.found = finds
+    assert [stall.name for stall in finds.stalls()] == ["call"]
+    assert len(finds.stalls()) == 2

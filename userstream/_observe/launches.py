@@ -45,9 +45,9 @@ class Launches:
         before = learned.get(offset)
         if wrote == 1:
             learned[offset] = WRITES
-        elif wrote and before is None:
+        elif wrote and before != WRITES:
             learned[offset] = TOGETHER
-        elif final and not wrote and before != WRITES:  # it may write what was there
+        elif final and not wrote:
             learned[offset] = READS
         if learned.get(offset) != before:
             self._touches[kernel].clear()

@@ -308,7 +308,7 @@ class Observation:
         ()
         """
         engine = self._catch_up()
-        found = [f"{what} ({count})" for what, count in engine.world.unseen.items()]
+        found = [f"{what} ({count})" for what, count in engine.world.unseen.copy().items()]
         if self._cuts:
             found.append(f"calls whose analysis was cut short by an exception ({self._cuts} times)")
         if self._lost:

@@ -210,7 +210,8 @@ class Finds:
     def stalls(self) -> list[Stall]:
         """Return all of them, the longest first."""
         found = []
-        for (name, _), (seconds, longest, count, stream, thread, index) in self._stalls.items():
+        for (name, _), told in self._stalls.copy().items():  # as `races`
+            seconds, longest, count, stream, thread, index = told
             stack = self._stacks[index]
             line = line_of(stack)
             found.append(Stall(name, seconds, longest, count, stream, thread, line, stack))

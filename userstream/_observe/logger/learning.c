@@ -95,8 +95,10 @@ void look_at_results(void) {
             else if (!looked_enough(so_far, together))
                 now = (uint8_t)(so_far + (together ? TOGETHER : 1));
             __atomic_store_n(looks, now, __ATOMIC_RELAXED);
+            /* What was settled while this launch was queued is not settled again by it. */
+            bool settled = looked_enough(now, false) && !looked_enough(so_far, false);
             uint64_t words[] = {each->kernel, each->offsets[k], (uint64_t)wrote + together,
-                                looked_enough(now, false)};
+                                settled};
             log_write((Record){.function = LEARNED, .words = 4, .stack = -1}, words, NULL, 0);
         }
         each->taken = false;
