@@ -137,6 +137,16 @@ def test_two_signals_while_a_third_is_handled(
     registry.close()
 
 
+def test_what_several_signals_left_goes_after_a_wait(scene: Scene) -> None:
+    """Also in a program that only waits for a stream from then on."""
+    source = as_bytes(scene.source, scene.producer)
+    alive, kept = weakref.ref(source), (scene.stream._lane, source)
+    holding.left[id(kept)] = kept
+    del source, kept
+    scene.stream.sync()
+    assert eventually(lambda: alive() is None)
+
+
 @pytest.mark.parametrize("use", [between, read])
 def test_a_copy_whose_end_cannot_be_marked(
     use: Callable[[Any, Any], object], scene: Scene, memory: int

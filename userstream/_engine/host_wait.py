@@ -23,7 +23,7 @@ def sync(lane: Lane, timeout: float | None, policy: str) -> None:
         waiting.refuse_in_host_function("a wait")
     if not lane.is_idle():
         waiting.wait_for((lane,), timeout=timeout, policy=policy, grouped=False)
-    if holding.queues or holding.orphans:
+    if holding.queues or holding.orphans or holding.left:
         holding.sweep()
 
 
