@@ -473,6 +473,13 @@ def doubler() -> Callable[[us.Stream, int, int], None]:
     return run
 
 
+def prepare(room: Room) -> None:
+    """Let the first launch change what it writes, whatever was in that memory before."""
+    for address in (room.x, room.y):
+        fill(address, room.a)
+    us.wait_for_device(0)
+
+
 def learn(room: Room, double: Callable[[us.Stream, int, int], None]) -> None:
     """Let it be seen what the kernel reads and writes, with other contents each time."""
     for value in range(6):
@@ -501,6 +508,7 @@ def test_what_a_kernel_writes_is_learned() -> None:
 def test_a_kernel_that_worked_in_place_is_not_taken_to_write_what_it_reads() -> None:
     with a_room() as room:
         double = doubler()
+        prepare(room)
         with us.observe() as seen:
             checked(driver.cuMemsetD8Async(room.x, 3, SIZE, handle(room.a)))
             double(room.a, room.x, room.x)
@@ -516,6 +524,7 @@ def test_a_kernel_that_worked_in_place_is_not_taken_to_write_what_it_reads() -> 
 def test_it_is_learned_of_what_is_always_done_in_place() -> None:
     with a_room() as room:
         double = doubler()
+        prepare(room)
         with us.observe() as seen:
             for _ in range(5):
                 double(room.a, room.x, room.x)
@@ -534,6 +543,7 @@ def test_it_is_learned_of_what_is_always_done_in_place() -> None:
 def test_a_launch_that_writes_what_was_there_takes_nothing_back() -> None:
     with a_room() as room:
         double = doubler()
+        prepare(room)
         with us.observe() as seen:
             with latch(room.a):
                 double(room.a, room.y, room.x)
@@ -600,6 +610,7 @@ def test_a_race_of_the_first_launch_is_reported_once_it_is_learned_that_it_write
 ) -> None:
     with a_room() as room:
         double = doubler()
+        prepare(room)
         with us.observe() as seen:
             if in_a_graph:
                 graph = captured(room, lambda: double(room.a, room.y, room.x))
