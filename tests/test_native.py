@@ -452,6 +452,7 @@ class TestCompiled:
     def test_it_is_not_used_once_its_source_has_changed(self, native, monkeypatch):
         monkeypatch.delenv("USERSTREAM_PURE", raising=False)
         assert fused._choose() == (native, None)
+        monkeypatch.setattr(native, "__file__", pure.__file__)  # where the source is
         monkeypatch.setattr(native, "SOURCE", "12345678")
         core, why = fused._choose()
         assert (core, "another source" in why) == (pure, True)
