@@ -98,8 +98,13 @@ class InterfaceView(View):
     @once
     def interface(self) -> Mapping[str, Any]:
         """The interface, with what every version must have."""
-        found = getattr(self.buffer, ATTRIBUTE) if self._found is None else self._found
-        return checked(self.buffer, found)
+        return checked(self.buffer, self._shown())
+
+    def _shown(self) -> Mapping[str, Any]:
+        """Return what the object shows; `interface` keeps it, so that it is read once."""
+        shown: Mapping[str, Any]
+        shown = getattr(self.buffer, ATTRIBUTE) if self._found is None else self._found
+        return shown
 
     @once
     def address(self) -> int:
@@ -191,8 +196,7 @@ class MisledView(InterfaceView):
     @once
     def interface(self) -> Mapping[str, Any]:
         """The interface as if it did not name a stream."""
-        found = getattr(self.buffer, ATTRIBUTE) if self._found is None else self._found
-        return checked(self.buffer, {**found, "stream": None})
+        return checked(self.buffer, {**self._shown(), "stream": None})
 
 
 def _integers(found: Iterable[Any]) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from userstream import _driver
 from userstream._buffers._names import is_named
-from userstream._buffers.cai import ATTRIBUTE, InterfaceView, checked
+from userstream._buffers.cai import InterfaceView, checked
 from userstream._buffers.view import Order, once
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class ArrayView(InterfaceView):
         # Of an array that is bound to the object `numba.cuda.default_stream()` numba says 0. The
         # specification forbids that, because it could be the legacy or the per-thread stream. Of
         # numba it is known which: the one of an array that is not bound.
-        found = getattr(self.buffer, ATTRIBUTE) if self._found is None else self._found
+        found = self._shown()
         return checked(
             self.buffer, found if found.get("stream") != 0 else {**found, "stream": None}
         )
