@@ -14,11 +14,14 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import standins
+
+if TYPE_CHECKING:
+    from observed import Room
 
 DEVICES = 4  # simulated
 
@@ -164,6 +167,15 @@ def jax(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     monkeypatch.setitem(sys.modules, "jax", module)
     monkeypatch.setitem(sys.modules, "jax.core", module.core)
     return module
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    """Two streams and two buffers, to race with."""
+    from observed import a_room
+
+    with a_room() as room:
+        yield room
 
 
 @pytest.fixture

@@ -34,12 +34,6 @@ def memory(cupy: types.ModuleType) -> Iterator[standins.CupyMemory]:
         yield standins.CupyMemory(cupy, segment, SEGMENT)
 
 
-@pytest.fixture
-def room() -> Iterator[Room]:
-    with a_room() as room:
-        yield room
-
-
 def test_chunks_of_a_pool_are_no_race(memory: standins.CupyMemory, room: Room) -> None:
     with us.observe(allocations=True, possible=True) as seen:
         for stream in (room.a, room.b) * 3:

@@ -36,12 +36,6 @@ def memory(torch: types.ModuleType) -> Iterator[standins.TorchMemory]:
         yield standins.TorchMemory(torch, segment, SEGMENT)
 
 
-@pytest.fixture
-def room() -> Iterator[Room]:
-    with a_room() as room:
-        yield room
-
-
 def test_chunks_of_a_segment_are_no_race(memory: standins.TorchMemory, room: Room) -> None:
     with us.observe(allocations=True, possible=True) as seen:
         for stream in (room.a, room.b) * 3:

@@ -37,13 +37,6 @@ def get(name: str) -> Any:
 
 
 @pytest.fixture
-def stream() -> Iterator[us.Stream]:
-    with us.Stream.create(0) as stream:
-        yield stream
-        reset()
-
-
-@pytest.fixture
 def address(stream: us.Stream) -> Iterator[int]:
     """The address of 256 bytes, 64 floats, all 1."""
     with device_memory(0) as address:
