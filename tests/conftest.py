@@ -178,6 +178,18 @@ def room() -> Iterator[Room]:
         yield room
 
 
+@pytest.fixture(scope="module")
+def can_be_watched() -> None:
+    """Skip where nothing can be observed: CUPTI is missing, or another tool has it."""
+    import userstream as us
+
+    try:
+        with us.observe():
+            pass
+    except us.NotSupportedError as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture
 def warp(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     monkeypatch.setitem(sys.modules, "warp", standins.warp())

@@ -10,8 +10,8 @@ from helpers import checked
 from observed import LEGACY, a_room, captured, copy, fill, handle
 
 pytestmark = [
-    pytest.mark.simulated,
     pytest.mark.no_races(False),  # they watch themselves
+    pytest.mark.usefixtures("can_be_watched"),
 ]
 
 Mode = driver.CUstreamCaptureMode

@@ -11,7 +11,6 @@ import pytest
 
 import observed
 import userstream as us
-from conftest import SIMULATED
 from observed import (
     REPORTED,
     SILENT,
@@ -28,6 +27,7 @@ from userstream._observe import logger
 
 pytestmark = [
     pytest.mark.no_races(False),  # they watch themselves
+    pytest.mark.usefixtures("can_be_watched"),
     pytest.mark.skipif(
         sys.version_info >= (3, 14) and not logger.the_logger().has_stacks,
         reason="the frames of this version of Python cannot be read",
@@ -35,17 +35,6 @@ pytestmark = [
 ]
 
 ON_TWO = (from_another_device, another_device, waited_for_another_device)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _can_be_watched() -> None:
-    if SIMULATED:
-        return
-    try:
-        with us.observe():
-            pass
-    except us.NotSupportedError as error:  # no CUPTI, or another tool has it
-        pytest.skip(str(error))
 
 
 def _each(cases: list[Callable[[Room], Any]]) -> list[Any]:

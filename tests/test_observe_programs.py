@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import userstream as us
 from browser import data_of
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -27,16 +26,11 @@ ORDERED = {
 RACING = {"torch_without_wait": "torch", "cupy_without_borrow": "cupy"}
 RACES = 66  # the exit status
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _can_be_watched() -> None:
-    try:
-        with us.observe():
-            pass
-    except us.NotSupportedError as error:  # no CUPTI, or another tool has it
-        pytest.skip(str(error))
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(240),
+    pytest.mark.usefixtures("can_be_watched"),
+]
 
 
 def _each(programs: dict[str, str]) -> list[object]:
