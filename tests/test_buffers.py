@@ -207,6 +207,23 @@ def test_numba_with_per_thread_default_streams(
     assert us.describe(standins.NumbaArray(0, memory)).producer == 2
 
 
+@pytest.mark.parametrize("default", [1, 2])
+def test_numba_means_a_default_stream_that_an_array_is_bound_to(
+    default: int, monkeypatch: pytest.MonkeyPatch, memory: int, producer: us.Stream
+) -> None:
+    """Unlike those who say one of an unknown type: nothing else on the device is ordered."""
+    config = types.SimpleNamespace(CUDA_PER_THREAD_DEFAULT_STREAM=default == 1)
+    monkeypatch.setitem(sys.modules, "numba", types.SimpleNamespace(config=config))
+    array = standins.NumbaArray(0, memory, stream=default)
+    info = us.describe(array)
+    assert (info.ordering, info.producer) == ("exact", default)
+    us.get_stream(array)
+    with testing.latch(producer):
+        for _ in range(2):  # in the way of the first one of a type as well
+            us.acquire(array).sync(timeout=10)
+            us.asnumpy(array, timeout=10)
+
+
 def test_numba_says_0_of_its_default_stream(monkeypatch: pytest.MonkeyPatch, memory: int) -> None:
     """Of an array that is bound to `numba.cuda.default_stream()`; nobody else may."""
     array = standins.NumbaArray(0, memory, stream=0)
@@ -402,7 +419,7 @@ def test_dlpack_with_an_interface_as_well(memory: int) -> None:
             return (2, 0)
 
     assert resolves(Array(memory))
-    info = us.describe(Array(memory, stream=1))
+    info = us.describe(Array(memory, stream=4711))
     assert (info.address, info.shape, info.ordering) == (memory, (4,), "exact")
     for address in (0, memory + 256):
         assert resolves(Array(address, shape=(0,))), "an empty one"
@@ -413,8 +430,9 @@ def test_the_interface(memory: int) -> None:
     for version, stream, expected in (
         (3, None, (None, "device")),
         (3, -1, (None, "none")),
-        (3, 1, (1, "exact")),
-        (3, 2, (2, "exact")),
+        (3, 1, (None, "device")),
+        (3, 2, (None, "device")),
+        (3, 3, (3, "exact")),
         (3, 4711, (4711, "exact")),
         (2, None, (None, "device")),
         (0, None, (None, "device")),
@@ -510,12 +528,13 @@ def test_contiguous_strides_are_numpys(shape: tuple[int, ...]) -> None:
 
 def test_an_interface_of_numpy_integers(memory: int) -> None:
     shape, strides = (np.int64(2), np.int32(3)), [np.int64(24), np.int64(8)]
-    array = CAI(np.uint64(memory), shape, strides=strides, stream=np.int64(1), version=np.int8(3))
+    array = CAI(np.uint64(memory), shape, strides=strides, stream=np.int64(9), version=np.int8(3))
     assert resolves(array)
     info = us.describe(array)
     assert (info.address, info.shape, info.strides) == (memory, (2, 3), (24, 8))
     assert all(type(each) is int for each in (info.address, *info.shape, *info.strides))
-    assert (info.producer, info.ordering) == (1, "exact")
+    assert (info.producer, info.ordering) == (9, "exact")
+    assert us.describe(CAI(memory, stream=np.int64(1))).ordering == "device"
 
 
 @pytest.mark.parametrize(

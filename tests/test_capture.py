@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from cuda.bindings import driver
 
+import standins
 import userstream as us
 from helpers import (
-    CAI,
     checked,
     current_context,
     device_current,
@@ -200,6 +200,7 @@ def test_edges_with_the_legacy_stream_beside_a_capture_on_a_blocking_stream() ->
 @pytest.mark.multi_device
 def test_edges_in_a_capture_of_a_default_stream_of_another_device(memory: int) -> None:
     per_thread = us.Stream.per_thread_default()
+    array = standins.NumbaArray(0, memory, stream=2)
     first, second = _driver.contexts.primary_context(0), _driver.contexts.primary_context(1)
     with (
         us.Stream.create(1) as mine,
@@ -208,8 +209,8 @@ def test_edges_in_a_capture_of_a_default_stream_of_another_device(memory: int) -
     ):
         mine.wait(per_thread)
         with _driver.contexts.entered(second):  # where no capture of a default stream is to be seen
-            us.acquire(CAI(memory, stream=2), stream=mine)
-            us.release(CAI(memory, stream=2), stream=mine)
+            us.acquire(array, stream=mine)
+            us.release(array, stream=mine)
 
 
 def test_wait_for_device_sees_the_captures_of_any_stream_of_ours() -> None:

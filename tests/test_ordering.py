@@ -209,7 +209,7 @@ def test_a_default_stream_is_that_of_the_device_of_the_buffer(
         for use in (
             lambda: us.acquire(tensor),
             lambda: us.acquire(tensor, producer=us.Stream.legacy_default()),
-            lambda: us.acquire(CAI(address, stream=1)),
+            lambda: us.acquire(standins.NumbaArray(1, address, stream=1)),
             lambda: us.acquire(tensor, stream=us.Stream.per_thread_default()),
         ):
             latch = testing.latch(us.Stream.legacy_default())
@@ -347,7 +347,7 @@ def test_one_edge_for_each_producer(
     torch: types.ModuleType, producer: us.Stream, memory: int
 ) -> None:
     stream = us.get_stream(0)
-    one, two = (array(memory, each) for each in (producer, us.Stream.legacy_default()))
+    one, two = array(memory, producer), standins.NumbaArray(0, memory, stream=1)
     with device_current(0):
         assert edges(lambda: us.acquire(one, one, [one, one])) == 1
         assert edges(lambda: us.acquire(one, two, one)) == 2
@@ -397,7 +397,10 @@ def test_a_buffer_of_one_device_on_a_stream_of_another(current: int | None) -> N
 @pytest.mark.multi_device
 def test_buffers_of_several_devices() -> None:
     with device_memory(0) as here, device_memory(1) as there:
-        one, two = CAI(here, stream=1), CAI(there, stream=1)
+        one, two = (
+            standins.NumbaArray(device, address, stream=1)
+            for device, address in enumerate((here, there))
+        )
         for use in (us.acquire, us.release, lambda *b: us.borrow(*b).__enter__()):
             with pytest.raises(us.DeviceMismatchError, match="stream=") as caught:
                 use(one, two)
@@ -775,7 +778,7 @@ def test_the_legacy_stream_beside_a_captured_blocking_stream(memory: int) -> Non
         begin(captured)
         for use in (us.acquire, us.release, lambda b: us.borrow(b).__enter__()):
             with pytest.raises(us.CaptureError, match="legacy default stream would invalidate"):
-                use(CAI(memory, stream=1))
+                use(standins.NumbaArray(0, memory, stream=1))
         end(captured)
 
 

@@ -61,11 +61,11 @@ CALLS: list[Callable[[Any], object]] = [
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("kind", [Counted, Both])
 def test_the_interface_is_read_once(
-    call: Callable[[Any], object], kind: type[Counted], memory: int
+    call: Callable[[Any], object], kind: type[Counted], memory: int, producer: us.Stream
 ) -> None:
     us.get_stream(0)
-    call(kind(memory, stream=1))
-    counted = kind(memory, stream=1)
+    call(kind(memory, stream=int(producer.handle)))
+    counted = kind(memory, stream=int(producer.handle))
     call(counted)
     assert counted.reads <= 1
 
@@ -105,11 +105,11 @@ def test_the_driver_is_asked_once_about_the_pointer(
 
 @pytest.mark.usefixtures("no_garbage")
 def test_a_view_is_no_cycle(memory: int) -> None:
-    array = CAI(memory, stream=1)
+    array = CAI(memory, stream=4711)
     alive = weakref.ref(array)
     view = _buffers.view_of(array)
     view.info()
-    assert [unit.order.handle for unit in view.units] == [1]
+    assert [unit.order.handle for unit in view.units] == [4711]
     del array, view
     assert alive() is None, gc.get_referrers(alive())
 

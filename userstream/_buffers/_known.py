@@ -13,13 +13,10 @@ _HONOUR_DLPACK = (
     (("PyNvVideoCodec", "_PyNvVideoCodec"), ("DecodedFrame",)),  # 2.2: for an event of the frame
 )
 
-# Their `__cuda_array_interface__` names a stream that need not be the producer's:
+# Their `__cuda_array_interface__` names a stream that need not be the producer's. Those that name
+# a default stream need no entry: no unknown type is believed in that.
 _MISLEAD = (
-    (("holoscan.",), ("Tensor",)),  # Holoscan 4.6: always the legacy default stream
-    # nvImageCodec 0.9, nvCOMP 6: that as well, of an object that was made with `cuda_stream=`
-    (("nvidia.nvimgcodec",), ("Image",)),
-    (("nvidia.nvcomp",), ("Array",)),
-    # 2.2, planes of a frame: always the per-thread default stream, whichever the decoder has
+    # 2.2, planes of a frame: 0, which the interface forbids, where the decoder was given no stream
     (("PyNvVideoCodec", "_PyNvVideoCodec"), ("CAIMemoryView",)),
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from userstream._buffers import _known
 from userstream._buffers._layout import Layout, contiguous_strides
 from userstream._buffers._names import type_name
 from userstream._buffers._places import checked_place, device_at, place_of
-from userstream._buffers.view import UNKNOWN, Order, View, once
+from userstream._buffers.view import DOUBTED, UNKNOWN, Order, View, once
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 ATTRIBUTE = "__cuda_array_interface__"
 _SYNCHRONIZED = -1  # as a stream: nothing is pending, as CV-CUDA and cuda.core say it
+# The default streams, 1 and 2. Real types say one of them as a constant: on an H200 copies from
+# each of the four that were examined were stale, or overtaken by their next work.
+_LAST_DEFAULT = _driver.streams.PER_THREAD
 
 
 def view_for(kind: Any) -> type[View] | None:
@@ -64,6 +67,9 @@ class InterfaceView(View):
 
     source = ATTRIBUTE
 
+    #: Whether a default stream is meant where the interface says one, and not a constant.
+    means_default_streams: ClassVar[bool] = False
+
     def __init__(self, obj: Any, found: Mapping[str, Any] | None = None) -> None:
         self.buffer = obj
         self._found = found  # if it was read already
@@ -77,7 +83,7 @@ class InterfaceView(View):
 
     @staticmethod
     def named(obj: Any) -> tuple[int, int] | None:
-        """Return the device and the stream that it names."""
+        """Return the device and the stream that it names, if that is no default stream."""
         found = getattr(obj, ATTRIBUTE)
         try:
             found["shape"], found["typestr"]
@@ -88,7 +94,7 @@ class InterfaceView(View):
         if (
             not type(address) is type(version) is type(handle) is int
             or version < 3
-            or not 0 < handle < 1 << 64
+            or not _LAST_DEFAULT < handle < 1 << 64
             or not 0 < address < 1 << 64
         ):
             return None
@@ -152,7 +158,7 @@ class InterfaceView(View):
 
     @once
     def order(self) -> Order:
-        """The producer's stream, as the interface states it."""
+        """The producer's stream, as the interface states it, unless that is a default stream."""
         version, stream = self.interface.get("version", 0), self.interface.get("stream")
         try:
             if operator.index(version) < 3:
@@ -169,6 +175,8 @@ class InterfaceView(View):
             return Order("none")
         if not 0 < handle < 1 << 64:
             raise _malformed(self.buffer, f"its stream is {stream!r}")
+        if handle <= _LAST_DEFAULT and not self.means_default_streams:
+            return DOUBTED
         return Order("exact", handle)
 
     def check_copyable(self) -> None:
@@ -186,7 +194,7 @@ class InterfaceView(View):
 
 
 class MisledView(InterfaceView):
-    """A look at an object whose interface names a stream that need not be the producer's."""
+    """A look at an object whose interface names a stream that is wrong, or that is none."""
 
     @staticmethod
     def locate(obj: Any) -> int:

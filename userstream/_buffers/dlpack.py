@@ -155,6 +155,7 @@ class DLPackView(View):
         do not. So only types that are known to do it are relied on.
         """
         kind: type = type(self.speaker)
+        order = UNKNOWN
         if self.interface is not None:
             order = self.interface.order
             if order.ordering != "device":
@@ -162,7 +163,7 @@ class DLPackView(View):
         handle = _exchange.current_stream(kind, self.said[1])
         if handle:
             return Order("current", handle)
-        return Order("dlpack") if _known.honours_dlpack(kind) else UNKNOWN
+        return Order("dlpack") if _known.honours_dlpack(kind) else order
 
     def check_context(self) -> None:
         """Ask the driver where the memory is, if the interface has the address."""

@@ -40,6 +40,7 @@ class ArrayView(InterfaceView):
     """A look at a ``DeviceNDArray`` of numba-cuda."""
 
     source = "numba DeviceNDArray"
+    means_default_streams = True  # of an array that is bound to one
 
     @staticmethod
     def locate(array: Any) -> int:

@@ -55,6 +55,9 @@ class Order(NamedTuple):
 # The producer is unknown: everything queued on the device so far comes before, and everything
 # queued later comes after.
 UNKNOWN = Order("device")
+# The same, of a buffer that says a default stream, as many do whichever stream wrote it. Messages
+# tell it from `UNKNOWN`, by `is`.
+DOUBTED = Order("device")
 
 
 class View:

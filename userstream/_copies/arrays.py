@@ -133,8 +133,8 @@ _SHAPELESS = """\
 this {} has neither a shape nor a type; pass an object that has them:
     class Array:
         __cuda_array_interface__ = {{
-            "version": 3, "shape": (2, 3), "typestr": "<f4", "stream": 1,
-            "data": (address, False),
+            "version": 3, "shape": (2, 3), "typestr": "<f4", "stream": handle,
+            "data": (address, False),  # which the stream with that handle writes
         }}"""
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from userstream import _driver
 from userstream._buffers import type_name
+from userstream._buffers.view import DOUBTED
 from userstream._engine import lanes
 from userstream._ordering import settings
 from userstream._ordering.ordering import Ordering
@@ -106,10 +107,18 @@ def _refuse(units: Iterable[View]) -> None:
     """Raise `UnknownProducerError` for the first buffer, if there is one."""
     for unit in units:
         raise UnknownProducerError(
-            f"the producer of this {type_name(unit.buffer)} is unknown: pass producer=, the stream "
-            "that writes all the buffers of this call, or None if nothing is pending",
+            f"the producer of this {type_name(unit.buffer)} is unknown{_doubt(unit)}: pass "
+            "producer=, the stream that writes all the buffers of this call, or None if nothing is "
+            "pending",
             device=unit.device,
         )
+
+
+def _doubt(unit: View) -> str:
+    """Return why a buffer that names its producer is not believed, for a message."""
+    if unit.order is not DOUBTED:
+        return ""
+    return " (its interface names a default stream, as many types do whichever stream writes)"
 
 
 def _log(units: Iterable[View]) -> None:
@@ -123,11 +132,12 @@ def _log(units: Iterable[View]) -> None:
         if logger.isEnabledFor(logging.DEBUG):
             _logged.add(kind)
             logger.debug(
-                "a %s is ordered with everything on device %d, because its producer is unknown; "
+                "a %s is ordered with everything on device %d, because its producer is unknown%s; "
                 "producer=, the stream that writes it, orders it with that one only (logged once "
                 "per type)",
                 type_name(unit.buffer),
                 unit.device,
+                _doubt(unit),
             )
 
 
