@@ -34,6 +34,7 @@ LAYERS = [
     "_driver",
     "_daemon",
     "_process",
+    "_locks",
     "_cleanup",
     "_unentered",
     "_numbers",
@@ -69,7 +70,7 @@ def _is_module(name: str) -> bool:
 @pytest.mark.parametrize("module", MODULES, ids=str)
 def test_imports_point_downwards(module: Path) -> None:
     if room(module) == "testing":  # beside the library
-        assert imported_rooms(module) <= {"testing", "_process"}
+        assert imported_rooms(module) <= {"testing", "_locks", "_process"}
         return
     allowed = {*LAYERS[LAYERS.index(room(module)) + 1 :], room(module)}
     if room(module) in ("__main__", "_report", "_observe"):
@@ -120,6 +121,16 @@ def test_the_driver_is_called_from_one_room() -> None:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         }
         assert not {name for name in calls if name.startswith("cu") and name[2:3].isupper()}, module
+
+
+def test_locks_are_those_that_a_signal_leaves_free() -> None:
+    for module in MODULES:
+        calls = re.findall(r"\b(?:threading|_thread)\.(?:R?Lock|allocate_lock)\b", _code(module))
+        assert not calls or str(module) == "_locks.py", f"{module}: _locks has them"
+
+
+def _code(module: Path) -> str:
+    return ast.unparse(ast.parse((PACKAGE / module).read_text()))
 
 
 def test_every_stream_function_is_answered() -> None:

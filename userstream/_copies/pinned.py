@@ -17,7 +17,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from userstream import _driver, _process
+from userstream import _driver, _locks, _process
 from userstream._engine import holding
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _FAR_TOO_LARGE = 4  # times the size that is needed
 _free: dict[int, dict[int, object]] = {}
 _blocks: dict[int, HostMemory] = {}  # all that there are, by address
 _total = 0  # bytes, free or not
-_accounts = threading.Lock()  # of the total; nothing else is done under it
+_accounts = _locks.Lock()  # of the total; nothing else is done under it
 _limit: int | None = None
 
 
@@ -270,7 +270,7 @@ def _release(blocks: deque[tuple[int, tuple[int, object]]]) -> None:
 def _forget() -> None:
     global _accounts, _total  # noqa: PLW0603
     # In a forked child nothing is freed, and a thread that is not here may have held it.
-    _accounts = threading.Lock()
+    _accounts = _locks.Lock()
     _total = 0
     _free.clear()
     _blocks.clear()

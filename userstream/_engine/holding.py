@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from userstream import _driver, _process
+from userstream import _driver, _locks, _process
 from userstream._engine import events, watcher
 from userstream.errors import CaptureError, ClosedError, DriverError, UserStreamError
 
@@ -180,7 +180,7 @@ class _Queue:
         self._in_order = in_order  # whether it is one stream, which passes its events in order
         self.held: deque[_Held] = deque()
         # Reentrant: the garbage collector may run any destructor in the middle of a sweep.
-        self._lock = threading.RLock()
+        self._lock = _locks.RLock()
         self._sweeping = False
         self.swept = 0.0
         _process.leak_at_end(self)
@@ -247,7 +247,7 @@ class _Sweeper:
         pass
 
 
-_lock = threading.RLock()  # for these two
+_lock = _locks.RLock()  # for these two
 queues: set[_Queue] = set()  # that hold something
 _watched = False
 
@@ -343,7 +343,7 @@ def sweep() -> None:
 
 def _in_child() -> None:
     global _lock, _watched  # noqa: PLW0603 -- a thread that is not here may have held it
-    _lock = threading.RLock()
+    _lock = _locks.RLock()
     queues.clear()
     orphans.clear()
     _watched = False

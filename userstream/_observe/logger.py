@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from userstream import _locks
 from userstream._observe.functions import ENTER, LEAVE, Function
 from userstream._observe.layouts import Layout, layout, without_stacks
 from userstream.errors import NotSupportedError
@@ -245,7 +245,7 @@ def _rule(function: Function) -> _Rule:
     )
 
 
-_lock = threading.Lock()
+_lock = _locks.Lock()
 _logger: Logger | None = None
 
 

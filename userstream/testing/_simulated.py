@@ -7,13 +7,12 @@ import ctypes
 import operator
 import os
 import re
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from cuda.bindings import driver
 
-from userstream import _process
+from userstream import _locks, _process
 from userstream.testing import _build
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class Statistics:
     captures: int
 
 
-_lock = threading.Lock()
+_lock = _locks.Lock()
 _library: ctypes.CDLL | None = None
 _settings: _Settings | None = None
 when_loaded: list[Callable[[ctypes.CDLL], None]] = []  # called by `simulate`, once

@@ -1,0 +1,100 @@
+"""The locks of `with` blocks, which no signal leaves taken."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from helpers import untraced
+from interrupts import Cut
+from userstream import _locks
+from userstream._engine import futures
+
+KINDS = [_locks.Lock, _locks.RLock, futures._Condition]
+
+
+def is_free(lock: Any) -> bool:
+    """Ask in another thread, as some are reentrant."""
+    found: list[bool] = []
+
+    def ask() -> None:
+        found.append(lock.acquire(blocking=False))
+        if found[0]:
+            lock.release()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def cut_anywhere(function: Callable[[], object], at: int) -> bool:
+    """Raise where the signal of that number can come, in frames of other modules as well."""
+    left = at
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal left
+        if event in ("call", "c_return") and frame.f_code is not cut_anywhere.__code__:
+            left -= 1
+            if left < 0:
+                sys.setprofile(None)
+                raise Cut
+
+    with untraced():
+        try:
+            sys.setprofile(profile)
+            function()
+        except Cut:
+            return True
+        finally:
+            sys.setprofile(None)
+    return False
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_signal_at_any_place_leaves_it_free(kind: Callable[[], Any]) -> None:
+    lock = kind()
+    inside: list[int] = []
+
+    def use() -> None:
+        with lock:
+            inside.append(at)
+
+    for at in itertools.count():
+        came = cut_anywhere(use, at)
+        assert is_free(lock), f"signal {at}: it is taken"
+        if not came:
+            break
+    assert at > 2
+    assert at in inside
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_block_has_it_alone(kind: Callable[[], Any]) -> None:
+    lock = kind()
+    with lock:
+        assert not is_free(lock)
+    assert is_free(lock)
+    with pytest.raises(ZeroDivisionError), lock:
+        _ = 1 // 0
+    assert is_free(lock)
+    assert lock.acquire()
+    assert not is_free(lock)
+    lock.release()
+    assert is_free(lock)
+
+
+@pytest.mark.parametrize("kind", [_locks.RLock, futures._Condition])
+def test_a_thread_may_take_it_again(kind: Callable[[], Any]) -> None:
+    lock = kind()
+    with lock:
+        with lock:
+            pass
+        assert not is_free(lock)
+    assert is_free(lock)

@@ -1,0 +1,39 @@
+"""Locks that a `with` block gives back, wherever in it a signal comes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+__all__ = ["Lock", "RLock"]
+
+if sys.version_info[:2] != (3, 14):
+    from threading import Lock, RLock
+else:
+    # Python looks for signals after each call of a C function. 3.14, and no other version, calls
+    # `__enter__` in that way: with a lock of `threading`, a Ctrl-C there comes when the lock is
+    # taken and the block has not begun, and nothing gives it back. It looks for none after the
+    # next element of an iterator, nor where a function of Python returns.
+
+    _RLock: Any = type(threading.RLock())
+
+    class Lock:
+        """As that of `threading`."""
+
+        __slots__ = ("__exit__", "acquire", "release")  # C: no signal comes as a block ends
+
+        def __init__(self) -> None:
+            lock = threading.Lock()
+            self.acquire, self.release, self.__exit__ = lock.acquire, lock.release, lock.__exit__
+
+        def __enter__(self) -> None:
+            for _ in iter(self.acquire, None):
+                return
+
+    class RLock(_RLock):
+        """As that of `threading`."""
+
+        def __enter__(self) -> None:
+            for _ in iter(self.acquire, None):
+                return
