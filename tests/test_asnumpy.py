@@ -32,9 +32,10 @@ from helpers import (
     write,
 )
 from userstream import _driver, testing
-from userstream._copies import copy_lane
+from userstream._copies import copy_lane, short
 from userstream._copies import pinned as _pinned
 from userstream._engine import holding
+from userstream._ordering import settings
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -317,6 +318,96 @@ def test_a_framework_packs_what_is_scattered(torch: types.ModuleType, memory: in
     assert packed == [int(us.get_stream(0).handle)]
     assert torch.cuda.current_stream(0).cuda_stream == 0
     np.testing.assert_array_equal(result, np.arange(6, dtype="f4").reshape(2, 3))
+
+
+def test_what_a_glance_at_a_tensor_does_not_tell(torch: types.ModuleType, memory: int) -> None:
+    """One like it was copied just before, so all else is known."""
+    write(memory, NUMBERS.T)
+    packed = []
+
+    class Tensor(torch.Tensor):  # type: ignore[name-defined]
+        def detach(self) -> Any:
+            packed.append(self)
+            return torch.Tensor(self.device, self.address)
+
+    torch.Tensor.resolve_conj = torch.Tensor.resolve_neg = lambda self: self
+    torch.Tensor.contiguous = torch.Tensor.resolve_conj
+
+    def copied(**other: Any) -> Any:
+        tensor = Tensor(torch.device("cuda", 0), memory)
+        assert us.asnumpy(tensor).tolist() == NUMBERS.tolist()
+        for name, value in other.items():
+            setattr(tensor, name, value)
+        return us.asnumpy(tensor).tolist()
+
+    for flag in ("is_conj", "is_neg"):
+        packed.clear()
+        assert copied(**{flag: lambda: True}) == NUMBERS.tolist()
+        assert len(packed) == 1, flag
+    assert copied(shape=(1, 6), stride=lambda: (6, 1)) == [NUMBERS.T.ravel().tolist()]
+    assert copied(shape=(2, 1)) == [[0], [3]]
+    assert copied(dtype="torch.int32")[0] == NUMBERS.view("i4")[0].tolist()
+
+    def not_told() -> Any:
+        raise RuntimeError("sparse tensors have no strides")
+
+    for other, said in (
+        ({"is_nested": True}, "is nested"),
+        ({"layout": "torch.sparse_coo", "stride": not_told}, r"of layout torch\.sparse_coo"),
+        ({"layout": "torch.jagged"}, r"of layout torch\.jagged"),
+        ({"data_ptr": lambda: 0}, "no memory"),
+        ({"shape": (1 << 20, 1 << 10), "nelement": lambda: 1 << 30}, "extends beyond its memory"),
+        ({"data_ptr": lambda: memory - (1 << 30)}, "not in memory that the CUDA driver knows"),
+        ({"dtype": "torch.quint4x2"}, "quint4x2"),
+    ):
+        with pytest.raises(us.UnsupportedBufferError, match=said):
+            copied(**other)
+
+
+def test_what_a_glance_at_an_array_does_not_tell(cupy: types.ModuleType, memory: int) -> None:
+    write(memory, np.arange(4, dtype="f4"))
+    one = cupy.ndarray(0, memory)
+    assert us.asnumpy(one).tolist() == [0, 1, 2, 3]
+    one.strides = (-4,)
+    one.data.ptr += 12
+    assert us.asnumpy(one).tolist() == [3, 2, 1, 0]
+    one.data.ptr = memory
+    with pytest.raises(us.UnsupportedBufferError, match="extends beyond its memory"):
+        us.asnumpy(one)
+    one.shape, one.nbytes, one.data.ptr = (0,), 0, 0
+    assert us.asnumpy(one).shape == (0,)
+
+
+@pytest.mark.parametrize("reason", ["SYNC", "BY_DEVICE", "per thread"])
+def test_what_is_more_than_a_glance(
+    reason: str, torch: types.ModuleType, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = torch.Tensor(torch.device("cuda", 0), memory)
+    us.asnumpy(tensor)
+    if reason == "per thread":  # whose default stream is another one in the next thread
+        torch.cuda.set_stream(torch.cuda.ExternalStream(_driver.streams.PER_THREAD, 0))
+    us.asnumpy(tensor)
+    short_ways: list[object] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(short, "_copied", lambda *given: short_ways.append(given))
+        us.asnumpy(tensor)
+        assert bool(short_ways) == (reason != "per thread")
+        short_ways.clear()
+        if reason != "per thread":
+            patch.setattr(settings, reason, True)
+        us.asnumpy(tensor)
+        assert short_ways == []
+
+
+def test_nothing_is_copied_of_a_registry_that_is_closed(
+    torch: types.ModuleType, memory: int
+) -> None:
+    tensor = torch.Tensor(torch.device("cuda", 0), memory)
+    with us.UserStream() as registry:
+        registry.asnumpy(tensor)
+        registry.asnumpy(tensor)
+    with pytest.raises(us.ClosedError):
+        registry.asnumpy(tensor)
 
 
 @pytest.mark.multi_device

@@ -148,14 +148,15 @@ def test_an_edge_can_need_a_context_to_be_current(compiled, producer, event):
 
 
 LONG = 20 * 10**9  # nanoseconds, past which a test that waits for them has failed
+EIGHT = (0, 0, 8, 0, 8)  # bytes, of memory that has so many
 
 
 @pytest.fixture
-def to_host(memory: int) -> Iterator[tuple[int, int, int]]:
-    """Eight bytes of page-locked memory, the memory of a device, and the size of both."""
+def to_host(memory: int) -> Iterator[tuple[int, int]]:
+    """Eight bytes of page-locked memory, and the memory of a device."""
     with pinned_memory(size=8) as address:
         ctypes.memset(address, 0xFF, 8)
-        yield address, memory, 8
+        yield address, memory
 
 
 def fetch(core: ModuleType, *given: Any) -> int:
@@ -167,7 +168,7 @@ def test_fetching_copies_and_waits_for_that(core, producer, event, memory, to_ho
     fill(producer, memory, 7)
     with _driver.contexts.entered(context):
         before = mode_of_this_thread()
-        while result := core.fetch({}, (), *to_host, stream, context, LONG, 0, 0, event):
+        while result := core.fetch({}, (), EIGHT, (event,), *to_host, stream, context, LONG, 0, 0):
             assert which(result) == ("cuEventQuery", NOT_READY)
         assert mode_of_this_thread() == before
     assert ctypes.string_at(to_host[0], 8) == b"\7" * 8
@@ -179,15 +180,15 @@ def test_what_a_copy_uses_is_left_unless_that_is_over(core, producer, event, to_
     used = (object(), object())
     with _driver.contexts.entered(context):
         with testing.latch(producer):
-            assert core.fetch(left, used, *to_host, stream, context, 1000, 0, 0, event)
+            assert core.fetch(left, used, EIGHT, (event,), *to_host, stream, context, 1000, 0, 0)
         assert left == {id(used): used}
         left.clear()
         producer.sync(timeout=20)
-        while core.fetch(left, used, *to_host, stream, context, LONG, 0, 0, event):
+        while core.fetch(left, used, EIGHT, (event,), *to_host, stream, context, LONG, 0, 0):
             assert left.pop(id(used)) is used
         assert left == {}
     with another_context():
-        core.fetch(left, used, *to_host, stream, context, LONG, 0, 0, event)
+        core.fetch(left, used, EIGHT, (event,), *to_host, stream, context, LONG, 0, 0)
     assert left == {}
 
 
@@ -197,7 +198,9 @@ def test_another_thread_may_take_what_is_left_meanwhile(core, producer, event, t
 
     def copy() -> int:
         with _driver.contexts.entered(context):
-            return core.fetch(left, (), *to_host, stream, context, 20 * 10**9, 0, 0, event)
+            return core.fetch(
+                left, (), EIGHT, (event,), *to_host, stream, context, 20 * 10**9, 0, 0
+            )
 
     with testing.latch(producer) as latch, running(copy) as result:
         eventually(lambda: left, 0.2)  # the compiled core leaves it at the end alone
@@ -210,7 +213,7 @@ def test_another_thread_may_take_what_is_left_meanwhile(core, producer, event, t
 def test_fetching_gives_up_in_time(core, producer, event, to_host):
     stream, context = producer._lane.handle, producer._lane.context
     with _driver.contexts.entered(context), testing.latch(producer):
-        result = core.fetch({}, (), *to_host, stream, context, 1000, 0, 0, event)
+        result = core.fetch({}, (), EIGHT, (event,), *to_host, stream, context, 1000, 0, 0)
         assert which(result) == ("cuEventQuery", NOT_READY)
     producer.sync()
     checked(driver.cuEventQuery(event))  # which was recorded behind the copy
@@ -226,13 +229,14 @@ def test_fetching_goes_on_to_other_memory_in_parts(core, producer, count, size):
     out[size] = b"x"
     to_out = ctypes.addressof(out)
     with device_memory(0, size) as source, pinned_memory(size=size) as to:
+        move = (0, 0, size, 0, size)
         with _driver.contexts.entered(context):
             upload(source, expected, size)
             events = [checked(driver.cuEventCreate(0)) for _ in range(count)]
             copies = testing.calls("cuMemcpyAsync") if SIMULATED else 0
             tries = 1
             while result := core.fetch(
-                {}, (), to, source, size, stream, context, LONG, 0, to_out, *events
+                {}, (), move, tuple(events), to, source, stream, context, LONG, 0, to_out
             ):
                 assert which(result) == ("cuEventQuery", NOT_READY)
                 tries += 1
@@ -253,7 +257,7 @@ def test_what_is_late_does_not_go_on(core, producer, event, to_host):
     out = ctypes.create_string_buffer(b"before..", 8)
     with _driver.contexts.entered(context), testing.latch(producer):
         result = core.fetch(
-            {}, (), *to_host, stream, context, 1000, 0, ctypes.addressof(out), event
+            {}, (), EIGHT, (event,), *to_host, stream, context, 1000, 0, ctypes.addressof(out)
         )
         assert which(result) == ("cuEventQuery", NOT_READY)
     producer.sync()
@@ -270,12 +274,14 @@ def test_a_producer_is_followed_by_an_edge_only_while_it_is_busy(
         fill(producer, memory, 1)
         producer.sync(timeout=20)
         waits = testing.calls("cuStreamWaitEvent") if SIMULATED else 0
-        while result := core.fetch({}, (), *to_host, stream, context, LONG, theirs, 0, event):
+        while result := core.fetch(
+            {}, (), EIGHT, (event,), *to_host, stream, context, LONG, theirs, 0
+        ):
             assert which(result) == ("cuEventQuery", NOT_READY)
         assert not SIMULATED or testing.calls("cuStreamWaitEvent") == waits
         with testing.latch(producer) as latch:
             fill(producer, memory, 2)
-            result = core.fetch({}, (), *to_host, stream, context, 1000, theirs, 0, event)
+            result = core.fetch({}, (), EIGHT, (event,), *to_host, stream, context, 1000, theirs, 0)
             assert which(result) == ("cuEventQuery", NOT_READY)
             latch.release()
         us.wait(0, timeout=20)
@@ -284,7 +290,7 @@ def test_a_producer_is_followed_by_an_edge_only_while_it_is_busy(
             captured.begin_capture(mode="relaxed")
             handle = captured._lane.handle
             assert (
-                core.fetch({}, (), *to_host, stream, context, LONG, handle, 0, event)
+                core.fetch({}, (), EIGHT, (event,), *to_host, stream, context, LONG, handle, 0)
                 == pure.CAPTURED
             )
             captured.end_capture()
@@ -295,16 +301,48 @@ def test_nothing_is_fetched_on_a_captured_stream_or_beside_its_context(
 ):
     stream, context = producer._lane.handle, producer._lane.context
     with another_context():
-        assert core.fetch({}, (), *to_host, stream, context, LONG, 0, 0, event) == pure.CAPTURED
+        assert (
+            core.fetch({}, (), EIGHT, (event,), *to_host, stream, context, LONG, 0, 0)
+            == pure.CAPTURED
+        )
     with us.Stream.create(0) as captured, _driver.contexts.entered(context):
         captured.begin_capture(mode="relaxed")
         assert (
-            core.fetch({}, (), *to_host, captured._lane.handle, context, LONG, 0, 0, event)
+            core.fetch(
+                {}, (), EIGHT, (event,), *to_host, captured._lane.handle, context, LONG, 0, 0
+            )
             == pure.CAPTURED
         )
         captured.end_capture()
     producer.sync()
     assert ctypes.string_at(to_host[0], 8) == b"\xff" * 8
+
+
+def test_nothing_is_fetched_beyond_an_allocation(core, producer, event, memory, to_host):
+    stream, context = producer._lane.handle, producer._lane.context
+    _status, *_, start, size = core.pointer(memory)
+    below, above = memory - start, start + size - memory
+    beyond = [
+        (below + 1, 8),
+        (0, above + 1),
+        (below, size + 1),
+        (-below - size, 1),
+        (below, 1 << 63),
+    ]
+    with _driver.contexts.entered(context):
+        for down, span in beyond:
+            move = (0, 0, 8, down, span)
+            given = (move, (event,), *to_host, stream, context, LONG, 0, 0)
+            assert core.fetch({}, (), *given) == pure.CAPTURED
+        unknown = (to_host[0], 4096)
+        assert (
+            core.fetch({}, (), EIGHT, (event,), *unknown, stream, context, LONG, 0, 0)
+            == pure.CAPTURED
+        )
+        assert ctypes.string_at(to_host[0], 8) == b"\xff" * 8
+        move = (0, 0, 8, below, size)
+        while result := core.fetch({}, (), move, (event,), *to_host, stream, context, LONG, 0, 0):
+            assert which(result) == ("cuEventQuery", NOT_READY)
 
 
 def test_of_a_pointer_both_tell_the_same(core, memory):
@@ -325,13 +363,15 @@ def test_a_failure_to_ask_of_a_pointer_is_its_status(core, memory):
 
 
 @pytest.mark.simulated
-@pytest.mark.parametrize("function", ["cuMemcpyAsync", "cuEventRecord", "cuEventQuery"])
+@pytest.mark.parametrize(
+    "function", ["cuPointerGetAttributes", "cuMemcpyAsync", "cuEventRecord", "cuEventQuery"]
+)
 def test_a_failure_to_fetch_names_its_function(core, producer, event, to_host, function):
     stream, context = producer._lane.handle, producer._lane.context
     with _driver.contexts.entered(context):
         before = mode_of_this_thread()
         with testing.inject(function, driver.CUresult.CUDA_ERROR_UNKNOWN):
-            result = core.fetch({}, (), *to_host, stream, context, LONG, 0, 0, event)
+            result = core.fetch({}, (), EIGHT, (event,), *to_host, stream, context, LONG, 0, 0)
         assert which(result) == (function, 999)
         assert mode_of_this_thread() == before
     producer.sync()
@@ -476,8 +516,8 @@ class TestCompiled:
     @pytest.mark.parametrize("count", [0, fused.MOST_PARTS + 1])
     def test_a_copy_in_no_parts_or_too_many_is_refused(self, native, count):
         fused.load()
-        with pytest.raises(TypeError, match=f"{10 + count} arguments were given"):
-            native.fetch({}, *[0] * (9 + count))
+        with pytest.raises(TypeError, match="not a tuple of 1 to 32"):
+            native.fetch({}, (), EIGHT, (0,) * count, *[0] * 7)
 
     @pytest.mark.parametrize("arguments", [(), ({},), ([], 8), ({}, None), ({}, 1 << 70)])
     def test_what_cannot_be_lent_is_refused(self, native, arguments):
@@ -511,7 +551,7 @@ class TestCompiled:
             (native.are_free, (stream, stream)),
             (native.edge, (stream, stream, event, 0)),
             *((native.pointer, (address,)) for address in (to_host[1], 1 << 40)),
-            (native.fetch, ({}, (), *to_host, stream, context, LONG, 0, 0, event)),
+            (native.fetch, ({}, (), EIGHT, (event,), *to_host, stream, context, LONG, 0, 0)),
             (native.lend, (blocks, 8)),
             (native.lend, ({}, 8)),
             (native.query, (None,)),

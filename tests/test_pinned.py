@@ -147,9 +147,9 @@ def test_an_array_that_a_finalizer_saves_is_not_used_again() -> None:
 
 @pytest.mark.parametrize("nbytes", [1, 4096, 4097, 65536, 65537, 10**6, 10**8, 2**30 + 1])
 def test_little_is_wasted(nbytes: int) -> None:
-    size = _pinned._rounded(nbytes)
+    size = _pinned.rounded(nbytes)
     assert nbytes <= size <= max(nbytes + 4095, nbytes * 9 // 8)
-    assert _pinned._rounded(size) == size
+    assert _pinned.rounded(size) == size
 
 
 def test_what_users_hold_counts() -> None:

@@ -49,6 +49,8 @@ with the code.
         learned _strangers: facts, which stay
     _buffers/jax
         _ordinals: facts, which stay
+    _buffers/torch
+        _forms: facts, which stay
     _buffers/view
         UNKNOWN: a constant
     _ordering/device_edges

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
     _Key = TypeVar("_Key")
 
+_AUTO: Final = "auto"
+
 
 class UserStream:
     """A registry of user streams, one per device and name.
@@ -1121,6 +1123,12 @@ class UserStream:
         """
         if timeout is not None:
             waiting.check_arguments(timeout, "auto")
+        # A registry that is closed, or in a forked child, has no streams.
+        streams = self._unnamed if name is None else self._table.called(name)
+        if stream is None and producer is _AUTO:
+            result = _copies.short.asnumpy(buffer, out, streams, timeout)
+            if result is not None:
+                return result
         if self._table.closed or _process.forked:
             self._table.check_open()
         return _copies.copies.asnumpy(
@@ -1128,7 +1136,7 @@ class UserStream:
             out,
             stream=stream,
             producer=producer,
-            streams=self._unnamed if name is None else self._table.called(name),
+            streams=streams,
             user_stream=self._user_stream if name is None else self._user_streams(stream, name),
             unknown=self._unknown,
             timeout=timeout,

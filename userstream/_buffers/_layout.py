@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
 
@@ -26,6 +26,29 @@ class Layout(NamedTuple):
     def is_empty(self) -> bool:
         """Whether it is known to have no elements."""
         return self.nbytes == 0 or (self.shape is not None and 0 in self.shape)
+
+
+class Form:
+    """How the elements of an array lie from the first one on.
+
+    There is one object for all arrays that lie alike, by which what follows from that is found.
+    """
+
+    __slots__ = ("dtype", "shape", "strides")
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],  # in bytes
+        dtype: np.dtype | str,  # the name of a type that NumPy lacks
+    ) -> None:
+        self.shape = shape
+        self.strides = strides
+        self.dtype = dtype
+
+
+form: Callable[[tuple[int, ...], tuple[int, ...], np.dtype], Form]
+form = functools.lru_cache(maxsize=256)(Form)
 
 
 def packed(address: int, shape: Sequence[int], dtype: np.dtype) -> Layout:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from userstream import _driver
 from userstream._buffers._framework import Framework
-from userstream._buffers._layout import Layout
+from userstream._buffers._layout import Form, Layout, form
 from userstream._buffers._names import is_named
 from userstream._buffers.view import View, once
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from userstream._driver.pointers import Memory
     from userstream.typing import StreamLike
+
+_modules = sys.modules  # each look-up counts
+_LEGACY = _driver.streams.LEGACY
 
 
 def view_for(kind: type) -> type[View] | None:
@@ -34,9 +37,9 @@ def _is_usable() -> bool:
 
 
 def _current_stream(device: int) -> tuple[int, object]:
-    stream = sys.modules["cupy"].cuda.get_current_stream(device)
+    stream = _modules["cupy"].cuda.get_current_stream(device)
     # In its per-thread mode CuPy says 2 itself. The object destroys the stream when it goes.
-    return stream.ptr or _driver.streams.LEGACY, stream
+    return stream.ptr or _LEGACY, stream
 
 
 def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
@@ -73,6 +76,14 @@ class ArrayView(View):
     def locate(array: Any) -> int:
         """Return the ordinal of the device."""
         return array.device.id  # type: ignore[no-any-return]
+
+    @staticmethod
+    def glance(array: Any) -> tuple[int, int, Form] | None:
+        """Return device, address and form of an array that has memory."""
+        address = array.data.ptr
+        if not address:
+            return None
+        return array.device.id, address, form(array.shape, array.strides, array.dtype)
 
     @once
     def layout(self) -> Layout:

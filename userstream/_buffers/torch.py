@@ -10,7 +10,7 @@ import numpy as np
 
 from userstream import _driver
 from userstream._buffers._framework import Framework
-from userstream._buffers._layout import Layout
+from userstream._buffers._layout import Form, Layout
 from userstream._buffers._places import host_error
 from userstream._buffers.view import View, once
 from userstream.errors import UnsupportedBufferError
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from userstream._driver.pointers import Memory
     from userstream.typing import StreamLike
+
+_modules = sys.modules  # each look-up counts
+_LEGACY = _driver.streams.LEGACY
 
 
 def view_for(kind: type) -> type[View] | None:
@@ -35,11 +38,11 @@ def _is_usable() -> bool:
 
 def _current_stream(device: int) -> tuple[int, None]:
     try:
-        raw: int = sys.modules["torch"]._C._cuda_getCurrentRawStream(device)
+        raw: int = _modules["torch"]._C._cuda_getCurrentRawStream(device)
     except AttributeError:  # a private function; the public one takes 20 times as long
-        raw = sys.modules["torch"].cuda.current_stream(device).cuda_stream
+        raw = _modules["torch"].cuda.current_stream(device).cuda_stream
     # By 0 PyTorch means the legacy default stream. It destroys no stream of its own.
-    return raw or _driver.streams.LEGACY, None
+    return raw or _LEGACY, None
 
 
 def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
@@ -76,6 +79,22 @@ def _dtype(dtype: Any) -> np.dtype | str:  # torch.dtype
         return name
 
 
+# How tensors lie that were seen before: by layout, shape, strides and type, as PyTorch has them.
+_forms: dict[tuple[Any, ...], Form] = {}
+_MOST_FORMS = 256
+
+
+def _new_form(tensor: Any, key: tuple[Any, ...]) -> Form | None:
+    """Return how the elements of a tensor lie, and keep it; `None` if it consists of several."""
+    layout, shape, steps, dtype = key
+    if str(layout) != "torch.strided":
+        return None
+    if len(_forms) >= _MOST_FORMS:
+        _forms.clear()
+    strides = tuple([step * tensor.element_size() for step in steps])
+    return _forms.setdefault(key, Form(tuple(shape), strides, _dtype(dtype)))
+
+
 class TensorView(View):
     """A look at a ``torch.Tensor``.
 
@@ -94,6 +113,19 @@ class TensorView(View):
         if tensor.is_cuda:
             return tensor.get_device()  # type: ignore[no-any-return]
         raise host_error(tensor, f"the memory of torch device {str(tensor.device)!r}")
+
+    @staticmethod
+    def glance(tensor: Any) -> tuple[int, int, Form] | None:
+        """Return device, address and form of a tensor on a device that has memory and no flags."""
+        if not tensor.is_cuda or tensor.is_nested or tensor.is_conj() or tensor.is_neg():
+            return None
+        try:
+            key = tensor.layout, tensor.shape, tensor.stride(), tensor.dtype
+            form = _forms.get(key) or _new_form(tensor, key)
+            address = tensor.data_ptr()
+        except (RuntimeError, TypeError):  # sparse, fake, or of a size that is a symbol
+            return None
+        return (tensor.get_device(), address, form) if address and form else None
 
     @once
     def layout(self) -> Layout:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from userstream._buffers._framework import Framework
     from userstream._buffers._info import BufferInfo, Ordering
-    from userstream._buffers._layout import Layout
+    from userstream._buffers._layout import Form, Layout
     from userstream._driver.pointers import Memory, Place
 
 T = TypeVar("T")
@@ -91,6 +91,9 @@ class View:
     #: Whether `named` may tell the order. Not inherited: a subclass may know better.
     is_named: ClassVar[bool] = False
 
+    #: Whether `glance` may answer. Not inherited either.
+    is_glanced: ClassVar[bool] = False
+
     #: Whether every buffer of this kind is one array in one piece.
     is_single: ClassVar[bool] = True
 
@@ -103,6 +106,7 @@ class View:
             and cls.order is View.order
             and cls.units is View.units
         )
+        cls.is_glanced = cls.is_usual and "glance" in vars(cls)
 
     def __init__(self, buffer: Any) -> None:  # any framework's buffer
         self.buffer = buffer
@@ -129,6 +133,15 @@ class View:
         """Return device and handle of the stream that a buffer names, without making a view.
 
         `None` if that is not the common case: a view then decides, or refuses the buffer.
+        """
+        return None
+
+    @staticmethod
+    def glance(buffer: Any) -> tuple[int, int, Form] | None:  # noqa: ARG004
+        """Return device, address and form of an array, without making a view.
+
+        It is called for kinds that are `is_glanced`. `None` unless its memory has what it shows,
+        and it has memory: a view then decides, or refuses the buffer.
         """
         return None
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from userstream import _late
 
 if TYPE_CHECKING:
-    from userstream._copies import copies, host_arrays, pinned, queued, staging  # noqa: F401
+    from userstream._copies import copies, host_arrays, pinned, queued, short, staging  # noqa: F401
 
 # Loaded with the first copy, which makes `import userstream` quicker.
 __getattr__ = _late.modules(
@@ -23,5 +23,6 @@ __getattr__ = _late.modules(
     "host_arrays",
     "pinned",
     "queued",
+    "short",
     "staging",
 )

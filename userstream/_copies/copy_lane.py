@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from userstream import _driver
 from userstream._copies import layout
@@ -33,28 +33,34 @@ _NOT_THERE = (
 )
 
 
+# As `_driver.pure.fetch` takes it.
+Move: TypeAlias = tuple[int, int, int, int, int]
+
+
 def too_late(lane: Lane, deadline: Deadline) -> Exception:
     """Return the error for a copy on a lane that was not done in time."""
     return waiting.late((lane,), deadline.seconds, _NOT_THERE)
 
 
-def fetch(
+def fetch(  # noqa: PLR0917 -- to name them would cost as much as they do
     lane: Lane,
-    to: int,
-    source: int,
-    size: int,
-    *,
     after: Lane | None,
+    move: Move,
+    start: int,
+    address: int,
     left: float | None,
     out: int,
     kept: tuple[object, ...],
 ) -> bool | Pending:
     """Copy a run of bytes to page-locked memory after the work of another lane.
 
+    `move`, `start` and `address` are as in `_driver.pure.fetch`.
+
     In one call of the driver's room, which waits for the copy a short time, and not longer than
     `left`; with an address `out` it takes the bytes there as well. Returns True once that is done,
     else the point where the copy is over, and nothing is to be found at `out`. False says that
-    nothing was queued, because a stream is being captured, or the contexts are several.
+    nothing was queued, because a stream is being captured, the contexts are several, or so are the
+    allocations that the array spans.
 
     `kept` is the lane, and what is copied: unless True is returned, it may be in `holding.left`.
     """
@@ -63,33 +69,27 @@ def fetch(
     pool = lane.pool
     if after is not None and after.pool is not pool:
         return False
-    count = 1
-    if out and size > PART:
-        count = min(size // PART, _driver.fused.MOST_PARTS)
+    count = min(move[2] // PART, _driver.fused.MOST_PARTS) if out else 1
     used: list[events.Event] = []
+    result = _driver.fused.CAPTURED
     try:
-        result = _driver.fused.CAPTURED
-        while len(used) < count:
-            event = pool.spare()
-            if event is None:
-                if lane.capture_status() != _driver.streams.NOT_CAPTURING:
-                    break  # to make one is to record it
-                event = pool.record(lane)
+        while (event := pool.spare() or _recorded(lane)) is not None:
             used.append(event)
-        else:
-            result = _driver.fused.fetch(
-                holding.left,
-                kept,
-                to,
-                source,
-                size,
-                lane.taken or lane.live(),
-                lane.home,
-                _SPIN if left is None else int(min(left * 1e9, _SPIN)),
-                0 if after is None else after.taken or after.live(),
-                out,
-                *[event.taken for event in used],
-            )
+            if len(used) >= count:
+                result = _driver.fused.fetch(
+                    holding.left,
+                    kept,
+                    move,
+                    tuple([event.taken for event in used]),
+                    start,
+                    address,
+                    lane.taken or lane.live(),
+                    lane.home,
+                    _SPIN if left is None else int(min(left * 1e9, _SPIN)),
+                    0 if after is None else after.taken or after.live(),
+                    out,
+                )
+                break
         over = not result or _driver.fused.is_fetched(result, lane, after)
     except BaseException:  # they may be recorded, so each is used again only once it has completed
         for event in used:
@@ -103,6 +103,12 @@ def fetch(
     for event in used:
         pool.give_back(event)
     return over is not None
+
+
+def _recorded(lane: Lane) -> events.Event | None:
+    """Return a new event; `None` on a captured stream, as to make one is to record it."""
+    captured = lane.capture_status() != _driver.streams.NOT_CAPTURING
+    return None if captured else lane.pool.record(lane)
 
 
 def copy_and_wait(lane: Lane, to: int, source: int, size: int, deadline: Deadline) -> None:

@@ -71,11 +71,16 @@ def take(nbytes: int, device: int) -> Lease | None:
 
     All devices may use it. A new block is on the host's node nearest to `device`.
     """
-    size = _rounded(nbytes)
+    return take_block(rounded(nbytes), device)
+
+
+def take_block(size: int, device: int) -> Lease | None:
+    """As `take`, for a size that is `rounded`."""
     may_free = holding.queues or holding.orphans or holding.left
     if _limit is not None and _total <= _limit and not may_free:
-        lease = _reused(size)  # nearly always
-        if lease is not None:
+        blocks = _free.get(size)
+        lease = _driver.fused.lend(blocks, size) if blocks else None
+        if lease is not None:  # nearly always
             return lease
     lease = _take_within_bound(size, device)
     if lease is None:
@@ -85,7 +90,7 @@ def take(nbytes: int, device: int) -> Lease | None:
 
 def take_or_raise(nbytes: int, device: int) -> Lease:
     """As `take`, but raise `MemoryError` where the bound forbids it."""
-    size = _rounded(nbytes)
+    size = rounded(nbytes)
     lease = _take_within_bound(size, device)
     if lease is None and _make_room(size):  # which counts until it is freed
         lease = _take(size, device, None, reuse=False)
@@ -116,7 +121,7 @@ def _take_within_bound(size: int, device: int) -> Lease | None:
 
 def take_always(nbytes: int, device: int) -> Lease:
     """Return page-locked memory, past the bound too: for what is few and small."""
-    lease = _take(_rounded(nbytes), device, None)
+    lease = _take(rounded(nbytes), device, None)
     assert lease is not None
     return lease
 
@@ -199,7 +204,7 @@ def _blocks_of(size: int) -> dict[int, object]:
 
 
 @functools.lru_cache(maxsize=256)
-def _rounded(nbytes: int) -> int:
+def rounded(nbytes: int) -> int:
     """Round up to a size that blocks have: eight from a power of two to the next."""
     step = max(_PAGE, 1 << max(0, (nbytes - 1).bit_length() - 4))
     return -(-nbytes // step) * step

@@ -4,43 +4,62 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from userstream import _buffers, _driver
 from userstream._copies import copy_lane, layout, pinned, staging
-from userstream._copies.arrays import address_of, check_out, elements, extent, is_pinned
+from userstream._copies.arrays import (
+    address_of,
+    check_out,
+    elements,
+    extent,
+    is_pinned,
+    numpy_dtype,
+)
 from userstream._copies.ordered import Acquired, in_order
-from userstream._engine import holding
-from userstream._ordering import ordering_of_lanes, usual_lanes_of_view
+from userstream._engine import holding, waiting
+from userstream._engine.lanes import of_frameworks
+from userstream._ordering import ordering_of_lanes, settings, usual_lanes_of_view
 from userstream.errors import HostBufferError, UnsupportedBufferError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from userstream._buffers._layout import Form
     from userstream._buffers.view import View
+    from userstream._copies.copy_lane import Move
     from userstream._copies.layout import Shape
+    from userstream._engine.lane import Lane
     from userstream._engine.waiting import Deadline
     from userstream._ordering import Lanes
     from userstream._stream.stream import Stream
 
 ASIDE = 1 << 16  # bytes of an array that are copied once more sooner than the driver is asked
 
+_FOREVER = waiting.Deadline(None)
+_PER_THREAD = _driver.streams.PER_THREAD
+
 
 @dataclass(frozen=True, slots=True)
 class _Run:
     """An array that comes to the host in one run of bytes."""
 
+    move: Move
     width: int
-    nbytes: int  # of the memory for it
+    block: int  # bytes of the page-locked block that has it
     to: int  # where the run begins there
-    source: int  # and from the first element on the device
-    offset: int  # of the first element in the memory
+    offset: int  # of the first element there
     strides: Shape
     below: int  # the first element on the device, from the lowest byte
     span: int  # bytes there, from the lowest to the highest
     scattered: bool
     read_only: bool
+
+
+# How an array comes to the host, and as what.
+_What: TypeAlias = "tuple[_Run, Move, Shape, np.dtype]"
 
 
 @functools.lru_cache(maxsize=256)
@@ -53,11 +72,12 @@ def _run(shape: Shape, strides: Shape | None, itemsize: int) -> _Run | None:
     side, plan, _, read_only = covering or packing
     if plan.axes:
         return None
+    to = side.offset + plan.to_offset
     return _Run(
+        move=(to, plan.from_offset, plan.width, there.offset, there.nbytes),
         width=plan.width,
-        nbytes=side.nbytes,
-        to=side.offset + plan.to_offset,
-        source=plan.from_offset,
+        block=pinned.rounded(side.nbytes),
+        to=to,
         offset=side.offset,
         strides=side.strides,
         below=there.offset,
@@ -65,6 +85,51 @@ def _run(shape: Shape, strides: Shape | None, itemsize: int) -> _Run | None:
         scattered=packing.scattered,
         read_only=read_only,
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _what(form: Form) -> _What | None:
+    """Return what comes to the host of an array of a framework; `None` if there is more to it."""
+    try:
+        dtype = numpy_dtype(form.dtype, "array")
+    except UnsupportedBufferError:
+        return None
+    run = _run(form.shape, form.strides, dtype.itemsize)
+    # Its framework packs what is scattered.
+    return None if run is None or run.scattered else (run, run.move, form.shape, dtype)
+
+
+def asnumpy(
+    buffer: Any, out: Any, streams: Mapping[int, Stream], timeout: float | None
+) -> np.ndarray | None:
+    """Copy an array whose attributes tell all that is needed; `None` if there is more to it.
+
+    That is one of a framework, on a device that has its user stream. This is `to_host` without a
+    view, and a copy that finds all as it was left by an earlier one.
+    """
+    kind = _buffers.learned.get(type(buffer))
+    if kind is None or not kind.is_glanced or settings.SYNC or settings.BY_DEVICE:
+        return None
+    if out is not None and not isinstance(out, np.ndarray):
+        return None
+    seen = kind.glance(buffer)
+    if seen is None:
+        return None
+    device, address, form = seen
+    what = _what(form)
+    if what is None:
+        return None
+    handle, owner = kind.framework.current_stream(device)  # type: ignore[union-attr]
+    try:
+        consumer, source = streams[device], of_frameworks[device][handle]
+    except KeyError:  # the first time, or a stream that has to be created
+        return None
+    lane = consumer._lane
+    if lane is None or handle == _PER_THREAD:
+        return None
+    lanes = consumer, lane, None if source is lane else source, owner
+    deadline = _FOREVER if timeout is None else waiting.Deadline(timeout)
+    return _copied(what, address, lanes, buffer, out, deadline)
 
 
 def to_host(
@@ -90,34 +155,96 @@ def to_host(
         or not (view.found or view.place).covers(address - run.below, run.span)
     ):
         return None
-    width = run.width
-    lowest = onward = 0
-    if out is not None:
-        check_out(out, shape, dtype)
-        if width > ASIDE:
-            ways = _ways_to(out, run)
-            if ways is None:
-                return None
-            lowest, onward = ways
     lanes = usual_lanes_of_view(view, consumer)
     if lanes is None:
         return None
+    known: Move = (*run.move[:3], 0, 0)
+    return _copied((run, known, shape, dtype), address, lanes, view.held, out, deadline)
+
+
+def _copied(  # noqa: PLR0917 -- to name them would cost as much as they do
+    what: _What,
+    address: int,
+    lanes: Lanes,
+    held: object,
+    out: np.ndarray | None,
+    deadline: Deadline,
+) -> np.ndarray | None:
+    """Do as `in_order` would, in one call of the driver's room if that is possible.
+
+    `held` is what keeps the array alive. `None` if its memory does not reach so far.
+
+    What is copied is held as there only once that call has not seen the end of the copy. It looks
+    at no signal, and leaves in `holding.left` what is to be held: without that a third exception of
+    signal handlers, in the handling of the second, would lose it.
+    """
+    run, move, shape, dtype = what
+    _, lane, producer, _ = lanes
     memory: Any = out  # some stubs of NumPy know no ctypes array
-    if not lowest:
-        memory = pinned.take(run.nbytes, device)
+    start = onward = 0
+    if out is not None:
+        check_out(out, shape, dtype)
+        if run.width > ASIDE:
+            ways = _ways_to(out, run)
+            if ways is None:
+                return None
+            start, onward = ways
+    if not start:
+        memory = pinned.take_block(run.block, lane.device)
         if memory is None:
             return None
-        lowest = memory.address
-    move = (lowest + run.to, address + run.source, width)
-    is_there = _at_once(view, lanes, move, deadline, memory, onward=onward)
+        start = memory.address
+    kept = lane, held, memory
+    acquired = None
+    try:
+        try:
+            left = None if deadline.seconds is None else deadline.left()
+            there = copy_lane.fetch(lane, producer, move, start, address, left, onward, kept)
+            if type(there) is not bool:
+                acquired = _acquired(lanes, deadline, kept)
+                copy_lane.wait_until(there, lane, deadline)
+                acquired.end(release=False)
+        except BaseException as error:
+            acquired = acquired or _acquired(lanes, deadline, kept)
+            acquired.end_after(error)
+            raise
+    except BaseException as error:
+        acquired = acquired or _acquired(lanes, deadline, kept)
+        acquired.end_after(error)
+        raise
+    if there is False and not _copied_in_order(move, start, address, lanes, kept, deadline):
+        return None
     if out is not None:
-        if memory is not out and not (onward and is_there):
+        if memory is not out and not (onward and there is True):
             np.copyto(out, np.ndarray(shape, dtype, memory, run.offset, run.strides))
         return out
     result = np.ndarray(shape, dtype, memory, run.offset, run.strides)
     if run.read_only:
         result.flags.writeable = False
     return result
+
+
+def _copied_in_order(  # noqa: PLR0917 -- as above
+    move: Move,
+    start: int,
+    address: int,
+    lanes: Lanes,
+    kept: tuple[Lane, object, object],
+    deadline: Deadline,
+) -> bool:
+    """Copy as `in_order` does; `False` if no memory has all of the array."""
+    to, source, width, below, span = move
+    if span:
+        place = _driver.pointers.place_of(address - below)
+        if place is None or not place.covers(address - below, span):
+            return False
+    lane, held, memory = kept
+    copy = functools.partial(
+        copy_lane.copy_and_wait, lane, start + to, address + source, width, deadline
+    )
+    ordering = ordering_of_lanes(lanes, (held,))
+    in_order(ordering, copy, release=False, deadline=deadline, memory=memory)
+    return True
 
 
 def _ways_to(out: np.ndarray, run: _Run) -> tuple[int, int] | None:
@@ -139,52 +266,6 @@ def _ways_to(out: np.ndarray, run: _Run) -> tuple[int, int] | None:
 
 def _steps(shape: Shape, strides: Shape) -> list[int]:
     return [step for count, step in zip(shape, strides, strict=True) if count > 1]
-
-
-def _at_once(
-    view: View,
-    lanes: Lanes,
-    move: tuple[int, int, int],
-    deadline: Deadline,
-    memory: object,
-    *,
-    onward: int,
-) -> bool:
-    """Do as `in_order` would, in one call of the driver's room if that is possible.
-
-    Tells whether that call has taken the bytes on to an address `onward`, if that is not 0.
-
-    What is copied is held as there only once that call has not seen the end of the copy. It looks
-    at no signal, and leaves in `holding.left` what is to be held: without that a third exception of
-    signal handlers, in the handling of the second, would lose it.
-    """
-    _, lane, producer, _ = lanes
-    kept = lane, view.held, memory
-    acquired = None
-    try:
-        try:
-            there = copy_lane.fetch(
-                lane, *move, after=producer, left=deadline.left(), out=onward, kept=kept
-            )
-            if there is True:
-                return True
-            if there is not False:
-                acquired = _acquired(lanes, deadline, kept)
-                copy_lane.wait_until(there, lane, deadline)
-                acquired.end(release=False)
-                return False
-        except BaseException as error:
-            acquired = acquired or _acquired(lanes, deadline, kept)
-            acquired.end_after(error)
-            raise
-    except BaseException as error:
-        acquired = acquired or _acquired(lanes, deadline, kept)
-        acquired.end_after(error)
-        raise
-    copy = functools.partial(copy_lane.copy_and_wait, lane, *move, deadline)
-    ordering = ordering_of_lanes(lanes, (view.held,))
-    in_order(ordering, copy, release=False, deadline=deadline, memory=memory)
-    return False
 
 
 def _acquired(lanes: Lanes, deadline: Deadline, kept: tuple[object, ...]) -> Acquired:

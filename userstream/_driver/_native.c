@@ -292,6 +292,20 @@ static Result take_parts(const Parts *parts, char *out, uint64_t limit)
     return 0;
 }
 
+/* Whether memory reaches so far. It is asked here, where that costs next to nothing: what an object
+ * says of itself may be wrong, and the copy would bring what belongs to others. */
+static Result check_extent(CUdeviceptr at, size_t size)
+{
+    enum { RANGE_START_ADDR = 11, RANGE_SIZE };
+    static const int which[] = {RANGE_START_ADDR, RANGE_SIZE};
+    unsigned long long start = 0, there = 0; /* left as they are where no memory is known */
+    void *places[] = {&start, &there};
+    CUresult status = get_attributes(2, which, places, at);
+    if (status)
+        return failed(GET_ATTRIBUTES, status);
+    return at >= start && at - start <= there && size <= there - (at - start) ? 0 : CAPTURED;
+}
+
 /* The GIL is held and nothing looks at signals: whatever exception a handler raises, these objects
  * are kept, as the copy goes on. */
 static int leave(PyObject *left, PyObject *used)
@@ -302,36 +316,55 @@ static int leave(PyObject *left, PyObject *used)
     return status;
 }
 
+/* The numbers or handles of a tuple, at most `most`; how many, or 0 with an exception. */
+static Py_ssize_t unpack(PyObject *tuple, Py_ssize_t most, void **out)
+{
+    Py_ssize_t count = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : 0;
+    if (count < 1 || count > most) {
+        PyErr_Format(PyExc_TypeError, "not a tuple of 1 to %zd: %R", most, tuple);
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (!address(PyTuple_GetItem(tuple, i), &out[i]))
+            return 0;
+    }
+    return count;
+}
+
 static PyObject *fetch(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
-    enum { LEFT, USED, OBJECTS };
-    enum { TO, FROM, SIZE, STREAM, CONTEXT, LIMIT, PRODUCER, OUT, EVENTS };
-    void *given[EVENTS + MOST_PARTS];
+    enum { LEFT, USED, MOVE, EVENTS, OBJECTS }; /* and then */
+    enum { START, ADDRESS, STREAM, CONTEXT, LIMIT, PRODUCER, OUT, HANDLES };
+    enum { TO, FROM, SIZE, BELOW, SPAN, NUMBERS }; /* of the move */
+    void *given[HANDLES], *events[MOST_PARTS], *move[NUMBERS] = {NULL};
     CUcontext current;
     int mode;
     Result result = CAPTURED;
-    Py_ssize_t handles = count - OBJECTS;
-    if (handles <= EVENTS || handles > EVENTS + MOST_PARTS || !PyDict_Check(args[LEFT])) {
-        PyErr_Format(PyExc_TypeError, "%zd arguments were given, not a dictionary and %d to %d more",
-                     count, OBJECTS + EVENTS, OBJECTS + EVENTS + MOST_PARTS - 1);
+    if (count != OBJECTS + HANDLES || !PyDict_Check(args[LEFT])) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments were given, not a dictionary and %d more",
+                     count, OBJECTS + HANDLES - 1);
         return NULL;
     }
-    if (!addresses(args + OBJECTS, handles, handles, given))
+    Py_ssize_t parts_wanted = unpack(args[EVENTS], MOST_PARTS, events);
+    if (!parts_wanted || !unpack(args[MOVE], NUMBERS, move) ||
+        !addresses(args + OBJECTS, HANDLES, HANDLES, given))
         return NULL;
+    CUdeviceptr first = (uintptr_t)given[ADDRESS];
     Parts parts = {
-        .to = (uintptr_t)given[TO],
-        .from = (uintptr_t)given[FROM],
-        .size = (uintptr_t)given[SIZE],
+        .to = (uintptr_t)given[START] + (uintptr_t)move[TO],
+        .from = first + (uintptr_t)move[FROM],
+        .size = (uintptr_t)move[SIZE],
         .stream = given[STREAM],
-        .events = given + EVENTS,
-        .count = (size_t)(handles - EVENTS),
+        .events = events,
+        .count = (size_t)parts_wanted,
     };
+    size_t span = (uintptr_t)move[SPAN];
     Py_BEGIN_ALLOW_THREADS
     if (!get_current(&current) && current == given[CONTEXT] && is_free(given[STREAM]) &&
         (!given[PRODUCER] || is_free(given[PRODUCER]))) {
-        result = 0;
-        if (given[PRODUCER])
+        result = span ? check_extent(first - (uintptr_t)move[BELOW], span) : 0;
+        if (!result && given[PRODUCER])
             result = follow(given[PRODUCER], given[STREAM], parts.events[0]);
         if (!result)
             result = queue_parts(&parts);
@@ -382,6 +415,7 @@ typedef struct {
 } Lease;
 
 static PyTypeObject *lease_type;
+static PyObject *popitem; /* its name */
 
 static PyObject *lend(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
@@ -397,7 +431,7 @@ static PyObject *lend(PyObject *module, PyObject *const *args, Py_ssize_t count)
     if (!lease)
         return NULL;
     lease->address = lease->blocks = NULL;
-    PyObject *item = PyObject_CallMethod(args[0], "popitem", NULL);
+    PyObject *item = PyObject_CallMethodObjArgs(args[0], popitem, NULL);
     if (!item) {
         Py_DECREF(lease);
         if (!PyErr_ExceptionMatches(PyExc_KeyError))
@@ -481,7 +515,8 @@ static PyMethodDef methods[] = {
 static int initialise(PyObject *module)
 {
     lease_type = (PyTypeObject *)PyType_FromSpec(&lease_spec);
-    if (!lease_type)
+    popitem = PyUnicode_InternFromString("popitem");
+    if (!lease_type || !popitem)
         return -1;
     /* The checksum of the source, by which one that a checkout has changed since is known. */
     return PyModule_AddStringConstant(module, "SOURCE", SOURCE);

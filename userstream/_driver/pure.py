@@ -53,6 +53,7 @@ _QUERY_STREAM = FUNCTIONS.index("cuStreamQuery") << 32
 _QUERY_EVENT = FUNCTIONS.index("cuEventQuery") << 32
 _RECORD_EVENT = FUNCTIONS.index("cuEventRecord") << 32
 _WAIT_EVENT = FUNCTIONS.index("cuStreamWaitEvent") << 32
+_GET_ATTRIBUTES = FUNCTIONS.index("cuPointerGetAttributes") << 32
 _COPY = FUNCTIONS.index("cuMemcpyAsync") << 32
 
 
@@ -97,38 +98,47 @@ def query(stream: Any) -> int:
 def fetch(  # noqa: PLR0917 -- as `_native.fetch`, to which a name would cost as much as a value
     left: dict[int, Any],
     used: object,
-    to: int,
-    source: int,
-    size: int,
+    move: tuple[int, int, int, int, int],
+    events: tuple[Any, ...],
+    start: int,
+    address: int,
     stream: Any,
     context: Any,
     nanoseconds: int,
     producer: Any,
     out: int,
     /,
-    *events: Any,
 ) -> int:
     """Copy to page-locked memory, and ask up to so many nanoseconds whether that is over.
 
+    `move` is where to, from `start` on; where from, from `address` on; and how many bytes. Then how
+    far below `address` the array begins, and over how many bytes it extends, if it is not known yet
+    that one allocation has these.
+
     The copy comes after the work of `producer`, a stream of that context, unless that is 0. If it
     is over, it goes on to the memory at `out`, unless that is 0. `CAPTURED` if nothing was queued,
-    as a stream is captured or the context is not current.
+    as a stream is captured, the context is not current, or no allocation has all of the array.
 
     Unless it is over, `used` is in `left` by its identity afterwards, whatever signal comes.
 
     The compiled one copies in as many parts as there are events, and one goes on to `out` while the
     GPU copies the next.
     """
-    event = events[-1]
+    to, source, size, below, span = move
+    to, source, event = start + to, address + source, events[-1]
     try:
         here = int(driver.cuCtxGetCurrent()[1] or 0) == int(context)
     except (RuntimeError, ValueError):
         here = False
     if not here or not are_free(stream, stream):
         return CAPTURED
+    result = _check_extent(address - below, span) if span else 0
+    if result == CAPTURED:
+        return result
     left[id(used)] = used
     result = (
-        (_follow(producer, stream, event) if producer else 0)
+        result
+        or (_follow(producer, stream, event) if producer else 0)
         or _result(_COPY, driver.cuMemcpyAsync, to, source, size, stream)
         or _result(_RECORD_EVENT, driver.cuEventRecord, event, stream)
         or relaxed(_wait_for_event, event, nanoseconds)
@@ -138,6 +148,14 @@ def fetch(  # noqa: PLR0917 -- as `_native.fetch`, to which a name would cost as
             ctypes.memmove(out, to, size)
         left.pop(id(used), None)  # another thread may have taken it to hold it
     return result
+
+
+def _check_extent(lowest: int, span: int) -> int:
+    """Tell whether memory reaches so far: what an object says of itself may be wrong."""
+    status, *_, start, size = pointer(lowest)
+    if status:
+        return _GET_ATTRIBUTES | status
+    return 0 if start <= lowest and lowest + span <= start + size else CAPTURED
 
 
 def _wait_for_event(event: Any, nanoseconds: int) -> int:
