@@ -224,7 +224,7 @@ def test_it_ends_with_the_block(use: Use) -> None:
                 pass
             run(room.a, room.y, room.x)
             assert set(accesses(seen, room.x)) == {"guessed"}
-            assert seen._catch_up().world.declarations._open == {}
+            assert seen._catch_up().world.declarations.open == {}
 
 
 def test_it_ends_with_a_block_that_is_left_by_an_error_or_not_at_all() -> None:
@@ -235,7 +235,7 @@ def test_it_ends_with_a_block_that_is_left_by_an_error_or_not_at_all() -> None:
         lost.__enter__()  # as if a Ctrl-C had come at the first step of its end
         del lost
         gc.collect()
-        assert seen._catch_up().world.declarations._open == {}
+        assert seen._catch_up().world.declarations.open == {}
 
 
 def test_it_ends_even_if_a_ctrl_c_comes_as_that_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +251,7 @@ def test_it_ends_even_if_a_ctrl_c_comes_as_that_is_noted(monkeypatch: pytest.Mon
             monkeypatch.setattr(logger.Logger, "note", interrupted)
         del borrow
         gc.collect()
-        assert seen._catch_up().world.declarations._open == {}
+        assert seen._catch_up().world.declarations.open == {}
 
 
 def test_a_borrow_that_is_entered_again_declares_again() -> None:
@@ -262,7 +262,7 @@ def test_a_borrow_that_is_entered_again_declares_again() -> None:
             with borrow:
                 run(room.a, room.y, room.x)
                 assert accesses(seen, room.x) == ["declared"]
-            assert seen._catch_up().world.declarations._open == {}
+            assert seen._catch_up().world.declarations.open == {}
 
 
 @EITHER
@@ -383,7 +383,7 @@ def test_ever_other_buffers_that_are_acquired_do_not_grow() -> None:
         for at in range(1100):
             part = CAI(room.x + at, (1,))
             us.acquire(part, stream=room.a, producer=None, mode="read")
-        (found,) = seen._catch_up().world.declarations._open.values()
+        (found,) = seen._catch_up().world.declarations.open.values()
         assert len(found) == 1024
         assert found[-1].start == room.x + 1099
 
@@ -392,12 +392,12 @@ def test_what_is_acquired_and_never_released_does_not_grow() -> None:
     with a_room() as room, us.observe() as seen:
         for _ in range(50):
             us.acquire(array(room.x), stream=room.a, producer=None, mode="read")
-        (found,) = seen._catch_up().world.declarations._open.values()
+        (found,) = seen._catch_up().world.declarations.open.values()
         assert len(found) == 1
         us.release(array(room.x), stream=room.b, producer=None)  # it was not acquired there
-        assert len(seen._catch_up().world.declarations._open) == 1
+        assert len(seen._catch_up().world.declarations.open) == 1
         us.release(array(room.x), stream=room.a, producer=None)
-        assert seen._catch_up().world.declarations._open == {}
+        assert seen._catch_up().world.declarations.open == {}
 
 
 # -- what it costs the others ----------------------------------------------------------------------

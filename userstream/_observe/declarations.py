@@ -48,13 +48,8 @@ class Declarations:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._open: dict[_Key, list[_Declaration]] = {}  # the oldest first
+        self.open: dict[_Key, list[_Declaration]] = {}  # the oldest first
         self._blocks: dict[int, _Key] = {}  # by their numbers
-
-    @property
-    def count(self) -> int:
-        """For how many streams something is declared."""
-        return len(self._open)
 
     def begin(self, call: Call) -> None:
         """Apply the begin of a block, or an `acquire`."""
@@ -67,52 +62,52 @@ class Declarations:
             self._blocks[number] = key
         else:
             self._release({start for start, _ in found}, [key])
-        self._open.setdefault(key, []).extend(
+        self.open.setdefault(key, []).extend(
             _Declaration(number, start, end, self._memory.find(start), reads=bool(reads))
             for start, end in found
         )
-        del self._open[key][:-_MOST]  # what is acquired may never be released
+        del self.open[key][:-_MOST]  # what is acquired may never be released
 
     def end(self, call: Call) -> None:
         """Apply the end of a block, or a `release`: of what any thread has acquired."""
         number, handle = call.words
         if not number:
-            keys = [key for key in self._open if key[1] == (handle or _LEGACY)]
+            keys = [key for key in self.open if key[1] == (handle or _LEGACY)]
             self._release({start for start, _ in _ranges(call)}, keys)
             return
         key = self._blocks.pop(number, None)
         if key is not None:
-            self._keep(key, [each for each in self._open.get(key, ()) if each.number != number])
+            self._keep(key, [each for each in self.open.get(key, ()) if each.number != number])
 
     def _release(self, starts: set[int], keys: list[_Key]) -> None:
         for key in keys:
             kept = [
                 each
-                for each in self._open.get(key, ())
+                for each in self.open.get(key, ())
                 if each.number or (starts and each.start not in starts)  # none: which is unknown
             ]
             self._keep(key, kept)
 
     def _keep(self, key: _Key, kept: list[_Declaration]) -> None:
         if kept:
-            self._open[key] = kept
+            self.open[key] = kept
         else:
-            self._open.pop(key, None)
+            self.open.pop(key, None)
 
     def forget(self) -> None:
         """Forget all: calls were lost, and the end of a block may be among them."""
-        self._open.clear()
+        self.open.clear()
         self._blocks.clear()
 
     def judge(self, operation: Done, address: int, write: bool, known: str) -> tuple[bool, str]:
         """Return whether an operation writes there, and how that is known."""
-        if self._open and known != EXACT and self._is_only_read(operation, address):
+        if self.open and known != EXACT and self._is_only_read(operation, address):
             return False, DECLARED
         return write, known
 
     def _is_only_read(self, operation: Done, address: int) -> bool:
         handle = 0 if operation.lane is None else operation.lane.handle
-        for each in reversed(self._open.get((operation.thread, handle or _LEGACY), ())):
+        for each in reversed(self.open.get((operation.thread, handle or _LEGACY), ())):
             if each.covers(address, self._memory):
                 return each.reads
         return False

@@ -40,7 +40,7 @@ class Engine:
         self.world = world = World(stacks, strict=strict, timeline=timeline)
         self.counts: dict[str, int] = {}
         self._stall = stall
-        self._taken = 0
+        self._untrimmed = 0
         self._pinned = Pinned(world)
         allocations, launches = Allocations(world), Launches(world)
         captures = Captures(world, allocations)
@@ -87,10 +87,11 @@ class Engine:
             apply(call)
             if call.leaving and function.waits and not call.result:
                 self._note_wait(call)
-            self._taken += 1
-            if self._taken % _TRIM == 0:
-                self.world.clocks.forget_ended_threads()
-                self.world.memory.trim(self.world.is_known)
+            self._untrimmed += 1
+        if self._untrimmed >= _TRIM:
+            self._untrimmed = 0
+            self.world.clocks.forget_ended_threads()
+            self.world.memory.trim(self.world.is_known)
 
     def _note_stall(self, call: Call) -> None:
         seconds = (call.ended - call.began) * 1e-9

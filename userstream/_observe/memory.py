@@ -23,6 +23,8 @@ DECLARED = "declared"
 LEARNED = "learned"
 ASSUMED = "assumed"
 
+_NONE: list[Access] = []
+
 Span = tuple[int, int, bool, str]  # start, end, whether it writes there, and how that is known
 
 _PAGE = 12  # bits: accesses within a page are found by it, wider ones are looked through
@@ -109,28 +111,34 @@ class Allocation:
         write: bool,
         known: str,
     ) -> bool:
-        """Note an access if it repeats the newest one to its bytes; tell whether it does.
+        """Note an access if those that count there are its stream's; tell whether it did.
 
-        If all that count there are of its stream, it is ordered behind them, stands for the newest,
-        and leaves of the others what that has left. So it is with most accesses of most programs.
+        It is ordered behind them then. If it repeats the newest, it stands for that, and leaves of
+        the others what that has left; if it surely writes, it stands for all those of its bytes. So
+        it is with most accesses of most programs.
         """
-        if self.freed is not None or self._wide:
+        if self.freed is not None:
             return False
+        for old in self._wide:
+            if old.lane is not lane and old.start < end and start < old.end:
+                return False
+        near = self._narrow.get(start >> _PAGE, _NONE)
         like: Access | None = None
-        for old in self._narrow.get(start >> _PAGE, ()):
+        others = False
+        for old in near:
             if old.start < end and start < old.end:
                 if old.lane is not lane:
                     return False
+                others = others or old.start != start or old.end != end
                 like = old
-        if (
-            like is None
-            or like.start != start
-            or like.end != end
-            or like.write is not write
-            or like.known != known
-            or like.loose
-        ):
+        if like is None or like.start != start or like.end != end:
             return False
+        if like.write is not write or like.known != known or like.loose:
+            if others or not write or known == ASSUMED:
+                return False
+            like.write, like.known, like.loose = True, known, False
+            if len(near) > 1:
+                near[:] = [each for each in near if each is like or each.start != start]
         like.time = time
         like.operation = operation
         like.held_by = lane.held_by

@@ -21,9 +21,9 @@ LEARNED = 0xFFFA
 DECLARED = 0xFFF9
 DECLARED_NO_MORE = 0xFFF8
 
-_HEAD = "<IHBBiiQQQQQ"
-_COUNT = 7  # where it says how many words follow
+_HEAD = struct.Struct("<IHBBiiQQQQQ")
 _LENGTH = struct.Struct("<Q")
+_LEAVING = 1  # the site of a call that comes back
 
 
 class Call:
@@ -50,22 +50,30 @@ class Call:
     name: str
     function: Function
 
-    def __init__(self, parts: tuple[int, ...], fetched: list[bytes]) -> None:
-        (
-            _,
-            self.what,  # the maker's number of the function
-            site,
-            _,
-            self.result,
-            self.stack,
-            self.thread,
-            self.began,  # nanoseconds
-            self.ended,
-            self.context,
-            self.number,
-            *self.words,
-        ) = parts
-        self.leaving = site == 1
+    def __init__(  # noqa: PLR0917 -- made for each record: keywords would take longer
+        self,
+        what: int,
+        leaving: bool,
+        result: int,
+        stack: int,
+        thread: int,
+        began: int,
+        ended: int,
+        context: int,
+        number: int,
+        words: tuple[int, ...],
+        fetched: list[bytes],
+    ) -> None:
+        self.what = what  # the maker's number of the function
+        self.leaving = leaving
+        self.result = result
+        self.stack = stack
+        self.thread = thread
+        self.began = began  # nanoseconds
+        self.ended = ended
+        self.context = context
+        self.number = number
+        self.words = words
         self.fetched = fetched
         self.entry = -1  # in the timeline
 
@@ -74,20 +82,26 @@ def read(chunk: bytes) -> Iterator[Call]:
     """Read what the logger gave."""
     at, until = 0, len(chunk)
     while at < until:
-        layout = _layout(chunk[at + _COUNT])
-        parts = layout.unpack_from(chunk, at)
-        end = at + parts[0]
-        at += layout.size
+        size, what, site, count, result, stack, thread, began, ended, context, number = (
+            _HEAD.unpack_from(chunk, at)
+        )
+        end = at + size
+        at += _HEAD.size
+        words = _words(count).unpack_from(chunk, at)
+        at += 8 * count
         fetched = []
         while at < end:
             (length,) = _LENGTH.unpack_from(chunk, at)
             at += 8
             fetched.append(chunk[at : at + length])
             at += length + 7 & ~7
-        yield Call(parts, fetched)
+        leaving = site == _LEAVING
+        yield Call(
+            what, leaving, result, stack, thread, began, ended, context, number, words, fetched
+        )
 
 
 @functools.cache
-def _layout(words: int) -> struct.Struct:
-    """Return how a record with so many words begins: compiled once, for there are millions."""
-    return struct.Struct(f"{_HEAD}{words}Q")
+def _words(count: int) -> struct.Struct:
+    """Return how so many words are read: compiled once, for there are millions."""
+    return struct.Struct(f"<{count}Q")

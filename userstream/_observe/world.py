@@ -86,14 +86,15 @@ class World:
     ) -> None:
         """Note that an operation touches bytes, and what that races with."""
         self.timeline.touched(touches)
-        find, capture = self.memory.find, lane.capture
+        whole: Allocation | None = None  # often that of the bytes before, too
         for start, end, write, known in touches:
-            if capture is not None:
+            if lane.capture is not None:
                 access = Access(start, end, lane, time, operation, write, known, loose)
-                for old in capture.touch(access):
+                for old in lane.capture.touch(access):
                     self.report(self.memory.elsewhere, old, access)
                 continue
-            whole = find(start)
+            if whole is None or not whole.start <= start < whole.end:
+                whole = self.memory.find(start)
             if whole is None or end > whole.end:
                 for part, begin, after in self.memory.parts(start, end):
                     access = Access(begin, after, lane, time, operation, write, known, loose)
