@@ -372,8 +372,16 @@ def test_what_a_glance_at_an_array_does_not_tell(cupy: types.ModuleType, memory:
     one.data.ptr += 12
     assert us.asnumpy(one).tolist() == [3, 2, 1, 0]
     one.data.ptr = memory
-    with pytest.raises(us.UnsupportedBufferError, match="extends beyond its memory"):
+    with (
+        device_current(0),  # or it would not be copied at once
+        pytest.raises(us.UnsupportedBufferError, match="extends beyond its memory"),
+    ):
         us.asnumpy(one)
+    packed: list[Any] = []
+    cupy.ascontiguousarray = lambda array: packed.append(array) or array
+    one.strides = (16,)
+    assert us.asnumpy(one).shape == (4,)
+    assert packed == [one]
     one.shape, one.nbytes, one.data.ptr = (0,), 0, 0
     assert us.asnumpy(one).shape == (0,)
 
