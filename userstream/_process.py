@@ -12,7 +12,7 @@ with the code.
         forked halted: set. _ending: set, and what is made from then on is leaked as well
         _tracked: leaked, and emptied. _unhalted _driver_used _after_fork _last: stay
     _driver/library
-        _ready _version _device_count _uuids: facts, which stay; who asks is refused
+        _ready _version ordinals _uuids: facts, which stay; who asks is refused
     _driver/contexts
         _primary devices_of_primaries: stay, out of reach
     _driver/capture_mode

@@ -212,7 +212,12 @@ class UserStream:
         # The path of every call but the first: one look at the type, one at the table.
         streams = self._unnamed if name is None else self._table.called(name)
         if priority is None and sms is None:
-            stream = _known(target, streams)
+            # As `_known`, without its call.
+            kind = _buffers.learned.get(type(target))
+            if kind is not None:
+                stream = streams.get(kind.locate(target))
+            else:
+                stream = streams.get(target) if type(target) is int else None
             if stream is not None:
                 return stream
         return self._table.find_or_create(target, name, priority, sms)

@@ -49,10 +49,10 @@ class DLPackView(View):
             kind, ordinal = obj.__dlpack_device__()
         except Exception:  # which the view says more about
             return DLPackView(obj).device
-        if kind != _CUDA or type(ordinal) is not int:
-            return DLPackView(obj).device
-        _driver.library.check_device(ordinal)
-        return ordinal
+        # As the view does, without a call.
+        if kind == _CUDA and type(ordinal) is int and ordinal in _driver.library.ordinals:
+            return ordinal
+        return DLPackView(obj).device
 
     @once
     def speaker(self) -> Any:

@@ -21,7 +21,7 @@ _NOT_INITIALIZED = driver.CUresult.CUDA_ERROR_NOT_INITIALIZED
 
 _ready = False
 _version = 0
-_device_count = 0
+ordinals = range(0)  # of the devices that this process sees
 _uuids: dict[int, str] = {}
 
 
@@ -37,7 +37,7 @@ def ensure() -> None:
 
 
 def _initialise() -> None:
-    global _ready, _version, _device_count  # noqa: PLW0603 -- the driver is one per process
+    global _ready, _version, ordinals  # noqa: PLW0603 -- the driver is one per process
     try:
         (status,) = driver.cuInit(0)
     except (RuntimeError, ValueError) as error:  # not there, or an answer newer than the bindings
@@ -56,7 +56,7 @@ def _initialise() -> None:
         )
     _process.note_driver_used()
     _version = call(driver.cuDriverGetVersion)
-    _device_count = call(driver.cuDeviceGetCount)
+    ordinals = range(call(driver.cuDeviceGetCount))
     fused.load()
     _ready = True
 
@@ -75,18 +75,18 @@ def version_text() -> str:
 def device_count() -> int:
     """Return how many devices this process sees."""
     ensure()
-    return _device_count
+    return len(ordinals)
 
 
 def check_device(device: int) -> None:
     """Raise `InvalidDeviceError` unless there is a device of that ordinal."""
     if not _ready or _process.halted:  # `ensure`, without the call that costs most here
         ensure()
-    if not 0 <= device < _device_count:
+    if not 0 <= device < len(ordinals):
         advice = AS_POINTER if device >= 1 << 16 else ""  # no ordinal is so large
         raise InvalidDeviceError(
-            f"there is no CUDA device {device}: this process sees {_device_count} "
-            f"(ordinals 0 to {_device_count - 1}){advice}",
+            f"there is no CUDA device {device}: this process sees {len(ordinals)} "
+            f"(ordinals 0 to {len(ordinals) - 1}){advice}",
             device=device,
         )
 
@@ -120,7 +120,7 @@ def device_uuid(device: int) -> str | None:
     For errors, so the driver is not brought into being here.
     """
     uuid = _uuids.get(device)
-    if uuid is None and _ready and not _process.forked and 0 <= device < _device_count:
+    if uuid is None and _ready and not _process.forked and 0 <= device < len(ordinals):
         try:
             handle = call(driver.cuDeviceGet, device)
             uuid = _uuids[device] = _uuid(handle, _name(handle))
