@@ -52,7 +52,7 @@ with the code.
     _buffers/torch
         _forms: facts, which stay
     _buffers/view
-        UNKNOWN: a constant
+        UNKNOWN DOUBTED: constants
     _ordering/device_edges
         _spare: emptied
     _ordering/producers
@@ -71,6 +71,8 @@ with the code.
         spare: stays; what is in it warns of nothing
     _observe/logger
         _lock _logger: stay, out of reach
+    _observe/memory
+        _NONE: a constant
     _observe/observation
         _turn: a new one. _active: none
     testing/_simulated
