@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
+import subprocess
 import sys
+import sysconfig
 import threading
 import zlib
 from collections.abc import Iterator
@@ -488,6 +491,27 @@ class TestCompiled:
     def test_it_was_compiled_from_the_source_that_is_here(self, native):
         source = Path(pure.__file__).with_name("_native.c").read_bytes()
         assert f"{zlib.crc32(source):08x}" == native.SOURCE, "install userstream again"
+
+    @pytest.mark.parametrize("free_threaded", [False, True])
+    @pytest.mark.parametrize("compiler", ["gcc", "clang"])
+    def test_its_source_has_no_warnings(self, compiler, free_threaded, tmp_path):
+        include = Path(sysconfig.get_path("include"))
+        if not shutil.which(compiler) or not (include / "Python.h").exists():
+            pytest.skip(f"needs {compiler} and the headers of Python")
+        if free_threaded and sys.version_info < (3, 13):
+            pytest.skip("these headers know no free threading")
+        source = Path(pure.__file__).with_name("_native.c")
+        flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow"]
+        if free_threaded:  # as far as the headers of a Python with the GIL show it
+            flags.append("-DPy_GIL_DISABLED=1")
+        done = subprocess.run(
+            [compiler, *flags, "-isystem", include, "-c", source, "-o", tmp_path / "native.o"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
 
     def test_it_is_not_used_once_its_source_has_changed(self, native, monkeypatch):
         monkeypatch.delenv("USERSTREAM_PURE", raising=False)

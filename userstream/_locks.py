@@ -8,13 +8,13 @@ from typing import Any
 
 __all__ = ["Lock", "RLock"]
 
-if sys.version_info[:2] != (3, 14):
+if sys.version_info < (3, 14):
     from threading import Lock, RLock
 else:
-    # Python looks for signals after each call of a C function. 3.14, and no other version, calls
-    # `__enter__` in that way: with a lock of `threading`, a Ctrl-C there comes when the lock is
-    # taken and the block has not begun, and nothing gives it back. It looks for none after the
-    # next element of an iterator, nor where a function of Python returns.
+    # `__enter__` is called as any function is, after which 3.14 looks for signals: with a lock of
+    # `threading`, a Ctrl-C there comes when the lock is taken and the block has not begun, and
+    # nothing gives it back. None comes with the next element of an iterator, nor where a function
+    # of Python returns.
 
     _RLock: Any = type(threading.RLock())
 

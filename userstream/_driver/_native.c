@@ -113,6 +113,20 @@ static int addresses(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted,
 
 /* -- the functions --------------------------------------------------------------------------- */
 
+/* Where each is kept. ISO C has no cast from an object's address to a function's. */
+static void *const functions[FUNCTION_COUNT] = {
+    [EXCHANGE_MODE] = &exchange_mode,
+    [IS_CAPTURING] = &is_capturing,
+    [QUERY_STREAM] = &query_stream,
+    [QUERY_EVENT] = &query_event,
+    [RECORD_EVENT] = &record_event,
+    [WAIT_EVENT] = &wait_event,
+    [GET_CURRENT] = &get_current,
+    [COPY_MEMORY] = &copy_memory,
+    [GET_ATTRIBUTES] = &get_attributes,
+    [GET_CONTEXT] = &get_context,
+};
+
 static PyObject *load(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
@@ -129,17 +143,8 @@ static PyObject *load(PyObject *module, PyObject *const *args, Py_ssize_t count)
             return NULL;
         }
     }
-    exchange_mode = (CUresult(*)(int *))found[EXCHANGE_MODE];
-    is_capturing = (CUresult(*)(CUstream, int *))found[IS_CAPTURING];
-    query_stream = (CUresult(*)(CUstream))found[QUERY_STREAM];
-    query_event = (CUresult(*)(CUevent))found[QUERY_EVENT];
-    record_event = (CUresult(*)(CUevent, CUstream))found[RECORD_EVENT];
-    wait_event = (CUresult(*)(CUstream, CUevent, unsigned))found[WAIT_EVENT];
-    get_current = (CUresult(*)(CUcontext *))found[GET_CURRENT];
-    copy_memory = (CUresult(*)(CUdeviceptr, CUdeviceptr, size_t, CUstream))found[COPY_MEMORY];
-    get_attributes =
-        (CUresult(*)(unsigned, const int *, void **, CUdeviceptr))found[GET_ATTRIBUTES];
-    get_context = (CUresult(*)(CUstream, CUcontext *))found[GET_CONTEXT];
+    for (int i = 0; i < FUNCTION_COUNT; i++)
+        memcpy(functions[i], &found[i], sizeof found[i]);
     Py_RETURN_NONE;
 }
 
@@ -446,16 +451,46 @@ static PyObject *lend(PyObject *module, PyObject *const *args, Py_ssize_t count)
     return (PyObject *)lease;
 }
 
+/* The exception that is on its way, while something else is done. */
+#ifdef Py_LIMITED_API /* of 3.11, which has only what is deprecated since 3.12 */
+typedef struct {
+    PyObject *kind, *value, *trace;
+} Exception;
+
+static Exception hold_exception(void)
+{
+    Exception held;
+    PyErr_Fetch(&held.kind, &held.value, &held.trace);
+    return held;
+}
+
+static void go_on_with(Exception held)
+{
+    PyErr_Restore(held.kind, held.value, held.trace);
+}
+#else
+typedef PyObject *Exception;
+
+static Exception hold_exception(void)
+{
+    return PyErr_GetRaisedException();
+}
+
+static void go_on_with(Exception held)
+{
+    PyErr_SetRaisedException(held);
+}
+#endif
+
 static void lease_dealloc(PyObject *self)
 {
     Lease *lease = (Lease *)self;
     PyTypeObject *type = Py_TYPE(self);
     if (lease->blocks) {
-        PyObject *kind, *value, *trace; /* of what is on its way meanwhile */
-        PyErr_Fetch(&kind, &value, &trace);
+        Exception held = hold_exception();
         if (PyDict_SetItem(lease->blocks, lease->address, Py_None))
             PyErr_WriteUnraisable(lease->blocks); /* it is not used again */
-        PyErr_Restore(kind, value, trace);
+        go_on_with(held);
     }
     Py_XDECREF(lease->blocks);
     Py_XDECREF(lease->address);
@@ -480,10 +515,13 @@ static PyGetSetDef lease_attributes[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
+/* A slot has a void pointer for either kind, which ISO C has no cast for. */
+#define FUNCTION(name) __extension__(void *)name
+
 static PyType_Slot lease_slots[] = {
-    {Py_tp_dealloc, (void *)lease_dealloc},
+    {Py_tp_dealloc, FUNCTION(lease_dealloc)},
     {Py_tp_getset, lease_attributes},
-    {Py_bf_getbuffer, (void *)lease_buffer},
+    {Py_bf_getbuffer, FUNCTION(lease_buffer)},
     {0, NULL},
 };
 
@@ -526,7 +564,7 @@ static int initialise(PyObject *module)
 enum { MULTIPLE_INTERPRETERS = 3, FIRST_WITH_INTERPRETERS = 0x030c0000 };
 
 static PyModuleDef_Slot slots[] = {
-    {Py_mod_exec, (void *)initialise},
+    {Py_mod_exec, FUNCTION(initialise)},
 #ifdef Py_GIL_DISABLED
     {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif
@@ -536,7 +574,7 @@ static PyModuleDef_Slot slots[] = {
 
 /* Python 3.11 refuses a slot that it does not know. */
 static PyModuleDef_Slot older_slots[] = {
-    {Py_mod_exec, (void *)initialise},
+    {Py_mod_exec, FUNCTION(initialise)},
     {0, NULL},
 };
 
