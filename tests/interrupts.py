@@ -16,7 +16,8 @@ from helpers import untraced
 HERE = userstream.__path__[0]
 # A function of cuda.bindings makes an enum of what the driver has answered, in Python, and
 # frames of contextlib stand between a block and its end.
-PLACES = (HERE, os.path.dirname(cuda.bindings.__file__), contextlib.__file__)
+BINDINGS = os.path.dirname(cuda.bindings.__file__)
+PLACES = (HERE, BINDINGS, contextlib.__file__)
 
 
 class Cut(BaseException):

@@ -272,8 +272,8 @@ def _caches() -> Iterator[None]:
     _pinned.set_limit(limit)
     gc.collect()
     free_pinned()
-    if not _pinned._blocks:  # what an injected failure kept from being freed counts no longer
-        _pinned._total = 0
+    _pinned._going.clear()  # what an injected failure kept from being freed counts no longer
+    _pinned._count()
 
 
 @pytest.fixture

@@ -8,7 +8,9 @@ import itertools
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,7 @@ from helpers import (
     running,
     untraced,
 )
-from interrupts import cut_short
+from interrupts import BINDINGS, HERE, Cut, cut_short
 from userstream import _driver, testing
 from userstream._copies import pinned as _pinned
 from userstream._copies.arrays import DeviceArray
@@ -448,7 +450,7 @@ def test_what_could_not_be_freed_counts() -> None:
     with testing.inject("cuMemFreeAsync", 1):
         free_all()
     assert _pinned._total in (MIB, 2 * MIB)
-    _pinned._total = 0  # for the next test
+    _pinned._going.clear()  # for the next test
 
 
 @pytest.mark.simulated
@@ -529,10 +531,24 @@ def test_interrupting_a_wait_keeps_the_memory(no_garbage: None) -> None:
 
 def accounted() -> int:
     """Insist that each block is free again, and counted; return how many bytes they are."""
-    free = {address: size for size, blocks in _pinned._free.items() for address in blocks}
-    assert set(free) == set(_pinned._blocks)
-    assert sum(free.values()) == _pinned._total
-    return _pinned._total
+    total = _pinned._count()
+    assert not _pinned._coming
+    assert not _pinned._going
+    free, leaving, blocks = (
+        {size: set(those) for size, those in each.items() if those}
+        for each in (_pinned._free, _pinned._leaving, _pinned._blocks)
+    )
+    assert {
+        size: free.get(size, set()) | leaving.get(size, set()) for size in {*free, *leaving}
+    } == blocks
+    assert sum(size * len(those) for size, those in blocks.items()) == total == _pinned._total
+    return total
+
+
+def count() -> int:
+    """Return how many blocks there are."""
+    _pinned._count()
+    return sum(map(len, _pinned._blocks.values()))
 
 
 @pytest.mark.simulated
@@ -561,7 +577,7 @@ def test_no_signal_loses_memory(
             came = cut_short(lambda: array(MIB), at)
             testing.reset()
         # What was allocated in vain is freed in the order of the pool's stream.
-        assert eventually(lambda: there()[1] - before[1] == len(_pinned._blocks)), (
+        assert eventually(lambda: there()[1] - before[1] == count()), (
             f"signal {at}: a block is lost"
         )
         accounted()
@@ -571,7 +587,7 @@ def test_no_signal_loses_memory(
         thread = trim() if at % 3 else None  # else it takes what is free
         if thread is not None:
             thread.join(30)
-        if not opened and pools and not _pinned._blocks:
+        if not opened and pools and not count():
             pools.popitem()[1].close()
     assert at > 20
 
@@ -582,6 +598,9 @@ def test_no_signal_loses_memory_while_the_pool_is_held_up(
     memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     array(4096)  # opens the pool
+    with testing.latch(us.get_stream(0)):  # which needs memory at its first use
+        us.release(driver.CUdeviceptr(memory))
+    us.wait_for_device(0, timeout=20)
     free_all()
     monkeypatch.setattr(host_pools, "_PATIENCE", 0)
     before = _simulated.stats().allocations
@@ -591,9 +610,9 @@ def test_no_signal_loses_memory_while_the_pool_is_held_up(
             came = cut_short(lambda: array(MIB), at)
             latch.release()
         us.wait_for_device(0, timeout=20)
-        assert eventually(
-            lambda: _simulated.stats().allocations - before == len(_pinned._blocks)
-        ), f"signal {at}: a block is lost"
+        assert eventually(lambda: _simulated.stats().allocations - before == count()), (
+            f"signal {at}: a block is lost"
+        )
         accounted()
         if not came:
             break
@@ -611,6 +630,100 @@ def test_no_signal_loses_memory_that_is_being_freed() -> None:
         assert accounted() == 0
         if not came:
             break
+
+
+@pytest.mark.parametrize("allocated", [False, True])
+def test_two_signals_lose_no_new_block(allocated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second comes while what the first has interrupted is put right."""
+    really_allocate = host_pools.HostMemory.allocate
+
+    def allocate(memory: host_pools.HostMemory) -> None:
+        if allocated:
+            really_allocate(memory)
+        raise Cut
+
+    def signal(*_: object) -> None:
+        raise Cut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host_pools.HostMemory, "allocate", allocate)
+        patch.setattr(_pinned, "_settle", signal)
+        with pytest.raises(Cut):
+            take(MIB)
+    gc.collect()  # the frames that the error has kept
+    assert accounted() == (MIB if allocated else 0)
+    array(MIB)
+    assert count() == 1
+
+
+@pytest.mark.simulated
+@pytest.mark.usefixtures("no_garbage")
+def test_two_signals_lose_no_memory_while_the_pool_is_held_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    array(4096)  # opens the pool
+    free_all()
+    before = _simulated.stats().allocations
+
+    def signal(*_: object) -> None:
+        raise Cut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host_pools, "_arrives", signal)
+        for function in ("allocate", "discard"):
+            if function == "discard":
+                patch.setattr(host_pools.HostMemory, function, signal)
+            with pytest.raises(Cut):
+                take(MIB)
+    gc.collect()
+    assert accounted() == 0
+    assert eventually(lambda: _simulated.stats().allocations == before)
+
+
+def test_a_signal_before_free_blocks_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next call does it."""
+
+    def signal(*_: object) -> None:
+        raise Cut
+
+    array(MIB)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", signal)
+        with pytest.raises(Cut):
+            trim()
+    assert accounted() == MIB
+    free_all()
+    assert accounted() == 0
+
+
+@pytest.mark.simulated
+def test_a_storm_of_signals() -> None:
+    """By a real timer, so that they come while others are handled, too."""
+    free_all()
+    stream = us.get_stream(0)
+
+    def interrupt(_number: int, frame: FrameType | None) -> None:
+        if frame is not None and frame.f_code.co_filename.startswith((HERE, BINDINGS)):
+            raise Cut
+
+    with untraced(), device_memory(0, 7 * 4096) as source:
+        before = signal.signal(signal.SIGALRM, interrupt)
+        end = time.monotonic() + 0.5
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+            while time.monotonic() < end:
+                for pages in range(1, 7):
+                    with contextlib.suppress(Cut):
+                        to_host(
+                            DeviceArray(source, (pages * 4096,), (1,), np.dtype("u1"), 0), stream
+                        )
+                        trim()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        stream.sync()
+        assert eventually(nothing_is_left)
+    assert accounted() == 0
 
 
 def test_ctrl_c_while_the_driver_allocates() -> None:

@@ -322,7 +322,7 @@ QUEUES = [queue_to_new, queue_to_out, copy_to_host, copy_from_host]
 
 
 def lent_blocks() -> set[int]:
-    return set(_pinned._blocks).difference(*_pinned._free.values())
+    return set().union(*_pinned._blocks.values()).difference(*_pinned._free.values())
 
 
 @pytest.mark.parametrize("end", ["dropped", "cancelled", "stream closed"])

@@ -14,15 +14,20 @@ import contextlib
 import functools
 import os
 import threading
-from collections import deque
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from userstream import _driver, _locks, _process
 from userstream._engine import holding
+from userstream.errors import UserStreamError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sized
+
     from userstream._driver.host_pools import HostMemory
     from userstream._driver.pure import Lease
+
+V = TypeVar("V")
 
 LIMIT_VARIABLE = "USERSTREAM_PINNED_LIMIT"
 _DEFAULT_LIMIT = 4 << 30
@@ -30,11 +35,19 @@ _DEFAULT_SHARE = 8  # of the memory of the machine
 _PAGE = 4096
 _FAR_TOO_LARGE = 4  # times the size that is needed
 
-# Free blocks by size and address. The values say nothing.
+# Blocks by size and address: all that there are, the free ones among them, and those among them
+# that a thread is to free. Of the latter two the values say nothing. A block changes its place in
+# one call of C: whatever signals come, it is in one or in the other.
+_blocks: dict[int, dict[int, HostMemory]] = {}
 _free: dict[int, dict[int, object]] = {}
-_blocks: dict[int, HostMemory] = {}  # all that there are, by address
-_total = 0  # bytes, free or not
-_accounts = _locks.Lock()  # of the total; nothing else is done under it
+_leaving: dict[int, dict[int, object]] = {}
+
+# New blocks on their way from the driver, by who has asked for them; and what is being freed.
+_coming: dict[weakref.ref[_Claim], HostMemory] = {}
+_going: dict[object, HostMemory] = {}
+
+_total = 0  # bytes of all of them, as counted last
+_accounts = _locks.RLock()  # of the total; the garbage collector may run any destructor in it
 _limit: int | None = None
 
 
@@ -49,7 +62,7 @@ def set_limit(nbytes: int) -> None:
     if nbytes < 0:
         raise ValueError(f"the limit of pinned memory must be at least 0 bytes, not {nbytes}")
     _limit = nbytes
-    if _total > nbytes:
+    if _count() > nbytes:
         trim()
 
 
@@ -97,7 +110,7 @@ def take_or_raise(nbytes: int, device: int) -> Lease:
     if lease is None:
         raise MemoryError(
             f"{nbytes} bytes of page-locked memory are more than there is left: arrays use "
-            f"{_total - _free_bytes()} bytes of it, and the limit is {limit()}; release some of "
+            f"{_total - _bytes(_free)} bytes of it, and the limit is {limit()}; release some of "
             f"these, or raise the limit with UserStream.set_pinned_limit or {LIMIT_VARIABLE}"
         )
     return lease
@@ -130,15 +143,14 @@ def _take(size: int, device: int, most: int | None, *, reuse: bool = True) -> Le
     """Lend a free block of exactly that size, the one used last, or a new one up to a total."""
     lease = _reused(size) if reuse else None
     while lease is None:  # another thread may take what is made here
-        claim = _Claim(size)
+        claim = _Claim()
+        memory = _driver.host_pools.HostMemory(size, device)
+        if not _reserve(claim, memory, most):
+            return None
         try:
-            if not claim.reserve(most):
-                return None
-            claim.allocate(device)
-            claim.put()
-        except BaseException:  # else what it has reserved would count towards the limit for good
-            claim.give_up()
-            raise
+            memory.allocate()
+        finally:  # after an error or a signal as well, unless another one comes: see `_Claim`
+            _settle(weakref.ref(claim))
         lease = _reused(size)
     return lease
 
@@ -150,57 +162,69 @@ def _reused(size: int) -> Lease | None:
 
 
 class _Claim:
-    """A new block that is on its way from the driver to the free ones.
+    """Who has asked for a new block.
 
-    What it has got, it has got in one call of C: whatever signal comes, `give_up` puts it back.
+    It goes with the frame that it is in, however many exceptions of signal handlers come there. A
+    block whose claim has gone is nobody's, and the next count looks after it.
     """
 
-    __slots__ = ("_made", "_memory", "_reserved", "_size")
+    __slots__ = ("__weakref__",)
 
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._made: dict[int, object] = {}  # its address
-        self._reserved = False
-        self._memory: HostMemory | None = None
 
-    def reserve(self, most: int | None) -> bool:
-        global _total  # noqa: PLW0603
+def _reserve(claim: _Claim, memory: HostMemory, most: int | None) -> bool:
+    """Let a new block count from now on, unless that would be more than a total."""
+    _count()
+    with _accounts:
+        if most is not None and _sum() + memory.size > most:
+            return False
+        _coming[weakref.ref(claim)] = memory
+        _sum()
+    return True
+
+
+def _settle(claim: weakref.ref[_Claim]) -> None:
+    """Put a new block with the free ones, but once; forget it if the driver gave none."""
+    memory = _coming.get(claim)
+    if memory is None:
+        return
+    address, size = memory.address, memory.size
+    if address is None:
+        with contextlib.suppress(UserStreamError):
+            memory.discard()
+        _coming.pop(claim, None)
         with _accounts:
-            if most is not None and _total + self._size > most:
-                return False
-            _total += self._size
-            self._reserved = True
-        return True
-
-    def allocate(self, device: int) -> None:
-        self._memory = _driver.host_pools.HostMemory(device)
-        self._memory.allocate(self._size)
-        self._settle()
-
-    def put(self) -> None:
-        """Add the block to the free ones, but once: somebody else may have taken it by then."""
-        _blocks_of(self._size).update(map(dict.popitem, [self._made] * len(self._made)))
-
-    def give_up(self) -> None:
-        self._settle()
-        if self._reserved:
-            _unreserve(self._size)
-        self.put()
-
-    def _settle(self) -> None:
-        """Take up what was allocated, if it was."""
-        memory = self._memory
-        address = None if memory is None else memory.address
-        if memory is not None and address is not None:
-            _blocks[address] = memory
-            self._made[address] = None
-            self._memory, self._reserved = None, False
+            _sum()
+        return
+    # `_blocks[size][address] = _coming.pop(claim)` and `_free[size][address] = None`, in one call.
+    counted = map(_among(_blocks, size).__setitem__, (address,), map(_coming.pop, (claim,)))
+    with contextlib.suppress(KeyError):  # another thread was faster
+        _among(_free, size).update(zip((address,), counted, strict=True))
 
 
-def _blocks_of(size: int) -> dict[int, object]:
-    """Return the free blocks of a size."""
-    blocks = _free.get(size)
-    return _free.setdefault(size, {}) if blocks is None else blocks
+def _count() -> int:
+    """Return the bytes of all blocks, without those that nobody has asked for any more."""
+    for claim in list(_coming):
+        if claim() is None:
+            _settle(claim)
+    with _accounts:
+        return _sum()
+
+
+def _sum() -> int:
+    global _total  # noqa: PLW0603 -- one cache for the process
+    moving = (*list(_coming.values()), *list(_going.values()))
+    _total = _bytes(_blocks) + sum(memory.size for memory in moving)
+    return _total
+
+
+def _among(blocks: dict[int, dict[int, V]], size: int) -> dict[int, V]:
+    """Return those blocks that have a size."""
+    found = blocks.get(size)
+    return blocks.setdefault(size, {}) if found is None else found
+
+
+def _bytes(blocks: Mapping[int, Sized]) -> int:
+    return sum(size * len(each) for size, each in list(blocks.items()))
 
 
 @functools.lru_cache(maxsize=256)
@@ -210,23 +234,13 @@ def rounded(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
-def _unreserve(size: int) -> None:
-    global _total  # noqa: PLW0603
-    with _accounts:
-        _total -= size
-
-
 def _make_room(size: int) -> bool:
     """Free blocks, the smallest first, if that can make room for one of that size.
 
     Tells whether some are on their way.
     """
-    missing = size + _total - limit()
-    return _free_bytes() >= missing and _give_back(missing) is not None
-
-
-def _free_bytes() -> int:
-    return sum(each * len(blocks) for each, blocks in list(_free.items()))
+    missing = size + _count() - limit() - _bytes(_leaving)
+    return _bytes(_free) >= missing and _give_back(missing) is not None
 
 
 def trim() -> threading.Thread | None:
@@ -239,46 +253,53 @@ def _give_back(missing: int | None) -> threading.Thread | None:
     """Free blocks of at least so many bytes, or all, the smallest first, in a thread.
 
     It takes long: where the driver has no pools of host memory, until the devices have no work.
+    After a signal the next call frees them.
     """
-    found: deque[tuple[int, tuple[int, object]]] = deque()  # size, and address
-    thread = threading.Thread(target=_release, args=(found,), name="userstream-trim", daemon=True)
+    for size, blocks in sorted(_free.items(), key=lambda each: each[0]):
+        with contextlib.suppress(KeyError):  # there are none left
+            while missing is None or missing > 0:
+                _among(_leaving, size).update(map(dict.popitem, (blocks,)))
+                missing = None if missing is None else missing - size
+    if not any(_leaving.values()):
+        return None
+    thread = threading.Thread(target=_release, name="userstream-trim", daemon=True)
     try:
-        for size, blocks in sorted(_free.items(), key=lambda each: each[0]):
-            with contextlib.suppress(KeyError):  # there are none left
-                while missing is None or missing > 0:
-                    found.extend(zip((size,), map(dict.popitem, (blocks,)), strict=False))
-                    missing = None if missing is None else missing - size
-        if not found:
-            return None
         thread.start()
-    except BaseException as error:  # too many threads, Python is exiting, or a signal
-        # Each goes back or is freed, also if the thread is on its way.
-        with contextlib.suppress(IndexError):
-            while True:
-                size, (address, _) = found.popleft()
-                _blocks_of(size)[address] = None
-        if not isinstance(error, RuntimeError):
-            raise
+    except RuntimeError:  # too many threads, or Python is exiting
+        # Each is free again or is freed, also if the thread is on its way.
+        for size, blocks in list(_leaving.items()):
+            with contextlib.suppress(KeyError):
+                _among(_free, size).update(map(dict.popitem, [blocks] * len(blocks)))
         return None
     return thread
 
 
-def _release(blocks: deque[tuple[int, tuple[int, object]]]) -> None:
-    while blocks:
-        # What fails may have been freed or not: it is not used again, and counts.
-        with contextlib.suppress(Exception):
-            size, (address, _) = blocks.popleft()
-            _blocks.pop(address).free()
-            _unreserve(size)
+def _release() -> None:
+    for size, blocks in list(_leaving.items()):
+        with contextlib.suppress(KeyError):  # there are none left
+            while True:
+                address, _ = blocks.popitem()
+                # What fails may have been freed or not: it is not used again, and counts.
+                with contextlib.suppress(Exception):
+                    _free_block(size, address)
+    _count()
+
+
+def _free_block(size: int, address: int) -> None:
+    key = object()  # not the address: once the block is freed, another one may come there
+    _going.update(zip((key,), map(_blocks[size].pop, (address,)), strict=True))
+    _going[key].free()
+    del _going[key]
 
 
 def _forget() -> None:
     global _accounts, _total  # noqa: PLW0603
     # In a forked child nothing is freed, and a thread that is not here may have held it.
-    _accounts = _locks.Lock()
+    _accounts = _locks.RLock()
     _total = 0
-    _free.clear()
-    _blocks.clear()
+    everything: tuple[dict[Any, Any], ...] = (_blocks, _free, _leaving, _coming, _going)
+    for blocks in everything:
+        blocks.clear()
 
 
 _process.after_fork(_forget)

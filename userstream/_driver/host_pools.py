@@ -6,7 +6,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import operator
 import time
+from collections import deque
 from typing import Any
 
 from cuda.bindings import driver
@@ -33,11 +37,13 @@ class HostMemory:
     signal comes in `allocate`, nothing is lost.
     """
 
-    __slots__ = ("_answers", "_device", "_pool")
+    __slots__ = ("_answers", "_device", "_late", "_pool", "size")
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, size: int, device: int) -> None:
+        self.size = size
         self._device = device
         self._answers: list[tuple[Any, ...]] = []
+        self._late: list[tuple[Any, ...]] = []  # instead of there, until the stream got there
         self._pool: _HostPool | None = None
 
     @property
@@ -48,16 +54,25 @@ class HostMemory:
                 return int(address)
         return None
 
-    def allocate(self, size: int) -> None:
+    def allocate(self) -> None:
         """Allocate it, on the host's node that is nearest to the device."""
         try:
             self._pool = pool = _pool_of(self._device)
-            if pool.allocate(size, self._answers):
-                return
+            try:
+                if pool.allocate(self.size, self._late):
+                    self._answers.extend(map(list.pop, (self._late,)))  # no signal in between
+                    return
+            finally:
+                self.discard()
         except (DriverError, NotSupportedError):
             pass  # an old driver, a container that may not ask for memory of a node, or a full node
         self._pool = None
-        allocate_pinned(primary_context(self._device), size, self._answers)
+        allocate_pinned(primary_context(self._device), self.size, self._answers)
+
+    def discard(self) -> None:
+        """Free what came too late; or before an error, or a signal."""
+        if self._late and self._pool is not None:
+            self._pool.discard(self._late)
 
     def free(self) -> None:
         """Free it; that of a pool whatever the GPU still does."""
@@ -92,21 +107,24 @@ class _HostPool:
         within(self._context, relaxed, make, self._streams, driver.cuStreamCreate, _NON_BLOCKING)
 
     def allocate(self, size: int, made: list[tuple[Any, ...]]) -> bool:
-        """Allocate, unless the stream of the pool is held up; tell whether it was done."""
-        within(self._context, relaxed, self._allocate, size, made)
-        return bool(made)
+        """Allocate; tell whether the memory is there, as the stream of the pool is not held up."""
+        return bool(within(self._context, relaxed, self._allocate, size, made))
 
-    def _allocate(self, size: int, made: list[tuple[Any, ...]]) -> None:
+    def _allocate(self, size: int, made: list[tuple[Any, ...]]) -> bool:
         (_, pool), (_, stream) = self._pools[0], self._streams[0]
-        pending: list[tuple[Any, ...]] = []  # the memory is there when the stream got there
-        try:
-            make(pending, driver.cuMemAllocFromPoolAsync, size, pool, stream)
-            if _arrives(stream):
-                made.extend(pending)
-        finally:
-            for status, address in [] if made else pending:  # late, an error, or a signal
-                if status == SUCCESS:
-                    driver.cuMemFreeAsync(address, stream)
+        make(made, driver.cuMemAllocFromPoolAsync, size, pool, stream)
+        return _arrives(stream)
+
+    def discard(self, made: list[tuple[Any, ...]]) -> None:
+        """Free what is not there yet, once it is. What fails is no loss: there is none."""
+        within(self._context, relaxed, self._discard, made)
+
+    def _discard(self, made: list[tuple[Any, ...]]) -> None:
+        (_, stream) = self._streams[0]
+        # In one call of C: whatever signal comes, it is still in the list or it is freed.
+        addresses = map(operator.itemgetter(1), map(list.pop, [made] * len(made)))
+        with contextlib.suppress(IndexError):  # another thread was faster
+            deque(map(driver.cuMemFreeAsync, addresses, itertools.repeat(stream)), maxlen=0)
 
     def free(self, address: object) -> None:
         within(self._context, relaxed, self._free, address)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import operator
 import time
 import weakref
 from collections import deque
@@ -233,23 +234,32 @@ def lend(blocks: dict[int, object], size: int) -> Lease | None:
     The values say nothing: a method of a dict written in C fills it. Whatever signal comes, a block
     is lent or back there, in whatever thread, also in the middle of a garbage collection.
     """
-    popped: list[tuple[int, object]] = []
-    try:
-        # One call of C takes the block and stores it, so whatever signal comes, it is put back.
-        popped.extend(map(dict.popitem, (blocks,)))
-        address = popped[0][0]
-        lease = _memory_at(size)(address)
-        # At the end it calls `blocks[address] = <the dead reference>`: no Python in between.
-        _leases[address] = weakref.ref(lease, functools.partial(blocks.__setitem__, address))
-    except KeyError:
-        return None
-    except BaseException:
-        for address, _ in popped:
-            known = _leases.get(address)
-            if known is None or known() is None:  # else it comes back when that goes
-                blocks[address] = None
-        raise
-    return lease
+    while True:
+        try:
+            address = next(reversed(blocks))
+            lease = _memory_at(size)(address)
+            # At the end it calls `blocks[address] = <the dead reference>`: no Python in between.
+            give_back = functools.partial(blocks.__setitem__, address)
+            # `_leases[address] = weakref.ref(lease, give_back)` with `del blocks[address]`, in one
+            # call of C: whatever signal comes, the block is there, or comes back with the lease. No
+            # name is given to what holds the reference: of a lease that got no block it must go
+            # first, else it would call.
+            _leases.update(
+                map(
+                    operator.itemgetter(0, 1),
+                    zip(
+                        (address,),
+                        map(weakref.ref, (lease,), (give_back,)),
+                        map(blocks.pop, (address,)),
+                        strict=True,
+                    ),
+                )
+            )
+        except StopIteration:
+            return None
+        except (KeyError, RuntimeError):  # another thread was faster
+            continue
+        return lease
 
 
 @functools.lru_cache(maxsize=256)
