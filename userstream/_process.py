@@ -41,7 +41,7 @@ with the code.
     _engine/parts
         _splits _contexts: stay, out of reach
     _copies/pinned
-        _accounts: a new one. _free _blocks _total: emptied, and nothing is freed
+        _accounts: a new one. _blocks _free _leaving _coming _going _total: emptied, nothing freed
         _limit: a setting, which stays
     _copies/staging
         _turns _spare: emptied
