@@ -52,15 +52,6 @@ def core(request: pytest.FixtureRequest) -> ModuleType:
 
 
 @pytest.fixture
-def compiled() -> ModuleType:
-    """What has the functions that have no counterpart in Python."""
-    us.get_stream(0)
-    native = pytest.importorskip("userstream._driver._native", exc_type=ImportError)
-    native.load(*map(fused._address, pure.FUNCTIONS))
-    return native
-
-
-@pytest.fixture
 def event() -> Any:
     us.get_stream(0)
     with device_current(0):
@@ -119,35 +110,6 @@ def test_a_stream_is_in_its_context(core, producer):
     assert core.is_in(stream, context) is core.is_in(int(stream), context) is True
     with another_context() as other:
         assert core.is_in(stream, other or 1) is False
-
-
-def test_an_edge_orders_one_stream_after_another(compiled, producer, event):
-    with us.Stream.create(0) as consumer:
-        with testing.latch(producer):
-            assert compiled.edge(producer._lane.handle, consumer._lane.handle, event, 0) == 0
-            assert which(compiled.query(consumer._lane.handle)) == ("cuStreamQuery", NOT_READY)
-        assert eventually(lambda: compiled.query(consumer._lane.handle) == 0)
-
-
-def test_an_edge_leaves_captured_streams_alone(compiled, producer, event):
-    with us.Stream.create(0) as captured:
-        captured.begin_capture(mode="relaxed")
-        one, other = producer._lane.handle, captured._lane.handle
-        assert (
-            compiled.edge(one, other, event, 0)
-            == compiled.edge(other, one, event, 0)
-            == pure.CAPTURED
-        )
-        assert captured.end_capture() is not None
-
-
-def test_an_edge_can_need_a_context_to_be_current(compiled, producer, event):
-    stream, context = producer._lane.handle, producer._lane.context
-    assert compiled.edge(stream, stream, event, context) == pure.CAPTURED
-    with _driver.contexts.entered(context):
-        assert compiled.edge(stream, stream, event, context) == 0
-    with another_context():
-        assert compiled.edge(stream, stream, event, context) == pure.CAPTURED
 
 
 LONG = 20 * 10**9  # nanoseconds, past which a test that waits for them has failed
@@ -389,14 +351,6 @@ def test_a_failure_names_its_function_and_restores_the_mode(core, producer):
 
 
 @pytest.mark.simulated
-@pytest.mark.parametrize("function", ["cuEventRecord", "cuStreamWaitEvent"])
-def test_an_edge_that_fails_names_its_function(compiled, producer, event, function):
-    stream = producer._lane.handle
-    with testing.inject(function, driver.CUresult.CUDA_ERROR_UNKNOWN):
-        assert which(compiled.edge(stream, stream, event, 0)) == (function, 999)
-
-
-@pytest.mark.simulated
 def test_a_stream_that_cannot_be_asked_is_not_free(core, producer):
     with testing.inject("cuStreamIsCapturing", driver.CUresult.CUDA_ERROR_UNKNOWN):
         assert core.are_free(producer._lane.handle, producer._lane.handle) is False
@@ -573,13 +527,12 @@ class TestCompiled:
         calls: list[tuple[Any, tuple[Any, ...]]] = [
             *((native.query, (handle,)) for handle in (stream, int(stream))),
             (native.are_free, (stream, stream)),
-            (native.edge, (stream, stream, event, 0)),
             *((native.pointer, (address,)) for address in (to_host[1], 1 << 40)),
             (native.fetch, ({}, (), EIGHT, (event,), *to_host, stream, context, LONG, 0, 0)),
             (native.lend, (blocks, 8)),
             (native.lend, ({}, 8)),
             (native.query, (None,)),
-            (native.edge, (stream,)),
+            (native.are_free, (stream,)),
         ]
 
         def call_all(times: int) -> None:

@@ -1073,14 +1073,15 @@ def test_what_is_held_while_the_last_is_let_go_of(monkeypatch: pytest.MonkeyPatc
     late = [Thing()]
     alive = weakref.ref(late[0])
 
-    class Queues(set[Any]):
-        def discard(self, queue: Any) -> None:
-            if late and queue is stream._resolve().held:
-                latch.__enter__()
-                us.hold(late.pop(), stream=stream)
-            super().discard(queue)
+    sweep = holding._Queue.sweep
 
-    monkeypatch.setattr(holding, "queues", Queues(holding.queues))
+    def swept(queue: Any) -> None:
+        sweep(queue)
+        if late and not queue and queue is stream._resolve().held:
+            latch.__enter__()
+            us.hold(late.pop(), stream=stream)
+
+    monkeypatch.setattr(holding._Queue, "sweep", swept)
     us.hold(1, stream=stream)
     assert eventually(lambda: not late)
     assert alive() is not None

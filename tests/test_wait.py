@@ -457,13 +457,13 @@ def test_in_a_thread() -> None:
 
 @pytest.mark.simulated
 def test_an_abandoned_event_that_cannot_be_asked_harms_nobody() -> None:
-    stream, other = us.get_stream(0), us.get_stream(0, name="other")
+    stream = us.get_stream(0)
     with testing.latch(stream), pytest.raises(us.WaitTimeout):
         stream.sync(timeout=0)
     pool = stream._resolve().pool
     abandoned = len(pool.abandoned)
     with testing.inject("cuEventQuery", 999, this_thread=True):
-        stream.wait(other)
+        us.hold(stream=stream)
     assert len(pool.abandoned) == abandoned - 1
     us.wait_all(timeout=10)
 

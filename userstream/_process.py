@@ -34,8 +34,11 @@ with the code.
     _engine/futures
         _mailboxes: stays; no event loop of the parent runs
     _engine/holding
-        _lock: a new one. queues orphans: emptied. _watched: not any more
-        in_use left: stay, so that nothing in them is destroyed. _ENDED: a constant
+        _lock: a new one. _watched: not any more
+        left: stays, so that nothing in it is destroyed
+    _engine/pure
+        queues orphans: emptied. _ENDED: a constant
+        in_use: stays, so that nothing in it is destroyed
     _engine/lanes
         of_frameworks: emptied. _ours _defaults _core_contexts: stay, out of reach
     _engine/parts

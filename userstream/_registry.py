@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from userstream import _buffers, _copies, _numbers, _process, _targets
-from userstream._engine import device_wait, holding, host_wait, waiting
+from userstream._engine import device_wait, fused, holding, host_wait, waiting
 from userstream._ordering import (
     Borrow,
     Ordering,
@@ -725,7 +725,9 @@ class UserStream:
         if usual is not None:
             consumer, lane, source, _owner = usual
             if source is not None:
-                lane.wait_for(source, may_join=False)
+                result = fused.order(source, lane)
+                if result:
+                    lane.insist(source, result, may_join=False)
             return consumer
         ordering = self._ordering_of(buffers, stream, producer, name)
         ordering.acquire(to_be_released=False)
@@ -879,7 +881,9 @@ class UserStream:
         ...     buffer.fill(0, stream=stream)
         """
         kind = Borrow if mode is modes.WRITE else modes.kind_of_borrow(mode)
-        return kind(self._ordering, (buffers, stream, producer, name), activate, keep)
+        user_streams = self._unnamed if stream is None and name is None else None
+        asked = buffers, stream, producer, name
+        return kind(self._ordering, user_streams, asked, activate, keep)
 
     @overload
     def hold(self, *objects: object, stream: StreamLike) -> None: ...

@@ -24,6 +24,7 @@ from userstream._copies.arrays import (
 )
 from userstream._copies.copy_lane import CopyLane
 from userstream._copies.ordered import in_order
+from userstream._engine import holding
 from userstream._engine.waiting import Deadline
 from userstream._ordering import ordering_of
 from userstream.errors import UnsupportedBufferError
@@ -285,10 +286,10 @@ def _send(lane: CopyLane, to: DeviceArray, source: np.ndarray, memory: Lease) ->
     use = lane.use(memory)
     try:
         lane.move(to.address, start, plan, None)
-        use.hold()
+        holding.keep(use.ticket.lane, use.ticket)
     except BaseException:
         # The GPU may be reading the staging memory, into which the next copy would write.
-        use.hold_after_error()
+        holding.hold_after_error(use)
         raise
 
 

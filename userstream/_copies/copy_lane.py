@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from userstream import _driver
 from userstream._copies import layout
-from userstream._engine import events, holding, waiting
+from userstream._engine import events, fused, holding, waiting
 from userstream.errors import UnsupportedBufferError, WaitTimeout
 
 if TYPE_CHECKING:
     from userstream._copies.layout import Moves
     from userstream._driver.copies import Peers
     from userstream._engine.lane import Lane
+    from userstream._engine.pure import Use
     from userstream._engine.waiting import Deadline, Pending
     from userstream._stream.stream import Stream
 
@@ -170,16 +171,16 @@ class CopyLane:
         use = self.use(memory)
         try:
             self.wait(self.copy(to, source, plan))
-            use.end()
+            use.ticket.end()
         except BaseException:
             # After a timeout or Ctrl-C the copy goes through all the same. Freed now, the memory
             # would be lent to another copy while the GPU still writes to it.
-            use.hold_after_error()
+            holding.hold_after_error(use)
             raise
 
-    def use(self, memory: object) -> holding.Use:
+    def use(self, memory: object) -> Use:
         """Hold memory that is copied to or from, from now on."""
-        return holding.Use(self._lane, memory)
+        return fused.use(self._lane, None, memory)
 
     def copy(self, to: int, source: int, plan: Moves) -> Pending:
         """Queue a copy between two first elements; return the point where it is over."""

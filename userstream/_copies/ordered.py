@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from userstream import _cleanup
 from userstream._copies.copy_lane import NOT_CAPTURED
-from userstream._engine import holding
+from userstream._engine import fused, holding
 from userstream.errors import CaptureError, UnknownProducerError
 
 if TYPE_CHECKING:
@@ -71,13 +71,13 @@ class Acquired:
         self._ended = False
         self._deadline = deadline
         self._ordering = ordering
-        self._use = holding.Use(ordering.lane, ordering.buffers, *objects)
+        self._use = fused.use(ordering.lane, None, (ordering.buffers, *objects))
 
     def end(self, *, release: bool) -> None:
         if release:
             self._ordering.release(self._use.ticket, self._deadline)
         else:
-            self._use.end()
+            self._use.ticket.end()
         self._ended = True
 
     def end_after(self, error: BaseException) -> None:
@@ -87,7 +87,7 @@ class Acquired:
         try:
             self._ordering.release(self._use.ticket, after_error=True)
         except Exception as failure:
-            self._use.hold_later()
+            holding.hold_later(self._use)
             _cleanup.report([failure], error)
         self._ended = True
 

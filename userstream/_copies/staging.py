@@ -13,6 +13,7 @@ import numpy as np
 
 from userstream import _locks, _process
 from userstream._copies import layout, pinned
+from userstream._engine import holding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -135,9 +136,9 @@ def _with_chunks(lane: CopyLane, copy: Callable[[tuple[Lease, Lease]], None]) ->
         use = lane.use(chunks)
         try:
             copy(chunks)
-            use.end()
+            use.ticket.end()
         except BaseException:
-            use.hold_after_error()
+            holding.hold_after_error(use)
             raise
         _spare[device] = chunks
     finally:

@@ -12,7 +12,9 @@
 #define Py_LIMITED_API 0x030b0000
 #endif
 #include <Python.h>
+#include <stddef.h>
 #include <stdint.h>
+#include <structmember.h>
 #include <string.h>
 #include <time.h>
 
@@ -38,7 +40,8 @@ static CUresult (*get_context)(CUstream stream, CUcontext *context);
 
 enum { EXCHANGE_MODE, IS_CAPTURING, QUERY_STREAM, QUERY_EVENT, RECORD_EVENT, WAIT_EVENT };
 enum { GET_CURRENT = WAIT_EVENT + 1, COPY_MEMORY, GET_ATTRIBUTES, GET_CONTEXT, FUNCTION_COUNT };
-enum { CAPTURED = -1, TRIES = 10 };
+enum { CAPTURED = -1, DUE = -2, FAILED = -3, TRIES = 10 }; /* `FAILED`: with an exception */
+#define SWEEP_SECONDS 200e-6
 
 typedef long long Result;
 
@@ -72,6 +75,42 @@ static int is_free(CUstream stream)
     int status;
     return is_capturing(stream, &status) == 0 && status == CAPTURE_STATUS_NONE;
 }
+
+/* -- Python ---------------------------------------------------------------------------------- */
+
+/* A slot has a void pointer for either kind, which ISO C has no cast for. */
+#define FUNCTION(name) __extension__(void *)name
+
+/* The exception that is on its way, while something else is done. */
+#ifdef Py_LIMITED_API /* of 3.11, which has only what is deprecated since 3.12 */
+typedef struct {
+    PyObject *kind, *value, *trace;
+} Exception;
+
+static Exception hold_exception(void)
+{
+    Exception held;
+    PyErr_Fetch(&held.kind, &held.value, &held.trace);
+    return held;
+}
+
+static void go_on_with(Exception held)
+{
+    PyErr_Restore(held.kind, held.value, held.trace);
+}
+#else
+typedef PyObject *Exception;
+
+static Exception hold_exception(void)
+{
+    return PyErr_GetRaisedException();
+}
+
+static void go_on_with(Exception held)
+{
+    PyErr_SetRaisedException(held);
+}
+#endif
 
 /* -- arguments ------------------------------------------------------------------------------- */
 
@@ -110,6 +149,19 @@ static int addresses(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted,
     }
     return 1;
 }
+
+/* What these functions read of a lane, which extends it. */
+typedef struct {
+    PyObject ob_base;
+    unsigned long long taken; /* the stream; 0 once it is closed */
+    unsigned long long home;  /* its context */
+    char anywhere;            /* whether the handle means it in any context */
+    PyObject *free;           /* a deque: events of the context that may be recorded */
+    PyObject *held;           /* a deque: what is held until it has passed a point; None at first */
+    double swept;             /* when that was last looked through */
+} LaneState;
+
+static PyTypeObject *lane_type;
 
 /* -- the functions --------------------------------------------------------------------------- */
 
@@ -184,32 +236,18 @@ static PyObject *query(PyObject *module, PyObject *const *args, Py_ssize_t count
     void *stream;
     int mode;
     Result result = CAPTURED;
-    if (!addresses(args, count, 1, &stream))
+    if (count == 1 && PyObject_TypeCheck(args[0], lane_type)) {
+        LaneState *lane = (LaneState *)args[0];
+        stream = (void *)(uintptr_t)lane->taken;
+        if (!lane->anywhere || !stream)
+            return PyLong_FromLong(CAPTURED);
+    } else if (!addresses(args, count, 1, &stream))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
     if (is_free(stream)) {
         result = relax(&mode);
         if (!result)
             result = restore(mode, failed(QUERY_STREAM, query_stream(stream)));
-    }
-    Py_END_ALLOW_THREADS
-    return PyLong_FromLongLong(result);
-}
-
-static PyObject *edge(PyObject *module, PyObject *const *args, Py_ssize_t count)
-{
-    (void)module;
-    void *handle[4]; /* source, destination, event, and the context to be current or NULL */
-    CUcontext current = NULL;
-    Result result = CAPTURED;
-    if (!addresses(args, count, 4, handle))
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    int is_here = !handle[3] || (!get_current(&current) && current == handle[3]);
-    if (is_here && is_free(handle[0]) && is_free(handle[1])) {
-        result = failed(RECORD_EVENT, record_event(handle[2], handle[0]));
-        if (!result)
-            result = failed(WAIT_EVENT, wait_event(handle[1], handle[2], 0));
     }
     Py_END_ALLOW_THREADS
     return PyLong_FromLongLong(result);
@@ -408,6 +446,282 @@ static PyObject *pointer(PyObject *module, PyObject *argument)
                          found[5]);
 }
 
+/* -- lanes ----------------------------------------------------------------------------------- */
+
+/* What a use is about. Until its end it is in `in_use`, whatever else forgets it. */
+typedef struct {
+    PyObject ob_base;
+    PyObject *lane, *source; /* who uses the objects, and who waits for that, or None */
+    PyObject *objects, *order;
+    unsigned long long thread;
+} Ticket;
+
+/* If it goes before its end, the ticket is among the orphans. No Python runs in between, so no
+ * signal comes there, and a garbage collection may let it go. */
+typedef struct {
+    PyObject ob_base;
+    PyObject *ticket;
+} Use;
+
+static PyTypeObject *ticket_type, *use_type;
+static PyObject *in_use, *orphans, *queues, *name_pop, *name_append, *name_taken;
+
+/* A lane, another one, which may be None unless there are but these two, and anything. */
+static int are_lanes(PyObject *const *args, Py_ssize_t given, Py_ssize_t needed)
+{
+    if (given == needed && PyObject_TypeCheck(args[0], lane_type) &&
+        ((needed > 2 && args[1] == Py_None) || PyObject_TypeCheck(args[1], lane_type)))
+        return is_loaded();
+    PyErr_SetString(PyExc_TypeError, "it takes lanes");
+    return 0;
+}
+
+static double seconds(void) /* of time.monotonic */
+{
+    return 1e-9 * (double)nanoseconds();
+}
+
+static int append(PyObject *deque, PyObject *item)
+{
+    PyObject *none = PyObject_CallMethodObjArgs(deque, name_append, item, NULL);
+    Py_XDECREF(none);
+    return none ? 0 : -1;
+}
+
+/* Records a spare event behind the work of `source`, and lets `destination`, if there is one, wait
+ * for it. Only if the result is 0 does `*recorded` have it. */
+static Result order_lanes(LaneState *source, LaneState *destination, PyObject **recorded)
+{
+    /* Read once, as another thread may close one: to the driver 0 is the legacy stream. */
+    CUstream from = (CUstream)(uintptr_t)source->taken, to = from;
+    CUcontext inside = source->anywhere ? NULL : (CUcontext)(uintptr_t)source->home;
+    CUcontext current = NULL;
+    Result result = CAPTURED;
+    if (destination) {
+        to = (CUstream)(uintptr_t)destination->taken;
+        if (!destination->anywhere) {
+            if (inside && inside != (CUcontext)(uintptr_t)destination->home)
+                return CAPTURED;
+            inside = (CUcontext)(uintptr_t)destination->home;
+        }
+    }
+    if (!from || !to)
+        return CAPTURED;
+    PyObject *event = PyObject_CallMethodObjArgs(source->free, name_pop, NULL);
+    if (!event) {
+        if (PyErr_ExceptionMatches(PyExc_IndexError)) {
+            PyErr_Clear();
+            return CAPTURED;
+        }
+        return FAILED;
+    }
+    PyObject *number = PyObject_GetAttr(event, name_taken);
+    void *handle = number ? PyLong_AsVoidPtr(number) : NULL;
+    Py_XDECREF(number);
+    if (!handle) {
+        Py_DECREF(event);
+        return FAILED;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    int is_here = !inside || (!get_current(&current) && current == inside);
+    if (is_here && is_free(from) && (to == from || is_free(to))) {
+        result = failed(RECORD_EVENT, record_event(handle, from));
+        if (!result && destination)
+            result = failed(WAIT_EVENT, wait_event(to, handle, 0));
+    }
+    Py_END_ALLOW_THREADS
+    if (!result)
+        *recorded = event;
+    else {
+        if (append(source->free, event))
+            result = FAILED;
+        Py_DECREF(event);
+    }
+    return result;
+}
+
+static PyObject *order(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    PyObject *event;
+    if (!are_lanes(args, count, 2))
+        return NULL;
+    LaneState *source = (LaneState *)args[0];
+    Result result = order_lanes(source, (LaneState *)args[1], &event);
+    if (!result) {
+        if (append(source->free, event)) /* a wait that is pending keeps the record that it saw */
+            result = FAILED;
+        Py_DECREF(event);
+    }
+    return result == FAILED ? NULL : PyLong_FromLongLong(result);
+}
+
+static PyObject *use(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    if (!are_lanes(args, count, 3))
+        return NULL;
+    Ticket *ticket = PyObject_New(Ticket, ticket_type);
+    if (!ticket)
+        return NULL;
+    ticket->lane = Py_NewRef(args[0]);
+    ticket->source = Py_NewRef(args[1]);
+    ticket->objects = Py_NewRef(args[2]);
+    ticket->order = Py_NewRef(Py_None);
+    ticket->thread = ((LaneState *)args[0])->anywhere ? 0 : PyThread_get_thread_ident();
+    Use *made = PyObject_New(Use, use_type);
+    if (made)
+        made->ticket = (PyObject *)ticket;
+    else
+        Py_DECREF(ticket);
+    if (made && PySet_Add(in_use, (PyObject *)ticket))
+        Py_CLEAR(made);
+    return (PyObject *)made;
+}
+
+static PyObject *finish(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    PyObject *event;
+    if (!are_lanes(args, count, 3))
+        return NULL;
+    LaneState *lane = (LaneState *)args[0];
+    LaneState *source = args[1] == Py_None ? NULL : (LaneState *)args[1];
+    PyObject *objects = args[2], *ticket = NULL;
+    if (PyObject_TypeCheck(objects, ticket_type)) {
+        ticket = objects;
+        objects = ((Ticket *)ticket)->objects;
+    }
+    if (!lane->held || lane->held == Py_None)
+        return PyLong_FromLong(CAPTURED);
+    double began = seconds();
+    Result result = order_lanes(lane, source, &event);
+    if (result)
+        return result == FAILED ? NULL : PyLong_FromLongLong(result);
+    double now = seconds();
+    PyObject *held = Py_BuildValue("(NddO)", event, began, now, objects);
+    int status = held ? append(lane->held, held) : -1;
+    Py_XDECREF(held);
+    Py_ssize_t length = status ? -1 : PyObject_Size(lane->held);
+    if (length < 0 || PySet_Add(queues, lane->held) ||
+        (ticket && PySet_Discard(in_use, ticket) < 0))
+        return NULL;
+    return PyLong_FromLong(length == 1 || now - lane->swept > SWEEP_SECONDS ? DUE : 0);
+}
+
+static void lane_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = __extension__(freefunc)PyType_GetSlot(type, Py_tp_free);
+    Py_XDECREF(((LaneState *)self)->free);
+    Py_XDECREF(((LaneState *)self)->held);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyMemberDef lane_members[] = {
+    {"taken", T_ULONGLONG, offsetof(LaneState, taken), 0, NULL},
+    {"home", T_ULONGLONG, offsetof(LaneState, home), 0, NULL},
+    {"anywhere", T_BOOL, offsetof(LaneState, anywhere), 0, NULL},
+    {"free", T_OBJECT_EX, offsetof(LaneState, free), 0, NULL},
+    {"held", T_OBJECT, offsetof(LaneState, held), 0, NULL},
+    {"swept", T_DOUBLE, offsetof(LaneState, swept), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot lane_slots[] = {
+    {Py_tp_new, FUNCTION(PyType_GenericNew)},
+    {Py_tp_dealloc, FUNCTION(lane_dealloc)},
+    {Py_tp_members, lane_members},
+    {0, NULL},
+};
+
+static PyType_Spec lane_spec = {
+    .name = "userstream._driver._native.LaneState",
+    .basicsize = sizeof(LaneState),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .slots = lane_slots,
+};
+
+static PyObject *ticket_end(PyObject *self, PyObject *nothing)
+{
+    (void)nothing;
+    if (PySet_Discard(in_use, self) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static void ticket_dealloc(PyObject *self)
+{
+    Ticket *ticket = (Ticket *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    Py_XDECREF(ticket->lane);
+    Py_XDECREF(ticket->source);
+    Py_XDECREF(ticket->objects);
+    Py_XDECREF(ticket->order);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static PyMemberDef ticket_members[] = {
+    {"lane", T_OBJECT_EX, offsetof(Ticket, lane), READONLY, NULL},
+    {"source", T_OBJECT_EX, offsetof(Ticket, source), 0, NULL},
+    {"objects", T_OBJECT_EX, offsetof(Ticket, objects), READONLY, NULL},
+    {"order", T_OBJECT_EX, offsetof(Ticket, order), 0, NULL},
+    {"thread", T_ULONGLONG, offsetof(Ticket, thread), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyMethodDef ticket_methods[] = {
+    {"end", ticket_end, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot ticket_slots[] = {
+    {Py_tp_dealloc, FUNCTION(ticket_dealloc)},
+    {Py_tp_members, ticket_members},
+    {Py_tp_methods, ticket_methods},
+    {0, NULL},
+};
+
+static PyType_Spec ticket_spec = {
+    .name = "userstream._driver._native.Ticket",
+    .basicsize = sizeof(Ticket),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = ticket_slots,
+};
+
+static void use_dealloc(PyObject *self)
+{
+    PyObject *ticket = ((Use *)self)->ticket;
+    PyTypeObject *type = Py_TYPE(self);
+    Exception held = hold_exception();
+    if (PySet_Contains(in_use, ticket) == 1 && append(orphans, ticket))
+        PyErr_WriteUnraisable(orphans); /* the objects stay in use */
+    go_on_with(held);
+    Py_DECREF(ticket);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static PyMemberDef use_members[] = {
+    {"ticket", T_OBJECT_EX, offsetof(Use, ticket), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot use_slots[] = {
+    {Py_tp_dealloc, FUNCTION(use_dealloc)},
+    {Py_tp_members, use_members},
+    {0, NULL},
+};
+
+static PyType_Spec use_spec = {
+    .name = "userstream._driver._native.Use",
+    .basicsize = sizeof(Use),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = use_slots,
+};
+
 /* -- memory that is lent --------------------------------------------------------------------- */
 
 /* As long as something uses it, it is in no dictionary; then it is back in that of the free ones. No
@@ -451,37 +765,6 @@ static PyObject *lend(PyObject *module, PyObject *const *args, Py_ssize_t count)
     return (PyObject *)lease;
 }
 
-/* The exception that is on its way, while something else is done. */
-#ifdef Py_LIMITED_API /* of 3.11, which has only what is deprecated since 3.12 */
-typedef struct {
-    PyObject *kind, *value, *trace;
-} Exception;
-
-static Exception hold_exception(void)
-{
-    Exception held;
-    PyErr_Fetch(&held.kind, &held.value, &held.trace);
-    return held;
-}
-
-static void go_on_with(Exception held)
-{
-    PyErr_Restore(held.kind, held.value, held.trace);
-}
-#else
-typedef PyObject *Exception;
-
-static Exception hold_exception(void)
-{
-    return PyErr_GetRaisedException();
-}
-
-static void go_on_with(Exception held)
-{
-    PyErr_SetRaisedException(held);
-}
-#endif
-
 static void lease_dealloc(PyObject *self)
 {
     Lease *lease = (Lease *)self;
@@ -515,9 +798,6 @@ static PyGetSetDef lease_attributes[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-/* A slot has a void pointer for either kind, which ISO C has no cast for. */
-#define FUNCTION(name) __extension__(void *)name
-
 static PyType_Slot lease_slots[] = {
     {Py_tp_dealloc, FUNCTION(lease_dealloc)},
     {Py_tp_getset, lease_attributes},
@@ -539,7 +819,9 @@ static PyMethodDef methods[] = {
     {"are_free", (PyCFunction)(void (*)(void))are_free, METH_FASTCALL, NULL},
     {"is_in", (PyCFunction)(void (*)(void))is_in, METH_FASTCALL, NULL},
     {"query", (PyCFunction)(void (*)(void))query, METH_FASTCALL, NULL},
-    {"edge", (PyCFunction)(void (*)(void))edge, METH_FASTCALL, NULL},
+    {"order", (PyCFunction)(void (*)(void))order, METH_FASTCALL, NULL},
+    {"use", (PyCFunction)(void (*)(void))use, METH_FASTCALL, NULL},
+    {"finish", (PyCFunction)(void (*)(void))finish, METH_FASTCALL, NULL},
     {"fetch", (PyCFunction)(void (*)(void))fetch, METH_FASTCALL, NULL},
     {"pointer", pointer, METH_O, NULL},
     {"lend", (PyCFunction)(void (*)(void))lend, METH_FASTCALL, NULL},
@@ -552,9 +834,23 @@ static PyMethodDef methods[] = {
 
 static int initialise(PyObject *module)
 {
-    lease_type = (PyTypeObject *)PyType_FromSpec(&lease_spec);
-    popitem = PyUnicode_InternFromString("popitem");
-    if (!lease_type || !popitem)
+    if (!(lease_type = (PyTypeObject *)PyType_FromSpec(&lease_spec)) ||
+        !(lane_type = (PyTypeObject *)PyType_FromSpec(&lane_spec)) ||
+        !(ticket_type = (PyTypeObject *)PyType_FromSpec(&ticket_spec)) ||
+        !(use_type = (PyTypeObject *)PyType_FromSpec(&use_spec)) ||
+        !(name_pop = PyUnicode_InternFromString("pop")) ||
+        !(name_append = PyUnicode_InternFromString("append")) ||
+        !(name_taken = PyUnicode_InternFromString("taken")) || !(in_use = PySet_New(NULL)) ||
+        !(queues = PySet_New(NULL)) || !(popitem = PyUnicode_InternFromString("popitem")))
+        return -1;
+    PyObject *collections = PyImport_ImportModule("collections");
+    orphans = collections ? PyObject_CallMethod(collections, "deque", NULL) : NULL;
+    Py_XDECREF(collections);
+    if (!orphans || PyModule_AddObjectRef(module, "LaneState", (PyObject *)lane_type) ||
+        PyModule_AddObjectRef(module, "Ticket", (PyObject *)ticket_type) ||
+        PyModule_AddObjectRef(module, "in_use", in_use) ||
+        PyModule_AddObjectRef(module, "queues", queues) ||
+        PyModule_AddObjectRef(module, "orphans", orphans))
         return -1;
     /* The checksum of the source, by which one that a checkout has changed since is known. */
     return PyModule_AddStringConstant(module, "SOURCE", SOURCE);

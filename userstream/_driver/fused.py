@@ -48,14 +48,12 @@ def _is_stale(native: Any) -> bool:
 
 
 _core, why_pure = _choose()
-# From, to, an event of the first's context, and the context that has to be current or 0. Without
-# the compiled core nothing here makes an edge: cuda.core takes half the time of the bindings.
-edge: Callable[[Any, Any, Any, Any], int] | None = getattr(_core, "edge", None)
-CAPTURED = pure.CAPTURED  # what it returns if it has queued nothing, as one may be captured
+native: Any = None if _core is pure else _core  # what has the functions on lanes as well
+CAPTURED = pure.CAPTURED  # if nothing was queued, as a stream may be captured
 # A handle as these functions take it soonest. The compiled core takes a number, which cuda.bindings
 # would wrap again.
 taken: Callable[[Any], Any] = (lambda handle: handle) if _core is pure else int
-query: Callable[[Any], int] = _core.query  # 0 if the stream is idle; else for `stream_is_idle`
+query: Callable[[Any], int] = _core.query  # 0 if a stream is idle; else for `stream_is_idle`
 are_free = _core.are_free
 is_in = _core.is_in
 pointer: Callable[[int], tuple[int, ...]] = _core.pointer
@@ -94,7 +92,7 @@ def stream_is_idle(handle: Any, stream: object, result: int | None = None) -> bo
 
 
 def edge_failure(result: int, source: object, destination: object) -> Exception:
-    """Return the error for what `edge` has returned."""
+    """Return the error for what made no edge between two lanes."""
     return _failed(result, destination if result >> 32 == _WAIT_EVENT else source)
 
 

@@ -8,116 +8,56 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from userstream import _driver, _locks, _process
-from userstream._engine import events, watcher
+from userstream._engine import events, fused, watcher
+from userstream._engine.fused import Ticket, in_use, use
 from userstream.errors import CaptureError, ClosedError, DriverError, UserStreamError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from userstream._engine.events import Event
     from userstream._engine.lane import Lane
-
-# What the GPU may be using, by its own identity, which nothing else gets meanwhile. It stays here
-# even if all else forgets it: after a Ctrl-C, or an error before `hold` has taken over.
-in_use: dict[int, object] = {}
+    from userstream._engine.pure import Held, Use
 
 # Lane and objects of each copy that one call of the driver's room has queued, and not seen to end,
 # by the identity of the tuple. It is there from that call on until there is a `Use` for it, which
 # after several exceptions of signal handlers in a row there may never be.
 left: dict[int, tuple[Any, ...]] = {}
 
-# What is in use, and whose `Use` has gone. Garbage collection may fill it between any two lines.
-orphans: deque[_Ticket] = deque()
-_orphaned = orphans.append
+# Tickets of uses that have gone before their end, and the queues that hold something.
+orphans = fused.orphans
+queues: set[_Queue] = fused.queues
 
 
-class Use:
-    """Objects that work on a stream may be using: made before the work is queued.
-
-    They are held until `end` is called, or until the stream has passed where `hold` was called. An
-    exception of a signal handler may come before either, at any bytecode. This object goes with the
-    frame that it leaves then, and a later call holds the objects until the stream has passed that.
-    """
-
-    __slots__ = ("__weakref__", "ticket")
-
-    def __init__(self, lane: Lane, *objects: object) -> None:
-        # The callback is C, so no signal comes in its middle; a destructor may do no more.
-        self.ticket = ticket = _Ticket(self, _orphaned)
-        ticket.lane, ticket.objects, ticket.order = lane, objects, None
-        ticket.thread = 0 if lane.anywhere else threading.get_ident()
-        in_use[id(ticket)] = ticket
-
-    def end(self) -> None:
-        """Release the objects: the work is over, or was never queued."""
-        self.ticket.end()
-
-    def hold(self) -> None:
-        """Hold the objects until the stream has done what is queued on it now."""
-        keep(self.ticket.lane, self.ticket)
-
-    def hold_after_error(self) -> None:
-        """As `hold`, unless this has ended; if that fails as well, `hold_later`."""
-        if id(self.ticket) in in_use:
-            try:
-                self.hold()
-            except UserStreamError:
-                self.hold_later()
-
-    def hold_later(self) -> None:
-        """Hold the objects as soon as that is possible, which it was not just now."""
-        if id(self.ticket) in in_use:
-            orphans.append(self.ticket)
-            _begin_watch()
+def hold_after_error(use: Use) -> None:
+    """Hold the objects of a use unless it has ended; if that fails as well, `hold_later`."""
+    if use.ticket in in_use:
+        try:
+            keep(use.ticket.lane, use.ticket)
+        except UserStreamError:
+            hold_later(use)
 
 
-class _Ticket(weakref.ref[Use]):
-    """What a `Use` is about. It is what is in use; its objects are what is held."""
-
-    __slots__ = ("lane", "objects", "order", "thread")
-
-    lane: Lane
-    objects: tuple[object, ...]
-    order: Callable[..., None] | None  # lets those wait for the lane that have to
-    thread: int  # where the handle of the lane means it; 0: everywhere
-
-    def end(self) -> None:
-        """Be no orphan when the `Use` goes: the objects are held, or nothing uses them."""
-        in_use.pop(id(self), None)
-        use = self()
-        if use is not None:
-            use.ticket = _ENDED  # so this goes first, and the callback with it
-
-    def is_elsewhere(self) -> bool:
-        """Tell whether in this thread the handle of the lane means another stream."""
-        handle = self.lane.handle
-        return (
-            handle is not None
-            and int(handle) == _driver.streams.PER_THREAD
-            and self.thread != threading.get_ident()
-        )
-
-
-_ENDED = _Ticket(Use.__new__(Use))  # of nothing, and never in use
-_ENDED.objects, _ENDED.order = (), None
+def hold_later(use: Use) -> None:
+    """Hold the objects of a use as soon as that is possible, which it was not just now."""
+    if use.ticket in in_use:
+        orphans.append(use.ticket)
+        _begin_watch()
 
 
 def let_go(objects: object) -> None:
     """Forget what is in use: nothing uses it, or it is kept elsewhere."""
-    if isinstance(objects, _Ticket):
+    if isinstance(objects, Ticket):
         objects.end()
 
 
 def keep_in_use(lane: Lane) -> None:
     """Hold what is in use on a stream that is about to be closed, and cannot be marked later."""
     _hold_left()
-    for ticket in list(in_use.values()):
-        if isinstance(ticket, _Ticket) and ticket.lane is lane:
+    for ticket in list(in_use):
+        if ticket.lane is lane:
             with contextlib.suppress(UserStreamError):  # then it is kept for good
                 keep(lane, ticket)
 
@@ -125,14 +65,14 @@ def keep_in_use(lane: Lane) -> None:
 def _hold_left() -> None:
     """Make orphans of what is left; what another thread is just taking over is held twice."""
     for key, (lane, *objects) in list(left.items()):
-        Use(lane, *objects)  # which goes at once
+        use(lane, None, objects)  # which goes at once
         left.pop(key, None)
 
 
 def _hold_orphans() -> None:
     for ticket in list(orphans):
-        if id(ticket) in in_use:
-            if ticket.is_elsewhere():
+        if ticket in in_use:
+            if _is_elsewhere(ticket):
                 continue
             try:
                 _order(ticket)
@@ -149,44 +89,50 @@ def _hold_orphans() -> None:
             orphans.remove(ticket)
 
 
-def _order(ticket: _Ticket) -> None:
+def _is_elsewhere(ticket: Ticket) -> bool:
+    """Tell whether in this thread the handle of the lane means another stream."""
+    handle = ticket.lane.handle
+    return (
+        handle is not None
+        and int(handle) == _driver.streams.PER_THREAD
+        and ticket.thread != threading.get_ident()
+    )
+
+
+def _order(ticket: Ticket) -> None:
     """Let those wait for the lane that have to; once it has worked, and it is safe to repeat."""
-    if ticket.order is not None:
-        try:
+    try:
+        if ticket.order is not None:
             ticket.order(None, after_error=True)
-        except (CaptureError, DriverError) as error:
-            if not _driver.status.ended_context(error):
-                raise
-        except (UserStreamError, RuntimeError):  # no thread is left that could wait
-            pass
-        ticket.order = None
+        elif ticket.source is not None:
+            ticket.source.wait_for(ticket.lane, may_join=False)
+    except (CaptureError, DriverError) as error:
+        if not _driver.status.ended_context(error):
+            raise
+    except (UserStreamError, RuntimeError):  # no thread is left that could wait
+        pass
+    ticket.order = ticket.source = None
 
 
-_SWEEP_SECONDS = 200e-6  # at most so often for each stream: asking an event takes a µs
 _IDLE_LOOKS = 20  # of the watcher, before it is told to look no more: beginning again costs more
 
 
-# An event, the times before and after it was recorded, and the objects.
-_Held: TypeAlias = "tuple[Event, float, float, object]"
+class _Queue(deque["Held"]):
+    """The objects held for a stream, the oldest first. Thread-safe."""
 
-
-class _Queue:
-    """The objects held for a stream. Thread-safe."""
-
-    __slots__ = ("__weakref__", "_in_order", "_lock", "_pool", "_sweeping", "held", "swept")
+    __slots__ = ("_in_order", "_lock", "_pool", "_sweeping")
 
     def __init__(self, pool: events.EventPool, *, in_order: bool) -> None:
         self._pool = pool
         self._in_order = in_order  # whether it is one stream, which passes its events in order
-        self.held: deque[_Held] = deque()
         # Reentrant: the garbage collector may run any destructor in the middle of a sweep.
         self._lock = _locks.RLock()
         self._sweeping = False
-        self.swept = 0.0
         _process.leak_at_end(self)
 
-    def __len__(self) -> int:
-        return len(self.held)
+    # Two that are equal by what they hold would be one in a set.
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    __eq__ = object.__eq__
 
     def sweep(self) -> None:
         """Release what the stream has passed."""
@@ -194,7 +140,7 @@ class _Queue:
         _driver.streams.relaxed(self._let_go)
 
     def _let_go(self) -> None:
-        passed: list[_Held] = []
+        passed: list[Held] = []
         with self._lock:
             if self._sweeping:  # by such a destructor
                 return
@@ -207,16 +153,15 @@ class _Queue:
             self._pool.give_back(event)
         # The objects go when `passed` does, outside of the lock.
 
-    def _take_passed(self, passed: list[_Held]) -> None:
-        held = self.held
-        if self._in_order and len(held) > 1:
-            newest, began, *_ = last = held[-1]
+    def _take_passed(self, passed: list[Held]) -> None:
+        if self._in_order and len(self) > 1:
+            newest, began, *_ = last = self[-1]
             if _is_passed(newest):
                 # So are all that were recorded before it; of some the order is not known.
-                while (first := held[0]) is not last and first[2] < began:
-                    passed.append(held.popleft())
-        while held and _is_passed(held[0][0]):
-            passed.append(held.popleft())
+                while (first := self[0]) is not last and first[2] < began:
+                    passed.append(self.popleft())
+        while self and _is_passed(self[0][0]):
+            passed.append(self.popleft())
 
 
 def _is_passed(event: Event) -> bool:
@@ -247,8 +192,7 @@ class _Sweeper:
         pass
 
 
-_lock = _locks.RLock()  # for these two
-queues: set[_Queue] = set()  # that hold something
+_lock = _locks.RLock()  # for the queues, and for this
 _watched = False
 
 
@@ -260,20 +204,24 @@ def hold(lane: Lane, event: Event, began: float, objects: object) -> None:
     queue = lane.held
     if queue is None:
         queue = lane.held = _Queue(lane.pool, in_order=lane.anywhere)
-    now = time.monotonic()
-    ticket = objects if isinstance(objects, _Ticket) else None
-    queue.held.append((event, began, now, objects if ticket is None else ticket.objects))
-    if now - queue.swept > _SWEEP_SECONDS:
-        queue.swept = now
-        queue.sweep()
-    if queue not in queues or not _watched:
-        with _lock:
-            queues.add(queue)
-        _begin_watch()
+    ticket = objects if isinstance(objects, Ticket) else None
+    queue.append((event, began, time.monotonic(), objects if ticket is None else ticket.objects))
+    queues.add(queue)
+    tend(lane)
     # Last: a signal before this makes them orphans, which are held once more. One after it, but
     # before the rest, would leave them to the next `hold` on this very lane.
     if ticket is not None:
         ticket.end()
+
+
+def tend(lane: Lane) -> None:
+    """See to it that what was just held for a lane is released, and what may be released is."""
+    now = time.monotonic()
+    if now - lane.swept > fused.SWEEP_SECONDS:
+        lane.swept = now
+        lane.held.sweep()
+    if not _watched:
+        _begin_watch()
 
 
 def keep(lane: Lane, objects: object) -> None:
@@ -292,7 +240,7 @@ def keep(lane: Lane, objects: object) -> None:
 
 def _has_work() -> bool:
     """Tell whether there is something that the watcher can release."""
-    return bool(queues) or any(not ticket.is_elsewhere() for ticket in list(orphans))
+    return bool(queues) or any(not _is_elsewhere(ticket) for ticket in list(orphans))
 
 
 def _begin_watch() -> None:

@@ -8,10 +8,10 @@ call, and nothing after that depends on which context is current.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from userstream import _driver, _process
-from userstream._engine import events
+from userstream._engine import events, fused
 from userstream._engine.foreign import foreign
 from userstream.errors import CaptureError, ClosedError
 
@@ -32,18 +32,17 @@ NOT_NOW = "; ask before or after the capture"  # the end of a refusal
 _NONE = _driver.streams.NOT_CAPTURING
 
 
-class Lane:
+class Lane(fused.LaneState):
     """One stream of the driver in one context, whichever library created it.
 
     Attributes
     ----------
     handle : CUstream or None
         None once closed.
-    taken, home : CUstream or int, CUcontext or int
-        The handle, 0 once closed, and the context, as `_driver.fused` takes them.
-    anywhere : bool
-        Whether the handle means this stream whichever context is current; false for the default
-        streams.
+    taken, home, anywhere
+        The handle, 0 once closed, and the context, as `_driver.fused` takes them; and whether the
+        handle means this stream whichever context is current, which it does not for the default
+        streams. See `pure.LaneState`.
     flags, priority : int or None
         What a stream of ours was created with. The driver would invalidate a capture of the stream
         to answer that. None for others, whose handles may belong to another stream by tomorrow.
@@ -58,13 +57,10 @@ class Lane:
         "__weakref__",
         "_core",
         "_owner",
-        "anywhere",
         "context",
         "device",
         "flags",
         "handle",
-        "held",
-        "home",
         "name",
         "on_close",
         "owned",
@@ -73,7 +69,6 @@ class Lane:
         "priority",
         "shown",
         "stream_id",
-        "taken",
     )
 
     def __init__(
@@ -99,10 +94,12 @@ class Lane:
         self.anywhere = int(handle) not in (_driver.streams.LEGACY, _driver.streams.PER_THREAD)
         self.part: Part | None = None
         self.pool = events.pool_of(context)
+        self.free = self.pool.free
         self.stream_id: int | None = None  # asked for once
         self.flags: int | None = None
         self.priority: int | None = None
-        self.held: Any = None  # the queue of `holding`
+        self.held = None
+        self.swept = 0.0
         self.on_close: Callable[[Lane], None] | None = None  # a registry's
         self.shown: weakref.ref[CoreStream] | None = None
         # CUDA does not survive a fork, and at exit may be gone before this. Without the line the
@@ -221,13 +218,15 @@ class Lane:
 
     def is_idle(self) -> bool:
         """Return whether all work queued here has completed; refuse a captured stream."""
-        taken = self.taken
-        if not taken or _process.halted:
-            self.live()
+        if _process.halted:
+            _process.check_fork()
+        result = fused.query(self)  # 0 where `wait` has nothing to wait for
+        if not result:
+            return True
+        taken = self.taken or self.live()
         if not self.anywhere:
             return self.within(_driver.fused.stream_is_idle, taken, self)
-        answer = _driver.fused.query(taken)  # 0 where `wait` has nothing to wait for
-        return not answer or _driver.fused.stream_is_idle(taken, self, answer)
+        return _driver.fused.stream_is_idle(taken, self, result)
 
     def completion(self) -> events.Completion:
         """Record the point that the stream has reached, to be polled."""
@@ -242,10 +241,14 @@ class Lane:
 
         `may_join` is whether this stream may become part of a capture of the other one.
         """
-        event = usual_edge(source, self)
-        if event is not None:
-            source.pool.free.append(event)  # where it came from
-            return
+        result = fused.order(source, self)
+        if result:
+            self.insist(source, result, may_join=may_join)
+
+    def insist(self, source: Lane, result: int, *, may_join: bool) -> None:
+        """As `wait_for`, which `fused.order` has not done."""
+        if result != fused.CAPTURED:
+            raise _driver.fused.edge_failure(result, source, self)
         event, capture = source.mark()
         try:
             self.follow(event, source, capture, may_join=may_join)
@@ -270,57 +273,6 @@ class Lane:
             _check_captures(source, capture, self, here, may_join=may_join)
         wait = _driver.event_waits.wait_for_event
         self.here(wait, self.live(), int(event.handle), 0, self)
-
-
-def usual_edge(source: Lane, destination: Lane) -> events.Event | None:
-    """Order two streams, in the common case that no capture or other context is involved.
-
-    Otherwise, or if no event is there yet, do nothing and return None. The caller has to give the
-    event back to its pool.
-    """
-    inside = 0 if source.anywhere else source.home  # what has to be current, for a default stream
-    if not destination.anywhere:
-        if inside and inside != destination.home:
-            return None
-        inside = destination.home
-    # Read once, as another thread may close one: 0 means the legacy stream to the driver.
-    one, other = source.taken or source.live(), destination.taken or destination.live()
-    pool = source.pool
-    if pool.abandoned:  # `record` looks whether one of them is done
-        return None
-    try:
-        event = pool.free.pop()
-    except IndexError:
-        return None
-    edge = _driver.fused.edge
-    if edge is None:
-        result = _edge(source, destination, event, inside)
-    else:
-        result = edge(one, other, event.taken, inside)
-    if not result:
-        return event
-    pool.give_back(event)
-    if result == _driver.fused.CAPTURED:
-        return None
-    raise _driver.fused.edge_failure(result, source, destination)
-
-
-def _edge(
-    source: Lane, destination: Lane, event: events.Event, inside: driver.CUcontext | int
-) -> int:
-    """As `_driver.fused.edge`, by cuda.core, which takes half the time of the bindings."""
-    if (inside and not _driver.contexts.is_current(inside)) or not _driver.fused.are_free(
-        source.taken, destination.taken
-    ):
-        return _driver.fused.CAPTURED
-    function, lane = "cuEventRecord", source
-    try:
-        events.record_by_core(source._core or source.core, event.core)
-        function, lane = "cuStreamWaitEvent", destination
-        events.wait_by_core(destination._core or destination.core, event.core)
-    except Exception as error:
-        raise _driver.core.core_failure(function, error, lane) from error
-    return 0
 
 
 def _check_captures(

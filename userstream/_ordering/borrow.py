@@ -7,15 +7,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from userstream import _cleanup, _process, _stream, _targets, _unentered
-from userstream._engine import holding
+from userstream._engine import fused, holding
+from userstream._ordering.ordering import ordering_of_lanes, usual_lanes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from userstream._buffers._framework import Framework
-    from userstream._ordering.ordering import Ordering
-    from userstream._stream.activation import Activation
+    from userstream._engine.pure import Use
+    from userstream._ordering.ordering import Lanes, Ordering
     from userstream._stream.stream import Stream
     from userstream.typing import AccessMode, Producer, StreamLike
 
@@ -41,6 +42,7 @@ class Borrow:
         "_ordering",
         "_unentered",
         "_use",
+        "_user_streams",
         "noted",  # by an observation
     )
 
@@ -50,6 +52,7 @@ class Borrow:
     def __init__(
         self,
         order: Callable[..., Ordering],
+        user_streams: Mapping[int, Stream] | None,
         asked: tuple[tuple[Any, ...], StreamLike | None, Producer, str | None],
         activate: bool | str | Iterable[str],
         keep: bool,
@@ -60,9 +63,10 @@ class Borrow:
         self._activate = (
             activate if activate is False or isinstance(activate, (bool, str)) else _names(activate)
         )
-        self._ordering: Ordering | None = None
-        self._use: holding.Use | None = None
-        self._activation: Activation[Stream] | None = None
+        # By device, if one of these uses the buffers and nothing else is asked for.
+        self._user_streams = user_streams if keep and activate is False else None
+        self._ordering: Ordering | Lanes | None = None
+        self._use: Use | None = None
         try:
             unentered = _unentered.spare.pop()
         except IndexError:
@@ -75,7 +79,11 @@ class Borrow:
     def __repr__(self) -> str:
         # Not the buffers, whose own may copy them to the host.
         count = len(self._asked[0])
-        state = "not entered" if self._ordering is None else f"on {self._ordering.consumer!r}"
+        ordering = self._ordering
+        if ordering is None:
+            state = "not entered"
+        else:
+            state = f"on {ordering[0] if isinstance(ordering, tuple) else ordering.consumer!r}"
         return f"<userstream.borrow of {count} {'buffer' if count == 1 else 'buffers'}: {state}>"
 
     def __reduce__(self) -> NoReturn:
@@ -88,10 +96,26 @@ class Borrow:
             _unentered.spare.append(unentered)
         if self._ordering is not None:
             raise RuntimeError("this borrow has not ended yet; call borrow() for another one")
+        asked, found = self._asked, None
+        if self._user_streams is not None:
+            found = usual_lanes(asked[0], asked[2], self._user_streams)
+        if found is None:
+            return self._enter()
+        consumer, lane, source, owner = found
+        if source is not None:
+            result = fused.order(source, lane)
+            if result:
+                lane.insist(source, result, may_join=False)
+        # If this object goes before its block has ended, a later call does what the end would have
+        # done: a Ctrl-C may come at the very first step of `__exit__`.
+        self._use = fused.use(lane, source, (asked[0], owner))
+        self._ordering = found
+        return consumer
+
+    def _enter(self) -> Stream:
         activation = None
         if self._activate is False:
-            buffers, stream, producer, name = self._asked  # a star takes longer
-            ordering = self._order(buffers, stream, producer, name)
+            ordering = self._order(*self._asked)
         else:  # what may be refused comes first
             frameworks = _frameworks(self._activate, self._asked[0])
             ordering = self._order(*self._asked)
@@ -99,16 +123,14 @@ class Borrow:
                 ordering.consumer, frameworks, ordered=ordering.producers
             )
         kept = ordering.acquire()
-        # If this object goes before its block has ended, a later call does what the end would have
-        # done: a Ctrl-C may come at the very first step of `__exit__`.
-        use = holding.Use(ordering.lane, ordering.buffers, kept, ordering.pending)
+        use = fused.use(ordering.lane, None, (ordering.buffers, kept, ordering.pending))
         if ordering.thread is None:
             use.ticket.order = ordering.release
         if activation is not None:
             try:
                 activation.__enter__()
             except BaseException:  # `__exit__` is not called if this raises
-                use.end()
+                use.ticket.end()
                 raise
         self._activation = activation
         self._use = use
@@ -121,11 +143,25 @@ class Borrow:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        ordering, activation, use = self._ordering, self._activation, self._use
+        ordering, use = self._ordering, self._use
         if ordering is None or use is None:
             raise RuntimeError("this borrow was not entered")
         if _process.halted:
             _process.check_fork()
+        if not isinstance(ordering, tuple):
+            self._exit(ordering, use, error)
+            return
+        self._ordering = self._use = None
+        _, lane, source, _ = ordering
+        result = fused.finish(lane, source, use.ticket)
+        if result == fused.DUE:
+            holding.tend(lane)
+        elif result:
+            buffers, _, producer, _ = self._asked
+            _release(ordering_of_lanes(ordering, buffers, producer), use, error, result)
+
+    def _exit(self, ordering: Ordering, use: Use, error: BaseException | None) -> None:
+        activation = self._activation
         if ordering.thread is not None:
             ordering.check_thread()
         if activation is not None:
@@ -143,11 +179,20 @@ class Borrow:
             except Exception as failure:
                 failures.append(failure)
                 if self._keep:
-                    use.hold_later()
+                    holding.hold_later(use)
             if not self._keep:
-                use.end()
+                use.ticket.end()
         if failures:
             _cleanup.report(failures, error)
+
+
+def _release(ordering: Ordering, use: Use, error: BaseException | None, result: int) -> None:
+    """Release after `fused.finish` has not, for what it answered."""
+    try:
+        ordering.release(use.ticket, result=result)
+    except Exception as failure:
+        holding.hold_later(use)
+        _cleanup.report([failure], error)
 
 
 def _names(activate: Iterable[str]) -> tuple[str, ...]:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from userstream import _buffers, _cleanup, _driver
 from userstream._buffers import NO_STREAM, type_name
-from userstream._engine import holding, host_wait, lanes, waiting
-from userstream._engine.lane import usual_edge
+from userstream._engine import fused, holding, host_wait, lanes, waiting
 from userstream._ordering import device_edges, settings
 from userstream._stream.stream import Stream
 from userstream.errors import (
@@ -113,43 +112,33 @@ class Ordering:
             ) from error
 
     def release(
-        self, objects: object, deadline: Deadline | None = None, *, after_error: bool = False
+        self,
+        objects: object,
+        deadline: Deadline | None = None,
+        *,
+        after_error: bool = False,
+        result: int | None = None,
     ) -> None:
         """Make the producers wait for the consumer; hold the objects up to there, unless `None`.
 
         One producer that cannot wait does not stop the others. Where one can be ordered by a host
-        wait alone, that has the deadline; after an error it is not waited for.
+        wait alone, that has the deadline; after an error it is not waited for. `result` is what
+        `fused.finish` has answered, if it was called already.
         """
-        if objects is None and not (self.producers or self.after or settings.SYNC):
-            return
-        began = time.monotonic()
         lane, producers = self.lane, self.producers
+        if objects is None and not (producers or self.after or settings.SYNC):
+            return
         failures: list[Exception] = []
         wait_on_host = settings.SYNC and not after_error
-        event, captured = None, False
-        if len(producers) == 1 and not self.after:
-            try:
-                event = usual_edge(lane, producers[0])
-            except Exception as failure:
-                failures.append(failure)
+        if len(producers) > 1 or self.after:
+            result = fused.CAPTURED
+        elif result is None:
+            result = self._release_usual(producers[0] if producers else None, objects)
+        if result:
+            if result != fused.CAPTURED:
+                failures.append(_driver.fused.edge_failure(result, lane, *producers[:1] or (lane,)))
                 producers = ()
-        if event is None:
-            event, capture = lane.mark()
-            captured = capture != _driver.streams.NOT_CAPTURING
-            for producer in producers:
-                try:
-                    producer.follow(event, lane, capture, may_join=self.may_join)
-                except Exception as failure:
-                    failures.append(failure)
-            wait_on_host = self._let_devices_wait(event, failures) or wait_on_host
-        # What is captured never completes: the graph needs the buffers as long as it lives.
-        if objects is None:
-            lane.pool.give_back(event)
-        elif captured:
-            lane.pool.give_back(event)
-            holding.let_go(objects)
-        else:
-            holding.hold(lane, event, began, objects)
+            wait_on_host |= self._release_each(producers, objects, failures)
         if wait_on_host:
             try:
                 self._wait_on_host(waiting.Deadline(0) if after_error else deadline)
@@ -157,6 +146,39 @@ class Ordering:
                 failures.append(failure)
         if failures:
             _cleanup.report(failures, None)
+
+    def _release_usual(self, source: Lane | None, objects: object) -> int:
+        """Release in one step if no capture is involved; return what `fused.finish` does."""
+        if objects is None:
+            return 0 if source is None else fused.order(self.lane, source)
+        result = fused.finish(self.lane, source, objects)
+        if result != fused.DUE:
+            return result
+        holding.tend(self.lane)
+        return 0
+
+    def _release_each(
+        self, producers: Sequence[Lane], objects: object, failures: list[Exception]
+    ) -> bool:
+        """Release one producer after the other; tell whether the host has to wait as well."""
+        lane = self.lane
+        began = time.monotonic()
+        event, capture = lane.mark()
+        for producer in producers:
+            try:
+                producer.follow(event, lane, capture, may_join=self.may_join)
+            except Exception as failure:
+                failures.append(failure)
+        wait_on_host = self._let_devices_wait(event, failures)
+        # What is captured never completes: the graph needs the buffers as long as it lives.
+        if objects is None:
+            lane.pool.give_back(event)
+        elif capture != _driver.streams.NOT_CAPTURING:
+            lane.pool.give_back(event)
+            holding.let_go(objects)
+        else:
+            holding.hold(lane, event, began, objects)
+        return wait_on_host
 
     def _let_devices_wait(self, event: Event, failures: list[Exception]) -> bool:
         """Make the devices wait for an event; tell whether the host has to wait for it instead."""

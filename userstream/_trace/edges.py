@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import userstream._engine.lane as lanes
 from userstream._buffers import type_name
 from userstream._copies import short
+from userstream._engine import fused
 from userstream._ordering import device_edges, ordering
 from userstream._stream import events
 
@@ -29,16 +30,21 @@ _logger = logging.getLogger("userstream")
 
 def log() -> None:
     """Let each function that makes an edge say so."""
-    usual = lanes.usual_edge
+    order, finish = fused.order, fused.finish
 
-    @functools.wraps(usual)
-    def usual_edge(source: Lane, destination: Lane) -> Any:
-        event = usual(source, destination)
-        if event is not None:  # else the edge is made by `follow`
+    def ordered(source: Lane, destination: Lane) -> int:
+        result = order(source, destination)
+        if not result:  # else the edge is made by `follow`
             _say(destination, source)
-        return event
+        return result
 
-    lanes.usual_edge = ordering.usual_edge = usual_edge  # type: ignore[attr-defined]
+    def finished(lane: Lane, source: Lane | None, objects: object) -> int:
+        result = finish(lane, source, objects)
+        if source is not None and result in (0, fused.DUE):
+            _say(source, lane)
+        return result
+
+    fused.order, fused.finish = ordered, finished
     _also(lanes.Lane, "follow", lambda lane, _event, source, *_: (lane, source))
     _also(events, "wait", lambda lane, event: (lane, event))
     everything = "everything on device {}".format

@@ -1,0 +1,275 @@
+"""What two lanes do in one step: as it is in use here, and in Python."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+from cuda.bindings import driver
+
+import userstream as us
+from helpers import device_current, eventually
+from test_native import CALLS
+from userstream import _driver, testing
+from userstream._engine import fused, holding, lanes, pure
+
+NOT_READY = 600
+
+
+class Thing:
+    """Something that can be referred to weakly."""
+
+
+@pytest.fixture(params=["in use", "pure"])
+def core(request: pytest.FixtureRequest) -> ModuleType:
+    return fused if request.param == "in use" else pure
+
+
+@pytest.fixture
+def streams() -> Iterator[tuple[us.Stream, us.Stream]]:
+    """Two streams with spare events, on which objects have been held before."""
+    with us.Stream.create(0) as one, us.Stream.create(0) as other:
+        for stream in (one, other):
+            with testing.latch(stream):
+                for _ in range(4):
+                    us.hold(Thing(), stream=stream)
+        us.wait([one, other], timeout=10)
+        assert eventually(lambda: (holding.sweep(), not holding.queues)[1])
+        yield one, other
+        one._resolve().held.sweep()
+
+
+def is_pending(stream: us.Stream) -> bool:
+    return not stream.is_done
+
+
+def test_a_lane_is_queried(core, streams):
+    stream, _ = streams
+    assert core.query(stream._lane) == 0
+    with testing.latch(stream):
+        assert core.query(stream._lane) & 0xFFFFFFFF == NOT_READY
+
+
+def test_what_a_query_cannot_answer_in_one_step(core, streams):
+    stream, _ = streams
+    lane = stream._lane
+    assert core.query(lanes.default(_driver.streams.LEGACY, 0)) == core.CAPTURED
+    stream.begin_capture(mode="relaxed")
+    assert core.query(lane) == core.CAPTURED
+    stream.end_capture()
+    stream.close()
+    assert core.query(lane) == core.CAPTURED
+
+
+def test_one_lane_is_ordered_after_another(core, streams):
+    one, other = streams
+    spare = len(one._lane.free)
+    with testing.latch(one):
+        assert core.order(one._lane, other._lane) == 0
+        assert is_pending(other)
+        assert len(one._lane.free) == spare
+    assert eventually(lambda: not is_pending(other))
+
+
+def test_without_a_spare_event_nothing_is_ordered(core, streams, monkeypatch):
+    one, other = streams
+    monkeypatch.setattr(one._lane, "free", type(one._lane.free)())
+    with testing.latch(one):
+        assert core.order(one._lane, other._lane) == core.CAPTURED
+        assert core.finish(one._lane, other._lane, ()) == core.CAPTURED
+        assert not is_pending(other)
+
+
+@pytest.mark.parametrize("captured", [0, 1])
+def test_captures_are_left_alone(core, streams, captured):
+    streams[captured].begin_capture(mode="relaxed")
+    for source, destination in (streams, streams[::-1]):
+        assert core.order(source._lane, destination._lane) == core.CAPTURED
+        assert core.finish(source._lane, destination._lane, ()) == core.CAPTURED
+    assert not streams[0]._lane.held
+    streams[captured].end_capture()  # it would tell of an invalid capture
+
+
+def test_a_closed_lane_has_no_order(core, streams):
+    one, other = streams
+    closed = other._lane
+    other.close()
+    assert core.order(one._lane, closed) == core.order(closed, one._lane) == core.CAPTURED
+    assert core.finish(one._lane, closed, ()) == core.finish(closed, None, ()) == core.CAPTURED
+
+
+def test_a_default_stream_needs_its_context(streams):
+    stream, _ = streams
+    legacy = lanes.default(_driver.streams.LEGACY, 0)
+    assert fused.order(stream._lane, legacy) == fused.CAPTURED
+    with device_current(0):
+        assert fused.order(stream._lane, legacy) == 0
+        assert fused.order(legacy, stream._lane) == 0
+
+
+@pytest.mark.multi_device
+def test_default_streams_of_two_devices_have_no_order_in_one_step(core, streams):
+    here, there = (lanes.default(_driver.streams.LEGACY, device) for device in (0, 1))
+    with device_current(0):
+        assert core.order(here, there) == core.CAPTURED
+
+
+@pytest.mark.parametrize("has_source", [True, False])
+def test_objects_are_held_up_to_where_a_source_waits(core, streams, has_source):
+    lane, source = streams
+    thing = Thing()
+    alive = weakref.ref(thing)
+    with testing.latch(lane):
+        result = core.finish(lane._lane, source._lane if has_source else None, (thing,))
+        assert result == core.DUE, "as it is the first"
+        assert lane._lane.held in core.queues
+        del thing
+        assert is_pending(source) is has_source
+        lane._lane.held.sweep()
+        assert alive() is not None
+    lane.sync(timeout=10)
+    assert eventually(lambda: (lane._lane.held.sweep(), alive() is None)[1])
+
+
+def test_looking_after_what_is_held_is_due_now_and_then(core, streams):
+    lane = streams[0]._lane
+    with testing.latch(streams[0]):
+        lane.swept = float("inf")
+        assert core.finish(lane, None, ()) == core.DUE
+        assert core.finish(lane, None, ()) == 0
+        lane.swept = 0.0
+        assert core.finish(lane, None, ()) == core.DUE
+
+
+def test_a_ticket_ends_when_its_objects_are_held(core, streams):
+    stream, _ = streams
+    thing = Thing()
+    alive = weakref.ref(thing)
+    with testing.latch(stream):
+        use = core.use(stream._lane, None, [thing])
+        assert use.ticket in core.in_use
+        assert core.finish(stream._lane, None, use.ticket) in (0, core.DUE)
+        assert use.ticket not in core.in_use
+        del use, thing
+        assert not core.orphans
+        assert alive() is not None
+    stream.sync(timeout=10)
+    assert eventually(lambda: (stream._lane.held.sweep(), alive() is None)[1])
+
+
+def test_a_ticket_does_not_end_where_nothing_is_held(core, streams):
+    stream, _ = streams
+    use = core.use(stream._lane, None, ())
+    stream.begin_capture(mode="relaxed")
+    assert core.finish(stream._lane, None, use.ticket) == core.CAPTURED
+    stream.end_capture()
+    assert use.ticket in core.in_use
+    use.ticket.end()
+
+
+def test_a_use_that_goes_before_its_end_leaves_an_orphan(core, streams):
+    one, other = streams
+    with pytest.raises(TypeError, match="has no len"):  # which is on its way meanwhile
+        len(core.use(one._lane, other._lane, "objects"))
+    (ticket,) = core.orphans
+    assert (ticket.lane, ticket.source) == (one._lane, other._lane)
+    assert (ticket.objects, ticket.order, ticket.thread) == ("objects", None, 0)
+    assert ticket in core.in_use
+    core.orphans.clear()
+    ticket.end()
+    assert ticket not in core.in_use
+
+
+def test_a_use_that_has_ended_leaves_none(core, streams):
+    use = core.use(streams[0]._lane, None, ())
+    use.ticket.end()
+    del use
+    gc.collect()
+    assert not core.orphans
+
+
+def test_the_source_of_an_orphan_waits(streams):
+    """As its end would have had it, whatever call comes next."""
+    one, other = streams
+    with testing.latch(one):
+        fused.use(one._lane, other._lane, ())  # which goes at once
+        holding.sweep()
+        assert is_pending(other)
+        assert not fused.in_use
+    other.sync(timeout=10)
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("function", ["cuEventRecord", "cuStreamWaitEvent"])
+@pytest.mark.parametrize("step", ["order", "finish"])
+def test_a_failure_names_its_function_and_loses_no_event(streams, function, step):
+    one, other = streams[0]._lane, streams[1]._lane
+    spare = len(one.free)
+    more = [()] if step == "finish" else []
+
+    def step_or_raise() -> None:
+        result = getattr(fused, step)(one, other, *more)
+        raise _driver.fused.edge_failure(result, one, other)
+
+    with (
+        testing.inject(function, driver.CUresult.CUDA_ERROR_UNKNOWN),
+        pytest.raises(us.DriverError, match=f"{function} on .* failed"),
+    ):
+        step_or_raise()
+    assert len(one.free) == spare
+    assert not one.held
+
+
+class TestCompiled:
+    @pytest.fixture(autouse=True)
+    def _is_compiled(self) -> None:
+        if _driver.fused.native is None:
+            pytest.skip("there is no compiled core")
+
+    def test_what_is_no_lane_is_refused(self, streams):
+        lane = streams[0]._lane
+        for arguments in ((), (lane,), (lane, None), (lane, 1), (1, lane), (lane, lane, ())):
+            with pytest.raises(TypeError, match="it takes lanes"):
+                fused.order(*arguments)
+        for function in (fused.finish, fused.use):
+            for arguments in ((), (lane, lane), (lane, 1, ()), (None, None, ()), (lane,) * 4):
+                with pytest.raises(TypeError, match="it takes lanes"):
+                    function(*arguments)
+
+    def test_what_is_no_event_is_an_error(self, streams, monkeypatch):
+        lane = streams[0]._lane
+        monkeypatch.setattr(lane, "free", type(lane.free)([object()]))
+        with pytest.raises(AttributeError, match="taken"):
+            fused.order(lane, lane)
+
+    @pytest.mark.no_races(False)  # the analysis remembers what was called
+    def test_no_call_leaks(self, streams):
+        one, other = streams[0]._lane, streams[1]._lane
+        objects = [Thing()]
+
+        def call_all(times: int) -> None:
+            for _ in range(times // 4):
+                fused.query(one)
+                fused.order(one, other)
+                use = fused.use(one, other, objects)
+                if fused.finish(one, other, use.ticket):
+                    one.held.sweep()
+                use.ticket.end()  # as there may have been no spare event
+            streams[1].sync()
+            assert eventually(lambda: (one.held.sweep(), not one.held)[1])
+
+        call_all(2000)  # what is allocated once
+        given = [one, other, objects, objects[0]]
+        before = [sys.getallocatedblocks(), *map(sys.getrefcount, given)]
+        call_all(CALLS)
+        after = [sys.getallocatedblocks(), *map(sys.getrefcount, given)]
+        grown = [last - first for first, last in zip(before, after, strict=True)]
+        # Other threads allocate too; a call that leaks makes ten times as many.
+        assert grown[0] < CALLS // 100, grown
+        assert grown[1:] == [0] * len(given)
+        assert not fused.in_use
+        assert not fused.orphans
