@@ -217,6 +217,36 @@ def test_copies_use_it_directly(cut: slice, large: int, producer: us.Stream) -> 
     np.testing.assert_array_equal(part, expected)
 
 
+@pytest.mark.parametrize("mib", [1, 4])
+def test_all_parts_together_have_the_timeout(
+    mib: int, producer: us.Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is waited for without a look at the clock of the others."""
+    waited: list[tuple[int, int]] = []
+    really_fetch = _driver.fused.fetch
+
+    def fetch(*given: Any) -> int:
+        _, _, _, events, _, _, _, _, nanoseconds, _, _ = given
+        waited.append((len(events), nanoseconds))
+        return really_fetch(*given)
+
+    us.get_stream(0)
+    out = np.empty(mib << 20, "u1")
+    with device_memory(0, out.nbytes) as memory:
+        buffer = array(memory, producer, shape=out.shape, typestr="|u1")
+        monkeypatch.setattr(_driver.fused, "fetch", fetch)
+        monkeypatch.setattr(copy_lane, "_SPIN", 10**10)
+        us.asnumpy(buffer, out=out)
+        with testing.latch(producer):
+            with pytest.raises(us.WaitTimeout):
+                us.asnumpy(buffer, out=out, timeout=0.05)
+        us.wait_for_device(0, timeout=20)
+    (parts, always), (again, bounded) = waited
+    assert parts == again == mib * 2
+    assert always == 10**10
+    assert parts * bounded <= 50_000_000
+
+
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("place", [us.pinned_empty, np.empty])

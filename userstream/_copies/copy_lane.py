@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NOT_CAPTURED = "; asnumpy and copyto cannot be captured: copy before or after the capture"
 
 
-# Longer than a small copy takes, and no time for one who presses Ctrl-C.
+# Longer than a small copy takes, or a part of one, and no time for one who presses Ctrl-C.
 _SPIN = 100_000  # nanoseconds
 
 # Of a copy on to pageable memory: the host copies one part while the GPU copies the next.
@@ -86,7 +86,8 @@ def fetch(  # noqa: PLR0917 -- to name them would cost as much as they do
                     address,
                     lane.taken or lane.live(),
                     lane.home,
-                    _SPIN if left is None else int(min(left * 1e9, _SPIN)),
+                    # Each part is waited for so long: together not longer than is left.
+                    _SPIN if left is None else int(min(left * 1e9 / len(used), _SPIN)),
                     0 if after is None else after.taken or after.live(),
                     out,
                 )
