@@ -370,7 +370,11 @@ def test_waiting_for_the_watcher_in_the_destructor_of_what_was_held() -> None:
     with testing.latch(other) as held:
         pending = us.completion(other)
         with testing.latch(stream):
-            us.hold(Thing(), stream=stream)
+            # Free-threaded Python leaves a destructor to the thread that made the object, if it
+            # is still there.
+            maker = threading.Thread(target=lambda: us.hold(Thing(), stream=stream))
+            maker.start()
+            maker.join()
         assert eventually(lambda: len(errors) == 1)
         held.release()
         pending.result(timeout=10)

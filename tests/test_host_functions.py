@@ -28,7 +28,7 @@ from helpers import (
     run_python,
 )
 from interrupts import cut_short
-from userstream import _driver, testing
+from userstream import _driver, _locks, testing
 from userstream._engine import dispatcher, watcher
 from userstream._stream import gate as gates
 
@@ -100,6 +100,21 @@ def test_later_work_waits_for_it(stream: us.Stream) -> None:
         other.sync(timeout=10)
         gate.opened.set()
         stream.sync(timeout=10)
+
+
+def test_later_work_sees_what_it_has_written(
+    stream: us.Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On ARM as well, where the word that lets the stream go on may be there before the rest."""
+    fenced: list[bool] = []
+
+    def fence() -> None:
+        fenced.append(stream.is_done)
+
+    monkeypatch.setattr(_locks, "fence", fence)
+    stream.launch_host_func(lambda: None)
+    stream.sync(timeout=20)
+    assert fenced == [False]
 
 
 def test_later_work_does_not_wait_if_it_need_not(stream: us.Stream) -> None:

@@ -98,3 +98,19 @@ def test_a_thread_may_take_it_again(kind: Callable[[], Any]) -> None:
             pass
         assert not is_free(lock)
     assert is_free(lock)
+
+
+def test_a_fence_gives_a_lock_back_before_it_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the two alone lets a processor change the order of what is before and after it."""
+    steps: list[str] = []
+
+    class Lock:
+        def __enter__(self) -> None:
+            steps.append("taken")
+
+        def __exit__(self, *_: object) -> None:
+            steps.append("back")
+
+    monkeypatch.setattr(_locks, "Lock", Lock)
+    _locks.fence()
+    assert "back taken" in " ".join(steps)

@@ -1,4 +1,4 @@
-"""Locks that a `with` block gives back, wherever in it a signal comes."""
+"""Locks that a `with` block gives back, wherever in it a signal comes; a fence made of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import threading
 from typing import Any
 
-__all__ = ["Lock", "RLock"]
+__all__ = ["Lock", "RLock", "fence"]
 
 if sys.version_info < (3, 14):
     from threading import Lock, RLock
@@ -37,3 +37,16 @@ else:
         def __enter__(self) -> None:
             for _ in iter(self.acquire, None):
                 return
+
+
+def fence() -> None:
+    """Let what this thread has written be there before what it writes from now on.
+
+    Who waits for a word and then reads other memory, as a GPU does, may see the word first on
+    processors that may write in another order, such as those of ARM. What was written before a
+    lock is given back is there before the next one is taken.
+    """
+    with Lock():
+        pass
+    with Lock():
+        pass

@@ -195,6 +195,7 @@ class latch:  # noqa: N801 - used like a function
         # or hold it for good with an older value. Its lock may be held by a thread that is gone.
         if os.getpid() != self._process:
             return
+        _locks.fence()  # the stream reads what was written until now
         with self._lock:
             if not self._entered:
                 raise RuntimeError("this latch was not entered: use it in a with statement")
