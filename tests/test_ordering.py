@@ -921,6 +921,40 @@ def test_activation_belongs_to_its_thread(memory: int) -> None:
         block.__exit__(None, None, None)
 
 
+@pytest.mark.parametrize("first", [None, "cupy"])
+def test_activation_of_what_is_imported_in_the_block(
+    first: str | None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its work goes to its own current stream, unnoticed but for the warning."""
+    for name in ("torch", "cupy", "warp"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    if first is not None:
+        request.getfixturevalue(first)
+    stream = us.get_stream(0)
+
+    def import_inside(name: str, *named: str) -> None:
+        with stream.activate(*named):
+            monkeypatch.setitem(sys.modules, name, getattr(standins, name)())
+        monkeypatch.delitem(sys.modules, name)
+
+    with pytest.warns(RuntimeWarning, match=r"^torch was imported after .*import it") as caught:
+        import_inside("torch")
+    assert caught[0].filename == __file__
+    import_inside("warp")  # which would have to be named
+    if first is not None:
+        import_inside("torch", first)
+    with stream.activate():
+        monkeypatch.setitem(sys.modules, "something", types.ModuleType("something"))
+
+    def fail() -> None:
+        with stream.activate():
+            monkeypatch.setitem(sys.modules, "torch", standins.torch())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+
+
 def test_activation_of_what_has_no_current_stream(torch: types.ModuleType, memory: int) -> None:
     stream = us.get_stream(0)
     for name in ("jax", "numba", "Torch", ""):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import warnings
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from userstream import _cleanup, _process
@@ -97,13 +99,19 @@ class _Before:
 class Activation(Generic[S]):
     """The context manager of `Stream.activate`.
 
-    `ordered` are lanes that the caller orders with this one.
+    `ordered` are lanes that the caller orders with this one. `means_all` says that the frameworks
+    are those that happen to be imported.
     """
 
-    __slots__ = ("_before", "_frameworks", "_ordered", "_stream", "_thread")
+    __slots__ = ("_before", "_frameworks", "_modules", "_ordered", "_stream", "_thread")
 
     def __init__(
-        self, stream: S, frameworks: Iterable[Framework], ordered: Sequence[Lane] = ()
+        self,
+        stream: S,
+        frameworks: Iterable[Framework],
+        ordered: Sequence[Lane] = (),
+        *,
+        means_all: bool = False,
     ) -> None:
         self._stream = stream
         self._frameworks = tuple(frameworks)
@@ -115,6 +123,7 @@ class Activation(Generic[S]):
                     "one of Stream.create(device, nonblocking=False)"
                 )
         self._ordered = ordered
+        self._modules = len(sys.modules) if means_all else None
         self._before: list[_Before] = []
         self._thread: int | None = None
 
@@ -144,6 +153,16 @@ class Activation(Generic[S]):
         _process.check_fork()
         self.check_thread()
         self._leave(error)
+        if error is None and self._modules not in (None, len(sys.modules)):
+            late = [each.name for each in usable() if each not in self._frameworks]
+            if late:
+                warnings.warn(
+                    f"{' and '.join(late)} was imported after {self!r} was made, so its work in "
+                    "the block went to its own current stream, which nothing orders with this one; "
+                    "import it before",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
     def check_thread(self) -> None:
         """Raise unless this thread entered the block: current streams belong to threads."""

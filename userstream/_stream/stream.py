@@ -698,8 +698,9 @@ class Stream(CoreStream):
         *frameworks : str
             ``"torch"``, ``"cupy"``, ``"dali"`` (DALI's dynamic mode), ``"tvm_ffi"``, ``"cvcuda"``
             or ``"warp"``; by default all of these that are imported, except Warp, which needs a
-            blocking stream (``Stream.create(nonblocking=False)``) and sets it for all threads.
-            Other frameworks have no current stream to set: pass the stream to their functions.
+            blocking stream (``Stream.create(nonblocking=False)``) and sets it for all threads. If
+            none is imported, the block changes nothing. Other frameworks have no current stream to
+            set: pass the stream to their functions.
 
         Returns
         -------
@@ -717,6 +718,12 @@ class Stream(CoreStream):
         RuntimeError
             On exit: the block was left in a different thread than it was entered in.
 
+        Warns
+        -----
+        RuntimeWarning
+            On exit, if no framework was named: one was imported inside the block, so its work there
+            went to its own current stream. Import it before, or name it, which raises at once.
+
         Notes
         -----
         Affects the calling thread and this stream's device; the current device does not change. On
@@ -733,7 +740,7 @@ class Stream(CoreStream):
         ...     pass  # PyTorch and CuPy work on the stream
         """
         found = _stream.activation.called(frameworks) if frameworks else _stream.activation.usable()
-        return _stream.activation.Activation(self, found)
+        return _stream.activation.Activation(self, found, means_all=not frameworks)
 
     # -- graph capture ----------------------------------------------------------------------------
 
