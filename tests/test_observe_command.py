@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.simulated  # the calls of a GPU cannot be seen yet
+pytestmark = pytest.mark.simulated  # what it runs is
 
 ROOT = Path(__file__).parents[1]
 
@@ -100,6 +100,50 @@ def test_the_report_comes_after_an_exception_too(tmp_path: Path) -> None:
     assert "1 race, " in report
 
 
+@pytest.mark.parametrize(
+    "way",
+    [
+        "threading.Thread(target=work).start()",
+        "executor = concurrent.futures.ThreadPoolExecutor(); executor.submit(work)",
+    ],
+    ids=["thread", "executor"],
+)
+@pytest.mark.parametrize("end", ["", "sys.exit(3)"], ids=["falls off its end", "exits"])
+def test_the_threads_that_it_leaves_are_watched_to_their_end(
+    tmp_path: Path, way: str, end: str
+) -> None:
+    program = f"""
+        import concurrent.futures, sys, threading, time
+
+        def work():
+            time.sleep(0.2)
+{textwrap.indent(racy(), "            ")}
+        {way}
+        {end}
+    """
+    done = command(tmp_path, program)
+    assert "1 race, " in done.stderr
+    assert done.returncode == (3 if end else 66), done.stderr
+
+
+def test_ctrl_c_ends_the_wait_for_threads(tmp_path: Path) -> None:
+    program = """
+        import os, signal, threading, time
+
+        def work():
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Thread(target=work).start()
+    """
+    done = command(tmp_path, program)
+    assert done.returncode == 130, done.stderr
+    assert "KeyboardInterrupt" in done.stderr
+    assert " 0 races, " in done.stderr
+
+
 def test_it_fails_on_what_is_chosen(tmp_path: Path) -> None:
     assert command(tmp_path, racy(), "--fail-on", "nothing").returncode == 0
     assert command(tmp_path, racy(), "--fail-on", "stalls,races").returncode == 66
@@ -127,6 +171,9 @@ def test_it_writes_a_page(tmp_path: Path) -> None:
     wrong = command(tmp_path, racy(), "--html", "seen.txt")
     assert wrong.returncode == 2
     assert "ends in .html, not as in 'seen.txt'" in wrong.stderr
+    wrong = command(tmp_path, "print('not run')", "--html", "nowhere/seen.html")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "there is no directory for 'nowhere/seen.html'" in wrong.stderr
 
 
 def test_nothing_to_watch_is_refused(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ import argparse
 import os
 import runpy
 import sys
+import threading
 import traceback
 from typing import TYPE_CHECKING, NoReturn
 
@@ -101,6 +102,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     for path, end in ((options.html, ".html"), (options.json, ".json")):
         if path is not None and not path.endswith(end):
             parser.error(f"the name of that file ends in {end}, not as in {path!r}")
+        if path is not None and not os.path.isdir(os.path.dirname(path) or "."):
+            parser.error(f"there is no directory for {path!r}")
     return options
 
 
@@ -130,24 +133,32 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _run(program: list[str], *, as_module: bool) -> int:
-    """Run the program as Python would; return its exit status."""
+    """Run the program as Python would, and wait for its threads; return its exit status."""
     sys.argv = program
     if not as_module:
         sys.path[0] = os.path.dirname(os.path.abspath(program[0]))
+    status = 0
     try:
         if as_module:
             runpy.run_module(program[0], run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(program[0], run_name="__main__")
     except SystemExit as leaving:
-        return _status(leaving)
+        status = _status(leaving)
     except KeyboardInterrupt:
         traceback.print_exc()
-        return _INTERRUPTED
+        status = _INTERRUPTED
     except Exception as error:
         _print_its_own(error)
-        return 1
-    return 0
+        status = 1
+    try:
+        # As Python does next: what they queue is the program's too. Workers of executors do not end
+        # unless they are told to, which this does as well.
+        threading._shutdown()  # type: ignore[attr-defined]
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        status = status or _INTERRUPTED
+    return status
 
 
 def _status(leaving: SystemExit) -> int:
