@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import queue
 import shutil
@@ -42,7 +43,15 @@ from observed import (
     watched,
 )
 from userstream._engine import dispatcher, holding, watcher
-from userstream._observe import engine, functions, kernel_names, logger, observation, own
+from userstream._observe import (
+    engine,
+    functions,
+    kernel_names,
+    logger,
+    observation,
+    own,
+    suppressions,
+)
 from userstream._observe.allocations import Allocations
 from userstream._observe.guesses import READS, TOGETHER, WRITES, Guesses
 from userstream.testing import Pointer, kernel, latch, reset
@@ -214,6 +223,36 @@ def test_a_race_is_suppressed_by_its_own_line(tmp_path: Path) -> None:
             assert len(seen.races) == left
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sum",
+        "sum<int*>",
+        "T::operator[]",
+        "f(int (&)[3])",
+        "f::{lambda()#1}",
+        "it's",
+        "a\\b",
+        "[ab]",
+    ],
+)
+def test_a_name_is_suppressed_by_the_line_that_shows_it(name: str) -> None:
+    operation = us.Operation(name, "write", "learned", "stream 1", 0, "main")
+    both = (operation, operation)
+    race = us.Race("write after write", 1, 1, "device", (), None, *both, None, False, 1, "")
+    (suppression,) = suppressions.read([race.key])
+    assert suppressions.covers(suppression, race)
+    other = dataclasses.replace(race, second=dataclasses.replace(operation, name="b"))
+    assert not suppressions.covers(suppression, other)
+
+
+def test_a_quotation_that_does_not_end_is_refused_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "races.txt"
+    file.write_text("# known\nfirst='a b\n")
+    with pytest.raises(ValueError, match=r"races.txt:2: \"first='a b\" is not .* closing quot"):
+        us.observe(suppress=file)
+
+
 @pytest.mark.parametrize("line", ["race", "kind=x", "race="])
 def test_what_is_no_suppression_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match=f"'{line}' is not a suppression"):
@@ -227,6 +266,8 @@ def test_what_makes_no_sense_is_refused() -> None:
         us.observe(stall=-1)
     with pytest.raises(TypeError, match="an iterable of lines"):
         us.observe(suppress=[1])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="an iterable of lines"):
+        us.observe(suppress=1)  # type: ignore[arg-type]
     seen = us.observe()
     with pytest.raises(RuntimeError, match="nothing has been observed yet"):
         seen.races  # noqa: B018

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass, field, fields
 from traceback import FrameSummary
@@ -207,7 +208,7 @@ class Race:
 
 
 def _word(text: str) -> str:
-    return shlex.quote(text) if any(each.isspace() for each in text) else text
+    return shlex.quote(text) if re.search(r"[\s'\"\\]", text) else text
 
 
 def _function(operation: Operation) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import fnmatch
 import os
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from userstream._observe.found import Race
 
 _KEYS = ("race", "first", "second")
@@ -22,8 +21,9 @@ def read(given: str | os.PathLike[str] | Iterable[str]) -> list[Suppression]:
     """Read a file of suppressions, or take the lines that are given."""
     if isinstance(given, (str, os.PathLike)):
         path = Path(given)
-        return [_parse(line, f"{path}:{n}") for n, line in _lines(path.read_text().splitlines())]
-    lines = list(given)
+        told = path.read_text(encoding="utf-8").splitlines()
+        return [_parse(line, f"{path}:{n}") for n, line in _lines(told)]
+    lines = list(given) if isinstance(given, Iterable) else [given]
     if not all(isinstance(line, str) for line in lines):
         raise TypeError("suppress= takes the path of a file, or an iterable of lines (str)")
     return [_parse(line, f"line {n}") for n, line in _lines(lines)]
@@ -36,7 +36,11 @@ def _lines(lines: Iterable[str]) -> list[tuple[int, str]]:
 
 def _parse(line: str, where: str) -> Suppression:
     found: Suppression = {}
-    for word in shlex.split(line):
+    try:
+        words = shlex.split(line)
+    except ValueError as error:  # a quotation that does not end
+        raise ValueError(f"{where}: {line!r} is not a suppression: {error}") from None
+    for word in words:
         key, equals, value = word.partition("=")
         if not equals or key not in _KEYS or not value:
             raise ValueError(
@@ -50,4 +54,7 @@ def _parse(line: str, where: str) -> Suppression:
 def covers(suppression: Suppression, race: Race) -> bool:
     """Tell whether a race is not to be reported; values may have ``*`` and ``?``."""
     facts = race._facts()
-    return all(fnmatch.fnmatchcase(facts[key], value) for key, value in suppression.items())
+    return all(
+        fnmatch.fnmatchcase(facts[key], value.replace("[", "[[]"))  # names of kernels have some
+        for key, value in suppression.items()
+    )
