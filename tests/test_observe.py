@@ -259,6 +259,31 @@ def test_what_is_no_suppression_is_refused(line: str) -> None:
         us.observe(suppress=[line])
 
 
+def test_a_program_that_never_stops_keeps_nobody_from_looking(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with us.observe() as seen:
+        read, me = seen._logger.read, threading.get_ident()
+        reads = 0
+
+        def read_while_more_is_written() -> tuple[bytes, int, int]:
+            nonlocal reads
+            if threading.get_ident() == me:
+                reads += 1
+                assert reads < 100
+                fill(room.y, room.a)
+            return read()
+
+        monkeypatch.setattr(seen._logger, "read", read_while_more_is_written)
+        fill(room.x, room.a)
+        fill(room.x, room.b)
+        assert [race.kind for race in seen.races] == ["write after write"]
+        before = reads
+        assert ": 1 race, " in str(seen)
+        assert reads == before + 1, "all of it is of one moment"
+        monkeypatch.undo()
+
+
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(TypeError, match="stall must be seconds, an int or a float, not 'long'"):
         us.observe(stall="long")  # type: ignore[arg-type]
@@ -881,7 +906,7 @@ def test_calls_that_were_lost_make_no_races(monkeypatch: pytest.MonkeyPatch) -> 
         fill(room.x, room.a)
         engine = seen._catch_up()
         read = seen._logger.read
-        monkeypatch.setattr(seen._logger, "read", lambda: (read()[0], 3))
+        monkeypatch.setattr(seen._logger, "read", lambda: (read()[0], 3, 0))
         copy(room.y, room.x, room.b)
         assert seen.races == ()
         assert any("(3)" in what for what in seen.not_seen)

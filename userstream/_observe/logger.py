@@ -162,11 +162,13 @@ class Logger:
         array = (ctypes.c_uint64 * count)(*words)
         self._library.logger_note(what, array, count, data, len(data))
 
-    def read(self) -> tuple[bytes, int]:
-        """Take what was written first; tell how much was lost until now."""
-        lost = ctypes.c_uint64()
-        size = self._library.logger_read(self._buffer, _CHUNK, ctypes.byref(lost))
-        return ctypes.string_at(self._buffer, size), lost.value
+    def read(self) -> tuple[bytes, int, int]:
+        """Take what was written first; tell how much was lost until now, and what is left."""
+        lost, left = ctypes.c_uint64(), ctypes.c_uint32()
+        size = self._library.logger_read(
+            self._buffer, _CHUNK, ctypes.byref(lost), ctypes.byref(left)
+        )
+        return ctypes.string_at(self._buffer, size), lost.value, left.value
 
     def own_stack(self) -> int:
         """Return the index of the stack of the calling thread."""

@@ -185,7 +185,7 @@ class Observation:
                 engine = self._catch_up()  # in our turn: the next observation clears the log
                 with self._lock:
                     engine.finish()
-                self._blocks()  # which the allocators forget
+                self._blocks(engine)  # which the allocators forget
             finally:
                 self._leave_allocators()
 
@@ -242,9 +242,11 @@ class Observation:
                 self._cuts += 1
                 engine.forget_order()
             last = _active is not self  # before the log is read: what comes after is in it as well
-            while not self._drained:
+            left = None  # of what was there at the first look: other threads may write without end
+            while not self._drained and (left is None or left >= 0 or last):
                 self._cut = True  # and stays so if a signal handler raises before all is applied
-                chunk, lost = self._logger.read()
+                chunk, lost, behind = self._logger.read()
+                left = (behind if left is None else left) - 1
                 if lost > self._lost:
                     self._lost = lost
                     engine.forget_order()
@@ -257,18 +259,36 @@ class Observation:
 
     # -- what was found ---------------------------------------------------------------------------
 
-    def _blocks(self) -> Blocks:
+    def _blocks(self, engine: Engine) -> Blocks:
         if self._allocators is None:
             return Blocks()
-        return self._allocators.blocks(self._catch_up().world.finds.count())
+        return self._allocators.blocks(engine.world.finds.count())
 
-    def _found(self) -> list[Race]:
-        blocks = self._blocks()
+    def _found(self, engine: Engine) -> list[Race]:
+        blocks = self._blocks(engine)
         return [
             blocks.name(race)
-            for race in self._catch_up().world.finds.races()
+            for race in engine.world.finds.races()
             if not any(suppressions.covers(each, race) for each in self._suppressions)
         ]
+
+    def _races(self, engine: Engine) -> tuple[Race, ...]:
+        return tuple(race for race in self._found(engine) if self._possible or not race.possible)
+
+    def _not_seen(self, engine: Engine) -> tuple[str, ...]:
+        found = [f"{what} ({count})" for what, count in engine.world.unseen.copy().items()]
+        if self._cuts:
+            found.append(f"calls whose analysis was cut short by an exception ({self._cuts} times)")
+        if self._lost:
+            found.append(f"calls that came faster than they could be analyzed ({self._lost})")
+        if self._allocators is not None:
+            found += [
+                f"which lines allocate for {framework}: {why}"
+                for framework, why in self._allocators.failures.items()
+            ]
+        if not self._logger.has_stacks:
+            found.append("lines: the frames of this interpreter cannot be read")
+        return tuple(found)
 
     @property
     def races(self) -> tuple[Race, ...]:
@@ -281,7 +301,7 @@ class Observation:
         ...     seen.races
         ()
         """
-        return tuple(race for race in self._found() if self._possible or not race.possible)
+        return self._races(self._catch_up())
 
     @property
     def stalls(self) -> tuple[Stall, ...]:
@@ -307,20 +327,7 @@ class Observation:
         ...     seen.not_seen
         ()
         """
-        engine = self._catch_up()
-        found = [f"{what} ({count})" for what, count in engine.world.unseen.copy().items()]
-        if self._cuts:
-            found.append(f"calls whose analysis was cut short by an exception ({self._cuts} times)")
-        if self._lost:
-            found.append(f"calls that came faster than they could be analyzed ({self._lost})")
-        if self._allocators is not None:
-            found += [
-                f"which lines allocate for {framework}: {why}"
-                for framework, why in self._allocators.failures.items()
-            ]
-        if not self._logger.has_stacks:
-            found.append("lines: the frames of this interpreter cannot be read")
-        return tuple(found)
+        return self._not_seen(self._catch_up())
 
     def check(self) -> None:
         """Raise `RaceError`, with the report as its message, if there are races.
@@ -342,8 +349,9 @@ class Observation:
             raise RaceError(str(self), races=[race.key for race in races])
 
     def __str__(self) -> str:
-        races, stalls, unseen = self.races, self.stalls, self.not_seen
-        engine = self._catch_up()
+        engine = self._catch_up()  # once: the program may be faster than this
+        races, stalls = self._races(engine), engine.world.finds.stalls()
+        unseen = self._not_seen(engine)
         seconds = self._seconds or time.monotonic() - self._began
         calls = sum(engine.counts.values())
         streams = engine.world.clocks.count_streams()
@@ -380,19 +388,18 @@ class Observation:
         >>> seen.as_dict()["races"]
         []
         """
-        return self._document(Race.as_dict)
+        return self._document(self._catch_up(), Race.as_dict)
 
-    def _document(self, tell: Callable[[Race], dict[str, Any]]) -> dict[str, Any]:
-        engine = self._catch_up()
-        found = self._found()
+    def _document(self, engine: Engine, tell: Callable[[Race], dict[str, Any]]) -> dict[str, Any]:
+        found = self._found(engine)
         return {
             "version": _VERSION,
             "seconds": self._seconds or time.monotonic() - self._began,
             "races": [tell(race) for race in found if not race.possible],
             "possible": [tell(race) for race in found if race.possible],
-            "stalls": [stall.as_dict() for stall in self.stalls],
+            "stalls": [stall.as_dict() for stall in engine.world.finds.stalls()],
             "calls": dict(sorted(engine.counts.items())),
-            "not_seen": list(self.not_seen),
+            "not_seen": list(self._not_seen(engine)),
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -431,8 +438,9 @@ class Observation:
             file.write(document)
 
     def _page(self) -> str:
-        world = self._catch_up().world
-        document = self._document(Race._for_page)
+        engine = self._catch_up()
+        document = self._document(engine, Race._for_page)
+        world = engine.world
         with self._lock:  # of the thread that adds to it
             document["timeline"] = world.timeline.as_dict(
                 world.stacks, lambda lane: world.describe(lane)[0], world.finds.thread_name

@@ -78,12 +78,15 @@ uint64_t log_write(Record record, const uint64_t *words, const Part *parts, size
     return record.number;
 }
 
-/* Copies the oldest chunk. Returns its bytes, 0 if there is nothing. */
-PUBLIC size_t logger_read(char *out, size_t capacity, uint64_t *lost_until_now) {
+/* Copies the oldest chunk. Returns its bytes, 0 if there is nothing; tells how many are left. */
+PUBLIC size_t logger_read(char *out, size_t capacity, uint64_t *lost_until_now, uint32_t *left) {
     look_at_results();          /* no launch may follow that would */
     pthread_mutex_lock(&log_lock);
     *lost_until_now = lost;
     Chunk *chunk = oldest;
+    *left = 0;
+    for (const Chunk *each = chunk ? chunk->next : NULL; each; each = each->next)
+        ++*left;
     if (chunk) {
         oldest = chunk->next;
         if (chunk == newest)
