@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import gc
 import itertools
+import sys
 import types
 import weakref
 from collections.abc import Callable
@@ -21,6 +22,7 @@ import userstream as us
 from helpers import (
     array,
     content,
+    device_current,
     device_memory,
     eventually,
     fill,
@@ -32,6 +34,7 @@ from helpers import (
 )
 from interrupts import cut_short
 from userstream import _driver, testing
+from userstream._copies import copy_lane, short
 from userstream._copies import pinned as _pinned
 from userstream._engine import holding
 
@@ -43,6 +46,13 @@ NUMBERS = np.arange(6, dtype="f4").reshape(2, 3)
 
 def as_bytes(address: int, producer: us.Stream, size: int = SIZE) -> Any:
     return array(address, producer, shape=(size,), typestr="|u1")
+
+
+def as_tensor(address: int, producer: us.Stream) -> Any:
+    """A small one of PyTorch's, whose current stream is the producer: a glance is enough for it."""
+    torch = sys.modules["torch"]
+    torch.cuda.set_stream(torch.cuda.ExternalStream(int(producer.handle), 0))
+    return torch.Tensor(torch.device("cuda", 0), address)
 
 
 def settled() -> bool:
@@ -78,6 +88,67 @@ def test_the_host_goes_on_and_the_copy_is_in_order(producer: us.Stream, memory: 
     assert result.flags.writeable
     producer.sync(timeout=20)
     assert content(memory) == {2}
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("filled", [False, True])
+def test_a_small_copy_that_is_over_at_once_holds_nothing(
+    filled: bool,
+    torch: types.ModuleType,
+    producer: us.Stream,
+    memory: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = us.pinned_empty((3, 2), "f4").T if filled else None
+    tensor = as_tensor(memory, producer)
+    with device_current(0):
+        us.asnumpy(tensor)
+        write(memory, NUMBERS.T)
+        us.wait_for_device(0, timeout=20)
+        assert eventually(settled)
+        monkeypatch.setattr(short, "_AT_ONCE", 20)
+        monkeypatch.setattr(copy_lane, "_SPIN", 10**10)
+        alive = weakref.ref(tensor)
+        testing.reset()
+        copy = us.asnumpy_async(tensor, out=out)
+        del tensor
+        if _driver.fused.why_pure is None:  # else the watcher may be at what is on its way
+            assert alive() is None
+            assert testing.calls("cuEventRecord") == 1  # none for edges
+        assert copy.done()
+        assert copy.result(timeout=0).tolist() == NUMBERS.tolist()
+        assert out is None or copy.result() is out
+        assert eventually(lambda: settled() and alive() is None)
+
+
+@pytest.mark.parametrize("filled", [False, True])
+@pytest.mark.parametrize("is_behind", ["the producer", "the user stream"])
+def test_a_small_copy_that_is_late(
+    is_behind: str, filled: bool, torch: types.ModuleType, producer: us.Stream, memory: int
+) -> None:
+    """It is in order as others are, and what it uses is kept."""
+    stream = us.get_stream(0)
+    us.asnumpy(as_tensor(memory, producer))
+    with device_current(0), pytest.raises(ValueError, match="in pageable memory"):
+        us.asnumpy_async(as_tensor(memory, producer), out=np.empty((3, 2), "f4").T)
+    for _ in range(2):
+        tensor = as_tensor(memory, producer)
+        alive = weakref.ref(tensor)
+        with device_current(0):
+            late = producer if is_behind == "the producer" else stream
+            with testing.latch(late) as latch:
+                fill(producer, memory, 1)
+                out = us.pinned_empty((3, 2), "f4").T if filled else None
+                copy = us.asnumpy_async(tensor, out=out)
+                del tensor, out
+                fill(producer, memory, 2)  # as whoever wrote it goes on, which is after the copy
+                assert not copy.done()
+                assert alive() is not None
+                latch.release()
+        assert set(copy.result(timeout=20).tobytes()) == {1}
+        producer.sync(timeout=20)
+        assert content(memory) == {2}
+        assert eventually(lambda alive=alive: (holding.sweep(), alive() is None)[1])
 
 
 def test_it_gives_what_asnumpy_gives(memory: int, producer: us.Stream) -> None:
@@ -302,6 +373,10 @@ def queue_to_new(buffer: Any) -> tuple[Any, ...]:
     return (us.asnumpy_async(buffer),)
 
 
+def queue_to_like(buffer: Any) -> tuple[Any, ...]:
+    return (us.asnumpy_async(buffer, out=us.pinned_empty((3, 2), "f4").T),)
+
+
 def queue_to_out(buffer: Any) -> tuple[Any, ...]:
     place = us.pinned_empty((2, SIZE), "u1")
     return us.asnumpy_async(buffer, out=place[1]), place
@@ -361,17 +436,39 @@ def _on(stream: us.Stream, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.simulated
-@pytest.mark.parametrize("queue", QUEUES)
+@pytest.mark.usefixtures("torch")
+@pytest.mark.parametrize(
+    ("queue", "made"),
+    [
+        *((queue, as_bytes) for queue in QUEUES),
+        (queue_to_new, as_tensor),
+        (queue_to_like, as_tensor),
+    ],
+)
 def test_a_signal_leaves_nothing_unordered_and_nothing_lost(
-    queue: Callable[[Any], tuple[Any, ...]], producer: us.Stream, memory: int
+    queue: Callable[[Any], tuple[Any, ...]],
+    made: Callable[[int, us.Stream], Any],
+    producer: us.Stream,
+    memory: int,
 ) -> None:
     stream = us.get_stream(0)
-    queue(as_bytes(memory, producer))
+    queue(made(memory, producer))
+    with device_current(0):
+        _cut_short_anywhere(queue, made, stream, producer, memory)
+
+
+def _cut_short_anywhere(
+    queue: Callable[[Any], tuple[Any, ...]],
+    made: Callable[[int, us.Stream], Any],
+    stream: us.Stream,
+    producer: us.Stream,
+    memory: int,
+) -> None:
     us.wait_for_device(0, timeout=20)
     for at in itertools.count():
         fill(producer, memory, 1)
         producer.sync(timeout=20)
-        buffer = as_bytes(memory, producer)
+        buffer = made(memory, producer)
         alive = weakref.ref(buffer)
         copies = testing.calls("cuMemcpyAsync")
         with testing.latch(stream) as latch:

@@ -1254,8 +1254,10 @@ class UserStream:
         The producer waits for the copy, so the buffer may be dropped or overwritten immediately. Do
         not read or write *out* before the completion is done. All memory involved is kept until the
         GPU no longer uses it, even if the completion is dropped or cancelled, the stream is closed,
-        or a signal handler raises. Never waits for the GPU; the first copy of a size allocates
-        memory, and the first one on a device creates a stream: see :doc:`/explanation/limits`.
+        or a signal handler raises. Never waits for the GPU, but that a copy of at most 64 KiB is
+        looked at for up to 10 µs: to hold what it uses would take longer than that copy. The first
+        copy of a size allocates memory, and the first one on a device creates a stream: see
+        :doc:`/explanation/limits`.
         Thread-safe. Driver calls: those of `borrow`; ``cuMemcpyAsync``, ``cuMemcpy3DAsync``; those
         of `completion`; for new memory those of `pinned_empty`.
 
@@ -1271,15 +1273,21 @@ class UserStream:
         >>> copy.result(timeout=10).tolist()  # in a coroutine: await copy
         [7, 7, 7, 7]
         """
-        self._table.check_open()
-        result, lanes = _copies.queued.asnumpy(
-            buffer,
-            out,
-            stream=stream,
-            producer=producer,
-            user_stream=self._user_streams(stream, name),
-            unknown=self._unknown,
-        )
+        found: tuple[Any, Sequence[Lane]] | None = None
+        if stream is None and producer is _AUTO:
+            streams = self._unnamed if name is None else self._table.called(name)
+            found = _copies.short.asnumpy_async(buffer, out, streams)
+        if found is None:
+            self._table.check_open()
+            found = _copies.queued.asnumpy(
+                buffer,
+                out,
+                stream=stream,
+                producer=producer,
+                user_stream=self._user_streams(stream, name),
+                unknown=self._unknown,
+            )
+        result, lanes = found
         from userstream._engine import futures  # as in `completion`
 
         return futures.Completion(lanes, result, grouped=len(lanes) > 1)

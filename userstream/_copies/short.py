@@ -32,11 +32,15 @@ if TYPE_CHECKING:
     from userstream._copies.copy_lane import Move
     from userstream._copies.layout import Shape
     from userstream._engine.lane import Lane
-    from userstream._engine.waiting import Deadline
+    from userstream._engine.waiting import Deadline, Pending
     from userstream._ordering import Lanes
     from userstream._stream.stream import Stream
 
 ASIDE = 1 << 16  # bytes of an array that are copied once more sooner than the driver is asked
+
+# Seconds, for a small copy behind no work. To hold what it uses, and order its producer, would take
+# longer.
+_AT_ONCE = 10e-6
 
 _FOREVER = waiting.Deadline(None)
 _PER_THREAD = _driver.streams.PER_THREAD
@@ -102,15 +106,44 @@ def _what(form: Form) -> _What | None:
 def asnumpy(
     buffer: Any, out: Any, streams: Mapping[int, Stream], timeout: float | None
 ) -> np.ndarray | None:
-    """Copy an array whose attributes tell all that is needed; `None` if there is more to it.
+    """Copy an array that a glance is enough for; `None` if there is more to it."""
+    found = _at_a_glance(buffer, streams)
+    if found is None or (out is not None and not isinstance(out, np.ndarray)):
+        return None
+    what, address, lanes = found
+    deadline = _FOREVER if timeout is None else waiting.Deadline(timeout)
+    return _copied(what, address, lanes, buffer, out, timeout, deadline)
 
-    That is one of a framework, on a device that has its user stream. This is `to_host` without a
-    view, and a copy that finds all as it was left by an earlier one.
+
+def asnumpy_async(
+    buffer: Any, out: Any, streams: Mapping[int, Stream]
+) -> tuple[np.ndarray, list[Lane]] | None:
+    """Queue a copy of a small array that a glance is enough for, and return the lanes that fill it.
+
+    There are none if it is over by the time that all the rest would take.
+    """
+    found = _at_a_glance(buffer, streams)
+    if (
+        found is None
+        or found[0][0].width > ASIDE
+        or waiting.host_functions_thread
+        or (out is not None and not isinstance(out, np.ndarray))
+    ):
+        return None
+    what, address, lanes = found
+    later: list[Lane] = []
+    result = _copied(what, address, lanes, buffer, out, _AT_ONCE, _FOREVER, later)
+    return None if result is None else (result, later)
+
+
+def _at_a_glance(buffer: Any, streams: Mapping[int, Stream]) -> tuple[_What, int, Lanes] | None:
+    """Return what is copied of an array, where it is, and the lanes; `None` if there is more to it.
+
+    That is for one of a framework, on a device that has its user stream, where all is as an earlier
+    copy has left it. It is what `to_host` finds out with a view.
     """
     kind = _buffers.learned.get(type(buffer))
     if kind is None or not kind.is_glanced or settings.SYNC or settings.BY_DEVICE:
-        return None
-    if out is not None and not isinstance(out, np.ndarray):
         return None
     seen = kind.glance(buffer)
     if seen is None:
@@ -127,9 +160,7 @@ def asnumpy(
     lane = consumer._lane
     if lane is None or handle == _PER_THREAD:
         return None
-    lanes = consumer, lane, None if source is lane else source, owner
-    deadline = _FOREVER if timeout is None else waiting.Deadline(timeout)
-    return _copied(what, address, lanes, buffer, out, deadline)
+    return what, address, (consumer, lane, None if source is lane else source, owner)
 
 
 def to_host(
@@ -159,7 +190,8 @@ def to_host(
     if lanes is None:
         return None
     known: Move = (*run.move[:3], 0, 0)
-    return _copied((run, known, shape, dtype), address, lanes, view.held, out, deadline)
+    what = run, known, shape, dtype
+    return _copied(what, address, lanes, view.held, out, deadline.left(), deadline)
 
 
 def _copied(  # noqa: PLR0917 -- to name them would cost as much as they do
@@ -168,11 +200,15 @@ def _copied(  # noqa: PLR0917 -- to name them would cost as much as they do
     lanes: Lanes,
     held: object,
     out: np.ndarray | None,
+    left: float | None,
     deadline: Deadline,
+    later: list[Lane] | None = None,
 ) -> np.ndarray | None:
     """Do as `in_order` would, in one call of the driver's room if that is possible.
 
-    `held` is what keeps the array alive. `None` if its memory does not reach so far.
+    `held` is what keeps the array alive. `None` if its memory does not reach so far. With a list
+    `later` nothing is waited for: the lane is added there, unless the copy is over at once. Then
+    `None` may also say that it has to be queued in another way.
 
     What is copied is held as there only once that call has not seen the end of the copy. It looks
     at no signal, and leaves in `holding.left` what is to be held: without that a third exception of
@@ -184,9 +220,9 @@ def _copied(  # noqa: PLR0917 -- to name them would cost as much as they do
     start = onward = 0
     if out is not None:
         check_out(out, shape, dtype)
-        if run.width > ASIDE:
+        if run.width > ASIDE or later is not None:
             ways = _ways_to(out, run)
-            if ways is None:
+            if ways is None or not (ways[0] or later is None):
                 return None
             start, onward = ways
     if not start:
@@ -198,12 +234,10 @@ def _copied(  # noqa: PLR0917 -- to name them would cost as much as they do
     acquired = None
     try:
         try:
-            left = None if deadline.seconds is None else deadline.left()
             there = copy_lane.fetch(lane, producer, move, start, address, left, onward, kept)
             if type(there) is not bool:
                 acquired = _acquired(lanes, deadline, kept)
-                copy_lane.wait_until(there, lane, deadline)
-                acquired.end(release=False)
+                _end(acquired, there, lane, deadline, later)
         except BaseException as error:
             acquired = acquired or _acquired(lanes, deadline, kept)
             acquired.end_after(error)
@@ -212,7 +246,9 @@ def _copied(  # noqa: PLR0917 -- to name them would cost as much as they do
         acquired = acquired or _acquired(lanes, deadline, kept)
         acquired.end_after(error)
         raise
-    if there is False and not _copied_in_order(move, start, address, lanes, kept, deadline):
+    if there is False and (
+        later is not None or not _copied_in_order(move, start, address, lanes, kept, deadline)
+    ):
         return None
     if out is not None:
         if memory is not out and not (onward and there is True):
@@ -222,6 +258,18 @@ def _copied(  # noqa: PLR0917 -- to name them would cost as much as they do
     if run.read_only:
         result.flags.writeable = False
     return result
+
+
+def _end(
+    acquired: Acquired, there: Pending, lane: Lane, deadline: Deadline, later: list[Lane] | None
+) -> None:
+    """Wait for a copy that is not over yet, or hold what it uses and order its producer."""
+    if later is None:
+        copy_lane.wait_until(there, lane, deadline)
+    else:
+        there.abandon()
+        later.append(lane)
+    acquired.end(release=later is not None)
 
 
 def _copied_in_order(  # noqa: PLR0917 -- as above
