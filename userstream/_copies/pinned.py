@@ -173,12 +173,14 @@ class _Claim:
 
 def _reserve(claim: _Claim, memory: HostMemory, most: int | None) -> bool:
     """Let a new block count from now on, unless that would be more than a total."""
-    _count()
+    global _total  # noqa: PLW0603 -- one cache for the process
+    if _coming:
+        _count()  # some may be nobody's
     with _accounts:
         if most is not None and _sum() + memory.size > most:
             return False
         _coming[weakref.ref(claim)] = memory
-        _sum()
+        _total += memory.size
     return True
 
 
