@@ -456,6 +456,27 @@ def test_what_has_to_be_packed_takes_a_stream_of_its_device(torch: types.ModuleT
 # -- copyto ---------------------------------------------------------------------------------------
 
 
+def test_copyto_of_a_tensor_like_one_that_was_seen(torch: types.ModuleType, memory: int) -> None:
+    write(memory, NUMBERS.T)
+    tensor = torch.Tensor(torch.device("cuda", 0), memory)
+    with device_current(0):
+        us.asnumpy(tensor)
+        out, rows = np.zeros((2, 3), "f4"), np.zeros((2, 2, 3), "f4")
+        assert us.copyto(out, tensor) is us.get_stream(0)
+        us.copyto(rows, tensor, timeout=20)
+        assert out.tolist() == rows[0].tolist() == rows[1].tolist() == NUMBERS.tolist()
+        with pytest.raises(TypeError, match="does not convert"):
+            us.copyto(np.zeros((2, 3), "f8"), tensor)
+        out.flags.writeable = False
+        with pytest.raises(ValueError, match="read-only"):
+            us.copyto(out, tensor)
+        tensor.is_conj = lambda: True
+        tensor.detach = lambda: tensor
+        tensor.resolve_conj = lambda: torch.Tensor(tensor.device, memory)
+        torch.Tensor.resolve_neg = torch.Tensor.contiguous = lambda self: self
+        us.copyto(rows[0], tensor)
+
+
 def test_copyto_in_all_directions(memory: int) -> None:
     with device_memory(0) as other:
         one, two = array(memory, shape=(2, 3)), array(other, shape=(2, 3))

@@ -110,6 +110,9 @@ def copyto(
     deadline = _FOREVER if timeout is None else Deadline(timeout)
     view = None
     if wait and stream is None and producer is _AUTO and type(dst) is np.ndarray:
+        consumer = short.copyto(dst, src, streams, timeout)
+        if consumer is not None:
+            return consumer
         kind = _buffers.learned.get(type(src))
         if kind is not None and kind.is_single:
             view = kind(src)

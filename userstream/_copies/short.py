@@ -115,6 +115,22 @@ def asnumpy(
     return _copied(what, address, lanes, buffer, out, timeout, deadline)
 
 
+def copyto(
+    out: np.ndarray, buffer: Any, streams: Mapping[int, Stream], timeout: float | None
+) -> Stream | None:
+    """As `asnumpy`, to an array that can take a buffer as it is; return the stream of the copy."""
+    found = _at_a_glance(buffer, streams)
+    if found is None:
+        return None
+    what, address, lanes = found
+    _, _, shape, dtype = what
+    if out.shape != shape or out.dtype != dtype or not out.flags.writeable:
+        return None  # to be broadcast, or refused
+    deadline = _FOREVER if timeout is None else waiting.Deadline(timeout)
+    done = _copied(what, address, lanes, buffer, out, timeout, deadline)
+    return None if done is None else lanes[0]
+
+
 def asnumpy_async(
     buffer: Any, out: Any, streams: Mapping[int, Stream]
 ) -> tuple[np.ndarray, list[Lane]] | None:
