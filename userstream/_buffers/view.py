@@ -85,8 +85,8 @@ class View:
     #: Whether nothing writes it again as long as a reference to it exists.
     is_immutable: ClassVar[bool] = False
 
-    #: Whether its order is that of the framework's current stream, which needs no view.
-    is_usual: ClassVar[bool] = False
+    #: The framework whose current stream is its order, if that needs no view.
+    usual: ClassVar[Framework | None] = None
 
     #: Whether `named` may tell the order. Not inherited: a subclass may know better.
     is_named: ClassVar[bool] = False
@@ -100,13 +100,9 @@ class View:
     def __init_subclass__(cls) -> None:
         cls.is_single = cls.parts is View.parts and cls.pieces is View.pieces
         cls.is_named = cls.is_single and "named" in vars(cls)
-        cls.is_usual = (
-            cls.is_single
-            and cls.framework is not None
-            and cls.order is View.order
-            and cls.units is View.units
-        )
-        cls.is_glanced = cls.is_usual and "glance" in vars(cls)
+        is_usual = cls.is_single and cls.order is View.order and cls.units is View.units
+        cls.usual = cls.framework if is_usual else None
+        cls.is_glanced = cls.usual is not None and "glance" in vars(cls)
 
     def __init__(self, buffer: Any) -> None:  # any framework's buffer
         self.buffer = buffer

@@ -81,10 +81,10 @@ class EventPool:
         except IndexError:
             return None
 
-    def give_back(self, event: Event) -> None:
-        """Return an event that is not polled, or that is not recorded or has completed."""
+    def give_back(self, *events: Event) -> None:
+        """Return events that are not polled, or that are not recorded or have completed."""
         if self._keeps:
-            self.free.append(event)
+            self.free.extend(events)
 
     def abandon(self, event: Event) -> None:
         """Return an event that may not have completed."""

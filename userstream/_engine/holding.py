@@ -149,8 +149,7 @@ class _Queue(deque["Held"]):
                 self._take_passed(passed)
             finally:
                 self._sweeping = False
-        for event, *_ in passed:
-            self._pool.give_back(event)
+        self._pool.give_back(*[event for event, *_ in passed])
         # The objects go when `passed` does, outside of the lock.
 
     def _take_passed(self, passed: list[Held]) -> None:

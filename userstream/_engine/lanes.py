@@ -130,7 +130,9 @@ def of_framework(handle: int, device: int) -> Lane:
         return of_frameworks[device][handle]
     except KeyError:
         pass
-    if handle in (_driver.streams.LEGACY, _driver.streams.PER_THREAD):
+    if handle == _driver.streams.PER_THREAD:  # another one in the next thread: not among the known
+        return default(handle, device)
+    if handle == _driver.streams.LEGACY:
         lane = default(handle, device)
     else:
         context = _driver.contexts.primary_context(device)

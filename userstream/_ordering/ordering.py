@@ -231,8 +231,8 @@ def usual_lanes_of_view(view: View, consumer: Stream) -> Lanes | None:
     lane = consumer._lane
     if settings.SYNC or settings.BY_DEVICE or lane is None or not lane.anywhere:
         return None
-    device, framework = view.device, view.framework
-    if framework is not None and view.is_usual:
+    device, framework = view.device, view.usual
+    if framework is not None:
         kind = "current"
         handle, owner = framework.current_stream(device)
     else:
@@ -273,8 +273,8 @@ def usual_lanes(
         return None
     if producer is not _AUTO:
         return _given_lanes(kind, buffers, producer, user_streams)
-    framework = kind.framework
-    if framework is None or not kind.is_usual:
+    framework = kind.usual
+    if framework is None:
         return _named_lanes(kind, buffers, user_streams) if kind.is_named else None
     device = kind.locate(buffers[0])
     if len(buffers) > 1 and not _are_alike(buffers, kind, device):
@@ -282,10 +282,10 @@ def usual_lanes(
     handle, owner = framework.current_stream(device)
     try:
         consumer, source = user_streams[device], lanes.of_frameworks[device][handle]
-    except KeyError:  # the first time, or a stream that has to be created
+    except KeyError:  # the first time, a stream that has to be created, or the per-thread one
         return None
     lane = consumer._lane
-    if lane is None or handle == _PER_THREAD:
+    if lane is None:
         return None
     return consumer, lane, None if source is lane else source, owner
 
