@@ -174,6 +174,13 @@ def graph_beside_a_write(room: Room) -> str:
     return "read after write"
 
 
+def two_graphs_of_the_same_work(room: Room) -> str:
+    graphs = [captured(room, lambda: fill(room.x, room.a)) for _ in range(2)]
+    for graph, stream in zip(graphs, (room.a, room.b), strict=True):
+        checked(driver.cuGraphLaunch(graph, handle(stream)))
+    return "write after write"
+
+
 def inside_of_a_graph(room: Room) -> str:
     def work() -> None:
         room.b.wait(room.a)
@@ -279,6 +286,7 @@ REPORTED = [
     a_buffer_that_was_not_borrowed,
     acquired_and_not_released,
     graph_beside_a_write,
+    two_graphs_of_the_same_work,
     inside_of_a_graph,
     rows_of_two_copies_meet,
     housekeeping_is_no_order,
@@ -428,6 +436,15 @@ def graph_in_order(room: Room) -> None:
     checked(driver.cuGraphLaunch(graph, handle(room.a)))
     room.b.wait(room.a)
     fill(room.x, room.b)
+
+
+def graph_on_two_streams(room: Room) -> None:
+    """Its launches run one after the other, and what comes before and after them too."""
+    graph = captured(room, lambda: copy(room.x, room.y, room.a))
+    fill(room.y, room.a)
+    for stream in (room.a, room.b):
+        checked(driver.cuGraphLaunch(graph, handle(stream)))
+    fill(room.y, room.b)
 
 
 def captured_work_is_no_launch(room: Room) -> None:
@@ -623,6 +640,7 @@ SILENT = [
     synchronous_copies,
     copied_to_the_host,
     graph_in_order,
+    graph_on_two_streams,
     captured_work_is_no_launch,
     forked_inside_of_a_graph,
     stream_that_goes_during_a_capture,

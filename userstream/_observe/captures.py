@@ -91,18 +91,20 @@ class Captures:
 
     def drop_graph(self, call: Call) -> None:
         self._graphs.pop(call.words[0], None)
+        self.world.clocks.drop_event(_end_of(call.words[0]))
 
     def launch_graph(self, call: Call) -> None:
         lane = self.world.lane(call)
         graph = self._graphs.get(call.words[0])
         if graph is None or not graph.complete:
             self.world.not_seen("launches of graphs that were not captured while watching")
-        if graph is not None:
-            for event in graph.waits:
-                recorded = self.world.clocks.recorded(event)
-                if recorded is not None:
-                    join(self.world.clocks.settle(lane), recorded.clock)
+        last = _end_of(call.words[0])
+        for event in (last, *(() if graph is None else graph.waits)):
+            recorded = self.world.clocks.recorded(event)
+            if recorded is not None:
+                join(self.world.clocks.settle(lane), recorded.clock)
         launched, time = self.world.begin(call, lane)
+        self.world.clocks.record(last, lane)
         if graph is None:
             return
         where = f"a graph launched at {self._line(call.stack)}"
@@ -136,3 +138,12 @@ class Captures:
     def _line(self, stack: int) -> str:
         line = line_of(self.world.stacks[stack])
         return "no line of Python" if line is None else f"{line.filename}:{line.lineno}"
+
+
+def _end_of(executable: int) -> int:
+    """Return what stands for an event at the end of the last launch: a number that no event has.
+
+    "Each launch is ordered behind both any previous work in hStream and any previous launches of
+    hGraphExec."
+    """
+    return -executable
