@@ -240,6 +240,22 @@ TESTS = """
     def test_fails_by_itself():
         work(False)
         assert False
+
+    @pytest.fixture
+    def worked():
+        work(False)
+
+    def test_fixture_races(worked):
+        pass
+
+    def test_watched_fixture_races(observe, worked):
+        observe.check()
+
+    def test_watches_itself():
+        import userstream as us
+
+        with us.observe():
+            pass
 """
 
 
@@ -273,7 +289,11 @@ def test_the_plugin_fails_tests_with_races(tmp_path: Path) -> None:
         "test_left_out": "PASSED",
         "test_fixture": "PASSED",
         "test_fails_by_itself": "FAILED",
+        "test_fixture_races": "PASSED",
+        "test_watched_fixture_races": "FAILED",
+        "test_watches_itself": "FAILED",
     }
+    assert "marked no_races(False)" in output
     assert "write after write" in output
     assert output.count("1 race, ") >= 3
 
@@ -283,13 +303,18 @@ def test_without_the_option_only_marked_tests_are_watched(tmp_path: Path) -> Non
     assert [name for name, what in found.items() if what == "FAILED"] == [
         "test_marked",
         "test_fails_by_itself",
+        "test_watched_fixture_races",
     ]
 
 
 def test_the_plugin_suppresses(tmp_path: Path) -> None:
     (tmp_path / "known.txt").write_text("race=write-after-write first=test_it.py:work\n")
     _, found = run_tests(tmp_path, "--races", "--races-suppress", "known.txt")
-    assert [name for name, what in found.items() if what == "FAILED"][-1] == "test_fails_by_itself"
+    assert [name for name, what in found.items() if what == "FAILED"] == [
+        "test_fixture",
+        "test_fails_by_itself",
+        "test_watches_itself",
+    ]
     assert found["test_racy"] == "PASSED"
 
 

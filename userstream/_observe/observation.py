@@ -129,7 +129,11 @@ class Observation:
             if self._engine is not None:
                 raise RuntimeError("an observation is used once: call observe() again")
             if _active is not None:
-                raise RuntimeError("the streams of this process are already being observed")
+                raise RuntimeError(
+                    "the streams of this process are already being observed: by another observe(), "
+                    "by `python -m userstream observe`, or by `pytest --races`, which leaves out "
+                    "tests that are marked no_races(False)"
+                )
             functions = maker.functions()
             self._engine = Engine(
                 functions,
