@@ -579,6 +579,20 @@ static PyObject *use(PyObject *module, PyObject *const *args, Py_ssize_t count)
     return (PyObject *)made;
 }
 
+/* Owned, and read once: another thread may give the lane its queue at the same time. */
+static PyObject *queue_of(LaneState *lane)
+{
+    PyObject *queue;
+#ifdef Py_GIL_DISABLED
+    Py_BEGIN_CRITICAL_SECTION(lane);
+#endif
+    queue = Py_XNewRef(lane->held);
+#ifdef Py_GIL_DISABLED
+    Py_END_CRITICAL_SECTION();
+#endif
+    return queue;
+}
+
 static PyObject *finish(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
@@ -592,19 +606,26 @@ static PyObject *finish(PyObject *module, PyObject *const *args, Py_ssize_t coun
         ticket = objects;
         objects = ((Ticket *)ticket)->objects;
     }
-    if (!lane->held || lane->held == Py_None)
+    PyObject *queue = queue_of(lane);
+    if (!queue || queue == Py_None) {
+        Py_XDECREF(queue);
         return PyLong_FromLong(CAPTURED);
+    }
     double began = seconds();
     Result result = order_lanes(lane, source, &event);
-    if (result)
+    if (result) {
+        Py_DECREF(queue);
         return result == FAILED ? NULL : PyLong_FromLongLong(result);
+    }
     double now = seconds();
     PyObject *held = Py_BuildValue("(NddO)", event, began, now, objects);
-    int status = held ? append(lane->held, held) : -1;
+    int status = held ? append(queue, held) : -1;
     Py_XDECREF(held);
-    Py_ssize_t length = status ? -1 : PyObject_Size(lane->held);
-    if (length < 0 || PySet_Add(queues, lane->held) ||
-        (ticket && PySet_Discard(in_use, ticket) < 0))
+    Py_ssize_t length = status ? -1 : PyObject_Size(queue);
+    if (length >= 0 && (PySet_Add(queues, queue) || (ticket && PySet_Discard(in_use, ticket) < 0)))
+        length = -1;
+    Py_DECREF(queue);
+    if (length < 0)
         return NULL;
     return PyLong_FromLong(length == 1 || now - lane->swept > SWEEP_SECONDS ? DUE : 0);
 }
