@@ -43,7 +43,6 @@ ASIDE = 1 << 16  # bytes of an array that are copied once more sooner than the d
 _AT_ONCE = 10e-6
 
 _FOREVER = waiting.Deadline(None)
-_PER_THREAD = _driver.streams.PER_THREAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +170,10 @@ def _at_a_glance(buffer: Any, streams: Mapping[int, Stream]) -> tuple[_What, int
     handle, owner = kind.framework.current_stream(device)  # type: ignore[union-attr]
     try:
         consumer, source = streams[device], of_frameworks[device][handle]
-    except KeyError:  # the first time, or a stream that has to be created
+    except KeyError:  # the first time, a stream that has to be created, or the per-thread one
         return None
     lane = consumer._lane
-    if lane is None or handle == _PER_THREAD:
+    if lane is None:
         return None
     return what, address, (consumer, lane, None if source is lane else source, owner)
 
