@@ -126,6 +126,21 @@ def test_the_threads_that_it_leaves_are_watched_to_their_end(
     assert done.returncode == (3 if end else 66), done.stderr
 
 
+def test_a_forked_child_ends_as_without_and_its_parent_reports(tmp_path: Path) -> None:
+    fork = """
+        import os
+
+        child = os.fork()
+        if child:
+            _, status = os.waitpid(child, 0)
+            print(os.waitstatus_to_exitcode(status))
+    """
+    done = command(tmp_path, racy(textwrap.dedent(fork)))
+    assert (done.returncode, done.stdout) == (66, "0\n"), done.stderr
+    assert done.stderr.count("observed ") == 1
+    assert "Error" not in done.stderr
+
+
 def test_ctrl_c_ends_the_wait_for_threads(tmp_path: Path) -> None:
     program = """
         import os, signal, threading, time

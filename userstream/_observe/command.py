@@ -57,11 +57,15 @@ def main(arguments: Sequence[str]) -> int:
         here = " (here: --simulate)" if isinstance(error, DriverNotFoundError) else ""
         print(f"python -m userstream observe: {error}{here}", file=sys.stderr)
         return _REFUSED
+    process = os.getpid()
     try:
         status = _run(options.program, as_module=options.module)
     finally:
-        seen.stop()
-        _report(seen, options)
+        if os.getpid() == process:
+            seen.stop()
+            _report(seen, options)
+    if os.getpid() != process:  # a child that the program forked: the report is its parent's
+        return status
     found = (seen.races and "races" in options.fail_on) or (
         seen.stalls and "stalls" in options.fail_on
     )
