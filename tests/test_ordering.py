@@ -579,9 +579,14 @@ def test_the_producer_is_the_one_at_the_begin(
 # -- memory -------------------------------------------------------------------------------------
 
 
-def held_while(stream: us.Stream, use: Callable[[Any], object], memory: int) -> list[bool]:
+def held_while(
+    stream: us.Stream,
+    use: Callable[[Any], object],
+    memory: int,
+    producer: us.Stream | None = None,
+) -> list[bool]:
     """Return whether a buffer is alive while the stream is held, and whether afterwards."""
-    buffer = array(memory, None)
+    buffer = array(memory, producer)
     alive = weakref.ref(buffer)
     with testing.latch(stream) as latch:
         use(buffer)
@@ -1125,6 +1130,51 @@ def test_what_is_held_while_the_last_is_let_go_of(monkeypatch: pytest.MonkeyPatc
     assert eventually(lambda: not holding.queues)
 
 
+def test_what_is_held_while_the_watch_ends_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another thread, just after the watcher has looked whether there is anything."""
+    stream = us.get_stream(0)
+    us.hold(1, stream=stream)
+    assert eventually(lambda: not holding._watched)
+    late = [Thing()]
+    alive = weakref.ref(late[0])
+    thread = threading.Thread(target=lambda: us.hold(late.pop(), stream=stream))
+    has_work = holding._has_work
+
+    def has_work_meanwhile() -> bool:
+        found = has_work()
+        if thread.ident is None:
+            thread.start()
+            thread.join(0.2)  # it may wait until this has ended
+        return found
+
+    monkeypatch.setattr(holding, "_has_work", has_work_meanwhile)
+    monkeypatch.setattr(holding, "_watched", True)
+    holding._end_watch()
+    thread.join(10)
+    assert eventually(lambda: alive() is None)
+    assert eventually(lambda: not holding._watched)
+
+
+def test_two_threads_that_hold_at_first_share_a_queue(
+    stream: us.Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What reads a lane's without a lock has it before the other thread replaces it."""
+    thread = threading.Thread(target=lambda: us.hold(1, stream=stream))
+
+    class Queue(holding._Queue):
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
+            if thread.ident is None:
+                thread.start()
+                thread.join(0.2)  # it may wait until this is there
+
+    monkeypatch.setattr(holding, "_Queue", Queue)
+    with testing.latch(stream):
+        us.hold(2, stream=stream)
+        thread.join(10)
+        assert len(stream._resolve().held) == 2
+
+
 def test_what_is_held_is_the_buffers_and_not_their_list(memory: int) -> None:
     stream = us.get_stream(0)
 
@@ -1158,6 +1208,41 @@ def test_a_release_that_fails_frees_nothing(function: str, memory: int) -> None:
             pytest.raises(us.DriverError),
         ):
             borrow.__exit__(None, None, None)
+
+    assert held_while(stream, use, memory) == [True, False]
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("function", ["cuEventRecord", "cuThreadExchangeStreamCaptureMode"])
+def test_an_end_that_fails_replaces_no_error_of_the_block(
+    function: str, memory: int, producer: us.Stream
+) -> None:
+    """Nor does it leave what is held to a further call: the watcher lets go of it."""
+    stream = us.get_stream(0)
+    assert held_while(stream, borrowing(), memory) == [True, False]  # all is made that it needs
+    assert eventually(lambda: not holding._watched)
+
+    def use(buffer: Any) -> None:
+        borrow, error = us.borrow(buffer), KeyError()
+        borrow.__enter__()
+        with testing.inject(function, 999, this_thread=True):
+            borrow.__exit__(KeyError, error, None)
+        assert [function in note for note in error.__notes__] == [True]
+
+    assert held_while(stream, use, memory, producer) == [True, False]
+
+
+@pytest.mark.simulated
+def test_a_release_whose_record_fails_holds_all_the_same(memory: int) -> None:
+    stream = us.get_stream(0)
+    assert held_while(stream, borrowing(), memory) == [True, False]  # all is made that it needs
+
+    def use(buffer: Any) -> None:
+        with (
+            testing.inject("cuEventRecord", 999, this_thread=True),
+            pytest.raises(us.DriverError, match="cuEventRecord"),
+        ):
+            us.release(buffer)
 
     assert held_while(stream, use, memory) == [True, False]
 

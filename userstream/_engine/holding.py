@@ -202,7 +202,10 @@ def hold(lane: Lane, event: Event, began: float, objects: object) -> None:
     """
     queue = lane.held
     if queue is None:
-        queue = lane.held = _Queue(lane.pool, in_order=lane.anywhere)
+        with _lock:  # `finish` reads it without a lock: once it is there, it stays
+            queue = lane.held
+            if queue is None:
+                queue = lane.held = _Queue(lane.pool, in_order=lane.anywhere)
     ticket = objects if isinstance(objects, Ticket) else None
     queue.append((event, began, time.monotonic(), objects if ticket is None else ticket.objects))
     queues.add(queue)
@@ -215,12 +218,12 @@ def hold(lane: Lane, event: Event, began: float, objects: object) -> None:
 
 def tend(lane: Lane) -> None:
     """See to it that what was just held for a lane is released, and what may be released is."""
+    if not _watched:  # first: to look may fail
+        _begin_watch()
     now = time.monotonic()
     if now - lane.swept > fused.SWEEP_SECONDS:
         lane.swept = now
         lane.held.sweep()
-    if not _watched:
-        _begin_watch()
 
 
 def keep(lane: Lane, objects: object) -> None:
@@ -259,6 +262,8 @@ def _begin_watch() -> None:
 def _end_watch() -> bool:
     global _watched  # noqa: PLW0603 -- one watcher, one flag
     with _lock:
+        # First: who holds something adds it, and then looks whether it is watched.
+        _watched = False
         _watched = _has_work()
         return not _watched
 

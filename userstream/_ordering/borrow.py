@@ -153,12 +153,16 @@ class Borrow:
             return
         self._ordering = self._use = None
         _, lane, source, _ = ordering
-        result = fused.finish(lane, source, use.ticket)
-        if result == fused.DUE:
-            holding.tend(lane)
-        elif result:
-            buffers, _, producer, _ = self._asked
-            _release(ordering_of_lanes(ordering, buffers, producer), use, error, result)
+        try:
+            result = fused.finish(lane, source, use.ticket)
+            if result == fused.DUE:
+                holding.tend(lane)
+            elif result:
+                buffers, _, producer, _ = self._asked
+                ordering_of_lanes(ordering, buffers, producer).release(use.ticket, result=result)
+        except Exception as failure:
+            holding.hold_later(use)
+            _cleanup.report([failure], error)
 
     def _exit(self, ordering: Ordering, use: Use, error: BaseException | None) -> None:
         activation = self._activation
@@ -184,15 +188,6 @@ class Borrow:
                 use.ticket.end()
         if failures:
             _cleanup.report(failures, error)
-
-
-def _release(ordering: Ordering, use: Use, error: BaseException | None, result: int) -> None:
-    """Release after `fused.finish` has not, for what it answered."""
-    try:
-        ordering.release(use.ticket, result=result)
-    except Exception as failure:
-        holding.hold_later(use)
-        _cleanup.report([failure], error)
 
 
 def _names(activate: Iterable[str]) -> tuple[str, ...]:

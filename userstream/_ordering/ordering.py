@@ -133,7 +133,11 @@ class Ordering:
         if len(producers) > 1 or self.after:
             result = fused.CAPTURED
         elif result is None:
-            result = self._release_usual(producers[0] if producers else None, objects)
+            try:
+                result = self._release_usual(producers[0] if producers else None, objects)
+            except Exception as failure:  # without the compiled core; or it was held already
+                failures.append(failure)
+                result, producers = fused.CAPTURED, ()
         if result:
             if result != fused.CAPTURED:
                 failures.append(_driver.fused.edge_failure(result, lane, *producers[:1] or (lane,)))
