@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import importlib.machinery
+import importlib.util
 import sys
 import weakref
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from userstream import _driver, testing
 from userstream._engine import fused, holding, lanes, pure
 
 NOT_READY = 600
+INVALID_HANDLE = 400
 
 
 class Thing:
@@ -145,6 +148,18 @@ def test_looking_after_what_is_held_is_due_now_and_then(core, streams):
         assert core.finish(lane, None, ()) == core.DUE
 
 
+def test_looking_after_it_is_due_where_nobody_does_however_much_is_held(core, streams):
+    """Of two threads that come at the same time, neither may find its own alone there."""
+    lane = streams[0]._lane
+    with testing.latch(streams[0]):
+        lane.swept = float("inf")
+        core.finish(lane, None, ())
+        core.queues.discard(lane.held)
+        assert core.finish(lane, None, ()) == core.DUE
+        assert lane.held in core.queues
+    lane.swept = 0.0
+
+
 def test_a_ticket_ends_when_its_objects_are_held(core, streams):
     stream, _ = streams
     thing = Thing()
@@ -245,6 +260,28 @@ class TestCompiled:
         monkeypatch.setattr(lane, "free", type(lane.free)([object()]))
         with pytest.raises(AttributeError, match="taken"):
             fused.order(lane, lane)
+
+    def test_an_event_without_a_number_is_an_error(self, streams, monkeypatch):
+        class Event:
+            taken = None
+
+        lane = streams[0]._lane
+        monkeypatch.setattr(lane, "free", type(lane.free)([Event()]))
+        with pytest.raises(TypeError):
+            fused.order(lane, lane)
+        monkeypatch.setattr(Event, "taken", 0)
+        lane.free.append(Event())
+        assert fused.order(lane, lane) & 0xFFFFFFFF == INVALID_HANDLE
+
+    def test_lanes_are_known_by_one_that_is_imported_again(self, streams):
+        core = _driver.fused.native
+        loader = importlib.machinery.ExtensionFileLoader(core.__name__, core.__file__)
+        spec = importlib.util.spec_from_loader(core.__name__, loader)
+        again = importlib.util.module_from_spec(spec)
+        loader.exec_module(again)
+        assert again.in_use is core.in_use
+        for module in (core, again):
+            assert module.order(streams[0]._lane, streams[1]._lane) == 0
 
     @pytest.mark.no_races(False)  # the analysis remembers what was called
     def test_no_call_leaks(self, streams):

@@ -506,12 +506,15 @@ class TestCompiled:
         done = run_python(
             """
             from userstream._driver import _native
-            try:
-                _native.query(1)
-            except RuntimeError as error:
-                assert "have not been loaded" in str(error)
-            else:
-                raise AssertionError
+            lane = _native.LaneState()
+            lane.taken, lane.anywhere = 1, True
+            for stream in (1, lane):
+                try:
+                    _native.query(stream)
+                except RuntimeError as error:
+                    assert "have not been loaded" in str(error)
+                else:
+                    raise AssertionError
             """,
             simulate=None,
         )

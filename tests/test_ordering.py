@@ -1158,7 +1158,7 @@ def test_what_is_held_while_the_watch_ends_is_watched(monkeypatch: pytest.Monkey
 def test_two_threads_that_hold_at_first_share_a_queue(
     stream: us.Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What reads a lane's without a lock has it before the other thread replaces it."""
+    """One that is replaced is looked after by nobody who holds something."""
     thread = threading.Thread(target=lambda: us.hold(1, stream=stream))
 
     class Queue(holding._Queue):

@@ -35,6 +35,7 @@ TESTS = [
     "tests/testing/test_load.py",
     "tests/testing/test_observer.py",
     "tests/test_native.py",
+    "tests/test_fused.py",
     # Without those that have a race: the thread sanitizer sees it as well.
     "tests/test_observe_cases.py::test_it_is_not_reported",
     "tests/test_observe_captures.py::test_a_capture_goes_on_when_its_stream_is_seen",

@@ -1,8 +1,8 @@
 /* Sequences of driver calls as one call from Python: what they cost is then what the driver costs.
  *
  * Neither a header of CUDA nor a link with it: `load` is given the addresses of the functions.
- * pure.py has the same functions in Python, all but `edge`, and is the reference;
- * `tests/test_native.py` runs both.
+ * pure.py has the same functions in Python, and ../_engine/pure.py those that take lanes. They are
+ * the reference; `tests/test_native.py` and `tests/test_fused.py` run both.
  *
  * A result is 0, or the number of the function that failed << 32 | its CUresult: see `named`. */
 
@@ -241,6 +241,8 @@ static PyObject *query(PyObject *module, PyObject *const *args, Py_ssize_t count
         stream = (void *)(uintptr_t)lane->taken;
         if (!lane->anywhere || !stream)
             return PyLong_FromLong(CAPTURED);
+        if (!is_loaded())
+            return NULL;
     } else if (!addresses(args, count, 1, &stream))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
@@ -478,7 +480,7 @@ static int are_lanes(PyObject *const *args, Py_ssize_t given, Py_ssize_t needed)
 
 static double seconds(void) /* of time.monotonic */
 {
-    return 1e-9 * (double)nanoseconds();
+    return (double)nanoseconds() / 1e9;
 }
 
 static int append(PyObject *deque, PyObject *item)
@@ -516,9 +518,10 @@ static Result order_lanes(LaneState *source, LaneState *destination, PyObject **
         return FAILED;
     }
     PyObject *number = PyObject_GetAttr(event, name_taken);
-    void *handle = number ? PyLong_AsVoidPtr(number) : NULL;
+    void *handle = NULL;
+    int is_known = number && address(number, &handle);
     Py_XDECREF(number);
-    if (!handle) {
+    if (!is_known) {
         Py_DECREF(event);
         return FAILED;
     }
@@ -621,13 +624,14 @@ static PyObject *finish(PyObject *module, PyObject *const *args, Py_ssize_t coun
     PyObject *held = Py_BuildValue("(NddO)", event, began, now, objects);
     int status = held ? append(queue, held) : -1;
     Py_XDECREF(held);
-    Py_ssize_t length = status ? -1 : PyObject_Size(queue);
-    if (length >= 0 && (PySet_Add(queues, queue) || (ticket && PySet_Discard(in_use, ticket) < 0)))
-        length = -1;
+    int is_known = status ? -1 : PySet_Contains(queues, queue);
+    if (is_known >= 0 &&
+        (PySet_Add(queues, queue) || (ticket && PySet_Discard(in_use, ticket) < 0)))
+        is_known = -1;
     Py_DECREF(queue);
-    if (length < 0)
+    if (is_known < 0)
         return NULL;
-    return PyLong_FromLong(length == 1 || now - lane->swept > SWEEP_SECONDS ? DUE : 0);
+    return PyLong_FromLong(!is_known || now - lane->swept > SWEEP_SECONDS ? DUE : 0);
 }
 
 static void lane_dealloc(PyObject *self)
@@ -853,7 +857,7 @@ static PyMethodDef methods[] = {
 #define SOURCE ""
 #endif
 
-static int initialise(PyObject *module)
+static int make_all(void)
 {
     if (!(lease_type = (PyTypeObject *)PyType_FromSpec(&lease_spec)) ||
         !(lane_type = (PyTypeObject *)PyType_FromSpec(&lane_spec)) ||
@@ -867,7 +871,13 @@ static int initialise(PyObject *module)
     PyObject *collections = PyImport_ImportModule("collections");
     orphans = collections ? PyObject_CallMethod(collections, "deque", NULL) : NULL;
     Py_XDECREF(collections);
-    if (!orphans || PyModule_AddObjectRef(module, "LaneState", (PyObject *)lane_type) ||
+    return orphans ? 0 : -1;
+}
+
+static int initialise(PyObject *module)
+{
+    /* Once: if it is imported again, what is in use stays so, and lanes that there are stay lanes. */
+    if ((!orphans && make_all()) || PyModule_AddObjectRef(module, "LaneState", (PyObject *)lane_type) ||
         PyModule_AddObjectRef(module, "Ticket", (PyObject *)ticket_type) ||
         PyModule_AddObjectRef(module, "in_use", in_use) ||
         PyModule_AddObjectRef(module, "queues", queues) ||

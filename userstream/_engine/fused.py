@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from userstream import _driver
+from userstream._engine.pure import CAPTURED, DUE, SWEEP_SECONDS
 
 if TYPE_CHECKING or _driver.fused.native is None:
     from userstream._engine.pure import (
@@ -41,7 +42,3 @@ __all__ = [
     "queues",
     "use",
 ]
-
-CAPTURED = _driver.fused.CAPTURED
-DUE = -2  # as in `_native.c`
-SWEEP_SECONDS = 200e-6

@@ -202,7 +202,7 @@ def hold(lane: Lane, event: Event, began: float, objects: object) -> None:
     """
     queue = lane.held
     if queue is None:
-        with _lock:  # `finish` reads it without a lock: once it is there, it stays
+        with _lock:  # or of two threads one would look after the queue of the other
             queue = lane.held
             if queue is None:
                 queue = lane.held = _Queue(lane.pool, in_order=lane.anywhere)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from userstream._engine.events import Event
 
+# As in `_native.c`.
 CAPTURED = _driver.fused.CAPTURED
 DUE = -2
 SWEEP_SECONDS = 200e-6  # at most so often for each stream: asking an event takes a µs
@@ -115,8 +116,8 @@ def order(source: Any, destination: Any, /) -> int:
     """Make later work of a lane wait for what is queued on another one; 0 if that is done.
 
     That is the common case, in which no capture or other context is involved. Otherwise, or if no
-    event is there yet, do nothing and return `CAPTURED`; or what `_driver.fused.edge_failure`
-    makes an error of.
+    event is there yet, do nothing and return `CAPTURED`. Where the driver fails, the compiled core
+    returns what `_driver.fused.edge_failure` makes an error of, and this raises that error.
     """
     event = _ordered(source, destination)
     if event is None:
@@ -129,7 +130,7 @@ def finish(lane: Any, source: Any, objects: object, /) -> int:
     """Make a source, if there is one, wait for a lane, and hold objects until that is there.
 
     Objects that are in use are passed as their ticket, which is ended. Returns 0, or `DUE` if
-    `holding.tend` is to be called as well. Anything else as `order`: nothing is held then.
+    `holding.tend` is to be called as well. All else is as with `order`: nothing is held then.
     """
     held = lane.held
     if held is None:
@@ -141,11 +142,13 @@ def finish(lane: Any, source: Any, objects: object, /) -> int:
     now = time.monotonic()
     ticket = objects if isinstance(objects, Ticket) else None
     held.append((event, began, now, objects if ticket is None else ticket.objects))
+    # Not whether it is the only one there, which of two threads each may find false.
+    is_new = held not in queues
     queues.add(held)
     # Last: a signal before this makes them orphans, which are held once more.
     if ticket is not None:
         ticket.end()
-    return DUE if len(held) == 1 or now - lane.swept > SWEEP_SECONDS else 0
+    return DUE if is_new or now - lane.swept > SWEEP_SECONDS else 0
 
 
 def _ordered(source: Any, destination: Any) -> Event | None:
