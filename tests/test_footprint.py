@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,9 +14,8 @@ import pytest
 import standins
 import userstream as us
 from helpers import CAI, device_current, device_memory, on
-from userstream import testing
+from userstream import _driver, testing
 from userstream._copies import copy_lane
-from userstream._engine import holding
 
 pytestmark = [
     pytest.mark.simulated,
@@ -200,15 +200,8 @@ def test_an_acquire_of_an_array_that_names_its_stream(memory: int, producer: us.
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_a_borrow(
-    given: bool,
-    torch: types.ModuleType,
-    memory: int,
-    producer: us.Stream,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_borrow(given: bool, torch: types.ModuleType, memory: int, producer: us.Stream) -> None:
     """Of a tensor, with edges both ways: to the current stream, or to one that is given."""
-    monkeypatch.setattr(holding, "_SWEEP_SECONDS", 60.0)  # when it sweeps is a matter of time
     tensor = torch.Tensor(torch.device("cuda", 0), memory)
     if not given:
         torch.cuda.set_stream(torch.cuda.ExternalStream(int(producer.handle), 0))
@@ -219,10 +212,13 @@ def test_a_borrow(
             pass
 
     stream = us.get_stream(tensor)
-    with us.borrow(tensor), us.borrow(tensor), us.borrow(tensor):  # events for those that follow
-        pass
+    pool = stream._lane.pool
+    for _ in range(4):  # events for those that follow
+        pool.give_back(_driver.contexts.within(pool._context, pool._create, stream._lane))
     us.wait(tensor)
     with testing.latch(stream):  # what is held stays so, and the watcher at its post
+        borrow()
+        stream._lane.swept = time.monotonic() + 60.0  # when it sweeps is a matter of time
         passed = footprint(borrow)
     assert len(passed.modules) <= 6, passed.modules
     assert len(passed.calls) <= 20, passed.calls
