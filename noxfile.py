@@ -204,7 +204,7 @@ def soak(session: nox.Session) -> None:
     session.run("pytest", "-q", "tests/test_native.py", env={"USERSTREAM_CALLS": "1000000"})
     # Ten minutes for each of seven uses.
     fuzz = ("tests/test_order_fuzz.py", "tests/test_observe_fuzz.py")
-    session.run("pytest", "-q", *fuzz, env={"USERSTREAM_FUZZ": "600"})
+    session.run("pytest", "-q", "-o", "timeout=900", *fuzz, env={"USERSTREAM_FUZZ": "600"})
     hour = ("python", "tests/soak.py", os.environ.get("USERSTREAM_SOAK_SECONDS", "3600"))
     session.run(*hour, env={"PYTHONPATH": str(ROOT)})
     for _ in range(int(os.environ.get("USERSTREAM_SOAK", "20"))):
