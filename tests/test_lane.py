@@ -76,6 +76,7 @@ def test_the_lane_of_a_stream_that_others_made_needs_no_object_of_cuda_core(
     assert all(_driver.streams.relaxed(point.is_done) for point in points)
     with device_current(0):
         handle = checked(driver.cuStreamCreate(1))
+    lanes.of_frameworks.get(0, {}).pop(int(handle), None)  # of a stream that had it before
     try:
         array = CAI(memory, stream=int(handle))
         with us.borrow(array) as stream:
