@@ -49,7 +49,7 @@ def as_bytes(address: int, producer: us.Stream, size: int = SIZE) -> Any:
 
 
 def as_tensor(address: int, producer: us.Stream) -> Any:
-    """A small one of PyTorch's, whose current stream is the producer: a glance is enough for it."""
+    """One of PyTorch's, whose current stream is the producer: a glance is enough for it."""
     torch = sys.modules["torch"]
     torch.cuda.set_stream(torch.cuda.ExternalStream(int(producer.handle), 0))
     return torch.Tensor(torch.device("cuda", 0), address)
@@ -121,12 +121,20 @@ def test_a_small_copy_that_is_over_at_once_holds_nothing(
         assert eventually(lambda: settled() and alive() is None)
 
 
+@pytest.mark.parametrize("small", [0, 1 << 16], ids=["large", "small"])
 @pytest.mark.parametrize("filled", [False, True])
 @pytest.mark.parametrize("is_behind", ["the producer", "the user stream"])
-def test_a_small_copy_that_is_late(
-    is_behind: str, filled: bool, torch: types.ModuleType, producer: us.Stream, memory: int
+def test_a_copy_at_a_glance_that_is_late(
+    is_behind: str,
+    filled: bool,
+    small: int,
+    torch: types.ModuleType,
+    producer: us.Stream,
+    memory: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is in order as others are, and what it uses is kept."""
+    monkeypatch.setattr(short, "ASIDE", small)
     stream = us.get_stream(0)
     us.asnumpy(as_tensor(memory, producer))
     with device_current(0), pytest.raises(ValueError, match="in pageable memory"):

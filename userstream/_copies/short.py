@@ -133,21 +133,21 @@ def copyto(
 def asnumpy_async(
     buffer: Any, out: Any, streams: Mapping[int, Stream]
 ) -> tuple[np.ndarray, list[Lane]] | None:
-    """Queue a copy of a small array that a glance is enough for, and return the lanes that fill it.
+    """Queue a copy of an array that a glance is enough for, and return the lanes that fill it.
 
-    There are none if it is over by the time that all the rest would take.
+    There are none if it is small, and over by the time that all the rest would take.
     """
     found = _at_a_glance(buffer, streams)
     if (
         found is None
-        or found[0][0].width > ASIDE
         or waiting.host_functions_thread
         or (out is not None and not isinstance(out, np.ndarray))
     ):
         return None
     what, address, lanes = found
+    left = _AT_ONCE if what[0].width <= ASIDE else 0.0
     later: list[Lane] = []
-    result = _copied(what, address, lanes, buffer, out, _AT_ONCE, _FOREVER, later)
+    result = _copied(what, address, lanes, buffer, out, left, _FOREVER, later)
     return None if result is None else (result, later)
 
 
