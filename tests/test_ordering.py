@@ -42,7 +42,7 @@ from helpers import (
 )
 from interrupts import cut_short
 from userstream import _buffers, _driver, testing
-from userstream._engine import holding, watcher
+from userstream._engine import fused, holding, watcher
 from userstream._engine.lane import Lane
 from userstream._ordering import settings
 
@@ -1228,6 +1228,31 @@ def test_an_end_that_fails_replaces_no_error_of_the_block(
         with testing.inject(function, 999, this_thread=True):
             borrow.__exit__(KeyError, error, None)
         assert [function in note for note in error.__notes__] == [True]
+
+    assert held_while(stream, use, memory, producer) == [True, False]
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_an_end_that_is_interrupted_leaves_nothing_to_a_further_call(
+    held: bool, memory: int, producer: us.Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Just before the buffers are held, or after that."""
+    stream, finish = us.get_stream(0), fused.finish
+    assert held_while(stream, borrowing(), memory) == [True, False]  # all is made that it needs
+    assert eventually(lambda: not holding._watched)
+
+    def interrupted(*arguments: Any) -> int:
+        assert not held or finish(*arguments) in (0, fused.DUE)
+        raise KeyboardInterrupt
+
+    def use(buffer: Any) -> None:
+        borrow = us.borrow(buffer)
+        borrow.__enter__()
+        with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+            patched.setattr(fused, "finish", interrupted)
+            borrow.__exit__(None, None, None)
+        assert eventually(lambda: not (fused.in_use or fused.orphans))
+        assert not producer.record().is_done
 
     assert held_while(stream, use, memory, producer) == [True, False]
 

@@ -41,10 +41,10 @@ def hold_after_error(use: Use) -> None:
 
 
 def hold_later(use: Use) -> None:
-    """Hold the objects of a use as soon as that is possible, which it was not just now."""
+    """Hold the objects of a use as soon as that is possible, unless they are held by now."""
     if use.ticket in in_use:
         orphans.append(use.ticket)
-        _begin_watch()
+    _begin_watch()
 
 
 def let_go(objects: object) -> None:

@@ -163,6 +163,9 @@ class Borrow:
         except Exception as failure:
             holding.hold_later(use)
             _cleanup.report([failure], error)
+        except BaseException:  # Ctrl-C; what is held may not be watched yet
+            holding.hold_later(use)
+            raise
 
     def _exit(self, ordering: Ordering, use: Use, error: BaseException | None) -> None:
         activation = self._activation
