@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import json
 import queue
+import re
 import shutil
 import struct
 import subprocess
@@ -246,6 +247,12 @@ def test_a_name_is_suppressed_by_the_line_that_shows_it(name: str) -> None:
     assert not suppressions.covers(suppression, other)
 
 
+def test_every_kind_of_race_can_be_suppressed() -> None:
+    assert us.Race.__doc__ is not None
+    kinds = re.findall(r'``"(.*?)"``', us.Race.__doc__.split("address,")[0])
+    assert sorted(suppressions._KINDS) == sorted(kind.replace(" ", "-") for kind in kinds)
+
+
 def test_a_quotation_that_does_not_end_is_refused_with_its_place(tmp_path: Path) -> None:
     file = tmp_path / "races.txt"
     file.write_text("# known\nfirst='a b\n")
@@ -253,7 +260,7 @@ def test_a_quotation_that_does_not_end_is_refused_with_its_place(tmp_path: Path)
         us.observe(suppress=file)
 
 
-@pytest.mark.parametrize("line", ["race", "kind=x", "race="])
+@pytest.mark.parametrize("line", ["race", "kind=x", "race=", "race=raed-after-write", "race=read"])
 def test_what_is_no_suppression_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match=f"'{line}' is not a suppression"):
         us.observe(suppress=[line])

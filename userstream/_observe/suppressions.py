@@ -13,6 +13,16 @@ if TYPE_CHECKING:
     from userstream._observe.found import Race
 
 _KEYS = ("race", "first", "second")
+# As lines name them.
+_KINDS = (
+    "read-after-write",
+    "write-after-read",
+    "write-after-write",
+    "use-after-free",
+    "use-before-allocation",
+    "host-overwrote-the-source-of-a-copy",
+    "host-read-before-the-copy",
+)
 
 Suppression = dict[str, str]
 
@@ -47,6 +57,11 @@ def _parse(line: str, where: str) -> Suppression:
                 f"{where}: {word!r} is not a suppression: it is a line such as "
                 "`race=read-after-write first=train.py:step second=*`, with any of these keys"
             )
+        if key == "race" and not any(_matches(kind, value) for kind in _KINDS):
+            raise ValueError(  # or it would suppress nothing, and nobody would know why
+                f"{where}: {word!r} is not a suppression: no race is called that; races are "
+                f"{', '.join(_KINDS)}"
+            )
         found[key] = value
     return found
 
@@ -54,7 +69,8 @@ def _parse(line: str, where: str) -> Suppression:
 def covers(suppression: Suppression, race: Race) -> bool:
     """Tell whether a race is not to be reported; values may have ``*`` and ``?``."""
     facts = race._facts()
-    return all(
-        fnmatch.fnmatchcase(facts[key], value.replace("[", "[[]"))  # names of kernels have some
-        for key, value in suppression.items()
-    )
+    return all(_matches(facts[key], value) for key, value in suppression.items())
+
+
+def _matches(fact: str, value: str) -> bool:
+    return fnmatch.fnmatchcase(fact, value.replace("[", "[[]"))  # names of kernels have some
