@@ -215,7 +215,9 @@ def test_an_address_that_is_none_is_malformed(memory: int) -> None:
 
 
 def test_a_stream_that_is_no_handle_is_malformed(memory: int) -> None:
-    with pytest.raises(us.UnsupportedBufferError, match="version is 3 and its stream 'main', a ha"):
+    with pytest.raises(
+        us.UnsupportedBufferError, match="version is 3, and its stream 'main': both"
+    ):
         us.asnumpy(CAI(memory, stream="main"))
 
 

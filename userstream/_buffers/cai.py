@@ -153,7 +153,7 @@ class InterfaceView(View):
             dtype = _dtype(found)
             strides, nbytes = _extent(shape, strides, dtype.itemsize)
         except (TypeError, ValueError) as error:
-            raise _malformed(obj, f"of its shape, strides, typestr and descr, {error}") from error
+            raise _malformed(obj, f"its shape, strides, typestr or descr: {error}") from error
         return Layout(self.address, shape, strides, dtype, nbytes)
 
     @once
@@ -167,7 +167,8 @@ class InterfaceView(View):
         except TypeError as error:
             raise _malformed(
                 self.buffer,
-                f"its version is {version!r} and its stream {stream!r}, a handle as an int or None",
+                f"its version is {version!r}, and its stream {stream!r}: both are numbers, the "
+                "stream a handle such as int(stream.handle), or None",
             ) from error
         if handle is None:  # it should mean that nothing is pending; not all who say so mean it
             return UNKNOWN
