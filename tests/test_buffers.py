@@ -66,6 +66,17 @@ def test_torch(torch: types.ModuleType, memory: int) -> None:
     assert us.describe(torch.Tensor(torch.device("cuda", 0), memory, dtype="odd")).dtype == "odd"
 
 
+def test_a_description_shows_addresses_and_handles_as_streams_show_theirs(
+    torch: types.ModuleType, memory: int
+) -> None:
+    shown = repr(us.describe(torch.Tensor(torch.device("cuda", 0), memory)))
+    assert f"address={memory:#x}, nbytes=24, shape=(2, 3)" in shown
+    assert "producer=0x1, parts=()" in shown
+    assert "device_id=0, source='torch.Tensor'" in shown
+    nothing = us.BufferInfo(device_id=None, source="none", ordering="device")
+    assert eval(repr(nothing), {"BufferInfo": us.BufferInfo}) == nothing
+
+
 def test_torch_streams(monkeypatch: pytest.MonkeyPatch, memory: int) -> None:
     module = standins.torch(stream=4711)
     monkeypatch.setitem(sys.modules, "torch", module)

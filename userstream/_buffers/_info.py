@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -73,3 +73,12 @@ class BufferInfo:
     producer: int | None = None
     parts: tuple[BufferInfo, ...] = ()
     device_uuid: str | None = None
+
+    def __repr__(self) -> str:
+        said = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return f"BufferInfo({', '.join(f'{name}={_shown(name, it)}' for name, it in said)})"
+
+
+def _shown(name: str, it: object) -> str:
+    # As streams and reports of races show theirs.
+    return hex(it) if isinstance(it, int) and name in ("address", "producer") else repr(it)
