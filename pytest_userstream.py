@@ -15,7 +15,7 @@ nothing of CUDA, before a test uses it.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -73,6 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def simulated_gpus() -> Iterator[tuple[Device, ...]]:
     """Simulate GPUs: the devices; no injection, error or count is left from another test."""
+    import userstream
     from userstream import testing
     from userstream.testing import _simulated
 
@@ -80,8 +81,14 @@ def simulated_gpus() -> Iterator[tuple[Device, ...]]:
         testing.simulate()
     from cuda.core import Device
 
+    devices = tuple(Device.get_all_devices())
+    for device in devices:
+        # What an earlier test left queued may fail yet, as its buffers are gone: this test would
+        # get that error. A stream that is still held there never ends.
+        with suppress(userstream.UserStreamError):
+            userstream.wait_for_device(device, timeout=1)
     testing.reset()
-    yield tuple(Device.get_all_devices())
+    yield devices
     testing.reset()
 
 

@@ -95,6 +95,39 @@ def test_the_fixture_gives_the_devices_and_a_fresh_state(tmp_path):
     assert found == {"test_devices": "PASSED", "test_nothing_is_left": "PASSED"}
 
 
+def test_a_test_that_left_failing_work_behind_fails_no_other(tmp_path):
+    tests = """
+    import threading
+    import time
+    from cuda.core import Device
+    from userstream import testing
+
+    def allocated(gpu):
+        gpu.set_current()
+        stream = gpu.create_stream()
+        return stream, gpu.allocate(64, stream=stream)
+
+    def test_it_leaves_a_copy_from_memory_that_is_freed(simulated_gpus):
+        stream, buffer = allocated(simulated_gpus[1])
+        _, target = allocated(simulated_gpus[1])
+        other = simulated_gpus[1].create_stream()
+        held = testing.latch(other)
+        held.__enter__()
+        buffer.copy_to(target, stream=other)
+        buffer.close()
+        stream.sync()
+        threading.Timer(0.3, held.release).start()
+
+    def test_another(simulated_gpus):
+        time.sleep(0.5)
+        stream, buffer = allocated(simulated_gpus[1])
+        buffer.fill(1, stream=stream)
+        stream.sync()
+    """
+    _, found = run_tests(tmp_path, tests, returncode=0)
+    assert list(found.values()) == ["PASSED", "PASSED"]
+
+
 def test_the_option_simulates_every_test(tmp_path):
     tests = """
     from cuda.core import Device
