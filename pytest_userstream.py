@@ -40,7 +40,9 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     )
     group.addoption("--races", action="store_true", help="fail the tests whose streams race")
     group.addoption(
-        "--races-suppress", metavar="FILE", help="races that are not reported, as userstream does"
+        "--races-suppress",
+        metavar="FILE",
+        help="do not report the races that a line of FILE names, as userstream.observe(suppress=)",
     )
 
 

@@ -78,8 +78,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         usage="%(prog)s [options] (program.py | -m module) [arguments of the program ...]",
         description="Watch the streams of a program; report races and stalls at its end.",
     )
-    parser.add_argument("--html", metavar="FILE", help="write a page there that shows the streams")
-    parser.add_argument("--json", metavar="FILE", help="write the whole report there")
+    parser.add_argument("--html", metavar="FILE", help="write a page of the streams to FILE")
+    parser.add_argument("--json", metavar="FILE", help="write the whole report to FILE")
     parser.add_argument(
         "--fail-on",
         type=_fail_on,
@@ -87,7 +87,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         metavar="WHAT",
         help=f"races (default), stalls, both with a comma, or nothing: exit with {FOUND} then",
     )
-    parser.add_argument("--suppress", metavar="FILE", help="races that are not reported")
+    parser.add_argument(
+        "--suppress", metavar="FILE", help="do not report the races that a line of FILE names"
+    )
     parser.add_argument("--possible", action="store_true", help="report possible races as well")
     parser.add_argument(
         "--strict-threads",
