@@ -526,7 +526,8 @@ class UserStream:
         Notes
         -----
         Does not block. Thread-safe. One thread of the library watches all futures and runs their
-        callbacks: keep those short. A callback must not wait for a future (`RuntimeError`), and its
+        callbacks: keep those short. A callback that is added to a future that is done runs at once,
+        in the calling thread. A callback must not wait for a future (`RuntimeError`), and its
         exceptions are logged. Completion is reported within 5 % of the elapsed time plus 1 ms.
         Driver calls: ``cuStreamQuery``, ``cuEventRecord``; in that thread ``cuEventQuery``, in the
         relaxed capture mode.
@@ -1254,12 +1255,12 @@ class UserStream:
         The producer waits for the copy, so the buffer may be dropped or overwritten immediately. Do
         not read or write *out* before the completion is done. All memory involved is kept until the
         GPU no longer uses it, even if the completion is dropped or cancelled, the stream is closed,
-        or a signal handler raises. Never waits for the GPU, but that a copy of at most 64 KiB is
-        looked at for up to 10 µs: to hold what it uses would take longer than that copy. The first
-        copy of a size allocates memory, and the first one on a device creates a stream: see
-        :doc:`/explanation/limits`.
-        Thread-safe. Driver calls: those of `borrow`; ``cuMemcpyAsync``, ``cuMemcpy3DAsync``; those
-        of `completion`; for new memory those of `pinned_empty`.
+        or a signal handler raises. Does not wait for the GPU, except that a copy of at most 64 KiB
+        is polled for up to 10 µs, because holding what it uses would take longer than the copy; its
+        completion may be done when the call returns. The first copy of a size allocates memory, and
+        the first one on a device creates a stream: see :doc:`/explanation/limits`. Thread-safe.
+        Driver calls: those of `borrow`; ``cuMemcpyAsync``, ``cuMemcpy3DAsync``; those of
+        `completion`; for new memory those of `pinned_empty`.
 
         Examples
         --------

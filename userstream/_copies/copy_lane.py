@@ -29,8 +29,8 @@ _SPIN = 100_000  # nanoseconds
 PART = 512 << 10
 
 _NOT_THERE = (
-    "it copies behind the work of the buffer's producer, and what was to be filled is undefined: "
-    "copy again once that is done"
+    "the copy is queued behind the work of the buffer's producer, and the contents of its "
+    "destination are undefined: copy again once that work is done"
 )
 
 
