@@ -828,7 +828,8 @@ def test_what_a_block_shows_of_itself(torch: types.ModuleType, memory: int) -> N
     assert repr(both) == "<userstream.borrow of 2 buffers: not entered>"
     with both, block:
         assert repr(block) == f"<userstream.borrow of 1 buffer: on {stream!r}>"
-    assert repr(stream.activate("torch")) == f"<userstream.Stream.activate of {stream!r}: torch>"
+    with (activation := stream.activate("torch")):
+        assert repr(activation) == f"<userstream.Stream.activate of {stream!r}: torch>"
 
 
 def test_activation(torch: types.ModuleType, cupy: types.ModuleType, memory: int) -> None:

@@ -69,6 +69,20 @@ def test_a_capture_is_no_graph() -> None:
             assert stream.is_capturing
 
 
+def test_an_activation() -> None:
+    with us.Stream.create(0) as stream:
+        lines = []
+
+        def forgotten() -> object:
+            lines.append(line() + 1)
+            return stream.activate()
+
+        (warning,) = dropped(forgotten)
+        assert warning.category is ResourceWarning
+        assert "an activation was never entered" in str(warning.message)
+        assert (warning.filename, warning.lineno) == (__file__, lines[0])
+
+
 def test_what_was_entered_or_refused(memory: int) -> None:
     buffer = CAI(memory, stream=-1)
 
@@ -88,7 +102,20 @@ def test_what_was_entered_or_refused(memory: int) -> None:
         with us.Stream.create(0) as stream, stream.capture():
             pass
 
-    for use in (borrowed, refused, captured):
+    def activated() -> None:
+        with us.Stream.create(0) as stream, stream.activate():
+            pass
+
+    def not_activated() -> None:
+        stream = us.Stream.create(0)
+        with pytest.raises(ValueError, match="no current stream"):
+            stream.activate("jax")
+        activation = stream.activate()
+        stream.close()
+        with pytest.raises(us.ClosedError):
+            activation.__enter__()
+
+    for use in (borrowed, refused, captured, activated, not_activated):
         assert not dropped(use)
 
 

@@ -7,7 +7,7 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from userstream import _cleanup, _process
+from userstream import _cleanup, _process, _unentered
 from userstream._buffers import NO_STREAM, frameworks
 from userstream._engine import lanes
 
@@ -100,10 +100,18 @@ class Activation(Generic[S]):
     """The context manager of `Stream.activate`.
 
     `ordered` are lanes that the caller orders with this one. `means_all` says that the frameworks
-    are those that happen to be imported.
+    are those that happen to be imported. `unentered` is what warns, of one that users made.
     """
 
-    __slots__ = ("_before", "_frameworks", "_modules", "_ordered", "_stream", "_thread")
+    __slots__ = (
+        "_before",
+        "_frameworks",
+        "_modules",
+        "_ordered",
+        "_stream",
+        "_thread",
+        "unentered",
+    )
 
     def __init__(
         self,
@@ -126,12 +134,16 @@ class Activation(Generic[S]):
         self._modules = len(sys.modules) if means_all else None
         self._before: list[_Before] = []
         self._thread: int | None = None
+        self.unentered: _unentered.Unentered | None = None
 
     def __repr__(self) -> str:
         names = ", ".join(framework.name for framework in self._frameworks) or "no framework"
         return f"<userstream.Stream.activate of {self._stream!r}: {names}>"
 
     def __enter__(self) -> S:
+        if self.unentered is not None:
+            _unentered.entered(self.unentered)
+            self.unentered = None
         stream = self._stream._settled()
         if self._thread is not None:
             raise RuntimeError("this block was entered already; call activate() for another one")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, overload
 
 from cuda.core import Device, Event
 
-from userstream import _devices, _driver, _engine, _numbers, _process, _stream
+from userstream import _devices, _driver, _engine, _numbers, _process, _stream, _unentered
 from userstream._engine import host_wait, lanes
 from userstream._engine.core import CoreStream
 from userstream._engine.lane import NOT_NOW, Lane
@@ -706,7 +706,8 @@ class Stream(CoreStream):
         -------
         context manager
             Its value is the stream. On exit, also after an exception, each framework's previous
-            current stream is restored.
+            current stream is restored. Without ``with`` it does nothing; a `ResourceWarning` names
+            the line when it is collected.
 
         Raises
         ------
@@ -740,7 +741,9 @@ class Stream(CoreStream):
         ...     pass  # PyTorch and CuPy work on the stream
         """
         found = _stream.activation.called(frameworks) if frameworks else _stream.activation.usable()
-        return _stream.activation.Activation(self, found, means_all=not frameworks)
+        activation = _stream.activation.Activation(self, found, means_all=not frameworks)
+        activation.unentered = _unentered.made("an activation", 1)
+        return activation
 
     # -- graph capture ----------------------------------------------------------------------------
 
