@@ -221,6 +221,23 @@ def test_a_stream_that_is_no_handle_is_malformed(memory: int) -> None:
         us.asnumpy(CAI(memory, stream="main"))
 
 
+@pytest.mark.simulated  # what a real driver makes of such a handle is undefined
+@pytest.mark.parametrize("use", [us.asnumpy, us.acquire])
+def test_a_handle_that_no_stream_has_is_named(memory: int, use: Callable[[object], object]) -> None:
+    with pytest.raises(us.DriverError, match="INVALID_HANDLE") as caught:
+        use(CAI(memory, stream=0x5EED))
+    assert any("no stream has the handle 0x5eed" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.simulated
+def test_a_stream_that_cannot_be_asked_for_another_reason_is_not_called_gone() -> None:
+    with device_current(0):
+        theirs = Device(0).create_stream()
+    with testing.inject("cuStreamGetCtx", 2), pytest.raises(us.DriverError) as caught:
+        us.Stream.from_handle(int(theirs.handle)).stream_id  # noqa: B018
+    assert not hasattr(caught.value, "__notes__")
+
+
 def test_records_of_numba(memory: int) -> None:
     record = np.dtype([("a", "<i4"), ("b", "<f4")])
     whole = np.array([(1, 2.5), (3, 4.5)], record)

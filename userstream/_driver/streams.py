@@ -9,7 +9,7 @@ from cuda.bindings import driver
 
 from userstream._driver import capture_mode
 from userstream._driver.status import SUCCESS, call, failed, raised
-from userstream.errors import CaptureError
+from userstream.errors import CaptureError, DriverError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +23,7 @@ PER_THREAD = 2
 CAPTURE_IMPLICIT = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 NOT_CAPTURING = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 _FREE = (SUCCESS, NOT_CAPTURING)
+_INVALID_HANDLE = int(driver.CUresult.CUDA_ERROR_INVALID_HANDLE)
 _RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
 
@@ -90,7 +91,15 @@ def refuse_capturing(handle: driver.CUstream, stream: object, why: str = _NEVER_
 
 def stream_context(handle: driver.CUstream) -> driver.CUcontext:
     """Return the context that a stream belongs to."""
-    values = call(driver.cuStreamGetCtx, handle)
+    try:
+        values = call(driver.cuStreamGetCtx, handle)
+    except DriverError as error:
+        if error.code == _INVALID_HANDLE:
+            error.add_note(
+                f"no stream has the handle {int(handle):#x}; keep a stream as long as a buffer "
+                "names it"
+            )
+        raise
     # cuda-bindings 13 returns a green context beside it.
     return values[0] if isinstance(values, list) else values
 
