@@ -208,6 +208,7 @@ def test_what_few_programs_need_is_loaded_when_it_is_used() -> None:
         for missing in (us, us._copies, us._driver, us._engine, us._stream):
             assert not hasattr(missing, "no_such_name")
         """,
+        simulate=None,  # to simulate loads it before
     )
     assert done.returncode == 0, done.stderr
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from userstream import _driver
 from userstream._buffers import type_name
-from userstream._buffers.view import DOUBTED
 from userstream._engine import lanes
 from userstream._ordering import settings
 from userstream._ordering.ordering import Ordering
@@ -116,6 +115,8 @@ def _refuse(units: Iterable[View]) -> None:
 
 def _doubt(unit: View) -> str:
     """Return why a buffer that names its producer is not believed, for a message."""
+    from userstream._buffers.view import DOUBTED  # loaded with the first buffer
+
     if unit.order is not DOUBTED:
         return ""
     return " (its interface names a default stream, as many types do whichever stream writes)"
