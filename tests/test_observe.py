@@ -718,6 +718,45 @@ def test_a_race_of_the_first_launch_is_dropped_once_it_is_learned_that_it_reads(
             assert seen.races == ()
 
 
+@kernel("apply<TensorListMetadata<2> >")
+def _apply(grid: Any, block: Any, to: Pointer, other: Pointer) -> None:
+    """As a kernel of PyTorch that takes a list of tensors; one pointer is left of a longer list."""
+    del grid, block, other
+    to.array(SIZE, np.uint8)[:] += 1
+
+
+def test_what_a_table_of_pointers_has_left_over_is_only_possible() -> None:
+    """It may be the address of anything: a race with that was reported in a training (H200)."""
+    apply = ObjectCode.from_ptx(b"any").get_kernel("apply<TensorListMetadata<2> >")
+
+    def work(room: Room) -> None:
+        for _ in range(6):
+            launch(room.a, LaunchConfig(grid=1, block=1), apply, room.y, room.x)
+            room.a.sync()
+        launch(room.a, LaunchConfig(grid=1, block=1), apply, room.y, room.x)
+        fill(room.x, room.b)
+
+    with a_room() as room:
+        with us.observe() as seen:
+            work(room)
+        assert seen.races == (), seen
+        with us.observe(possible=True) as seen:
+            work(room)
+        (race,) = seen.races
+    assert race.possible
+    assert (race.first.name, race.second.known) == ("apply<TensorListMetadata<2> >", "exact")
+
+
+def test_what_a_table_of_pointers_names_hides_no_sure_access() -> None:
+    apply = ObjectCode.from_ptx(b"any").get_kernel("apply<TensorListMetadata<2> >")
+    with a_room() as room, us.observe() as seen:
+        copy(room.pinned, room.x, room.a)
+        launch(room.a, LaunchConfig(grid=1, block=1), apply, room.y, room.x)
+        fill(room.x, room.b)
+        (race,) = seen.races
+    assert race.kind == "write after read"
+
+
 def test_a_race_of_a_launch_of_which_nothing_is_learned_stays_possible() -> None:
     with a_room() as room, us.observe() as seen:
         with latch(room.a):

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
     _Touched = tuple[tuple[Span, ...], Guesses | None]
 
+# In the names of kernels that take lists of tensors: those of the optimizers and of `cat` of
+# PyTorch (TensorListMetadata, CatArrInputTensorMetadata ...), and of Apex and others after them.
+_TABLE = "Metadata"
+
 _WORD = struct.Struct("<Q")
 _REMEMBERED = 1024  # sets of parameters of a kernel
 
@@ -24,10 +28,13 @@ _REMEMBERED = 1024  # sets of parameters of a kernel
 class _Kernel:
     """What is known of a kernel."""
 
-    __slots__ = ("learned", "name", "touches")
+    __slots__ = ("has_table", "learned", "name", "touches")
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name
+        # Whether a parameter is a table of pointers that is filled in part: the rest is what was on
+        # the stack of the host, which may be the address of anything.
+        self.has_table = name is not None and _TABLE in name
         self.learned: Learned = {}
         self.touches: dict[bytes, _Touched] = {}  # by what its parameters point to
 
@@ -42,9 +49,10 @@ class Launches:
     def seen_kernel(self, call: Call) -> None:
         (handle,) = call.words
         name = readable(call.fetched[0].decode(errors="replace"))
-        if self._kernels[handle].name not in (None, name):  # the handle is another one's by now
-            del self._kernels[handle]
-        self._kernels[handle].name = name
+        if (
+            self._kernels[handle].name != name
+        ):  # it is seen first, or the handle is another's by now
+            self._kernels[handle] = _Kernel(name)
 
     def learned(self, call: Call) -> None:
         handle, offset, wrote, final = call.words
@@ -79,7 +87,7 @@ class Launches:
                 (start, end, *declarations.judge(operation, start, write, known))
                 for start, end, write, known in touches
             )
-        self.world.touch_each(lane, time, operation, touches)
+        self.world.touch_each(lane, time, operation, touches, loose=kernel.has_table)
 
 
 def _touched(kernel: _Kernel, pointers: bytes) -> _Touched:
@@ -91,7 +99,7 @@ def _touched(kernel: _Kernel, pointers: bytes) -> _Touched:
         touches.append((address, address + 1, writes is not False, how))
     if len(kernel.touches) == _REMEMBERED:
         kernel.touches.clear()
-    is_guessed = any(how == ASSUMED for *_, how in touches)
+    is_guessed = not kernel.has_table and any(how == ASSUMED for *_, how in touches)
     found = tuple(touches), guesses if is_guessed else None
     kernel.touches[pointers] = found
     return found

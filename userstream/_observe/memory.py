@@ -110,6 +110,7 @@ class Allocation:
         operation: Any,
         write: bool,
         known: str,
+        loose: bool = False,
     ) -> bool:
         """Note an access if those that count there are its stream's; tell whether it did.
 
@@ -133,8 +134,8 @@ class Allocation:
                 like = old
         if like is None or like.start != start or like.end != end:
             return False
-        if like.write is not write or like.known != known or like.loose:
-            if others or not write or known == ASSUMED:
+        if like.write is not write or like.known != known or like.loose is not loose:
+            if others or not write or known == ASSUMED or loose:
                 return False
             like.write, like.known, like.loose = True, known, False
             if len(near) > 1:
@@ -179,7 +180,8 @@ def _passed(
     """Note those that a new one is in conflict with; return those that still count behind it."""
     still: list[Access] = []
     start, end, write, mine, clock = new.start, new.end, new.write, new.lane, new.lane.clock
-    sure = write and new.known != ASSUMED and not new.loose
+    loose = new.loose
+    sure = write and new.known != ASSUMED and not loose
     # Most of the time of an analysis is spent here: no function is called for each.
     for old in accesses:
         lane = old.lane
@@ -193,7 +195,10 @@ def _passed(
             or kept.get(lane.id, 0) >= old.time
         ):
             covered = start <= old.start and old.end <= end
-            stands_for_it = sure or not old.write or (write and old.known == ASSUMED)
+            # As sure as that, at least.
+            stands_for_it = (
+                sure or not old.write or (write and (old.loose or old.known == ASSUMED))
+            ) and (old.loose or not loose)
             if not (covered and stands_for_it):
                 still.append(old)
         else:

@@ -99,7 +99,7 @@ class World:
                 for part, begin, after in self.memory.parts(start, end):
                     access = Access(begin, after, lane, time, operation, write, known, loose)
                     self._touch(part, access)
-            elif loose or not whole.touch_again(start, end, lane, time, operation, write, known):
+            elif not whole.touch_again(start, end, lane, time, operation, write, known, loose):
                 access = Access(start, end, lane, time, operation, write, known, loose)
                 self._touch(whole, access)
 
