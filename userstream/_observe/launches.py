@@ -49,9 +49,8 @@ class Launches:
     def seen_kernel(self, call: Call) -> None:
         (handle,) = call.words
         name = readable(call.fetched[0].decode(errors="replace"))
-        if (
-            self._kernels[handle].name != name
-        ):  # it is seen first, or the handle is another's by now
+        # It is seen for the first time, or the handle is another one's by now.
+        if self._kernels[handle].name != name:
             self._kernels[handle] = _Kernel(name)
 
     def learned(self, call: Call) -> None:
