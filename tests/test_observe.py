@@ -749,12 +749,15 @@ def test_what_a_table_of_pointers_has_left_over_is_only_possible() -> None:
 
 def test_what_a_table_of_pointers_names_hides_no_sure_access() -> None:
     apply = ObjectCode.from_ptx(b"any").get_kernel("apply<TensorListMetadata<2> >")
-    with a_room() as room, us.observe() as seen:
-        copy(room.pinned, room.x, room.a)
-        launch(room.a, LaunchConfig(grid=1, block=1), apply, room.y, room.x)
-        fill(room.x, room.b)
+    with a_room() as room:
+        double = doubler()
+        with us.observe() as seen:
+            learn(room, double)
+            double(room.a, room.y, room.x)
+            launch(room.a, LaunchConfig(grid=1, block=1), apply, room.y, room.x)
+            fill(room.x, room.b)
         (race,) = seen.races
-    assert race.kind == "write after read"
+    assert (race.kind, race.first.name) == ("write after read", "observed_double")
 
 
 def test_a_race_of_a_launch_of_which_nothing_is_learned_stays_possible() -> None:
