@@ -44,8 +44,8 @@ MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
-def _cache() -> Iterator[None]:
-    """Every test starts with an empty cache and a bound of 64 MiB."""
+def _cache(quick_collections: None) -> Iterator[None]:
+    """Every test starts with an empty cache and a bound of 64 MiB, and collects often."""
     before = _pinned.limit()
     assert eventually(nothing_is_left)
     _pinned.set_limit(64 * MIB)
