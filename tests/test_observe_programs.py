@@ -16,6 +16,7 @@ ORDERED = {
     "torch_training": "torch",
     "torch_compiled": "torch",
     "torch_graphs": "torch",
+    "torch_many_kernels": "torch",
     "torch_four_streams": "torch",
     "transformers_gpt2": "transformers",
     "jax_training": "jax",
