@@ -141,7 +141,7 @@ def test_a_forked_child_ends_as_without_and_its_parent_reports(tmp_path: Path) -
     assert "Error" not in done.stderr
 
 
-def test_ctrl_c_ends_the_wait_for_threads(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_wait_for_threads_as_without(tmp_path: Path) -> None:
     program = """
         import os, signal, threading, time
 
@@ -154,7 +154,7 @@ def test_ctrl_c_ends_the_wait_for_threads(tmp_path: Path) -> None:
         threading.Thread(target=work).start()
     """
     done = command(tmp_path, program)
-    assert done.returncode == 130, done.stderr
+    assert done.returncode == 0, done.stderr
     assert "KeyboardInterrupt" in done.stderr
     assert " 0 races, " in done.stderr
 

@@ -7,6 +7,7 @@ import concurrent.futures
 import gc
 import itertools
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -36,7 +37,7 @@ from interrupts import cut_short
 from userstream import _driver, testing
 from userstream._copies import copy_lane, short
 from userstream._copies import pinned as _pinned
-from userstream._engine import holding
+from userstream._engine import holding, waiting
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -106,6 +107,7 @@ def test_a_small_copy_that_is_over_at_once_holds_nothing(
         write(memory, NUMBERS.T)
         us.wait_for_device(0, timeout=20)
         assert eventually(settled)
+        monkeypatch.setattr(waiting, "host_functions_thread", 1)  # of another thread
         monkeypatch.setattr(short, "_AT_ONCE", 20)
         monkeypatch.setattr(copy_lane, "_SPIN", 10**10)
         alive = weakref.ref(tensor)
@@ -119,6 +121,18 @@ def test_a_small_copy_that_is_over_at_once_holds_nothing(
         assert copy.result(timeout=0).tolist() == NUMBERS.tolist()
         assert out is None or copy.result() is out
         assert eventually(lambda: settled() and alive() is None)
+
+
+def test_a_copy_at_a_glance_is_queued_in_a_host_function(
+    torch: types.ModuleType, producer: us.Stream, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor = as_tensor(memory, producer)
+    with device_current(0):
+        us.asnumpy(tensor)
+        with monkeypatch.context() as patch:
+            patch.setattr(waiting, "host_functions_thread", threading.get_ident())
+            copy = us.asnumpy_async(tensor)
+        assert copy.result(timeout=20).size == 6
 
 
 @pytest.mark.parametrize("small", [0, 1 << 16], ids=["large", "small"])

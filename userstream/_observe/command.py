@@ -161,9 +161,8 @@ def _run(program: list[str], *, as_module: bool) -> int:
         # As Python does next: what they queue is the program's too. Workers of executors do not end
         # unless they are told to, which this does as well.
         threading._shutdown()  # type: ignore[attr-defined]
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # which ends the wait, and does not change the status
         traceback.print_exc()
-        status = status or _INTERRUPTED
     return status
 
 
