@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import textwrap
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
@@ -315,6 +316,29 @@ def run_python(
         process.send_signal(signal.SIGABRT)  # it says where it hangs
         raise AssertionError("the process hangs:\n" + "\n".join(process.communicate())) from None
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def seeds(count: int) -> Iterator[int]:
+    """Yield the seeds of the cases that a test draws: so many that are the same in every run.
+
+    ``USERSTREAM_FUZZ`` seconds others follow, and ``USERSTREAM_FUZZ_SEED`` is the only one instead.
+    """
+    given = os.environ.get("USERSTREAM_FUZZ_SEED")
+    if given is not None:
+        yield int(given)
+        return
+    yield from range(count)
+    end = time.monotonic() + float(os.environ.get("USERSTREAM_FUZZ", "0"))
+    while time.monotonic() < end:
+        yield secrets.randbits(40)
+
+
+def grown(work: Callable[[], object], given: Sequence[object]) -> list[int]:
+    """Return how many more blocks Python has after some work, and references to each object."""
+    before = [sys.getallocatedblocks(), *map(sys.getrefcount, given)]
+    work()
+    after = [sys.getallocatedblocks(), *map(sys.getrefcount, given)]
+    return [last - first for first, last in zip(before, after, strict=True)]
 
 
 def refused_in_a_child(uses: str) -> None:

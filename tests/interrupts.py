@@ -29,11 +29,18 @@ def place(code: CodeType) -> str:
     return f"{code.co_filename.removeprefix(HERE + os.sep)} {code.co_name}"
 
 
-def cut_short(function: Callable[[], object], at: int, places: list[str] | None = None) -> bool:
+def cut_short(
+    function: Callable[[], object],
+    at: int,
+    places: list[str] | None = None,
+    *,
+    anywhere: bool = False,
+) -> bool:
     """Call a function, and raise in userstream where the signal of that number can come.
 
     Python looks for signals where a function of Python begins, and where one of C has returned.
-    Tells whether the function took that long. `places` is told of every such place.
+    Tells whether the function took that long. `places` is told of every such place. `anywhere`
+    means in all other modules as well.
     """
     left = at
 
@@ -42,7 +49,8 @@ def cut_short(function: Callable[[], object], at: int, places: list[str] | None 
         where = frame.f_code
         if where.co_name == "<genexpr>":  # that may be its end, whose errors nobody sees
             return
-        if event in ("call", "c_return") and where.co_filename.startswith(PLACES):
+        here = where is not cut_short.__code__ if anywhere else where.co_filename.startswith(PLACES)
+        if event in ("call", "c_return") and here:
             if places is not None:
                 called = "" if event == "call" else f": {getattr(argument, '__name__', argument)}"
                 places.append(f"{place(where)}{called}")

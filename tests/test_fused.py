@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib.machinery
 import importlib.util
-import sys
 import weakref
 from collections.abc import Iterator
 from types import ModuleType
@@ -14,7 +13,7 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from helpers import device_current, eventually
+from helpers import device_current, eventually, grown
 from test_native import CALLS
 from userstream import _driver, testing
 from userstream._engine import fused, holding, lanes, pure
@@ -303,12 +302,9 @@ class TestCompiled:
 
         call_all(2000)  # what is allocated once
         given = [one, other, objects, objects[0]]
-        before = [sys.getallocatedblocks(), *map(sys.getrefcount, given)]
-        call_all(CALLS)
-        after = [sys.getallocatedblocks(), *map(sys.getrefcount, given)]
-        grown = [last - first for first, last in zip(before, after, strict=True)]
+        more = grown(lambda: call_all(CALLS), given)
         # Other threads allocate too; what leaks makes five times as many.
-        assert grown[0] < CALLS // 20, grown
-        assert grown[1:] == [0] * len(given)
+        assert more[0] < CALLS // 20, more
+        assert more[1:] == [0] * len(given)
         assert not fused.in_use
         assert not fused.orphans

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import pytest
 
-from helpers import untraced
-from interrupts import Cut
+from interrupts import cut_short
 from userstream import _locks
 from userstream._engine import futures
 
@@ -34,29 +31,6 @@ def is_free(lock: Any) -> bool:
     return found[0]
 
 
-def cut_anywhere(function: Callable[[], object], at: int) -> bool:
-    """Raise where the signal of that number can come, in frames of other modules as well."""
-    left = at
-
-    def profile(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal left
-        if event in ("call", "c_return") and frame.f_code is not cut_anywhere.__code__:
-            left -= 1
-            if left < 0:
-                sys.setprofile(None)
-                raise Cut
-
-    with untraced():
-        try:
-            sys.setprofile(profile)
-            function()
-        except Cut:
-            return True
-        finally:
-            sys.setprofile(None)
-    return False
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_signal_at_any_place_leaves_it_free(kind: Callable[[], Any]) -> None:
     lock = kind()
@@ -67,7 +41,7 @@ def test_a_signal_at_any_place_leaves_it_free(kind: Callable[[], Any]) -> None:
             inside.append(at)
 
     for at in itertools.count():
-        came = cut_anywhere(use, at)
+        came = cut_short(use, at, anywhere=True)
         assert is_free(lock), f"signal {at}: it is taken"
         if not came:
             break

@@ -29,6 +29,7 @@ from helpers import (
     device_memory,
     eventually,
     fill,
+    grown,
     pinned_memory,
     run_python,
     running,
@@ -547,13 +548,10 @@ class TestCompiled:
 
         with _driver.contexts.entered(context):
             call_all(2000)  # what is allocated once
-            before = [sys.getallocatedblocks(), *map(sys.getrefcount, given)]
-            call_all(CALLS)
-            after = [sys.getallocatedblocks(), *map(sys.getrefcount, given)]
-        grown = [last - first for first, last in zip(before, after, strict=True)]
+            more = grown(lambda: call_all(CALLS), given)
         # Other threads allocate too; a call that leaks makes ten times as many.
-        assert grown[0] < CALLS // 100, grown
-        assert grown[1:] == [0] * len(given)
+        assert more[0] < CALLS // 100, more
+        assert more[1:] == [0] * len(given)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.11 cannot tell")

@@ -8,12 +8,8 @@ its seed, and ``USERSTREAM_FUZZ_SEED`` draws that program alone.
 
 from __future__ import annotations
 
-import os
 import random
-import secrets
 import sys
-import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -21,7 +17,7 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from helpers import checked, current_context, device_current, device_memory
+from helpers import checked, current_context, device_current, device_memory, seeds
 from observed import LEGACY, checked_or_busy, copy, fill, handle
 from userstream._observe import logger
 
@@ -35,8 +31,6 @@ pytestmark = [
 ]
 
 COUNT = 200
-SECONDS = float(os.environ.get("USERSTREAM_FUZZ", "0"))
-SEED = os.environ.get("USERSTREAM_FUZZ_SEED")
 PLACE, PLACES = 2048, 16  # bytes, and how many such places there are
 EVENTS, GRAPHS = 3, 2
 
@@ -189,18 +183,8 @@ class Program:
             rules.record_context(event)
 
 
-def seeds() -> Iterator[int]:
-    if SEED is not None:
-        yield int(SEED)
-        return
-    yield from range(COUNT)
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
-        yield secrets.randbits(40)
-
-
 def test_a_race_is_reported_exactly_where_there_is_one() -> None:
-    for seed in seeds():
+    for seed in seeds(COUNT):
         chance = random.Random(seed)
         with ExitStack() as stack:
             stack.enter_context(device_current(0))

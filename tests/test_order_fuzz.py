@@ -8,9 +8,7 @@ draws that case alone.
 
 from __future__ import annotations
 
-import os
 import random
-import secrets
 import sys
 import time
 import types
@@ -37,6 +35,7 @@ from helpers import (
     fill,
     is_blocked,
     running,
+    seeds,
 )
 from test_liars import LIARS, Ignoring, core_buffer, dtype_of
 from userstream import testing
@@ -46,20 +45,8 @@ from userstream._ordering import settings
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("no_garbage")]
 
 COUNT = 150
-SECONDS = float(os.environ.get("USERSTREAM_FUZZ", "0"))
-SEED = os.environ.get("USERSTREAM_FUZZ_SEED")
 SIZE = 256
 BEFORE, THEIRS, OURS, NEXT = 1, 2, 3, 4  # who wrote the bytes
-
-
-def seeds() -> Iterator[int]:
-    if SEED is not None:
-        yield int(SEED)
-        return
-    yield from range(COUNT)
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
-        yield secrets.randbits(32)
 
 
 # -- buffers, by what they tell of the stream that writes them ------------------------------------
@@ -269,7 +256,7 @@ def settle() -> None:
 
 
 def each_case(scene: Scene, check: Callable[[Case], None], *, single: bool) -> None:
-    for seed in seeds():
+    for seed in seeds(COUNT):
         drawn = Drawn.by(random.Random(seed), scene, single=single)
         try:
             with us.UserStream(unknown=drawn.unknown) as registry:

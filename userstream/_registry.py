@@ -726,7 +726,7 @@ class UserStream:
         if usual is not None:
             consumer, lane, source, _owner = usual
             if source is not None:
-                result = fused.order(source, lane)
+                result = fused.order(source, lane)  # as `wait_for`, without a call more
                 if result:
                     lane.insist(source, result, may_join=False)
             return consumer

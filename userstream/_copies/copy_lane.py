@@ -97,14 +97,11 @@ def fetch(  # noqa: PLR0917 -- to name them would cost as much as they do
         for event in used:
             pool.abandon(event)
         raise
+    there: bool | Pending = over is not None
     if over is False:
         there = events.Completion(pool, lane, lane.anywhere, used.pop())
-        for event in used:  # which nothing polls any more
-            pool.give_back(event)
-        return there
-    for event in used:
-        pool.give_back(event)
-    return over is not None
+    pool.give_back(*used)  # which nothing polls any more
+    return there
 
 
 def _recorded(lane: Lane) -> events.Event | None:

@@ -103,7 +103,7 @@ class Borrow:
             return self._enter()
         consumer, lane, source, owner = found
         if source is not None:
-            result = fused.order(source, lane)
+            result = fused.order(source, lane)  # as `wait_for`, without a call more
             if result:
                 lane.insist(source, result, may_join=False)
         # If this object goes before its block has ended, a later call does what the end would have
