@@ -249,7 +249,11 @@ def _copied(  # noqa: PLR0917 -- to name them would cost as much as they do
     acquired = None
     try:
         try:
-            there = copy_lane.fetch(lane, producer, move, start, address, left, onward, kept)
+            # Nobody waits for a copy that is queued for later: its queries are a future's.
+            mine = _driver.account.PROGRAM if later is None else _driver.account.FUTURE
+            there = _driver.account.on(
+                mine, copy_lane.fetch, lane, producer, move, start, address, left, onward, kept
+            )
             if type(there) is not bool:
                 acquired = _acquired(lanes, deadline, kept)
                 _end(acquired, there, lane, deadline, later)

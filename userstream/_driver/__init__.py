@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from userstream import _late
 from userstream._driver import (  # noqa: F401 -- the subjects
+    account,
     capture_mode,
     contexts,
     core,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cuda.bindings import driver
 
+from userstream._driver import account
 from userstream._driver.fused import stream_is_idle
 from userstream._driver.status import failed
 from userstream.errors import CaptureError, DriverError
@@ -37,7 +38,7 @@ def _fault_of(stream: object) -> DriverError | None:
     if handle is None:
         return None
     try:
-        stream_is_idle(handle, stream)
+        account.on(account.HOUSEKEEPING, stream_is_idle, handle, stream)
     except CaptureError:  # it may not be asked
         return None
     except DriverError as fault:

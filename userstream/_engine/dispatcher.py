@@ -69,7 +69,7 @@ class Call:
                 completion.abandon()
         function, self._function = self._function, None
         if function is not None:
-            run(function)
+            _driver.account.on(_driver.account.PROGRAM, run, function)
         self.finished()
         return True
 
@@ -167,6 +167,7 @@ class Dispatcher:
 
     def _run(self) -> None:
         waiting.forbid_waits_here()
+        _driver.account.set_for_thread(_driver.account.FUTURE)
         self._relax()
         while not self._ended:
             try:
@@ -191,7 +192,7 @@ class Dispatcher:
         """Run what is ready, one call of each stream; return whether there may be more."""
         progress = False
         while self._ready and not self._ended:
-            run(self._ready.popleft())
+            _driver.account.on(_driver.account.PROGRAM, run, self._ready.popleft())
         with self._lock:
             queues = list(self._queues.items())
         for stream, queue in queues:

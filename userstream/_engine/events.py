@@ -108,7 +108,9 @@ class EventPool:
             return
         # One that failed is of no use any more, and none of the caller's business.
         with contextlib.suppress(UserStreamError):
-            done = _driver.streams.relaxed(is_done, event, None)
+            done = _driver.account.on(
+                _driver.account.HOUSEKEEPING, _driver.streams.relaxed, is_done, event, None
+            )
             (self.free if done else self.abandoned).append(event)
 
 

@@ -11,7 +11,7 @@ from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from userstream import _locks, _process
+from userstream import _driver, _locks, _process
 from userstream._daemon import survive
 from userstream._engine import waiting, watcher
 
@@ -69,7 +69,9 @@ class Points:
         grouped: bool,
         closed_is_done: bool = False,
     ) -> None:
-        pending, failed = waiting.start(targets, closed_is_done=closed_is_done)
+        pending, failed = _driver.account.on(
+            _driver.account.FUTURE, waiting.start, targets, closed_is_done
+        )
         self._failed: list[Exception] = [*failed]
         self._grouped = grouped
         # Reentrant, as a destructor or a signal handler may stop it in the middle of this.

@@ -165,7 +165,7 @@ class _Queue(deque["Held"]):
 
 def _is_passed(event: Event) -> bool:
     try:
-        return events.is_done(event, None)
+        return _driver.account.on(_driver.account.HOUSEKEEPING, events.is_done, event, None)
     except DriverError as error:  # else to be asked again
         return _driver.status.ended_context(error)
     except CaptureError:  # one began just before the event was recorded: a later event will tell

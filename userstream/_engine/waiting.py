@@ -161,7 +161,7 @@ def _poll(
 
 
 def start(
-    targets: Sequence[Waitable], *, closed_is_done: bool = False
+    targets: Sequence[Waitable], closed_is_done: bool = False
 ) -> tuple[list[Pending], list[DriverError]]:
     """Mark the point that each target has reached; return those still pending, and errors."""
     pending: list[Pending] = []

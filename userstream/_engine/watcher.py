@@ -115,6 +115,7 @@ class Watcher:
         self._pause = 0.0
 
     def _run(self) -> None:
+        _driver.account.set_for_thread(_driver.account.FUTURE)
         self._relax()
         while not self._ended:
             try:
@@ -210,7 +211,8 @@ def _abandon(watch: Watch) -> None:
 def _tell(over: list[tuple[Watch, Exception | None]]) -> None:
     for watch, error in over:
         try:
-            watch.tell(watch, error)
+            # A callback of the program may query streams on its own account.
+            _driver.account.on(_driver.account.PROGRAM, watch.tell, watch, error)
         except BaseException:  # a callback's, SystemExit say: the others are still to be told
             survive("a callback failed when %r was done", watch.completion.target)
 

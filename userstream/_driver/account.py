@@ -1,0 +1,24 @@
+"""The account on which a thread calls the driver: the program's, a future's or housekeeping.
+
+The recorder of `observe` reads the account in each driver call. A query orders later work only if
+the program hears the answer: taken for the program's knowledge, a query of userstream's own would
+hide races.
+"""
+
+from __future__ import annotations
+
+from userstream._driver import _native
+
+# As in `_native.c`.
+PROGRAM = 0  # the program waits or asks; the default of every thread
+FUTURE = 1  # a future is told, at which the program may have looked: that cannot be seen
+HOUSEKEEPING = 2  # the program does not hear the answer
+
+# Return the address of a C function, `unsigned char *account_of_thread(void)`. It returns where the
+# account of the calling thread is, and needs no GIL.
+address = _native.account_address
+# Set the account of the calling thread, for a thread of userstream's own.
+set_for_thread = _native.set_account
+# Call a function on an account: `on(HOUSEKEEPING, function, *args)`. No signal handler runs between
+# the return of the function and the restoration of the account.
+on = _native.on_account
