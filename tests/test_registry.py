@@ -13,7 +13,7 @@ from cuda.bindings import driver
 from cuda.core import Device
 
 import userstream as us
-from helpers import checked, current_context, in_thread, on, running
+from helpers import checked, current_context, device_current, in_thread, on, running
 from userstream import _driver, testing
 from userstream._engine import lanes
 from userstream._stream import stream as stream_module
@@ -48,8 +48,7 @@ def test_streams_are_non_blocking_and_of_priority_0() -> None:
 
 @pytest.mark.multi_device
 def test_a_stream_is_made_on_its_device_whichever_is_current() -> None:
-    Device(0).set_current()
-    try:
+    with device_current(0):
         before = current_context()
         stream = us.get_stream(1)
         assert current_context() == before
@@ -58,8 +57,6 @@ def test_a_stream_is_made_on_its_device_whichever_is_current() -> None:
         assert us.get_stream(on(1)) is stream
         assert us.get_stream(0) is not stream
         us.wait(on(1), timeout=10)
-    finally:
-        checked(driver.cuCtxSetCurrent(driver.CUcontext(0)))
 
 
 @pytest.mark.multi_device
