@@ -258,19 +258,19 @@ class TestCompiled:
     def test_what_is_no_event_is_an_error(self, streams, monkeypatch):
         lane = streams[0]._lane
         monkeypatch.setattr(lane, "free", type(lane.free)([object()]))
-        with pytest.raises(AttributeError, match="taken"):
+        with pytest.raises(AttributeError, match="raw_handle"):
             fused.order(lane, lane)
 
     @pytest.mark.simulated
     def test_an_event_without_a_number_is_an_error(self, streams, monkeypatch):
         class Event:
-            taken = None
+            raw_handle = None
 
         lane = streams[0]._lane
         monkeypatch.setattr(lane, "free", type(lane.free)([Event()]))
         with pytest.raises(TypeError):
             fused.order(lane, lane)
-        monkeypatch.setattr(Event, "taken", 0)
+        monkeypatch.setattr(Event, "raw_handle", 0)
         lane.free.append(Event())
         assert fused.order(lane, lane) & 0xFFFFFFFF == INVALID_HANDLE
 

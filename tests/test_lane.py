@@ -29,7 +29,7 @@ def test_a_stream_is_one_lane_for_life() -> None:
     lane = stream._resolve()
     assert stream._resolve() is lane
     assert stream._resolve(0) is lane, "it is of its device, whichever is asked for"
-    assert (lane.device, lane.owned, lane.anywhere) == (0, True, True)
+    assert (lane.device, lane.owned, lane.is_context_independent) == (0, True, True)
     assert repr(lane) == repr(stream)
 
 
@@ -38,7 +38,7 @@ def test_a_stream_is_one_lane_for_life() -> None:
 def test_a_default_stream_is_the_lane_of_the_current_context(default: type[us.Stream]) -> None:
     lane = default()._resolve()
     assert lane is default()._resolve(), "found, not made again"
-    assert (lane.device, lane.owned, lane.anywhere) == (0, False, False)
+    assert (lane.device, lane.owned, lane.is_context_independent) == (0, False, False)
     assert int(lane.context) == int(_driver.contexts.primary_context(0))
 
 
@@ -161,7 +161,7 @@ def test_the_legacy_stream_is_of_no_use_beside_a_capture() -> None:
 def test_edges_between_lanes() -> None:
     one, other = (us.Stream.create(0)._resolve() for _ in range(2))
     with testing.latch(us.Stream._of(one)) as latch:
-        other.wait_for(one, may_join=False)
+        other.add_edge(one, may_join=False)
         assert not other.is_idle()
         latch.release()
     us.Stream._of(other).sync(timeout=10)
@@ -174,11 +174,11 @@ def test_edges_between_lanes() -> None:
 def test_edges_between_the_default_streams_of_two_devices(default: type[us.Stream]) -> None:
     """Their handles are the same number, which means each of them in its own context alone."""
     here, there = (default()._resolve(device) for device in (0, 1))
-    there.wait_for(here, may_join=False)  # which leaves an event behind
+    there.add_edge(here, may_join=False)  # which leaves an event behind
     with testing.latch(default()) as latch:
         for device in (0, 1):
             with device_current(device):
-                there.wait_for(here, may_join=False)
+                there.add_edge(here, may_join=False)
         assert not there.is_idle()
         latch.release()
     assert eventually(there.is_idle)

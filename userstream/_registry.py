@@ -726,9 +726,9 @@ class UserStream:
         if usual is not None:
             consumer, lane, source, _owner = usual
             if source is not None:
-                result = fused.order(source, lane)  # as `wait_for`, without a call more
+                result = fused.order(source, lane)  # as `add_edge`, without a call more
                 if result:
-                    lane.insist(source, result, may_join=False)
+                    lane.add_checked_edge(source, result, may_join=False)
             return consumer
         ordering = self._ordering_of(buffers, stream, producer, name)
         ordering.acquire(to_be_released=False)

@@ -81,14 +81,14 @@ def fetch(  # noqa: PLR0917 -- to name them would cost as much as they do
                     holding.left,
                     kept,
                     move,
-                    tuple([event.taken for event in used]),
+                    tuple([event.raw_handle for event in used]),
                     start,
                     address,
-                    lane.taken or lane.live(),
-                    lane.home,
+                    lane.raw_handle or lane.live(),
+                    lane.raw_context,
                     # Each part is waited for so long: together not longer than is left.
                     _SPIN if left is None else int(min(left * 1e9 / len(used), _SPIN)),
-                    0 if after is None else after.taken or after.live(),
+                    0 if after is None else after.raw_handle or after.live(),
                     out,
                 )
                 break
@@ -99,7 +99,7 @@ def fetch(  # noqa: PLR0917 -- to name them would cost as much as they do
         raise
     there: bool | Pending = over is not None
     if over is False:
-        there = events.Completion(pool, lane, lane.anywhere, used.pop())
+        there = events.StreamPoint(pool, lane, lane.is_context_independent, used.pop())
     pool.give_back(*used)  # which nothing polls any more
     return there
 

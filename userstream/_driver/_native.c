@@ -214,12 +214,12 @@ static int addresses(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted,
 /* What these functions read of a lane, which extends it. */
 typedef struct {
     PyObject ob_base;
-    unsigned long long taken; /* the stream; 0 once it is closed */
-    unsigned long long home;  /* its context */
-    char anywhere;            /* whether the handle means it in any context */
-    PyObject *free;           /* a deque: events of the context that may be recorded */
-    PyObject *held;           /* a deque: what is held until it has passed a point; None at first */
-    double swept;             /* when that was last looked through */
+    unsigned long long raw_handle;  /* the stream; 0 once the lane is closed */
+    unsigned long long raw_context; /* the context of the stream */
+    char is_context_independent;    /* whether the handle names the stream in every context */
+    PyObject *free; /* a deque: events of the context that may be recorded */
+    PyObject *held; /* a deque: objects held until the stream has passed a point; None at first */
+    double swept;   /* when `held` was last swept */
 } LaneState;
 
 static PyTypeObject *lane_type;
@@ -299,8 +299,8 @@ static PyObject *query(PyObject *module, PyObject *const *args, Py_ssize_t count
     Result result = CAPTURED;
     if (count == 1 && PyObject_TypeCheck(args[0], lane_type)) {
         LaneState *lane = (LaneState *)args[0];
-        stream = (void *)(uintptr_t)lane->taken;
-        if (!lane->anywhere || !stream)
+        stream = (void *)(uintptr_t)lane->raw_handle;
+        if (!lane->is_context_independent || !stream)
             return PyLong_FromLong(CAPTURED);
         if (!is_loaded())
             return NULL;
@@ -527,7 +527,7 @@ typedef struct {
 } Use;
 
 static PyTypeObject *ticket_type, *use_type;
-static PyObject *in_use, *orphans, *queues, *name_pop, *name_append, *name_taken;
+static PyObject *in_use, *orphans, *queues, *name_pop, *name_append, *name_raw_handle;
 
 /* A lane, another one, which may be None unless there are but these two, and anything. */
 static int are_lanes(PyObject *const *args, Py_ssize_t given, Py_ssize_t needed)
@@ -556,16 +556,16 @@ static int append(PyObject *deque, PyObject *item)
 static Result order_lanes(LaneState *source, LaneState *destination, PyObject **recorded)
 {
     /* Read once, as another thread may close one: to the driver 0 is the legacy stream. */
-    CUstream from = (CUstream)(uintptr_t)source->taken, to = from;
-    CUcontext inside = source->anywhere ? NULL : (CUcontext)(uintptr_t)source->home;
+    CUstream from = (CUstream)(uintptr_t)source->raw_handle, to = from;
+    CUcontext inside = source->is_context_independent ? NULL : (CUcontext)(uintptr_t)source->raw_context;
     CUcontext current = NULL;
     Result result = CAPTURED;
     if (destination) {
-        to = (CUstream)(uintptr_t)destination->taken;
-        if (!destination->anywhere) {
-            if (inside && inside != (CUcontext)(uintptr_t)destination->home)
+        to = (CUstream)(uintptr_t)destination->raw_handle;
+        if (!destination->is_context_independent) {
+            if (inside && inside != (CUcontext)(uintptr_t)destination->raw_context)
                 return CAPTURED;
-            inside = (CUcontext)(uintptr_t)destination->home;
+            inside = (CUcontext)(uintptr_t)destination->raw_context;
         }
     }
     if (!from || !to)
@@ -578,7 +578,7 @@ static Result order_lanes(LaneState *source, LaneState *destination, PyObject **
         }
         return FAILED;
     }
-    PyObject *number = PyObject_GetAttr(event, name_taken);
+    PyObject *number = PyObject_GetAttr(event, name_raw_handle);
     void *handle = NULL;
     int is_known = number && address(number, &handle);
     Py_XDECREF(number);
@@ -632,7 +632,7 @@ static PyObject *use(PyObject *module, PyObject *const *args, Py_ssize_t count)
     ticket->source = Py_NewRef(args[1]);
     ticket->objects = Py_NewRef(args[2]);
     ticket->order = Py_NewRef(Py_None);
-    ticket->thread = ((LaneState *)args[0])->anywhere ? 0 : PyThread_get_thread_ident();
+    ticket->thread = ((LaneState *)args[0])->is_context_independent ? 0 : PyThread_get_thread_ident();
     Use *made = PyObject_New(Use, use_type);
     if (made)
         made->ticket = (PyObject *)ticket;
@@ -706,9 +706,9 @@ static void lane_dealloc(PyObject *self)
 }
 
 static PyMemberDef lane_members[] = {
-    {"taken", T_ULONGLONG, offsetof(LaneState, taken), 0, NULL},
-    {"home", T_ULONGLONG, offsetof(LaneState, home), 0, NULL},
-    {"anywhere", T_BOOL, offsetof(LaneState, anywhere), 0, NULL},
+    {"raw_handle", T_ULONGLONG, offsetof(LaneState, raw_handle), 0, NULL},
+    {"raw_context", T_ULONGLONG, offsetof(LaneState, raw_context), 0, NULL},
+    {"is_context_independent", T_BOOL, offsetof(LaneState, is_context_independent), 0, NULL},
     {"free", T_OBJECT_EX, offsetof(LaneState, free), 0, NULL},
     {"held", T_OBJECT, offsetof(LaneState, held), 0, NULL},
     {"swept", T_DOUBLE, offsetof(LaneState, swept), 0, NULL},
@@ -929,7 +929,7 @@ static int make_all(void)
         !(use_type = (PyTypeObject *)PyType_FromSpec(&use_spec)) ||
         !(name_pop = PyUnicode_InternFromString("pop")) ||
         !(name_append = PyUnicode_InternFromString("append")) ||
-        !(name_taken = PyUnicode_InternFromString("taken")) || !(in_use = PySet_New(NULL)) ||
+        !(name_raw_handle = PyUnicode_InternFromString("raw_handle")) || !(in_use = PySet_New(NULL)) ||
         !(queues = PySet_New(NULL)) || !(popitem = PyUnicode_InternFromString("popitem")))
         return -1;
     PyObject *collections = PyImport_ImportModule("collections");

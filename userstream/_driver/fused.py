@@ -52,7 +52,7 @@ native: Any = None if _core is pure else _core  # what has the functions on lane
 CAPTURED = pure.CAPTURED  # if nothing was queued, as a stream may be captured
 # A handle as these functions take it soonest. The compiled core takes a number, which cuda.bindings
 # would wrap again.
-taken: Callable[[Any], Any] = (lambda handle: handle) if _core is pure else int
+raw_handle: Callable[[Any], Any] = (lambda handle: handle) if _core is pure else int
 query: Callable[[Any], int] = _core.query  # 0 if a stream is idle; else for `stream_is_idle`
 are_free = _core.are_free
 is_in = _core.is_in

@@ -73,7 +73,7 @@ def work_on(devices: Sequence[int], lane: Lane | None, *, and_current: bool) -> 
     It is that of their primary contexts, and of the stream's own or the current one if that is
     another.
     """
-    own = lane if lane is not None and lane.anywhere else None
+    own = lane if lane is not None and lane.is_context_independent else None
     contexts = {device: _driver.contexts.primary_context_if_active(device) for device in devices}
     work = [
         DeviceWork(device, context) for device, context in contexts.items() if context is not None

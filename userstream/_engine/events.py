@@ -36,12 +36,12 @@ class Recordable(Protocol):
 class Event:
     """An event of a pool."""
 
-    __slots__ = ("core", "handle", "taken")
+    __slots__ = ("core", "handle", "raw_handle")
 
     def __init__(self, core: cuda.core.Event) -> None:
         self.core = core  # which destroys it
         self.handle: driver.CUevent = core.handle  # kept, as asking takes a µs
-        self.taken = _driver.fused.taken(self.handle)
+        self.raw_handle = _driver.fused.raw_handle(self.handle)
 
 
 class EventPool:
@@ -145,7 +145,7 @@ def is_done(event: Event, stream: object) -> bool:
         raise _driver.core.core_failure("cuEventQuery", error, stream) from error
 
 
-class Completion:
+class StreamPoint:
     """The point that a stream's queue had reached when this was recorded."""
 
     __slots__ = ("_event", "_pool", "ordered", "target")

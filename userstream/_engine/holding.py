@@ -47,8 +47,8 @@ def hold_later(use: Use) -> None:
     _begin_watch()
 
 
-def let_go(objects: object) -> None:
-    """Forget what is in use: nothing uses it, or it is kept elsewhere."""
+def end_ticket(objects: object) -> None:
+    """End a ticket, if it is one: nothing uses its objects, or they are held elsewhere."""
     if isinstance(objects, Ticket):
         objects.end()
 
@@ -82,7 +82,7 @@ def _hold_orphans() -> None:
             except DriverError as error:
                 if not _driver.status.ended_context(error):  # to be tried again
                     continue
-                let_go(ticket)  # nothing runs there any more
+                end_ticket(ticket)  # nothing runs there any more
             except UserStreamError:  # to be tried again
                 continue
         with contextlib.suppress(ValueError):  # another thread was faster
@@ -105,7 +105,7 @@ def _order(ticket: Ticket) -> None:
         if ticket.order is not None:
             ticket.order(None, after_error=True)
         elif ticket.source is not None:
-            ticket.source.wait_for(ticket.lane, may_join=False)
+            ticket.source.add_edge(ticket.lane, may_join=False)
     except (CaptureError, DriverError) as error:
         if not _driver.status.ended_context(error):
             raise
@@ -205,19 +205,19 @@ def hold(lane: Lane, event: Event, began: float, objects: object) -> None:
         with _lock:  # or of two threads one would look after the queue of the other
             queue = lane.held
             if queue is None:
-                queue = lane.held = _Queue(lane.pool, in_order=lane.anywhere)
+                queue = lane.held = _Queue(lane.pool, in_order=lane.is_context_independent)
     ticket = objects if isinstance(objects, Ticket) else None
     queue.append((event, began, time.monotonic(), objects if ticket is None else ticket.objects))
     queues.add(queue)
-    tend(lane)
+    sweep_if_due(lane)
     # Last: a signal before this makes them orphans, which are held once more. One after it, but
     # before the rest, would leave them to the next `hold` on this very lane.
     if ticket is not None:
         ticket.end()
 
 
-def tend(lane: Lane) -> None:
-    """See to it that what was just held for a lane is released, and what may be released is."""
+def sweep_if_due(lane: Lane) -> None:
+    """Start the watcher if it is not running, and sweep the lane's held objects if due."""
     if not _watched:  # first: to look may fail
         _begin_watch()
     now = time.monotonic()

@@ -22,7 +22,7 @@ def sync(lane: Lane, timeout: float | None, policy: str) -> None:
     if waiting.host_functions_thread and threading.get_ident() == waiting.host_functions_thread:
         waiting.refuse_in_host_function("a wait")
     if not lane.is_idle():
-        waiting.wait_for((lane,), timeout=timeout, policy=policy, grouped=False)
+        waiting.wait_on_host((lane,), timeout=timeout, policy=policy, grouped=False)
     if holding.queues or holding.orphans or holding.left:
         holding.sweep()
 
@@ -37,7 +37,7 @@ def sync_all(
 ) -> None:
     """Wait for all targets at once; by default failures are grouped if there are several."""
     grouped = len(targets) > 1 if grouped is None else grouped
-    waiting.wait_for(
+    waiting.wait_on_host(
         targets, timeout=timeout, policy=policy, grouped=grouped, closed_is_done=closed_is_done
     )
     holding.sweep()

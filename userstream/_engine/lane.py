@@ -39,7 +39,7 @@ class Lane(fused.LaneState):
     ----------
     handle : CUstream or None
         None once closed.
-    taken, home, anywhere
+    raw_handle, raw_context, is_context_independent
         The handle, 0 once closed, and the context, as `_driver.fused` takes them; and whether the
         handle means this stream whichever context is current, which it does not for the default
         streams. See `pure.LaneState`.
@@ -86,12 +86,15 @@ class Lane(fused.LaneState):
         self._owner = owner  # what keeps the stream of other code alive
         self._core = core
         self.context = context
-        self.home = _driver.fused.taken(context)
+        self.raw_context = _driver.fused.raw_handle(context)
         self.device = device
         self.name = name  # under which a registry has it
         self.owned = owned  # made by userstream, so the driver's stream goes with it
-        self.taken = _driver.fused.taken(handle)
-        self.anywhere = int(handle) not in (_driver.streams.LEGACY, _driver.streams.PER_THREAD)
+        self.raw_handle = _driver.fused.raw_handle(handle)
+        self.is_context_independent = int(handle) not in (
+            _driver.streams.LEGACY,
+            _driver.streams.PER_THREAD,
+        )
         self.part: Part | None = None
         self.pool = events.pool_of(context)
         self.free = self.pool.free
@@ -108,7 +111,7 @@ class Lane(fused.LaneState):
         _process.leak_at_end(self)
 
     def __repr__(self) -> str:
-        if not self.anywhere:
+        if not self.is_context_independent:
             legacy = self.handle is None or int(self.handle) == _driver.streams.LEGACY
             kind = "legacy" if legacy else "per-thread"
             return f"<userstream.Stream device={self.device} {kind} default>"
@@ -169,7 +172,7 @@ class Lane(fused.LaneState):
         handle = self.live()
         if unless_captured is not None:
             self.here(_driver.streams.refuse_capturing, handle, self, unless_captured)
-        elif not self.anywhere:
+        elif not self.is_context_independent:
             self.here(_driver.streams.capture_status, handle, self)
         return handle
 
@@ -179,13 +182,13 @@ class Lane(fused.LaneState):
         if self.stream_id is not None:
             return self.stream_id
         number = self.here(_driver.streams.stream_id, self.usable(NOT_NOW), self)
-        if self.anywhere:  # the per-thread ones of two threads have two
+        if self.is_context_independent:  # the per-thread ones of two threads have two
             self.stream_id = number
         return number
 
     def here(self, function: Callable[..., T], *args: object) -> T:
         """Call a function where the handle means this stream."""
-        return function(*args) if self.anywhere else self.within(function, *args)
+        return function(*args) if self.is_context_independent else self.within(function, *args)
 
     def within(self, function: Callable[..., T], *args: object) -> T:
         """Call a function with the context of this stream current."""
@@ -201,7 +204,7 @@ class Lane(fused.LaneState):
         """Tell whether another lane stands for the same stream of the driver."""
         return self is other or (
             self.handle == other.handle
-            and (self.anywhere or int(self.context) == int(other.context))
+            and (self.is_context_independent or int(self.context) == int(other.context))
         )
 
     def is_in(self, context: driver.CUcontext) -> bool:
@@ -210,7 +213,7 @@ class Lane(fused.LaneState):
 
     def close(self) -> None:
         """Drop the stream: the driver destroys it if userstream made it."""
-        self.handle, self.taken, self._owner = None, 0, None
+        self.handle, self.raw_handle, self._owner = None, 0, None
         if self._core is not None:
             self._core.close()
 
@@ -223,35 +226,35 @@ class Lane(fused.LaneState):
         result = fused.query(self)  # 0 where `wait` has nothing to wait for
         if not result:
             return True
-        taken = self.taken or self.live()
-        if not self.anywhere:
-            return self.within(_driver.fused.stream_is_idle, taken, self)
-        return _driver.fused.stream_is_idle(taken, self, result)
+        handle = self.raw_handle or self.live()
+        if not self.is_context_independent:
+            return self.within(_driver.fused.stream_is_idle, handle, self)
+        return _driver.fused.stream_is_idle(handle, self, result)
 
-    def completion(self) -> events.Completion:
+    def completion(self) -> events.StreamPoint:
         """Record the point that the stream has reached, to be polled."""
         self.live()
         # Ordered if it is one stream: the per-thread ones of two threads are two.
-        return self.here(events.Completion, self.pool, self, self.anywhere)
+        return self.here(events.StreamPoint, self.pool, self, self.is_context_independent)
 
     # -- its order with others --------------------------------------------------------------------
 
-    def wait_for(self, source: Lane, *, may_join: bool) -> None:
+    def add_edge(self, source: Lane, *, may_join: bool) -> None:
         """Make later work here wait for the work queued on another stream.
 
         `may_join` is whether this stream may become part of a capture of the other one.
         """
         result = fused.order(source, self)
         if result:
-            self.insist(source, result, may_join=may_join)
+            self.add_checked_edge(source, result, may_join=may_join)
 
-    def insist(self, source: Lane, result: int, *, may_join: bool) -> None:
-        """As `wait_for`, which `fused.order` has not done."""
+    def add_checked_edge(self, source: Lane, result: int, *, may_join: bool) -> None:
+        """Add the edge after the fast path `fused.order` declined, or raise its error."""
         if result != fused.CAPTURED:
             raise _driver.fused.edge_failure(result, source, self)
         event, capture = source.mark()
         try:
-            self.follow(event, source, capture, may_join=may_join)
+            self.wait_for_event(event, source, capture, may_join=may_join)
         finally:
             source.pool.give_back(event)
 
@@ -264,7 +267,7 @@ class Lane(fused.LaneState):
         capture = self.capture_status()
         return self.here(self.pool.record, self), capture
 
-    def follow(
+    def wait_for_event(
         self, event: events.Event, source: Lane, capture: CUstreamCaptureStatus, *, may_join: bool
     ) -> None:
         """Make later work here wait for an event that another stream's `mark` returned."""

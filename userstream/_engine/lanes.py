@@ -119,7 +119,9 @@ def at_handle(address: int, owner: object = None, *, shared: bool = True) -> Lan
 def named(handle: int, device: int) -> Lane:
     """Return the lane of the stream that a buffer on a device names, which may be of another."""
     lane = of_framework(handle, device)
-    if not lane.anywhere or _driver.fused.is_in(lane.taken or lane.live(), lane.home):
+    if not lane.is_context_independent or _driver.fused.is_in(
+        lane.raw_handle or lane.live(), lane.raw_context
+    ):
         return lane
     return at_handle(handle)
 

@@ -29,11 +29,13 @@ SWEEP_SECONDS = 200e-6  # at most so often for each stream: asking an event take
 class LaneState:
     """The part of a lane that these functions read."""
 
-    __slots__ = ("anywhere", "free", "held", "home", "swept", "taken")
+    __slots__ = ("free", "held", "is_context_independent", "raw_context", "raw_handle", "swept")
 
-    taken: Any  # the handle, as `_driver.fused` takes it; 0 once it is closed
-    home: Any  # its context, likewise
-    anywhere: bool  # whether the handle means this stream whichever context is current
+    raw_handle: Any  # the handle, as `_driver.fused` takes it; 0 once it is closed
+    raw_context: Any  # its context, likewise
+    is_context_independent: (
+        bool  # whether the handle means this stream whichever context is current
+    )
     free: deque[Event]  # the spare events of its context
     held: Any  # what is held until the stream has passed a point; None at first
     swept: float  # when that was last looked through, by `time.monotonic`
@@ -98,7 +100,7 @@ def use(lane: Any, source: Any, objects: object, /) -> Use:
     # The callback is C, so no signal comes in its middle; a destructor may do no more.
     made.ticket = ticket = Ticket(made, _orphaned)
     ticket.lane, ticket.source, ticket.objects, ticket.order = lane, source, objects, None
-    ticket.thread = 0 if lane.anywhere else threading.get_ident()
+    ticket.thread = 0 if lane.is_context_independent else threading.get_ident()
     in_use.add(ticket)
     return made
 
@@ -108,8 +110,8 @@ def query(lane: Any, /) -> int:
 
     `CAPTURED` also if the lane is closed, or its handle means another stream in another context.
     """
-    taken = lane.taken
-    return _driver.fused.query(taken) if taken and lane.anywhere else CAPTURED
+    handle = lane.raw_handle
+    return _driver.fused.query(handle) if handle and lane.is_context_independent else CAPTURED
 
 
 def order(source: Any, destination: Any, /) -> int:
@@ -130,7 +132,8 @@ def finish(lane: Any, source: Any, objects: object, /) -> int:
     """Make a source, if there is one, wait for a lane, and hold objects until that is there.
 
     Objects that are in use are passed as their ticket, which is ended. Returns 0, or `DUE` if
-    `holding.tend` is to be called as well. All else is as with `order`: nothing is held then.
+    `holding.sweep_if_due` is to be called as well. All else is as with `order`: then nothing is
+    held.
     """
     held = lane.held
     if held is None:
@@ -156,13 +159,15 @@ def _ordered(source: Any, destination: Any) -> Event | None:
 
     By cuda.core, which takes half the time of the bindings.
     """
-    inside = 0 if source.anywhere else source.home  # what has to be current, for a default stream
-    if destination is not None and not destination.anywhere:
-        if inside and inside != destination.home:
+    inside = (
+        0 if source.is_context_independent else source.raw_context
+    )  # what has to be current, for a default stream
+    if destination is not None and not destination.is_context_independent:
+        if inside and inside != destination.raw_context:
             return None
-        inside = destination.home
-    one = source.taken
-    other = one if destination is None else destination.taken
+        inside = destination.raw_context
+    one = source.raw_handle
+    other = one if destination is None else destination.raw_handle
     # Of a closed one it is 0, which to the driver means the legacy stream.
     if not one or not other:
         return None

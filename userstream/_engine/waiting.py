@@ -34,7 +34,7 @@ class Waitable(Protocol):
 
 
 class Pending(Protocol):
-    """The point that a `Waitable` had reached; see `events.Completion`."""
+    """The point that a `Waitable` had reached; see `events.StreamPoint`."""
 
     target: Any
     ordered: bool  # whether it is done no sooner than what the target had to do before it
@@ -88,7 +88,7 @@ def refuse_in_host_function(what: str) -> None:
         )
 
 
-def wait_for(
+def wait_on_host(
     targets: Sequence[Waitable],
     *,
     timeout: float | None,
@@ -126,7 +126,7 @@ def wait_for(
 
 
 def wait_until(there: Pending, timeout: float | None) -> None:
-    """Block until a point is reached; otherwise like `wait_for`."""
+    """Block until a point is reached; otherwise like `wait_on_host`."""
     refuse_in_host_function("a wait")
     failed: list[DriverError] = []
     pending = _poll([there], failed, time.perf_counter(), timeout, "auto")

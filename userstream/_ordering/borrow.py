@@ -103,9 +103,9 @@ class Borrow:
             return self._enter()
         consumer, lane, source, owner = found
         if source is not None:
-            result = fused.order(source, lane)  # as `wait_for`, without a call more
+            result = fused.order(source, lane)  # as `add_edge`, without a call more
             if result:
-                lane.insist(source, result, may_join=False)
+                lane.add_checked_edge(source, result, may_join=False)
         # If this object goes before its block has ended, a later call does what the end would have
         # done: a Ctrl-C may come at the very first step of `__exit__`.
         self._use = fused.use(lane, source, (asked[0], owner))
@@ -156,7 +156,7 @@ class Borrow:
         try:
             result = fused.finish(lane, source, use.ticket)
             if result == fused.DUE:
-                holding.tend(lane)
+                holding.sweep_if_due(lane)
             elif result:
                 buffers, _, producer, _ = self._asked
                 ordering_of_lanes(ordering, buffers, producer).release(use.ticket, result=result)

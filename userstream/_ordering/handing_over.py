@@ -50,7 +50,7 @@ def hand_over(
             continue
         if (handle, device) not in ordered:
             # The framework did not ask for a capture: its stream must not join one of ours.
-            current.wait_for(source, may_join=False)
+            current.add_edge(source, may_join=False)
             ordered.add((handle, device))
         if framework.record_use is not None:
             framework.record_use(buffer)

@@ -67,7 +67,7 @@ class Ordering:
         if self.before or self.after:
             self._come_after_devices(to_be_released and not self.may_wait)
         for producer in self.producers:
-            lane.wait_for(producer, may_join=lane.on_close is None)  # is_shared, without a call
+            lane.add_edge(producer, may_join=lane.on_close is None)  # is_shared, without a call
         kept = [self._export(view) for view in self.exporting] if self.exporting else ()
         if settings.SYNC:
             self._wait_on_host(deadline)
@@ -82,7 +82,7 @@ class Ordering:
 
     def _export(self, view: View) -> object:
         consumer, buffer, device = self.lane, view.buffer, view.device
-        if not consumer.anywhere and consumer.device != device:
+        if not consumer.is_context_independent and consumer.device != device:
             raise DeviceMismatchError(
                 f"to {type_name(buffer)} the handle of {consumer!r} means a stream of device "
                 f"{device}; pass another stream",
@@ -158,7 +158,7 @@ class Ordering:
         result = fused.finish(self.lane, source, objects)
         if result != fused.DUE:
             return result
-        holding.tend(self.lane)
+        holding.sweep_if_due(self.lane)
         return 0
 
     def _release_each(
@@ -170,7 +170,7 @@ class Ordering:
         event, capture = lane.mark()
         for producer in producers:
             try:
-                producer.follow(event, lane, capture, may_join=self.may_join)
+                producer.wait_for_event(event, lane, capture, may_join=self.may_join)
             except Exception as failure:
                 failures.append(failure)
         wait_on_host = self._let_devices_wait(event, failures)
@@ -179,7 +179,7 @@ class Ordering:
             lane.pool.give_back(event)
         elif capture != _driver.streams.NOT_CAPTURING:
             lane.pool.give_back(event)
-            holding.let_go(objects)
+            holding.end_ticket(objects)
         else:
             holding.hold(lane, event, began, objects)
         return wait_on_host
@@ -233,7 +233,7 @@ def usual_lanes_of_view(view: View, consumer: Stream) -> Lanes | None:
     It names its producer's stream, or its framework has a current one.
     """
     lane = consumer._lane
-    if settings.SYNC or settings.BY_DEVICE or lane is None or not lane.anywhere:
+    if settings.SYNC or settings.BY_DEVICE or lane is None or not lane.is_context_independent:
         return None
     device, framework = view.device, view.usual
     if framework is not None:
@@ -299,7 +299,7 @@ def _given_lanes(
 ) -> Lanes | None:
     """As `usual_lanes`, for buffers that are written on a stream that is given."""
     source = producer._lane if type(producer) is Stream else None
-    if source is None or not source.anywhere or not kind.is_single:
+    if source is None or not source.is_context_independent or not kind.is_single:
         return None
     device = kind.locate(buffers[0])
     if len(buffers) > 1 and not _are_alike(buffers, kind, device):

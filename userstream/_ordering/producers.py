@@ -159,7 +159,7 @@ def _ordering(consumer: Stream, found: Iterable[tuple[Lane, object]]) -> Orderin
     ordering = Ordering(consumer, user, producers, owners)
     for each in (user, *producers):
         # What is the per-thread stream of one thread is another one in the next.
-        if not each.anywhere and int(each.live()) == _driver.streams.PER_THREAD:
+        if not each.is_context_independent and int(each.live()) == _driver.streams.PER_THREAD:
             ordering.thread = threading.get_ident()
         elif each.handle is None:
             each.live()  # which raises

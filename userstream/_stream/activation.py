@@ -88,7 +88,7 @@ class _Before:
             # Even if the framework refuses: memory freed in the block returns to the pool, and
             # without this edge its next owner would write while the block's work still reads.
             if self.before is not None:
-                self.before.wait_for(self.lane, may_join=False)
+                self.before.add_edge(self.lane, may_join=False)
 
     def _undo_once(self) -> None:
         undo, self._undo = self._undo, None  # first: a second CuPy `__exit__` would pop too much
@@ -192,7 +192,7 @@ class Activation(Generic[S]):
             before = None
         # Memory that was freed to the stream's arena may still be in use on the stream before.
         if before is not None:
-            lane.wait_for(before, may_join=not lane.is_shared)
+            lane.add_edge(before, may_join=not lane.is_shared)
         undo = lane.within(framework.activate, stream, device)
         return _Before(lane, before, owner, undo)
 

@@ -79,7 +79,7 @@ def check_own(lane: Lane | None, stream: object) -> None:
 
 def close(lane: Lane | None, stream: object) -> None:
     """Close the lane of a stream: destroy the driver's stream if userstream created it."""
-    if lane is None or not lane.anywhere:
+    if lane is None or not lane.is_context_independent:
         raise RuntimeError(f"{stream!r} is shared by the whole process and cannot be closed")
     if lane.handle is None:
         return

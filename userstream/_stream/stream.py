@@ -484,7 +484,7 @@ class Stream(CoreStream):
         if lane.priority is not None:
             lane.live()
             return lane.priority
-        if not lane.anywhere:
+        if not lane.is_context_independent:
             return 0  # the driver makes the default streams so
         lane.usable(NOT_NOW)
         return int(lane.core.priority)
@@ -1553,7 +1553,11 @@ class Stream(CoreStream):
         lane = self._lane
         if lane is None:
             return lanes.default(self._address(), device)
-        return lane if lane.anywhere or device is None else lanes.default(self._address(), device)
+        return (
+            lane
+            if lane.is_context_independent or device is None
+            else lanes.default(self._address(), device)
+        )
 
     def _settled(self, device: int | None = None) -> Self:
         """Return the open stream of one lane that this is now."""
@@ -1565,7 +1569,7 @@ class Stream(CoreStream):
         lane = self._resolve()
         lane.live()
         # A shared stream that joined a capture would put the work of all its users into the graph.
-        lane.wait_for(lane_of(other), may_join=not lane.is_shared)
+        lane.add_edge(lane_of(other), may_join=not lane.is_shared)
 
     def _live(self) -> driver.CUstream:
         """Return the handle of an open stream, which does not count as given away."""
