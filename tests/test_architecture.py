@@ -32,16 +32,11 @@ LAYERS = [
     "_buffers",
     "_devices",
     "_driver",
-    "_daemon",
     "_process",
-    "_locks",
-    "_cleanup",
     "_unentered",
     "_numbers",
-    "_late",
     "typing",
     "errors",
-    "_interpreter",
 ]
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
@@ -70,7 +65,7 @@ def _is_module(name: str) -> bool:
 @pytest.mark.parametrize("module", MODULES, ids=str)
 def test_imports_point_downwards(module: Path) -> None:
     if room(module) == "testing":  # beside the library
-        assert imported_rooms(module) <= {"testing", "_locks", "_process"}
+        assert imported_rooms(module) <= {"testing", "_process"}
         return
     allowed = {*LAYERS[LAYERS.index(room(module)) + 1 :], room(module)}
     if room(module) in ("__main__", "_report", "_observe"):
@@ -126,7 +121,7 @@ def test_the_driver_is_called_from_one_room() -> None:
 def test_locks_are_those_that_a_signal_leaves_free() -> None:
     for module in MODULES:
         calls = re.findall(r"\b(?:threading|_thread)\.(?:R?Lock|allocate_lock)\b", _code(module))
-        assert not calls or str(module) == "_locks.py", f"{module}: _locks has them"
+        assert not calls or str(module) == "_process.py", f"{module}: use the locks of _process"
 
 
 def _code(module: Path) -> str:

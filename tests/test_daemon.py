@@ -12,8 +12,8 @@ import pytest
 
 import interrupts
 from helpers import eventually, run_python
-from userstream import _daemon
-from userstream._daemon import Daemon
+from userstream import _process
+from userstream._process import Daemon
 
 
 def test_it_is_begun_once_and_again_when_it_has_ended() -> None:
@@ -127,7 +127,7 @@ def test_a_thread_that_begins_after_it_was_given_up(monkeypatch: pytest.MonkeyPa
 
 
 def test_nobody_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_daemon, "_LAST_MOMENT", 0.05)
+    monkeypatch.setattr(_process, "_JOIN_SECONDS", 0.05)
     release = threading.Event()
     daemon = Daemon(release.wait, "mine")
     daemon.start()
@@ -182,7 +182,7 @@ def test_what_is_survived_is_said(caplog: pytest.LogCaptureFixture) -> None:
     try:
         raise SystemExit("mine")
     except SystemExit:
-        _daemon.survive("%s goes on", "it")
+        _process.survive("%s goes on", "it")
     (record,) = caplog.records
     assert (record.name, record.getMessage()) == ("userstream", "it goes on")
     assert record.exc_info is not None
@@ -204,5 +204,5 @@ def test_a_logging_handler_that_raises_is_survived_as_well(
     try:
         raise ValueError("mine")
     except ValueError:
-        _daemon.survive("it goes on")
+        _process.survive("it goes on")
     assert reported == ["the disk is full"]

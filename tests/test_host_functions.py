@@ -28,7 +28,7 @@ from helpers import (
     run_python,
 )
 from interrupts import cut_short
-from userstream import _driver, _locks, testing
+from userstream import _driver, _process, testing
 from userstream._engine import dispatcher, watcher
 from userstream._stream import gate as gates
 
@@ -111,7 +111,7 @@ def test_later_work_sees_what_it_has_written(
     def fence() -> None:
         fenced.append(stream.is_done)
 
-    monkeypatch.setattr(_locks, "fence", fence)
+    monkeypatch.setattr(_process, "fence", fence)
     stream.launch_host_func(lambda: None)
     stream.sync(timeout=20)
     assert fenced == [False]

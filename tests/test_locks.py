@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from interrupts import cut_short
-from userstream import _locks
+from userstream import _process
 from userstream._engine import futures
 
-KINDS = [_locks.Lock, _locks.RLock, futures._Condition]
+KINDS = [_process.Lock, _process.RLock, futures._Condition]
 
 
 def is_free(lock: Any) -> bool:
@@ -64,7 +64,7 @@ def test_a_block_has_it_alone(kind: Callable[[], Any]) -> None:
     assert is_free(lock)
 
 
-@pytest.mark.parametrize("kind", [_locks.RLock, futures._Condition])
+@pytest.mark.parametrize("kind", [_process.RLock, futures._Condition])
 def test_a_thread_may_take_it_again(kind: Callable[[], Any]) -> None:
     lock = kind()
     with lock:
@@ -85,6 +85,6 @@ def test_a_fence_gives_a_lock_back_before_it_takes_one(monkeypatch: pytest.Monke
         def __exit__(self, *_: object) -> None:
             steps.append("back")
 
-    monkeypatch.setattr(_locks, "Lock", Lock)
-    _locks.fence()
+    monkeypatch.setattr(_process, "Lock", Lock)
+    _process.fence()
     assert "back taken" in " ".join(steps)

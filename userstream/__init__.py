@@ -8,7 +8,7 @@
 from typing import TYPE_CHECKING, Final
 
 from userstream import (
-    _interpreter,  # noqa: F401 -- first
+    _process,  # noqa: F401 -- first, as it refuses subinterpreters
     errors,
 )
 from userstream._buffers import describe, device_of

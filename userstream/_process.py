@@ -1,12 +1,12 @@
-"""What `os.fork` and interpreter exit do to CUDA objects, and to the state of the process.
+"""Fork, interpreter exit, daemon threads, locks, subinterpreters and modules that load late.
 
-CUDA does not survive a fork, and a destructor that calls the driver while the interpreter goes
-down may hang. So the streams that are alive then are leaked: nothing is waited for or destroyed.
+CUDA does not survive a fork, and a destructor that calls the driver while the interpreter shuts
+down may hang. So streams that are alive then are leaked: nothing is waited for or destroyed.
 
-All that a process has once, by module, and what becomes of it in a forked child of one that had
-used the driver. A lock that such a child comes by is made anew, as a thread that is not there may
-hold it. What only calls come by that are refused there stays as it is. A test compares the names
-with the code.
+The following list has every piece of state that a process has once, by module, and its fate in a
+forked child of a process that had used the driver. A lock that such a child may take is replaced,
+because a thread of the parent may hold it. State that only refused calls read stays unchanged. A
+test compares the names with the code.
 
     _process
         forked halted: set. _ending: set, and what is made from then on is leaked as well
@@ -88,30 +88,43 @@ with the code.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import ctypes
+import importlib
 import os
 import sys
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from userstream.errors import ForkedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
+    from types import FrameType, ModuleType
     from typing import NoReturn
+
+# `userstream/__init__.py` imports this module first: NumPy and cuda.bindings would refuse a
+# subinterpreter with messages of their own. Python 3.11 has no such function; there cuda.bindings
+# refuses.
+if not getattr(_thread, "_is_main_interpreter", lambda: True)():
+    raise ImportError(
+        "userstream cannot be imported in a subinterpreter, as NumPy and cuda.bindings cannot: "
+        "use threads or processes"
+    )
 
 # True in a forked child of a process that had used the driver.
 forked = False
 
-# True there and once Python ends: `check_fork` says more. Read on every path, so a plain flag.
+# True in such a child, and in every process once Python ends: see `check_fork`. Every call reads
+# this flag, so it is a plain global.
 halted = False
 
-_LAST_MOMENT = 0.5  # seconds for threads to come out of CUDA when Python ends
-_PARKED = 10.0  # seconds; Python exits meanwhile, or needs what the thread has locked
+_EXIT_SECONDS = 0.5  # for other threads to leave CUDA when Python ends
+_PARK_SECONDS = 10.0  # meanwhile Python exits, or needs what the thread has locked
+_JOIN_SECONDS = 1.0  # for a daemon thread to end when Python ends
 _PACKAGE = os.path.dirname(__file__) + os.sep
 _TESTING = os.path.join(_PACKAGE, "testing", "")
 
@@ -123,8 +136,77 @@ _after_fork: list[Callable[[], None]] = []
 _last: list[Callable[[], object]] = []
 
 
+# -- modules that load late -----------------------------------------------------------------------
+
+
+def lazy_modules(package: str, *names: str) -> Callable[[str], ModuleType]:
+    """Return the ``__getattr__`` of a package that imports these of its modules on first use.
+
+    Most programs need none of these modules, so `import userstream` is faster.
+    """
+
+    def __getattr__(name: str) -> ModuleType:  # noqa: N807
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        # The import makes the module an attribute, so this function is called once per module. If a
+        # signal handler raises during the import, the next use imports again.
+        return importlib.import_module(f"{package}.{name}")
+
+    return __getattr__
+
+
+# -- locks ----------------------------------------------------------------------------------------
+
+if sys.version_info < (3, 14):
+    from threading import Lock as Lock
+    from threading import RLock as RLock
+else:
+    # Python 3.14 calls `__enter__` like any function and then looks for signals. With a lock of
+    # `threading`, an exception of a signal handler there leaves the lock held: the block has not
+    # begun, so nothing releases the lock. No signal is handled as an iterator advances, nor as a
+    # function of Python returns.
+
+    _RLock: Any = type(threading.RLock())
+
+    class Lock:
+        """A `threading.Lock` that a ``with`` block releases wherever a signal handler raises."""
+
+        __slots__ = ("__exit__", "acquire", "release")  # C: no signal is handled as a block ends
+
+        def __init__(self) -> None:
+            lock = threading.Lock()
+            self.acquire, self.release, self.__exit__ = lock.acquire, lock.release, lock.__exit__
+
+        def __enter__(self) -> None:
+            for _ in iter(self.acquire, None):
+                return
+
+    class RLock(_RLock):
+        """A `threading.RLock` that a ``with`` block releases wherever a signal handler raises."""
+
+        def __enter__(self) -> None:
+            for _ in iter(self.acquire, None):
+                return
+
+
+def fence() -> None:
+    """Make earlier writes of the calling thread visible before its later writes.
+
+    A reader that waits for one word and then reads other memory, as a GPU does, may otherwise see
+    the word first on processors that reorder writes, such as ARM. Writes before a lock is released
+    are visible before the next lock is taken.
+    """
+    with Lock():
+        pass
+    with Lock():
+        pass
+
+
+# -- fork and exit --------------------------------------------------------------------------------
+
+
 class _Tracked(weakref.ref[object]):
-    """A reference that is itself in a set, whatever it refers to is equal to."""
+    """Weak reference that hashes by identity."""
 
     __slots__ = ()
     __hash__ = object.__hash__
@@ -132,7 +214,7 @@ class _Tracked(weakref.ref[object]):
 
 
 def note_driver_used() -> None:
-    """From now on a forked child of this process cannot use CUDA."""
+    """Record that the driver was used: a forked child of this process cannot use CUDA."""
     global _driver_used  # noqa: PLW0603 -- one fact about the whole process
     _driver_used = True
 
@@ -140,7 +222,7 @@ def note_driver_used() -> None:
 def check_fork() -> None:
     """Raise `ForkedError` in a child of a process that had used the driver.
 
-    When Python ends, it is a daemon thread that comes here, and that stays here.
+    When Python ends, a daemon thread that calls this function does not return.
     """
     if forked:
         raise ForkedError(
@@ -152,29 +234,29 @@ def check_fork() -> None:
 
 
 def _park() -> None:
-    # As Python does from 3.14 on with a thread that comes for the GIL. Older ones end it by force,
+    # Python 3.14 parks a thread that asks for the GIL then. Older versions end the thread by force,
     # and inside the C++ of cuda.core that ends the process: "terminate called".
-    time.sleep(_PARKED)
+    time.sleep(_PARK_SECONDS)
 
 
 def go_on_at_end() -> None:
-    """Let the calling thread continue when Python exits: one of ours, which is told to end."""
+    """Exempt the calling thread from parking at exit: a thread of ours, which is told to end."""
     _unhalted.add(threading.get_ident())
 
 
 def begin_end() -> None:
-    """Keep all other threads out of CUDA from now on; for `atexit`, before anything is ended."""
+    """Keep all other threads out of CUDA from now on; called at exit before anything is ended."""
     global halted  # noqa: PLW0603 -- one fact about the whole process
     go_on_at_end()
     if not halted:
         halted = True
-        deadline = time.monotonic() + _LAST_MOMENT
-        while _is_anybody_inside() and time.monotonic() < deadline:
+        deadline = time.monotonic() + _EXIT_SECONDS
+        while _is_a_thread_inside() and time.monotonic() < deadline:
             time.sleep(1e-3)
 
 
-def _is_anybody_inside() -> bool:
-    """Tell whether a thread is in userstream that is not parked yet."""
+def _is_a_thread_inside() -> bool:
+    """Return whether a thread that is not parked runs code of userstream."""
     for thread, top in sys._current_frames().items():
         if thread in _unhalted or top.f_code is _park.__code__:
             continue
@@ -188,26 +270,27 @@ def _is_anybody_inside() -> bool:
 
 
 def is_ending() -> bool:
-    """Tell whether Python ends, and all threads of ours have ended."""
+    """Return whether Python ends and the threads of userstream have ended."""
     return _ending
 
 
 def leak_at_end(obj: object) -> None:
-    """See to it that no destructor of `obj` runs in a forked child or during interpreter exit."""
+    """Prevent the destructor of `obj` from running in a forked child or at interpreter exit."""
     if _ending:
         keep_forever(obj)
         return
-    # The callback is C: a Ctrl-C in one of Python would be lost, and the entry would stay.
+    # The callback is in C: an exception of a signal handler in a Python callback would be lost, and
+    # the entry would stay.
     _tracked.add(_Tracked(obj, _tracked.discard))
 
 
 def tracked() -> list[object]:
-    """Return what `leak_at_end` was told of and is still alive."""
+    """Return the objects that `leak_at_end` was called with and that are alive."""
     return [obj for reference in list(_tracked) if (obj := reference()) is not None]
 
 
 def keep_forever(obj: object) -> None:
-    """See to it that no destructor of `obj` ever runs."""
+    """Prevent the destructor of `obj` from ever running."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(obj))
 
 
@@ -217,12 +300,12 @@ def after_fork(callback: Callable[[], None]) -> None:
 
 
 def at_last(callback: Callable[[], object]) -> None:
-    """Call `callback` when Python ends and all threads of ours have ended."""
+    """Call `callback` when Python ends, after the threads of userstream have ended."""
     _last.append(callback)
 
 
 def refuse_copy(obj: object, instead: str) -> NoReturn:
-    """Refuse to copy or pickle what is of this process alone; for a ``__reduce__``."""
+    """Refuse to copy or pickle an object that belongs to this process; for a ``__reduce__``."""
     raise TypeError(
         f"{obj!r} cannot be copied or pickled: it belongs to the process that made it; {instead}"
     )
@@ -230,7 +313,7 @@ def refuse_copy(obj: object, instead: str) -> NoReturn:
 
 def _leak() -> None:
     global _ending  # noqa: PLW0603 -- one fact about the whole process
-    _ending = True  # what is made from now on is leaked as well
+    _ending = True  # objects made from now on are leaked as well
     for obj in tracked():
         keep_forever(obj)
     _tracked.clear()
@@ -245,10 +328,82 @@ def _in_child() -> None:
             callback()
 
 
-def _at_exit() -> None:  # registered before what ends our threads, and thus called after that
+def _at_exit() -> None:  # registered first, so called after the functions that end our threads
     _leak()
     for callback in _last:
         callback()
+
+
+# -- daemon threads --------------------------------------------------------------------------------
+
+
+class Daemon:
+    """A daemon thread that starts when it is first needed, and again if it has ended."""
+
+    __slots__ = ("_name", "_run", "_thread")
+
+    def __init__(self, run: Callable[[], object], name: str) -> None:
+        self._run = run
+        self._name = name
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread unless it runs; the caller holds a lock."""
+        # `_go` sets `_thread` to None as the thread ends. `is_alive` would not do: up to Python
+        # 3.12, an exception of a signal handler inside `is_alive` marks a running thread as ended,
+        # and a second thread would do the same work beside it.
+        if self._thread is not None:  # also in a signal handler in the middle of `start`
+            return
+        if _ending:  # a module that is loaded only now missed the end of the threads
+            raise RuntimeError(f"the interpreter is shutting down: {self._name} has ended")
+        # Before `start`, which a signal handler may leave by an exception with the thread running.
+        self._thread = thread = threading.Thread(target=self._go, name=self._name, daemon=True)
+        try:
+            thread.start()
+        except BaseException:
+            if thread.ident is None:  # too many threads, say: the next call tries again
+                self._thread = None
+            raise
+
+    def _go(self) -> None:
+        if not self.is_current():  # `start` was interrupted, and gave this thread up
+            return
+        go_on_at_end()
+        try:
+            self._run()
+        finally:
+            self._thread = None
+
+    def is_current(self) -> bool:
+        """Return whether the calling thread is this one."""
+        thread = self._thread
+        return thread is not None and thread.ident == threading.get_ident()
+
+    def join(self) -> None:
+        """Wait up to a second for the thread, which was told to end; called at exit.
+
+        Python up to 3.13 ends daemon threads by force. A thread that is then in the C++ of
+        cuda.core, which creates and destroys streams and events, aborts the process.
+        """
+        thread = self._thread
+        if thread is not None and thread.ident != threading.get_ident():
+            thread.join(_JOIN_SECONDS)
+
+
+def run(function: Callable[[], object]) -> None:
+    """Call a function; `sys.unraisablehook` reports its exceptions, `SystemExit` included."""
+    ctypes.PYFUNCTYPE(None)(function)()
+
+
+def survive(message: str, *args: object) -> None:
+    """Log the exception that is being handled, and let a thread of ours continue."""
+
+    def say() -> None:
+        import logging  # late: "import userstream" does without
+
+        logging.getLogger("userstream").exception(message, *args)
+
+    run(say)  # a handler of the program or a `repr` may raise as well
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -7,7 +7,7 @@ import weakref
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from userstream import _engine, _locks, _numbers, _process, _targets
+from userstream import _engine, _numbers, _process, _targets
 from userstream._engine import lanes
 from userstream._stream.stream import Stream
 from userstream.errors import ClosedError, DeviceMismatchError, NoUserStreamError
@@ -40,8 +40,8 @@ class Table:
     def __init__(self) -> None:
         # For changes; readers need none. Reentrant, because the garbage collector may run any
         # destructor in the middle of one.
-        self._lock = _locks.RLock()
-        self._makings: dict[tuple[int, str | None], _locks.RLock] = {}
+        self._lock = _process.RLock()
+        self._makings: dict[tuple[int, str | None], _process.RLock] = {}
         self.closed = False
         self.shared = False  # by the whole process, so its streams must not be closed singly
         self.unnamed: dict[int, Stream] = {}  # by device; the same dictionary as long as it lives
@@ -113,7 +113,7 @@ class Table:
     ) -> Stream:
         # The driver may hold this up until another stream is done. So only callers that want the
         # same stream wait, and not those that want another or close this registry.
-        with self._makings.setdefault((device, name), _locks.RLock()):
+        with self._makings.setdefault((device, name), _process.RLock()):
             there = self.named.get(name, _NONE).get(device)
             if there is not None:
                 return there
@@ -254,7 +254,7 @@ def _forget(table: weakref.ref[Table], lane: Lane) -> None:
 def _empty_all() -> None:
     # In a forked child: the next call misses its stream and meets the check.
     for table in list(_tables):
-        table._lock = _locks.RLock()  # a thread that is not here may have held it
+        table._lock = _process.RLock()  # a thread that is not here may have held it
         table._makings = {}
         table.unnamed.clear()
         table.named = {None: table.unnamed}

@@ -520,3 +520,18 @@ class WaitErrors(UserStreamError, ExceptionGroup[Exception]):
         WaitErrors('2 streams', [WaitTimeout('the other')])
         """
         return WaitErrors(self.message, excs)
+
+
+def _report_failures(failures: Sequence[Exception], error: BaseException | None) -> None:
+    """Raise the first of the failures of a block's end, unless `error` is leaving the block.
+
+    The other failures become notes of the exception that is raised, or of `error`.
+    """
+    if not failures:
+        return
+    raised = failures[0] if error is None else error
+    for failure in failures:
+        if failure is not raised:
+            raised.add_note(f"and at the end of the block: {type(failure).__name__}: {failure}")
+    if error is None:
+        raise raised

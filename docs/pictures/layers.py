@@ -23,7 +23,7 @@ STARTS = {
     "_engine": "The engine",
     "_buffers": "Buffers, devices",
     "_driver": "The driver",
-    "_daemon": "Ground",
+    "_process": "Ground",
 }
 NAMES = {"__main__": "python -m userstream", "__init__": "userstream"}
 BELOW = {

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from userstream import _late
+from userstream import _process
 
 if TYPE_CHECKING:
     from userstream._copies import copies, host_arrays, pinned, queued, short, staging  # noqa: F401
 
 # Loaded with the first copy, which makes `import userstream` quicker.
-__getattr__ = _late.modules(
+__getattr__ = _process.lazy_modules(
     __name__,
     "copies",
     "host_arrays",

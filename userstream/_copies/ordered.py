@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from userstream import _cleanup
+from userstream import errors
 from userstream._copies.copy_lane import NOT_CAPTURED
 from userstream._engine import fused, holding
 from userstream.errors import CaptureError, UnknownProducerError
@@ -88,7 +88,7 @@ class Acquired:
             self._ordering.release(self._use.ticket, after_error=True)
         except Exception as failure:
             holding.hold_later(self._use)
-            _cleanup.report([failure], error)
+            errors._report_failures([failure], error)
         self._ended = True
 
 

@@ -17,7 +17,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from userstream import _driver, _locks, _process
+from userstream import _driver, _process
 from userstream._engine import holding
 from userstream.errors import UserStreamError
 
@@ -47,7 +47,7 @@ _coming: dict[weakref.ref[_Claim], HostMemory] = {}
 _going: dict[object, HostMemory] = {}
 
 _total = 0  # bytes of all of them, as counted last
-_accounts = _locks.RLock()  # of the total; the garbage collector may run any destructor in it
+_accounts = _process.RLock()  # of the total; the garbage collector may run any destructor in it
 _limit: int | None = None
 
 
@@ -297,7 +297,7 @@ def _free_block(size: int, address: int) -> None:
 def _forget() -> None:
     global _accounts, _total  # noqa: PLW0603
     # In a forked child nothing is freed, and a thread that is not here may have held it.
-    _accounts = _locks.RLock()
+    _accounts = _process.RLock()
     _total = 0
     everything: tuple[dict[Any, Any], ...] = (_blocks, _free, _leaving, _coming, _going)
     for blocks in everything:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from userstream import _locks, _process
+from userstream import _process
 from userstream._copies import layout, pinned
 from userstream._engine import holding
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SIZE = 4 << 20
 
-_turns: dict[int, _locks.RLock] = {}
+_turns: dict[int, _process.RLock] = {}
 _spare: dict[int, tuple[Lease, Lease]] = {}  # by device; they are there past the limit too
 
 
@@ -128,7 +128,7 @@ def _with_chunks(lane: CopyLane, copy: Callable[[tuple[Lease, Lease]], None]) ->
     threads for as long as the traceback exists.
     """
     left, device = lane.left(), lane.device
-    turn = _turns.get(device) or _turns.setdefault(device, _locks.RLock())
+    turn = _turns.get(device) or _turns.setdefault(device, _process.RLock())
     try:
         if not turn.acquire(timeout=-1 if left is None else min(left, threading.TIMEOUT_MAX)):
             raise lane.too_late()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from userstream import _late
+from userstream import _process
 from userstream._driver import (  # noqa: F401 -- the subjects
     account,
     capture_mode,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     )
 
 # Loaded when they are used first, which makes `import userstream` quicker.
-__getattr__ = _late.modules(
+__getattr__ = _process.lazy_modules(
     __name__,
     "attributes",
     "capture",

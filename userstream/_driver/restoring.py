@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from userstream import _cleanup
+from userstream import errors
 from userstream._driver.status import SUCCESS, failed, raised
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def restore_again(
     else:
         failure = raised(name, answer) if isinstance(answer, Exception) else failed(name, answer[0])
         failure.add_note(f"so {before!r} could not be made current again in this thread")
-        _cleanup.report([failure], _on_its_way(sys._getframe(level)))
+        errors._report_failures([failure], _on_its_way(sys._getframe(level)))
     if theirs is not None:
         raise theirs
 

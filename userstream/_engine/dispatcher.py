@@ -12,10 +12,10 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from userstream import _driver, _locks, _process
-from userstream._daemon import Daemon, run, survive
+from userstream import _driver, _process
 from userstream._engine import waiting
 from userstream._engine.semaphore import Semaphore
+from userstream._process import Daemon, run, survive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -84,7 +84,7 @@ class _Queue:
     __slots__ = ("calls", "order", "owner")
 
     def __init__(self) -> None:
-        self.order = _locks.Lock()  # held while the stream and the queue are given a call
+        self.order = _process.Lock()  # held while the stream and the queue are given a call
         self.owner: int | None = None  # the thread that holds it
         self.calls: deque[Call] = deque()
 
@@ -96,7 +96,7 @@ class Dispatcher:
         self.semaphore = Semaphore()
         # Held for moments, never while a function runs. Reentrant, as a signal handler or any
         # destructor may run in the middle of one.
-        self._lock = _locks.RLock()
+        self._lock = _process.RLock()
         self._queues: dict[Hashable, _Queue] = {}
         self._ready: deque[Callable[[], None]] = deque()
         self._daemon = Daemon(self._run, "userstream-dispatcher")

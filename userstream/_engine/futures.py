@@ -11,9 +11,9 @@ from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from userstream import _driver, _locks, _process
-from userstream._daemon import survive
+from userstream import _driver, _process
 from userstream._engine import waiting, watcher
+from userstream._process import survive
 
 if TYPE_CHECKING:
     import asyncio
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LONGEST_WAIT = 0.05  # seconds, until the next unprompted look or call
 _LONGEST_LOCK = 1.0  # seconds that the watcher waits for a future which a thread keeps locked
 
-_RLock: Any = type(_locks.RLock())
+_RLock: Any = type(_process.RLock())
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class _Condition(_RLock):  # type: ignore[misc]
     """
 
     def __init__(self) -> None:
-        self._gate = _locks.Lock()  # open once the future is over
+        self._gate = _process.Lock()  # open once the future is over
         self._gate.acquire()
 
     def notify_all(self) -> None:
@@ -75,7 +75,7 @@ class Points:
         self._failed: list[Exception] = [*failed]
         self._grouped = grouped
         # Reentrant, as a destructor or a signal handler may stop it in the middle of this.
-        self._lock = _locks.RLock()
+        self._lock = _process.RLock()
         self._tell = tell
         watches = [watcher.Watch(each, self._arrive) for each in pending]
         self._pending = dict.fromkeys(watches)

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from userstream import _driver, _locks, _process
+from userstream import _driver, _process
 from userstream._engine import events, fused, watcher
 from userstream._engine.fused import Ticket, in_use, use
 from userstream.errors import CaptureError, ClosedError, DriverError, UserStreamError
@@ -126,7 +126,7 @@ class _Queue(deque["Held"]):
         self._pool = pool
         self._in_order = in_order  # whether it is one stream, which passes its events in order
         # Reentrant: the garbage collector may run any destructor in the middle of a sweep.
-        self._lock = _locks.RLock()
+        self._lock = _process.RLock()
         self._sweeping = False
         _process.leak_at_end(self)
 
@@ -191,7 +191,7 @@ class _Sweeper:
         pass
 
 
-_lock = _locks.RLock()  # for the queues, and for this
+_lock = _process.RLock()  # for the queues, and for this
 _watched = False
 
 
@@ -295,7 +295,7 @@ def sweep() -> None:
 
 def _in_child() -> None:
     global _lock, _watched  # noqa: PLW0603 -- a thread that is not here may have held it
-    _lock = _locks.RLock()
+    _lock = _process.RLock()
     queues.clear()
     orphans.clear()
     _watched = False

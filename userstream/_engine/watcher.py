@@ -14,8 +14,8 @@ import time
 from collections import OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING
 
-from userstream import _driver, _locks, _process
-from userstream._daemon import Daemon, survive
+from userstream import _driver, _process
+from userstream._process import Daemon, survive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,9 +59,9 @@ class Watcher:
         self._queues: defaultdict[int, OrderedDict[Watch, None]] = defaultdict(OrderedDict)
         # What is to be watched (True) and what no more, in the order in which it was asked for.
         self._asked: deque[tuple[bool, Sequence[Watch]]] = deque()
-        self._called = _locks.Lock()  # released to wake the thread up
+        self._called = _process.Lock()  # released to wake the thread up
         self._called.acquire()
-        self._starting = _locks.RLock()
+        self._starting = _process.RLock()
         self._added = 0.0  # the time of the last one
         self._pause = 0.0  # for how long the thread sleeps now
         self._depth = 1  # how many of each stream it looks at

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from userstream import _locks
+from userstream import _process
 from userstream._observe.blocks import Block, Blocks
 from userstream._observe.cupy_hook import CupyHook
 from userstream._observe.torch_history import TorchHistory
@@ -34,7 +34,7 @@ class Allocators:
     def __init__(self, logger: Logger, stacks: Stacks) -> None:
         self._torch: Allocator = TorchHistory()
         self._cupy: Allocator = CupyHook(logger, stacks)  # in the thread that begins
-        self._lock = _locks.Lock()  # the thread that reads the log looks for them as well
+        self._lock = _process.Lock()  # the thread that reads the log looks for them as well
         self._ended = False
         self._races = 0
         self._blocks = Blocks()

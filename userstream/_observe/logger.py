@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from userstream import _locks
+from userstream import _process
 from userstream._observe.functions import ENTER, LEAVE, Function
 from userstream._observe.layouts import Layout, layout, without_stacks
 from userstream.errors import NotSupportedError
@@ -247,7 +247,7 @@ def _rule(function: Function) -> _Rule:
     )
 
 
-_lock = _locks.Lock()
+_lock = _process.Lock()
 _logger: Logger | None = None
 
 

@@ -9,8 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-from userstream import _locks, _process
-from userstream._daemon import Daemon
+from userstream import _process
 from userstream._observe import records, suppressions
 from userstream._observe.allocators import Allocators
 from userstream._observe.blocks import Blocks
@@ -20,6 +19,7 @@ from userstream._observe.found import Race
 from userstream._observe.logger import the_logger
 from userstream._observe.page import page
 from userstream._observe.stacks import Stacks
+from userstream._process import Daemon
 from userstream.errors import RaceError
 from userstream.testing import _simulated
 
@@ -37,7 +37,7 @@ _MOST_KEPT = 1_000_000  # operations of the timeline
 _VERSION = 1  # of the JSON document
 
 # One observation at a time: there is one hook, and one log.
-_turn = _locks.Lock()
+_turn = _process.Lock()
 _active: Observation | None = None
 
 
@@ -102,7 +102,7 @@ class Observation:
         self._threshold = float(stall)
         self._strict = threads == "strict"
         self._room = timeline
-        self._lock = _locks.Lock()  # of the engine, which has one reader at a time
+        self._lock = _process.Lock()  # of the engine, which has one reader at a time
         self._engine: Engine | None = None
         self._logger = the_logger()
         self._stacks = Stacks(self._logger)
@@ -478,7 +478,7 @@ def _name_of(handle: int) -> str | None:
 
 def _in_child() -> None:
     global _active, _turn  # noqa: PLW0603 -- the holder of the lock stayed in the parent
-    _turn = _locks.Lock()
+    _turn = _process.Lock()
     _active = None
 
 

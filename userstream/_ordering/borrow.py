@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from userstream import _cleanup, _process, _stream, _targets, _unentered
+from userstream import _process, _stream, _targets, _unentered, errors
 from userstream._engine import fused, holding
 from userstream._ordering.ordering import ordering_of_lanes, usual_lanes
 
@@ -162,7 +162,7 @@ class Borrow:
                 ordering_of_lanes(ordering, buffers, producer).release(use.ticket, result=result)
         except Exception as failure:
             holding.hold_later(use)
-            _cleanup.report([failure], error)
+            errors._report_failures([failure], error)
         except BaseException:  # Ctrl-C; what is held may not be watched yet
             holding.hold_later(use)
             raise
@@ -190,7 +190,7 @@ class Borrow:
             if not self._keep:
                 use.ticket.end()
         if failures:
-            _cleanup.report(failures, error)
+            errors._report_failures(failures, error)
 
 
 def _names(activate: Iterable[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from userstream import _buffers, _cleanup, _driver
+from userstream import _buffers, _driver, errors
 from userstream._buffers import NO_STREAM, type_name
 from userstream._engine import fused, holding, host_wait, lanes, waiting
 from userstream._ordering import device_edges, settings
@@ -149,7 +149,7 @@ class Ordering:
             except Exception as failure:
                 failures.append(failure)
         if failures:
-            _cleanup.report(failures, None)
+            errors._report_failures(failures, None)
 
     def _release_usual(self, source: Lane | None, objects: object) -> int:
         """Release in one step if no capture is involved; return what `fused.finish` does."""

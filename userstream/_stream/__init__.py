@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from userstream import _late
+from userstream import _process
 
 if TYPE_CHECKING:
     from userstream._stream import (  # noqa: F401
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     )
 
 # Loaded when they are used first, which makes `import userstream` quicker.
-__getattr__ = _late.modules(
+__getattr__ = _process.lazy_modules(
     __name__,
     "activation",
     "attributes",

@@ -7,7 +7,7 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from userstream import _cleanup, _process, _unentered
+from userstream import _process, _unentered, errors
 from userstream._buffers import NO_STREAM, frameworks
 from userstream._engine import lanes
 
@@ -209,4 +209,4 @@ class Activation(Generic[S]):
             if self._before:  # Ctrl-C came in between
                 self._leave(error)
         self._thread = None
-        _cleanup.report(failures, error)
+        errors._report_failures(failures, error)

@@ -11,7 +11,7 @@ import itertools
 from collections import deque
 from typing import Any
 
-from userstream import _driver, _locks
+from userstream import _driver, _process
 
 _PAGE = 4096
 _WIDTH = 4
@@ -75,6 +75,6 @@ class Gate:
         """Let the stream continue; the word can be used again at once."""
         if self._taken:
             if self.address:
-                _locks.fence()  # the stream reads what was written until now
+                _process.fence()  # the stream reads what was written until now
                 ctypes.c_uint32.from_address(self.address).value = self.value
             _pools[self._device].free.append(self._taken.pop())

@@ -11,7 +11,7 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from userstream import _locks
+from userstream import _process
 from userstream.testing import _simulated
 from userstream.testing._parameters import Parameter, parameters_of
 from userstream.testing._pointer import Fault, Launch
@@ -46,7 +46,7 @@ class _Taken(ctypes.Structure):
     )
 
 
-_lock = _locks.Lock()
+_lock = _process.Lock()
 _by_name: dict[str, _Definition] = {}
 _by_id: dict[int, _Definition] = {}  # those that were replaced too, while launches of them may run
 _serving = False
@@ -300,7 +300,7 @@ def _text_of(name: str, error: BaseException) -> bytes:
 def _after_fork_in_child() -> None:
     """Have threads again, unless the driver is lost here; the parent's are not in this process."""
     global _lock, _serving  # noqa: PLW0603 - a thread that is not here may have held it
-    _lock = _locks.Lock()
+    _lock = _process.Lock()
     serving, _serving = _serving, False
     library = _simulated.loaded()
     if serving and library is not None and not library.userstream_is_forked():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from cuda.bindings import driver
 
-from userstream import _locks
+from userstream import _process
 from userstream.testing import _simulated
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class _Words:
     """
 
     def __init__(self) -> None:
-        self._lock = _locks.Lock()
+        self._lock = _process.Lock()
         self._free: list[tuple[int, int]] = []
 
     def take(self) -> tuple[int, int]:
@@ -116,7 +116,7 @@ class latch:  # noqa: N801 - used like a function
         self._stream = stream  # keeps it alive while it is held
         self._handle = _simulated.handle_of(stream)
         self._process = os.getpid()
-        self._lock = _locks.Lock()
+        self._lock = _process.Lock()
         self._word: tuple[int, int] | None = None
         self._value = 0
         self._entered = False
@@ -195,7 +195,7 @@ class latch:  # noqa: N801 - used like a function
         # or hold it for good with an older value. Its lock may be held by a thread that is gone.
         if os.getpid() != self._process:
             return
-        _locks.fence()  # the stream reads what was written until now
+        _process.fence()  # the stream reads what was written until now
         with self._lock:
             if not self._entered:
                 raise RuntimeError("this latch was not entered: use it in a with statement")

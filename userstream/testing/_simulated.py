@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from cuda.bindings import driver
 
-from userstream import _locks, _process
+from userstream import _process
 from userstream.testing import _build
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Statistics:
     captures: int
 
 
-_lock = _locks.Lock()
+_lock = _process.Lock()
 _library: ctypes.CDLL | None = None
 _settings: _Settings | None = None
 when_loaded: list[Callable[[ctypes.CDLL], None]] = []  # called by `simulate`, once
