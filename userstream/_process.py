@@ -158,8 +158,8 @@ def lazy_modules(package: str, *names: str) -> Callable[[str], ModuleType]:
 # -- locks ----------------------------------------------------------------------------------------
 
 if sys.version_info < (3, 14):
-    from threading import Lock as Lock
-    from threading import RLock as RLock
+    from threading import Lock as Lock  # noqa: PLC0414 -- exported to type checkers
+    from threading import RLock as RLock  # noqa: PLC0414 -- exported to type checkers
 else:
     # Python 3.14 calls `__enter__` like any function and then looks for signals. With a lock of
     # `threading`, an exception of a signal handler there leaves the lock held: the block has not
