@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import deque
 from typing import TYPE_CHECKING
 
 from userstream._observe.memory import DEVICE, MANAGED, PINNED, Access, Allocation
@@ -31,7 +32,7 @@ class Allocations:
             if found.freed is None:  # it was seen when it was allocated
                 found.kind = kind
                 return
-            if found.freed.kind == "free async":  # known until the stream gets there
+            if found.freed.kind == "free async":  # reported as used after free until it is over
                 return
         self.world.memory.add(
             Allocation(start, start + size, kind, device if kind == DEVICE else None)
@@ -127,3 +128,4 @@ class Allocations:
         if found.freed is None:
             self.world.touch(lane, time, operation, [(found.start, found.end)], write=True)
             found.freed = operation
+            self.world.memory.freeing.setdefault(lane, deque()).append((time, found))

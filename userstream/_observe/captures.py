@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from userstream._observe.world import World
 
 _WORD = struct.Struct("<Q")
+_DEFAULT_STREAMS = 2  # handles up to this one
 
 
 class Captures:
@@ -29,10 +30,17 @@ class Captures:
         self._graphs: dict[int, Graph] = {}  # by the handle of a graph, or of an executable one
 
     def seen_stream(self, call: Call) -> None:
-        handle, flags, context, status = call.words
+        handle, flags, context, status, pending = (*call.words, 0)[:5]
         # Events of the primary context are those of its green ones too.
         context = _driver.green_contexts.primaries.get(context, context)
-        lane = self.world.clocks.seen_stream(handle, context, blocking=not flags & 1)
+        if handle <= _DEFAULT_STREAMS:
+            if pending:
+                lane = self.world.clocks.lane(handle, context, call.thread)
+                self.world.clocks.depend_on_unseen(lane)
+            return
+        lane = self.world.clocks.seen_stream(
+            handle, context, blocking=not flags & 1, pending=bool(pending)
+        )
         if status:  # a capture that had begun before
             capture = Capture(seen=False)
             self.enter_capture(lane, capture)

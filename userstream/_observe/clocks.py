@@ -118,7 +118,8 @@ class Clocks:
         self._blocking: dict[int, list[Lane]] = {}  # of them, by context
         self._floors: dict[int, _Floor] = {}
         self._events: dict[int, Recorded] = {}
-        self._dying: list[Lane] = []
+        self._dying: list[Lane] = []  # destroyed, and the host does not know the end of their work
+        self._unseen: dict[int, tuple[int, int]] = {}  # by stream: first and last unseen work
         self._dropped = 0
         self._count = 0
 
@@ -188,35 +189,33 @@ class Clocks:
         self._count += 1
         return Lane(self._count, handle, context, kind)
 
-    def seen_stream(self, handle: int, context: int, *, blocking: bool) -> Lane:
-        """Note what a stream is, before anything is done on it."""
-        self._take_out(handle)
+    def seen_stream(
+        self, handle: int, context: int, *, blocking: bool, pending: bool = False
+    ) -> Lane:
+        """Add a stream at its first use; `pending` says that earlier work is in flight on it."""
+        self.drop_stream(handle)
         lane = self._lanes[handle] = self.new_lane(handle, context, "stream")
         if blocking:
             lane.blocking = True
             self._blocking.setdefault(context, []).append(lane)
-        return lane
-
-    def _take_out(self, handle: int) -> Lane | None:
-        lane = self._lanes.pop(handle, None)
-        if lane is not None and lane.blocking:
-            self._blocking[lane.context].remove(lane)
+        if pending:
+            self.depend_on_unseen(lane)
         return lane
 
     def drop_stream(self, handle: int) -> None:
         """Forget a handle, which another stream may get; its work continues."""
-        lane = self._take_out(handle)
+        lane = self._lanes.pop(handle, None)
         if lane is not None:
             self._dying.append(lane)
             self._dropped += 1
 
     def lanes_of(self, context: int) -> list[Lane]:
-        """Return the streams of a context that were used."""
-        return [lane for lane in self._lanes.values() if lane.context == context]
+        """Return the used streams of a context, with destroyed ones whose work may be in flight."""
+        return [lane for lane in self.lanes() if lane.context == context]
 
     def lanes(self) -> Iterable[Lane]:
-        """Return all streams that were used."""
-        return self._lanes.values()
+        """Return all used streams, with destroyed ones whose work may be in flight."""
+        return (*self._lanes.values(), *self._dying)
 
     def count_streams(self) -> int:
         """Return the number of streams that were used, destroyed ones included."""
@@ -233,6 +232,24 @@ class Clocks:
             if legacy is not None:
                 return (legacy,)
         return ()
+
+    # -- work that was queued before the observation ------------------------------------------------
+
+    def depend_on_unseen(self, lane: Lane) -> None:
+        """Put work that was not seen on a stream: it was queued before the observation began."""
+        lane.time = lane.clock[lane.id] = time = lane.time + 1
+        first, _ = self._unseen.get(lane.id, (time, time))
+        if self.kept.get(lane.id, 0) >= first:
+            first = time
+        self._unseen[lane.id] = (first, time)
+
+    def may_follow_unseen(self, lane: Lane) -> bool:
+        """Return whether a stream is ordered after unseen work that may still be in flight."""
+        kept, clock = self.kept, lane.clock
+        return any(
+            kept.get(each, 0) < last and clock.get(each, 0) >= first
+            for each, (first, last) in self._unseen.items()
+        )
 
     # -- order ------------------------------------------------------------------------------------
 
@@ -299,6 +316,9 @@ class Clocks:
             return
         for lane in passed:
             self._dying.remove(lane)
+            if lane.blocking:  # until here: the legacy default stream waits for its work
+                self._blocking[lane.context].remove(lane)
+            self._unseen.pop(lane.id, None)
             lane.gone = True
         # Events too: they would bring it back, and be recorded again with it forever.
         alive = {lane.id for lane in (*self._lanes.values(), *self._dying)}
@@ -306,7 +326,7 @@ class Clocks:
             *(host.clock for host in self._hosts.values()),
             self.maybe,
             self.kept,
-            *(each.clock for each in self._lanes.values()),
+            *(each.clock for each in self.lanes()),
             *(each.clock for each in self._floors.values()),
             *(each.clock for each in self._events.values() if each.capture is None),
         ]
@@ -316,9 +336,11 @@ class Clocks:
 
     def forget_all(self) -> None:
         """Take everything until now as known to all: something was lost."""
-        for lane in self._lanes.values():
+        for lane in self.lanes():
+            join(self.kept, lane.clock)
             for host in self._hosts.values():
                 join(host.clock, lane.clock)
         for host in self._hosts.values():
             self._changed(host)
         self._events.clear()
+        self._bury()

@@ -71,6 +71,7 @@ class Engine:
     def take(self, log: Iterable[Call]) -> None:
         """Apply calls in their order."""
         table, called_by, counts = self._table, self._called_by, self.counts
+        freeing = self.world.memory.freeing
         for call in log:
             found = table.get(call.what)
             if found is None:
@@ -85,6 +86,8 @@ class Engine:
                 if function.waits:
                     self._note_stall(call)
             apply(call)
+            if freeing and function.orders_host:
+                self.world.memory.drop_freed(self.world.clocks.kept)
             if call.leaving and function.waits and not call.result:
                 self._note_wait(call)
             self._untrimmed += 1

@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable, Iterator
 
     from userstream._observe.clocks import Clock, Lane
@@ -150,6 +151,12 @@ class Allocation:
             return [page for page in range(first, last + 1) if page in self._narrow]
         return [page for page in self._narrow if first <= page <= last]
 
+    def overlapping(self, start: int, end: int) -> list[Access]:
+        """Return the accesses to a range that still count."""
+        pages = self._pages(start >> _PAGE, (end - 1) >> _PAGE)
+        near = (each for page in pages for each in self._narrow[page])
+        return [each for each in (*self._wide, *near) if each.start < end and start < each.end]
+
     @property
     def accesses(self) -> list[Access]:
         """All that still count."""
@@ -215,6 +222,8 @@ class Memory:
         self._starts: list[int] = []
         self._allocations: list[Allocation] = []
         self.elsewhere = Allocation(0, 1 << 64, UNKNOWN)  # what was never reported
+        # Freed by a stream, oldest first, with the number of the operation there.
+        self.freeing: dict[Lane, deque[tuple[int, Allocation]]] = {}
 
     def find(self, address: int) -> Allocation | None:
         """Return the allocation that an address lies in."""
@@ -252,6 +261,19 @@ class Memory:
         place = bisect_right(self._starts, allocation.start) - 1
         if place >= 0 and self._allocations[place] is allocation:
             del self._starts[place], self._allocations[place]
+
+    def drop_freed(self, kept: Clock) -> None:
+        """Forget memory once the host knows the end of the operation that freed it.
+
+        The addresses may belong to anything from then on, for example to an array of NumPy.
+        """
+        for lane, freed in list(self.freeing.items()):
+            while freed and (lane.gone or freed[0][0] <= kept.get(lane.id, 0)):
+                _, allocation = freed.popleft()
+                if allocation.freed is not None:  # else the call has failed
+                    self.drop(allocation)
+            if not freed:
+                del self.freeing[lane]
 
     def within(self, start: int, end: int) -> list[Allocation]:
         """Return the allocations of which a range has bytes."""

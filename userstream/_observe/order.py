@@ -37,6 +37,9 @@ class Order:
             lane.capture.graph.waits.append(event)
             return
         if recorded is None:
+            if lane.capture is None:  # recorded before the observation, if ever
+                self.world.clocks.settle(lane)
+                self.world.clocks.depend_on_unseen(lane)
             return
         if recorded.capture is not None and lane.capture is None:
             if not recorded.capture.lanes:  # it has ended

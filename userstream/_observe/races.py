@@ -249,9 +249,13 @@ class Finds:
         return name
 
 
+def _place(operation: Operation) -> str:
+    line = operation.line
+    return operation.name if line is None else f"{line.filename.rpartition('/')[2]}:{line.lineno}"
+
+
 def _advice(kind: str, first: Operation, second: Operation) -> str:
-    line = second.line
-    where = "the second" if line is None else f"{line.filename.rpartition('/')[2]}:{line.lineno}"
+    where = "the second" if second.line is None else _place(second)
     if kind == "host overwrote the source of a copy":
         return (
             "the copy may read what was written later: wait for it (us.wait(), an event) before "
@@ -259,6 +263,13 @@ def _advice(kind: str, first: Operation, second: Operation) -> str:
         )
     if kind == "host read before the copy":
         return "nothing waited for the copy: us.wait(), or an event, before its result is read"
+    if kind == "use after free" and first.stream == second.stream:
+        return (
+            f"it was freed by {_place(first)}, on the same stream: free it after its last use, "
+            "or allocate it again"
+        )
+    if kind == "use after free" and first.stream == "the host":
+        return f"free it after its last use; it was freed by {_place(first)}"
     if kind == "use after free":
         return (
             f"free it on the stream that used it last, or let {second.stream} wait for "
