@@ -77,7 +77,7 @@ test compares the names with the code.
     _observe/memory
         _NONE: a constant
     _observe/observation
-        _turn: a new one. _active: none
+        _turn: a new one. _active: none. _inherited: what ends the hook of the parent
     testing/_simulated
         _lock _library _settings when_loaded: stay
     testing/_kernels

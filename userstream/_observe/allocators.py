@@ -63,8 +63,14 @@ class Allocators:
                 self._races = races
             return self._blocks
 
+    def finish(self) -> None:
+        """Switch off what any thread can; the blocks that were read are kept."""
+        with self._lock:
+            self._ended = True
+            self._try(self._torch, self._torch.end)
+
     def end(self) -> None:
-        """Leave them as they were."""
+        """Leave them as they were; in the thread that called `begin`."""
         with self._lock:
             self._ended = True
             for each in (self._torch, self._cupy):

@@ -233,7 +233,7 @@ class Clocks:
                 return (legacy,)
         return ()
 
-    # -- work that was queued before the observation ------------------------------------------------
+    # -- work that was queued before the observation ----------------------------------------------
 
     def depend_on_unseen(self, lane: Lane) -> None:
         """Put work that was not seen on a stream: it was queued before the observation began."""

@@ -7,7 +7,9 @@ import json
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from collections import deque
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 from userstream import _process
 from userstream._observe import records, suppressions
@@ -24,21 +26,26 @@ from userstream.errors import RaceError
 from userstream.testing import _simulated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
 
     from userstream._observe.found import Stall
     from userstream._observe.functions import Function
     from userstream._observe.logger import Driver, Logger
 
-_PAUSE = 0.02  # seconds between two looks at what was written
+    T = TypeVar("T")
+
+_PAUSE = 0.02  # seconds between two reads of the log
+_POLL = 0.05  # seconds between two looks at a flag whose wake-up another thread took
 _SHOWN = 20  # stalls in the summary
 _MOST_KEPT = 1_000_000  # operations of the timeline
 _VERSION = 1  # of the JSON document
 
-# One observation at a time: there is one hook, and one log.
+# The session that watches: one at a time, because there is one hook and one log. Only threads of
+# sessions take the lock, and signal handlers never run in these.
 _turn = _process.Lock()
-_active: Observation | None = None
+_active: _Session | None = None
+_inherited: list[Callable[[], None]] = []  # in a forked child: ends of the hook of its parent
 
 
 class Maker(Protocol):
@@ -47,6 +54,229 @@ class Maker(Protocol):
     def functions(self) -> dict[int, tuple[str, Function]]: ...
     def driver(self) -> Driver: ...
     def begin(self, logger: Logger) -> Callable[[], None]: ...
+
+
+class _Flag:
+    """An event that stays usable if a signal handler raises inside its methods.
+
+    `threading.Event` would keep its lock, and the next thread that uses it would wait forever.
+    """
+
+    __slots__ = ("_wake", "is_set")
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._wake = threading.Lock()
+        self._wake.acquire()
+
+    def ring(self) -> None:
+        """Wake one waiting thread."""
+        with suppress(RuntimeError):  # it was rung before, and nobody has waited since
+            self._wake.release()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait until the flag is rung, or for some time."""
+        self._wake.acquire(timeout=seconds)
+
+    def set(self) -> None:
+        """Set the flag."""
+        self.is_set = True
+        self.ring()
+
+    def wait(self) -> None:
+        """Wait until the flag is set."""
+        while not self.is_set:
+            self.sleep(_POLL)
+
+
+class _Question:
+    """A function of the engine that the thread of a session calls for another thread."""
+
+    __slots__ = ("answer", "answered", "error", "function")
+
+    def __init__(self, function: Callable[[Engine], Any]) -> None:
+        self.function = function
+        self.answered = _Flag()
+        self.answer: Any = None
+        self.error: BaseException | None = None
+
+
+class _Session:
+    """The thread that begins to watch, analyzes what is logged, and ends to watch.
+
+    All of it happens on this thread, because signal handlers run on the main thread only: an
+    exception of theirs cannot leave it half-begun or half-ended. Another thread sets a flag and
+    waits; if its wait is interrupted, this thread ends all the same.
+    """
+
+    def __init__(
+        self,
+        maker: Maker,
+        functions: Mapping[int, tuple[str, Function]],
+        engine: Engine,
+        logger: Logger,
+        *,
+        declaring: Declaring,
+        allocators: Allocators | None,
+    ) -> None:
+        self.engine = engine
+        self.begun = _Flag()
+        self.done = _Flag()
+        self.failure: BaseException | None = None  # of the begin or the analysis
+        self.lost = 0
+        self.began = self.seconds = 0.0
+        self.blocks = Blocks()
+        self.wanted = True  # until it is asked to end
+        self._maker = maker
+        self._functions = functions
+        self._logger = logger
+        self._declaring = declaring
+        self._allocators = allocators
+        self._questions: deque[_Question] = deque()
+        self._bell = _Flag()
+        self._daemon = _process.Daemon(self._run, "userstream-observer")
+        self.is_of_parent = False  # this process was forked since
+        self._stop: Callable[[], None] | None = None
+
+    # -- for other threads ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to watch. Raise the error of the begin."""
+        self._daemon.start()
+        while not (self.begun.is_set or self.done.is_set):
+            self.begun.sleep(_POLL)
+        if not self.begun.is_set and self.failure is not None:
+            raise self.failure
+
+    def end(self) -> None:
+        """Ask the thread to end; it does so even if the caller is interrupted."""
+        self.wanted = False
+        self._bell.ring()
+
+    def ask(self, function: Callable[[Engine], T]) -> T:
+        """Apply all that was logged until now, and return what `function` returns then."""
+        if not self.done.is_set and not self._daemon.is_current():
+            question = _Question(function)
+            self._questions.append(question)
+            self._bell.ring()
+            while not (question.answered.is_set or self.done.is_set):
+                question.answered.sleep(_POLL)
+            if question.answered.is_set:
+                if question.error is not None:
+                    raise question.error
+                return question.answer  # type: ignore[no-any-return]  # of `function`
+        if self.failure is not None:
+            raise self.failure
+        return function(self.engine)
+
+    def forked(self) -> None:
+        """End without the thread: it does not exist in a forked child."""
+        self.is_of_parent = True
+        self.wanted = False
+        self._declaring.end()
+        if self._stop is not None:
+            _inherited.append(self._stop)
+        self.begun.is_set = self.done.is_set = True
+
+    # -- the thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._logger.ignore_this_thread()
+        try:
+            if self._claim():
+                try:
+                    self._watch()
+                finally:
+                    self._release()
+        except BaseException as error:
+            self.failure = error
+        finally:
+            self.done.set()
+            self.begun.ring()
+
+    def _claim(self) -> bool:
+        """Become the session that watches; wait for the end of one that was asked to end."""
+        global _active  # noqa: PLW0603 -- there is one
+        while self.wanted:
+            with _turn:
+                other = _active
+                if other is None:
+                    _active = self
+                    return True
+            if other.wanted:
+                raise RuntimeError(
+                    "the streams of this process are already being observed: by another observe(), "
+                    "by `python -m userstream observe`, or by `pytest --races`, which leaves out "
+                    "tests that are marked no_races(False)"
+                )
+            other.done.sleep(_PAUSE)
+        return False
+
+    def _release(self) -> None:
+        global _active  # noqa: PLW0603 -- there is one
+        if _active is self:
+            _active = None
+
+    def _watch(self) -> None:
+        self._logger.watch({number: each for number, (_, each) in self._functions.items()})
+        self.began = time.monotonic()
+        while _inherited:
+            _inherited.pop()()
+        with ExitStack() as ends:  # all of them, also if one raises
+            ends.callback(self._logger.end)
+            self._logger.begin(self._maker.driver())
+            self._stop = self._maker.begin(self._logger)
+            ends.callback(self._stop)
+            ends.callback(self._declaring.end)
+            self._declaring.begin()
+            self.begun.set()
+            self._analyze()
+            self.seconds = time.monotonic() - self.began
+        self._catch_up(everything=True)
+        self.engine.finish()
+        if self._allocators is not None:  # after which they forget the blocks
+            self._read_blocks()
+            self._allocators.finish()
+        self._answer()
+
+    def _analyze(self) -> None:
+        while self.wanted:
+            self._catch_up()
+            if self._allocators is not None:
+                self._allocators.look()
+            self._answer()
+            if not self._questions:
+                self._bell.sleep(_PAUSE)
+
+    def _answer(self) -> None:
+        """Answer what was asked before the log was read."""
+        for _ in range(len(self._questions)):
+            question = self._questions.popleft()
+            try:
+                self._catch_up()
+                if self._allocators is not None:
+                    self._read_blocks()
+                question.answer = question.function(self.engine)
+            except BaseException as error:
+                question.error = error
+            question.answered.set()
+
+    def _read_blocks(self) -> None:
+        if self._allocators is not None:
+            self.blocks = self._allocators.blocks(self.engine.world.finds.count())
+
+    def _catch_up(self, *, everything: bool = False) -> None:
+        """Apply what was logged until now: other threads may log without end."""
+        left = None
+        while left is None or left >= 0 or everything:
+            chunk, lost, behind = self._logger.read()
+            left = (behind if left is None else left) - 1
+            if lost > self.lost:
+                self.lost = lost
+                self.engine.forget_order()
+            self.engine.take(records.read(chunk))
+            if not chunk:
+                break
 
 
 class Observation:
@@ -102,63 +332,47 @@ class Observation:
         self._threshold = float(stall)
         self._strict = threads == "strict"
         self._room = timeline
-        self._lock = _process.Lock()  # of the engine, which has one reader at a time
-        self._engine: Engine | None = None
         self._logger = the_logger()
         self._stacks = Stacks(self._logger)
         self._declaring = Declaring(self._logger)
         self._allocators = Allocators(self._logger, self._stacks) if allocations else None
-        self._stop: Callable[[], None] | None = None
-        self._ended = threading.Event()
-        self._daemon = Daemon(self._run, "userstream-observer")
-        self._drained = False  # the log is another observation's now
-        self._lost = 0
-        self._cut = False  # whether what was read last was not applied whole
-        self._cuts = 0
-        self._seconds = 0.0
-        self._began = 0.0
-        self._failure: Exception | None = None
+        self._session: _Session | None = None
 
     # -- from when to when ------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        global _active  # noqa: PLW0603 -- there is one
         _process.check_fork()
         maker = _maker()
-        with _turn:
-            if self._engine is not None:
-                raise RuntimeError("an observation is used once: call observe() again")
-            if _active is not None:
-                raise RuntimeError(
-                    "the streams of this process are already being observed: by another observe(), "
-                    "by `python -m userstream observe`, or by `pytest --races`, which leaves out "
-                    "tests that are marked no_races(False)"
-                )
-            functions = maker.functions()
-            self._engine = Engine(
-                functions,
-                self._stacks,
-                stall=self._threshold,
-                strict=self._strict,
-                timeline=self._room,
-            )
-            self._engine.world.names = _name_of
-            self._logger.watch({number: each for number, (_, each) in functions.items()})
-            self._began = time.monotonic()
-            try:
-                _active = self
-                self._logger.begin(maker.driver())
-                self._stop = maker.begin(self._logger)
-                self._declaring.begin()
-                if self._allocators is not None:
-                    self._allocators.begin()
-                self._daemon.start()
-            except BaseException:
-                try:
-                    self._end_in_any_case()
-                finally:
-                    self._leave_allocators()
-                raise
+        if self._session is not None:
+            raise RuntimeError("an observation is used once: call observe() again")
+        functions = maker.functions()
+        engine = Engine(
+            functions,
+            self._stacks,
+            stall=self._threshold,
+            strict=self._strict,
+            timeline=self._room,
+        )
+        engine.world.names = _name_of
+        session = _Session(
+            maker,
+            functions,
+            engine,
+            self._logger,
+            declaring=self._declaring,
+            allocators=self._allocators,
+        )
+        try:
+            self._session = session
+            session.start()
+            if self._allocators is not None:  # here: a hook of CuPy is of the thread that enters it
+                self._allocators.begin()
+        except BaseException:
+            session.end()
+            self._leave_allocators()
+            if not session.begun.is_set:
+                self._session = None  # refused: it may be entered later
+            raise
         return self
 
     def __exit__(
@@ -178,98 +392,48 @@ class Observation:
         >>> with us.observe() as seen:
         ...     seen.stop()
         """
-        with _turn:
-            if _active is not self:
-                return
-            try:
-                try:
-                    self._seconds = time.monotonic() - self._began
-                finally:
-                    self._end_in_any_case()
-                engine = self._catch_up()  # in our turn: the next observation clears the log
-                with self._lock:
-                    engine.finish()
-                self._blocks(engine)  # which the allocators forget
-            finally:
-                self._leave_allocators()
+        session = self._session
+        if session is None:
+            return
+        is_first = session.wanted
+        session.end()  # an exception of a signal handler from here on changes nothing
+        try:
+            session.done.wait()
+        finally:
+            self._leave_allocators()
+        if is_first and session.failure is not None:
+            raise session.failure
+
+    def __del__(self) -> None:
+        session = getattr(self, "_session", None)
+        if session is not None and session.wanted:  # a signal handler raised as a block began
+            session.end()
+            self._leave_allocators()
 
     def _leave_allocators(self) -> None:
-        if self._allocators is not None and not _process.forked:
-            try:
-                self._allocators.end()
-            except BaseException:
-                self._allocators.end()  # else it keeps its history: see `_end_in_any_case`
-                raise
-
-    def _end_in_any_case(self) -> None:
-        try:
-            self._end()
-        except BaseException:
-            # A signal handler raised in the middle: nobody would ever switch off the rest.
-            self._end()
-            raise
-
-    def _end(self) -> None:
-        global _active  # noqa: PLW0603 -- there is one
-        self._declaring.end()
-        if not _process.forked and self._stop is not None:
-            self._stop()
-        self._logger.end()
-        self._ended.set()
-        _active = None
-
-    # -- the analysis -----------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        self._logger.ignore_this_thread()
-        while not self._ended.is_set():
-            try:
-                self._catch_up()
-                if self._allocators is not None:
-                    self._allocators.look()
-            except Exception as error:
-                self._failure = error
-                return
-            time.sleep(_PAUSE)
+        session = self._session
+        if self._allocators is not None and not (session is not None and session.is_of_parent):
+            self._allocators.end()
 
     def _catch_up(self) -> Engine:
-        """Apply all that was written until now."""
-        if _process.forked:  # the holder of the lock stayed in the parent
+        """Apply all that was logged until now."""
+        return self._ask(lambda engine: engine)
+
+    def _ask(self, function: Callable[[Engine], T]) -> T:
+        if _process.forked:
             _process.check_fork()
-        with self._lock:
-            engine = self._engine
-            if engine is None:
-                raise RuntimeError("nothing has been observed yet: enter the observation (`with`)")
-            if self._failure is not None:
-                raise self._failure
-            if self._cut:
-                self._cuts += 1
-                engine.forget_order()
-            last = _active is not self  # before the log is read: what comes after is in it as well
-            left = None  # of what was there at the first look: other threads may write without end
-            while not self._drained and (left is None or left >= 0 or last):
-                self._cut = True  # and stays so if a signal handler raises before all is applied
-                chunk, lost, behind = self._logger.read()
-                left = (behind if left is None else left) - 1
-                if lost > self._lost:
-                    self._lost = lost
-                    engine.forget_order()
-                engine.take(records.read(chunk))
-                self._cut = False
-                if not chunk:
-                    break
-            self._drained = last
-            return engine
+        if self._session is None:
+            raise RuntimeError("nothing has been observed yet: enter the observation (`with`)")
+        return self._session.ask(function)
+
+    @property
+    def _engine(self) -> Engine | None:
+        return None if self._session is None else self._session.engine
 
     # -- what was found ---------------------------------------------------------------------------
 
-    def _blocks(self, engine: Engine) -> Blocks:
-        if self._allocators is None:
-            return Blocks()
-        return self._allocators.blocks(engine.world.finds.count())
-
     def _found(self, engine: Engine) -> list[Race]:
-        blocks = self._blocks(engine)
+        blocks = Blocks() if self._session is None else self._session.blocks
         return [
             blocks.name(race)
             for race in engine.world.finds.races()
@@ -281,10 +445,9 @@ class Observation:
 
     def _not_seen(self, engine: Engine) -> tuple[str, ...]:
         found = [f"{what} ({count})" for what, count in engine.world.unseen.copy().items()]
-        if self._cuts:
-            found.append(f"calls whose analysis was cut short by an exception ({self._cuts} times)")
-        if self._lost:
-            found.append(f"calls that came faster than they could be analyzed ({self._lost})")
+        lost = 0 if self._session is None else self._session.lost
+        if lost:
+            found.append(f"calls that came faster than they could be analyzed ({lost})")
         if self._allocators is not None:
             found += [
                 f"which lines allocate for {framework}: {why}"
@@ -305,7 +468,7 @@ class Observation:
         ...     seen.races
         ()
         """
-        return self._races(self._catch_up())
+        return self._ask(self._races)
 
     @property
     def stalls(self) -> tuple[Stall, ...]:
@@ -318,7 +481,7 @@ class Observation:
         ...     seen.stalls
         ()
         """
-        return tuple(self._catch_up().world.finds.stalls())
+        return self._ask(lambda engine: tuple(engine.world.finds.stalls()))
 
     @property
     def not_seen(self) -> tuple[str, ...]:
@@ -331,7 +494,7 @@ class Observation:
         ...     seen.not_seen
         ()
         """
-        return self._not_seen(self._catch_up())
+        return self._ask(self._not_seen)
 
     def check(self) -> None:
         """Raise `RaceError`, with the report as its message, if there are races.
@@ -353,10 +516,12 @@ class Observation:
             raise RaceError(str(self), races=[race.key for race in races])
 
     def __str__(self) -> str:
-        engine = self._catch_up()  # once: the program may be faster than this
+        return self._ask(self._report)
+
+    def _report(self, engine: Engine) -> str:
         races, stalls = self._races(engine), engine.world.finds.stalls()
         unseen = self._not_seen(engine)
-        seconds = self._seconds or time.monotonic() - self._began
+        seconds = self._watched()
         calls = sum(engine.counts.values())
         streams = engine.world.clocks.count_streams()
         found = f"{_plural(len(races), 'race')}, {_plural(len(stalls), 'stall')}"
@@ -373,7 +538,8 @@ class Observation:
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        state = "watches" if _active is self else ("new" if self._engine is None else "ended")
+        session = self._session
+        state = "new" if session is None else "watches" if session.wanted else "ended"
         return f"<userstream.Observation: {state}>"
 
     def as_dict(self) -> dict[str, Any]:
@@ -392,13 +558,18 @@ class Observation:
         >>> seen.as_dict()["races"]
         []
         """
-        return self._document(self._catch_up(), Race.as_dict)
+        return self._ask(lambda engine: self._document(engine, Race.as_dict))
+
+    def _watched(self) -> float:
+        """Return for how many seconds the process was watched."""
+        session = self._session
+        return 0.0 if session is None else session.seconds or time.monotonic() - session.began
 
     def _document(self, engine: Engine, tell: Callable[[Race], dict[str, Any]]) -> dict[str, Any]:
         found = self._found(engine)
         return {
             "version": _VERSION,
-            "seconds": self._seconds or time.monotonic() - self._began,
+            "seconds": self._watched(),
             "races": [tell(race) for race in found if not race.possible],
             "possible": [tell(race) for race in found if race.possible],
             "stalls": [stall.as_dict() for stall in engine.world.finds.stalls()],
@@ -442,14 +613,15 @@ class Observation:
             file.write(document)
 
     def _page(self) -> str:
-        engine = self._catch_up()
+        return page(self._ask(self._document_of_page))
+
+    def _document_of_page(self, engine: Engine) -> dict[str, Any]:
         document = self._document(engine, Race._for_page)
         world = engine.world
-        with self._lock:  # of the thread that adds to it
-            document["timeline"] = world.timeline.as_dict(
-                world.stacks, lambda lane: world.describe(lane)[0], world.finds.thread_name
-            )
-        return page(document)
+        document["timeline"] = world.timeline.as_dict(
+            world.stacks, lambda lane: world.describe(lane)[0], world.finds.thread_name
+        )
+        return document
 
 
 def _plural(count: int, what: str) -> str:
@@ -477,15 +649,21 @@ def _name_of(handle: int) -> str | None:
 
 
 def _in_child() -> None:
-    global _active, _turn  # noqa: PLW0603 -- the holder of the lock stayed in the parent
+    """Forget the session of the parent, whose thread and locks are not this process's."""
+    global _active, _turn  # noqa: PLW0603 -- there is one of each
     _turn = _process.Lock()
-    _active = None
+    session, _active = _active, None
+    if session is not None:
+        session.forked()
 
 
 def _at_exit() -> None:
-    if _active is not None and not _process.forked:
-        _active.stop()
+    session = _active
+    if session is not None:
+        session.end()
+        session.done.wait()
 
 
-_process.after_fork(_in_child)
-atexit.register(_at_exit)  # no thread may look at Python's frames when they are gone
+# Also in children of processes in which only other libraries have used the driver.
+os.register_at_fork(after_in_child=_in_child)
+atexit.register(_at_exit)  # no thread may read Python's frames when they are gone

@@ -1,6 +1,7 @@
 /* Who is told of every driver call: one function, which takes no part in it. */
 #include "driver.h"
 
+#include <pthread.h>
 #include <sched.h>
 
 _Atomic(Observer) observer;
@@ -41,4 +42,14 @@ const char *userstream_symbol(unsigned id) {
             return function->exported;
     }
     return NULL;
+}
+
+/* The threads of the parent that were in its observer do not exist in a forked child. */
+static void forked_child(void) {
+    atomic_store(&observer, NULL);
+    atomic_store(&telling, 0);
+}
+
+__attribute__((constructor)) static void prepare_for_fork(void) {
+    pthread_atfork(NULL, NULL, forked_child);
 }
