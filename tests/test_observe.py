@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from traceback import FrameSummary
 from typing import Any, Literal
 
 import numpy as np
@@ -43,14 +42,11 @@ from observed import (
     no_edge,
     watched,
 )
-from userstream._engine import dispatcher, holding, watcher
 from userstream._observe import (
     engine,
     functions,
     kernel_names,
     logger,
-    observation,
-    own,
     suppressions,
 )
 from userstream._observe.allocations import Allocations
@@ -270,24 +266,21 @@ def test_a_program_that_never_stops_keeps_nobody_from_looking(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with us.observe() as seen:
-        read, me = seen._logger.read, threading.get_ident()
+        read = seen._logger.read
         reads = 0
 
         def read_while_more_is_written() -> tuple[bytes, int, int]:
             nonlocal reads
-            if threading.get_ident() == me:
-                reads += 1
-                assert reads < 100
-                fill(room.y, room.a)
-            return read()
+            reads += 1
+            chunk, lost, _ = read()
+            return chunk or b"", lost, 1  # there is always more
 
         monkeypatch.setattr(seen._logger, "read", read_while_more_is_written)
         fill(room.x, room.a)
         fill(room.x, room.b)
         assert [race.kind for race in seen.races] == ["write after write"]
-        before = reads
         assert ": 1 race, " in str(seen)
-        assert reads == before + 1, "all of it is of one moment"
+        assert reads < 100
         monkeypatch.undo()
 
 
@@ -493,7 +486,6 @@ def test_a_forked_child_and_an_exit_go_on() -> None:
 
         seen = us.observe().__enter__()
         stream = us.get_stream(0)
-        seen._lock.acquire()  # as its own thread may hold it at any time
         child = os.fork()
         if child == 0:
             driver.cuDriverGetVersion()
@@ -505,7 +497,6 @@ def test_a_forked_child_and_an_exit_go_on() -> None:
                     refused += 1
             seen.stop()
             os._exit(0 if refused == 4 else 1)
-        seen._lock.release()
         assert os.waitpid(child, 0)[1] == 0
         us.wait(stream)
         """
@@ -893,35 +884,6 @@ def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path
         logger.Logger()
 
 
-OWN = str(Path(us.__file__).parent)
-
-
-@pytest.mark.parametrize(
-    ("frames", "who"),
-    [
-        ([("program.py", "main")], "program"),
-        ([], "program"),  # a thread that Python does not know
-        ([("program.py", "main"), (f"{OWN}/_registry.py", "UserStream.wait")], "program"),
-        ([("program.py", "main"), (f"{OWN}/_stream/stream.py", "Stream.is_done")], "program"),
-        ([("program.py", "main"), (f"{OWN}/_ordering/borrow.py", "borrow")], "housekeeping"),
-        (
-            [
-                ("program.py", "main"),
-                (f"{OWN}/_registry.py", "UserStream.wait"),
-                (holding.__file__, "sweep"),
-            ],
-            "housekeeping",
-        ),
-        ([("program.py", "main"), (f"{OWN}/_registry.py", "UserStream.completion")], "future"),
-        ([("threading.py", "run"), (watcher.__file__, "Watcher._run")], "future"),
-        ([(dispatcher.__file__, "Dispatcher._run"), ("program.py", "told")], "program"),
-    ],
-)
-def test_on_whose_account_a_question_is(frames: list[tuple[str, str]], who: str) -> None:
-    stack = tuple(FrameSummary(file, 1, name, lookup_line=False) for file, name in frames)
-    assert own.who_asks(stack) == who
-
-
 def test_what_is_remembered_does_not_grow() -> None:
     with a_room() as room, us.observe() as seen:
         for _ in range(2000):  # the host waits for none of it
@@ -963,29 +925,6 @@ def test_calls_that_were_lost_make_no_races(monkeypatch: pytest.MonkeyPatch) -> 
         fill(room.x, room.a)
         assert [race.kind for race in seen.races] == ["write after read"]
         assert engine is seen._engine
-
-
-def test_a_ctrl_c_in_the_analysis_is_told_and_makes_no_races(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(observation, "_PAUSE", 60)  # the reader comes too late
-    take = engine.Engine.take
-
-    def cut_short(self: engine.Engine, log: Any) -> None:
-        take(self, log)
-        if threading.current_thread() is threading.main_thread():  # its own may begin this late
-            monkeypatch.undo()
-            raise KeyboardInterrupt
-
-    with a_room() as room, us.observe() as seen:
-        fill(room.x, room.a)
-        monkeypatch.setattr(engine.Engine, "take", cut_short)
-        with pytest.raises(KeyboardInterrupt):
-            seen.races  # noqa: B018
-        copy(room.y, room.x, room.b)  # the fill may have been lost, or an edge after it
-        assert seen.races == ()
-        assert "was cut short by an exception (1 times)" in str(seen.not_seen)
-        room.release()
 
 
 def test_a_thread_that_python_does_not_know_is_watched_without_the_gil() -> None:

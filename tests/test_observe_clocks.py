@@ -16,8 +16,10 @@ def test_the_legacy_stream_is_beside_the_blocking_ones_that_there_are() -> None:
     assert list(clocks.beside(first)) == [legacy]
     assert not list(clocks.beside(elsewhere))
     clocks.drop_stream(10)
+    assert list(clocks.beside(legacy)) == [first, thread], "its work may be in flight"
+    clocks.host_knows(clocks.of_context(1))
     assert list(clocks.beside(legacy)) == [thread]
     again = clocks.seen_stream(10, 1, blocking=True)
     assert list(clocks.beside(legacy)) == [thread, again]
     newer = clocks.seen_stream(10, 1, blocking=True)  # its end was not seen
-    assert list(clocks.beside(legacy)) == [thread, newer]
+    assert list(clocks.beside(legacy)) == [thread, again, newer]

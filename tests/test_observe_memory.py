@@ -100,7 +100,7 @@ def test_what_was_learned_of_a_kernel_is_not_known_of_the_next_at_its_handle() -
     launches = Launches(world)
 
     def call(what: int, words: tuple[int, ...], fetched: bytes = b"") -> Call:
-        return Call(what, True, 0, -1, 1, 0, 0, 1, 0, words, [fetched])
+        return Call(what, True, 0, 0, -1, 1, 0, 0, 1, 0, words, [fetched])
 
     def launched() -> str:
         launch = call(0, (kernel, *[0] * 7, 10, 0, 0), struct.pack("<QQ", offset, address))

@@ -14,7 +14,7 @@ import standins
 import userstream as us
 from helpers import checked, device_memory
 from observed import Room, a_room, captured, copy, fill
-from userstream._observe import allocators, declaring, logger, observation, torch_history
+from userstream._observe import allocators, logger, observation, torch_history
 from userstream._observe.blocks import Block, Blocks
 
 pytestmark = [
@@ -216,38 +216,33 @@ def test_an_observation_that_fails_to_begin_leaves_no_history(
 ) -> None:
     seen = us.observe(allocations=True)
 
-    def fails(_: object) -> None:
+    begin = allocators.Allocators.begin
+
+    def begin_and_fail(each: allocators.Allocators) -> None:
+        begin(each)
         assert memory.history is not None
         raise ZeroDivisionError
 
-    monkeypatch.setattr(type(seen._daemon), "start", fails)
+    monkeypatch.setattr(allocators.Allocators, "begin", begin_and_fail)
     with pytest.raises(ZeroDivisionError):
         seen.__enter__()
     assert memory.history is None
     assert observation._active is None
 
 
-@pytest.mark.parametrize(
-    "where",
-    [declaring.Declaring, logger.Logger, allocators.Allocators, torch_history.TorchHistory],
-    ids=lambda kind: kind.__name__,
-)
 def test_a_ctrl_c_while_it_ends_leaves_nothing_switched_on(
-    where: type, memory: standins.TorchMemory, monkeypatch: pytest.MonkeyPatch
+    memory: standins.TorchMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, end = us.Borrow.__enter__, where.end  # type: ignore[attr-defined]
-    calls = []
+    before = us.Borrow.__enter__
 
-    def interrupted(each: object) -> None:
-        calls.append(each)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        end(each)
+    def interrupted(_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
 
     seen = us.observe(allocations=True)
     with seen:
         assert memory.history is not None
-        monkeypatch.setattr(where, "end", interrupted)
+        monkeypatch.setattr(observation._Flag, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             seen.stop()
     assert memory.history is None

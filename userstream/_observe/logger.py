@@ -79,6 +79,7 @@ DRIVER_FUNCTIONS = {
     "stream_flags": "cuStreamGetFlags",
     "stream_context": "cuStreamGetCtx",
     "stream_status": "cuStreamIsCapturing",
+    "stream_query": "cuStreamQuery",
     "function_parameter": "cuFuncGetParamInfo",
     "kernel_parameter": "cuKernelGetParamInfo",
     "function_name": "cuFuncGetName",
@@ -143,6 +144,10 @@ class Logger:
         self._library.logger_no_rules()
         for number, function in functions.items():
             self._library.logger_rule(number, ctypes.byref(_rule(function)))
+
+    def take_account(self, address: int) -> None:
+        """Say which function of C returns where the account of the calling thread is."""
+        self._library.logger_account(ctypes.c_void_p(address))
 
     def begin(self, driver: Driver) -> None:
         """Begin to write."""

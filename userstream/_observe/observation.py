@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 from userstream import _process
+from userstream._driver import account
 from userstream._observe import records, suppressions
 from userstream._observe.allocators import Allocators
 from userstream._observe.blocks import Blocks
@@ -224,6 +225,7 @@ class _Session:
             _inherited.pop()()
         with ExitStack() as ends:  # all of them, also if one raises
             ends.callback(self._logger.end)
+            self._logger.take_account(account.address())
             self._logger.begin(self._maker.driver())
             self._stop = self._maker.begin(self._logger)
             ends.callback(self._stop)
@@ -370,6 +372,8 @@ class Observation:
         except BaseException:
             session.end()
             self._leave_allocators()
+            if session.begun.is_set:
+                session.done.wait()
             if not session.begun.is_set:
                 self._session = None  # refused: it may be entered later
             raise

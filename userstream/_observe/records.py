@@ -21,8 +21,13 @@ LEARNED = 0xFFFA
 DECLARED = 0xFFF9
 DECLARED_NO_MORE = 0xFFF8
 
-_HEAD = struct.Struct("<IHBBiiQQQQQ")
+_HEAD = struct.Struct("<IHBBhBxiQQQQQ")
 _LENGTH = struct.Struct("<Q")
+# Accounts: whose wait or query a call is. A test compares the numbers with `_driver.account`.
+PROGRAM = 0  # the program has waited, or has asked
+FUTURE = 1  # a future was told: the program may have looked at it, which cannot be seen
+HOUSEKEEPING = 2  # the program does not hear the answer
+
 _LEAVING = 1  # the site of a call that comes back
 
 
@@ -30,6 +35,7 @@ class Call:
     """One driver call of the program, at its begin or its end."""
 
     __slots__ = (
+        "account",
         "began",
         "context",
         "ended",
@@ -55,6 +61,7 @@ class Call:
         what: int,
         leaving: bool,
         result: int,
+        account: int,
         stack: int,
         thread: int,
         began: int,
@@ -67,6 +74,7 @@ class Call:
         self.what = what  # the maker's number of the function
         self.leaving = leaving
         self.result = result
+        self.account = account  # on which the thread made the call
         self.stack = stack
         self.thread = thread
         self.began = began  # nanoseconds
@@ -82,7 +90,7 @@ def read(chunk: bytes) -> Iterator[Call]:
     """Read what the logger gave."""
     at, until = 0, len(chunk)
     while at < until:
-        size, what, site, count, result, stack, thread, began, ended, context, number = (
+        size, what, site, count, result, account, stack, thread, began, ended, context, number = (
             _HEAD.unpack_from(chunk, at)
         )
         end = at + size
@@ -97,7 +105,18 @@ def read(chunk: bytes) -> Iterator[Call]:
             at += length + 7 & ~7
         leaving = site == _LEAVING
         yield Call(
-            what, leaving, result, stack, thread, began, ended, context, number, words, fetched
+            what,
+            leaving,
+            result,
+            account,
+            stack,
+            thread,
+            began,
+            ended,
+            context,
+            number,
+            words,
+            fetched,
         )
 
 

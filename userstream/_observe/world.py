@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from userstream import _driver
-from userstream._observe import own
+from userstream._observe import records
 from userstream._observe.clocks import LEGACY, Clocks, join
 from userstream._observe.declarations import Declarations
 from userstream._observe.memory import ASSUMED, EXACT, PINNED, Access, Allocation, Memory
@@ -37,7 +37,6 @@ class World:
         self.devices: dict[int, int] = {}  # of contexts
         self.names: Callable[[int], str | None] = lambda _: None  # of streams, by handle
         self.unseen: dict[str, int] = {}  # what could not be followed, and how often
-        self.asked: dict[int, str] = {}  # on whose account, by stack
 
     def lane(self, call: Call) -> Lane:
         """Return the stream of a call; the default stream if it names none."""
@@ -158,15 +157,12 @@ class World:
 
     def host_knows(self, call: Call, clock: Clock, lasts: Iterable[int] = ()) -> None:
         """Note what a successful query or wait has told the thread that made it."""
-        who = self.asked.get(call.stack)
-        if who is None:
-            who = self.asked[call.stack] = own.who_asks(self.stacks[call.stack])
-        if who == own.PROGRAM:
+        if call.account == records.PROGRAM:
             self.clocks.host_knows(clock)
             self.timeline.host_waited(call, lasts)
             return
         join(self.clocks.kept, clock)
-        if who == own.FUTURE:
+        if call.account == records.FUTURE:
             join(self.clocks.maybe, clock)
 
     def not_seen(self, what: str) -> None:

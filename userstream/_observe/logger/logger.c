@@ -19,6 +19,8 @@ static atomic_bool logging;
 static __thread bool busy;      /* what these files call is not logged */
 static __thread uint64_t began;
 
+static unsigned char *(*account)(void);    /* where the account of the calling thread is */
+
 static uint64_t now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -67,7 +69,8 @@ static uint64_t write_call(const Rule *rule, int site, unsigned function, const 
         .function = (uint16_t)function,
         .site = (uint8_t)site,
         .words = rule->words,
-        .result = result,
+        .result = (int16_t)result,
+        .account = account ? *account() : 0,
         .stack = stack_index(),
         .began = began,
         .ended = now(),
@@ -193,6 +196,11 @@ static bool wait_for_calls(void) {
 PUBLIC void logger_rule(unsigned function, const Rule *rule) {
     if (function < MAX_FUNCTIONS)
         rules[function] = *rule;
+}
+
+/* Without one, all calls are on the program's account. */
+PUBLIC void logger_account(unsigned char *(*of_thread)(void)) {
+    account = of_thread;
 }
 
 PUBLIC void logger_no_rules(void) {

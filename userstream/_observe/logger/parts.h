@@ -62,6 +62,7 @@ typedef struct Driver {         /* functions that wait for nothing */
     int (*stream_flags)(uint64_t, unsigned *);
     int (*stream_context)(uint64_t, void **);
     int (*stream_status)(uint64_t, int *);
+    int (*stream_query)(uint64_t);
     int (*function_parameter)(uint64_t, size_t, size_t *, size_t *);
     int (*kernel_parameter)(uint64_t, size_t, size_t *, size_t *);
     int (*function_name)(const char **, uint64_t);
@@ -105,7 +106,9 @@ typedef struct Record {
     uint16_t function;
     uint8_t site;
     uint8_t words;
-    int32_t result;
+    int16_t result;
+    uint8_t account;            /* on which the thread calls: of the program, a future, or ours */
+    uint8_t unused;
     int32_t stack;
     uint64_t thread;
     uint64_t began;

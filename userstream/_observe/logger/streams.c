@@ -5,6 +5,17 @@ static Ranges streams = NO_RANGES;
 static Ranges captured = NO_RANGES; /* of them, when they were seen */
 static atomic_int any_captured;
 
+/* A query in the relaxed mode harms no capture of another stream. */
+static bool is_pending(uint64_t handle) {
+    enum { NOT_READY = 600, RELAXED = 2 };
+    int mode = RELAXED;
+    bool exchanged = !driver.capture_mode(&mode);
+    bool pending = driver.stream_query(handle) == NOT_READY;
+    if (exchanged)
+        driver.capture_mode(&mode);
+    return pending;
+}
+
 /* Tells of a stream when it is used first: most were made before anybody watched.
  *
  * To ask a stream that is being captured for its flags would end the capture (H200). It is taken
@@ -31,8 +42,10 @@ void see_stream(uint64_t handle) {
         driver.stream_flags(handle, &flags);
     }
     driver.stream_context(handle, &context);
-    uint64_t words[] = {handle, flags, (uint64_t)(uintptr_t)context, (uint64_t)status};
-    log_write((Record){.function = SEEN_STREAM, .words = 4, .stack = -1}, words, NULL, 0);
+    /* Work that was queued before anybody watched may be in flight. */
+    uint64_t pending = !status && is_pending(handle);
+    uint64_t words[] = {handle, flags, (uint64_t)(uintptr_t)context, (uint64_t)status, pending};
+    log_write((Record){.function = SEEN_STREAM, .words = 5, .stack = -1}, words, NULL, 0);
 }
 
 void forget_stream(uint64_t handle) {
