@@ -22,7 +22,6 @@ from userstream._observe.found import Race
 from userstream._observe.logger import the_logger
 from userstream._observe.page import page
 from userstream._observe.stacks import Stacks
-from userstream._process import Daemon
 from userstream.errors import RaceError
 from userstream.testing import _simulated
 
