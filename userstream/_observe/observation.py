@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import threading
 import time
 from collections import deque
 from contextlib import ExitStack, suppress
@@ -66,7 +65,7 @@ class _Flag:
 
     def __init__(self) -> None:
         self.is_set = False
-        self._wake = threading.Lock()
+        self._wake = _process.Lock()
         self._wake.acquire()
 
     def ring(self) -> None:
