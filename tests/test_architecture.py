@@ -167,7 +167,7 @@ def test_what_takes_long_to_load_is_loaded_when_it_is_needed() -> None:
         late = {"asyncio", "concurrent.futures", "logging", "ml_dtypes"}
         late.add("userstream._engine.futures")
         loaded = set(sys.modules) - before
-        assert "userstream._engine.waiting" in loaded
+        assert "userstream._engine.host_wait" in loaded
         assert not late & loaded, late & loaded
         """,
         simulate=None,

@@ -34,7 +34,7 @@ from helpers import (
 from userstream import _driver, testing
 from userstream._copies import copy_lane, short
 from userstream._copies import pinned as _pinned
-from userstream._engine import holding
+from userstream._engine import held_objects
 from userstream._ordering import settings
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
@@ -578,7 +578,7 @@ def test_what_is_copied_is_kept_if_nothing_can_hold_it(producer: us.Stream, memo
             del source
             gc.collect()
             assert alive() is not None
-    holding.in_use.clear()
+    held_objects.in_use.clear()
 
 
 def test_the_limit_of_pinned_memory(memory: int) -> None:

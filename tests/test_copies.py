@@ -42,8 +42,8 @@ from userstream._copies import staging
 from userstream._copies.arrays import DeviceArray, device_array, numpy_dtype, pinned_address
 from userstream._copies.copies import between, from_host, into_host, to_host
 from userstream._copies.copy_lane import CopyLane
-from userstream._engine import holding
-from userstream._engine.waiting import Deadline
+from userstream._engine import held_objects
+from userstream._engine.host_wait import Deadline
 from userstream.testing import _simulated
 
 MIB = 1 << 20
@@ -104,7 +104,7 @@ def memory_of(view: np.ndarray) -> np.ndarray:
 def _nothing_in_use() -> Iterator[None]:
     """Forget what an error of the GPU left behind, which is kept forever; bound the cache."""
     gc.collect()
-    holding.in_use.clear()
+    held_objects.in_use.clear()
     before = _pinned.limit()
     _pinned.set_limit(1 << 28)
     yield
@@ -609,8 +609,8 @@ def test_a_capture_elsewhere_survives(stream: us.Stream) -> None:
 
 
 def settled() -> bool:
-    holding.sweep()
-    return not holding.queues and not holding.in_use
+    held_objects.sweep()
+    return not held_objects.queues and not held_objects.in_use
 
 
 def test_a_timeout(stream: us.Stream) -> None:
@@ -681,7 +681,7 @@ def test_a_held_stream_keeps_the_chunks_from_nobody(stream: us.Stream, small_chu
 def test_waiting_for_the_chunks_times_out(stream: us.Stream, held_in_between: None) -> None:
     with on_device(LARGE) as memory, us.Stream.create(0) as other, testing.latch(stream) as latch:
         with running(lambda: to_host(memory, stream)) as result:
-            assert eventually(lambda: bool(holding.in_use))
+            assert eventually(lambda: bool(held_objects.in_use))
             with pytest.raises(us.WaitTimeout):
                 to_host(memory, other, deadline=Deadline(0.02))
             latch.release()
@@ -721,7 +721,7 @@ def test_ctrl_c(
         with testing.latch(stream) as latch:
 
             def interrupt() -> None:
-                assert eventually(lambda: bool(holding.in_use))
+                assert eventually(lambda: bool(held_objects.in_use))
                 threading.Event().wait(0.02)
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 

@@ -33,8 +33,8 @@ from userstream._copies import staging
 from userstream._copies.arrays import DeviceArray
 from userstream._driver import contexts, pure
 from userstream._driver.status import NOT_READY
-from userstream._engine import parts
-from userstream._engine.waiting import Deadline
+from userstream._engine import lanes
+from userstream._engine.host_wait import Deadline
 from userstream.testing import _simulated
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("quick_collections", "no_garbage")]
@@ -137,7 +137,7 @@ def scenario(address: int) -> None:
     _driver.library.device_report(0)
     context = _driver.contexts.primary_context(0)
     _driver.memory.free_pinned(context, _driver.memory.allocate_pinned(context, 64))
-    parts._splits.clear()  # so that a device is split again
+    lanes._splits.clear()  # so that a device is split again
     us.Stream.create(0, sms=16).close()
     with us.Stream.create(0, priority=-1) as other:
         stream.wait(other)

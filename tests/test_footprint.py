@@ -16,7 +16,7 @@ import userstream as us
 from helpers import CAI, device_current, device_memory, eventually, on
 from userstream import _driver, testing
 from userstream._copies import copy_lane
-from userstream._engine import holding
+from userstream._engine import held_objects
 
 pytestmark = [
     pytest.mark.simulated,
@@ -73,7 +73,7 @@ def footprint(call: Callable[[], object], *, but: str | None = None) -> Footprin
 
 def settle() -> None:
     """Let nothing be held that copies before have left: the next one would look after it."""
-    assert eventually(lambda: (holding.sweep(), not holding.queues)[1])
+    assert eventually(lambda: (held_objects.sweep(), not held_objects.queues)[1])
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import userstream as us
 from helpers import device_current, eventually, grown
 from test_native import CALLS
 from userstream import _driver, testing
-from userstream._engine import fused, holding, lanes, pure
+from userstream._engine import fused, held_objects, lanes, pure
 
 NOT_READY = 600
 INVALID_HANDLE = 400
@@ -40,7 +40,7 @@ def streams() -> Iterator[tuple[us.Stream, us.Stream]]:
                 for _ in range(4):
                     us.hold(Thing(), stream=stream)
         us.wait([one, other], timeout=10)
-        assert eventually(lambda: (holding.sweep(), not holding.queues)[1])
+        assert eventually(lambda: (held_objects.sweep(), not held_objects.queues)[1])
         yield one, other
         one._resolve().held.sweep()
 
@@ -150,7 +150,7 @@ def test_looking_after_what_is_held_is_due_now_and_then(core, streams):
 def test_looking_after_it_is_due_where_nobody_does_however_much_is_held(core, streams):
     """Of two threads that come at the same time, neither may find its own alone there."""
     lane = streams[0]._lane
-    assert eventually(lambda: not holding._watched), "it would put the queue back"
+    assert eventually(lambda: not held_objects._watched), "it would put the queue back"
     with testing.latch(streams[0]):
         lane.swept = float("inf")
         core.finish(lane, None, ())
@@ -212,7 +212,7 @@ def test_the_source_of_an_orphan_waits(streams):
     one, other = streams
     with testing.latch(one):
         fused.use(one._lane, other._lane, ())  # which goes at once
-        holding.sweep()
+        held_objects.sweep()
         assert is_pending(other)
         assert not fused.in_use
     other.sync(timeout=10)

@@ -18,7 +18,7 @@ from userstream._copies import copy_lane
 from userstream._copies import pinned as _pinned
 from userstream._copies.arrays import address_of
 from userstream._copies.staging import trim
-from userstream._engine import holding
+from userstream._engine import held_objects
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -323,6 +323,6 @@ def test_it_is_kept_while_a_copy_is_under_way(
         assert where not in map(address, others)
         latch.release()
         us.wait_for_device(0, timeout=20)
-    assert eventually(lambda: (holding.sweep(), not holding.queues)[1])
+    assert eventually(lambda: (held_objects.sweep(), not held_objects.queues)[1])
     assert address(us.pinned_empty((2, SIZE), "u1")) == where
     assert content(large, SIZE) == ({7} if use is read else {3})

@@ -18,7 +18,7 @@ from helpers import array, content, device_current, device_memory, eventually, f
 from interrupts import Cut, cut_short
 from userstream import testing
 from userstream._copies import short, staging
-from userstream._engine import holding
+from userstream._engine import held_objects
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("no_garbage")]
 
@@ -28,7 +28,7 @@ SIZE = 256
 def settled() -> bool:
     for stream in us.streams().values():
         stream.sync()
-    return not holding.queues and not holding.in_use and not holding.left
+    return not held_objects.queues and not held_objects.in_use and not held_objects.left
 
 
 def as_bytes(address: int, producer: us.Stream) -> Any:
@@ -141,7 +141,7 @@ def test_what_several_signals_left_goes_after_a_wait(scene: Scene) -> None:
     """Also in a program that only waits for a stream from then on."""
     source = as_bytes(scene.source, scene.producer)
     alive, kept = weakref.ref(source), (scene.stream._lane, source)
-    holding.left[id(kept)] = kept
+    held_objects.left[id(kept)] = kept
     del source, kept
     scene.stream.sync()
     assert eventually(lambda: alive() is None)

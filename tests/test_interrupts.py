@@ -26,7 +26,7 @@ from helpers import array, checked, current_context, device_memory, eventually
 from interrupts import cut_short
 from userstream import _driver, testing
 from userstream._driver.capture import _MODES
-from userstream._engine import holding, parts
+from userstream._engine import held_objects, lanes
 from userstream.testing import _simulated
 
 pytestmark = [
@@ -93,7 +93,7 @@ def _made(**more: Any) -> None:
 def _part(_: Scene) -> None:
     # Each split makes a green context that the process keeps, of which a GPU has few.
     if SIMULATED:
-        parts._splits.clear()
+        lanes._splits.clear()
     _made(sms=16)
 
 
@@ -196,7 +196,7 @@ def alive() -> tuple[int, ...]:
 def is_quiet() -> bool:
     """Tell whether all is done that was queued, and nothing is held for it any more."""
     us.wait_all(timeout=20)
-    return not holding.queues and not holding.in_use
+    return not held_objects.queues and not held_objects.in_use
 
 
 def drawn(count: int, places: int) -> list[int]:

@@ -42,7 +42,7 @@ from helpers import (
 )
 from interrupts import cut_short
 from userstream import _buffers, _driver, testing
-from userstream._engine import fused, holding, watcher
+from userstream._engine import fused, held_objects, watcher
 from userstream._engine.lane import Lane
 from userstream._ordering import settings
 
@@ -437,7 +437,7 @@ def test_edges_leave_no_more_events_than_there_are_callers(
     producer: us.Stream, memory: int
 ) -> None:
     buffer = array(memory, producer)
-    assert eventually(lambda: not holding.queues)
+    assert eventually(lambda: not held_objects.queues)
     us.acquire(buffer)
     before = len(pooled_events())
     for _ in range(500):
@@ -455,7 +455,7 @@ def test_held_events_are_used_again(memory: int) -> None:
             for _ in range(50):
                 us.release(buffer)
         us.wait(stream, timeout=10)
-        assert eventually(lambda: not holding.queues)
+        assert eventually(lambda: not held_objects.queues)
         return len(pooled_events())
 
     use()
@@ -1105,7 +1105,7 @@ def test_threads_hold_on_one_stream(kind: str) -> None:
     for thread in threads:
         thread.join(60)
     assert not early
-    assert eventually(lambda: not holding.queues)
+    assert eventually(lambda: not held_objects.queues)
 
 
 def test_what_is_held_while_the_last_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1114,7 +1114,7 @@ def test_what_is_held_while_the_last_is_let_go_of(monkeypatch: pytest.MonkeyPatc
     late = [Thing()]
     alive = weakref.ref(late[0])
 
-    sweep = holding._Queue.sweep
+    sweep = held_objects._Queue.sweep
 
     def swept(queue: Any) -> None:
         sweep(queue)
@@ -1122,24 +1122,24 @@ def test_what_is_held_while_the_last_is_let_go_of(monkeypatch: pytest.MonkeyPatc
             latch.__enter__()
             us.hold(late.pop(), stream=stream)
 
-    monkeypatch.setattr(holding._Queue, "sweep", swept)
+    monkeypatch.setattr(held_objects._Queue, "sweep", swept)
     us.hold(1, stream=stream)
     assert eventually(lambda: not late)
     assert alive() is not None
     latch.release()
     assert eventually(lambda: alive() is None)
-    assert eventually(lambda: not holding.queues)
+    assert eventually(lambda: not held_objects.queues)
 
 
 def test_what_is_held_while_the_watch_ends_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """In another thread, just after the watcher has looked whether there is anything."""
     stream = us.get_stream(0)
     us.hold(1, stream=stream)
-    assert eventually(lambda: not holding._watched)
+    assert eventually(lambda: not held_objects._watched)
     late = [Thing()]
     alive = weakref.ref(late[0])
     thread = threading.Thread(target=lambda: us.hold(late.pop(), stream=stream))
-    has_work = holding._has_work
+    has_work = held_objects._has_work
 
     def has_work_meanwhile() -> bool:
         found = has_work()
@@ -1148,12 +1148,12 @@ def test_what_is_held_while_the_watch_ends_is_watched(monkeypatch: pytest.Monkey
             thread.join(0.2)  # it may wait until this has ended
         return found
 
-    monkeypatch.setattr(holding, "_has_work", has_work_meanwhile)
-    monkeypatch.setattr(holding, "_watched", True)
-    holding._end_watch()
+    monkeypatch.setattr(held_objects, "_has_work", has_work_meanwhile)
+    monkeypatch.setattr(held_objects, "_watched", True)
+    held_objects._end_watch()
     thread.join(10)
     assert eventually(lambda: alive() is None)
-    assert eventually(lambda: not holding._watched)
+    assert eventually(lambda: not held_objects._watched)
 
 
 def test_two_threads_that_hold_at_first_share_a_queue(
@@ -1162,14 +1162,14 @@ def test_two_threads_that_hold_at_first_share_a_queue(
     """One that is replaced is looked after by nobody who holds something."""
     thread = threading.Thread(target=lambda: us.hold(1, stream=stream))
 
-    class Queue(holding._Queue):
+    class Queue(held_objects._Queue):
         def __init__(self, *arguments: Any, **more: Any) -> None:
             super().__init__(*arguments, **more)
             if thread.ident is None:
                 thread.start()
                 thread.join(0.2)  # it may wait until this is there
 
-    monkeypatch.setattr(holding, "_Queue", Queue)
+    monkeypatch.setattr(held_objects, "_Queue", Queue)
     with testing.latch(stream):
         us.hold(2, stream=stream)
         thread.join(10)
@@ -1221,7 +1221,7 @@ def test_an_end_that_fails_replaces_no_error_of_the_block(
     """Nor does it leave what is held to a further call: the watcher lets go of it."""
     stream = us.get_stream(0)
     assert held_while(stream, borrowing(), memory) == [True, False]  # all is made that it needs
-    assert eventually(lambda: not holding._watched)
+    assert eventually(lambda: not held_objects._watched)
 
     def use(buffer: Any) -> None:
         borrow, error = us.borrow(buffer), KeyError()
@@ -1240,7 +1240,7 @@ def test_an_end_that_is_interrupted_leaves_nothing_to_a_further_call(
     """Just before the buffers are held, or after that."""
     stream, finish = us.get_stream(0), fused.finish
     assert held_while(stream, borrowing(), memory) == [True, False]  # all is made that it needs
-    assert eventually(lambda: not holding._watched)
+    assert eventually(lambda: not held_objects._watched)
 
     def interrupted(*arguments: Any) -> int:
         assert not held or finish(*arguments) in (0, fused.DUE)
@@ -1318,7 +1318,7 @@ def test_a_capture_in_the_way_of_the_end_frees_nothing_before_it_is_over(memory:
             block.__exit__(None, None, None)
         del buffer, block
         gc.collect()
-        holding.sweep()
+        held_objects.sweep()
         assert alive() is not None
         assert captured.end_capture() is not None
     assert eventually(lambda: alive() is None), "without a further call"
@@ -1368,7 +1368,7 @@ def test_a_hold_that_is_interrupted_does_not_stop_the_watcher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stream = us.get_stream(0)
-    assert eventually(lambda: not holding._watched)
+    assert eventually(lambda: not held_objects._watched)
     with monkeypatch.context() as patch:
         patch.setattr(watcher, "watch", _interrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -1390,8 +1390,8 @@ def test_what_is_held_when_a_release_is_interrupted_is_let_go_of(
         block = us.borrow(buffer)
         block.__enter__()
         with monkeypatch.context() as patch:
-            patch.setattr(holding, "_begin_watch", _interrupt)
-            patch.setattr(holding._Queue, "sweep", _interrupt)
+            patch.setattr(held_objects, "_begin_watch", _interrupt)
+            patch.setattr(held_objects._Queue, "sweep", _interrupt)
             with pytest.raises(KeyboardInterrupt):
                 block.__exit__(None, None, None)
         us.hold(stream=stream)
@@ -1429,7 +1429,7 @@ def test_whatever_signal_comes_to_an_end_its_producer_waits(
         gc.collect()  # an exception in whose traceback it is itself
         assert eventually(functools.partial(is_gone, alive)), f"signal {at}"
         another.sync(timeout=10)
-        assert not holding.in_use, f"signal {at}"
+        assert not held_objects.in_use, f"signal {at}"
         if not came:
             break
     assert at > 5
@@ -1447,21 +1447,21 @@ def test_a_block_that_is_left_in_the_middle_ends_there(memory: int, producer: us
         latch.release()
     producer.sync(timeout=10)
     another.sync(timeout=10)
-    assert not holding.in_use
+    assert not held_objects.in_use
 
 
 def test_what_is_held_is_no_orphan(memory: int) -> None:
     """Each would be looked at once more, by the next wait or the watcher."""
     stream, buffer = us.get_stream(0), array(memory, None)
-    holding.sweep()
+    held_objects.sweep()
     with device_memory(0) as other, testing.latch(stream):
         for more in ({}, {"keep": False}):
             with us.borrow(buffer, **more):
                 pass
         us.release(buffer)
         us.copyto(buffer, array(other, None))
-        assert not holding.orphans
-        assert not holding.in_use
+        assert not held_objects.orphans
+        assert not held_objects.in_use
 
 
 @pytest.mark.simulated
@@ -1498,7 +1498,7 @@ def test_other_borrows_free_nothing_of_one_that_never_ended(memory: int) -> None
             for borrow in [us.borrow(other) for _ in range(100)]:
                 stack.enter_context(borrow)
         assert alive() is not None
-    holding.in_use.clear()
+    held_objects.in_use.clear()
 
 
 @pytest.mark.skipif(
@@ -1634,9 +1634,9 @@ def test_a_failure_to_ask_lets_go_of_nothing(code: int) -> None:
             with testing.inject("cuEventQuery", code, count=1 << 30):
                 us.hold(thing, stream=stream)
                 del thing
-                holding.sweep()
+                held_objects.sweep()
                 assert eventually(lambda: testing.calls("cuEventQuery") > before + 3)
-            holding.sweep()
+            held_objects.sweep()
             assert alive() is not None
             latch.release()
         assert eventually(lambda: alive() is None)

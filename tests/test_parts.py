@@ -30,7 +30,7 @@ from helpers import (
     running,
 )
 from userstream import _driver, testing
-from userstream._engine import parts
+from userstream._engine import lanes
 
 SIZE = 256
 TIMES = 50
@@ -41,7 +41,7 @@ def _whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin with devices that are not split. Real ones keep the green contexts of earlier tests."""
     if _driver.library.version() < 12050:
         pytest.skip("needs a driver of CUDA 12.5")
-    monkeypatch.setattr(parts, "_splits", {})
+    monkeypatch.setattr(lanes, "_splits", {})
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_what_is_no_number_of_sms(sms: Any, kind: type[Exception], message: str)
     for make in (us.get_stream, us.Stream.create):
         with pytest.raises(kind, match=message):
             make(0, sms=sms)  # type: ignore[operator]
-    assert not parts._splits
+    assert not lanes._splits
 
 
 @pytest.mark.parametrize("more", [1, 100, 1 << 40])
@@ -198,7 +198,7 @@ def test_another_part_than_that_of_the_existing_stream() -> None:
     us.get_stream(0)
     with pytest.raises(ValueError, match="has all the SMs of its device, not 16: pass another"):
         us.get_stream(0, sms=16)
-    assert not parts._splits, "it was split for nobody"
+    assert not lanes._splits, "it was split for nobody"
     us.get_stream(0, name="another", sms=16)
     with pytest.raises(ValueError, match="has sms=16, not 'rest': pass another name"):
         us.get_stream(0, name="another", sms="rest")

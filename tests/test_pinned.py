@@ -37,7 +37,7 @@ from userstream._copies.copies import to_host
 from userstream._copies.staging import trim
 from userstream._driver import host_pools
 from userstream._driver.pure import Lease
-from userstream._engine import holding
+from userstream._engine import held_objects
 from userstream.testing import _simulated
 
 MIB = 1 << 20
@@ -401,7 +401,7 @@ def test_memory_in_use_stays_out_until_the_gpu_got_there() -> None:
         del lease
         assert address(array(5000)) != where
         latch.release()
-        assert eventually(lambda: (holding.sweep(), not holding.queues)[1])
+        assert eventually(lambda: (held_objects.sweep(), not held_objects.queues)[1])
     assert where in _pinned._free[8192]
 
 
@@ -483,7 +483,7 @@ def test_exit_and_fork_free_nothing() -> None:
         import numpy as np
         import userstream as us
         from userstream import _driver, testing
-        from userstream._engine import holding
+        from userstream._engine import held_objects
         from userstream._copies import pinned as _pinned
         from userstream._copies.staging import trim
 
@@ -517,7 +517,7 @@ def test_interrupting_a_wait_keeps_the_memory(no_garbage: None) -> None:
             main = threading.main_thread().ident
 
             def interrupt() -> None:
-                assert eventually(lambda: bool(holding.in_use))
+                assert eventually(lambda: bool(held_objects.in_use))
                 threading.Event().wait(0.02)
                 signal.pthread_kill(main, signal.SIGINT)
 
@@ -525,7 +525,7 @@ def test_interrupting_a_wait_keeps_the_memory(no_garbage: None) -> None:
                 to_host(memory, stream)
             assert address(array(5000)) != where
             latch.release()
-            assert eventually(lambda: (holding.sweep(), not holding.queues)[1])
+            assert eventually(lambda: (held_objects.sweep(), not held_objects.queues)[1])
         assert address(array(5000)) == where
 
 

@@ -37,7 +37,7 @@ from interrupts import cut_short
 from userstream import _driver, testing
 from userstream._copies import copy_lane, short
 from userstream._copies import pinned as _pinned
-from userstream._engine import holding, waiting
+from userstream._engine import held_objects, host_wait
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -57,16 +57,16 @@ def as_tensor(address: int, producer: us.Stream) -> Any:
 
 
 def settled() -> bool:
-    holding.sweep()
-    return not holding.queues and not holding.in_use and not holding.orphans
+    held_objects.sweep()
+    return not held_objects.queues and not held_objects.in_use and not held_objects.orphans
 
 
 @pytest.fixture(autouse=True)
 def _nothing_in_use() -> None:
     """Begin without what an error of the GPU left behind in another test."""
     gc.collect()
-    assert eventually(lambda: (holding.sweep(), not holding.queues)[1])
-    holding.in_use.clear()
+    assert eventually(lambda: (held_objects.sweep(), not held_objects.queues)[1])
+    held_objects.in_use.clear()
 
 
 # -- asnumpy_async --------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_a_small_copy_that_is_over_at_once_holds_nothing(
         write(memory, NUMBERS.T)
         us.wait_for_device(0, timeout=20)
         assert eventually(settled)
-        monkeypatch.setattr(waiting, "host_functions_thread", 1)  # of another thread
+        monkeypatch.setattr(host_wait, "host_functions_thread", 1)  # of another thread
         monkeypatch.setattr(short, "_AT_ONCE", 20)
         monkeypatch.setattr(copy_lane, "_SPIN", 10**10)
         alive = weakref.ref(tensor)
@@ -130,7 +130,7 @@ def test_a_copy_at_a_glance_is_queued_in_a_host_function(
     with device_current(0):
         us.asnumpy(tensor)
         with monkeypatch.context() as patch:
-            patch.setattr(waiting, "host_functions_thread", threading.get_ident())
+            patch.setattr(host_wait, "host_functions_thread", threading.get_ident())
             copy = us.asnumpy_async(tensor)
         assert copy.result(timeout=20).size == 6
 
@@ -170,7 +170,7 @@ def test_a_copy_at_a_glance_that_is_late(
         assert set(copy.result(timeout=20).tobytes()) == {1}
         producer.sync(timeout=20)
         assert content(memory) == {2}
-        assert eventually(lambda alive=alive: (holding.sweep(), alive() is None)[1])
+        assert eventually(lambda alive=alive: (held_objects.sweep(), alive() is None)[1])
 
 
 def test_it_gives_what_asnumpy_gives(memory: int, producer: us.Stream) -> None:
@@ -448,7 +448,7 @@ def test_what_it_uses_is_kept(
         assert lent
         latch.release()
     us.wait_for_device(0, timeout=20)
-    assert eventually(lambda: (holding.sweep(), alive() is None)[1])
+    assert eventually(lambda: (held_objects.sweep(), alive() is None)[1])
     assert eventually(settled)
     stream.close()
 

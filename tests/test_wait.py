@@ -23,8 +23,8 @@ from helpers import (
 )
 from userstream import testing
 from userstream._engine import events as engine_events
-from userstream._engine import waiting
-from userstream._engine.waiting import check_arguments
+from userstream._engine import host_wait
+from userstream._engine.host_wait import check_arguments
 
 POLICIES = ["auto", "spin"]
 
@@ -154,13 +154,13 @@ def test_when_a_wait_begins_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
             now += 50e-6
             return now > 1
 
-    monkeypatch.setattr(waiting, "time", Clock)
-    waiting.wait_until(Work(), None)
+    monkeypatch.setattr(host_wait, "time", Clock)
+    host_wait.wait_until(Work(), None)
     assert 250e-6 < sleeps[0][0] < 310e-6
     for at, seconds in sleeps:
         assert seconds == pytest.approx(min(0.05 * at, 5e-3))
     now, sleeps = 0.0, []
-    assert not waiting._poll([Work()], [], 0.0, None, "spin")
+    assert not host_wait._poll([Work()], [], 0.0, None, "spin")
     assert now > 1
     assert not sleeps
 

@@ -27,22 +27,22 @@ test compares the names with the code.
         _pools: emptied; the events are leaked
     _engine/watcher
         _watcher: a new one, with nothing to watch; its thread is not begun
-    _engine/waiting
+    _engine/host_wait
         host_functions_thread: stays; no thread of the child has that identifier
     _engine/dispatcher
         _dispatcher: stays, out of reach
     _engine/futures
         _mailboxes: stays; no event loop of the parent runs
-    _engine/holding
+    _engine/held_objects
         _lock: a new one. _watched: not any more
         left: stays, so that nothing in it is destroyed
     _engine/pure
         queues orphans: emptied. _ENDED: a constant
         in_use: stays, so that nothing in it is destroyed
     _engine/lanes
-        of_frameworks: emptied. _ours _defaults _core_contexts: stay, out of reach
-    _engine/parts
-        _splits _contexts: stay, out of reach
+        of_frameworks: emptied. _ours _defaults _core_contexts _splits: stay, out of reach
+    _engine/lane
+        _contexts: stays, out of reach
     _copies/pinned
         _accounts: a new one. _blocks _free _leaving _coming _going _total: emptied, nothing freed
         _limit: a setting, which stays

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from userstream import _buffers, _copies, _numbers, _process, _targets
-from userstream._engine import device_wait, fused, holding, host_wait, waiting
+from userstream._engine import fused, held_objects, host_wait
 from userstream._ordering import (
     Borrow,
     Ordering,
@@ -281,7 +281,7 @@ class UserStream:
         >>> len(mine.streams())
         0
         """
-        waiting.check_arguments(timeout, "auto")
+        host_wait.check_arguments(timeout, "auto")
         lanes = self._table.lanes()
         try:
             host_wait.sync_all(list(lanes.values()), timeout, grouped=True, closed_is_done=True)
@@ -388,7 +388,7 @@ class UserStream:
         if stream is not None:
             host_wait.sync(stream._lane or stream._resolve(), timeout, policy)
             return
-        waiting.check_arguments(timeout, policy)
+        host_wait.check_arguments(timeout, policy)
         lanes = self._waited_for(targets, name)
         if len(lanes) == 1:
             host_wait.sync(lanes[0], timeout, policy)
@@ -441,12 +441,12 @@ class UserStream:
         >>> import userstream as us
         >>> us.wait_for_device(0, timeout=10)
         """
-        waiting.check_arguments(timeout, "auto")
+        host_wait.check_arguments(timeout, "auto")
         self._table.check_open()
         given = _targets.stream_of(target)
         lane = None if given is None else given._resolve()
         devices = _targets.devices_of(target) if lane is None else [lane.device]
-        work = device_wait.work_on(devices, lane, and_current=target is None)
+        work = host_wait.work_on(devices, lane, and_current=target is None)
         host_wait.sync_all(work, timeout)
 
     def wait_all(self, *, timeout: float | None = None, policy: WaitPolicy = "auto") -> None:
@@ -483,7 +483,7 @@ class UserStream:
         >>> import userstream as us
         >>> us.wait_all(timeout=10)
         """
-        waiting.check_arguments(timeout, policy)
+        host_wait.check_arguments(timeout, policy)
         self._table.check_open()
         lanes = list(self._table.lanes().values())
         host_wait.sync_all(lanes, timeout, policy, grouped=True, closed_is_done=True)
@@ -587,12 +587,12 @@ class UserStream:
         >>> stream = us.get_stream(0)
         >>> asyncio.run(us.wait_async(0, timeout=10))
         """
-        waiting.check_arguments(timeout, "auto")
+        host_wait.check_arguments(timeout, "auto")
         lanes = self._waited_for(targets, name)
         from userstream._engine import futures  # as in `completion`
 
         await futures.wait(lanes, timeout=timeout, grouped=len(lanes) > 1)
-        holding.sweep()
+        held_objects.sweep()
 
     async def wait_all_async(self, *, timeout: float | None = None) -> None:
         """Wait like `wait_all`, without blocking the event loop.
@@ -626,13 +626,13 @@ class UserStream:
         >>> import userstream as us
         >>> asyncio.run(us.wait_all_async(timeout=10))
         """
-        waiting.check_arguments(timeout, "auto")
+        host_wait.check_arguments(timeout, "auto")
         self._table.check_open()
         lanes = list(self._table.lanes().values())
         from userstream._engine import futures  # as in `completion`
 
         await futures.wait(lanes, timeout=timeout, grouped=True, closed_is_done=True)
-        holding.sweep()
+        held_objects.sweep()
 
     # -- order with the producers of buffers ------------------------------------------------------
 
@@ -946,7 +946,7 @@ class UserStream:
                 pass  # but refuse what is no buffer
             held_by = self._waited_for(objects, name) if objects else []
         for lane in held_by:
-            holding.keep(lane, objects)
+            held_objects.keep(lane, objects)
 
     def hand_over(
         self, *results: Buffers, stream: StreamLike | None = None, name: str | None = None
@@ -1132,7 +1132,7 @@ class UserStream:
         [7, 7, 7, 7]
         """
         if timeout is not None:
-            waiting.check_arguments(timeout, "auto")
+            host_wait.check_arguments(timeout, "auto")
         # A registry that is closed, or in a forked child, has no streams.
         streams = self._unnamed if name is None else self._table.called(name)
         if stream is None and producer is _AUTO:
@@ -1383,7 +1383,7 @@ class UserStream:
         >>> us.asnumpy(buffer, producer=theirs).tolist()
         [0, 1, 2, 3]
         """
-        waiting.check_arguments(timeout, "auto")
+        host_wait.check_arguments(timeout, "auto")
         if not wait and timeout is not None:
             raise ValueError("wait=False waits for nothing: pass timeout= to what waits for it")
         self._table.check_open()

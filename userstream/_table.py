@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from userstream._engine.lane import Lane
-    from userstream._engine.parts import Wanted
+    from userstream._engine.lanes import Wanted
     from userstream.typing import Target
 
 _tables: weakref.WeakSet[Table] = weakref.WeakSet()
@@ -75,7 +75,7 @@ class Table:
     ) -> Stream:
         """Return the stream of a device and name, creating it on first use."""
         wanted = None if priority is None else _numbers.integer(priority, "priority")
-        sms = None if sms is None else _engine.parts.check(sms)
+        sms = None if sms is None else _engine.lanes.check_sms(sms)
         self.check_open()
         given = _targets.stream_of(target)
         if given is not None:
@@ -117,7 +117,7 @@ class Table:
             there = self.named.get(name, _NONE).get(device)
             if there is not None:
                 return there
-            part = None if sms is None else _engine.parts.part_of(device, sms)
+            part = None if sms is None else _engine.lanes.part_of(device, sms)
             stream = self.let_go.get((device, name))
             if (
                 stream is None
@@ -237,7 +237,7 @@ def _check_part(stream: Stream, device: int, sms: Wanted) -> None:
     """Refuse a stream of another part of the device than the wanted one, or of the whole."""
     part = stream._resolve().part
     # A device is not split for a stream that does not come of it.
-    if part is None or part is not _engine.parts.part_of(device, sms):
+    if part is None or part is not _engine.lanes.part_of(device, sms):
         has = "all the SMs of its device" if part is None else f"sms={part.sms}"
         raise ValueError(
             f"{stream!r} has {has}, not {sms!r}: pass another name for a stream of another part"

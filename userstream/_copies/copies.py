@@ -24,8 +24,8 @@ from userstream._copies.arrays import (
 )
 from userstream._copies.copy_lane import CopyLane
 from userstream._copies.ordered import in_order
-from userstream._engine import holding
-from userstream._engine.waiting import Deadline
+from userstream._engine import held_objects
+from userstream._engine.host_wait import Deadline
 from userstream._ordering import ordering_of
 from userstream.errors import UnsupportedBufferError
 
@@ -289,10 +289,10 @@ def _send(lane: CopyLane, to: DeviceArray, source: np.ndarray, memory: Lease) ->
     use = lane.use(memory)
     try:
         lane.move(to.address, start, plan, None)
-        holding.keep(use.ticket.lane, use.ticket)
+        held_objects.keep(use.ticket.lane, use.ticket)
     except BaseException:
         # The GPU may be reading the staging memory, into which the next copy would write.
-        holding.hold_after_error(use)
+        held_objects.hold_after_error(use)
         raise
 
 

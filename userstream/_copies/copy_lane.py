@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from userstream import _driver
 from userstream._copies import layout
-from userstream._engine import events, fused, holding, waiting
+from userstream._engine import events, fused, held_objects, host_wait
 from userstream.errors import UnsupportedBufferError, WaitTimeout
 
 if TYPE_CHECKING:
     from userstream._copies.layout import Moves
     from userstream._driver.copies import Peers
+    from userstream._engine.events import Pending
+    from userstream._engine.host_wait import Deadline
     from userstream._engine.lane import Lane
     from userstream._engine.pure import Use
-    from userstream._engine.waiting import Deadline, Pending
     from userstream._stream.stream import Stream
 
 
@@ -40,7 +41,7 @@ Move: TypeAlias = tuple[int, int, int, int, int]
 
 def too_late(lane: Lane, deadline: Deadline) -> Exception:
     """Return the error for a copy on a lane that was not done in time."""
-    return waiting.late((lane,), deadline.seconds, _NOT_THERE)
+    return host_wait.late((lane,), deadline.seconds, _NOT_THERE)
 
 
 def fetch(  # noqa: PLR0917 -- to name them would cost as much as they do
@@ -63,10 +64,10 @@ def fetch(  # noqa: PLR0917 -- to name them would cost as much as they do
     nothing was queued, because a stream is being captured, the contexts are several, or so are the
     allocations that the array spans.
 
-    `kept` is the lane, and what is copied: unless True is returned, it may be in `holding.left`.
+    `kept` is the lane, and what is copied: unless True is returned, it may be in `left`.
     """
-    if waiting.host_functions_thread:
-        waiting.refuse_in_host_function("a wait")
+    if host_wait.host_functions_thread:
+        host_wait.refuse_in_host_function("a wait")
     pool = lane.pool
     if after is not None and after.pool is not pool:
         return False
@@ -78,7 +79,7 @@ def fetch(  # noqa: PLR0917 -- to name them would cost as much as they do
             used.append(event)
             if len(used) >= count:
                 result = _driver.fused.fetch(
-                    holding.left,
+                    held_objects.left,
                     kept,
                     move,
                     tuple([event.raw_handle for event in used]),
@@ -120,7 +121,7 @@ def copy_and_wait(lane: Lane, to: int, source: int, size: int, deadline: Deadlin
 def wait_until(there: Pending, lane: Lane, deadline: Deadline) -> None:
     """Wait for a point on a lane."""
     try:
-        waiting.wait_until(there, deadline.left())
+        host_wait.wait_until(there, deadline.left())
     except WaitTimeout:
         raise too_late(lane, deadline) from None
 
@@ -137,7 +138,7 @@ class CopyLane:
         self._lane = stream._resolve(device)  # whichever is current
         self._lane.usable(NOT_CAPTURED)
         self.device = device
-        self._deadline = deadline or waiting.Deadline(None)
+        self._deadline = deadline or host_wait.Deadline(None)
 
     def wait(self, completion: Pending) -> None:
         """Wait for a point on this lane."""
@@ -173,7 +174,7 @@ class CopyLane:
         except BaseException:
             # After a timeout or Ctrl-C the copy goes through all the same. Freed now, the memory
             # would be lent to another copy while the GPU still writes to it.
-            holding.hold_after_error(use)
+            held_objects.hold_after_error(use)
             raise
 
     def use(self, memory: object) -> Use:

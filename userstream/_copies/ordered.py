@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from userstream import errors
 from userstream._copies.copy_lane import NOT_CAPTURED
-from userstream._engine import fused, holding
+from userstream._engine import fused, held_objects
 from userstream.errors import CaptureError, UnknownProducerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from userstream._engine.waiting import Deadline
+    from userstream._engine.host_wait import Deadline
     from userstream._ordering import Ordering
 
 T = TypeVar("T")
@@ -87,7 +87,7 @@ class Acquired:
         try:
             self._ordering.release(self._use.ticket, after_error=True)
         except Exception as failure:
-            holding.hold_later(self._use)
+            held_objects.hold_later(self._use)
             errors._report_failures([failure], error)
         self._ended = True
 

@@ -18,7 +18,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from userstream import _driver, _process
-from userstream._engine import holding
+from userstream._engine import held_objects
 from userstream.errors import UserStreamError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def take(nbytes: int, device: int) -> Lease | None:
 
 def take_block(size: int, device: int) -> Lease | None:
     """As `take`, for a size that is `rounded`."""
-    may_free = holding.queues or holding.orphans or holding.left
+    may_free = held_objects.queues or held_objects.orphans or held_objects.left
     if _limit is not None and _total <= _limit and not may_free:
         blocks = _free.get(size)
         lease = _driver.fused.lend(blocks, size) if blocks else None
@@ -117,8 +117,8 @@ def take_or_raise(nbytes: int, device: int) -> Lease:
 
 
 def _take_within_bound(size: int, device: int) -> Lease | None:
-    if holding.queues or holding.orphans or holding.left:
-        holding.sweep()  # some may be free by now
+    if held_objects.queues or held_objects.orphans or held_objects.left:
+        held_objects.sweep()  # some may be free by now
     most = limit() if _limit is None else _limit
     # The limit may be new.
     lease = _take(size, device, most, reuse=_total <= most)
@@ -247,7 +247,7 @@ def _make_room(size: int) -> bool:
 
 def trim() -> threading.Thread | None:
     """Free all the blocks that are free; return the thread that does it, if there are any."""
-    holding.sweep()
+    held_objects.sweep()
     return _give_back(None)
 
 

@@ -20,7 +20,7 @@ from userstream._copies.arrays import (
     numpy_dtype,
 )
 from userstream._copies.ordered import Acquired, in_order
-from userstream._engine import holding, waiting
+from userstream._engine import held_objects, host_wait
 from userstream._engine.lanes import of_frameworks
 from userstream._ordering import ordering_of_lanes, settings, usual_lanes_of_view
 from userstream.errors import HostBufferError, UnsupportedBufferError
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from userstream._buffers.view import View
     from userstream._copies.copy_lane import Move
     from userstream._copies.layout import Shape
+    from userstream._engine.events import Pending
+    from userstream._engine.host_wait import Deadline
     from userstream._engine.lane import Lane
-    from userstream._engine.waiting import Deadline, Pending
     from userstream._ordering import Lanes
     from userstream._stream.stream import Stream
 
@@ -43,7 +44,7 @@ ASIDE = 1 << 16  # bytes of an array that are copied once more sooner than the d
 # longer.
 _AT_ONCE = 10e-6
 
-_FOREVER = waiting.Deadline(None)
+_FOREVER = host_wait.Deadline(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def asnumpy(
     if found is None or (out is not None and not isinstance(out, np.ndarray)):
         return None
     what, address, lanes = found
-    deadline = _FOREVER if timeout is None else waiting.Deadline(timeout)
+    deadline = _FOREVER if timeout is None else host_wait.Deadline(timeout)
     return _copied(what, address, lanes, buffer, out, timeout, deadline)
 
 
@@ -126,7 +127,7 @@ def copyto(
     _, _, shape, dtype = what
     if out.shape != shape or out.dtype != dtype or not out.flags.writeable:
         return None  # to be broadcast, or refused
-    deadline = _FOREVER if timeout is None else waiting.Deadline(timeout)
+    deadline = _FOREVER if timeout is None else host_wait.Deadline(timeout)
     done = _copied(what, address, lanes, buffer, out, timeout, deadline)
     return None if done is None else lanes[0]
 
@@ -142,7 +143,7 @@ def asnumpy_async(
     if found is None or (out is not None and not isinstance(out, np.ndarray)):
         return None
     # `fetch` waits, which that thread may not.
-    if waiting.host_functions_thread == threading.get_ident():
+    if host_wait.host_functions_thread == threading.get_ident():
         return None
     what, address, lanes = found
     left = _AT_ONCE if what[0].width <= ASIDE else 0.0
@@ -226,7 +227,7 @@ def _copied(  # noqa: PLR0917 -- to name them would cost as much as they do
     `None` may also say that it has to be queued in another way.
 
     What is copied is held as there only once that call has not seen the end of the copy. It looks
-    at no signal, and leaves in `holding.left` what is to be held: without that a third exception of
+    at no signal, and leaves in `left` what is to be held: without that a third exception of
     signal handlers, in the handling of the second, would lose it.
     """
     run, move, shape, dtype = what
@@ -339,5 +340,5 @@ def _acquired(lanes: Lanes, deadline: Deadline, kept: tuple[object, ...]) -> Acq
     """Take over what `copy_lane.fetch` has left."""
     _, *objects = kept
     acquired = Acquired(ordering_of_lanes(lanes, objects), deadline)
-    holding.left.pop(id(kept), None)
+    held_objects.left.pop(id(kept), None)
     return acquired

@@ -13,7 +13,7 @@ import numpy as np
 
 from userstream import _process
 from userstream._copies import layout, pinned
-from userstream._engine import holding
+from userstream._engine import held_objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from userstream._copies.copy_lane import CopyLane
     from userstream._copies.layout import Moves
     from userstream._driver.pure import Lease
-    from userstream._engine.waiting import Pending
+    from userstream._engine.events import Pending
 
 SIZE = 4 << 20
 
@@ -138,7 +138,7 @@ def _with_chunks(lane: CopyLane, copy: Callable[[tuple[Lease, Lease]], None]) ->
             copy(chunks)
             use.ticket.end()
         except BaseException:
-            holding.hold_after_error(use)
+            held_objects.hold_after_error(use)
             raise
         _spare[device] = chunks
     finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import cuda.core
 
@@ -19,18 +19,26 @@ from userstream.errors import UserStreamError
 if TYPE_CHECKING:
     from cuda.bindings import driver
 
-    from userstream._engine.core import CoreStream
-
 # cuda.core's methods, not those of a subclass: they take a tenth of the time of the bindings.
 record_by_core = cuda.core.Stream.record
 wait_by_core = cuda.core.Stream.wait
+
+
+class Pending(Protocol):
+    """The point that a `Waitable` had reached; see `events.StreamPoint`."""
+
+    target: Any
+    ordered: bool  # whether it is done no sooner than what the target had to do before it
+
+    def is_done(self) -> bool: ...
+    def abandon(self) -> None: ...
 
 
 class Recordable(Protocol):
     """The part of a lane that events need."""
 
     @property
-    def core(self) -> CoreStream: ...
+    def core(self) -> Any: ...
 
 
 class Event:

@@ -12,14 +12,14 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from userstream import _driver, _process
-from userstream._engine import waiting, watcher
+from userstream._engine import host_wait, watcher
 from userstream._process import survive
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Generator, Sequence
 
-    from userstream._engine.waiting import Waitable
+    from userstream._engine.host_wait import Waitable
 
 _LONGEST_WAIT = 0.05  # seconds, until the next unprompted look or call
 _LONGEST_LOCK = 1.0  # seconds that the watcher waits for a future which a thread keeps locked
@@ -70,7 +70,7 @@ class Points:
         closed_is_done: bool = False,
     ) -> None:
         pending, failed = _driver.account.on(
-            _driver.account.FUTURE, waiting.start, targets, closed_is_done
+            _driver.account.FUTURE, host_wait.start, targets, closed_is_done
         )
         self._failed: list[Exception] = [*failed]
         self._grouped = grouped
@@ -90,14 +90,14 @@ class Points:
             late, failed = [watch.completion for watch in self._pending], [*self._failed]
         if not late and not failed:
             return None
-        return waiting.outcome(late, failed, timeout, grouped=self._grouped)
+        return host_wait.outcome(late, failed, timeout, grouped=self._grouped)
 
     def overdue(self, timeout: float | None) -> TimeoutError:
         """Return the error of a wait that ends now, although others may have failed already."""
         with self._lock:
             pending = [watch.completion.target for watch in self._pending]
         if pending:
-            return waiting.late(pending, timeout)
+            return host_wait.late(pending, timeout)
         return TimeoutError("all of the work is done, which is about to be reported: ask again")
 
     def stop(self) -> bool:
@@ -126,7 +126,7 @@ class Points:
         tell = self._tell
         del self._tell
         if self._failed:
-            tell(waiting.outcome([], self._failed, None, grouped=self._grouped))
+            tell(host_wait.outcome([], self._failed, None, grouped=self._grouped))
         else:
             tell(None)
 
@@ -317,7 +317,7 @@ class Completion(Future[T]):
         if self.done():
             return
         refuse_here(what)
-        deadline = waiting.Deadline(timeout)
+        deadline = host_wait.Deadline(timeout)
         while not self.done():
             if _process.halted:
                 _process.check_fork()
@@ -357,7 +357,7 @@ def _call_back(fn: Callable[[Future[T]], object], future: Future[T]) -> None:
 
 def refuse_here(what: str) -> None:
     """Raise if the calling thread may not wait, or would have to end the wait itself."""
-    waiting.refuse_in_host_function(what)
+    host_wait.refuse_in_host_function(what)
     if watcher.is_current():
         raise RuntimeError(
             f"{what} was called in a callback of a future, or in a destructor, on the thread that "

@@ -1,30 +1,256 @@
-"""Host waits as users call them: fast if nothing is pending."""
+"""Host waits for lanes and for everything on a device; all poll events instead of blocking.
+
+A wait can time out, and Ctrl-C stops it, because nothing here blocks inside the driver. A wait
+covers the work that was queued when it was called.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any, Protocol
 
-from userstream._engine import holding, waiting
+from userstream import _driver, _process
+from userstream._engine import held_objects, lanes
+from userstream.errors import (
+    ClosedError,
+    DriverError,
+    NotSupportedError,
+    UserStreamError,
+    WaitErrors,
+    WaitTimeout,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cuda.bindings import driver
+
+    from userstream._engine.events import Pending
     from userstream._engine.lane import Lane
-    from userstream._engine.waiting import Waitable
+
+_SPIN_SECONDS = 250e-6  # a short wait is over before a sleep would be
+_SLEEP_SHARE = 0.05  # so a wait is at most this share late
+_LONGEST_SLEEP = 5e-3
+
+
+# The thread that runs host functions; no thread has the identifier 0.
+host_functions_thread = 0
+
+
+class Waitable(Protocol):
+    """A lane, or everything on a device."""
+
+    @property
+    def device(self) -> int: ...
+    def is_idle(self) -> bool: ...
+    def completion(self) -> Pending: ...
+
+
+def check_arguments(timeout: float | None, policy: str) -> None:
+    """Refuse an invalid timeout or policy before CUDA is touched."""
+    if policy not in ("auto", "spin"):
+        raise ValueError(f'policy must be "auto" or "spin", not {policy!r}')
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout must be seconds, an int or a float, or None, not {timeout!r}")
+    try:
+        possible = float(timeout) >= 0  # NaN is not
+    except OverflowError:
+        possible = False
+    if not possible:
+        raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
+
+
+class Deadline:
+    """The end of a timeout that several waits share."""
+
+    __slots__ = ("_until", "seconds")
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
+        self._until = None if seconds is None else time.monotonic() + seconds
+
+    def left(self) -> float | None:
+        """Return the seconds that are left."""
+        return None if self._until is None else max(0.0, self._until - time.monotonic())
+
+
+def forbid_waits_here() -> None:
+    """Refuse all waits of the calling thread from now on."""
+    global host_functions_thread  # noqa: PLW0603 -- there is one
+    host_functions_thread = threading.get_ident()
+
+
+def refuse_in_host_function(what: str) -> None:
+    """Raise if the calling thread is the one that runs host functions."""
+    if threading.get_ident() == host_functions_thread:
+        raise RuntimeError(
+            f"{what} was called in a host function or callback of a stream, which may not wait for "
+            "the GPU: the stream may be waiting for the function; do it on another thread"
+        )
+
+
+def wait_on_host(
+    targets: Sequence[Waitable],
+    *,
+    timeout: float | None,
+    policy: str,
+    grouped: bool,
+    closed_is_done: bool = False,
+) -> None:
+    """Block until each target has passed the point that it has reached now.
+
+    Parameters
+    ----------
+    targets : sequence of Waitable
+        One that fails does not stop the others.
+    timeout : float or None
+        Seconds for all targets together; None waits indefinitely, 0 polls once.
+    policy : {"auto", "spin"}
+        Whether to sleep between the polls.
+    grouped : bool
+        Whether failures are raised as `WaitErrors`, or the one failure as itself.
+    closed_is_done : bool
+        Whether to skip a stream that another thread has closed instead of raising.
+
+    Raises
+    ------
+    RuntimeError
+        The calling thread runs host functions.
+    """
+    refuse_in_host_function("a wait")
+    since = time.perf_counter()
+    pending, failed = start(targets, closed_is_done=closed_is_done)
+    if pending:
+        pending = _poll(pending, failed, since, timeout, policy)
+    if pending or failed:
+        raise outcome(pending, failed, timeout, grouped=grouped)
+
+
+def wait_until(there: Pending, timeout: float | None) -> None:
+    """Block until a point is reached; otherwise like `wait_on_host`."""
+    refuse_in_host_function("a wait")
+    failed: list[DriverError] = []
+    pending = _poll([there], failed, time.perf_counter(), timeout, "auto")
+    if pending or failed:
+        raise outcome(pending, failed, timeout, grouped=False)
+
+
+def _poll(
+    pending: list[Pending],
+    failed: list[DriverError],
+    since: float,
+    timeout: float | None,
+    policy: str,
+) -> list[Pending]:
+    """Poll until all are over; abandon and return those that are late."""
+    try:
+        while pending:
+            if _process.halted:  # forked, or Python exits: a daemon thread must not poll on
+                _process.check_fork()
+            pending = _driver.streams.relaxed(_still_pending, pending, failed)
+            elapsed = time.perf_counter() - since
+            if not pending or (timeout is not None and elapsed >= timeout):
+                break
+            if policy == "auto" and elapsed > _SPIN_SECONDS:
+                _sleep(elapsed, timeout)
+    finally:
+        # After Ctrl-C too: an event that is not given up never returns to its pool, which then
+        # creates another one for each interrupted wait.
+        for each in pending:
+            each.abandon()
+    return pending
+
+
+def start(
+    targets: Sequence[Waitable], closed_is_done: bool = False
+) -> tuple[list[Pending], list[DriverError]]:
+    """Mark the point that each target has reached; return those still pending, and errors."""
+    pending: list[Pending] = []
+    failed: list[DriverError] = []
+    try:
+        for target in targets:
+            try:
+                if not target.is_idle():
+                    pending.append(target.completion())
+            except DriverError as error:
+                failed.append(error)
+            except ClosedError:
+                if not closed_is_done:
+                    raise
+    except BaseException:  # the caller never sees the list, so only this can give them up
+        for each in pending:
+            each.abandon()
+        raise
+    return pending, failed
+
+
+def _still_pending(pending: list[Pending], failed: list[DriverError]) -> list[Pending]:
+    return [each for each in pending if not _is_over(each, failed)]
+
+
+def _is_over(completion: Pending, failed: list[DriverError]) -> bool:
+    try:
+        return completion.is_done()
+    except DriverError as error:
+        completion.abandon()
+        failed.append(error)
+        return True
+
+
+def _sleep(elapsed: float, timeout: float | None) -> None:
+    pause = min(elapsed * _SLEEP_SHARE, _LONGEST_SLEEP)
+    time.sleep(pause if timeout is None else min(pause, timeout - elapsed))
+
+
+def outcome(
+    pending: Sequence[Pending],
+    failed: Sequence[Exception],
+    timeout: float | None,
+    *,
+    grouped: bool,
+) -> Exception:
+    """Return the error of a wait in which something was late or failed."""
+    problems: list[Exception] = [*failed]
+    if pending:
+        problems.append(late([each.target for each in pending], timeout))
+    if failed and grouped:
+        return WaitErrors(f"{len(problems)} of the waits failed, first {problems[0]}", problems)
+    return problems[0]
+
+
+_GO_ON = "nothing was cancelled, wait again to continue"
+
+
+def late(targets: Sequence[Any], timeout: float | None, then: str = _GO_ON) -> WaitTimeout:
+    """Return the error for targets that did not complete in time; `then` ends the message."""
+    names = ", ".join(map(repr, targets))
+    devices = sorted({target.device for target in targets})
+    return WaitTimeout(
+        f"not done within {timeout} s: {names}{_driver.status.uuids(devices)}; {then}",
+        seconds=timeout,
+        devices=devices,
+        streams=[repr(target) for target in targets],
+    )
+
+
+# -- as users call them ----------------------------------------------------------------------------
 
 
 def sync(lane: Lane, timeout: float | None, policy: str) -> None:
     """Block until the work queued on a lane now has completed."""
     if timeout is not None or policy != "auto":
-        waiting.check_arguments(timeout, policy)
+        check_arguments(timeout, policy)
     # No thread has the identifier 0; so this one's is rarely looked up.
-    if waiting.host_functions_thread and threading.get_ident() == waiting.host_functions_thread:
-        waiting.refuse_in_host_function("a wait")
+    if host_functions_thread and threading.get_ident() == host_functions_thread:
+        refuse_in_host_function("a wait")
     if not lane.is_idle():
-        waiting.wait_on_host((lane,), timeout=timeout, policy=policy, grouped=False)
-    if holding.queues or holding.orphans or holding.left:
-        holding.sweep()
+        wait_on_host((lane,), timeout=timeout, policy=policy, grouped=False)
+    if held_objects.queues or held_objects.orphans or held_objects.left:
+        held_objects.sweep()
 
 
 def sync_all(
@@ -37,7 +263,149 @@ def sync_all(
 ) -> None:
     """Wait for all targets at once; by default failures are grouped if there are several."""
     grouped = len(targets) > 1 if grouped is None else grouped
-    waiting.wait_on_host(
+    wait_on_host(
         targets, timeout=timeout, policy=policy, grouped=grouped, closed_is_done=closed_is_done
     )
-    holding.sweep()
+    held_objects.sweep()
+
+
+# -- everything on a device ------------------------------------------------------------------------
+
+_BREAKS = (
+    ", which a wait for the whole device would invalidate: wait() for streams, or for the device "
+    "after the capture"
+)
+
+
+class DeviceWork:
+    """Everything queued on a device, as a target of a wait."""
+
+    def __init__(self, device: int, context: driver.CUcontext) -> None:
+        self.device = device
+        self._context = context
+
+    def refuse_captures(self) -> None:
+        """Raise `CaptureError` if a capture can be seen, which the wait would invalidate."""
+        refuse_captures(self.device, self._context, _BREAKS)
+
+    def is_idle(self) -> bool:
+        return False  # there is no such query; an event of an idle context is done at once
+
+    def completion(self) -> Pending:
+        try:
+            return _Recorded(self._context, self)
+        except NotSupportedError:
+            return _Synchronizing(self._context, self)
+
+    def __repr__(self) -> str:
+        return f"<device {self.device}>"
+
+
+def refuse_captures(device: int, context: driver.CUcontext, why: str) -> None:
+    """Raise `CaptureError` if a capture in a context of a device can be seen.
+
+    Those are captures that the legacy default stream takes part in, or a stream that userstream
+    made. `why` is as for `Lane.usable`.
+    """
+    lanes.default_in(_driver.streams.LEGACY, device, context).usable(why)
+    for lane in lanes.ours():
+        # Not those of others, which may be destroyed by now: to ask one would be a crash.
+        handle = lane.handle
+        if (
+            handle is not None
+            and lane.is_in(context)
+            and not _driver.fused.are_free(handle, handle)
+        ):
+            lane.usable(why)
+
+
+def work_on(devices: Sequence[int], lane: Lane | None, *, and_current: bool) -> list[DeviceWork]:
+    """Return the work of the devices that are in use; refuse the captures that can be seen.
+
+    It is that of their primary contexts, and of the stream's own or the current one if that is
+    another.
+    """
+    own = lane if lane is not None and lane.is_context_independent else None
+    contexts = {device: _driver.contexts.primary_context_if_active(device) for device in devices}
+    work = [
+        DeviceWork(device, context) for device, context in contexts.items() if context is not None
+    ]
+    if own is not None:
+        work += _work_of_other(own.context)
+    elif lane is not None or and_current:
+        work += _work_of_other(_driver.contexts.current_context())
+    if own is not None:
+        own.usable(_BREAKS)
+    for each in work:
+        each.refuse_captures()
+    return work
+
+
+def _work_of_other(context: driver.CUcontext | None) -> list[DeviceWork]:
+    """Return the work of a context, if there is one and it is not the primary one of a device."""
+    if context is None or _driver.contexts.device_of_primary(int(context)) is not None:
+        return []
+    device = _driver.contexts.within(context, _driver.contexts.current_device)
+    known = _driver.contexts.primary_context_if_active(device)
+    if known is not None and int(known) == int(context):
+        return []
+    return [DeviceWork(device, context)]
+
+
+class _Recorded:
+    """An event recorded after all the work of a context; polled, then destroyed."""
+
+    def __init__(self, context: driver.CUcontext, target: DeviceWork) -> None:
+        self.target = target
+        self.ordered = False
+        event = _driver.events.create_event(context)
+        self._event: driver.CUevent | None = event
+        try:
+            _driver.events.record_context(context, event)
+        except BaseException:  # Ctrl-C as well: no destructor frees an event of the driver
+            self.abandon()
+            raise
+
+    def is_done(self) -> bool:
+        if not _driver.events.event_is_done(self._event, self.target):
+            return False
+        self.abandon()
+        return True
+
+    def abandon(self) -> None:
+        """Destroy the event; the driver keeps what it still needs."""
+        event, self._event = self._event, None
+        if event is not None:
+            # After an error of the GPU it cannot be destroyed, and is of no use.
+            with contextlib.suppress(UserStreamError):
+                _driver.events.destroy_event(event)
+
+
+class _Synchronizing:
+    """A thread inside ``cuCtxSynchronize``, for drivers before CUDA 12.5; polled like an event."""
+
+    def __init__(self, context: driver.CUcontext, target: DeviceWork) -> None:
+        self.target = target
+        self.ordered = False
+        self._context = context
+        self._error: DriverError | None = None
+        self._thread = threading.Thread(
+            target=self._run, name="userstream-synchronize", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            _driver.contexts.synchronize_context(self._context)
+        except DriverError as error:
+            self._error = error
+
+    def is_done(self) -> bool:
+        if self._thread.is_alive():
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def abandon(self) -> None:
+        """Abandon the thread, which ends when the device has finished."""

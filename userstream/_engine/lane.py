@@ -8,28 +8,147 @@ call, and nothing after that depends on which context is current.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import cuda.core
 
 from userstream import _driver, _process
 from userstream._engine import events, fused
-from userstream._engine.foreign import foreign
 from userstream.errors import CaptureError, ClosedError
 
 if TYPE_CHECKING:
     import weakref
     from collections.abc import Callable
+    from typing import Self
 
     from cuda.bindings import driver
     from cuda.bindings.driver import CUstreamCaptureStatus
+    from cuda.core import Context, Device, Event, EventOptions, StreamOptions
 
-    from userstream._engine.core import CoreStream
-    from userstream._engine.parts import Part
+    from userstream.typing import StreamLike
+
 
 T = TypeVar("T")
+
+# `cuda.core.Stream`, with the members that userstream uses. cuda.core chooses its modules for the
+# installed CUDA major at import time, which no type checker can follow: the base class would be
+# unknown, and with it all of `Stream`.
+if TYPE_CHECKING:
+
+    class CoreStream:
+        """A queue of GPU work."""
+
+        @classmethod
+        def _init(
+            cls,
+            obj: StreamLike | None = None,
+            options: StreamOptions | None = None,
+            device_id: int | None = None,
+            ctx: Context | None = None,
+        ) -> Self: ...
+        @classmethod
+        def _legacy_default(cls) -> Self: ...
+        @classmethod
+        def _per_thread_default(cls) -> Self: ...
+        @property
+        def handle(self) -> driver.CUstream:
+            """The ``CUstream``."""
+
+        def __cuda_stream__(self) -> tuple[int, int]: ...
+        @property
+        def device(self) -> Device:
+            """The device of the stream."""
+
+        @property
+        def context(self) -> Context:
+            """The context of the stream."""
+
+        @property
+        def resources(self) -> Any:  # cuda.core.DeviceResources
+            """The resources of the device that the stream may use."""
+
+        @property
+        def priority(self) -> int:
+            """Its priority; lower numbers run first."""
+
+        @property
+        def is_nonblocking(self) -> bool:
+            """Whether it runs concurrently with the legacy default stream."""
+
+        @property
+        def is_closed(self) -> bool:
+            """Whether it was closed."""
+
+        def close(self) -> None:
+            """Close the stream."""
+
+        def sync(self) -> None:
+            """Block until the work queued on it has completed."""
+
+        def wait(self, event_or_stream: Event | StreamLike) -> None:
+            """Make later work on it wait for an event or a stream."""
+
+        def record(self, event: Event | None = None, options: EventOptions | None = None) -> Event:
+            """Record an event after the work queued on it."""
+
+        def create_graph_builder(self) -> Any:  # cuda.core.graph.GraphBuilder
+            """Make a builder that captures this stream into a graph."""
+
+else:
+    CoreStream = cuda.core.Stream
+
+
+class _Foreign:
+    """What `cuda.core.Stream._init` accepts as a stream that other code created."""
+
+    __slots__ = ("handle", "owner")
+
+    def __init__(self, handle: int, owner: object) -> None:
+        self.handle = handle
+        self.owner = owner
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.handle)
+
+
+def foreign(handle: int, owner: object) -> CoreStream:
+    """Wrap a stream that other code created, and keep its owner alive; calls no driver."""
+    return CoreStream._init(_Foreign(handle, owner))
+
 
 NOT_NOW = "; ask before or after the capture"  # the end of a refusal
 
 _NONE = _driver.streams.NOT_CAPTURING
+
+
+class Part:
+    """Some of the multiprocessors of a device."""
+
+    __slots__ = ("_resource", "device", "sms")
+
+    def __init__(self, device: int, resource: driver.CUdevResource) -> None:
+        self.device = device
+        self.sms = _driver.green_contexts.count(resource)
+        self._resource = resource
+
+    def context(self) -> driver.CUcontext:
+        """Return the green context, which is created once and kept for the process."""
+        known = _contexts.get(self)
+        if known is not None:
+            return known
+        # Under no lock, as it takes a ms. One too many is destroyed: of another thread, or of a
+        # signal handler that came in between.
+        made: list[tuple[Any, ...]] = []
+        context = None
+        try:
+            context = _driver.green_contexts.create(made, self._resource, self.device)
+            return _contexts.setdefault(self, context)
+        finally:  # `made` has it also if Ctrl-C came before the name `context` was bound
+            if context is None or _contexts.get(self) is not context:
+                _driver.green_contexts.destroy(made)
+
+
+_contexts: dict[Part, driver.CUcontext] = {}
 
 
 class Lane(fused.LaneState):

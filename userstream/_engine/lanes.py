@@ -1,4 +1,4 @@
-"""Where lanes come from: created here, or found and wrapped if other code made the stream.
+"""The lanes of the process: created, found by their handles, or wrapped; and parts of devices.
 
 `cuda.core.Stream` has no public constructor for what is needed. Its private ``_init`` is called
 here and, for what users hold, in `userstream._stream.factory`.
@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import TYPE_CHECKING
+from typing import Literal, NamedTuple, TypeAlias
 
 from cuda.bindings import driver
 from cuda.core import Context, Device, StreamOptions
 
-from userstream import _driver, _process
-from userstream._engine.core import CoreStream
-from userstream._engine.lane import Lane
-
-if TYPE_CHECKING:
-    from userstream._engine.parts import Part
+from userstream import _driver, _numbers, _process
+from userstream._engine.lane import CoreStream, Lane, Part
 
 _core_contexts: dict[int | Part, Context] = {}
 
@@ -197,6 +193,82 @@ def clamp_priority(device: int, priority: int) -> int:
             least,
         )
     return nearest
+
+
+# -- parts of a device -----------------------------------------------------------------------------
+
+# A process splits a device once: into a part of the size that is asked for first, and the rest. So
+# the parts of any two streams are the same part, or have nothing in common.
+
+REST: Literal["rest"] = "rest"
+
+Wanted: TypeAlias = int | Literal["rest"]
+
+
+class _Split(NamedTuple):
+    """The two parts of a device."""
+
+    part: Part
+    rest: Part
+
+
+_splits: dict[int, _Split] = {}
+
+
+def check_sms(sms: object) -> Wanted:
+    """Return what `sms=` asks for, or refuse it before the driver is asked."""
+    if isinstance(sms, str):
+        if sms != REST:
+            raise ValueError(f"sms must be a number of multiprocessors or 'rest', not {sms!r}")
+        return REST
+    wanted = _numbers.integer(sms, "sms")
+    if wanted < 1:
+        raise ValueError(
+            f"sms must be at least 1, not {wanted}; leave it out for all multiprocessors of the "
+            "device"
+        )
+    return wanted
+
+
+def part_of(device: int, wanted: Wanted) -> Part:
+    """Return a part of a device, which is split if it was not yet."""
+    split = _splits.get(device)
+    if split is None:
+        _driver.library.check_device(device)
+        _driver.green_contexts.check_supported()
+        if wanted == REST:
+            raise ValueError(
+                f"device {device} has not been split, so there is no rest yet: create a stream "
+                "with a number as sms= first"
+            )
+        split = _splits.setdefault(device, _split(device, wanted))
+    if wanted == REST:
+        if not split.rest.sms:
+            raise ValueError(f"the part of {split.part.sms} SMs leaves nothing of device {device}")
+        return split.rest
+    # It is what nearly every call asks for; any other number may be rounded up to it.
+    if wanted != split.part.sms and _split(device, wanted).part.sms != split.part.sms:
+        raise ValueError(
+            f"device {device} is split into {split.part.sms} and {split.rest.sms} SMs, once for "
+            f"the process, so there is no part of {wanted}: pass sms={split.part.sms}, or "
+            "sms='rest'"
+        )
+    return split.part
+
+
+def _split(device: int, wanted: int) -> _Split:
+    """Split a device, which changes nothing there and is repeatable."""
+    whole = _driver.green_contexts.whole(device)
+    # The driver takes an unsigned int, and cuda-bindings refuses a larger one by an OverflowError.
+    available = _driver.green_contexts.count(whole)
+    found = _driver.green_contexts.split(whole, wanted) if wanted <= available else None
+    if found is None:
+        raise ValueError(
+            f"device {device} has {available} SMs, from which no part of {wanted} can be split: "
+            "pass a smaller sms=, or none for the whole device"
+        )
+    part, rest = found
+    return _Split(Part(device, part), Part(device, rest))
 
 
 _process.after_fork(of_frameworks.clear)

@@ -45,7 +45,7 @@ class Use:
     """Objects that work on a stream may be using: made before the work is queued.
 
     They are held until the ticket is ended, or until the stream has passed where `finish` or
-    `holding.hold` was called. An exception of a signal handler may come before either, at any
+    `held_objects.hold` was called. An exception of a signal handler may come before either, at any
     bytecode. This object goes with the frame that it leaves then, which makes its ticket an orphan.
     """
 
@@ -132,7 +132,7 @@ def finish(lane: Any, source: Any, objects: object, /) -> int:
     """Make a source, if there is one, wait for a lane, and hold objects until that is there.
 
     Objects that are in use are passed as their ticket, which is ended. Returns 0, or `DUE` if
-    `holding.sweep_if_due` is to be called as well. All else is as with `order`: then nothing is
+    `held_objects.sweep_if_due` is to be called too. All else is as with `order`: then nothing is
     held.
     """
     held = lane.held

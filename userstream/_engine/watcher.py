@@ -20,7 +20,7 @@ from userstream._process import Daemon, survive
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from userstream._engine.waiting import Pending
+    from userstream._engine.events import Pending
 
 # A watch is late by at most this share of its length, or by the shortest sleep.
 _SLEEP_SHARE = 0.05

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from userstream import _process, _stream, _targets, _unentered, errors
-from userstream._engine import fused, holding
+from userstream._engine import fused, held_objects
 from userstream._ordering.ordering import ordering_of_lanes, usual_lanes
 
 if TYPE_CHECKING:
@@ -156,15 +156,15 @@ class Borrow:
         try:
             result = fused.finish(lane, source, use.ticket)
             if result == fused.DUE:
-                holding.sweep_if_due(lane)
+                held_objects.sweep_if_due(lane)
             elif result:
                 buffers, _, producer, _ = self._asked
                 ordering_of_lanes(ordering, buffers, producer).release(use.ticket, result=result)
         except Exception as failure:
-            holding.hold_later(use)
+            held_objects.hold_later(use)
             errors._report_failures([failure], error)
         except BaseException:  # Ctrl-C; what is held may not be watched yet
-            holding.hold_later(use)
+            held_objects.hold_later(use)
             raise
 
     def _exit(self, ordering: Ordering, use: Use, error: BaseException | None) -> None:
@@ -186,7 +186,7 @@ class Borrow:
             except Exception as failure:
                 failures.append(failure)
                 if self._keep:
-                    holding.hold_later(use)
+                    held_objects.hold_later(use)
             if not self._keep:
                 use.ticket.end()
         if failures:

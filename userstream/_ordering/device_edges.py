@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from userstream import _driver, _process
 from userstream._buffers import frameworks
-from userstream._engine import device_wait, lanes
+from userstream._engine import host_wait, lanes
 from userstream._ordering import settings
 from userstream.errors import CaptureError
 
@@ -53,7 +53,7 @@ def refuse_captures(devices: Iterable[int], consumer: Lane) -> None:
             stream=repr(consumer),
         )
     for device in devices:
-        device_wait.refuse_captures(device, _driver.contexts.primary_context(device), breaks)
+        host_wait.refuse_captures(device, _driver.contexts.primary_context(device), breaks)
         # A framework captures on its current stream. If that is a non-blocking one, the legacy
         # stream does not tell.
         for framework in frameworks():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from userstream import _buffers, _driver, errors
 from userstream._buffers import NO_STREAM, type_name
-from userstream._engine import fused, holding, host_wait, lanes, waiting
+from userstream._engine import fused, held_objects, host_wait, lanes
 from userstream._ordering import device_edges, settings
 from userstream._stream.stream import Stream
 from userstream.errors import (
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from userstream._buffers.view import View
     from userstream._engine.events import Event
+    from userstream._engine.host_wait import Deadline
     from userstream._engine.lane import Lane
-    from userstream._engine.waiting import Deadline
     from userstream._ordering.uses import Pending
     from userstream.typing import Producer
 
@@ -145,7 +145,7 @@ class Ordering:
             wait_on_host |= self._release_each(producers, objects, failures)
         if wait_on_host:
             try:
-                self._wait_on_host(waiting.Deadline(0) if after_error else deadline)
+                self._wait_on_host(host_wait.Deadline(0) if after_error else deadline)
             except Exception as failure:
                 failures.append(failure)
         if failures:
@@ -158,7 +158,7 @@ class Ordering:
         result = fused.finish(self.lane, source, objects)
         if result != fused.DUE:
             return result
-        holding.sweep_if_due(self.lane)
+        held_objects.sweep_if_due(self.lane)
         return 0
 
     def _release_each(
@@ -179,9 +179,9 @@ class Ordering:
             lane.pool.give_back(event)
         elif capture != _driver.streams.NOT_CAPTURING:
             lane.pool.give_back(event)
-            holding.end_ticket(objects)
+            held_objects.end_ticket(objects)
         else:
-            holding.hold(lane, event, began, objects)
+            held_objects.hold(lane, event, began, objects)
         return wait_on_host
 
     def _let_devices_wait(self, event: Event, failures: list[Exception]) -> bool:
@@ -220,7 +220,7 @@ class Ordering:
         except WaitTimeout:
             if deadline is None:
                 raise
-            raise waiting.late((self.lane,), deadline.seconds) from None
+            raise host_wait.late((self.lane,), deadline.seconds) from None
 
 
 # Who uses some buffers, its lane, that of who else produces them, and what keeps that alive.

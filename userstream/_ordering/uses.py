@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cuda.bindings import driver
 
 from userstream import _driver, _targets
-from userstream._engine import holding
+from userstream._engine import held_objects
 from userstream.errors import UserStreamError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Uses:
             lane = oldest.lane()
             if lane is not None:
                 with contextlib.suppress(UserStreamError):
-                    holding.keep(lane, oldest)
+                    held_objects.keep(lane, oldest)
 
     def released(self, use: Pending) -> None:
         """Forget what was acquired before and ends with this use."""
@@ -75,7 +75,7 @@ class Uses:
         wanted = set(map(_key, _targets.buffers_in(target)))
         if not wanted:
             return []
-        holding.sweep()  # what was passed just now
+        held_objects.sweep()  # what was passed just now
         for key, acquired in list(self._acquired.items()):
             lane = acquired.lane()
             if lane is None or lane.handle is None:  # that can no longer be released

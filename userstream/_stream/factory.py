@@ -13,15 +13,15 @@ from cuda.bindings import driver
 
 from userstream import _driver, _engine, _numbers
 from userstream._buffers import is_named, type_name
-from userstream._engine import holding, lanes
-from userstream._engine.core import CoreStream
+from userstream._engine import held_objects, lanes
+from userstream._engine.lane import CoreStream
 from userstream.errors import ClosedError, UnsupportedStreamError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from userstream._engine.lane import Lane
-    from userstream._engine.parts import Wanted
+    from userstream._engine.lanes import Wanted
     from userstream.typing import StreamLike
 
 S = TypeVar("S", bound=CoreStream)
@@ -43,7 +43,7 @@ def check_flags(flags: int | None, *, nonblocking: bool) -> None:
 
 def check_sms(sms: object, *, nonblocking: bool) -> Wanted:
     """Return what `sms=` asks for, or refuse it."""
-    wanted = _engine.parts.check(sms)
+    wanted = _engine.lanes.check_sms(sms)
     if not nonblocking:
         raise ValueError(
             f"sms={sms!r} is for non-blocking streams only: leave out nonblocking=False"
@@ -94,7 +94,9 @@ def close(lane: Lane | None, stream: object) -> None:
         with contextlib.suppress(ClosedError):  # another thread was faster
             capture.forget(lane)
     lanes.forget(lane, address)
-    holding.keep_in_use(lane)  # by a block that has not ended, and cannot mark its end any more
+    held_objects.keep_in_use(
+        lane
+    )  # by a block that has not ended, and cannot mark its end any more
     lane.close()
 
 

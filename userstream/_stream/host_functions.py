@@ -6,7 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from userstream import _driver
-from userstream._engine import dispatcher, waiting, watcher
+from userstream._engine import dispatcher, host_wait, watcher
 from userstream._stream.gate import Gate
 from userstream._stream.operations import WaitFlags
 
@@ -25,7 +25,7 @@ _NOT_CAPTURED = ", and Python functions cannot be captured; cuda.core can: Graph
 def launch(lane: Lane, fn: Callable[..., object], args: tuple[Any, ...], *, blocking: bool) -> None:
     """Enqueue a call of a Python function."""
     name = _name_of(fn)
-    waiting.refuse_in_host_function("launch_host_func()")
+    host_wait.refuse_in_host_function("launch_host_func()")
     lane.live()
     lane.within(_launch, lane, _named(name, fn, *args), blocking)
 

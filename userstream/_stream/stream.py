@@ -8,8 +8,7 @@ from cuda.core import Device, Event
 
 from userstream import _devices, _driver, _engine, _numbers, _process, _stream, _unentered
 from userstream._engine import host_wait, lanes
-from userstream._engine.core import CoreStream
-from userstream._engine.lane import NOT_NOW, Lane
+from userstream._engine.lane import NOT_NOW, CoreStream, Lane
 from userstream._stream import elsewhere, factory
 
 if TYPE_CHECKING:
@@ -148,7 +147,7 @@ class Stream(CoreStream):
         factory.check_flags(flags, nonblocking=nonblocking)
         limit = None if sms is None else factory.check_sms(sms, nonblocking=nonblocking)
         ordinal = _devices.device_id_or_current(device)
-        part = None if limit is None else _engine.parts.part_of(ordinal, limit)
+        part = None if limit is None else _engine.lanes.part_of(ordinal, limit)
         return cls._of(
             lanes.create(ordinal, nonblocking=bool(nonblocking), priority=wanted, part=part)
         )
