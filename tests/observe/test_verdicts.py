@@ -1,0 +1,561 @@
+"""Verdicts of `observe` on short programs: what counts as ordered, and what does not."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda.bindings import driver
+from cuda.core import LaunchConfig, ObjectCode, launch
+
+import userstream as us
+from helpers import checked, current_context, device_current, device_memory
+from observed import (
+    LEGACY,
+    SIZE,
+    Room,
+    a_room,
+    captured,
+    checked_or_busy,
+    copy,
+    fill,
+    handle,
+    overwrite,
+    until,
+    view,
+)
+from userstream.testing import Pointer, kernel, latch, reset
+
+pytestmark = [
+    pytest.mark.simulated,
+    pytest.mark.no_races(False),  # these tests observe themselves
+]
+
+OVERWRITTEN = "host overwrote the source of a copy"
+RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+EXTERNAL = 1
+
+
+def kinds(seen: us.Observation) -> list[str]:
+    return [race.kind for race in seen.races]
+
+
+@kernel("verdict_use")
+def _use(grid: Any, block: Any, to: Pointer) -> None:
+    """Change nothing: that takes several launches to be learned."""
+
+
+def use(stream: us.Stream, to: int) -> None:
+    """Launch a kernel that is assumed to write, because nothing has been learned yet."""
+    made = ObjectCode.from_ptx(b"any").get_kernel("verdict_use")
+    launch(stream, LaunchConfig(grid=1, block=1), made, to)
+
+
+# -- destroyed streams ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda: checked(driver.cuCtxSynchronize()),
+        lambda: checked(driver.cuMemFree(checked(driver.cuMemAlloc(SIZE)))),
+        lambda: us.wait_for_device(0),
+    ],
+    ids=["cuCtxSynchronize", "cuMemFree", "wait_for_device"],
+)
+def test_a_wait_for_the_device_includes_destroyed_streams(wait: Callable[[], object]) -> None:
+    with a_room() as room, us.observe() as seen:
+        with us.Stream.create(0) as stream:
+            fill(room.x, stream)
+        wait()
+        fill(room.x, room.b)
+    assert kinds(seen) == []
+
+
+def test_an_edge_from_the_context_includes_destroyed_streams() -> None:
+    with a_room() as room, us.observe() as seen:
+        event = checked(driver.cuEventCreate(0))
+        with us.Stream.create(0) as stream:
+            fill(room.x, stream)
+        checked(driver.cuCtxRecordEvent(current_context(), event))
+        checked(driver.cuStreamWaitEvent(handle(room.b), event, 0))
+        fill(room.x, room.b)
+        checked(driver.cuEventDestroy(event))
+    assert kinds(seen) == []
+
+
+def test_the_legacy_stream_waits_for_destroyed_blocking_streams() -> None:
+    with a_room() as room, us.observe() as seen:
+        with us.Stream.create(0, nonblocking=False) as stream:
+            fill(room.x, stream)
+        copy(room.y, room.x, LEGACY)
+    assert kinds(seen) == []
+
+
+def test_destroying_a_stream_orders_nothing() -> None:
+    with a_room() as room, us.observe() as seen:
+        with us.Stream.create(0) as stream:
+            fill(room.x, stream)
+        fill(room.x, room.b)
+    assert kinds(seen) == ["write after write"]
+
+
+# -- sources of copies ----------------------------------------------------------------------------
+
+
+def test_a_staging_buffer_in_both_directions_is_watched() -> None:
+    """The GPU has written the buffer before, which does not explain what changes it now."""
+    with a_room() as room, us.observe() as seen:
+        copy(room.pinned, room.x, room.a)
+        room.a.sync()
+        overwrite(room.pinned, 1)
+        with latch(room.a) as held:
+            copy(room.x, room.pinned, room.a)
+            overwrite(room.pinned, 2)
+            held.release()
+            room.a.sync()
+    assert kinds(seen) == [OVERWRITTEN]
+
+
+def test_pinned_memory_of_a_pool_is_watched() -> None:
+    properties = driver.CUmemPoolProps()
+    properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
+    with a_room() as room:
+        pool = checked(driver.cuMemPoolCreate(properties))
+        with us.observe() as seen:
+            source = int(checked(driver.cuMemAllocFromPoolAsync(SIZE, pool, handle(room.a))))
+            room.a.sync()
+            overwrite(source, 1)
+            with latch(room.a) as held:
+                copy(room.x, source, room.a)
+                overwrite(source, 2)
+                held.release()
+                room.a.sync()
+            checked(driver.cuMemFreeAsync(source, handle(room.a)))
+            room.a.sync()
+        checked(driver.cuMemPoolDestroy(pool))
+    assert kinds(seen) == [OVERWRITTEN]
+
+
+def test_a_copy_into_the_source_that_was_in_flight_at_the_begin_explains_its_change() -> None:
+    with a_room() as room:
+        fill(room.x, room.a)
+        overwrite(room.pinned, 1)
+        room.a.sync()
+        with latch(room.a) as held:
+            copy(room.pinned, room.x, room.a)
+            with us.observe() as seen:
+                copy(room.y, room.pinned, room.a)
+                held.release()
+                room.a.sync()
+    assert kinds(seen) == []
+
+
+def test_an_event_from_before_the_observation_stands_for_unseen_work() -> None:
+    with a_room() as room:
+        fill(room.x, room.a)
+        overwrite(room.pinned, 1)
+        room.a.sync()
+        with latch(room.a) as held:
+            copy(room.pinned, room.x, room.a)
+            event = checked(driver.cuEventCreate(0))
+            checked(driver.cuEventRecord(event, handle(room.a)))
+            with us.observe() as seen:
+                checked(driver.cuStreamWaitEvent(handle(room.b), event, 0))
+                copy(room.y, room.pinned, room.b)
+                held.release()
+                room.b.sync()
+        checked(driver.cuEventDestroy(event))
+    assert kinds(seen) == []
+
+
+def test_once_the_host_has_waited_no_work_from_before_explains_a_change() -> None:
+    with a_room() as room, latch(room.a) as before:
+        fill(room.x, room.a)
+        with us.observe() as seen:
+            fill(room.y, room.a)
+            before.release()
+            room.a.sync()
+            overwrite(room.pinned, 1)
+            with latch(room.a) as held:
+                copy(room.x, room.pinned, room.a)
+                overwrite(room.pinned, 2)
+                held.release()
+                room.a.sync()
+    assert kinds(seen) == [OVERWRITTEN]
+
+
+# -- memory that is freed -------------------------------------------------------------------------
+
+
+def test_an_address_that_numpy_uses_again_is_not_used_after_free() -> None:
+    size = 1 << 21
+    met = 0
+    with a_room() as room, us.observe() as seen:
+        pool = checked(driver.cuDeviceGetDefaultMemPool(0))
+        for _ in range(20):
+            freed = int(checked(driver.cuMemAllocAsync(size, handle(room.a))))
+            checked(driver.cuMemFreeAsync(freed, handle(room.a)))
+            room.a.sync()
+            checked(driver.cuMemPoolTrimTo(pool, 0))
+            arrays = [np.empty(size, np.uint8) for _ in range(8)]
+            begins = [array.ctypes.data for array in arrays]
+            for begin in begins:
+                if begin <= freed <= begin + size - SIZE:
+                    met += 1
+                    copy(freed, room.x, room.a)
+                    room.a.sync()
+    if not met:
+        pytest.skip("the allocator of the host has not used the address again")
+    assert kinds(seen) == []
+
+
+def test_an_address_that_a_graph_uses_again_is_not_used_after_free() -> None:
+    with a_room() as room, us.observe() as seen:
+        for _ in range(3):
+            freed = int(checked(driver.cuMemAllocAsync(SIZE, handle(room.a))))
+            checked(driver.cuMemFreeAsync(freed, handle(room.a)))
+            room.a.sync()
+
+            def work() -> None:
+                made = int(checked(driver.cuMemAllocAsync(SIZE, handle(room.a))))
+                fill(made, room.a)
+                checked(driver.cuMemFreeAsync(made, handle(room.a)))
+
+            graph = captured(room, work)
+            for stream in (room.a, room.b):
+                checked(driver.cuGraphLaunch(graph, handle(stream)))
+            room.b.sync()
+    assert kinds(seen) == []
+
+
+def test_advice_on_one_stream_is_not_to_wait_for_itself() -> None:
+    with a_room() as room:
+        address = int(checked(driver.cuMemAllocAsync(SIZE, handle(room.a))))
+        with us.observe() as seen:
+            with latch(room.a):
+                checked(driver.cuMemFreeAsync(address, handle(room.a)))
+                fill(address, room.a)
+            driver.cuStreamSynchronize(handle(room.a))
+        reset()  # the GPU fails
+    (race,) = seen.races
+    assert race.kind == "use after free"
+    assert "wait for" not in race.advice
+    assert "test_verdicts.py" in race.advice
+
+
+# -- accesses -------------------------------------------------------------------------------------
+
+
+def test_an_ordered_read_does_not_hide_an_assumed_write() -> None:
+    with a_room() as room:
+        with us.observe(possible=True) as seen:
+            use(room.a, room.x)
+            copy(room.y, room.x, room.a)
+            copy(room.pinned, room.x, room.b)
+            room.a.sync()
+            room.b.sync()
+    (race,) = seen.races
+    assert race.possible
+    assert race.first.known == "assumed"
+
+
+# -- contexts and events --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_device_wide_edge_orders_its_device_alone(device: int) -> None:
+    with a_room() as room, us.observe() as seen:
+        fill(room.x, room.a)
+        with device_current(device):
+            event = checked(driver.cuEventCreate(0))
+            context = current_context()
+            checked(driver.cuCtxRecordEvent(context, event))
+            checked(driver.cuCtxWaitEvent(context, event))
+        fill(room.x, room.b)
+        checked(driver.cuEventDestroy(event))
+    assert kinds(seen) == ([] if device == 0 else ["write after write"])
+
+
+def test_device_wide_edges_of_two_devices_keep_apart() -> None:
+    """The wait of device 1 is for the work of device 0, and orders nothing on device 0."""
+    with a_room() as room, us.Stream.create(1) as far, device_memory(1, SIZE) as there:
+        event = checked(driver.cuEventCreate(0))
+        mine = current_context()
+        with us.observe() as seen:
+            fill(room.x, room.a)
+            checked(driver.cuCtxRecordEvent(mine, event))
+            with device_current(1):
+                checked(driver.cuCtxWaitEvent(current_context(), event))
+            copy(there, room.x, far)
+            assert kinds(seen) == []
+            copy(room.y, room.x, room.b)
+            assert kinds(seen) == ["read after write"]
+            far.sync()
+        checked(driver.cuEventDestroy(event))
+
+
+def test_elapsed_time_is_a_wait_for_both_events() -> None:
+    with a_room() as room:
+        begin, end = (checked(driver.cuEventCreate(0)) for _ in range(2))
+        with us.observe() as seen:
+            checked(driver.cuEventRecord(begin, handle(room.a)))
+            fill(room.x, room.a)
+            checked(driver.cuEventRecord(end, handle(room.a)))
+            until(lambda: elapsed(begin, end))
+            fill(room.x, room.b)
+        for event in (begin, end):
+            checked(driver.cuEventDestroy(event))
+    assert kinds(seen) == []
+
+
+def elapsed(begin: Any, end: Any) -> bool:
+    return checked_or_busy(driver.cuEventElapsedTime(begin, end)[:1])
+
+
+@pytest.mark.skipif(not hasattr(driver, "cuCtxSynchronize_v2"), reason="needs CUDA 13")
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_wait_for_a_context_that_is_named(device: int) -> None:
+    with device_current(device):
+        context = current_context()
+    with a_room() as room, us.observe() as seen:
+        fill(room.x, room.a)
+        checked(driver.cuCtxSynchronize_v2(context))
+        fill(room.x, room.b)
+    assert kinds(seen) == ([] if device == 0 else ["write after write"])
+
+
+# -- graphs ---------------------------------------------------------------------------------------
+
+
+def graph_of(room: Room, work: Callable[[], None]) -> Any:
+    """Return a graph that is not executable yet."""
+    checked(driver.cuStreamBeginCapture(handle(room.a), RELAXED))
+    work()
+    return checked(driver.cuStreamEndCapture(handle(room.a)))
+
+
+def test_a_clone_does_what_its_graph_does() -> None:
+    with a_room() as room, us.observe() as seen:
+        graph = graph_of(room, lambda: fill(room.x, room.a))
+        clone = checked(driver.cuGraphClone(graph))
+        checked(driver.cuGraphDestroy(graph))
+        made = checked(driver.cuGraphInstantiate(clone, 0))
+        checked(driver.cuGraphLaunch(made, handle(room.a)))
+        fill(room.x, room.b)
+        us.wait_for_device(0)
+        checked(driver.cuGraphExecDestroy(made))
+        checked(driver.cuGraphDestroy(clone))
+    assert kinds(seen) == ["write after write"]
+    assert seen.not_seen == ()
+
+
+def test_an_updated_graph_does_what_the_new_one_does() -> None:
+    with a_room() as room, us.observe() as seen:
+        before = graph_of(room, lambda: fill(room.x, room.a))
+        after = graph_of(room, lambda: fill(room.y, room.a))
+        made = checked(driver.cuGraphInstantiate(before, 0))
+        checked(driver.cuGraphExecUpdate(made, after))
+        checked(driver.cuGraphLaunch(made, handle(room.a)))
+        fill(room.x, room.b)
+        assert kinds(seen) == []
+        fill(room.y, room.b)
+        us.wait_for_device(0)
+        checked(driver.cuGraphExecDestroy(made))
+        for graph in (before, after):
+            checked(driver.cuGraphDestroy(graph))
+    assert kinds(seen) == ["write after write"]
+
+
+def test_a_graph_from_before_is_counted_as_not_seen() -> None:
+    with a_room() as room:
+        graph = captured(room, lambda: fill(room.x, room.a))
+        with us.observe() as seen:
+            checked(driver.cuGraphLaunch(graph, handle(room.a)))
+            fill(room.x, room.b)
+            room.a.sync()
+    assert kinds(seen) == []
+    assert any("graphs that were not captured while watching" in each for each in seen.not_seen)
+
+
+def test_a_capture_that_runs_as_the_observation_begins_is_counted_as_not_seen() -> None:
+    with a_room() as room:
+        checked(driver.cuStreamBeginCapture(handle(room.a), RELAXED))
+        fill(room.x, room.a)
+        with us.observe() as seen:
+            fill(room.y, room.a)
+            graph = checked(driver.cuStreamEndCapture(handle(room.a)))
+            made = checked(driver.cuGraphInstantiate(graph, 0))
+            fill(room.y, room.b)
+            assert kinds(seen) == [], "captured work is no work"
+            checked(driver.cuGraphLaunch(made, handle(room.a)))
+            us.wait_for_device(0)
+            checked(driver.cuGraphExecDestroy(made))
+            checked(driver.cuGraphDestroy(graph))
+    assert kinds(seen) == ["write after write"], "the part that was seen"
+    assert any("graphs that were not captured while watching" in each for each in seen.not_seen)
+
+
+def test_events_of_a_graph_order_work_outside_of_it() -> None:
+    """A graph waits for one event at each launch, and records another one."""
+    with a_room() as room, us.observe() as seen:
+        begin, end = (checked(driver.cuEventCreate(0)) for _ in range(2))
+
+        def work() -> None:
+            checked(driver.cuStreamWaitEvent(handle(room.a), begin, EXTERNAL))
+            fill(room.x, room.a)
+            checked(driver.cuEventRecordWithFlags(end, handle(room.a), EXTERNAL))
+
+        graph = captured(room, work)
+        fill(room.x, room.b)
+        checked(driver.cuEventRecord(begin, handle(room.b)))
+        checked(driver.cuGraphLaunch(graph, handle(room.a)))
+        checked(driver.cuStreamWaitEvent(handle(room.b), end, 0))
+        fill(room.x, room.b)
+        room.b.sync()
+        for event in (begin, end):
+            checked(driver.cuEventDestroy(event))
+    assert kinds(seen) == []
+
+
+def test_a_graph_without_such_events_is_not_ordered() -> None:
+    with a_room() as room, us.observe() as seen:
+        graph = captured(room, lambda: fill(room.x, room.a))
+        fill(room.x, room.b)
+        checked(driver.cuGraphLaunch(graph, handle(room.a)))
+        us.wait_for_device(0)
+    assert kinds(seen) == ["write after write"]
+
+
+# -- waits of the program -------------------------------------------------------------------------
+
+
+def _sync_event(room: Room) -> None:
+    event = room.a.record()
+    until(lambda: event.is_done)
+
+
+async def _await(make: Callable[[], Any]) -> None:
+    await make()
+
+
+WAITS: dict[str, Callable[[Room], object]] = {
+    "wait": lambda room: us.wait(room.a),
+    "wait(timeout)": lambda room: us.wait(room.a, timeout=10),
+    "wait(buffer)": lambda room: us.wait(view(room.x, room.a)),
+    "wait_all": lambda room: us.wait_all(),
+    "wait_for_device": lambda room: us.wait_for_device(0),
+    "Stream.sync": lambda room: room.a.sync(),
+    "Stream.sync(timeout)": lambda room: room.a.sync(timeout=10),
+    "Stream.is_done": lambda room: until(lambda: room.a.is_done),
+    "Event.is_done": _sync_event,
+    "Event.sync": lambda room: room.a.record().sync(),
+    "asnumpy": lambda room: us.asnumpy(view(room.x, room.a), stream=room.a),
+    "asnumpy, user stream": lambda room: us.asnumpy(view(room.x, room.a)),
+    "copyto(host)": lambda room: us.copyto(np.empty(SIZE, np.uint8), view(room.x, room.a)),
+}
+
+
+def on_user_stream(room: Room) -> bool:
+    """Put the stream of a case behind the user stream, for waits that are for user streams."""
+    us.get_stream(0).wait(room.a)
+    return True
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_what_follows_a_wait_of_the_program_is_ordered(name: str) -> None:
+    with a_room() as room, us.observe() as seen:
+        fill(room.x, room.a)
+        on_user_stream(room)
+        WAITS[name](room)
+        fill(room.x, room.b)
+    assert kinds(seen) == []
+
+
+ENDS: dict[str, Callable[[us.UserStream], object]] = {
+    "UserStream.close": lambda mine: mine.close(),
+    "UserStream.close(timeout)": lambda mine: mine.close(timeout=10),
+    "UserStream.wait_all": lambda mine: mine.wait_all(),
+    "UserStream.wait_for_device": lambda mine: mine.wait_for_device(0),
+    "UserStream.wait": lambda mine: mine.wait(0),
+}
+
+
+@pytest.mark.parametrize("name", ["with", *ENDS])
+def test_what_follows_the_end_of_a_registry_is_ordered(name: str) -> None:
+    with a_room() as room, us.observe() as seen:
+        if name == "with":
+            with us.UserStream() as mine:
+                fill(room.x, mine.get_stream(0))
+        else:
+            mine = us.UserStream()
+            fill(room.x, mine.get_stream(0))
+            ENDS[name](mine)
+        fill(room.x, room.b)
+        assert kinds(seen) == []
+        mine.close()
+
+
+FUTURES: dict[str, Callable[[Room], object]] = {
+    "completion": lambda room: us.completion(room.a).result(10),
+    "completion.done": lambda room: until(us.completion(room.a).done),
+    "wait_async": lambda room: asyncio.run(_await(lambda: us.wait_async(room.a))),
+    "wait_all_async": lambda room: asyncio.run(_await(us.wait_all_async)),
+    "asnumpy_async": lambda room: asyncio.run(
+        _await(lambda: us.asnumpy_async(view(room.x, room.a)))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUTURES)
+def test_what_follows_a_future_is_possibly_ordered(name: str) -> None:
+    """Who looks at a future cannot be seen: such a race is possible at most."""
+    with a_room() as room, us.observe() as seen:
+        fill(room.x, room.a)
+        on_user_stream(room)
+        FUTURES[name](room)
+        fill(room.x, room.b)
+    assert kinds(seen) == []
+
+
+def test_what_follows_a_borrow_is_not_ordered_by_it() -> None:
+    """A borrow asks events for userstream's own sake: the program does not hear the answers."""
+    with a_room() as room, us.observe() as seen:
+        with us.borrow(view(room.x, room.a), stream=room.b) as stream:
+            fill(room.x, stream)
+        us.hold(object(), stream=room.b)
+        fill(room.x, room.stream())
+    assert kinds(seen) == ["write after write"]
+
+
+NO_WAITS = {
+    "acquire",
+    "borrow",
+    "describe",
+    "device_of",
+    "get_stream",
+    "hand_over",
+    "hold",
+    "observe",
+    "pinned_empty",
+    "pinned_like",
+    "release",
+    "streams",
+}
+
+
+def test_every_function_of_the_interface_is_a_wait_a_future_or_neither() -> None:
+    """A new function belongs into one of the tables above."""
+    tables = (*WAITS, *FUTURES, *(name.removeprefix("UserStream.") for name in ENDS))
+    tried = {re.split(r"[^a-z_]", name)[0] for name in tables}
+    public = {name: getattr(us, name) for name in us.__all__}
+    functions = {name for name, each in public.items() if inspect.isroutine(each)}
+    assert functions == (tried & functions) | NO_WAITS
+    methods = {name for name in vars(us.UserStream) if name in functions}
+    assert methods <= tried | NO_WAITS
