@@ -25,23 +25,26 @@ PURE = {**ORDERED, "USERSTREAM_PURE": "1", "USERSTREAM_TEST_CORE": "pure"}
 # The README's test command runs the tests of the simulated driver, and no other session does.
 LIBRARY = ("tests", "--ignore=tests/testing")
 # Without each driver call failing once, everywhere, which takes long.
-WITHOUT_FAULTS = (*LIBRARY, "--ignore=tests/test_faults.py")
+WITHOUT_FAULTS = (*LIBRARY, "--ignore=tests/driver/test_faults.py")
 # What users meet first: a quarter of a minute, for the package as it is installed.
 FIRST = (
-    *("architecture", "bad_input", "buffers", "contributing", "copies", "errors", "ordering"),
-    *("public_names", "registry", "stream"),
+    *("project/test_architecture", "project/test_bad_input", "project/test_contributing"),
+    *("project/test_public_names", "buffers/test_buffers", "copies/test_copies"),
+    *("driver/test_errors", "ordering/test_ordering", "registry/test_registry"),
+    "stream/test_stream",
 )
 # What queues work on streams, and so could race: some three minutes.
 QUEUING = (
-    *(
-        f"tests/test_{name}.py"
-        for name in (
-            *("asnumpy", "async", "capture", "copies", "host_functions", "lane", "odd_arrays"),
-            *("order_fuzz", "ordering", "producers", "queued_copies", "spans", "stream"),
-            *("stream_capture", "stream_values", "uses", "wait", "way_back"),
-        )
-    ),
-    *("tests/conformance", "tests/testing/test_conditions.py", "tests/testing/test_kernels.py"),
+    *("tests/copies/test_asnumpy.py", "tests/copies/test_copies.py"),
+    *("tests/copies/test_odd_arrays.py", "tests/copies/test_queued_copies.py"),
+    *("tests/copies/test_spans.py", "tests/engine/test_async.py", "tests/engine/test_lane.py"),
+    *("tests/engine/test_wait.py", "tests/ordering/test_order_fuzz.py"),
+    *("tests/ordering/test_ordering.py", "tests/ordering/test_producers.py"),
+    *("tests/ordering/test_uses.py", "tests/ordering/test_way_back.py"),
+    *("tests/stream/test_capture.py", "tests/stream/test_host_functions.py"),
+    *("tests/stream/test_stream.py", "tests/stream/test_stream_capture.py"),
+    *("tests/stream/test_stream_values.py", "tests/conformance"),
+    *("tests/testing/test_conditions.py", "tests/testing/test_kernels.py"),
 )
 
 nox.options.envdir = "build/nox"
@@ -58,7 +61,9 @@ def lint(session: nox.Session) -> None:
     session.run("mypy")
     session.run("pyright")
     session.run("pyright", "--verifytypes", "userstream", "--ignoreexternal", silent=True)
-    session.run("pytest", "-q", "tests/test_public_names.py", env=ORDERED)  # numpydoc is only here
+    session.run(
+        "pytest", "-q", "tests/project/test_public_names.py", env=ORDERED
+    )  # numpydoc is only here
     session.run("pre-commit", "validate-config", ".pre-commit-config.yaml")
     session.run("python", ".ci/checks.py", "text")
 
@@ -83,7 +88,7 @@ def docs(session: nox.Session) -> None:
 def engines(session: nox.Session) -> None:
     """The tests that need `distributed`."""
     session.install("-e", ".[test,engines]")
-    session.run("pytest", "-q", "tests/test_dask.py", env=ORDERED)
+    session.run("pytest", "-q", "tests/processes/test_dask.py", env=ORDERED)
 
 
 @nox.session
@@ -189,7 +194,7 @@ def installed(session: nox.Session) -> None:
         where = "import userstream as u; assert 'site-packages' in u.__path__[0], u.__path__"
         session.run("python", "-c", where)
         session.run("python", "-m", "userstream", "--simulate")
-        session.run("pytest", "-q", *(f"tests/test_{name}.py" for name in FIRST), env=ORDERED)
+        session.run("pytest", "-q", *(f"tests/{name}.py" for name in FIRST), env=ORDERED)
 
 
 @nox.session
@@ -200,10 +205,12 @@ def soak(session: nox.Session) -> None:
     """
     session.install("-e", ".[test]")
     # 100,000 in all, for each of some forty functions.
-    session.run("pytest", "-q", "tests/test_interrupts.py", env={"USERSTREAM_INTERRUPTS": "2700"})
-    session.run("pytest", "-q", "tests/test_native.py", env={"USERSTREAM_CALLS": "1000000"})
+    session.run(
+        "pytest", "-q", "tests/engine/test_interrupts.py", env={"USERSTREAM_INTERRUPTS": "2700"}
+    )
+    session.run("pytest", "-q", "tests/driver/test_native.py", env={"USERSTREAM_CALLS": "1000000"})
     # Ten minutes for each of seven uses.
-    fuzz = ("tests/test_order_fuzz.py", "tests/test_observe_fuzz.py")
+    fuzz = ("tests/ordering/test_order_fuzz.py", "tests/observe/test_fuzz.py")
     session.run("pytest", "-q", "-o", "timeout=900", *fuzz, env={"USERSTREAM_FUZZ": "600"})
     hour = ("python", "tests/soak.py", os.environ.get("USERSTREAM_SOAK_SECONDS", "3600"))
     session.run(*hour, env={"PYTHONPATH": str(ROOT)})

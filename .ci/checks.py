@@ -115,7 +115,7 @@ def _code_blocks() -> Iterator[str]:
             continue
         text = path.read_text(encoding="utf-8")
         for line in re.findall(UNRUN, text, re.MULTILINE):
-            # _readme_example checks the one, and tests/test_contributing.py runs the other.
+            # _readme_example checks the one, and tests/project/test_contributing.py runs the other.
             if not (name in {"README.md", "CONTRIBUTING.md"} and line == "```python"):
                 yield f"{name}: nothing runs {line.strip()!r}: a doctest, or a literalinclude"
         if re.search(HIDDEN, text, re.MULTILINE):
@@ -141,7 +141,7 @@ def _pictures() -> Iterator[str]:
 
 def _dali_table() -> Iterator[str]:
     table = (ROOT / "docs/reference/dali-parity.rst").read_text(encoding="utf-8")
-    tests = (ROOT / "tests/test_dali_parity.py").read_text(encoding="utf-8")
+    tests = (ROOT / "tests/project/test_dali_parity.py").read_text(encoding="utf-8")
     yield from _differences(
         "docs/reference/dali-parity.rst",
         set(re.findall(r"``(test_\w+)``", table)),

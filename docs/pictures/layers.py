@@ -7,7 +7,7 @@ from pathlib import Path
 
 import svg
 
-ORDER = Path(__file__).parents[2] / "tests" / "test_architecture.py"
+ORDER = Path(__file__).parents[2] / "tests/project/test_architecture.py"
 LABELS = 124
 BOX = 28
 GAP = 6

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 def main() -> None:
     """Take it."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests/support"))
     from browser import browser
 
     simulate()

@@ -34,15 +34,15 @@ TESTS = [
     "tests/testing/test_latch.py",
     "tests/testing/test_load.py",
     "tests/testing/test_observer.py",
-    "tests/test_native.py",
-    "tests/test_fused.py",
+    "tests/driver/test_native.py",
+    "tests/driver/test_fused.py",
     # Without those that have a race: the thread sanitizer sees it as well.
-    "tests/test_observe_cases.py::test_it_is_not_reported",
-    "tests/test_observe_captures.py::test_a_capture_goes_on_when_its_stream_is_seen",
-    "tests/test_observe.py::test_many_threads_call_while_it_begins_and_ends",
-    "tests/test_observe.py::test_many_threads_launch_while_it_begins_and_ends",
-    "tests/test_observe.py::test_a_thread_that_python_does_not_know_is_watched_without_the_gil",
-    "tests/test_observe.py::test_memory_that_is_unmapped_is_unknown_wherever_it_was_cut",
+    "tests/observe/test_cases.py::test_it_is_not_reported",
+    "tests/observe/test_captures.py::test_a_capture_goes_on_when_its_stream_is_seen",
+    "tests/observe/test_observe.py::test_many_threads_call_while_it_begins_and_ends",
+    "tests/observe/test_observe.py::test_many_threads_launch_while_it_begins_and_ends",
+    "tests/observe/test_observe.py::test_a_thread_that_python_does_not_know_is_watched_without_the_gil",
+    "tests/observe/test_observe.py::test_memory_that_is_unmapped_is_unknown_wherever_it_was_cut",
 ]
 SANITIZERS = {
     "address": ("address,undefined", ["libasan.so", "libubsan.so"]),

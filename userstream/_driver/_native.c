@@ -2,7 +2,7 @@
  *
  * Neither a header of CUDA nor a link with it: `load` is given the addresses of the functions.
  * pure.py has the same functions in Python, and ../_engine/pure.py those that take lanes. They are
- * the reference; `tests/test_native.py` and `tests/test_fused.py` run both.
+ * the reference; `tests/driver/test_native.py` and `tests/driver/test_fused.py` run both.
  *
  * A result is 0, or the number of the function that failed << 32 | its CUresult: see `named`. */
 

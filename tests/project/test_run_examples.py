@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "docs/run_examples.py"
+SCRIPT = Path(__file__).parents[2] / "docs/run_examples.py"
 
 
 def test_an_example_that_hangs_costs_no_other(

@@ -14,7 +14,7 @@ import pytest
 
 pytestmark = pytest.mark.simulated  # what it runs is
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 RACE = """
     import sys

@@ -13,7 +13,7 @@ import pytest
 from conftest import SIMULATED
 from userstream import _driver
 
-EXAMPLES = Path(__file__).parents[1] / "docs/examples"
+EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 
 pytestmark = [
     # Not imported here, where other tests put a stand-in in its place.

@@ -37,7 +37,7 @@ from helpers import (
     running,
     seeds,
 )
-from test_liars import LIARS, Ignoring, core_buffer, dtype_of
+from ordering.test_liars import LIARS, Ignoring, core_buffer, dtype_of
 from userstream import testing
 from userstream._ordering import settings
 

@@ -20,7 +20,7 @@ import userstream.testing
 import userstream.typing
 
 MODULES = (userstream, userstream.errors, userstream.testing, userstream.typing)
-PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 OF_A_CLASS = (types.FunctionType, classmethod, staticmethod, property)
 
 

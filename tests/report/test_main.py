@@ -128,7 +128,7 @@ def test_every_key_is_documented() -> None:
             return set()
         return set(value).union(*(keys(it) for it in value.values()))
 
-    page = (Path(__file__).parents[1] / "docs/reference/command.rst").read_text()
+    page = (Path(__file__).parents[2] / "docs/reference/command.rst").read_text()
     found = document(run("--json")) | {"frameworks": {}, "environment": {}}
     assert {"ok", "uuid", "ms"} < keys(found)
     assert {key for key in keys(found) if f"``{key}``" not in page} == set()

@@ -14,10 +14,10 @@ import pytest
 
 import userstream as us
 from helpers import fill
-from test_architecture import LAYERS
+from project.test_architecture import LAYERS
 from userstream import _buffers
 
-PAGE = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 def test_the_layers() -> None:

@@ -13,8 +13,8 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
+from driver.test_native import CALLS
 from helpers import device_current, eventually, grown
-from test_native import CALLS
 from userstream import _driver, testing
 from userstream._engine import fused, held_objects, lanes, pure
 
