@@ -299,6 +299,50 @@ def test_the_watcher_survives_what_should_not_happen(
     assert [record.name for record in caplog.records] == ["userstream"] * 3
 
 
+def test_a_watch_that_is_dropped_after_its_report() -> None:
+    """Another one waits on the same stream: an error there would come back in every turn."""
+    stream = us.get_stream(0)
+    told: list[str] = []
+
+    def drop(watch: watching.Watch, _: Exception | None) -> None:
+        told.append("early")
+        watching.unwatch([watch])
+
+    with testing.latch(stream) as first:
+        watching.watch([watching.Watch(stream._resolve().completion(), drop)])
+        with testing.latch(stream) as second:
+            late = us.completion(stream)
+            first.release()
+            assert eventually(lambda: told == ["early"])
+            assert eventually(lambda: not watching._watcher._asked)
+            assert not late.done()
+            second.release()
+        late.result(timeout=10)
+    assert told == ["early"]
+
+
+def test_a_report_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    stream = us.get_stream(0)
+    told: list[int] = []
+
+    def tell(watch: watching.Watch, error: Exception | None) -> None:
+        assert error is None
+        told.append(watches.index(watch))
+        if len(told) == 2:
+            raise SystemExit("the report")
+
+    with testing.latch(stream) as latch:
+        watches = [watching.Watch(stream._resolve().completion(), tell) for _ in range(4)]
+        watching.watch(watches)
+        after = us.completion(stream)
+        latch.release()
+        after.result(timeout=10)
+    assert told == [0, 1, 2, 3]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"a callback failed when {stream!r} was done"
+    ]
+
+
 def test_a_watcher_that_is_gone_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of our doing: a debugger ends threads, say."""
     stream = us.get_stream(0)
@@ -622,6 +666,45 @@ def test_the_event_loop_goes_on() -> None:
 
     with testing.latch(stream) as latch:
         assert asyncio.run(main(latch)) >= 20
+
+
+def test_shield_and_gather_take_completions() -> None:
+    stream = us.get_stream(0)
+
+    async def main() -> None:
+        with testing.latch(stream) as latch:
+            completion = us.completion(stream)
+            shielded = asyncio.shield(completion)
+            asyncio.get_running_loop().call_later(0.02, latch.release)
+            await asyncio.gather(shielded, completion, asyncio.wait_for(completion, 10))
+            assert completion.done()
+            done, _ = await asyncio.wait([asyncio.ensure_future(completion)], timeout=10)
+            assert len(done) == 1
+            with testing.latch(stream):
+                inner = us.completion(stream)
+                outer = asyncio.shield(inner)
+                outer.cancel()
+                await asyncio.sleep(0)
+                assert not inner.cancelled()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_asyncio_wait_of_a_completion_is_refused(is_done: bool) -> None:
+    """Its callback has to run on the thread of the loop, or the wait never ends."""
+    stream = us.get_stream(0)
+
+    async def main() -> None:
+        with testing.latch(stream) as latch:
+            completion = us.completion(stream)
+            if is_done:
+                latch.release()
+                await completion
+            with pytest.raises(TypeError, match=r"pass asyncio\.ensure_future\(completion\)"):
+                await asyncio.wait([completion], timeout=5)  # type: ignore[type-var]
+
+    asyncio.run(asyncio.wait_for(main(), 20))
 
 
 @pytest.mark.parametrize(

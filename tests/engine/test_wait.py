@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -231,18 +232,44 @@ def test_nothing_to_wait_for() -> None:
         us.wait(0, name="io")
 
 
-@pytest.mark.parametrize("timeout", [-1, -0.1, float("nan"), 10**400])
+def waits() -> list[Callable[..., object]]:
+    """Return every wait that takes a timeout."""
+    stream = us.get_stream(0)
+    done, pending = us.completion(stream), us.completion(stream)
+    return [
+        us.wait,
+        us.wait_all,
+        us.wait_for_device,
+        us.close,
+        us.Stream.create(0).sync,
+        done.result,
+        pending.exception,
+        lambda timeout: asyncio.run(us.wait_async(0, timeout=timeout)),
+        lambda timeout: asyncio.run(us.wait_all_async(timeout=timeout)),
+    ]
+
+
+@pytest.mark.parametrize("timeout", [-1, -0.1, float("nan")])
 def test_a_timeout_is_at_least_0(timeout: float) -> None:
-    for wait in (us.wait, us.wait_all, us.wait_for_device, us.close, us.Stream.create(0).sync):
-        with pytest.raises(ValueError, match="timeout must be"):
+    for wait in waits():
+        with pytest.raises(ValueError, match=f"timeout must be at least 0 seconds, not {timeout}"):
+            wait(timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    "timeout", [10**400, -(10**400), 10**5000], ids=["positive", "negative", "no repr"]
+)
+def test_a_timeout_that_no_float_can_hold(timeout: int) -> None:
+    for wait in waits():
+        with pytest.raises(ValueError, match=r"timeout is an int of [0-9]+ bits, which no float"):
             wait(timeout=timeout)
 
 
 @pytest.mark.parametrize("timeout", ["1", True, [1], 1j, np.int64(1)])
 def test_a_timeout_is_a_number(timeout: object) -> None:
-    for wait in (us.wait, us.wait_all, us.wait_for_device, us.close, us.Stream.create(0).sync):
+    for wait in waits():
         with pytest.raises(TypeError, match="timeout must be seconds, an int or a float, or None"):
-            wait(timeout=timeout)  # type: ignore[arg-type]
+            wait(timeout=timeout)
 
 
 def test_policies() -> None:

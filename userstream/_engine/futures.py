@@ -242,6 +242,12 @@ class Completion(Future[T]):
             Called as ``fn(future)``, on a thread of userstream, or immediately if the future is
             done. Exceptions that it raises on that thread, including `SystemExit`, are logged.
 
+        Raises
+        ------
+        TypeError
+            Called by `asyncio.wait`, which takes futures of asyncio only: pass
+            ``asyncio.ensure_future(completion)``.
+
         Examples
         --------
         >>> import threading
@@ -251,6 +257,13 @@ class Completion(Future[T]):
         >>> done.wait(10)
         True
         """
+        # asyncio.wait passes a callback that must run on the thread of the event loop. On the
+        # watcher's thread the callback would not wake the loop, and the wait would never end.
+        if getattr(fn, "__module__", None) == "asyncio.tasks":
+            raise TypeError(
+                "asyncio.wait takes tasks and futures of asyncio, not a completion: pass "
+                "asyncio.ensure_future(completion), or await asyncio.gather(*completions)"
+            )
         super().add_done_callback(functools.partial(_call_back, fn))
 
     def cancel(self) -> bool:
@@ -314,6 +327,7 @@ class Completion(Future[T]):
         _process.refuse_copy(self, "send its result() or exception() instead")
 
     def _wait(self, what: str, timeout: float | None) -> None:
+        host_wait.check_arguments(timeout, "auto")
         if self.done():
             return
         refuse_here(what)

@@ -57,10 +57,13 @@ def check_arguments(timeout: float | None, policy: str) -> None:
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
         raise TypeError(f"timeout must be seconds, an int or a float, or None, not {timeout!r}")
     try:
-        possible = float(timeout) >= 0  # NaN is not
+        seconds = float(timeout)
     except OverflowError:
-        possible = False
-    if not possible:
+        raise ValueError(
+            f"timeout is an int of {int(timeout).bit_length()} bits, which no float can hold; pass "
+            "seconds, or None to wait indefinitely"
+        ) from None
+    if not seconds >= 0:  # also NaN
         raise ValueError(f"timeout must be at least 0 seconds, not {timeout!r}")
 
 
