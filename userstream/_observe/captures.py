@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from userstream import _driver
 from userstream._observe.clocks import join
 from userstream._observe.graphs import Capture, Graph
 from userstream._observe.races import Done
@@ -32,7 +31,7 @@ class Captures:
     def seen_stream(self, call: Call) -> None:
         handle, flags, context, status, pending = (*call.words, 0)[:5]
         # Events of the primary context are those of its green ones too.
-        context = _driver.green_contexts.primaries.get(context, context)
+        context = self.world.primaries.get(context, context)
         if handle <= _DEFAULT_STREAMS:
             if pending:
                 lane = self.world.clocks.lane(handle, context, call.thread)

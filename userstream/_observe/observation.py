@@ -5,13 +5,15 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import sys
 import time
+import weakref
 from collections import deque
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 from userstream import _process
-from userstream._driver import account
+from userstream._driver import account, contexts, green_contexts
 from userstream._observe import records, suppressions
 from userstream._observe.allocators import Allocators
 from userstream._observe.blocks import Blocks
@@ -110,6 +112,7 @@ class _Session:
 
     def __init__(
         self,
+        owner: Observation,
         maker: Maker,
         functions: Mapping[int, tuple[str, Function]],
         engine: Engine,
@@ -126,6 +129,7 @@ class _Session:
         self.began = self.seconds = 0.0
         self.blocks = Blocks()
         self.wanted = True  # until it is asked to end
+        self._owner = weakref.ref(owner)
         self._maker = maker
         self._functions = functions
         self._logger = logger
@@ -196,13 +200,13 @@ class _Session:
     def _claim(self) -> bool:
         """Become the session that watches; wait for the end of one that was asked to end."""
         global _active  # noqa: PLW0603 -- there is one
-        while self.wanted:
+        while self._is_wanted():
             with _turn:
                 other = _active
                 if other is None:
                     _active = self
                     return True
-            if other.wanted:
+            if other._is_wanted():
                 raise RuntimeError(
                     "the streams of this process are already being observed: by another observe(), "
                     "by `python -m userstream observe`, or by `pytest --races`, which leaves out "
@@ -210,6 +214,14 @@ class _Session:
                 )
             other.done.sleep(_PAUSE)
         return False
+
+    def _is_wanted(self) -> bool:
+        """Return whether to watch: not if it was told to end, nor if nobody can tell it any more.
+
+        A signal handler may raise between the begin of a ``with`` statement and its block, and
+        then nothing leaves the block.
+        """
+        return self.wanted and self._owner() is not None
 
     def _release(self) -> None:
         global _active  # noqa: PLW0603 -- there is one
@@ -240,7 +252,7 @@ class _Session:
         self._answer()
 
     def _analyze(self) -> None:
-        while self.wanted:
+        while self._is_wanted():
             self._catch_up()
             if self._allocators is not None:
                 self._allocators.look()
@@ -354,7 +366,10 @@ class Observation:
             timeline=self._room,
         )
         engine.world.names = _name_of
+        engine.world.primary_devices = contexts.devices_of_primaries
+        engine.world.primaries = green_contexts.primaries
         session = _Session(
+            self,
             maker,
             functions,
             engine,
@@ -405,12 +420,6 @@ class Observation:
             self._leave_allocators()
         if is_first and session.failure is not None:
             raise session.failure
-
-    def __del__(self) -> None:
-        session = getattr(self, "_session", None)
-        if session is not None and session.wanted:  # a signal handler raised as a block began
-            session.end()
-            self._leave_allocators()
 
     def _leave_allocators(self) -> None:
         session = self._session
@@ -642,9 +651,11 @@ def _maker() -> Maker:
 
 def _name_of(handle: int) -> str | None:
     """Return what the registry calls a stream, None if it is not one of its streams."""
-    from userstream._registry import UserStream
-
-    for (_, name), stream in UserStream.get().streams().items():
+    # No import: this is another thread, and the main one may be in the middle of an import.
+    registry = sys.modules.get("userstream._registry")
+    if registry is None:
+        return None
+    for (_, name), stream in registry.UserStream.get().streams().items():
         if not stream.is_closed and int(stream.handle) == handle:
             return f"user stream {name!r}" if name else "the user stream"
     return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from userstream import _driver
 from userstream._observe import records
 from userstream._observe.clocks import LEGACY, Clocks, join
 from userstream._observe.declarations import Declarations
@@ -13,7 +12,7 @@ from userstream._observe.races import Done, Finds, Place, Side
 from userstream._observe.timeline import Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from userstream._observe.clocks import Clock, Lane
     from userstream._observe.guesses import Guess, Guesses
@@ -34,7 +33,9 @@ class World:
         self.declarations = Declarations(self.memory)
         self.finds = Finds(stacks, self.describe)
         self.timeline = Timeline(timeline)
-        self.devices: dict[int, int] = {}  # of contexts
+        self.devices: dict[int, int] = {}  # of contexts that were made while watching
+        self.primary_devices: Mapping[int, int] = {}  # of primary contexts
+        self.primaries: Mapping[int, int] = {}  # the primary context of each green one
         self.names: Callable[[int], str | None] = lambda _: None  # of streams, by handle
         self.unseen: dict[str, int] = {}  # what could not be followed, and how often
 
@@ -172,7 +173,7 @@ class World:
     def device_of(self, context: int) -> int | None:
         """Return the device of a context, if that is known."""
         device = self.devices.get(context)
-        return _driver.contexts.device_of_primary(context) if device is None else device
+        return self.primary_devices.get(context) if device is None else device
 
     def describe(self, lane: Lane) -> tuple[str, int | None]:
         """Name a stream; tell its device."""

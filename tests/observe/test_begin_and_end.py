@@ -1,0 +1,179 @@
+"""The begin and the end of an observation: forks, and exceptions of signal handlers."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import userstream as us
+from helpers import run_python
+from interrupts import cut_short
+from observed import a_room, fill
+from userstream._observe import observation
+
+pytestmark = [
+    pytest.mark.simulated,
+    pytest.mark.no_races(False),  # these tests observe themselves
+]
+
+
+# -- forks ----------------------------------------------------------------------------------------
+
+# The parent uses the driver by another library only: userstream's own marks say nothing.
+FORK = """
+import os, sys, threading
+import userstream as us
+from cuda.bindings import driver
+
+seen = us.observe().__enter__()
+driver.cuInit(0)
+assert not us._process.forked
+busy = True
+
+def call():
+    while busy:
+        driver.cuDriverGetVersion()
+
+threads = [threading.Thread(target=call, daemon=True) for _ in range(2)]
+for thread in threads:
+    thread.start()
+children = []
+for _ in range(10):
+    child = os.fork()
+    if child == 0:
+        {child}
+    children.append(child)
+statuses = [os.waitpid(child, 0)[1] for child in children]
+busy = False
+seen.stop()
+assert statuses == [0] * len(children), statuses
+assert seen.races == ()
+"""
+
+
+@pytest.mark.parametrize(
+    "child",
+    [
+        "seen.stop(); assert seen.races == (); os._exit(0)",
+        "sys.exit(0)",
+        "own = us.observe().__enter__(); own.stop(); assert own.races == (); sys.exit(0)",
+    ],
+    ids=["stop", "exit", "observe"],
+)
+def test_a_forked_child_does_not_hang(child: str) -> None:
+    done = run_python(FORK.format(child=child))
+    assert done.returncode == 0, done.stderr
+
+
+# -- signal handlers ------------------------------------------------------------------------------
+
+
+def test_an_exception_anywhere_leaves_an_observation_that_can_end() -> None:
+    """The next observation begins each time, whether or not the block of this one was left."""
+
+    def observe() -> None:
+        with us.observe() as seen:
+            pass
+        assert seen.races == ()
+
+    observe()  # loads the logger
+    at = 0
+    while cut_short(observe, at):
+        observe()
+        at += 1
+    assert at > 50
+    assert observation._active is None
+
+
+SIGNALS = """
+import random, signal, threading, time
+import userstream as us
+
+class Cut(Exception):
+    pass
+
+def handler(*_):
+    raise Cut
+
+with us.observe() as seen:  # imports what it needs: an import that is cut short is not tried here
+    us.get_stream(0).record()
+assert seen.races == ()
+signal.signal(signal.SIGALRM, handler)
+end = time.monotonic() + 4
+rounds = cuts = 0
+while time.monotonic() < end:
+    seen = None
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 0.01))
+        while time.monotonic() < end:  # a finalizer may swallow the exception
+            with us.observe() as seen:
+                us.get_stream(0).record()
+            seen.races
+            rounds += 1
+    except Cut:
+        cuts += 1
+    except RuntimeError as error:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raise
+    finally:
+        while True:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                break
+            except Cut:
+                pass
+    if seen is not None:
+        seen.stop()
+        seen.races
+    del seen
+assert cuts > 50 and rounds > 20, (cuts, rounds)
+with us.observe() as seen:
+    pass
+assert seen.races == ()
+"""
+
+
+def test_signals_at_random_moments_refuse_and_hang_nothing() -> None:
+    done = run_python(SIGNALS)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_observation_that_nobody_holds_ends() -> None:
+    us.observe().__enter__()
+    with us.observe() as seen:
+        pass
+    assert seen.races == ()
+
+
+def test_a_second_observation_is_refused_and_the_first_one_goes_on() -> None:
+    with a_room() as room, us.observe() as seen:
+        other = us.observe()
+        with pytest.raises(RuntimeError, match="already being observed"):
+            other.__enter__()
+        fill(room.x, room.a)
+        fill(room.x, room.b)
+        assert [race.kind for race in seen.races] == ["write after write"]
+    with other:  # it was not used
+        pass
+
+
+def test_threads_begin_and_end_observations_in_turn() -> None:
+    refused = []
+
+    def work() -> None:
+        for _ in range(20):
+            try:
+                with us.observe() as seen:
+                    pass
+                assert seen.races == ()
+            except RuntimeError as error:
+                refused.append(str(error))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert all("already being observed" in each for each in refused)
