@@ -20,7 +20,6 @@ ROOT = Path(__file__).parent
 CI = ROOT / "build" / "ci"
 # The same order each time, so that only the change decides what fails; `soak` looks for more.
 ORDERED = {"PYTEST_ADDOPTS": "-p no:randomly"}
-PURE = {**ORDERED, "USERSTREAM_PURE": "1", "USERSTREAM_TEST_CORE": "pure"}
 
 # The README's test command runs the tests of the simulated driver, and no other session does.
 LIBRARY = ("tests", "--ignore=tests/testing")
@@ -108,9 +107,9 @@ def sanitizers(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def lowest(session: nox.Session) -> None:
-    """The lowest version of everything that the package allows, without the compiled core."""
+    """The lowest version of everything that the package allows."""
     session.install("-e", ".[test]", *_lowest_pins())
-    session.run("pytest", "-q", *LIBRARY, env=PURE)
+    session.run("pytest", "-q", *LIBRARY, env=ORDERED)
 
 
 @nox.session(python="3.12")
@@ -122,9 +121,9 @@ def cuda12(session: nox.Session) -> None:
 
 @nox.session(python="3.13")
 def newest(session: nox.Session) -> None:
-    """The newest of everything, without the compiled core."""
+    """The newest of everything."""
     _ahead(session)
-    session.run("pytest", "-q", *WITHOUT_FAULTS, env=PURE)
+    session.run("pytest", "-q", *WITHOUT_FAULTS, env=ORDERED)
 
 
 @nox.session(python="3.14")
@@ -157,7 +156,6 @@ def readme_test(session: nox.Session) -> None:
     data.mkdir(parents=True)
     env = {
         **ORDERED,
-        "USERSTREAM_TEST_CORE": "compiled",
         "COVERAGE_FILE": f"{data}/data",
         "COVERAGE_PROCESS_START": f"{clone}/pyproject.toml",
     }
@@ -248,7 +246,7 @@ def _lowest_pins() -> list[str]:
 def _build_twice(session: nox.Session) -> Path:
     """Build as releases are built, twice: other folder, times and umask must not matter."""
     time = subprocess.check_output(("git", "log", "-1", "--format=%ct"), cwd=ROOT, text=True)
-    env = {"SOURCE_DATE_EPOCH": time.strip(), "USERSTREAM_CORE": "require"}
+    env = {"SOURCE_DATE_EPOCH": time.strip()}
     dist, again = CI / "dist", CI / "dist-again"
     for out, umask in ((dist, 0o022), (again, 0o077)):
         shutil.rmtree(out, ignore_errors=True)

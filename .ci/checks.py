@@ -33,7 +33,7 @@ UNRUN = (
     r"|^(?! *\.\. ).*::$"
 )
 HIDDEN = r"^ *\.\. testsetup::|^ +:hide:$"
-CORE = re.compile(r"userstream/_driver/_native\.(abi3|cpython-314t-\w+-linux-gnu)\.so")
+CORE = re.compile(r"userstream/_driver/_core\.(abi3|cpython-314t-\w+-linux-gnu)\.so")
 INCLUDED = r"^ *\.\. literalinclude:: (\S+)\n((?: +:.*\n)*)"
 
 

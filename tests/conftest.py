@@ -2,7 +2,6 @@
 
 ``USERSTREAM_TEST_DRIVER=simulated`` or ``real`` decides; by default it is the real driver where
 there is an NVIDIA device node, and the simulated one where there is none.
-``USERSTREAM_TEST_CORE=compiled`` or ``pure`` insists that this is what runs.
 """
 
 from __future__ import annotations
@@ -61,12 +60,9 @@ def pytest_report_header() -> list[str]:
 
     driver = "simulated driver" if SIMULATED else "real driver"
     version, devices = _driver.library.version(), _driver.library.device_count()
-    core_used = "compiled" if _driver.fused.why_pure is None else "pure"
-    if os.environ.get("USERSTREAM_TEST_CORE", core_used) != core_used:
-        raise pytest.UsageError(f"the {core_used} core is in use: {_driver.fused.why_pure}")
     return [
         f"userstream: {driver} (CUDA {version}), {devices} devices, "
-        f"cuda-bindings {bindings}, cuda-core {core}, {core_used} core"
+        f"cuda-bindings {bindings}, cuda-core {core}"
     ]
 
 

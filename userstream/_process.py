@@ -21,8 +21,6 @@ test compares the names with the code.
         primaries: facts, which stay
     _driver/host_pools
         _pools: stays, out of reach
-    _driver/pure
-        _spare: stays, as it is host memory. _leases: stay, and put back what nobody lends again
     _engine/events
         _pools: emptied; the events are leaked
     _engine/watcher
@@ -36,9 +34,6 @@ test compares the names with the code.
     _engine/held_objects
         _lock: a new one. _watched: not any more
         left: stays, so that nothing in it is destroyed
-    _engine/pure
-        queues orphans: emptied. _ENDED: a constant
-        in_use: stays, so that nothing in it is destroyed
     _engine/lanes
         of_frameworks: emptied. _ours _defaults _core_contexts _splits: stay, out of reach
     _engine/lane

@@ -6,7 +6,8 @@ import functools
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from userstream import _buffers, _copies, _numbers, _process, _targets
-from userstream._engine import fused, held_objects, host_wait
+from userstream._driver import core
+from userstream._engine import held_objects, host_wait
 from userstream._ordering import (
     Borrow,
     Ordering,
@@ -726,7 +727,7 @@ class UserStream:
         if usual is not None:
             consumer, lane, source, _owner = usual
             if source is not None:
-                result = fused.order(source, lane)  # as `add_edge`, without a call more
+                result = core.order(source, lane)  # as `add_edge`, without a call more
                 if result:
                     lane.add_checked_edge(source, result, may_join=False)
             return consumer

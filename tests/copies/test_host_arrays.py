@@ -223,7 +223,7 @@ def test_all_parts_together_have_the_timeout(
 ) -> None:
     """Each is waited for without a look at the clock of the others."""
     waited: list[tuple[int, int]] = []
-    really_fetch = _driver.fused.fetch
+    really_fetch = _driver.core.fetch
 
     def fetch(*given: Any) -> int:
         _, _, _, events, _, _, _, _, nanoseconds, _, _ = given
@@ -234,7 +234,7 @@ def test_all_parts_together_have_the_timeout(
     out = np.empty(mib << 20, "u1")
     with device_memory(0, out.nbytes) as memory:
         buffer = array(memory, producer, shape=out.shape, typestr="|u1")
-        monkeypatch.setattr(_driver.fused, "fetch", fetch)
+        monkeypatch.setattr(_driver.core, "fetch", fetch)
         monkeypatch.setattr(copy_lane, "_SPIN", 10**10)
         us.asnumpy(buffer, out=out)
         with testing.latch(producer):

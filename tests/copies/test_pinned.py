@@ -36,7 +36,7 @@ from userstream._copies.arrays import DeviceArray
 from userstream._copies.copies import to_host
 from userstream._copies.staging import trim
 from userstream._driver import host_pools
-from userstream._driver.pure import Lease
+from userstream._driver.core import Lease
 from userstream._engine import held_objects
 from userstream.testing import _simulated
 

@@ -114,9 +114,8 @@ def test_a_small_copy_that_is_over_at_once_holds_nothing(
         testing.reset()
         copy = us.asnumpy_async(tensor, out=out)
         del tensor
-        if _driver.fused.why_pure is None:  # else the watcher may be at what is on its way
-            assert alive() is None
-            assert testing.calls("cuEventRecord") == 1  # none for edges
+        assert alive() is None
+        assert testing.calls("cuEventRecord") == 1  # none for edges
         assert copy.done()
         assert copy.result(timeout=0).tolist() == NUMBERS.tolist()
         assert out is None or copy.result() is out

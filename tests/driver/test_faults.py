@@ -31,7 +31,7 @@ from userstream._copies import copies as _copies
 from userstream._copies import pinned as _pinned
 from userstream._copies import staging
 from userstream._copies.arrays import DeviceArray
-from userstream._driver import contexts, pure
+from userstream._driver import contexts, core
 from userstream._driver.status import NOT_READY
 from userstream._engine import lanes
 from userstream._engine.host_wait import Deadline
@@ -61,6 +61,7 @@ def functions() -> list[str]:
     }
     return sorted(
         found
+        | set(core.FUNCTIONS)
         | {
             "cuStreamCreateWithPriority",
             "cuPointerGetAttribute",
@@ -107,9 +108,9 @@ POOLS = {
 @pytest.fixture(autouse=True)
 def _always_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every wait go on to an event, though the streams are idle by the time it asks."""
-    query = _driver.fused.query
-    busy = pure.FUNCTIONS.index("cuStreamQuery") << 32 | int(NOT_READY)
-    monkeypatch.setattr(_driver.fused, "query", lambda handle: query(handle) or busy)
+    query = core.query
+    busy = core.FUNCTIONS.index("cuStreamQuery") << 32 | int(NOT_READY)
+    monkeypatch.setattr(core, "query", lambda handle: query(handle) or busy)
 
 
 def test_every_function_is_covered() -> None:

@@ -1,4 +1,4 @@
-"""What two lanes do in one step: as it is in use here, and in Python."""
+"""Operations on two lanes that the compiled core performs in one call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import importlib.machinery
 import importlib.util
 import weakref
 from collections.abc import Iterator
-from types import ModuleType
 
 import pytest
 from cuda.bindings import driver
@@ -16,7 +15,8 @@ import userstream as us
 from driver.test_native import CALLS
 from helpers import device_current, eventually, grown
 from userstream import _driver, testing
-from userstream._engine import fused, held_objects, lanes, pure
+from userstream._driver import _core, core
+from userstream._engine import held_objects, lanes
 
 NOT_READY = 600
 INVALID_HANDLE = 400
@@ -24,11 +24,6 @@ INVALID_HANDLE = 400
 
 class Thing:
     """Something that can be referred to weakly."""
-
-
-@pytest.fixture(params=["in use", "pure"])
-def core(request: pytest.FixtureRequest) -> ModuleType:
-    return fused if request.param == "in use" else pure
 
 
 @pytest.fixture
@@ -49,14 +44,14 @@ def is_pending(stream: us.Stream) -> bool:
     return not stream.is_done
 
 
-def test_a_lane_is_queried(core, streams):
+def test_a_lane_is_queried(streams):
     stream, _ = streams
     assert core.query(stream._lane) == 0
     with testing.latch(stream):
         assert core.query(stream._lane) & 0xFFFFFFFF == NOT_READY
 
 
-def test_what_a_query_cannot_answer_in_one_step(core, streams):
+def test_what_a_query_cannot_answer_in_one_step(streams):
     stream, _ = streams
     lane = stream._lane
     assert core.query(lanes.default(_driver.streams.LEGACY, 0)) == core.CAPTURED
@@ -67,7 +62,7 @@ def test_what_a_query_cannot_answer_in_one_step(core, streams):
     assert core.query(lane) == core.CAPTURED
 
 
-def test_one_lane_is_ordered_after_another(core, streams):
+def test_one_lane_is_ordered_after_another(streams):
     one, other = streams
     spare = len(one._lane.free)
     with testing.latch(one):
@@ -77,7 +72,7 @@ def test_one_lane_is_ordered_after_another(core, streams):
     assert eventually(lambda: not is_pending(other))
 
 
-def test_without_a_spare_event_nothing_is_ordered(core, streams, monkeypatch):
+def test_without_a_spare_event_nothing_is_ordered(streams, monkeypatch):
     one, other = streams
     monkeypatch.setattr(one._lane, "free", type(one._lane.free)())
     with testing.latch(one):
@@ -87,7 +82,7 @@ def test_without_a_spare_event_nothing_is_ordered(core, streams, monkeypatch):
 
 
 @pytest.mark.parametrize("captured", [0, 1])
-def test_captures_are_left_alone(core, streams, captured):
+def test_captures_are_left_alone(streams, captured):
     streams[captured].begin_capture(mode="relaxed")
     for source, destination in (streams, streams[::-1]):
         assert core.order(source._lane, destination._lane) == core.CAPTURED
@@ -96,7 +91,7 @@ def test_captures_are_left_alone(core, streams, captured):
     streams[captured].end_capture()  # it would tell of an invalid capture
 
 
-def test_a_closed_lane_has_no_order(core, streams):
+def test_a_closed_lane_has_no_order(streams):
     one, other = streams
     closed = other._lane
     other.close()
@@ -107,21 +102,21 @@ def test_a_closed_lane_has_no_order(core, streams):
 def test_a_default_stream_needs_its_context(streams):
     stream, _ = streams
     legacy = lanes.default(_driver.streams.LEGACY, 0)
-    assert fused.order(stream._lane, legacy) == fused.CAPTURED
+    assert core.order(stream._lane, legacy) == core.CAPTURED
     with device_current(0):
-        assert fused.order(stream._lane, legacy) == 0
-        assert fused.order(legacy, stream._lane) == 0
+        assert core.order(stream._lane, legacy) == 0
+        assert core.order(legacy, stream._lane) == 0
 
 
 @pytest.mark.multi_device
-def test_default_streams_of_two_devices_have_no_order_in_one_step(core, streams):
+def test_default_streams_of_two_devices_have_no_order_in_one_step(streams):
     here, there = (lanes.default(_driver.streams.LEGACY, device) for device in (0, 1))
     with device_current(0):
         assert core.order(here, there) == core.CAPTURED
 
 
 @pytest.mark.parametrize("has_source", [True, False])
-def test_objects_are_held_up_to_where_a_source_waits(core, streams, has_source):
+def test_objects_are_held_up_to_where_a_source_waits(streams, has_source):
     lane, source = streams
     thing = Thing()
     alive = weakref.ref(thing)
@@ -137,7 +132,7 @@ def test_objects_are_held_up_to_where_a_source_waits(core, streams, has_source):
     assert eventually(lambda: (lane._lane.held.sweep(), alive() is None)[1])
 
 
-def test_looking_after_what_is_held_is_due_now_and_then(core, streams):
+def test_looking_after_what_is_held_is_due_now_and_then(streams):
     lane = streams[0]._lane
     with testing.latch(streams[0]):
         lane.swept = float("inf")
@@ -147,7 +142,7 @@ def test_looking_after_what_is_held_is_due_now_and_then(core, streams):
         assert core.finish(lane, None, ()) == core.DUE
 
 
-def test_looking_after_it_is_due_where_nobody_does_however_much_is_held(core, streams):
+def test_looking_after_it_is_due_where_nobody_does_however_much_is_held(streams):
     """Of two threads that come at the same time, neither may find its own alone there."""
     lane = streams[0]._lane
     assert eventually(lambda: not held_objects._watched), "it would put the queue back"
@@ -160,7 +155,7 @@ def test_looking_after_it_is_due_where_nobody_does_however_much_is_held(core, st
     lane.swept = 0.0
 
 
-def test_a_ticket_ends_when_its_objects_are_held(core, streams):
+def test_a_ticket_ends_when_its_objects_are_held(streams):
     stream, _ = streams
     thing = Thing()
     alive = weakref.ref(thing)
@@ -176,7 +171,7 @@ def test_a_ticket_ends_when_its_objects_are_held(core, streams):
     assert eventually(lambda: (stream._lane.held.sweep(), alive() is None)[1])
 
 
-def test_a_ticket_does_not_end_where_nothing_is_held(core, streams):
+def test_a_ticket_does_not_end_where_nothing_is_held(streams):
     stream, _ = streams
     use = core.use(stream._lane, None, ())
     stream.begin_capture(mode="relaxed")
@@ -186,7 +181,7 @@ def test_a_ticket_does_not_end_where_nothing_is_held(core, streams):
     use.ticket.end()
 
 
-def test_a_use_that_goes_before_its_end_leaves_an_orphan(core, streams):
+def test_a_use_that_goes_before_its_end_leaves_an_orphan(streams):
     one, other = streams
     with pytest.raises(TypeError, match="has no len"):  # which is on its way meanwhile
         len(core.use(one._lane, other._lane, "objects"))
@@ -199,7 +194,7 @@ def test_a_use_that_goes_before_its_end_leaves_an_orphan(core, streams):
     assert ticket not in core.in_use
 
 
-def test_a_use_that_has_ended_leaves_none(core, streams):
+def test_a_use_that_has_ended_leaves_none(streams):
     use = core.use(streams[0]._lane, None, ())
     use.ticket.end()
     del use
@@ -211,10 +206,10 @@ def test_the_source_of_an_orphan_waits(streams):
     """As its end would have had it, whatever call comes next."""
     one, other = streams
     with testing.latch(one):
-        fused.use(one._lane, other._lane, ())  # which goes at once
+        core.use(one._lane, other._lane, ())  # which goes at once
         held_objects.sweep()
         assert is_pending(other)
-        assert not fused.in_use
+        assert not core.in_use
     other.sync(timeout=10)
 
 
@@ -227,8 +222,8 @@ def test_a_failure_names_its_function_and_loses_no_event(streams, function, step
     more = [()] if step == "finish" else []
 
     def step_or_raise() -> None:
-        result = getattr(fused, step)(one, other, *more)
-        raise _driver.fused.edge_failure(result, one, other)
+        result = getattr(core, step)(one, other, *more)
+        raise _driver.core.edge_failure(result, one, other)
 
     with (
         testing.inject(function, driver.CUresult.CUDA_ERROR_UNKNOWN),
@@ -239,18 +234,13 @@ def test_a_failure_names_its_function_and_loses_no_event(streams, function, step
     assert not one.held
 
 
-class TestCompiled:
-    @pytest.fixture(autouse=True)
-    def _is_compiled(self) -> None:
-        if _driver.fused.native is None:
-            pytest.skip("there is no compiled core")
-
+class TestCore:
     def test_what_is_no_lane_is_refused(self, streams):
         lane = streams[0]._lane
         for arguments in ((), (lane,), (lane, None), (lane, 1), (1, lane), (lane, lane, ())):
             with pytest.raises(TypeError, match="it takes lanes"):
-                fused.order(*arguments)
-        for function in (fused.finish, fused.use):
+                core.order(*arguments)
+        for function in (core.finish, core.use):
             for arguments in ((), (lane, lane), (lane, 1, ()), (None, None, ()), (lane,) * 4):
                 with pytest.raises(TypeError, match="it takes lanes"):
                     function(*arguments)
@@ -259,7 +249,7 @@ class TestCompiled:
         lane = streams[0]._lane
         monkeypatch.setattr(lane, "free", type(lane.free)([object()]))
         with pytest.raises(AttributeError, match="raw_handle"):
-            fused.order(lane, lane)
+            core.order(lane, lane)
 
     @pytest.mark.simulated
     def test_an_event_without_a_number_is_an_error(self, streams, monkeypatch):
@@ -269,15 +259,14 @@ class TestCompiled:
         lane = streams[0]._lane
         monkeypatch.setattr(lane, "free", type(lane.free)([Event()]))
         with pytest.raises(TypeError):
-            fused.order(lane, lane)
+            core.order(lane, lane)
         monkeypatch.setattr(Event, "raw_handle", 0)
         lane.free.append(Event())
-        assert fused.order(lane, lane) & 0xFFFFFFFF == INVALID_HANDLE
+        assert core.order(lane, lane) & 0xFFFFFFFF == INVALID_HANDLE
 
     def test_lanes_are_known_by_one_that_is_imported_again(self, streams):
-        core = _driver.fused.native
-        loader = importlib.machinery.ExtensionFileLoader(core.__name__, core.__file__)
-        spec = importlib.util.spec_from_loader(core.__name__, loader)
+        loader = importlib.machinery.ExtensionFileLoader(_core.__name__, _core.__file__)
+        spec = importlib.util.spec_from_loader(_core.__name__, loader)
         again = importlib.util.module_from_spec(spec)
         loader.exec_module(again)
         assert again.in_use is core.in_use
@@ -291,10 +280,10 @@ class TestCompiled:
 
         def call_all(times: int) -> None:
             for _ in range(times // 4):
-                fused.query(one)
-                fused.order(one, other)
-                use = fused.use(one, other, objects)
-                if fused.finish(one, other, use.ticket):
+                core.query(one)
+                core.order(one, other)
+                use = core.use(one, other, objects)
+                if core.finish(one, other, use.ticket):
                     one.held.sweep()
                 use.ticket.end()  # as there may have been no spare event
             streams[1].sync()
@@ -306,5 +295,5 @@ class TestCompiled:
         # Other threads allocate too; what leaks makes five times as many.
         assert more[0] < CALLS // 20, more
         assert more[1:] == [0] * len(given)
-        assert not fused.in_use
-        assert not fused.orphans
+        assert not core.in_use
+        assert not core.orphans

@@ -1,4 +1,4 @@
-"""The fused driver calls, compiled and in Python: the same functions, the same answers."""
+"""The compiled core: sequences of driver calls as one call."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import subprocess
 import sys
 import sysconfig
 import threading
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -35,21 +33,16 @@ from helpers import (
     running,
     upload,
 )
-from userstream import _driver, testing
-from userstream._driver import fused, pure
+from userstream import _built, _driver, testing
+from userstream._driver import _core, core
 
 NOT_READY = 600
 CALLS = int(os.environ.get("USERSTREAM_CALLS", "100_000"))  # in which nothing may leak
 
 
-@pytest.fixture(params=["compiled", "pure"])
-def core(request: pytest.FixtureRequest) -> ModuleType:
-    us.get_stream(0)  # the driver is there
-    if request.param == "pure":
-        return pure
-    native = pytest.importorskip("userstream._driver._native", exc_type=ImportError)
-    native.load(*map(fused._address, pure.FUNCTIONS))
-    return native
+@pytest.fixture(autouse=True)
+def _loaded() -> None:
+    us.get_stream(0)  # the driver is loaded
 
 
 @pytest.fixture
@@ -63,7 +56,7 @@ def event() -> Any:
 
 def which(result: int) -> tuple[str, int]:
     """The function that failed, and its code."""
-    return pure.FUNCTIONS[result >> 32], result & 0xFFFFFFFF
+    return core.FUNCTIONS[result >> 32], result & 0xFFFFFFFF
 
 
 def mode_of_this_thread() -> int:
@@ -72,7 +65,7 @@ def mode_of_this_thread() -> int:
     return int(previous)
 
 
-def test_a_query_tells_whether_a_stream_is_busy(core, producer):
+def test_a_query_tells_whether_a_stream_is_busy(producer):
     assert core.query(producer._lane.handle) == 0
     with testing.latch(producer):
         assert which(core.query(producer._lane.handle)) == ("cuStreamQuery", NOT_READY)
@@ -81,7 +74,7 @@ def test_a_query_tells_whether_a_stream_is_busy(core, producer):
     assert core.query(producer._lane.handle) == 0
 
 
-def test_no_capture_breaks_and_the_mode_is_as_before(core, producer):
+def test_no_capture_breaks_and_the_mode_is_as_before(producer):
     with us.Stream.create(0) as captured:
         captured.begin_capture(mode="global")
         before = mode_of_this_thread()
@@ -90,14 +83,14 @@ def test_no_capture_breaks_and_the_mode_is_as_before(core, producer):
         captured.end_capture()  # it would tell of an invalid capture
 
 
-def test_a_captured_stream_is_not_queried(core):
+def test_a_captured_stream_is_not_queried():
     with us.Stream.create(0) as captured:
         captured.begin_capture(mode="relaxed")
-        assert core.query(captured._lane.handle) == pure.CAPTURED
+        assert core.query(captured._lane.handle) == core.CAPTURED
         captured.end_capture()  # it would tell of an invalid capture
 
 
-def test_streams_are_free_unless_one_is_captured(core, producer):
+def test_streams_are_free_unless_one_is_captured(producer):
     with us.Stream.create(0) as captured:
         assert core.are_free(producer._lane.handle, captured._lane.handle) is True
         captured.begin_capture(mode="relaxed")
@@ -106,7 +99,7 @@ def test_streams_are_free_unless_one_is_captured(core, producer):
         captured.end_capture()
 
 
-def test_a_stream_is_in_its_context(core, producer):
+def test_a_stream_is_in_its_context(producer):
     stream, context = producer._lane.handle, producer._lane.context
     assert core.is_in(stream, context) is core.is_in(int(stream), context) is True
     with another_context() as other:
@@ -125,11 +118,11 @@ def to_host(memory: int) -> Iterator[tuple[int, int]]:
         yield address, memory
 
 
-def fetch(core: ModuleType, *given: Any) -> int:
+def fetch(*given: Any) -> int:
     return core.fetch({}, (), *given)  # type: ignore[no-any-return]
 
 
-def test_fetching_copies_and_waits_for_that(core, producer, event, memory, to_host):
+def test_fetching_copies_and_waits_for_that(producer, event, memory, to_host):
     stream, context = producer._lane.handle, producer._lane.context
     fill(producer, memory, 7)
     with _driver.contexts.entered(context):
@@ -140,7 +133,7 @@ def test_fetching_copies_and_waits_for_that(core, producer, event, memory, to_ho
     assert ctypes.string_at(to_host[0], 8) == b"\7" * 8
 
 
-def test_what_a_copy_uses_is_left_unless_that_is_over(core, producer, event, to_host):
+def test_what_a_copy_uses_is_left_unless_that_is_over(producer, event, to_host):
     stream, context = producer._lane.handle, producer._lane.context
     left: dict[int, Any] = {}
     used = (object(), object())
@@ -158,7 +151,7 @@ def test_what_a_copy_uses_is_left_unless_that_is_over(core, producer, event, to_
     assert left == {}
 
 
-def test_another_thread_may_take_what_is_left_meanwhile(core, producer, event, to_host):
+def test_another_thread_may_take_what_is_left_meanwhile(producer, event, to_host):
     stream, context = producer._lane.handle, producer._lane.context
     left: dict[int, Any] = {}
 
@@ -176,7 +169,7 @@ def test_another_thread_may_take_what_is_left_meanwhile(core, producer, event, t
     assert left == {}
 
 
-def test_fetching_gives_up_in_time(core, producer, event, to_host):
+def test_fetching_gives_up_in_time(producer, event, to_host):
     stream, context = producer._lane.handle, producer._lane.context
     with _driver.contexts.entered(context), testing.latch(producer):
         result = core.fetch({}, (), EIGHT, (event,), *to_host, stream, context, 1000, 0, 0)
@@ -187,7 +180,7 @@ def test_fetching_gives_up_in_time(core, producer, event, to_host):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 32])
 @pytest.mark.parametrize("size", [8, 4096, 40_007])
-def test_fetching_goes_on_to_other_memory_in_parts(core, producer, count, size):
+def test_fetching_goes_on_to_other_memory_in_parts(producer, count, size):
     """The GPU is at work on the next part meanwhile, if the pages are enough for several."""
     stream, context = producer._lane.handle, producer._lane.context
     expected = bytes(index % 251 for index in range(size))
@@ -207,7 +200,7 @@ def test_fetching_goes_on_to_other_memory_in_parts(core, producer, count, size):
                 assert which(result) == ("cuEventQuery", NOT_READY)
                 tries += 1
             if SIMULATED:
-                parts = 1 if core is pure else min(count, -(-size // 4096))
+                parts = min(count, -(-size // 4096))
                 if parts == 32:
                     parts = 10  # of a page each
                 copied = testing.calls("cuMemcpyAsync") - copies
@@ -218,7 +211,7 @@ def test_fetching_goes_on_to_other_memory_in_parts(core, producer, count, size):
     assert out.raw == expected + b"x"
 
 
-def test_what_is_late_does_not_go_on(core, producer, event, to_host):
+def test_what_is_late_does_not_go_on(producer, event, to_host):
     stream, context = producer._lane.handle, producer._lane.context
     out = ctypes.create_string_buffer(b"before..", 8)
     with _driver.contexts.entered(context), testing.latch(producer):
@@ -231,9 +224,7 @@ def test_what_is_late_does_not_go_on(core, producer, event, to_host):
 
 
 @pytest.mark.no_races(False)  # whoever calls `fetch` knows that it has waited
-def test_a_producer_is_followed_by_an_edge_only_while_it_is_busy(
-    core, producer, event, memory, to_host
-):
+def test_a_producer_is_followed_by_an_edge_only_while_it_is_busy(producer, event, memory, to_host):
     stream, context = us.get_stream(0)._lane.handle, producer._lane.context
     theirs = producer._lane.handle
     with _driver.contexts.entered(context):
@@ -257,19 +248,17 @@ def test_a_producer_is_followed_by_an_edge_only_while_it_is_busy(
             handle = captured._lane.handle
             assert (
                 core.fetch({}, (), EIGHT, (event,), *to_host, stream, context, LONG, handle, 0)
-                == pure.CAPTURED
+                == core.CAPTURED
             )
             captured.end_capture()
 
 
-def test_nothing_is_fetched_on_a_captured_stream_or_beside_its_context(
-    core, producer, event, to_host
-):
+def test_nothing_is_fetched_on_a_captured_stream_or_beside_its_context(producer, event, to_host):
     stream, context = producer._lane.handle, producer._lane.context
     with another_context():
         assert (
             core.fetch({}, (), EIGHT, (event,), *to_host, stream, context, LONG, 0, 0)
-            == pure.CAPTURED
+            == core.CAPTURED
         )
     with us.Stream.create(0) as captured, _driver.contexts.entered(context):
         captured.begin_capture(mode="relaxed")
@@ -277,14 +266,14 @@ def test_nothing_is_fetched_on_a_captured_stream_or_beside_its_context(
             core.fetch(
                 {}, (), EIGHT, (event,), *to_host, captured._lane.handle, context, LONG, 0, 0
             )
-            == pure.CAPTURED
+            == core.CAPTURED
         )
         captured.end_capture()
     producer.sync()
     assert ctypes.string_at(to_host[0], 8) == b"\xff" * 8
 
 
-def test_nothing_is_fetched_beyond_an_allocation(core, producer, event, memory, to_host):
+def test_nothing_is_fetched_beyond_an_allocation(producer, event, memory, to_host):
     stream, context = producer._lane.handle, producer._lane.context
     _status, *_, start, size = core.pointer(memory)
     below, above = memory - start, start + size - memory
@@ -299,11 +288,11 @@ def test_nothing_is_fetched_beyond_an_allocation(core, producer, event, memory, 
         for down, span in beyond:
             move = (0, 0, 8, down, span)
             given = (move, (event,), *to_host, stream, context, LONG, 0, 0)
-            assert core.fetch({}, (), *given) == pure.CAPTURED
+            assert core.fetch({}, (), *given) == core.CAPTURED
         unknown = (to_host[0], 4096)
         assert (
             core.fetch({}, (), EIGHT, (event,), *unknown, stream, context, LONG, 0, 0)
-            == pure.CAPTURED
+            == core.CAPTURED
         )
         assert ctypes.string_at(to_host[0], 8) == b"\xff" * 8
         move = (0, 0, 8, below, size)
@@ -311,19 +300,18 @@ def test_nothing_is_fetched_beyond_an_allocation(core, producer, event, memory, 
             assert which(result) == ("cuEventQuery", NOT_READY)
 
 
-def test_of_a_pointer_both_tell_the_same(core, memory):
+def test_the_attributes_of_a_pointer(memory):
+    for address in (0, 4096):  # unknown: the driver leaves the rest as it was
+        assert core.pointer(address)[:2] == (0, 0)
     with pinned_memory() as pinned:
-        for address in (memory, memory + 1, pinned):
-            assert core.pointer(address) == pure.pointer(address)
-        for address in (0, 4096):  # the rest is left as it was
-            assert core.pointer(address)[:2] == pure.pointer(address)[:2] == (0, 0)
+        assert core.pointer(pinned)[:2] == (0, 1)
         status, kind, managed, device, _context, start, size = core.pointer(memory + 1)
     assert (status, kind, managed, device) == (0, 2, 0, 0)
     assert start <= memory < start + size
 
 
 @pytest.mark.simulated
-def test_a_failure_to_ask_of_a_pointer_is_its_status(core, memory):
+def test_a_failure_to_ask_of_a_pointer_is_its_status(memory):
     with testing.inject("cuPointerGetAttributes", driver.CUresult.CUDA_ERROR_UNKNOWN):
         assert core.pointer(memory)[0] == 999
 
@@ -332,7 +320,7 @@ def test_a_failure_to_ask_of_a_pointer_is_its_status(core, memory):
 @pytest.mark.parametrize(
     "function", ["cuPointerGetAttributes", "cuMemcpyAsync", "cuEventRecord", "cuEventQuery"]
 )
-def test_a_failure_to_fetch_names_its_function(core, producer, event, to_host, function):
+def test_a_failure_to_fetch_names_its_function(producer, event, to_host, function):
     stream, context = producer._lane.handle, producer._lane.context
     with _driver.contexts.entered(context):
         before = mode_of_this_thread()
@@ -344,7 +332,7 @@ def test_a_failure_to_fetch_names_its_function(core, producer, event, to_host, f
 
 
 @pytest.mark.simulated
-def test_a_failure_names_its_function_and_restores_the_mode(core, producer):
+def test_a_failure_names_its_function_and_restores_the_mode(producer):
     before = mode_of_this_thread()
     with testing.inject("cuStreamQuery", driver.CUresult.CUDA_ERROR_UNKNOWN):
         assert which(core.query(producer._lane.handle)) == ("cuStreamQuery", 999)
@@ -352,18 +340,18 @@ def test_a_failure_names_its_function_and_restores_the_mode(core, producer):
 
 
 @pytest.mark.simulated
-def test_a_stream_that_cannot_be_asked_is_not_free(core, producer):
+def test_a_stream_that_cannot_be_asked_is_not_free(producer):
     with testing.inject("cuStreamIsCapturing", driver.CUresult.CUDA_ERROR_UNKNOWN):
         assert core.are_free(producer._lane.handle, producer._lane.handle) is False
 
 
 @pytest.mark.simulated
-def test_a_stream_that_cannot_be_asked_is_in_no_context(core, producer):
+def test_a_stream_that_cannot_be_asked_is_in_no_context(producer):
     with testing.inject("cuStreamGetCtx", driver.CUresult.CUDA_ERROR_UNKNOWN):
         assert core.is_in(producer._lane.handle, producer._lane.context) is False
 
 
-def test_the_block_that_came_last_is_lent_until_nothing_uses_it(core):
+def test_the_block_that_came_last_is_lent_until_nothing_uses_it():
     memory = (ctypes.c_char * 8)()
     where = ctypes.addressof(memory)
     blocks: dict[int, object] = {1: None, where: None}
@@ -380,11 +368,11 @@ def test_the_block_that_came_last_is_lent_until_nothing_uses_it(core):
     assert memory.raw == b"\0\0\0\0\xff\xff\xff\xff"
 
 
-def test_where_no_block_is_free_none_is_lent(core):
+def test_where_no_block_is_free_none_is_lent():
     assert core.lend({}, 8) is None
 
 
-def test_a_block_comes_back_while_an_exception_is_on_its_way(core):
+def test_a_block_comes_back_while_an_exception_is_on_its_way():
     blocks: dict[int, object] = {4096: None}
 
     def fail(_lease: object) -> None:
@@ -398,7 +386,7 @@ def test_a_block_comes_back_while_an_exception_is_on_its_way(core):
     assert list(blocks) == [4096]
 
 
-def test_blocks_of_many_threads(core):
+def test_blocks_of_many_threads():
     blocks: dict[int, object] = dict.fromkeys(range(4096, 8 * 4096, 4096))
     lent: list[Any] = []
     wrong: list[int] = []
@@ -421,7 +409,7 @@ def test_blocks_of_many_threads(core):
     assert sorted(blocks) == list(range(4096, 8 * 4096, 4096))
 
 
-def test_calls_of_many_threads(core, producer):
+def test_calls_of_many_threads(producer):
     wrong: list[int] = []
 
     def ask() -> None:
@@ -438,15 +426,7 @@ def test_calls_of_many_threads(core, producer):
     assert wrong == []
 
 
-class TestCompiled:
-    @pytest.fixture(autouse=True)
-    def native(self) -> ModuleType:
-        return pytest.importorskip("userstream._driver._native", exc_type=ImportError)
-
-    def test_it_was_compiled_from_the_source_that_is_here(self, native):
-        source = Path(pure.__file__).with_name("_native.c").read_bytes()
-        assert f"{zlib.crc32(source):08x}" == native.SOURCE, "install userstream again"
-
+class TestCore:
     @pytest.mark.parametrize("free_threaded", [False, True])
     @pytest.mark.parametrize("compiler", ["gcc", "clang"])
     def test_its_source_has_no_warnings(self, compiler, free_threaded, tmp_path):
@@ -455,12 +435,14 @@ class TestCompiled:
             pytest.skip(f"needs {compiler} and the headers of Python")
         if free_threaded and sys.version_info < (3, 13):
             pytest.skip("these headers know no free threading")
-        source = Path(pure.__file__).with_name("_native.c")
+        sources = sorted((Path(core.__file__).parent / "native").glob("*.c"))
+        assert sources
         flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow"]
         if free_threaded:  # as far as the headers of a Python with the GIL show it
             flags.append("-DPy_GIL_DISABLED=1")
         done = subprocess.run(
-            [compiler, *flags, "-isystem", include, "-c", source, "-o", tmp_path / "native.o"],
+            [compiler, *flags, "-isystem", include, "-c", *sources],
+            cwd=tmp_path,
             capture_output=True,
             text=True,
             check=False,
@@ -468,50 +450,63 @@ class TestCompiled:
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
 
-    def test_it_is_not_used_once_its_source_has_changed(self, native, monkeypatch):
-        monkeypatch.delenv("USERSTREAM_PURE", raising=False)
-        assert fused._choose() == (native, None)
-        monkeypatch.setattr(native, "__file__", pure.__file__)  # where the source is
-        monkeypatch.setattr(native, "SOURCE", "12345678")
-        core, why = fused._choose()
-        assert (core, "another source" in why) == (pure, True)
+    def test_sources_that_have_changed_since_are_refused(self, monkeypatch):
+        _built.check("_driver/native", _core.SOURCE)
+        with pytest.raises(ImportError, match=r"have changed since .* pip install -e \."):
+            _built.check("_driver/native", "12345678")
+
+    def test_a_checkout_that_has_changed_does_not_import(self, tmp_path):
+        package = tmp_path / "userstream"
+        shutil.copytree(
+            Path(us.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__")
+        )
+        source = package / "_driver/native/module.c"
+        source.write_text(source.read_text() + "/* changed */\n")
+        done = run_python(
+            f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import userstream", simulate=None
+        )
+        assert done.returncode != 0
+        assert done.stderr.splitlines()[-1] == (
+            "ImportError: the C files in userstream/_driver/native have changed since userstream "
+            "was installed; reinstall: pip install -e ."
+        )
 
     @pytest.mark.parametrize("handle", [None, object(), -(2**70), 2**70])
-    def test_what_is_no_handle_is_refused(self, native, handle):
-        fused.load()
+    def test_what_is_no_handle_is_refused(self, handle):
+        core.load()
         with pytest.raises((TypeError, OverflowError, ValueError)):
-            native.query(handle)
+            core.query(handle)
 
-    def test_a_wrong_number_of_arguments_is_refused(self, native):
+    def test_a_wrong_number_of_arguments_is_refused(self):
         with pytest.raises(TypeError, match="2 arguments were given, not 1"):
-            native.query(1, 2)
+            core.query(1, 2)
         with pytest.raises(TypeError, match="1 functions were given"):
-            native.load(1)
+            _core.load(1)
 
-    def test_a_function_without_an_address_is_refused(self, native):
+    def test_a_function_without_an_address_is_refused(self):
         with pytest.raises(ValueError, match="function 0 has no address"):
-            native.load(*[0] * len(pure.FUNCTIONS))
+            _core.load(*[0] * len(core.FUNCTIONS))
 
-    @pytest.mark.parametrize("count", [0, fused.MOST_PARTS + 1])
-    def test_a_copy_in_no_parts_or_too_many_is_refused(self, native, count):
-        fused.load()
+    @pytest.mark.parametrize("count", [0, core.MOST_PARTS + 1])
+    def test_a_copy_in_no_parts_or_too_many_is_refused(self, count):
+        core.load()
         with pytest.raises(TypeError, match="not a tuple of 1 to 32"):
-            native.fetch({}, (), EIGHT, (0,) * count, *[0] * 7)
+            core.fetch({}, (), EIGHT, (0,) * count, *[0] * 7)
 
     @pytest.mark.parametrize("arguments", [(), ({},), ([], 8), ({}, None), ({}, 1 << 70)])
-    def test_what_cannot_be_lent_is_refused(self, native, arguments):
+    def test_what_cannot_be_lent_is_refused(self, arguments):
         with pytest.raises((TypeError, OverflowError)):
-            native.lend(*arguments)
+            core.lend(*arguments)
 
     def test_nothing_is_called_before_the_functions_are_loaded(self):
         done = run_python(
             """
-            from userstream._driver import _native
-            lane = _native.LaneState()
+            from userstream._driver import _core
+            lane = _core.LaneState()
             lane.raw_handle, lane.is_context_independent = 1, True
             for stream in (1, lane):
                 try:
-                    _native.query(stream)
+                    _core.query(stream)
                 except RuntimeError as error:
                     assert "have not been loaded" in str(error)
                 else:
@@ -522,21 +517,21 @@ class TestCompiled:
         assert done.returncode == 0, done.stderr
 
     @pytest.mark.no_races(False)  # the analysis remembers what was called
-    def test_no_call_leaks(self, native, producer, event, to_host):
-        fused.load()
+    def test_no_call_leaks(self, producer, event, to_host):
+        core.load()
         stream, context = producer._lane.handle, producer._lane.context
         blocks: dict[int, object] = {1 << 40: None}
         given = [*to_host, stream, event, context, blocks]
 
         calls: list[tuple[Any, tuple[Any, ...]]] = [
-            *((native.query, (handle,)) for handle in (stream, int(stream))),
-            (native.are_free, (stream, stream)),
-            *((native.pointer, (address,)) for address in (to_host[1], 1 << 40)),
-            (native.fetch, ({}, (), EIGHT, (event,), *to_host, stream, context, LONG, 0, 0)),
-            (native.lend, (blocks, 8)),
-            (native.lend, ({}, 8)),
-            (native.query, (None,)),
-            (native.are_free, (stream,)),
+            *((core.query, (handle,)) for handle in (stream, int(stream))),
+            (core.are_free, (stream, stream)),
+            *((core.pointer, (address,)) for address in (to_host[1], 1 << 40)),
+            (core.fetch, ({}, (), EIGHT, (event,), *to_host, stream, context, LONG, 0, 0)),
+            (core.lend, (blocks, 8)),
+            (core.lend, ({}, 8)),
+            (core.query, (None,)),
+            (core.are_free, (stream,)),
         ]
 
         def call_all(times: int) -> None:
@@ -573,11 +568,3 @@ def test_a_subinterpreter_is_refused(module, shares_the_gil):
     done = run_python(code, simulate=None)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("userstream cannot be imported in a subinterpreter"), done.stdout
-
-
-def test_pure_python_can_be_chosen():
-    code = "from userstream._driver import fused; print(fused.are_free.__module__, fused.why_pure)"
-    done = run_python(code, simulate=None, USERSTREAM_PURE="1")
-    assert done.stdout.strip() == "userstream._driver.pure USERSTREAM_PURE is set"
-    done = run_python(code, simulate=None, USERSTREAM_PURE="0")
-    assert "USERSTREAM_PURE" not in done.stdout

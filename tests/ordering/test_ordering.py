@@ -42,7 +42,8 @@ from helpers import (
 )
 from interrupts import cut_short
 from userstream import _buffers, _driver, testing
-from userstream._engine import fused, held_objects, watcher
+from userstream._driver import core
+from userstream._engine import held_objects, watcher
 from userstream._engine.lane import Lane
 from userstream._ordering import settings
 
@@ -328,7 +329,7 @@ def test_nothing_is_pending(producer: us.Stream, memory: int) -> None:
 
 
 @pytest.mark.parametrize("use", [us.acquire, us.release, lambda b: us.borrow(b).__enter__()])
-def test_an_unknown_producer_is_refused_if_one_says_so(
+def test_an_unknown_producer_is_recore_if_one_says_so(
     use: Callable[[Any], object], memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(us.UserStream.get(), "unknown", "raise")
@@ -1238,21 +1239,21 @@ def test_an_end_that_is_interrupted_leaves_nothing_to_a_further_call(
     held: bool, memory: int, producer: us.Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Just before the buffers are held, or after that."""
-    stream, finish = us.get_stream(0), fused.finish
+    stream, finish = us.get_stream(0), core.finish
     assert held_while(stream, borrowing(), memory) == [True, False]  # all is made that it needs
     assert eventually(lambda: not held_objects._watched)
 
     def interrupted(*arguments: Any) -> int:
-        assert not held or finish(*arguments) in (0, fused.DUE)
+        assert not held or finish(*arguments) in (0, core.DUE)
         raise KeyboardInterrupt
 
     def use(buffer: Any) -> None:
         borrow = us.borrow(buffer)
         borrow.__enter__()
         with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
-            patched.setattr(fused, "finish", interrupted)
+            patched.setattr(core, "finish", interrupted)
             borrow.__exit__(None, None, None)
-        assert eventually(lambda: not (fused.in_use or fused.orphans))
+        assert eventually(lambda: not (core.in_use or core.orphans))
         assert not producer.record().is_done
 
     assert held_while(stream, use, memory, producer) == [True, False]

@@ -23,9 +23,6 @@ pytestmark = [
     pytest.mark.no_races(False),  # who watches adds to what is counted
 ]
 
-# What is one call of C where there is the compiled core.
-IN_C = {"userstream._driver.pure", "userstream._driver.streams"}
-
 
 class Footprint(NamedTuple):
     modules: set[str]
@@ -59,7 +56,7 @@ def footprint(call: Callable[[], object], *, but: str | None = None) -> Footprin
             inside += 1 if event == "call" else -1
         elif inside:
             return
-        elif event == "call" and module.startswith("userstream.") and module not in IN_C:
+        elif event == "call" and module.startswith("userstream."):
             calls.append((module, frame.f_code.co_name))
 
     before = sys.getprofile()
@@ -185,7 +182,7 @@ def test_a_stream_of_other_buffers(memory: int) -> None:
 
 
 def test_an_acquire(torch: types.ModuleType, memory: int, producer: us.Stream) -> None:
-    """One edge, which is one call of C where there is the compiled core."""
+    """One edge, which is one call of C."""
     torch.cuda.set_stream(torch.cuda.ExternalStream(int(producer.handle), 0))
     tensor = torch.Tensor(torch.device("cuda", 0), memory)
     for _ in range(2):  # the first leaves an event behind

@@ -77,8 +77,6 @@ def test_json() -> None:
         "ok",
         "versions",
         "platform",
-        "compiled_core",
-        "why_no_compiled_core",
         "driver",
         "devices",
         "frameworks",

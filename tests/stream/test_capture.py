@@ -394,7 +394,7 @@ def test_a_failure_of_cuda_core_without_a_code_is_told_and_breaks_no_capture() -
     error = RuntimeError("Failed to create CUDA event")
 
     def check(asked: us.Stream | None) -> None:
-        failure = _driver.core.core_failure("cuEventRecord", error, asked)
+        failure = _driver.streams.cuda_core_failure("cuEventRecord", error, asked)
         assert isinstance(failure, us.DriverError)
         assert (str(failure), failure.code) == (f"cuEventRecord failed: {error}", None)
 

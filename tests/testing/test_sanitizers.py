@@ -12,11 +12,11 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import zlib
 
 import pytest
 
 from testing.programs import ROOT
+from userstream import _built
 
 pytestmark = [
     pytest.mark.skipif(
@@ -65,7 +65,7 @@ TAKE_CORE = """
 import importlib.util, sys
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == "userstream._driver._native":
+        if name == "userstream._driver._core":
             return importlib.util.spec_from_file_location(name, {library!r})
 sys.meta_path.insert(0, Finder())
 """
@@ -73,12 +73,15 @@ sys.meta_path.insert(0, Finder())
 
 def sanitized_core(directory, flags):
     """Compile the core; return the directory that makes every Python take it."""
-    source = ROOT / "userstream/_driver/_native.c"
-    core = directory / "_native.so"
-    checksum = f"{zlib.crc32(source.read_bytes()):08x}"
+    sources = ROOT / "userstream/_driver/native"
+    core = directory / "_core.so"
+    checksum = directory / "checksum.c"
+    checksum.write_text(
+        f'const char userstream_core_source[] = "{_built.checksum(str(sources))}";\n'
+    )
     include = sysconfig.get_path("include")
     command = ["gcc", "-std=c11", "-O1", "-g", "-shared", "-fPIC", *flags, f"-I{include}"]
-    subprocess.run([*command, f'-DSOURCE="{checksum}"', source, "-o", core], check=True)
+    subprocess.run([*command, *sources.glob("*.c"), checksum, "-o", core], check=True)
     (directory / "sitecustomize.py").write_text(TAKE_CORE.format(library=str(core)))
     return directory
 
@@ -94,8 +97,6 @@ def test_sanitizer(name, tmp_path):
         **os.environ,
         "CC": "gcc",
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "USERSTREAM_PURE": "",
-        "USERSTREAM_TEST_CORE": "compiled",
         "USERSTREAM_CALLS": "10000",
         "USERSTREAM_CFLAGS": " ".join(flags),
         "USERSTREAM_CACHE_DIR": str(tmp_path / "cache"),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from userstream._buffers.view import View
     from userstream._driver.copies import Peers
-    from userstream._driver.pure import Lease
+    from userstream._driver.core import Lease
     from userstream._ordering.settings import Unknown
     from userstream._stream.stream import Stream
     from userstream.typing import Buffer, Buffers, Producer, StreamLike

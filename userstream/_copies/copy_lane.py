@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from userstream import _driver
 from userstream._copies import layout
-from userstream._engine import events, fused, held_objects, host_wait
+from userstream._driver import core
+from userstream._engine import events, held_objects, host_wait
 from userstream.errors import UnsupportedBufferError, WaitTimeout
 
 if TYPE_CHECKING:
     from userstream._copies.layout import Moves
     from userstream._driver.copies import Peers
+    from userstream._driver.core import Use
     from userstream._engine.events import Pending
     from userstream._engine.host_wait import Deadline
     from userstream._engine.lane import Lane
-    from userstream._engine.pure import Use
     from userstream._stream.stream import Stream
 
 
@@ -35,7 +36,7 @@ _NOT_THERE = (
 )
 
 
-# As `_driver.pure.fetch` takes it.
+# As `fetch` in `_driver/native/copies.c` takes it.
 Move: TypeAlias = tuple[int, int, int, int, int]
 
 
@@ -56,7 +57,7 @@ def fetch(  # noqa: PLR0917 -- to name them would cost as much as they do
 ) -> bool | Pending:
     """Copy a run of bytes to page-locked memory after the work of another lane.
 
-    `move`, `start` and `address` are as in `_driver.pure.fetch`.
+    `move`, `start` and `address` are as in `fetch` in `_driver/native/copies.c`.
 
     In one call of the driver's room, which waits for the copy a short time, and not longer than
     `left`; with an address `out` it takes the bytes there as well. Returns True once that is done,
@@ -71,14 +72,14 @@ def fetch(  # noqa: PLR0917 -- to name them would cost as much as they do
     pool = lane.pool
     if after is not None and after.pool is not pool:
         return False
-    count = min(move[2] // PART, _driver.fused.MOST_PARTS) if out else 1
+    count = min(move[2] // PART, _driver.core.MOST_PARTS) if out else 1
     used: list[events.Event] = []
-    result = _driver.fused.CAPTURED
+    result = _driver.core.CAPTURED
     try:
         while (event := pool.spare() or _recorded(lane)) is not None:
             used.append(event)
             if len(used) >= count:
-                result = _driver.fused.fetch(
+                result = _driver.core.fetch(
                     held_objects.left,
                     kept,
                     move,
@@ -93,7 +94,7 @@ def fetch(  # noqa: PLR0917 -- to name them would cost as much as they do
                     out,
                 )
                 break
-        over = not result or _driver.fused.is_fetched(result, lane, after)
+        over = not result or _driver.core.is_fetched(result, lane, after)
     except BaseException:  # they may be recorded, so each is used again only once it has completed
         for event in used:
             pool.abandon(event)
@@ -179,7 +180,7 @@ class CopyLane:
 
     def use(self, memory: object) -> Use:
         """Hold memory that is copied to or from, from now on."""
-        return fused.use(self._lane, None, memory)
+        return core.use(self._lane, None, memory)
 
     def copy(self, to: int, source: int, plan: Moves) -> Pending:
         """Queue a copy between two first elements; return the point where it is over."""

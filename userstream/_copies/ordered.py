@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from userstream import errors
 from userstream._copies.copy_lane import NOT_CAPTURED
-from userstream._engine import fused, held_objects
+from userstream._driver import core
+from userstream._engine import held_objects
 from userstream.errors import CaptureError, UnknownProducerError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Acquired:
         self._ended = False
         self._deadline = deadline
         self._ordering = ordering
-        self._use = fused.use(ordering.lane, None, (ordering.buffers, *objects))
+        self._use = core.use(ordering.lane, None, (ordering.buffers, *objects))
 
     def end(self, *, release: bool) -> None:
         if release:

@@ -2,7 +2,7 @@
 
 Allocating such memory takes long, so it is used again: a block is free as soon as the last array
 on it is gone, in whatever thread, also in the middle of a garbage collection. Hence that takes no
-lock and runs no Python code, see `_driver.pure.lend`.
+lock and runs no Python code, see `_driver/native/leases.c`.
 
 Blocks are given back by `trim`, or to make room for a larger one; in a thread of its own, so that
 nothing waits for it.
@@ -24,8 +24,8 @@ from userstream.errors import UserStreamError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sized
 
+    from userstream._driver.core import Lease
     from userstream._driver.host_pools import HostMemory
-    from userstream._driver.pure import Lease
 
 V = TypeVar("V")
 
@@ -92,7 +92,7 @@ def take_block(size: int, device: int) -> Lease | None:
     may_free = held_objects.queues or held_objects.orphans or held_objects.left
     if _limit is not None and _total <= _limit and not may_free:
         blocks = _free.get(size)
-        lease = _driver.fused.lend(blocks, size) if blocks else None
+        lease = _driver.core.lend(blocks, size) if blocks else None
         if lease is not None:  # nearly always
             return lease
     lease = _take_within_bound(size, device)
@@ -158,7 +158,7 @@ def _take(size: int, device: int, most: int | None, *, reuse: bool = True) -> Le
 def _reused(size: int) -> Lease | None:
     """Lend the free block of exactly that size which was used last, if there is one."""
     blocks = _free.get(size)
-    return _driver.fused.lend(blocks, size) if blocks else None
+    return _driver.core.lend(blocks, size) if blocks else None
 
 
 class _Claim:

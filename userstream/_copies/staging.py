@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from userstream._copies.arrays import DeviceArray
     from userstream._copies.copy_lane import CopyLane
     from userstream._copies.layout import Moves
-    from userstream._driver.pure import Lease
+    from userstream._driver.core import Lease
     from userstream._engine.events import Pending
 
 SIZE = 4 << 20

@@ -16,7 +16,6 @@ from userstream._driver import (  # noqa: F401 -- the subjects
     contexts,
     core,
     events,
-    fused,
     library,
     status,
     streams,

@@ -7,18 +7,17 @@ hide races.
 
 from __future__ import annotations
 
-from userstream._driver import _native
+from userstream._driver import core
 
-# As in `_native.c`.
-PROGRAM = 0  # the program waits or asks; the default of every thread
-FUTURE = 1  # a future is told, at which the program may have looked: that cannot be seen
-HOUSEKEEPING = 2  # the program does not hear the answer
+PROGRAM = core.PROGRAM  # the program waits or asks; the default of every thread
+FUTURE = core.FUTURE  # a future is told, and whether the program looks at the future is not seen
+HOUSEKEEPING = core.HOUSEKEEPING  # the program does not hear the answer
 
 # Return the address of a C function, `unsigned char *account_of_thread(void)`. It returns where the
 # account of the calling thread is, and needs no GIL.
-address = _native.account_address
+address = core.account_address
 # Set the account of the calling thread, for a thread of userstream's own.
-set_for_thread = _native.set_account
+set_for_thread = core.set_account
 # Call a function on an account: `on(HOUSEKEEPING, function, *args)`. No signal handler runs between
 # the return of the function and the restoration of the account.
-on = _native.on_account
+on = core.on_account

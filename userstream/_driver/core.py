@@ -1,58 +1,129 @@
-"""From what cuda.core raises to an exception of ours."""
+"""The compiled core: sequences of driver calls as one call, and errors for its results.
+
+`native/core.h` describes the files of the core. A result is 0, `CAPTURED`, or the index in
+`FUNCTIONS` of the driver function that failed << 32 | its ``CUresult``.
+"""
 
 from __future__ import annotations
 
-import re
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
 from cuda.bindings import driver
 
-from userstream._driver import account
-from userstream._driver.fused import stream_is_idle
-from userstream._driver.status import failed
-from userstream.errors import CaptureError, DriverError
+from userstream import _built
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+try:
+    from userstream._driver import _core
+except ImportError as error:
+    raise ImportError(
+        f"the compiled core of userstream cannot be loaded ({error}); {_built.REINSTALL}"
+    ) from error
+
+from userstream._driver._core import (
+    CAPTURED,
+    DUE,
+    FUNCTIONS,
+    FUTURE,
+    HOUSEKEEPING,
+    MOST_PARTS,
+    PROGRAM,
+    SWEEP_SECONDS,
+    LaneState,
+    Lease,
+    Ticket,
+    Use,
+    account_address,
+    are_free,
+    fetch,
+    finish,
+    in_use,
+    is_in,
+    lend,
+    on_account,
+    order,
+    orphans,
+    pointer,
+    query,
+    queues,
+    set_account,
+    use,
+)
+from userstream._driver.status import call, failed
+
+__all__ = [
+    "CAPTURED",
+    "DUE",
+    "FUNCTIONS",
+    "FUTURE",
+    "HOUSEKEEPING",
+    "MOST_PARTS",
+    "PROGRAM",
+    "SWEEP_SECONDS",
+    "LaneState",
+    "Lease",
+    "Ticket",
+    "Use",
+    "account_address",
+    "are_free",
+    "edge_failure",
+    "fetch",
+    "finish",
+    "in_use",
+    "is_fetched",
+    "is_in",
+    "is_not_ready",
+    "lend",
+    "load",
+    "on_account",
+    "order",
+    "orphans",
+    "pointer",
+    "query",
+    "queues",
+    "result_failure",
+    "set_account",
+    "use",
+]
+
+_built.check("_driver/native", _core.SOURCE)
+
+_NOT_READY = {_core.NOT_READY | each << 32 for each in range(len(FUNCTIONS))}
+_QUERY_STREAM = FUNCTIONS.index("cuStreamQuery")
+_WAIT_EVENT = FUNCTIONS.index("cuStreamWaitEvent")
+_OLDEST = 12000  # the CUDA version whose variants of the functions `native/core.h` declares
 
 
-def core_failure(function: str, error: Exception, stream: object = None) -> Exception:
-    """Return the error for what cuda.core raised for a driver call of its own."""
-    # Its CUDAError is not public before 1.3; the code is in the text alone.
-    if type(error).__name__ != "CUDAError" and type(error) is not RuntimeError:
-        return error
-    unknown = re.search(r"UNEXPECTED ERROR CODE: (\d+)", str(error))
-    if unknown:
-        return failed(function, int(unknown[1]), stream)
-    name = re.match(r"CUDA_ERROR_\w+", str(error))
-    if name:
-        return failed(function, getattr(driver.CUresult, name[0]), stream)
-    # Where it cannot make something it drops the code, which an error of the GPU stays with.
-    return _fault_of(stream) or DriverError(f"{function} failed: {error}", function=function)
+def load() -> None:
+    """Pass the addresses of the driver's functions to the core, once the driver is loaded."""
+    _core.load(*map(_address, FUNCTIONS))
 
 
-def _fault_of(stream: object) -> DriverError | None:
-    """Return the GPU error that a stream reports, if there is one; breaks no capture."""
-    handle = getattr(stream, "handle", None)
-    if handle is None:
+def _address(function: str) -> int:
+    flags = driver.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
+    address, _status = call(driver.cuGetProcAddress, function.encode(), _OLDEST, flags)
+    return int(address)
+
+
+def is_not_ready(result: int) -> bool:
+    """Return whether a result says that the GPU has not completed the work yet."""
+    return result in _NOT_READY
+
+
+def result_failure(result: int, stream: object) -> Exception:
+    """Return the exception for a result that names a driver function and its error."""
+    return failed(FUNCTIONS[result >> 32], result & 0xFFFFFFFF, stream)
+
+
+def edge_failure(result: int, source: object, destination: object) -> Exception:
+    """Return the exception for the result of an edge between two lanes that failed."""
+    return result_failure(result, destination if result >> 32 == _WAIT_EVENT else source)
+
+
+def is_fetched(result: int, lane: object, producer: object) -> bool | None:
+    """Return whether the copy of `fetch` is complete, for a result that is not 0.
+
+    `None` if nothing was queued.
+    """
+    if result == CAPTURED:
         return None
-    try:
-        account.on(account.HOUSEKEEPING, stream_is_idle, handle, stream)
-    except CaptureError:  # it may not be asked
-        return None
-    except DriverError as fault:
-        return fault
-    return None
-
-
-@contextmanager
-def core_errors(function: str, stream: object = None) -> Iterator[None]:
-    """Turn what cuda.core raises into an exception of ours (see `core_failure`)."""
-    try:
-        yield
-    except Exception as error:
-        failure = core_failure(function, error, stream)
-        if failure is error:
-            raise
-        raise failure from error
+    if result in _NOT_READY:
+        return False
+    raise result_failure(result, producer if result >> 32 == _QUERY_STREAM else lane)

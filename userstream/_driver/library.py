@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
 
 from userstream import _process, errors
-from userstream._driver import fused
+from userstream._driver import core
 from userstream._driver.status import SUCCESS, call
 from userstream.errors import DriverNotFoundError, ForkedError, InvalidDeviceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Of a MIG instance the first version told the UUID of the whole GPU; CUDA 13 has the second alone.
 _get_uuid = getattr(driver, "cuDeviceGetUuid_v2", driver.cuDeviceGetUuid)
@@ -57,8 +62,14 @@ def _initialise() -> None:
     _process.note_driver_used()
     _version = call(driver.cuDriverGetVersion)
     ordinals = range(call(driver.cuDeviceGetCount))
-    fused.load()
+    core.load()
     _ready = True
+
+
+def driver_function(name: str, since: int, *arguments: Any) -> Callable[..., int]:
+    """Return a function of the driver, with the signature that it has since a CUDA version."""
+    address, _found = call(driver.cuGetProcAddress, name.encode(), since, 0)
+    return ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(int(address))
 
 
 def version() -> int:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from cuda.bindings import driver
 
 from userstream import _process
-from userstream._driver import fused, pure
+from userstream._driver import core
 from userstream._driver.contexts import devices_of_primaries, primary_context, some_context, within
-from userstream._driver.library import ensure
+from userstream._driver.library import driver_function, ensure
 from userstream._driver.status import SUCCESS, ask, failed
 from userstream._driver.streams import relaxed
 
@@ -137,11 +137,11 @@ def _attribute(which: int, address: int) -> int | None:
 def _question() -> Callable[[int], tuple[int, ...]]:
     """Return what asks about an address, once the driver is there."""
     ensure()
-    return fused.pointer
+    return core.pointer
 
 
 @functools.cache
 def _single() -> Callable[..., int]:
-    return pure.looked_up(
+    return driver_function(
         "cuPointerGetAttribute", 4000, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64
     )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import contextmanager
 from ctypes import byref, c_int
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cuda.bindings import driver
 
-from userstream._driver import capture_mode
+from userstream._driver import account, capture_mode, core
 from userstream._driver.status import SUCCESS, call, failed, raised
 from userstream.errors import CaptureError, DriverError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 T = TypeVar("T")
 
@@ -87,6 +89,69 @@ def refuse_capturing(handle: driver.CUstream, stream: object, why: str = _NEVER_
     """
     if capture_status(handle, stream) != NOT_CAPTURING:
         raise CaptureError(f"{stream!r} is being captured{why}", stream=repr(stream))
+
+
+def stream_is_idle(handle: Any, stream: object, result: int | None = None) -> bool:
+    """Return whether all the work queued on a stream is done, without harm to any capture.
+
+    `result` is the result of `core.query`, if it was called already.
+
+    Raises
+    ------
+    CaptureError
+        The stream is being captured, and the query would invalidate that capture.
+    """
+    if result is None:
+        result = core.query(handle)
+    while result == core.CAPTURED:
+        refuse_capturing(handle, stream)  # returns only if the capture has ended meanwhile
+        result = core.query(handle)
+    if not result:
+        return True
+    if core.is_not_ready(result):
+        return False
+    raise core.result_failure(result, stream)
+
+
+def cuda_core_failure(function: str, error: Exception, stream: object = None) -> Exception:
+    """Return the exception for an error that cuda.core raised for a driver call of its own."""
+    # CUDAError is not public before cuda.core 1.3, and the code is only in the text.
+    if type(error).__name__ != "CUDAError" and type(error) is not RuntimeError:
+        return error
+    unknown = re.search(r"UNEXPECTED ERROR CODE: (\d+)", str(error))
+    if unknown:
+        return failed(function, int(unknown[1]), stream)
+    name = re.match(r"CUDA_ERROR_\w+", str(error))
+    if name:
+        return failed(function, getattr(driver.CUresult, name[0]), stream)
+    # Where cuda.core cannot create an object it drops the code; an error of the GPU persists.
+    return _gpu_error(stream) or DriverError(f"{function} failed: {error}", function=function)
+
+
+def _gpu_error(stream: object) -> DriverError | None:
+    """Return the GPU error that a stream reports, if there is one; breaks no capture."""
+    handle = getattr(stream, "handle", None)
+    if handle is None:
+        return None
+    try:
+        account.on(account.HOUSEKEEPING, stream_is_idle, handle, stream)
+    except CaptureError:  # a captured stream cannot be queried
+        return None
+    except DriverError as error:
+        return error
+    return None
+
+
+@contextmanager
+def cuda_core_errors(function: str, stream: object = None) -> Iterator[None]:
+    """Convert the errors that cuda.core raises in a block (see `cuda_core_failure`)."""
+    try:
+        yield
+    except Exception as error:
+        failure = cuda_core_failure(function, error, stream)
+        if failure is error:
+            raise
+        raise failure from error
 
 
 def stream_context(handle: driver.CUstream) -> driver.CUcontext:

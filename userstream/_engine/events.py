@@ -49,7 +49,7 @@ class Event:
     def __init__(self, core: cuda.core.Event) -> None:
         self.core = core  # which destroys it
         self.handle: driver.CUevent = core.handle  # kept, as asking takes a µs
-        self.raw_handle = _driver.fused.raw_handle(self.handle)
+        self.raw_handle = int(self.handle)
 
 
 class EventPool:
@@ -77,7 +77,7 @@ class EventPool:
             record_by_core(stream.core, event.core)
         except Exception as error:
             self.give_back(event)
-            raise _driver.core.core_failure("cuEventRecord", error, stream) from error
+            raise _driver.streams.cuda_core_failure("cuEventRecord", error, stream) from error
         return event
 
     def spare(self) -> Event | None:
@@ -104,7 +104,7 @@ class EventPool:
         try:
             event = record_by_core(stream.core)
         except Exception as error:
-            raise _driver.core.core_failure("cuEventRecord", error, stream) from error
+            raise _driver.streams.cuda_core_failure("cuEventRecord", error, stream) from error
         _process.leak_at_end(event)
         return Event(event)
 
@@ -142,7 +142,7 @@ def wait(stream: Recordable, event: cuda.core.Event) -> None:
     try:
         wait_by_core(stream.core, event)
     except Exception as error:
-        raise _driver.core.core_failure("cuStreamWaitEvent", error, stream) from error
+        raise _driver.streams.cuda_core_failure("cuStreamWaitEvent", error, stream) from error
 
 
 def is_done(event: Event, stream: object) -> bool:
@@ -150,7 +150,7 @@ def is_done(event: Event, stream: object) -> bool:
     try:
         return event.core.is_done  # type: ignore[no-any-return]
     except Exception as error:
-        raise _driver.core.core_failure("cuEventQuery", error, stream) from error
+        raise _driver.streams.cuda_core_failure("cuEventQuery", error, stream) from error
 
 
 class StreamPoint:

@@ -12,14 +12,15 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from userstream import _driver, _process
-from userstream._engine import events, fused, watcher
-from userstream._engine.fused import Ticket, in_use, use
+from userstream._driver import core
+from userstream._driver.core import Ticket, in_use, use
+from userstream._engine import events, watcher
 from userstream.errors import CaptureError, ClosedError, DriverError, UserStreamError
 
 if TYPE_CHECKING:
+    from userstream._driver.core import Use
     from userstream._engine.events import Event
     from userstream._engine.lane import Lane
-    from userstream._engine.pure import Held, Use
 
 # Lane and objects of each copy that one call of the driver's room has queued, and not seen to end,
 # by the identity of the tuple. It is there from that call on until there is a `Use` for it, which
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 left: dict[int, tuple[Any, ...]] = {}
 
 # Tickets of uses that have gone before their end, and the queues that hold something.
-orphans = fused.orphans
-queues: set[_Queue] = fused.queues
+orphans = core.orphans
+queues: set[_Queue] = core.queues
 
 
 def hold_after_error(use: Use) -> None:
@@ -117,7 +118,11 @@ def _order(ticket: Ticket) -> None:
 _IDLE_LOOKS = 20  # of the watcher, before it is told to look no more: beginning again costs more
 
 
-class _Queue(deque["Held"]):
+# An event, the times before and after it was recorded, and the objects.
+Held = tuple[events.Event, float, float, object]
+
+
+class _Queue(deque[Held]):
     """The objects held for a stream, the oldest first. Thread-safe."""
 
     __slots__ = ("_in_order", "_lock", "_pool", "_sweeping")
@@ -221,7 +226,7 @@ def sweep_if_due(lane: Lane) -> None:
     if not _watched:  # first: to look may fail
         _begin_watch()
     now = time.monotonic()
-    if now - lane.swept > fused.SWEEP_SECONDS:
+    if now - lane.swept > core.SWEEP_SECONDS:
         lane.swept = now
         lane.held.sweep()
 

@@ -314,11 +314,7 @@ def refuse_captures(device: int, context: driver.CUcontext, why: str) -> None:
     for lane in lanes.ours():
         # Not those of others, which may be destroyed by now: to ask one would be a crash.
         handle = lane.handle
-        if (
-            handle is not None
-            and lane.is_in(context)
-            and not _driver.fused.are_free(handle, handle)
-        ):
+        if handle is not None and lane.is_in(context) and not _driver.core.are_free(handle, handle):
             lane.usable(why)
 
 

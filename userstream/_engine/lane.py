@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import cuda.core
 
 from userstream import _driver, _process
-from userstream._engine import events, fused
+from userstream._driver import core
+from userstream._engine import events
 from userstream.errors import CaptureError, ClosedError
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class Part:
 _contexts: dict[Part, driver.CUcontext] = {}
 
 
-class Lane(fused.LaneState):
+class Lane(core.LaneState):
     """One stream of the driver in one context, whichever library created it.
 
     Attributes
@@ -159,9 +160,9 @@ class Lane(fused.LaneState):
     handle : CUstream or None
         None once closed.
     raw_handle, raw_context, is_context_independent
-        The handle, 0 once closed, and the context, as `_driver.fused` takes them; and whether the
+        The handle, 0 once closed, and the context, as `_driver.core` takes them; and whether the
         handle means this stream whichever context is current, which it does not for the default
-        streams. See `pure.LaneState`.
+        streams. See `LaneState` in `_driver/native/core.h`.
     flags, priority : int or None
         What a stream of ours was created with. The driver would invalidate a capture of the stream
         to answer that. None for others, whose handles may belong to another stream by tomorrow.
@@ -205,11 +206,11 @@ class Lane(fused.LaneState):
         self._owner = owner  # what keeps the stream of other code alive
         self._core = core
         self.context = context
-        self.raw_context = _driver.fused.raw_handle(context)
+        self.raw_context = int(context)
         self.device = device
         self.name = name  # under which a registry has it
         self.owned = owned  # made by userstream, so the driver's stream goes with it
-        self.raw_handle = _driver.fused.raw_handle(handle)
+        self.raw_handle = int(handle)
         self.is_context_independent = int(handle) not in (
             _driver.streams.LEGACY,
             _driver.streams.PER_THREAD,
@@ -342,13 +343,13 @@ class Lane(fused.LaneState):
         """Return whether all work queued here has completed; refuse a captured stream."""
         if _process.halted:
             _process.check_fork()
-        result = fused.query(self)  # 0 where `wait` has nothing to wait for
+        result = core.query(self)  # 0 where `wait` has nothing to wait for
         if not result:
             return True
         handle = self.raw_handle or self.live()
         if not self.is_context_independent:
-            return self.within(_driver.fused.stream_is_idle, handle, self)
-        return _driver.fused.stream_is_idle(handle, self, result)
+            return self.within(_driver.streams.stream_is_idle, handle, self)
+        return _driver.streams.stream_is_idle(handle, self, result)
 
     def completion(self) -> events.StreamPoint:
         """Record the point that the stream has reached, to be polled."""
@@ -363,14 +364,14 @@ class Lane(fused.LaneState):
 
         `may_join` is whether this stream may become part of a capture of the other one.
         """
-        result = fused.order(source, self)
+        result = core.order(source, self)
         if result:
             self.add_checked_edge(source, result, may_join=may_join)
 
     def add_checked_edge(self, source: Lane, result: int, *, may_join: bool) -> None:
-        """Add the edge after the fast path `fused.order` declined, or raise its error."""
-        if result != fused.CAPTURED:
-            raise _driver.fused.edge_failure(result, source, self)
+        """Add the edge after the fast path `core.order` declined, or raise its error."""
+        if result != core.CAPTURED:
+            raise _driver.core.edge_failure(result, source, self)
         event, capture = source.mark()
         try:
             self.wait_for_event(event, source, capture, may_join=may_join)

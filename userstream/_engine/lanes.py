@@ -65,7 +65,7 @@ def create(
 
 
 def _create_here(device: int, options: StreamOptions, part: Part | None) -> CoreStream:
-    with _driver.core.core_errors("cuStreamCreateWithPriority"):
+    with _driver.streams.cuda_core_errors("cuStreamCreateWithPriority"):
         context = _core_context(device, part)
         return CoreStream._init(options=options, device_id=device, ctx=context)
 
@@ -115,7 +115,7 @@ def at_handle(address: int, owner: object = None, *, shared: bool = True) -> Lan
 def named(handle: int, device: int) -> Lane:
     """Return the lane of the stream that a buffer on a device names, which may be of another."""
     lane = of_framework(handle, device)
-    if not lane.is_context_independent or _driver.fused.is_in(
+    if not lane.is_context_independent or _driver.core.is_in(
         lane.raw_handle or lane.live(), lane.raw_context
     ):
         return lane

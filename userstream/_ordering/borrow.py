@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from userstream import _process, _stream, _targets, _unentered, errors
-from userstream._engine import fused, held_objects
+from userstream._driver import core
+from userstream._engine import held_objects
 from userstream._ordering.ordering import ordering_of_lanes, usual_lanes
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from userstream._buffers._framework import Framework
-    from userstream._engine.pure import Use
+    from userstream._driver.core import Use
     from userstream._ordering.ordering import Lanes, Ordering
     from userstream._stream.stream import Stream
     from userstream.typing import AccessMode, Producer, StreamLike
@@ -103,12 +104,12 @@ class Borrow:
             return self._enter()
         consumer, lane, source, owner = found
         if source is not None:
-            result = fused.order(source, lane)  # as `add_edge`, without a call more
+            result = core.order(source, lane)  # as `add_edge`, without a call more
             if result:
                 lane.add_checked_edge(source, result, may_join=False)
         # If this object goes before its block has ended, a later call does what the end would have
         # done: a Ctrl-C may come at the very first step of `__exit__`.
-        self._use = fused.use(lane, source, (asked[0], owner))
+        self._use = core.use(lane, source, (asked[0], owner))
         self._ordering = found
         return consumer
 
@@ -123,7 +124,7 @@ class Borrow:
                 ordering.consumer, frameworks, ordered=ordering.producers
             )
         kept = ordering.acquire()
-        use = fused.use(ordering.lane, None, (ordering.buffers, kept, ordering.pending))
+        use = core.use(ordering.lane, None, (ordering.buffers, kept, ordering.pending))
         if ordering.thread is None:
             use.ticket.order = ordering.release
         if activation is not None:
@@ -154,8 +155,8 @@ class Borrow:
         self._ordering = self._use = None
         _, lane, source, _ = ordering
         try:
-            result = fused.finish(lane, source, use.ticket)
-            if result == fused.DUE:
+            result = core.finish(lane, source, use.ticket)
+            if result == core.DUE:
                 held_objects.sweep_if_due(lane)
             elif result:
                 buffers, _, producer, _ = self._asked

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from userstream import _buffers, _driver, errors
 from userstream._buffers import NO_STREAM, type_name
-from userstream._engine import fused, held_objects, host_wait, lanes
+from userstream._driver import core
+from userstream._engine import held_objects, host_wait, lanes
 from userstream._ordering import device_edges, settings
 from userstream._stream.stream import Stream
 from userstream.errors import (
@@ -123,7 +124,7 @@ class Ordering:
 
         One producer that cannot wait does not stop the others. Where one can be ordered by a host
         wait alone, that has the deadline; after an error it is not waited for. `result` is what
-        `fused.finish` has answered, if it was called already.
+        `core.finish` has answered, if it was called already.
         """
         lane, producers = self.lane, self.producers
         if objects is None and not (producers or self.after or settings.SYNC):
@@ -131,16 +132,16 @@ class Ordering:
         failures: list[Exception] = []
         wait_on_host = settings.SYNC and not after_error
         if len(producers) > 1 or self.after:
-            result = fused.CAPTURED
+            result = core.CAPTURED
         elif result is None:
             try:
                 result = self._release_usual(producers[0] if producers else None, objects)
             except Exception as failure:  # without the compiled core; or it was held already
                 failures.append(failure)
-                result, producers = fused.CAPTURED, ()
+                result, producers = core.CAPTURED, ()
         if result:
-            if result != fused.CAPTURED:
-                failures.append(_driver.fused.edge_failure(result, lane, *producers[:1] or (lane,)))
+            if result != core.CAPTURED:
+                failures.append(_driver.core.edge_failure(result, lane, *producers[:1] or (lane,)))
                 producers = ()
             wait_on_host |= self._release_each(producers, objects, failures)
         if wait_on_host:
@@ -152,11 +153,11 @@ class Ordering:
             errors._report_failures(failures, None)
 
     def _release_usual(self, source: Lane | None, objects: object) -> int:
-        """Release in one step if no capture is involved; return what `fused.finish` does."""
+        """Release in one step if no capture is involved; return what `core.finish` does."""
         if objects is None:
-            return 0 if source is None else fused.order(self.lane, source)
-        result = fused.finish(self.lane, source, objects)
-        if result != fused.DUE:
+            return 0 if source is None else core.order(self.lane, source)
+        result = core.finish(self.lane, source, objects)
+        if result != core.DUE:
             return result
         held_objects.sweep_if_due(self.lane)
         return 0

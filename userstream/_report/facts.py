@@ -77,8 +77,6 @@ class Facts:
 
     versions: dict[str, str | None] = field(default_factory=dict)
     platform: str | None = None
-    compiled_core: bool = False
-    why_no_compiled_core: str | None = None
     driver: Driver | None = None
     devices: list[DeviceFacts] = field(default_factory=list)
     frameworks: dict[str, str] = field(default_factory=dict)
@@ -102,8 +100,6 @@ def gather(*, with_driver: bool) -> Facts:
         "userstream": __version__,
         **{name: facts.ask(name, partial(_version, name), None) for name in PACKAGES},
     }
-    facts.compiled_core = _driver.fused.why_pure is None
-    facts.why_no_compiled_core = _driver.fused.why_pure
     facts.platform = facts.ask("platform", platform.platform, None)
     facts.frameworks = facts.ask("frameworks", _frameworks, {})
     facts.environment = {

@@ -29,9 +29,6 @@ def report(facts: Facts, *, simulated: bool) -> None:
     if facts.driver is not None:
         version = "simulated" if simulated else facts.driver.version or "unknown version"
         versions["driver"] = f"{version}, for CUDA {facts.driver.cuda}"
-    versions["compiled core"] = (
-        "yes" if facts.compiled_core else f"no: {facts.why_no_compiled_core}"
-    )
     versions["platform"] = facts.platform or "unknown"
     _block("Versions", _aligned(versions))
     _block("Devices", (line for device in facts.devices for line in _device(device)))

@@ -132,7 +132,7 @@ def _begin(lane: Lane, mode: CaptureMode) -> GraphDefinition:
             "stream",
             stream=repr(lane),
         )
-    with _driver.core.core_errors("cuGraphCreate", lane):
+    with _driver.streams.cuda_core_errors("cuGraphCreate", lane):
         graph = GraphDefinition()
     # Its destructor calls the driver, which may hang in a forked child and while Python exits.
     _process.leak_at_end(graph)

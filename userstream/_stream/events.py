@@ -44,7 +44,7 @@ def wait_for_any(lane: Lane, event: Any, flags: int) -> None:  # any framework's
 def _record(lane: Lane, event: Event | None, options: EventOptions | None) -> Event:
     if event is not None:
         _check_recordable(lane, event)
-    with _driver.core.core_errors("cuEventRecord", lane):
+    with _driver.streams.cuda_core_errors("cuEventRecord", lane):
         recorded = lane.core.record(event, options)
     # Users keep it: without this its destructor calls the driver while Python exits, and may hang.
     _process.leak_at_end(recorded)

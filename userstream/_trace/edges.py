@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import userstream._engine.lane as lanes
 from userstream._buffers import type_name
 from userstream._copies import short
-from userstream._engine import fused
+from userstream._driver import core
 from userstream._ordering import device_edges, ordering
 from userstream._stream import events
 
@@ -30,7 +30,7 @@ _logger = logging.getLogger("userstream")
 
 def log() -> None:
     """Let each function that makes an edge say so."""
-    order, finish = fused.order, fused.finish
+    order, finish = core.order, core.finish
 
     def ordered(source: Lane, destination: Lane) -> int:
         result = order(source, destination)
@@ -40,11 +40,11 @@ def log() -> None:
 
     def finished(lane: Lane, source: Lane | None, objects: object) -> int:
         result = finish(lane, source, objects)
-        if source is not None and result in (0, fused.DUE):
+        if source is not None and result in (0, core.DUE):
             _say(source, lane)
         return result
 
-    fused.order, fused.finish = ordered, finished
+    vars(core).update(order=ordered, finish=finished)
     _also(lanes.Lane, "follow", lambda lane, _event, source, *_: (lane, source))
     _also(events, "wait", lambda lane, event: (lane, event))
     everything = "everything on device {}".format

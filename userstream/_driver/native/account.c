@@ -1,0 +1,77 @@
+#include "core.h"
+
+/* On whose account the calling thread calls the driver. A recorder reads it in each driver call,
+ * without the GIL: a query whose answer the program never hears orders nothing in the program. */
+enum { PROGRAM, FUTURE, HOUSEKEEPING, ACCOUNT_COUNT };
+
+static _Thread_local unsigned char account; /* PROGRAM in threads that userstream does not know */
+
+static unsigned char *account_of_thread(void)
+{
+    return &account;
+}
+
+static PyObject *account_address(PyObject *module, PyObject *nothing)
+{
+    (void)module, (void)nothing;
+    return PyLong_FromVoidPtr(FUNCTION(account_of_thread));
+}
+
+static int as_account(PyObject *number)
+{
+    long wanted = PyLong_AsLong(number);
+    if (wanted >= 0 && wanted < ACCOUNT_COUNT)
+        return (int)wanted;
+    if (!PyErr_Occurred())
+        PyErr_Format(PyExc_ValueError, "there is no account %ld", wanted);
+    return -1;
+}
+
+static PyObject *set_account(PyObject *module, PyObject *number)
+{
+    (void)module;
+    int wanted = as_account(number);
+    if (wanted < 0)
+        return NULL;
+    account = (unsigned char)wanted;
+    Py_RETURN_NONE;
+}
+
+/* No Python code runs between the change and the call, nor between the call and the restoration: a
+ * signal handler that raises there would leave the thread on another account. */
+static PyObject *on_account(PyObject *module, PyObject *args)
+{
+    (void)module;
+    Py_ssize_t count = PyTuple_Size(args);
+    if (count < 2) {
+        PyErr_SetString(PyExc_TypeError, "on_account() takes an account, a function and arguments");
+        return NULL;
+    }
+    int wanted = as_account(PyTuple_GetItem(args, 0));
+    PyObject *rest = wanted < 0 ? NULL : PyTuple_GetSlice(args, 2, count);
+    if (!rest)
+        return NULL;
+    unsigned char before = account;
+    account = (unsigned char)wanted;
+    PyObject *result = PyObject_Call(PyTuple_GetItem(args, 1), rest, NULL);
+    account = before;
+    Py_DECREF(rest);
+    return result;
+}
+
+static PyMethodDef methods[] = {
+    {"account_address", account_address, METH_NOARGS, NULL},
+    {"set_account", set_account, METH_O, NULL},
+    {"on_account", on_account, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+int add_account(PyObject *module)
+{
+    return PyModule_AddFunctions(module, methods) ||
+                   PyModule_AddIntConstant(module, "PROGRAM", PROGRAM) ||
+                   PyModule_AddIntConstant(module, "FUTURE", FUTURE) ||
+                   PyModule_AddIntConstant(module, "HOUSEKEEPING", HOUSEKEEPING)
+               ? -1
+               : 0;
+}
