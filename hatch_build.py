@@ -16,7 +16,7 @@ import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
@@ -31,39 +31,32 @@ FLAGS = (
     "-pthread",
 )
 
+_spec = importlib.util.spec_from_file_location("_built", ROOT / "userstream/_built.py")
+built = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(built)
 
-class Library(NamedTuple):
-    """A native library. Folders and files are relative to the package."""
-
-    name: str
-    sources: str
-    file: str
-    is_extension: bool = False
-    link_flags: tuple[str, ...] = ()
-
-
-CORE = Library(
-    "core",
-    "_driver/native",
-    # Free-threaded Python has no stable ABI before 3.15: its core is for one version.
-    f"_driver/_core{sysconfig.get_config_var('EXT_SUFFIX') if FREE_THREADED else '.abi3.so'}",
-    is_extension=True,
-)
-LIBRARIES = (CORE,)
+# Free-threaded Python has no stable ABI before 3.15: its core is for one version.
+_ENDING = sysconfig.get_config_var("EXT_SUFFIX") if FREE_THREADED else ".abi3.so"
+CORE = built.CORE._replace(file=built.CORE.file + _ENDING)
+LIBRARIES = (CORE, built.RECORDER, built.SIMULATED_DRIVER)
 
 
 class NativeLibraries(BuildHookInterface):
     """Adds the native libraries to a wheel, and to the checkout of an editable installation."""
 
     def dependencies(self) -> list[str]:
-        """Return what the build needs beside hatchling."""
-        return [] if self.target_name != "wheel" or _installed_compiler() else ["ziglang>=0.13"]
+        """Return the requirements of the build beside hatchling."""
+        needs_compiler = self.target_name == "wheel" and installed_compiler() is None
+        return ["ziglang>=0.13"] if needs_compiler else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile the libraries beside their sources, and name them to the wheel."""
+        """Compile the libraries into the package, and add them to the wheel."""
         if self.target_name != "wheel":
             return
-        build(ROOT / "userstream")
+        try:
+            build(ROOT / "userstream")
+        except BuildError as error:
+            raise SystemExit(f"userstream cannot be installed: {error}") from None
         build_data["artifacts"] += [f"userstream/{library.file}" for library in LIBRARIES]
         build_data["pure_python"] = False
         if FREE_THREADED:
@@ -73,60 +66,67 @@ class NativeLibraries(BuildHookInterface):
             build_data["tag"] = f"cp311-abi3-{platform}"
 
 
-def build(package: Path, libraries: tuple[Library, ...] = LIBRARIES) -> None:
-    """Compile libraries into a package folder, which may be a copy without the sources."""
+class BuildError(Exception):
+    """The libraries cannot be compiled. The message says what to install or change."""
+
+
+def build(package: Path) -> None:
+    """Compile the libraries from the C files in a package folder, and put them there."""
+    check_platform()
     headers = Path(sysconfig.get_path("include"))
     if not (headers / "Python.h").exists():
-        raise SystemExit(
-            f"userstream needs the headers of Python ({headers / 'Python.h'} does not exist): "
-            f"install {_headers_package()}, then install userstream again"
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise BuildError(
+            f"the headers of Python are missing ({headers}/Python.h): install python{version}-dev "
+            f"(Debian, Ubuntu) or python{version}-devel (Fedora), and try again"
         )
-    compiler = _installed_compiler() or [sys.executable, "-m", "ziglang", "cc"]
+    compiler = installed_compiler() or [sys.executable, "-m", "ziglang", "cc"]
     flags = [*FLAGS, *_words("USERSTREAM_CFLAGS")]
     with (
         tempfile.TemporaryDirectory() as directory,
         ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads,
     ):
-        objects: dict[Library, list[str]] = {}
-        commands = []
-        for library in libraries:
-            made = objects[library] = []
-            for source in _sources(library, Path(directory)):
-                made.append(f"{directory}/{library.name}-{source.stem}.o")
-                includes = [f"-I{headers}"] if library.is_extension else []
-                commands.append([*compiler, *flags, *includes, "-c", str(source), "-o", made[-1]])
-        list(threads.map(_run, commands))  # raises what a thread raised
-        for library in libraries:
-            # Renamed when complete: a program of this checkout may be loading the library now.
-            path = package / library.file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+        commands, objects = [], {}
+        for library in LIBRARIES:
+            include = [f"-I{headers}"] if library is CORE else []
+            objects[library] = []
+            for source in [*_sources(package, library), _checksum(package, library, directory)]:
+                made = f"{directory}/{library.name}-{source.stem}.o"
+                objects[library].append(made)
+                commands.append([*compiler, *flags, *include, "-c", str(source), "-o", made])
+        for _ in threads.map(_run, commands):  # raises what a thread raised
+            pass
+        links = []
+        for library in LIBRARIES:
+            (package / library.file).parent.mkdir(exist_ok=True)
             link = ["-shared", *library.link_flags, *objects[library]]
-            _run([*compiler, *flags, *link, "-o", str(unfinished)])
-            unfinished.replace(path)
+            links.append([*compiler, *flags, *link, "-o", f"{package / library.file}.new"])
+        for _ in threads.map(_run, links):
+            pass
+    for library in LIBRARIES:
+        # By a new name first: a running program may have loaded the library of this checkout.
+        os.replace(f"{package / library.file}.new", package / library.file)
 
 
-def _sources(library: Library, directory: Path) -> list[Path]:
-    """Return the C files of a library, with a generated one that has their checksum."""
-    spec = importlib.util.spec_from_file_location("_built", ROOT / "userstream/_built.py")
-    built = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(built)
-    sources = ROOT / "userstream" / library.sources
-    checksum = directory / f"{library.name}_checksum.c"
-    checksum.write_text(
-        f'__attribute__((visibility("default"))) const char userstream_{library.name}_source[] = '
-        f'"{built.checksum(str(sources))}";\n'
-    )
-    return [*sorted(sources.glob("*.c")), checksum]
+def check_platform() -> None:
+    """Raise `BuildError` where CUDA has no driver library: without Linux or glibc."""
+    if not sys.platform.startswith("linux"):
+        raise BuildError(f"it runs on Linux only, not on {sys.platform}")
+    try:
+        glibc = os.confstr("CS_GNU_LIBC_VERSION")
+    except (ValueError, OSError):
+        glibc = None
+    if not glibc:
+        raise BuildError("it needs the GNU C library (glibc), as CUDA does")
 
 
-def _installed_compiler() -> list[str] | None:
-    """Return the command of a C compiler: of `CC`, of Python's own build, or a usual one."""
+def installed_compiler() -> list[str] | None:
+    """Return the command of a C compiler: from `CC`, else from Python's build, else a usual one."""
     chosen = _words("CC")
     if chosen:
-        return chosen if shutil.which(chosen[0]) else None
-    of_python = shlex.split(sysconfig.get_config_var("CC") or "")
-    for command in (of_python, ["cc"], ["gcc"], ["clang"]):
+        return chosen
+    from_python = shlex.split(sysconfig.get_config_var("CC") or "")
+    for command in (from_python, ["cc"], ["gcc"], ["clang"]):
         if command and shutil.which(command[0]):
             return command
     return None
@@ -141,12 +141,23 @@ def _words(variable: str) -> list[str]:
         raise SystemExit(f"${variable} is {text!r}: {error}") from None
 
 
-def _headers_package() -> str:
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return f"python{version}-dev (Debian and Ubuntu) or python{version}-devel (Fedora)"
+def _sources(package: Path, library: Any) -> list[Path]:
+    return sorted((package / library.sources).glob("*.c"))
+
+
+def _checksum(package: Path, library: Any, directory: str) -> Path:
+    """Write a C file with the checksum of a library's C files; see `_built.check`."""
+    file = Path(directory, f"{library.name}_checksum.c")
+    value = built.checksum(str(package / library.sources))
+    visible = '__attribute__((visibility("default")))'
+    file.write_text(f'{visible} const char {library.symbol}[] = "{value}";\n', encoding="utf-8")
+    return file
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(f"the C compiler {command[0]!r} does not run: {error}") from None
     if done.returncode:
-        raise SystemExit(f"{shlex.join(command)} failed:\n{done.stderr}")
+        raise BuildError(f"{shlex.join(command)} failed:\n{done.stdout}{done.stderr}")

@@ -82,7 +82,7 @@ def _prepare(*, simulated: bool, gpu: bool) -> facts.Problem | None:
         return facts.Problem.of("driver", error)
     try:
         testing.simulate()
-    except (OSError, RuntimeError) as error:  # no compiler, no writable cache directory
+    except (ImportError, RuntimeError) as error:  # stale, or another driver is loaded
         return facts.Problem.of("simulated driver", error)
     return None
 

@@ -7,9 +7,67 @@ from __future__ import annotations
 
 import os
 import zlib
+from typing import TYPE_CHECKING, NamedTuple
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+if TYPE_CHECKING:
+    import ctypes
+
+PACKAGE = os.path.dirname(os.path.abspath(__file__))
 REINSTALL = "reinstall: pip install -e ."
+
+
+class Library(NamedTuple):
+    """A native library; the folder of its C files and its own file are relative to the package."""
+
+    name: str
+    sources: str
+    file: str
+    link_flags: tuple[str, ...] = ()
+
+    @property
+    def symbol(self) -> str:
+        """The name of a string in the library: the checksum of the C files it is compiled from."""
+        return f"userstream_{self.name}_source"
+
+
+CORE = Library("core", "_driver/native", "_driver/_core")  # the ending depends on Python
+RECORDER = Library("recorder", "_observe/logger", "_observe/recorder.so")
+# In a folder of its own, which LD_LIBRARY_PATH can name.
+SIMULATED_DRIVER = Library(
+    "simulated_driver",
+    "testing/driver",
+    "testing/libcuda/libcuda.so.1",
+    ("-Wl,-soname,libcuda.so.1",),
+)
+
+
+def load(library: Library, *, visible: bool = False) -> ctypes.CDLL:
+    """Load a library by its path, with its symbols `visible` to other libraries or not.
+
+    Raises
+    ------
+    ImportError
+        The library was not compiled, or its C files have changed since.
+    """
+    import ctypes
+
+    path = os.path.join(PACKAGE, library.file)
+    try:
+        loaded = ctypes.CDLL(path, ctypes.RTLD_GLOBAL if visible else ctypes.RTLD_LOCAL)
+    except OSError as error:
+        raise ImportError(f"{error}; {REINSTALL}") from error
+    checksum_of_library = ctypes.c_char.in_dll(loaded, library.symbol)
+    check(library, ctypes.string_at(ctypes.addressof(checksum_of_library)).decode())
+    return loaded
+
+
+def check(library: Library, compiled_from: str) -> None:
+    """Raise `ImportError` if a checkout has changed since its C files had this checksum."""
+    if checksum(os.path.join(PACKAGE, library.sources)) not in (None, compiled_from):
+        raise ImportError(
+            f"the C files in userstream/{library.sources} have changed since userstream was "
+            f"installed; {REINSTALL}"
+        )
 
 
 def checksum(sources: str) -> str | None:
@@ -23,20 +81,3 @@ def checksum(sources: str) -> str | None:
         with open(os.path.join(sources, name), "rb") as file:
             value = zlib.crc32(file.read(), zlib.crc32(name.encode(), value))
     return f"{value:08x}"
-
-
-def check(sources: str, compiled_from: str) -> None:
-    """Raise `ImportError` if the C files of a checkout have changed since they were compiled.
-
-    Parameters
-    ----------
-    sources
-        The folder of the C files, relative to the package.
-    compiled_from
-        The checksum of the files that the library was compiled from.
-    """
-    if checksum(os.path.join(_PACKAGE, sources)) not in (None, compiled_from):
-        raise ImportError(
-            f"the C files in userstream/{sources} have changed since userstream was installed; "
-            f"{REINSTALL}"
-        )

@@ -7,9 +7,7 @@ import dataclasses
 import json
 import queue
 import re
-import shutil
 import struct
-import subprocess
 import sys
 import threading
 import time
@@ -861,27 +859,6 @@ def test_what_was_freed_into_a_pool_goes_with_it() -> None:
         assert memory.find(one) is None
         assert memory.find(other) is not None  # its memory stays until it is freed
         checked(driver.cuMemFreeAsync(other, handle(room.a)))
-
-
-@pytest.mark.parametrize("compiler", ["gcc", "clang"])
-def test_the_logger_compiles_without_warnings(compiler: str, tmp_path: Path) -> None:
-    if not shutil.which(compiler):
-        pytest.skip(f"{compiler} is not installed")
-    directory = Path(logger.__file__).parent / "logger"
-    flags = ["-Wall", "-Wextra", "-Werror", *logger._FLAGS, "-o", str(tmp_path / "logger.so")]
-    sources = sorted(map(str, directory.glob("*.c")))
-    done = subprocess.run([compiler, *flags, *sources], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    for file in directory.glob("*.[ch]"):
-        for number, line in enumerate(file.read_text().splitlines(), 1):
-            assert len(line) <= 100, (file.name, number)
-
-
-def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("USERSTREAM_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("CC", "no-such-compiler")
-    with pytest.raises(us.NotSupportedError, match=r"nothing can be observed: .*no-such-compiler"):
-        logger.Logger()
 
 
 def test_what_is_remembered_does_not_grow() -> None:

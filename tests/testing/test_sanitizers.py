@@ -11,12 +11,10 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 
 import pytest
 
 from testing.programs import ROOT
-from userstream import _built
 
 pytestmark = [
     pytest.mark.skipif(
@@ -60,46 +58,20 @@ def library(name):
     return found
 
 
-# Instead of the one that is installed, whichever that is.
-TAKE_CORE = """
-import importlib.util, sys
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name == "userstream._driver._core":
-            return importlib.util.spec_from_file_location(name, {library!r})
-sys.meta_path.insert(0, Finder())
-"""
-
-
-def sanitized_core(directory, flags):
-    """Compile the core; return the directory that makes every Python take it."""
-    sources = ROOT / "userstream/_driver/native"
-    core = directory / "_core.so"
-    checksum = directory / "checksum.c"
-    checksum.write_text(
-        f'const char userstream_core_source[] = "{_built.checksum(str(sources))}";\n'
-    )
-    include = sysconfig.get_path("include")
-    command = ["gcc", "-std=c11", "-O1", "-g", "-shared", "-fPIC", *flags, f"-I{include}"]
-    subprocess.run([*command, *sources.glob("*.c"), checksum, "-o", core], check=True)
-    (directory / "sitecustomize.py").write_text(TAKE_CORE.format(library=str(core)))
-    return directory
-
-
 @pytest.mark.parametrize("name", SANITIZERS)
 def test_sanitizer(name, tmp_path):
     kinds, libraries = SANITIZERS[name]
-    flags = [f"-fsanitize={kinds}", "-fno-omit-frame-pointer"]
+    checkout = tmp_path / "checkout"
+    ignored = shutil.ignore_patterns(".*", "build", "__pycache__", "*.so", "*.so.1")
+    shutil.copytree(ROOT, checkout, ignore=ignored)
+    flags = f"-g -fsanitize={kinds} -fno-omit-frame-pointer"
+    compiled = {**os.environ, "CC": "gcc", "USERSTREAM_CFLAGS": flags}
+    build = "import hatch_build, pathlib; hatch_build.build(pathlib.Path('userstream'))"
+    subprocess.run([sys.executable, "-c", build], cwd=checkout, env=compiled, check=True)
     log = f"log_path={tmp_path / 'report'}"
-    (tmp_path / "core").mkdir()
-    paths = [str(sanitized_core(tmp_path / "core", flags)), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
-        "CC": "gcc",
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "USERSTREAM_CALLS": "10000",
-        "USERSTREAM_CFLAGS": " ".join(flags),
-        "USERSTREAM_CACHE_DIR": str(tmp_path / "cache"),
         "USERSTREAM_TEST_DRIVER": "simulated",
         "LD_PRELOAD": " ".join(library(library_name) for library_name in libraries),
         # Python itself does not give all of its memory back.
@@ -109,7 +81,7 @@ def test_sanitizer(name, tmp_path):
     }
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS]
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        command, cwd=checkout, env=environment, capture_output=True, text=True, check=False
     )
     reports = [path.read_text() for path in tmp_path.glob("report*")]
     assert reports == []

@@ -83,7 +83,7 @@ __all__ = [
     "use",
 ]
 
-_built.check("_driver/native", _core.SOURCE)
+_built.check(_built.CORE, _core.SOURCE)
 
 _NOT_READY = {_core.NOT_READY | each << 32 for each in range(len(FUNCTIONS))}
 _QUERY_STREAM = FUNCTIONS.index("cuStreamQuery")

@@ -76,8 +76,7 @@ def observe(
     Raises
     ------
     NotSupportedError
-        On a GPU, CUPTI is missing or in use by another tool; or there is no C compiler, which
-        builds the logger on first use.
+        On a GPU, CUPTI is missing or in use by another tool.
     RuntimeError
         The process is already being observed.
 

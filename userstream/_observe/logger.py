@@ -1,31 +1,17 @@
-"""The logger: a library in C that no thread of the program waits for, compiled at its first use."""
+"""The logger: a library in C that no thread of the program waits for."""
 
 from __future__ import annotations
 
 import ctypes
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from userstream import _process
+from userstream import _built, _process
 from userstream._observe.functions import ENTER, LEAVE, Function
 from userstream._observe.layouts import Layout, layout, without_stacks
-from userstream.errors import NotSupportedError
-from userstream.testing import _build
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_FLAGS = (
-    "-std=c11",
-    "-O2",
-    "-g",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-shared",
-    "-pthread",
-    "-Wl,-soname,libuserstream-logger.so",
-)
 _NO_WORD = 255
 _CHUNK = 1 << 18
 _FRAMES = 48
@@ -106,14 +92,7 @@ class Logger:
     """The one of this process; see ``logger/logger.c``."""
 
     def __init__(self) -> None:
-        source = _build.Source(
-            Path(__file__).parent / "logger", _FLAGS, "logger", "the logger of observe()"
-        )
-        try:
-            path = _build.library(source)
-        except RuntimeError as error:
-            raise NotSupportedError(f"nothing can be observed: {error}") from error
-        self._library = library = ctypes.CDLL(os.fspath(path))
+        self._library = library = _built.load(_built.RECORDER)
         library.logger_read.restype = ctypes.c_size_t
         library.logger_code.restype = ctypes.c_void_p
         self._buffer = ctypes.create_string_buffer(_CHUNK)

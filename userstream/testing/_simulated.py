@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from cuda.bindings import driver
 
-from userstream import _process
-from userstream.testing import _build
+from userstream import _built, _process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,13 +51,11 @@ def simulate(devices: int = 2, *, driver_version: int = 13000, memory: int = 1 <
 
     The simulated driver stands in for ``libcuda.so.1`` below unmodified ``cuda.bindings`` and
     ``cuda.core``. Streams run asynchronously, device memory is host memory, and Python functions
-    stand for kernels (see `kernel`). The system's C compiler builds it at its first use; the result
-    is cached in ``$USERSTREAM_CACHE_DIR`` (by default ``$XDG_CACHE_HOME/userstream`` or
-    ``~/.cache/userstream``).
+    stand for kernels (see `kernel`).
 
     Call it before the first driver call of the process. Repeating the call with the same settings
-    has no effect. Every new process has to call it. Thread-safe; blocks while compiling (a few
-    seconds, once per version of userstream and of the compiler).
+    has no effect. Every new process has to call it. Thread-safe; does
+    not block.
 
     Parameters
     ----------
@@ -73,8 +70,7 @@ def simulate(devices: int = 2, *, driver_version: int = 13000, memory: int = 1 <
     Raises
     ------
     RuntimeError
-        If the process has loaded a real driver or has called `simulate` with other settings, if
-        there is no C compiler or no writable cache directory, or if the system lacks glibc.
+        If the process has loaded a real driver or has called `simulate` with other settings.
     ValueError, TypeError
         If a setting is out of range or of the wrong type.
 
@@ -97,7 +93,7 @@ def simulate(devices: int = 2, *, driver_version: int = 13000, memory: int = 1 <
                 )
             return
         _refuse_real_driver()
-        library = _load(os.fspath(_build.library()))
+        library = _load()
         if not library.userstream_configure(wanted.devices, wanted.driver_version, wanted.memory):
             raise RuntimeError("the simulated driver was already initialized by other code")
         # During exit Python cannot run host functions any more, so nothing may wait for one.
@@ -148,8 +144,8 @@ def _refuse_real_driver() -> None:
             )
 
 
-def _load(path: str) -> ctypes.CDLL:
-    library = ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+def _load() -> ctypes.CDLL:
+    library = _built.load(_built.SIMULATED_DRIVER, visible=True)
     sizes, names = ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_char_p)
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "configure": (ctypes.c_bool, [ctypes.c_int, ctypes.c_int, ctypes.c_size_t]),

@@ -41,7 +41,8 @@ static Result order_lanes(LaneState *source, LaneState *destination, PyObject **
 {
     /* Read once, as another thread may close one: to the driver 0 is the legacy stream. */
     CUstream from = (CUstream)(uintptr_t)source->raw_handle, to = from;
-    CUcontext inside = source->is_context_independent ? NULL : (CUcontext)(uintptr_t)source->raw_context;
+    CUcontext inside =
+        source->is_context_independent ? NULL : (CUcontext)(uintptr_t)source->raw_context;
     CUcontext current = NULL;
     Result result = CAPTURED;
     if (destination) {
@@ -116,7 +117,8 @@ static PyObject *use(PyObject *module, PyObject *const *args, Py_ssize_t count)
     ticket->source = Py_NewRef(args[1]);
     ticket->objects = Py_NewRef(args[2]);
     ticket->order = Py_NewRef(Py_None);
-    ticket->thread = ((LaneState *)args[0])->is_context_independent ? 0 : PyThread_get_thread_ident();
+    ticket->thread =
+        ((LaneState *)args[0])->is_context_independent ? 0 : PyThread_get_thread_ident();
     Use *made = PyObject_New(Use, use_type);
     if (made)
         made->ticket = (PyObject *)ticket;
@@ -318,7 +320,7 @@ int add_edges(PyObject *module)
                      ? PyModule_AddObjectRef(module, "SWEEP_SECONDS", seconds_between)
                      : -1;
     Py_XDECREF(seconds_between);
-    /* Once: if it is imported again, what is in use stays so, and lanes that there are stay lanes. */
+    /* Once: a module that is imported again keeps the objects in use and the types of lanes. */
     return status || (!orphans && make_all()) || PyModule_AddFunctions(module, methods) ||
                    PyModule_AddObjectRef(module, "LaneState", (PyObject *)lane_type) ||
                    PyModule_AddObjectRef(module, "Ticket", (PyObject *)ticket_type) ||

@@ -1,8 +1,9 @@
 /* Page-locked memory that is lent. */
 #include "core.h"
 
-/* As long as something uses it, it is in no dictionary; then it is back in that of the free ones. No
- * Python runs in between, so no signal comes there, and a garbage collection may let it go. */
+/* A block is in no dictionary while a lease exists. The end of the lease puts the block back into
+ * the dictionary of free blocks: without Python code, so no signal handler comes in between, and a
+ * garbage collection may end a lease. */
 typedef struct {
     PyObject ob_base;
     PyObject *address; /* a number of Python's */
