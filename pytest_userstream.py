@@ -22,12 +22,14 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
+    from pathlib import Path
 
     from cuda.core import Device
 
     from userstream import Observation
     from userstream.testing import inject
 
+_SUPPRESSED = pytest.StashKey[list[str]]()  # the lines of --races-suppress
 _MARKER = "no_races(watch=True): fail this test if its streams race; False: do not watch it"
 
 
@@ -61,6 +63,9 @@ def _keep_from_rewriting(pluginmanager: pytest.PytestPluginManager) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker; simulate, as long as nothing has called the driver."""
     config.addinivalue_line("markers", _MARKER)
+    path = config.getoption("--races-suppress")
+    if path is not None:
+        config.stash[_SUPPRESSED] = _suppressed(config.invocation_params.dir / path)
     devices = config.getoption("--simulated-gpus")
     if devices is None:
         return
@@ -70,6 +75,18 @@ def pytest_configure(config: pytest.Config) -> None:
         testing.simulate(devices)
     except (RuntimeError, ValueError) as error:
         raise pytest.UsageError(f"--simulated-gpus {devices}: {error}") from error
+
+
+def _suppressed(path: Path) -> list[str]:
+    """Return the lines of a file of suppressions."""
+    from userstream._observe import suppressions
+
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        suppressions.read(path)
+    except (OSError, ValueError) as error:
+        raise pytest.UsageError(f"--races-suppress: {error}") from error
+    return lines
 
 
 @pytest.fixture
@@ -138,10 +155,31 @@ def _is_watched(item: pytest.Item) -> bool:
     marker = item.get_closest_marker("no_races")
     if marker is None:
         return bool(item.config.getoption("--races"))
-    return bool(marker.args[0] if marker.args else marker.kwargs.get("watch", True))
+    return _watch(*marker.args, **marker.kwargs)
+
+
+def _watch(watch: bool = True) -> bool:
+    """Return the argument of a marker ``no_races``."""
+    return watch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse `no_races` markers with arguments that the marker does not have."""
+    for item in items:
+        for marker in item.iter_markers("no_races"):
+            try:
+                watch = _watch(*marker.args, **marker.kwargs)
+            except TypeError:
+                watch = None
+            if not isinstance(watch, bool):
+                given = [*map(repr, marker.args), *(f"{k}={v!r}" for k, v in marker.kwargs.items())]
+                raise pytest.UsageError(
+                    f"{item.nodeid}: no_races({', '.join(given)}): the marker takes one argument, "
+                    "watch: True or False"
+                )
 
 
 def _observation(config: pytest.Config) -> Observation:
     import userstream
 
-    return userstream.observe(suppress=config.getoption("--races-suppress") or ())
+    return userstream.observe(suppress=config.stash.get(_SUPPRESSED, ()))

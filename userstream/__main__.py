@@ -117,6 +117,8 @@ def _print_json(
 
 
 def _run() -> int:
+    if sys.argv[1:2] == ["observe"]:  # which sees to the files of the program that it runs
+        return main()
     try:
         status = main()
         sys.stdout.flush()  # here, and not at exit, where an error can no longer be handled

@@ -274,8 +274,10 @@ TESTS = """
 """
 
 
-def run_tests(tmp_path: Path, *options: str) -> tuple[str, dict[str, str]]:
-    (tmp_path / "test_it.py").write_text(textwrap.dedent(TESTS))
+def run_tests(
+    tmp_path: Path, *options: str, more: str = "", status: int = 1
+) -> tuple[str, dict[str, str]]:
+    (tmp_path / "test_it.py").write_text(textwrap.dedent(TESTS) + more)
     plugin = ("-p", "no:userstream", "-p", "pytest_userstream")  # installed or not
     call = [sys.executable, "-m", "pytest", "-rA", "-p", "no:randomly", *plugin, *options]
     done = subprocess.run(
@@ -286,13 +288,14 @@ def run_tests(tmp_path: Path, *options: str) -> tuple[str, dict[str, str]]:
         env=environment(),
         check=False,
     )
+    assert done.returncode == status, done.stderr
     lines = (line.split(" - ")[0].split() for line in done.stdout.splitlines())
     found = {
         line[1].rpartition("::")[2]: line[0]
         for line in lines
         if len(line) > 1 and line[0] in ("PASSED", "FAILED", "ERROR")
     }
-    return done.stdout, found
+    return done.stdout + done.stderr, found
 
 
 def test_the_plugin_fails_tests_with_races(tmp_path: Path) -> None:
@@ -331,6 +334,42 @@ def test_the_plugin_suppresses(tmp_path: Path) -> None:
         "test_watches_itself",
     ]
     assert found["test_racy"] == "PASSED"
+
+
+def test_the_plugin_reads_suppressions_once_from_where_pytest_started(tmp_path: Path) -> None:
+    (tmp_path / "known.txt").write_text("race=write-after-write first=test_it.py:work\n")
+    (tmp_path / "conftest.py").write_text(
+        "import os, pytest\n"
+        "@pytest.hookimpl(tryfirst=True)\n"
+        "def pytest_runtest_setup():\n"
+        "    os.chdir('/')\n"
+        "    if os.path.exists(KNOWN): os.remove(KNOWN)\n"
+        f"KNOWN = {str(tmp_path / 'known.txt')!r}\n"
+    )
+    _, found = run_tests(tmp_path, "--races", "--races-suppress", "known.txt")
+    assert found["test_racy"] == "PASSED"
+    assert found["test_marked"] == "PASSED"
+
+
+@pytest.mark.parametrize("text", [None, "race=luck"])
+def test_the_plugin_refuses_a_bad_file_of_suppressions_once(
+    text: str | None, tmp_path: Path
+) -> None:
+    if text is not None:
+        (tmp_path / "known.txt").write_text(text)
+    output, found = run_tests(tmp_path, "--races-suppress", "known.txt", status=4)
+    assert found == {}
+    assert output.count("--races-suppress: ") == 1
+    assert "known.txt" in output
+
+
+@pytest.mark.parametrize("arguments", ['"x", 1', "wach=False", "None", "True, True"])
+def test_a_marker_with_other_arguments_is_refused(arguments: str, tmp_path: Path) -> None:
+    test = f"@pytest.mark.no_races({arguments})\ndef test_that(): pass\n"
+    output, found = run_tests(tmp_path, more=test, status=4)
+    assert found == {}
+    assert "test_it.py::test_that: no_races(" in output
+    assert "the marker takes one argument, watch: True or False" in output
 
 
 def test_the_plugin_loads_nothing_until_it_is_used(tmp_path: Path) -> None:
