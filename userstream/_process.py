@@ -11,12 +11,12 @@ test compares the names with the code.
     _process
         forked halted: set. _ending: set, and what is made from then on is leaked as well
         _tracked: leaked, and emptied. _unhalted _driver_used _after_fork _last: stay
+    _built
+        CORE RECORDER SIMULATED_DRIVER: constants
     _driver/library
         _ready _version ordinals _uuids: facts, which stay; who asks is refused
     _driver/contexts
         _primary devices_of_primaries: stay, out of reach
-    _driver/capture_mode
-        exchange: a fact, which stays
     _driver/green_contexts
         primaries: facts, which stay
     _driver/host_pools

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.machinery
 import importlib.util
@@ -13,7 +14,7 @@ from cuda.bindings import driver
 
 import userstream as us
 from driver.test_native import CALLS
-from helpers import device_current, eventually, grown
+from helpers import current_context, device_current, eventually, grown
 from userstream import _driver, testing
 from userstream._driver import _core, core
 from userstream._engine import held_objects, lanes
@@ -37,7 +38,7 @@ def streams() -> Iterator[tuple[us.Stream, us.Stream]]:
         us.wait([one, other], timeout=10)
         assert eventually(lambda: (held_objects.sweep(), not held_objects.queues)[1])
         yield one, other
-        one._resolve().held.sweep()
+        held_objects.sweep()
 
 
 def is_pending(stream: us.Stream) -> bool:
@@ -64,21 +65,45 @@ def test_what_a_query_cannot_answer_in_one_step(streams):
 
 def test_one_lane_is_ordered_after_another(streams):
     one, other = streams
-    spare = len(one._lane.free)
+    spare = len(one._lane.pool.free)
     with testing.latch(one):
         assert core.order(one._lane, other._lane) == 0
         assert is_pending(other)
-        assert len(one._lane.free) == spare
+        assert len(one._lane.pool.free) == spare
     assert eventually(lambda: not is_pending(other))
 
 
-def test_without_a_spare_event_nothing_is_ordered(streams, monkeypatch):
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_without_a_spare_event_one_is_created(streams, elsewhere):
+    """In the right context, whichever is current, and the caller's comes back."""
     one, other = streams
-    monkeypatch.setattr(one._lane, "free", type(one._lane.free)())
-    with testing.latch(one):
-        assert core.order(one._lane, other._lane) == core.CAPTURED
-        assert core.finish(one._lane, other._lane, ()) == core.CAPTURED
-        assert not is_pending(other)
+    pool = one._lane.pool
+    taken = [pool.take() for _ in range(len(pool.free))]
+    before = current_context()
+    with testing.latch(one), device_current(1) if elsewhere else contextlib.nullcontext():
+        here = current_context()
+        assert core.order(one._lane, other._lane) == 0
+        assert current_context() == here
+        assert is_pending(other)
+        assert len(pool.free) == 1
+        assert core.finish(one._lane, other._lane, ()) in (0, core.DUE)
+        assert not pool.free
+    assert current_context() == before
+    pool.give_back(*taken)
+
+
+@pytest.mark.simulated
+def test_an_event_that_cannot_be_created_is_an_error(streams):
+    one, other = streams
+    pool = one._lane.pool
+    taken = [pool.take() for _ in range(len(pool.free))]
+    with testing.inject("cuEventCreate", driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY, count=2):
+        with pytest.raises(us.DriverError, match=r"cuEventCreate.* failed") as caught:
+            one.wait(other)
+        assert caught.value.code == 2
+        with pytest.raises(us.DriverError, match=r"cuEventCreate.* failed"):
+            pool.take()
+    pool.give_back(*taken)
 
 
 @pytest.mark.parametrize("captured", [0, 1])
@@ -126,10 +151,10 @@ def test_objects_are_held_up_to_where_a_source_waits(streams, has_source):
         assert lane._lane.held in core.queues
         del thing
         assert is_pending(source) is has_source
-        lane._lane.held.sweep()
+        held_objects.sweep()
         assert alive() is not None
     lane.sync(timeout=10)
-    assert eventually(lambda: (lane._lane.held.sweep(), alive() is None)[1])
+    assert eventually(lambda: (held_objects.sweep(), alive() is None)[1])
 
 
 def test_looking_after_what_is_held_is_due_now_and_then(streams):
@@ -168,7 +193,7 @@ def test_a_ticket_ends_when_its_objects_are_held(streams):
         assert not core.orphans
         assert alive() is not None
     stream.sync(timeout=10)
-    assert eventually(lambda: (stream._lane.held.sweep(), alive() is None)[1])
+    assert eventually(lambda: (held_objects.sweep(), alive() is None)[1])
 
 
 def test_a_ticket_does_not_end_where_nothing_is_held(streams):
@@ -218,7 +243,7 @@ def test_the_source_of_an_orphan_waits(streams):
 @pytest.mark.parametrize("step", ["order", "finish"])
 def test_a_failure_names_its_function_and_loses_no_event(streams, function, step):
     one, other = streams[0]._lane, streams[1]._lane
-    spare = len(one.free)
+    spare = len(one.pool.free)
     more = [()] if step == "finish" else []
 
     def step_or_raise() -> None:
@@ -230,7 +255,7 @@ def test_a_failure_names_its_function_and_loses_no_event(streams, function, step
         pytest.raises(us.DriverError, match=f"{function} on .* failed"),
     ):
         step_or_raise()
-    assert len(one.free) == spare
+    assert len(one.pool.free) == spare
     assert not one.held
 
 
@@ -245,24 +270,30 @@ class TestCore:
                 with pytest.raises(TypeError, match="it takes lanes"):
                     function(*arguments)
 
-    def test_what_is_no_event_is_an_error(self, streams, monkeypatch):
-        lane = streams[0]._lane
-        monkeypatch.setattr(lane, "free", type(lane.free)([object()]))
-        with pytest.raises(AttributeError, match="raw_handle"):
-            core.order(lane, lane)
-
     @pytest.mark.simulated
-    def test_an_event_without_a_number_is_an_error(self, streams, monkeypatch):
-        class Event:
-            raw_handle = None
-
+    def test_what_is_no_event_is_an_error(self, streams):
         lane = streams[0]._lane
-        monkeypatch.setattr(lane, "free", type(lane.free)([Event()]))
-        with pytest.raises(TypeError):
+        lane.pool.give_back("event")
+        with pytest.raises((TypeError, ValueError)):
             core.order(lane, lane)
-        monkeypatch.setattr(Event, "raw_handle", 0)
-        lane.free.append(Event())
+        lane.pool.give_back(0)
         assert core.order(lane, lane) & 0xFFFFFFFF == INVALID_HANDLE
+        assert lane.pool.take() == 0
+
+    def test_what_is_no_pool_is_refused(self, streams):
+        class Fake(core.LaneState):
+            pass
+
+        lane, fake = streams[0]._lane, Fake()
+        with pytest.raises(TypeError, match="it takes lanes"):
+            core.order(fake, lane)
+        fake.pool = "pool"
+        with pytest.raises(TypeError, match="it takes lanes"):
+            core.order(fake, lane)
+        with pytest.raises(TypeError, match="it takes a lane"):
+            core.record(fake)
+        with pytest.raises(TypeError, match="sweep"):
+            core.sweep([], fake, True)
 
     def test_lanes_are_known_by_one_that_is_imported_again(self, streams):
         loader = importlib.machinery.ExtensionFileLoader(_core.__name__, _core.__file__)
@@ -284,10 +315,10 @@ class TestCore:
                 core.order(one, other)
                 use = core.use(one, other, objects)
                 if core.finish(one, other, use.ticket):
-                    one.held.sweep()
+                    held_objects.sweep()
                 use.ticket.end()  # as there may have been no spare event
             streams[1].sync()
-            assert eventually(lambda: (one.held.sweep(), not one.held)[1])
+            assert eventually(lambda: (held_objects.sweep(), not one.held)[1])
 
         call_all(2000)  # what is allocated once
         given = [one, other, objects, objects[0]]

@@ -14,7 +14,7 @@ import pytest
 import standins
 import userstream as us
 from helpers import CAI, device_current, device_memory, eventually, on
-from userstream import _driver, testing
+from userstream import testing
 from userstream._copies import copy_lane
 from userstream._engine import held_objects
 
@@ -219,8 +219,7 @@ def test_a_borrow(given: bool, torch: types.ModuleType, memory: int, producer: u
 
     stream = us.get_stream(tensor)
     pool = stream._lane.pool
-    for _ in range(4):  # events for those that follow
-        pool.give_back(_driver.contexts.within(pool._context, pool._create, stream._lane))
+    pool.give_back(*[pool.take() for _ in range(4)])  # events for those that follow
     us.wait(tensor)
     with testing.latch(stream):  # what is held stays so, and the watcher at its post
         borrow()

@@ -6,7 +6,6 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 import pytest
 from cuda.bindings import driver
@@ -25,7 +24,6 @@ from helpers import (
     running,
 )
 from userstream import _driver, testing
-from userstream._driver import capture_mode
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -357,37 +355,6 @@ def test_what_cannot_be_restored_is_said(change: str, code: int) -> None:
     finally:
         checked(driver.cuCtxSetCurrent(driver.CUcontext(0)))
         checked(driver.cuThreadExchangeStreamCaptureMode(GLOBAL))
-
-
-@pytest.mark.parametrize("which", [1, 2])
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, ValueError])
-def test_a_signal_while_something_is_changed_or_restored(
-    change: str, which: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What its handler raises comes out; it may look like what the bindings raise."""
-    function, call = CHANGES[change]
-    changes_mode = function != "cuCtxSetCurrent"
-    original, calls = (capture_mode.find() if changes_mode else driver.cuCtxSetCurrent), 0
-
-    def interrupted(*arguments: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        answer = original(*arguments)
-        if calls == which:
-            raise error("of a handler")
-        return answer
-
-    interrupted.__name__ = function
-    before = _state()
-    with monkeypatch.context() as patch:
-        if changes_mode:
-            patch.setattr(capture_mode, "exchange", interrupted)
-        else:
-            patch.setattr(driver, function, interrupted)
-        with pytest.raises(error, match="of a handler"):
-            call(lambda: None)
-    assert _state() == before
 
 
 def test_a_failure_of_cuda_core_without_a_code_is_told_and_breaks_no_capture() -> None:

@@ -24,7 +24,6 @@ import standins
 import userstream as us
 from userstream import _driver
 from userstream._engine import events
-from userstream._engine.events import Event
 
 T = TypeVar("T")
 
@@ -51,7 +50,7 @@ def instantiated(graph: GraphDefinition, device: int = 0) -> Graph:
         return graph.instantiate()
 
 
-def pooled_events(device: int = 0) -> list[Event]:
+def pooled_events(device: int = 0) -> list[int]:
     """Return the events in the pool of a device."""
     pool = events.pool_of(_driver.contexts.primary_context(device))
     return [*pool.free, *pool.abandoned]
@@ -62,7 +61,8 @@ def reclaim(stream: us.Stream) -> None:
     pool = stream._resolve().pool
 
     def none_is_left() -> bool:
-        pool._reclaim()
+        events = [pool.take() for _ in range(len(pool.free) + len(pool.abandoned))]
+        pool.give_back(*events)
         return not pool.abandoned
 
     assert eventually(none_is_left)

@@ -73,27 +73,24 @@ def fetch(  # noqa: PLR0917 -- to name them would cost as much as they do
     if after is not None and after.pool is not pool:
         return False
     count = min(move[2] // PART, _driver.core.MOST_PARTS) if out else 1
-    used: list[events.Event] = []
-    result = _driver.core.CAPTURED
+    used: list[int] = []
     try:
-        while (event := pool.spare() or _recorded(lane)) is not None:
-            used.append(event)
-            if len(used) >= count:
-                result = _driver.core.fetch(
-                    held_objects.left,
-                    kept,
-                    move,
-                    tuple([event.raw_handle for event in used]),
-                    start,
-                    address,
-                    lane.raw_handle or lane.live(),
-                    lane.raw_context,
-                    # Each part is waited for so long: together not longer than is left.
-                    _SPIN if left is None else int(min(left * 1e9 / len(used), _SPIN)),
-                    0 if after is None else after.raw_handle or after.live(),
-                    out,
-                )
-                break
+        while len(used) < max(count, 1):
+            used.append(pool.take())
+        result = _driver.core.fetch(
+            held_objects.left,
+            kept,
+            move,
+            tuple(used),
+            start,
+            address,
+            lane.raw_handle or lane.live(),
+            lane.raw_context,
+            # Each part is waited for so long: together not longer than is left.
+            _SPIN if left is None else int(min(left * 1e9 / len(used), _SPIN)),
+            0 if after is None else after.raw_handle or after.live(),
+            out,
+        )
         over = not result or _driver.core.is_fetched(result, lane, after)
     except BaseException:  # they may be recorded, so each is used again only once it has completed
         for event in used:
@@ -104,12 +101,6 @@ def fetch(  # noqa: PLR0917 -- to name them would cost as much as they do
         there = events.StreamPoint(pool, lane, lane.is_context_independent, used.pop())
     pool.give_back(*used)  # which nothing polls any more
     return there
-
-
-def _recorded(lane: Lane) -> events.Event | None:
-    """Return a new event; `None` on a captured stream, as to make one is to record it."""
-    captured = lane.capture_status() != _driver.streams.NOT_CAPTURING
-    return None if captured else lane.pool.record(lane)
 
 
 def copy_and_wait(lane: Lane, to: int, source: int, size: int, deadline: Deadline) -> None:

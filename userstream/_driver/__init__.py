@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from userstream import _process
 from userstream._driver import (  # noqa: F401 -- the subjects
     account,
-    capture_mode,
     contexts,
     core,
     events,

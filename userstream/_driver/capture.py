@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from ctypes import byref, c_int
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from cuda.bindings import driver
 
-from userstream._driver import capture_mode
+from userstream._driver import core
 from userstream._driver.status import CAPTURE_ERRORS, SUCCESS, ask, call, failed
 from userstream._driver.streams import CAPTURE_IMPLICIT
 from userstream.errors import CaptureError
@@ -119,15 +118,13 @@ def _copied(nodes: list[driver.CUgraphNode] | None) -> list[driver.CUgraphNode]:
 @contextmanager
 def in_capture_mode(mode: driver.CUstreamCaptureMode) -> Iterator[None]:
     """Set the calling thread's capture mode for a block."""
-    exchange = capture_mode.exchange or capture_mode.find()
-    wanted = int(mode)
-    exchanged = c_int(wanted)
-    where = byref(exchanged)
+    changed: list[int] = []  # the mode to restore, from the change on
+    error = None
     try:
-        status = exchange(where)  # as in `relaxed`
-        if status:
-            raise failed(capture_mode.NAME, status)
+        core.enter_mode(int(mode), changed)
         yield
+    except BaseException as caught:
+        error = caught
+        raise
     finally:
-        if exchanged.value != wanted and exchange(where):
-            capture_mode.restore_again(exchanged)
+        core.leave_mode(changed, error)

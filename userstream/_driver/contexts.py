@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from cuda.bindings import driver
 
+from userstream._driver import core
 from userstream._driver.library import check_device, ensure
-from userstream._driver.restoring import restore_again
 from userstream._driver.status import SUCCESS, ask, call, failed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-T = TypeVar("T")
+    from collections.abc import Iterator
 
 _INVALID_CONTEXT = driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
 
@@ -88,39 +86,24 @@ def some_context() -> driver.CUcontext:
     return known[0] if known else default_context()
 
 
-def within(context: driver.CUcontext, function: Callable[..., T], *args: object) -> T:
-    """Call a function with `context` current; afterwards the caller's is current again."""
-    before = call(driver.cuCtxGetCurrent)
-    if before == context:
-        return function(*args)
-    try:
-        call(driver.cuCtxSetCurrent, context)
-        return function(*args)
-    finally:
-        # Set, not popped: right also if a Ctrl-C came first. And a builtin, before which none can.
-        try:
-            answer: Any = driver.cuCtxSetCurrent(before)
-        except (RuntimeError, ValueError) as error:
-            answer = error
-        if type(answer) is not tuple or answer[0] != SUCCESS:
-            restore_again(driver.cuCtxSetCurrent, before, answer)
+# Call `within(context, function, *args)`: the function runs with the context current, and no signal
+# handler runs between a change of the context and the call. See `native/calls.c`.
+within = core.within
 
 
 @contextmanager
 def entered(context: driver.CUcontext) -> Iterator[None]:
-    """As `within`, for a block, and for where no Ctrl-C is expected."""
-    before = call(driver.cuCtxGetCurrent)
+    """Make a context current for a block."""
+    changed: list[int] = []  # the context to restore, from the change on
+    error = None
     try:
-        call(driver.cuCtxSetCurrent, context)
+        core.enter(context, changed)
         yield
+    except BaseException as raised:
+        error = raised
+        raise
     finally:
-        # As in `within`. Without it the caller's next launch would go to this context.
-        try:
-            answer: Any = driver.cuCtxSetCurrent(before)
-        except (RuntimeError, ValueError) as error:
-            answer = error
-        if type(answer) is not tuple or answer[0] != SUCCESS:
-            restore_again(driver.cuCtxSetCurrent, before, answer)
+        core.leave(changed, error)
 
 
 def synchronize_context(context: driver.CUcontext) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cuda.bindings import driver
 
-from userstream import _built
+from userstream import _built, errors
 
 try:
     from userstream._driver import _core
@@ -26,25 +26,37 @@ from userstream._driver._core import (
     MOST_PARTS,
     PROGRAM,
     SWEEP_SECONDS,
+    EventPool,
     LaneState,
     Lease,
     Ticket,
     Use,
     account_address,
     are_free,
+    enter,
+    enter_mode,
     fetch,
     finish,
     in_use,
+    is_complete,
     is_in,
+    is_sticky,
+    leave,
+    leave_mode,
     lend,
+    make_pool,
     on_account,
     order,
     orphans,
     pointer,
     query,
     queues,
+    record,
+    relaxed,
     set_account,
+    sweep,
     use,
+    within,
 )
 from userstream._driver.status import call, failed
 
@@ -57,6 +69,7 @@ __all__ = [
     "MOST_PARTS",
     "PROGRAM",
     "SWEEP_SECONDS",
+    "EventPool",
     "LaneState",
     "Lease",
     "Ticket",
@@ -64,23 +77,34 @@ __all__ = [
     "account_address",
     "are_free",
     "edge_failure",
+    "enter",
+    "enter_mode",
     "fetch",
     "finish",
     "in_use",
+    "is_complete",
     "is_fetched",
     "is_in",
     "is_not_ready",
+    "is_sticky",
+    "leave",
+    "leave_mode",
     "lend",
     "load",
+    "make_pool",
     "on_account",
     "order",
     "orphans",
     "pointer",
     "query",
     "queues",
+    "record",
+    "relaxed",
     "result_failure",
     "set_account",
+    "sweep",
     "use",
+    "within",
 ]
 
 _built.check(_built.CORE, _core.SOURCE)
@@ -100,6 +124,13 @@ def _address(function: str) -> int:
     flags = driver.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
     address, _status = call(driver.cuGetProcAddress, function.encode(), _OLDEST, flags)
     return int(address)
+
+
+def _report_failure(result: int, what: str, error: BaseException | None) -> None:
+    """Raise the failure to restore something, or add it as a note to the error of the call."""
+    failure = result_failure(result, None)
+    failure.add_note(f"so {what} could not be made current again in this thread")
+    errors._report_failures([failure], error)
 
 
 def is_not_ready(result: int) -> bool:
@@ -127,3 +158,6 @@ def is_fetched(result: int, lane: object, producer: object) -> bool | None:
     if result in _NOT_READY:
         return False
     raise result_failure(result, producer if result >> 32 == _QUERY_STREAM else lane)
+
+
+_core.set_failures(result_failure, _report_failure)

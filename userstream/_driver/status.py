@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cuda.bindings import driver
 
 from userstream import errors
+from userstream._driver import _core
 from userstream.errors import CaptureError, DriverError, NotSupportedError
 
 if TYPE_CHECKING:
@@ -51,9 +52,6 @@ _SINCE = {
     "cuCtxWaitEvent": "12.5",
 }
 
-# CUDA says of these that a context does not get over them: CONTAINED, ILLEGAL_ADDRESS,
-# LAUNCH_TIMEOUT, ASSERT, HARDWARE_STACK_ERROR to LAUNCH_FAILED, TENSOR_MEMORY_LEAK.
-_STICKY = {226, 700, 702, 710, *range(714, 720), 721}
 _STAYS = "; earlier work may have caused it, and the context does not recover: start a new process"
 
 SUCCESS = driver.CUresult.CUDA_SUCCESS
@@ -79,7 +77,7 @@ def failed(
     device = getattr(device, "device_id", device)  # of a stream of cuda.core
     return DriverError(
         f"{function}{where} failed with {name} ({code}){uuids([device])}"
-        f"{_STAYS + _details(code) if code in _STICKY else ''}",
+        f"{_STAYS + _details(code) if _core.is_sticky(code) else ''}",
         function=function,
         code=code,
         name=name,
@@ -99,7 +97,7 @@ def ended_context(error: Exception) -> bool:
 
     Any other may be of the question alone (out of memory, say): the work continues.
     """
-    return isinstance(error, DriverError) and error.code in _STICKY
+    return isinstance(error, DriverError) and error.code is not None and _core.is_sticky(error.code)
 
 
 def uuids(devices: Iterable[int | None]) -> str:

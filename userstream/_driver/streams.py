@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from ctypes import byref, c_int
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
 
-from userstream._driver import account, capture_mode, core
+from userstream._driver import account, core
 from userstream._driver.status import SUCCESS, call, failed, raised
 from userstream.errors import CaptureError, DriverError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-T = TypeVar("T")
+    from collections.abc import Iterator
 
 # Two handles that name no stream but "the default stream of the current context".
 LEGACY = 1
@@ -29,20 +26,9 @@ _INVALID_HANDLE = int(driver.CUresult.CUDA_ERROR_INVALID_HANDLE)
 _RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
 
-def relaxed(function: Callable[..., T], *args: object) -> T:
-    """Call a function whose driver calls leave the captures of other threads alone."""
-    exchange = capture_mode.exchange or capture_mode.find()
-    mode = c_int(_RELAXED)
-    where = byref(mode)
-    try:
-        status = exchange(where)  # which puts the thread's own mode there
-        if status:
-            raise failed(capture_mode.NAME, status)
-        return function(*args)
-    finally:
-        # One call of C, before which no Ctrl-C can come.
-        if mode.value != _RELAXED and exchange(where):
-            capture_mode.restore_again(mode)
+# Call `relaxed(function, *args)`: the driver calls of the function leave the captures of other
+# threads alone. See `native/calls.c`.
+relaxed = core.relaxed
 
 
 def relax_capture_of_this_thread() -> None:

@@ -1,6 +1,6 @@
-"""References that are held until the GPU has passed a point.
+"""Objects that are kept alive until the GPU has passed a point.
 
-They are released by later calls, by waits and by the watcher; never by a driver thread.
+Later calls, waits and the watcher release the objects; a driver thread never does.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 from userstream import _driver, _process
 from userstream._driver import core
 from userstream._driver.core import Ticket, in_use, use
-from userstream._engine import events, watcher
+from userstream._engine import watcher
 from userstream.errors import CaptureError, ClosedError, DriverError, UserStreamError
 
 if TYPE_CHECKING:
     from userstream._driver.core import Use
-    from userstream._engine.events import Event
     from userstream._engine.lane import Lane
 
 # Lane and objects of each copy that one call of the driver's room has queued, and not seen to end,
@@ -27,13 +26,12 @@ if TYPE_CHECKING:
 # after several exceptions of signal handlers in a row there may never be.
 left: dict[int, tuple[Any, ...]] = {}
 
-# Tickets of uses that have gone before their end, and the queues that hold something.
 orphans = core.orphans
 queues: set[_Queue] = core.queues
 
 
 def hold_after_error(use: Use) -> None:
-    """Hold the objects of a use unless it has ended; if that fails as well, `hold_later`."""
+    """Hold the objects of a use that has not ended; if that fails, make the use an orphan."""
     if use.ticket in in_use:
         try:
             keep(use.ticket.lane, use.ticket)
@@ -42,7 +40,7 @@ def hold_after_error(use: Use) -> None:
 
 
 def hold_later(use: Use) -> None:
-    """Hold the objects of a use as soon as that is possible, unless they are held by now."""
+    """Make a use that has not ended an orphan: the next sweeps try to hold its objects."""
     if use.ticket in in_use:
         orphans.append(use.ticket)
     _begin_watch()
@@ -55,18 +53,18 @@ def end_ticket(objects: object) -> None:
 
 
 def keep_in_use(lane: Lane) -> None:
-    """Hold what is in use on a stream that is about to be closed, and cannot be marked later."""
+    """Hold the objects of all uses of a stream that is about to be closed."""
     _hold_left()
     for ticket in list(in_use):
         if ticket.lane is lane:
-            with contextlib.suppress(UserStreamError):  # then it is kept for good
+            with contextlib.suppress(UserStreamError):  # then the objects are kept forever
                 keep(lane, ticket)
 
 
 def _hold_left() -> None:
-    """Make orphans of what is left; what another thread is just taking over is held twice."""
+    """Make orphans of the objects in `left`; objects that another thread takes are held twice."""
     for key, (lane, *objects) in list(left.items()):
-        use(lane, None, objects)  # which goes at once
+        use(lane, None, objects)  # freed at once, which makes an orphan
         left.pop(key, None)
 
 
@@ -78,20 +76,20 @@ def _hold_orphans() -> None:
             try:
                 _order(ticket)
                 keep(ticket.lane, ticket)
-            except ClosedError:  # it is no longer known when they may go
+            except ClosedError:  # no event tells any more when the objects may be freed
                 pass
             except DriverError as error:
-                if not _driver.status.ended_context(error):  # to be tried again
+                if not _driver.status.ended_context(error):  # try again in the next sweep
                     continue
                 end_ticket(ticket)  # nothing runs there any more
-            except UserStreamError:  # to be tried again
+            except UserStreamError:  # try again in the next sweep
                 continue
         with contextlib.suppress(ValueError):  # another thread was faster
             orphans.remove(ticket)
 
 
 def _is_elsewhere(ticket: Ticket) -> bool:
-    """Tell whether in this thread the handle of the lane means another stream."""
+    """Return whether the handle of the lane names another stream in the calling thread."""
     handle = ticket.lane.handle
     return (
         handle is not None
@@ -101,7 +99,7 @@ def _is_elsewhere(ticket: Ticket) -> bool:
 
 
 def _order(ticket: Ticket) -> None:
-    """Let those wait for the lane that have to; once it has worked, and it is safe to repeat."""
+    """Record the release edge of a ticket. Idempotent once it has succeeded."""
     try:
         if ticket.order is not None:
             ticket.order(None, after_error=True)
@@ -110,75 +108,38 @@ def _order(ticket: Ticket) -> None:
     except (CaptureError, DriverError) as error:
         if not _driver.status.ended_context(error):
             raise
-    except (UserStreamError, RuntimeError):  # no thread is left that could wait
+    except (UserStreamError, RuntimeError):  # no thread remains that could wait for the lane
         pass
     ticket.order = ticket.source = None
 
 
-_IDLE_LOOKS = 20  # of the watcher, before it is told to look no more: beginning again costs more
+_IDLE_POLLS = 20  # of the watcher before it stops polling: to start again costs more
 
 
-# An event, the times before and after it was recorded, and the objects.
-Held = tuple[events.Event, float, float, object]
+class _Queue(deque[tuple[int, float, float, object]]):
+    """The objects held for a stream, the oldest first. Thread-safe.
 
+    An item is an event, the times before and after the event was recorded, and the objects.
+    """
 
-class _Queue(deque[Held]):
-    """The objects held for a stream, the oldest first. Thread-safe."""
+    __slots__ = ("in_order", "pool")
 
-    __slots__ = ("_in_order", "_lock", "_pool", "_sweeping")
-
-    def __init__(self, pool: events.EventPool, *, in_order: bool) -> None:
-        self._pool = pool
-        self._in_order = in_order  # whether it is one stream, which passes its events in order
-        # Reentrant: the garbage collector may run any destructor in the middle of a sweep.
-        self._lock = _process.RLock()
-        self._sweeping = False
+    def __init__(self, pool: core.EventPool, in_order: bool) -> None:
+        self.pool = pool
+        self.in_order = in_order  # whether the events complete in the order of their records
         _process.leak_at_end(self)
 
-    # Two that are equal by what they hold would be one in a set.
+    # By identity: equal queues would be one element of the set `queues`.
     __hash__ = object.__hash__  # type: ignore[assignment]
     __eq__ = object.__eq__
 
-    def sweep(self) -> None:
-        """Release what the stream has passed."""
-        # Relaxed also while the objects go: to free memory would break the captures of others.
-        _driver.streams.relaxed(self._let_go)
 
-    def _let_go(self) -> None:
-        passed: list[Held] = []
-        with self._lock:
-            if self._sweeping:  # by such a destructor
-                return
-            try:
-                self._sweeping = True
-                self._take_passed(passed)
-            finally:
-                self._sweeping = False
-        self._pool.give_back(*[event for event, *_ in passed])
-        # The objects go when `passed` does, outside of the lock.
-
-    def _take_passed(self, passed: list[Held]) -> None:
-        if self._in_order and len(self) > 1:
-            newest, began, *_ = last = self[-1]
-            if _is_passed(newest):
-                # So are all that were recorded before it; of some the order is not known.
-                while (first := self[0]) is not last and first[2] < began:
-                    passed.append(self.popleft())
-        while self and _is_passed(self[0][0]):
-            passed.append(self.popleft())
-
-
-def _is_passed(event: Event) -> bool:
-    try:
-        return _driver.account.on(_driver.account.HOUSEKEEPING, events.is_done, event, None)
-    except DriverError as error:  # else to be asked again
-        return _driver.status.ended_context(error)
-    except CaptureError:  # one began just before the event was recorded: a later event will tell
-        return False
+def _sweep(queue: _Queue) -> None:
+    core.sweep(queue, queue.pool, queue.in_order)
 
 
 class _Sweeper:
-    """What the watcher sees: it is done when nothing is held, and nothing is to be."""
+    """A point that the watcher polls to sweep; it is done when nothing is held for some polls."""
 
     target = None
     ordered = False
@@ -190,7 +151,7 @@ class _Sweeper:
         with contextlib.suppress(UserStreamError):  # to be tried again
             sweep()
         self._idle = 0 if _has_work() else self._idle + 1
-        return self._idle >= _IDLE_LOOKS and _end_watch()
+        return self._idle >= _IDLE_POLLS and _end_watch()
 
     def abandon(self) -> None:
         pass
@@ -200,35 +161,36 @@ _lock = _process.RLock()  # for the queues, and for this
 _watched = False
 
 
-def hold(lane: Lane, event: Event, began: float, objects: object) -> None:
-    """Hold objects until an event has completed that `lane` has marked since `began`.
+def hold(lane: Lane, event: int, began: float, objects: object) -> None:
+    """Keep objects alive until `event`, recorded on `lane` after `began`, completes.
 
-    The event no longer belongs to the caller.
+    The event belongs to this module from now on.
     """
     queue = lane.held
     if queue is None:
-        with _lock:  # or of two threads one would look after the queue of the other
+        with _lock:  # two queues of one lane would be one too many: only one is swept
             queue = lane.held
             if queue is None:
-                queue = lane.held = _Queue(lane.pool, in_order=lane.is_context_independent)
+                queue = lane.held = _Queue(lane.pool, lane.is_context_independent)
     ticket = objects if isinstance(objects, Ticket) else None
     queue.append((event, began, time.monotonic(), objects if ticket is None else ticket.objects))
     queues.add(queue)
     sweep_if_due(lane)
-    # Last: a signal before this makes them orphans, which are held once more. One after it, but
-    # before the rest, would leave them to the next `hold` on this very lane.
+    # Last: an exception of a signal handler before this line makes the ticket an orphan, whose
+    # objects are held once more. With the ticket ended earlier, such an exception could leave the
+    # queue out of `queues`, and nothing would sweep it.
     if ticket is not None:
         ticket.end()
 
 
 def sweep_if_due(lane: Lane) -> None:
     """Start the watcher if it is not running, and sweep the lane's held objects if due."""
-    if not _watched:  # first: to look may fail
+    if not _watched:  # before the sweep, which may fail
         _begin_watch()
     now = time.monotonic()
     if now - lane.swept > core.SWEEP_SECONDS:
         lane.swept = now
-        lane.held.sweep()
+        _sweep(lane.held)
 
 
 def keep(lane: Lane, objects: object) -> None:
@@ -246,7 +208,7 @@ def keep(lane: Lane, objects: object) -> None:
 
 
 def _has_work() -> bool:
-    """Tell whether there is something that the watcher can release."""
+    """Return whether there is something that the watcher can release."""
     return bool(queues) or any(not _is_elsewhere(ticket) for ticket in list(orphans))
 
 
@@ -257,9 +219,9 @@ def _begin_watch() -> None:
             watched, _watched = _watched, True
         if not watched:
             watcher.watch([watcher.Watch(_Sweeper(), lambda _, error: _unwatched(error))])
-    except RuntimeError as error:  # no thread can be started: later calls let go all the same
+    except RuntimeError as error:  # no thread can be started: later calls sweep as well
         _unwatched(error)
-    except BaseException as error:  # Ctrl-C
+    except BaseException as error:
         _unwatched(error)
         raise
 
@@ -267,7 +229,7 @@ def _begin_watch() -> None:
 def _end_watch() -> bool:
     global _watched  # noqa: PLW0603 -- one watcher, one flag
     with _lock:
-        # First: who holds something adds it, and then looks whether it is watched.
+        # Clear the flag before the look: `hold` adds a queue first, and then reads the flag.
         _watched = False
         _watched = _has_work()
         return not _watched
@@ -275,31 +237,23 @@ def _end_watch() -> bool:
 
 def _unwatched(error: BaseException | None) -> None:
     global _watched  # noqa: PLW0603 -- one watcher, one flag
-    if error is not None:  # the next call begins anew
+    if error is not None:  # the next `hold` starts a new watch
         with _lock:
             _watched = False
 
 
 def sweep() -> None:
-    """Release what is no longer needed."""
+    """Release the objects of all lanes that the GPU no longer uses."""
     if left:
         _hold_left()
     if orphans:
         _hold_orphans()
-    if not queues:  # a wait on an idle stream comes by here
-        return
-    with _lock:
-        held = list(queues)
-    for queue in held:
-        queue.sweep()
-        with _lock:
-            queues.discard(queue)
-            if queue:  # asked last: `hold` adds to the queue first, and then looks whether it is in
-                queues.add(queue)
+    for queue in list(queues):
+        _sweep(queue)
 
 
 def _in_child() -> None:
-    global _lock, _watched  # noqa: PLW0603 -- a thread that is not here may have held it
+    global _lock, _watched  # noqa: PLW0603 -- a thread of the parent may hold the lock
     _lock = _process.RLock()
     queues.clear()
     orphans.clear()

@@ -6,18 +6,16 @@ covers the work that was queued when it was called.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from userstream import _driver, _process
-from userstream._engine import held_objects, lanes
+from userstream._engine import events, held_objects, lanes
 from userstream.errors import (
     ClosedError,
     DriverError,
     NotSupportedError,
-    UserStreamError,
     WaitErrors,
     WaitTimeout,
 )
@@ -154,7 +152,7 @@ def _poll(
         while pending:
             if _process.halted:  # forked, or Python exits: a daemon thread must not poll on
                 _process.check_fork()
-            pending = _driver.streams.relaxed(_still_pending, pending, failed)
+            pending = [each for each in pending if not _is_over(each, failed)]
             elapsed = time.perf_counter() - since
             if not pending or (timeout is not None and elapsed >= timeout):
                 break
@@ -189,10 +187,6 @@ def start(
             each.abandon()
         raise
     return pending, failed
-
-
-def _still_pending(pending: list[Pending], failed: list[DriverError]) -> list[Pending]:
-    return [each for each in pending if not _is_over(each, failed)]
 
 
 def _is_over(completion: Pending, failed: list[DriverError]) -> bool:
@@ -295,10 +289,17 @@ class DeviceWork:
         return False  # there is no such query; an event of an idle context is done at once
 
     def completion(self) -> Pending:
+        pool = events.pool_of(self._context)
+        event = pool.take()
         try:
-            return _Recorded(self._context, self)
+            _driver.events.record_context(self._context, event)
         except NotSupportedError:
+            pool.give_back(event)
             return _Synchronizing(self._context, self)
+        except BaseException:  # the event may be recorded
+            pool.abandon(event)
+            raise
+        return events.StreamPoint(pool, self, False, event)
 
     def __repr__(self) -> str:
         return f"<device {self.device}>"
@@ -349,35 +350,6 @@ def _work_of_other(context: driver.CUcontext | None) -> list[DeviceWork]:
     if known is not None and int(known) == int(context):
         return []
     return [DeviceWork(device, context)]
-
-
-class _Recorded:
-    """An event recorded after all the work of a context; polled, then destroyed."""
-
-    def __init__(self, context: driver.CUcontext, target: DeviceWork) -> None:
-        self.target = target
-        self.ordered = False
-        event = _driver.events.create_event(context)
-        self._event: driver.CUevent | None = event
-        try:
-            _driver.events.record_context(context, event)
-        except BaseException:  # Ctrl-C as well: no destructor frees an event of the driver
-            self.abandon()
-            raise
-
-    def is_done(self) -> bool:
-        if not _driver.events.event_is_done(self._event, self.target):
-            return False
-        self.abandon()
-        return True
-
-    def abandon(self) -> None:
-        """Destroy the event; the driver keeps what it still needs."""
-        event, self._event = self._event, None
-        if event is not None:
-            # After an error of the GPU it cannot be destroyed, and is of no use.
-            with contextlib.suppress(UserStreamError):
-                _driver.events.destroy_event(event)
 
 
 class _Synchronizing:

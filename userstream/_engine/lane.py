@@ -185,7 +185,6 @@ class Lane(core.LaneState):
         "on_close",
         "owned",
         "part",
-        "pool",
         "priority",
         "shown",
         "stream_id",
@@ -217,7 +216,6 @@ class Lane(core.LaneState):
         )
         self.part: Part | None = None
         self.pool = events.pool_of(context)
-        self.free = self.pool.free
         self.stream_id: int | None = None  # asked for once
         self.flags: int | None = None
         self.priority: int | None = None
@@ -354,8 +352,9 @@ class Lane(core.LaneState):
     def completion(self) -> events.StreamPoint:
         """Record the point that the stream has reached, to be polled."""
         self.live()
-        # Ordered if it is one stream: the per-thread ones of two threads are two.
-        return self.here(events.StreamPoint, self.pool, self, self.is_context_independent)
+        event = self.here(core.record, self)
+        # Points of one stream complete in order. The per-thread default stream is one per thread.
+        return events.StreamPoint(self.pool, self, self.is_context_independent, event)
 
     # -- its order with others --------------------------------------------------------------------
 
@@ -382,20 +381,20 @@ class Lane(core.LaneState):
         """Return whether it is being captured; refuse the legacy stream during a capture."""
         return self.here(_driver.streams.capture_status, self.live(), self)
 
-    def mark(self) -> tuple[events.Event, CUstreamCaptureStatus]:
-        """Record a pooled event after the work queued here; return whether that was captured."""
+    def mark(self) -> tuple[int, CUstreamCaptureStatus]:
+        """Record a pooled event after the work queued here; return the capture status as well."""
         capture = self.capture_status()
-        return self.here(self.pool.record, self), capture
+        return self.here(core.record, self), capture
 
     def wait_for_event(
-        self, event: events.Event, source: Lane, capture: CUstreamCaptureStatus, *, may_join: bool
+        self, event: int, source: Lane, capture: CUstreamCaptureStatus, *, may_join: bool
     ) -> None:
         """Make later work here wait for an event that another stream's `mark` returned."""
         here = self.capture_status()
         if here != _NONE or capture != _NONE:
             _check_captures(source, capture, self, here, may_join=may_join)
         wait = _driver.event_waits.wait_for_event
-        self.here(wait, self.live(), int(event.handle), 0, self)
+        self.here(wait, self.live(), event, 0, self)
 
 
 def _check_captures(

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from cuda.bindings import driver
 
-    from userstream._engine.events import Event
     from userstream._engine.lane import Lane
 
 # Events by device. Each is in use only from its record to the wait that follows: a wait that is
@@ -82,10 +81,10 @@ def from_device(device: int, consumer: Lane) -> None:
         spare.extend(taken)
 
 
-def to_device(device: int, event: Event) -> None:
+def to_device(device: int, event: int) -> None:
     """Make everything that is queued on a device from now on wait for an event."""
     with _told():
-        _driver.events.let_context_wait(_driver.contexts.primary_context(device), event.handle)
+        _driver.events.let_context_wait(_driver.contexts.primary_context(device), event)
 
 
 @contextmanager

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from userstream._buffers.view import View
-    from userstream._engine.events import Event
     from userstream._engine.host_wait import Deadline
     from userstream._engine.lane import Lane
     from userstream._ordering.uses import Pending
@@ -185,7 +184,7 @@ class Ordering:
             held_objects.hold(lane, event, began, objects)
         return wait_on_host
 
-    def _let_devices_wait(self, event: Event, failures: list[Exception]) -> bool:
+    def _let_devices_wait(self, event: int, failures: list[Exception]) -> bool:
         """Make the devices wait for an event; tell whether the host has to wait for it instead."""
         if not self.may_order_devices:
             return bool(self.after)

@@ -9,7 +9,6 @@ from cuda.core import Event, EventOptions
 
 from userstream import _driver, _numbers, _process
 from userstream._buffers import is_named, type_name
-from userstream._engine import events
 from userstream.errors import ClosedError, DeviceMismatchError
 
 if TYPE_CHECKING:
@@ -20,7 +19,8 @@ def wait(lane: Lane, event: Event) -> None:
     """Make later work on a stream wait for a cuda.core event."""
     lane.usable()
     _check_open(event)
-    lane.here(events.wait, lane, event)
+    wait_for_event = _driver.event_waits.wait_for_event
+    lane.here(wait_for_event, lane.live(), int(event.handle), 0, lane)
 
 
 def record(lane: Lane, event: Event | None, options: EventOptions | None) -> Event:

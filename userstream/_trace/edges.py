@@ -34,7 +34,7 @@ def log() -> None:
 
     def ordered(source: Lane, destination: Lane) -> int:
         result = order(source, destination)
-        if not result:  # else the edge is made by `follow`
+        if not result:  # else the edge is made by `wait_for_event`
             _say(destination, source)
         return result
 
@@ -45,7 +45,7 @@ def log() -> None:
         return result
 
     vars(core).update(order=ordered, finish=finished)
-    _also(lanes.Lane, "follow", lambda lane, _event, source, *_: (lane, source))
+    _also(lanes.Lane, "wait_for_event", lambda lane, _event, source, *_: (lane, source))
     _also(events, "wait", lambda lane, event: (lane, event))
     everything = "everything on device {}".format
     _also(device_edges, "from_device", lambda device, lane: (lane, everything(device)))

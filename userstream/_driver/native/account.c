@@ -2,8 +2,6 @@
 
 /* On whose account the calling thread calls the driver. A recorder reads it in each driver call,
  * without the GIL: a query whose answer the program never hears orders nothing in the program. */
-enum { PROGRAM, FUTURE, HOUSEKEEPING, ACCOUNT_COUNT };
-
 static _Thread_local unsigned char account; /* PROGRAM in threads that userstream does not know */
 
 static unsigned char *account_of_thread(void)
@@ -15,6 +13,13 @@ static PyObject *account_address(PyObject *module, PyObject *nothing)
 {
     (void)module, (void)nothing;
     return PyLong_FromVoidPtr(FUNCTION(account_of_thread));
+}
+
+unsigned char set_account_of_thread(unsigned char wanted)
+{
+    unsigned char before = account;
+    account = wanted;
+    return before;
 }
 
 static int as_account(PyObject *number)
@@ -42,20 +47,16 @@ static PyObject *set_account(PyObject *module, PyObject *number)
 static PyObject *on_account(PyObject *module, PyObject *args)
 {
     (void)module;
-    Py_ssize_t count = PyTuple_Size(args);
-    if (count < 2) {
+    if (PyTuple_Size(args) < 2) {
         PyErr_SetString(PyExc_TypeError, "on_account() takes an account, a function and arguments");
         return NULL;
     }
     int wanted = as_account(PyTuple_GetItem(args, 0));
-    PyObject *rest = wanted < 0 ? NULL : PyTuple_GetSlice(args, 2, count);
-    if (!rest)
+    if (wanted < 0)
         return NULL;
-    unsigned char before = account;
-    account = (unsigned char)wanted;
-    PyObject *result = PyObject_Call(PyTuple_GetItem(args, 1), rest, NULL);
+    unsigned char before = set_account_of_thread((unsigned char)wanted);
+    PyObject *result = call_with_rest(args, 1);
     account = before;
-    Py_DECREF(rest);
     return result;
 }
 

@@ -7,6 +7,8 @@
  *
  * driver.c     the functions of the driver, arguments, queries
  * account.c    on whose account a thread calls the driver
+ * calls.c      calls with another current context or capture mode
+ * events.c     pools of events, and objects held until an event completes
  * edges.c      lanes, edges, objects in use
  * copies.c     copies to page-locked memory
  * pointers.c   attributes of addresses
@@ -46,7 +48,10 @@ enum { CAPTURE_STATUS_NONE = 0, CAPTURE_MODE_RELAXED = 2, NOT_READY = 600 };
     X(RECORD_EVENT, "cuEventRecord", record_event, (CUevent event, CUstream stream))               \
     X(WAIT_EVENT, "cuStreamWaitEvent", wait_event,                                                 \
       (CUstream stream, CUevent event, unsigned flags))                                            \
+    X(CREATE_EVENT, "cuEventCreate", create_event, (CUevent * event, unsigned flags))              \
+    X(DESTROY_EVENT, "cuEventDestroy", destroy_event, (CUevent event))                             \
     X(GET_CURRENT, "cuCtxGetCurrent", get_current, (CUcontext * context))                          \
+    X(SET_CURRENT, "cuCtxSetCurrent", set_current, (CUcontext context))                            \
     X(COPY_MEMORY, "cuMemcpyAsync", copy_memory,                                                   \
       (CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream))                            \
     X(GET_ATTRIBUTES, "cuPointerGetAttributes", get_attributes,                                    \
@@ -66,6 +71,7 @@ DRIVER_FUNCTIONS(DECLARATION_OF)
 /* CAPTURED: nothing was queued, since a stream may be captured or another context is current.
  * DUE: done, and `sweep_if_due` is to be called. FAILED: with a Python exception. */
 enum { CAPTURED = -1, DUE = -2, FAILED = -3 };
+enum { TRIES = 10 }; /* of a restoration that fails */
 #define SWEEP_SECONDS 200e-6
 
 typedef long long Result;
@@ -79,6 +85,8 @@ Result relax(int *mode);
 Result restore(int mode, Result result);
 int is_free(CUstream stream);
 uint64_t nanoseconds(void);
+Result enter_context(CUcontext context, CUcontext *before);
+Result leave_context(CUcontext context, CUcontext before, Result result);
 
 /* -- Python ---------------------------------------------------------------------------------- */
 
@@ -105,6 +113,19 @@ static inline void go_on_with(Exception held)
 {
     PyErr_Restore(held.kind, held.value, held.trace);
 }
+
+static inline PyObject *exception_value(Exception *held)
+{
+    PyErr_NormalizeException(&held->kind, &held->value, &held->trace);
+    return held->value;
+}
+
+static inline void drop_exception(Exception held)
+{
+    Py_XDECREF(held.kind);
+    Py_XDECREF(held.value);
+    Py_XDECREF(held.trace);
+}
 #else
 typedef PyObject *Exception;
 
@@ -117,12 +138,42 @@ static inline void go_on_with(Exception held)
 {
     PyErr_SetRaisedException(held);
 }
+
+static inline PyObject *exception_value(Exception *held)
+{
+    return *held;
+}
+
+static inline void drop_exception(Exception held)
+{
+    Py_XDECREF(held);
+}
 #endif
 
 int address(PyObject *handle, void **out);
 int is_loaded(void);
 int addresses(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted, void **out);
 int append(PyObject *deque, PyObject *item);
+PyObject *raise_result(Result result, PyObject *stream);
+PyObject *call_with_rest(PyObject *args, Py_ssize_t first);
+
+/* The account of the calling thread: see account.c. Returns the account before. */
+enum { PROGRAM, FUTURE, HOUSEKEEPING, ACCOUNT_COUNT };
+unsigned char set_account_of_thread(unsigned char wanted);
+
+/* The events of one context. Thread-safe without a lock: the ends of a deque are. A pool that does
+ * not keep its events destroys each event that is given back. */
+typedef struct {
+    PyObject ob_base;
+    CUcontext context;
+    char keeps;
+    PyObject *free;      /* a deque: events that may be recorded */
+    PyObject *abandoned; /* a deque: events whose waiter gave up; free once they have completed */
+} EventPool;
+
+int is_pool(PyObject *object);
+PyObject *take_event(EventPool *pool, CUevent *handle, Result *result);
+int give_event(EventPool *pool, PyObject *event);
 
 /* What these functions read of a lane, which extends it. */
 typedef struct {
@@ -130,12 +181,15 @@ typedef struct {
     unsigned long long raw_handle;  /* the stream; 0 once the lane is closed */
     unsigned long long raw_context; /* the context of the stream */
     char is_context_independent;    /* whether the handle names the stream in every context */
-    PyObject *free; /* a deque: events of the context that may be recorded */
+    PyObject *pool; /* the EventPool of the context */
     PyObject *held; /* a deque: objects held until the stream has passed a point; None at first */
     double swept;   /* when `held` was last swept */
 } LaneState;
 
 extern PyTypeObject *lane_type;
+extern PyObject *queues; /* a set: the queues of lanes that hold something */
+
+int is_lane(PyObject *object);
 
 /* -- the parts of the module ----------------------------------------------------------------- */
 
@@ -143,6 +197,8 @@ extern PyTypeObject *lane_type;
  * imported again: types and sets are made once. */
 int add_driver(PyObject *module);
 int add_account(PyObject *module);
+int add_calls(PyObject *module);
+int add_events(PyObject *module);
 int add_edges(PyObject *module);
 int add_copies(PyObject *module);
 int add_pointers(PyObject *module);

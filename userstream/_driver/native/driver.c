@@ -7,8 +7,6 @@
 DRIVER_FUNCTIONS(DEFINITION_OF)
 #undef DEFINITION_OF
 
-enum { TRIES = 10 };
-
 /* The capture mode of the calling thread, relaxed between these two: a query then leaves the
  * captures of other threads alone. The mode is restored whatever the query said. */
 Result relax(int *mode)
@@ -20,7 +18,7 @@ Result relax(int *mode)
 Result restore(int mode, Result result)
 {
     CUresult status = 0;
-    for (int i = 0; i < TRIES; i++) { /* a failure may be of the moment: restoring.py */
+    for (int i = 0; i < TRIES; i++) { /* a failure may be temporary */
         int before = mode;
         status = exchange_mode(&before);
         if (!status)

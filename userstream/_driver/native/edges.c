@@ -18,7 +18,22 @@ typedef struct {
 
 PyTypeObject *lane_type;
 static PyTypeObject *ticket_type, *use_type;
-static PyObject *in_use, *orphans, *queues, *name_pop, *name_raw_handle;
+static PyObject *in_use, *orphans;
+PyObject *queues;
+
+static int has_pool(PyObject *object)
+{
+    PyObject *pool = PyObject_TypeCheck(object, lane_type) ? ((LaneState *)object)->pool : NULL;
+    return pool && is_pool(pool);
+}
+
+int is_lane(PyObject *object)
+{
+    if (has_pool(object))
+        return 1;
+    PyErr_SetString(PyExc_TypeError, "it takes a lane");
+    return 0;
+}
 
 static double seconds(void) /* of time.monotonic */
 {
@@ -28,15 +43,15 @@ static double seconds(void) /* of time.monotonic */
 /* A lane, another one, which may be None unless there are but these two, and anything. */
 static int are_lanes(PyObject *const *args, Py_ssize_t given, Py_ssize_t needed)
 {
-    if (given == needed && PyObject_TypeCheck(args[0], lane_type) &&
+    if (given == needed && has_pool(args[0]) &&
         ((needed > 2 && args[1] == Py_None) || PyObject_TypeCheck(args[1], lane_type)))
         return is_loaded();
     PyErr_SetString(PyExc_TypeError, "it takes lanes");
     return 0;
 }
 
-/* Records a spare event behind the work of `source`, and lets `destination`, if there is one, wait
- * for it. Only if the result is 0 does `*recorded` have it. */
+/* Records an event behind the work of `source`, and lets `destination`, if there is one, wait for
+ * it. Only if the result is 0 does `*recorded` have it. */
 static Result order_lanes(LaneState *source, LaneState *destination, PyObject **recorded)
 {
     /* Read once, as another thread may close one: to the driver 0 is the legacy stream. */
@@ -55,22 +70,11 @@ static Result order_lanes(LaneState *source, LaneState *destination, PyObject **
     }
     if (!from || !to)
         return CAPTURED;
-    PyObject *event = PyObject_CallMethodObjArgs(source->free, name_pop, NULL);
-    if (!event) {
-        if (PyErr_ExceptionMatches(PyExc_IndexError)) {
-            PyErr_Clear();
-            return CAPTURED;
-        }
-        return FAILED;
-    }
-    PyObject *number = PyObject_GetAttr(event, name_raw_handle);
-    void *handle = NULL;
-    int is_known = number && address(number, &handle);
-    Py_XDECREF(number);
-    if (!is_known) {
-        Py_DECREF(event);
-        return FAILED;
-    }
+    CUevent handle;
+    PyObject *event = take_event((EventPool *)source->pool, &handle, &result);
+    if (!event)
+        return result;
+    result = CAPTURED;
     Py_BEGIN_ALLOW_THREADS
     int is_here = !inside || (!get_current(&current) && current == inside);
     if (is_here && is_free(from) && (to == from || is_free(to))) {
@@ -82,7 +86,7 @@ static Result order_lanes(LaneState *source, LaneState *destination, PyObject **
     if (!result)
         *recorded = event;
     else {
-        if (append(source->free, event))
+        if (give_event((EventPool *)source->pool, event))
             result = FAILED;
         Py_DECREF(event);
     }
@@ -98,7 +102,8 @@ static PyObject *order(PyObject *module, PyObject *const *args, Py_ssize_t count
     LaneState *source = (LaneState *)args[0];
     Result result = order_lanes(source, (LaneState *)args[1], &event);
     if (!result) {
-        if (append(source->free, event)) /* a wait that is pending keeps the record that it saw */
+        /* A pending wait keeps the record that it saw. */
+        if (give_event((EventPool *)source->pool, event))
             result = FAILED;
         Py_DECREF(event);
     }
@@ -185,7 +190,7 @@ static void lane_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     freefunc release = __extension__(freefunc)PyType_GetSlot(type, Py_tp_free);
-    Py_XDECREF(((LaneState *)self)->free);
+    Py_XDECREF(((LaneState *)self)->pool);
     Py_XDECREF(((LaneState *)self)->held);
     release(self);
     Py_DECREF(type);
@@ -195,7 +200,7 @@ static PyMemberDef lane_members[] = {
     {"raw_handle", T_ULONGLONG, offsetof(LaneState, raw_handle), 0, NULL},
     {"raw_context", T_ULONGLONG, offsetof(LaneState, raw_context), 0, NULL},
     {"is_context_independent", T_BOOL, offsetof(LaneState, is_context_independent), 0, NULL},
-    {"free", T_OBJECT_EX, offsetof(LaneState, free), 0, NULL},
+    {"pool", T_OBJECT_EX, offsetof(LaneState, pool), 0, NULL},
     {"held", T_OBJECT, offsetof(LaneState, held), 0, NULL},
     {"swept", T_DOUBLE, offsetof(LaneState, swept), 0, NULL},
     {NULL, 0, 0, 0, NULL},
@@ -303,8 +308,6 @@ static int make_all(void)
     if (!(lane_type = (PyTypeObject *)PyType_FromSpec(&lane_spec)) ||
         !(ticket_type = (PyTypeObject *)PyType_FromSpec(&ticket_spec)) ||
         !(use_type = (PyTypeObject *)PyType_FromSpec(&use_spec)) ||
-        !(name_pop = PyUnicode_InternFromString("pop")) ||
-        !(name_raw_handle = PyUnicode_InternFromString("raw_handle")) ||
         !(in_use = PySet_New(NULL)) || !(queues = PySet_New(NULL)))
         return -1;
     PyObject *collections = PyImport_ImportModule("collections");
