@@ -561,7 +561,7 @@ def test_what_a_kernel_writes_is_learned() -> None:
             assert seen.races == (), seen
             fill(room.x, room.b)
         (race,) = seen.races
-    assert race.kind == "write after read"
+    assert race.kind == "write after use"
     assert race.first.name == "observed_double"
     assert race.first.known == "learned"
     assert race.second.known == "exact"
@@ -630,7 +630,7 @@ def test_it_is_learned_on_the_default_stream_too() -> None:
             double(us.Stream.legacy_default(), room.y, room.x)
             double(room.b, room.pinned, room.y)
         (race,) = seen.races
-    assert (race.kind, race.first.known) == ("read after write", "learned")
+    assert (race.kind, race.first.known) == ("use after use", "learned")
 
 
 def test_a_capture_survives_that_a_kernel_is_looked_at() -> None:
@@ -651,7 +651,7 @@ def test_two_kernels_that_write_race() -> None:
             double(room.a, room.y, room.x)
             double(room.b, room.y, room.x)
         (race,) = seen.races
-    assert (race.kind, race.address) == ("write after write", room.y)
+    assert (race.kind, race.address) == ("use after use", room.y)
 
 
 def test_a_kernel_that_is_not_known_yet_is_sure_to_touch_what_it_gets() -> None:
@@ -746,7 +746,7 @@ def test_what_a_table_of_pointers_names_hides_no_sure_access() -> None:
             launch(room.a, LaunchConfig(grid=1, block=1), apply, room.y, room.x)
             fill(room.x, room.b)
         (race,) = seen.races
-    assert (race.kind, race.first.name) == ("write after read", "observed_double")
+    assert (race.kind, race.first.name) == ("write after use", "observed_double")
 
 
 def test_a_race_of_a_launch_of_which_nothing_is_learned_stays_possible() -> None:
@@ -795,7 +795,7 @@ def test_kernels_of_a_graph_race_with_what_is_outside() -> None:
             checked(driver.cuGraphLaunch(graph, handle(room.a)))
             fill(room.y, room.b)
         (race,) = seen.races
-    assert race.kind == "write after write"
+    assert race.kind == "write after use"
     assert "observed_double in a graph launched at" in race.first.name
 
 

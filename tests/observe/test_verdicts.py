@@ -266,6 +266,63 @@ def test_an_ordered_read_does_not_hide_an_assumed_write() -> None:
     assert race.first.known == "assumed"
 
 
+@kernel("verdict_add")
+def _add(grid: Any, block: Any, to: Pointer, source: Pointer) -> None:
+    to.array(8, np.uint8)[:] += source.array(8, np.uint8) + 1
+
+
+def races_of_kernel(
+    before: Callable[[Room, Callable[[us.Stream], None]], None], *suppress: str
+) -> tuple[us.Race, ...]:
+    """Return the races of a fill with a kernel that is learned before it, or is not."""
+    made = ObjectCode.from_ptx(b"any").get_kernel("verdict_add")
+    with a_room() as room:
+
+        def add(stream: us.Stream) -> None:
+            launch(stream, LaunchConfig(grid=1, block=1), made, room.y, room.x)
+
+        with us.observe(possible=True, suppress=suppress) as seen:
+            before(room, add)
+            add(room.a)
+            fill(room.y, room.b)
+            us.wait_for_device(0)
+    return seen.races
+
+
+def learn(room: Room, add: Callable[[us.Stream], None]) -> None:
+    for value in range(6):
+        fill(room.x, room.a)
+        fill(room.y, room.a, value + 1)
+        add(room.a)
+        us.wait_for_device(0)
+
+
+def test_kind_and_key_of_a_race_are_the_same_whether_or_not_a_kernel_is_learned() -> None:
+    (assumed,), (learned,) = races_of_kernel(lambda *_: None), races_of_kernel(learn)
+    assert (assumed.first.known, learned.first.known) == ("assumed", "learned")
+    assert assumed.kind == learned.kind == "write after use"
+    assert assumed.key == learned.key
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "race=write-after-use",
+        "race=write-after-read",  # of a run that has learned something else
+        "race=write-after-write",
+        "race=write-after-*",
+    ],
+)
+@pytest.mark.parametrize("before", [lambda *_: None, learn], ids=["assumed", "learned"])
+def test_a_suppression_of_any_run_holds_in_every_run(
+    line: str, before: Callable[..., None]
+) -> None:
+    lines = "first=test_verdicts.py:* second=observed.py:fill"
+    assert races_of_kernel(before, f"{line} {lines}") == ()
+    for other in ("race=read-after-write", "race=use-after-free"):
+        assert len(races_of_kernel(before, f"{other} {lines}")) == 1
+
+
 # -- contexts and events --------------------------------------------------------------------------
 
 

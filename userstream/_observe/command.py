@@ -219,7 +219,7 @@ def _code_of_file(path: str, module: ModuleType) -> CodeType:
         return _code_of_spec(spec, module)
     try:
         with io.open_code(absolute) as file:
-            code = pkgutil.read_code(file)
+            code: CodeType | None = pkgutil.read_code(file)
         if code is None:
             with io.open_code(absolute) as file:
                 source = file.read()

@@ -12,6 +12,8 @@ from userstream._observe.stacks import line_of
 
 Stack = tuple[FrameSummary, ...]
 
+_CERTAIN = ("exact", "declared")  # how an access is known that is known in every run
+
 
 def _plain(value: Any) -> Any:
     """Return it as JSON takes it; a frame as its file, line and function."""
@@ -92,6 +94,21 @@ class Operation:
         return told
 
 
+def access_kind(first: Operation, second: Operation) -> str:
+    """Return the kind of a race between two accesses: the same in every run.
+
+    Whether a kernel writes is learned in some runs and assumed in others, so that its access is a
+    "use", unless the other access only reads: then the kernel must be the one that writes.
+    """
+    return f"{_certain(second, first)} after {_certain(first, second)}"
+
+
+def _certain(operation: Operation, other: Operation) -> str:
+    if operation.known in _CERTAIN:
+        return operation.access
+    return "write" if other.known in _CERTAIN and other.access == "read" else "use"
+
+
 @dataclass(frozen=True)
 class Race:
     """Two operations on the same memory that nothing orders.
@@ -100,8 +117,11 @@ class Race:
     ----------
     kind : str
         ``"read after write"``, ``"write after read"``, ``"write after write"``,
-        ``"use after free"``, ``"use before allocation"``, ``"host overwrote the source of a copy"``
-        or ``"host read before the copy"``.
+        ``"use after write"``, ``"write after use"``, ``"use after use"``, ``"use after free"``,
+        ``"use before allocation"``, ``"host overwrote the source of a copy"`` or
+        ``"host read before the copy"``. The *use* of a kernel is a read or a write. Whether that is
+        learned differs between runs; ``first.access`` and ``second.access`` say what this run has
+        learned.
     address, nbytes : int
         The memory that both touch.
     memory : str

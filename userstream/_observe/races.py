@@ -6,7 +6,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from userstream._observe.found import Operation, Race, Stall
+from userstream._observe.found import Operation, Race, Stall, access_kind
 from userstream._observe.memory import ASSUMED, KINDS, LEARNED
 from userstream._observe.stacks import line_of
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from userstream._observe.guesses import Guess, Guesses
     from userstream._observe.memory import Span
     from userstream._observe.stacks import Stacks
+
+
+ACCESSES = "accesses"  # the kind of a race whose name depends on what both do
 
 
 class Done:
@@ -109,7 +112,7 @@ class _Entry:
         if not writers:
             return None
         possible = all(side.known == ASSUMED for side in writers)
-        kind = f"{second.access} after {first.access}"
+        kind = access_kind(first, second)
         return replace(race, kind=kind, first=first, second=second, possible=possible)
 
 
@@ -153,7 +156,7 @@ class Finds:
             one, other = self._operation(first), self._operation(second)
             last = until()  # looked for once: it takes long
             race = Race(
-                kind=kind,
+                kind=access_kind(one, other) if kind == ACCESSES else kind,
                 address=place.start,
                 nbytes=place.end - place.start,
                 memory=KINDS[place.kind],

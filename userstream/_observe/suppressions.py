@@ -18,6 +18,9 @@ _KINDS = (
     "read-after-write",
     "write-after-read",
     "write-after-write",
+    "use-after-write",
+    "write-after-use",
+    "use-after-use",
     "use-after-free",
     "use-before-allocation",
     "host-overwrote-the-source-of-a-copy",
@@ -69,7 +72,23 @@ def _parse(line: str, where: str) -> Suppression:
 def covers(suppression: Suppression, race: Race) -> bool:
     """Tell whether a race is not to be reported; values may have ``*`` and ``?``."""
     facts = race._facts()
-    return all(_matches(facts[key], value) for key, value in suppression.items())
+    return all(
+        any(
+            _matches(fact, value)
+            for fact in (_kinds(facts[key]) if key == "race" else [facts[key]])
+        )
+        for key, value in suppression.items()
+    )
+
+
+def _kinds(kind: str) -> list[str]:
+    """Return the names that may stand for a kind: a line may say what another run has learned."""
+    second, after, first = kind.partition("-after-")
+    if "use" not in (first, second) or first == "free":
+        return [kind]
+    seconds, firsts = (("read", "write") if each == "use" else (each,) for each in (second, first))
+    found = [f"{later}{after}{earlier}" for later in seconds for earlier in firsts]
+    return [kind, *(each for each in found if each != "read-after-read")]
 
 
 def _matches(fact: str, value: str) -> bool:

@@ -8,7 +8,7 @@ from userstream._observe import records
 from userstream._observe.clocks import LEGACY, Clocks, join
 from userstream._observe.declarations import Declarations
 from userstream._observe.memory import ASSUMED, EXACT, PINNED, Access, Allocation, Memory
-from userstream._observe.races import Done, Finds, Place, Side
+from userstream._observe.races import ACCESSES, Done, Finds, Place, Side
 from userstream._observe.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -204,9 +204,7 @@ def _kind(old: Access, new: Access) -> str:
         return "use before allocation"
     if new.operation.kind.startswith("free") or old.operation.kind.startswith("free"):
         return "use after free"
-    if old.write:
-        return "write after write" if new.write else "read after write"
-    return "write after read"
+    return ACCESSES
 
 
 def _access(access: Access) -> str:
