@@ -43,26 +43,26 @@ if settings.NVTX:
     ranges.put()  # before the methods are bound below
 
 # Final, so that type checkers agree on what they are.
-_registry = UserStream.get()
-get_stream: Final = _registry.get_stream
-wait: Final = _registry.wait
-wait_for_device: Final = _registry.wait_for_device
-wait_all: Final = _registry.wait_all
-wait_async: Final = _registry.wait_async
-wait_all_async: Final = _registry.wait_all_async
-completion: Final = _registry.completion
-acquire: Final = _registry.acquire
-release: Final = _registry.release
-borrow: Final = _registry.borrow
-hold: Final = _registry.hold
-hand_over: Final = _registry.hand_over
-asnumpy: Final = _registry.asnumpy
-asnumpy_async: Final = _registry.asnumpy_async
-copyto: Final = _registry.copyto
-pinned_empty: Final = _registry.pinned_empty
-pinned_like: Final = _registry.pinned_like
-streams: Final = _registry.streams
-close: Final = _registry.close
+_registry_of_process = UserStream.get()
+get_stream: Final = _registry_of_process.get_stream
+wait: Final = _registry_of_process.wait
+wait_for_device: Final = _registry_of_process.wait_for_device
+wait_all: Final = _registry_of_process.wait_all
+wait_async: Final = _registry_of_process.wait_async
+wait_all_async: Final = _registry_of_process.wait_all_async
+completion: Final = _registry_of_process.completion
+acquire: Final = _registry_of_process.acquire
+release: Final = _registry_of_process.release
+borrow: Final = _registry_of_process.borrow
+hold: Final = _registry_of_process.hold
+hand_over: Final = _registry_of_process.hand_over
+asnumpy: Final = _registry_of_process.asnumpy
+asnumpy_async: Final = _registry_of_process.asnumpy_async
+copyto: Final = _registry_of_process.copyto
+pinned_empty: Final = _registry_of_process.pinned_empty
+pinned_like: Final = _registry_of_process.pinned_like
+streams: Final = _registry_of_process.streams
+close: Final = _registry_of_process.close
 
 __all__ = [
     "AccessPolicyWindow",

@@ -409,7 +409,7 @@ def test_who_observes_nothing_meets_nothing_of_it() -> None:
         (us.Borrow, "__exit__"),
         (Ordering, "release"),
         (Ordering, "acquire"),
-        (sys.modules["userstream._registry"], "usual_lanes"),
+        (us._registry, "usual_lanes"),
         (modes, "acquired"),
     ]
     before = [getattr(each, name) for each, name in where]

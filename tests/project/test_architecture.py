@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import importlib
 import re
+import types
 from pathlib import Path
 
 import pytest
@@ -104,6 +106,15 @@ def test_no_files_form_a_circle() -> None:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
         pytest.fail(f"these import each other: {' <- '.join(error.args[1])}")
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_the_name_of_a_module_is_that_module(module: Path) -> None:
+    """An attribute of a package of the same name would hide it from `import`."""
+    *packages, name = ("userstream", *module.with_suffix("").parts)
+    package = importlib.import_module(".".join(packages))
+    if not name.startswith("__") and name in vars(package):
+        assert isinstance(vars(package)[name], types.ModuleType)
 
 
 def test_the_driver_is_called_from_one_room() -> None:

@@ -8,13 +8,11 @@ call that creates them.
 
 from __future__ import annotations
 
-from typing import Any
-
 from cuda.bindings import driver
 
 from userstream._driver.contexts import primary_context
 from userstream._driver.library import version
-from userstream._driver.status import SUCCESS, ask, call, failed, make
+from userstream._driver.status import SUCCESS, ask, call, failed
 from userstream.errors import NotSupportedError
 
 _SM = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
@@ -65,19 +63,22 @@ def count(resource: driver.CUdevResource) -> int:
 
 
 def create(
-    made: list[tuple[Any, ...]], resource: driver.CUdevResource, device: int
-) -> driver.CUcontext:
-    """Create a green context, which is added to `made`; return it as a context."""
+    resource: driver.CUdevResource, device: int
+) -> tuple[driver.CUgreenCtx, driver.CUcontext]:
+    """Create a green context; return it, and the context that it is for other functions."""
     primary = primary_context(device)
     description = call(driver.cuDevResourceGenerateDesc, [resource], 1)
     ordinal = call(driver.cuDeviceGet, device)
-    green = make(made, driver.cuGreenCtxCreate, description, ordinal, _DEFAULT_STREAM)
-    context = call(driver.cuCtxFromGreenCtx, green)
+    green = call(driver.cuGreenCtxCreate, description, ordinal, _DEFAULT_STREAM)
+    try:
+        context = call(driver.cuCtxFromGreenCtx, green)
+    except Exception:
+        destroy(green)
+        raise
     primaries[int(context)] = int(primary)
-    return context
+    return green, context
 
 
-def destroy(made: list[tuple[Any, ...]]) -> None:
-    """Destroy the green contexts that `create` has added."""
-    while made:
-        call(driver.cuGreenCtxDestroy, made.pop()[1])
+def destroy(green: driver.CUgreenCtx) -> None:
+    """Destroy a green context that nothing uses."""
+    call(driver.cuGreenCtxDestroy, green)

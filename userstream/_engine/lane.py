@@ -137,16 +137,12 @@ class Part:
         known = _contexts.get(self)
         if known is not None:
             return known
-        # Under no lock, as it takes a ms. One too many is destroyed: of another thread, or of a
-        # signal handler that came in between.
-        made: list[tuple[Any, ...]] = []
-        context = None
-        try:
-            context = _driver.green_contexts.create(made, self._resource, self.device)
-            return _contexts.setdefault(self, context)
-        finally:  # `made` has it also if Ctrl-C came before the name `context` was bound
-            if context is None or _contexts.get(self) is not context:
-                _driver.green_contexts.destroy(made)
+        # No lock is held, because creation takes a millisecond: a second thread destroys its own.
+        green, context = _driver.green_contexts.create(self._resource, self.device)
+        kept = _contexts.setdefault(self, context)
+        if kept is not context:
+            _driver.green_contexts.destroy(green)
+        return kept
 
 
 _contexts: dict[Part, driver.CUcontext] = {}
