@@ -12,7 +12,7 @@ from cuda.bindings import driver
 import userstream as us
 from helpers import checked
 from observed import a_room, copy, fill, handle
-from userstream._observe import records
+from userstream._observe import kernel_names, records
 from userstream._observe.clocks import Clocks, join
 from userstream._observe.functions import FUNCTIONS
 from userstream._observe.launches import Launches
@@ -91,6 +91,51 @@ def test_what_is_not_quite_repeated_is_not_taken_for_it() -> None:
     allocation.touch(Access(0, 8, lane, 5, None, write=True))
     allocation.freed = object()
     assert not repeats(0, 8, write=True), "it is an error"
+
+
+@pytest.mark.parametrize(
+    ("symbol", "types"),
+    [
+        ("_Z5scalePKfPfi", ["float const*", "float*", "int"]),
+        ("_Z4pathI5tupleIJifEEEvT_PKS2_", ["tuple<int, float>", "tuple<int, float> const*"]),
+        ("_ZN12_GLOBAL__N_14pushEPFvPKfES1_", ["void (*)(float const*)", "float const*"]),
+        ("_Z7nothingv", []),
+        ("scale", []),
+    ],
+)
+def test_types_of_the_parameters_of_a_kernel(symbol: str, types: list[str]) -> None:
+    assert kernel_names.parameter_types(symbol) == types
+
+
+@pytest.mark.parametrize(
+    ("symbol", "whole", "known"),
+    [
+        ("_Z5scalePfPKfi", 0, LEARNED),
+        ("_Z5scalePfS_i", 0, ASSUMED),
+        ("_Z5scalePfS_i", 1, LEARNED),
+        ("scale", 0, ASSUMED),
+        ("scale", 1, LEARNED),
+    ],
+)
+def test_a_parameter_only_reads_if_all_was_compared_or_its_type_says_so(
+    symbol: str, whole: int, known: str
+) -> None:
+    kernel, offset, address = 7, 8, 4096
+    world = World(cast(Any, None))
+    world.memory.add(Allocation(address, 2 * address, DEVICE))
+    launches = Launches(world)
+
+    def call(what: int, words: tuple[int, ...], *fetched: bytes) -> Call:
+        return Call(what, True, 0, 0, -1, 1, 0, 0, 1, 0, words, list(fetched))
+
+    offsets = struct.pack("<3I", 0, offset, 16)
+    launches.seen_kernel(call(records.SEEN_KERNEL, (kernel,), symbol.encode(), offsets))
+    launches.learned(call(records.LEARNED, (kernel, offset, 0, 1, whole)))
+    launch = call(0, (kernel, *[0] * 7, 10, 0, 0), struct.pack("<QQ", offset, address))
+    launch.name, launch.function = "cuLaunchKernel", FUNCTIONS["cuLaunchKernel"]
+    launches.launch(launch)
+    ((access,),) = (memory.accesses for memory in world.memory)
+    assert (access.known, access.write) == (known, known == ASSUMED)
 
 
 def test_what_was_learned_of_a_kernel_is_not_known_of_the_next_at_its_handle() -> None:

@@ -27,6 +27,29 @@ def readable(name: str) -> str:
     return text
 
 
+def parameter_types(name: str) -> list[str]:
+    """Return the types of the parameters of a C++ function, by its mangled name; empty if unknown.
+
+    A kernel with `extern "C"` has no such name.
+    """
+    text = _demangled(name) if name.startswith("_Z") else None
+    if text is None or not text.endswith(")"):
+        return []
+    types, depth, end = [], 0, len(text) - 1
+    for at in range(len(text) - 1, -1, -1):
+        letter = text[at]
+        if letter in ")>]}":
+            depth += 1
+        elif letter in "(<[{":
+            depth -= 1
+        if (depth == 1 and letter == ",") or depth == 0:
+            types.append(text[at + 1 : end].strip())
+            end = at
+        if not depth:
+            break
+    return [] if types == [""] else types[::-1]
+
+
 def _demangled(name: str) -> str | None:
     library = _library()
     if library is None:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from userstream._observe.guesses import PAIR, READS, TOGETHER, WRITES, Guesses, Learned
-from userstream._observe.kernel_names import readable
+from userstream._observe.kernel_names import parameter_types, readable
 from userstream._observe.memory import ASSUMED, LEARNED
 
 if TYPE_CHECKING:
@@ -28,14 +28,15 @@ _REMEMBERED = 1024  # sets of parameters of a kernel
 class _Kernel:
     """What is known of a kernel."""
 
-    __slots__ = ("has_table", "learned", "name", "touches")
+    __slots__ = ("constant", "has_table", "learned", "name", "touches")
 
-    def __init__(self, name: str | None = None) -> None:
+    def __init__(self, name: str | None = None, constant: frozenset[int] = frozenset()) -> None:
         self.name = name
+        self.constant = constant  # offsets of the parameters that are pointers to const
         # Whether a parameter is a table of pointers that is filled in part: the rest is what was on
         # the stack of the host, which may be the address of anything.
         self.has_table = name is not None and _TABLE in name
-        self.learned: Learned = {}
+        self.learned: Learned = dict.fromkeys(constant, READS)
         self.touches: dict[bytes, _Touched] = {}  # by what its parameters point to
 
 
@@ -48,21 +49,27 @@ class Launches:
 
     def seen_kernel(self, call: Call) -> None:
         (handle,) = call.words
-        name = readable(call.fetched[0].decode(errors="replace"))
+        symbol = call.fetched[0].decode(errors="replace")
+        name = readable(symbol)
         # It is seen for the first time, or the handle is another one's by now.
         if self._kernels[handle].name != name:
-            self._kernels[handle] = _Kernel(name)
+            offsets = b"".join(call.fetched[1:])
+            self._kernels[handle] = _Kernel(name, _constant(symbol, offsets))
 
     def learned(self, call: Call) -> None:
-        handle, offset, wrote, final = call.words
+        handle, offset, wrote, final, *more = call.words
+        whole = not more or bool(
+            more[0]
+        )  # all the memory that the parameter points to was compared
         kernel = self._kernels[handle]
         learned = kernel.learned
         before = learned.get(offset)
         if wrote == 1:
             learned[offset] = WRITES
-        elif wrote and before != WRITES:
+        elif wrote and before != WRITES and offset not in kernel.constant:
             learned[offset] = TOGETHER
-        elif final and not wrote:
+        elif final and not wrote and whole:
+            # Else it may write further behind the pointer, and stays assumed to write.
             learned[offset] = READS
         if learned.get(offset) != before:
             kernel.touches.clear()
@@ -87,6 +94,17 @@ class Launches:
                 for start, end, write, known in touches
             )
         self.world.touch_each(lane, time, operation, touches, loose=kernel.has_table)
+
+
+def _constant(symbol: str, offsets: bytes) -> frozenset[int]:
+    """Return the offsets of the parameters that are pointers to const."""
+    types = parameter_types(symbol)
+    found = [offset for (offset,) in struct.iter_unpack("<I", offsets)]
+    if len(types) != len(found):
+        return frozenset()
+    return frozenset(
+        offset for offset, kind in zip(found, types, strict=True) if kind.endswith("const*")
+    )
 
 
 def _touched(kernel: _Kernel, pointers: bytes) -> _Touched:
