@@ -20,6 +20,8 @@ ROOT = Path(__file__).parent
 CI = ROOT / "build" / "ci"
 # The same order each time, so that only the change decides what fails; `soak` looks for more.
 ORDERED = {"PYTEST_ADDOPTS": "-p no:randomly"}
+# Linters, type checkers and tools of releases: their versions are stated there alone.
+PINS = ("-c", str(ROOT / ".ci/pins.txt"))
 
 # The README's test command runs the tests of the simulated driver, and no other session does.
 LIBRARY = ("tests", "--ignore=tests/testing")
@@ -54,7 +56,7 @@ os.environ.setdefault("USERSTREAM_TEST_DRIVER", "simulated")
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style, types and the words that people read."""
-    session.install("-e", ".[dev]")
+    session.install(*PINS, "-e", ".[dev]", "ruff", "mypy", "pyright[nodejs]", "pre-commit")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
@@ -112,31 +114,14 @@ def lowest(session: nox.Session) -> None:
     session.run("pytest", "-q", *LIBRARY, env=ORDERED)
 
 
-@nox.session(python="3.12")
-def cuda12(session: nox.Session) -> None:
-    """cuda-python for CUDA 12."""
-    session.install("-e", ".[test]", "cuda-python==12.9.*", "cuda-core")
-    session.run("pytest", "-q", *WITHOUT_FAULTS, env=ORDERED)
-
-
-@nox.session(python="3.13")
-def newest(session: nox.Session) -> None:
-    """The newest of everything."""
-    _ahead(session)
-    session.run("pytest", "-q", *WITHOUT_FAULTS, env=ORDERED)
-
-
-@nox.session(python="3.14")
-def next(session: nox.Session) -> None:  # noqa: A001 (the name of the session)
-    """All tests on the newest Python."""
-    _ahead(session)
-    session.run("pytest", "-q", env=ORDERED)
-
-
-def _ahead(session: nox.Session) -> None:
-    session.install("-e", ".[test]", "cuda-python==13.*", "cuda-core")
+@nox.session(python=["3.11", "3.12", "3.13", "3.14", "3.14t"])
+@nox.parametrize("cuda", ["12", "13"])
+def tests(session: nox.Session, cuda: str) -> None:
+    """The newest versions for one Python and one CUDA; what follows ``--`` goes to pytest."""
+    session.install("-e", ".[test]", f"cuda-python=={cuda}.*", "cuda-core")
     # cuda-bindings is released before the cuda-python that allows it.
-    session.install("--upgrade", "--no-deps", "cuda-bindings==13.*")
+    session.install("--upgrade", "--no-deps", f"cuda-bindings=={cuda}.*")
+    session.run("pytest", "-q", *(session.posargs or WITHOUT_FAULTS), env=ORDERED)
 
 
 @nox.session(python=False)
@@ -169,7 +154,7 @@ def readme_test(session: nox.Session) -> None:
 @nox.session
 def package(session: nox.Session) -> None:
     """The wheel and the sdist: the same bytes wherever they are built, and what they install."""
-    session.install("build", "twine", "validate-pyproject[all]")
+    session.install(*PINS, "build", "twine", "validate-pyproject[all]")
     session.run("validate-pyproject", "pyproject.toml")
     dist = _build_twice(session)
     session.run("twine", "check", "--strict", *map(str, dist.iterdir()))
@@ -178,10 +163,12 @@ def package(session: nox.Session) -> None:
 
 @nox.session
 def installed(session: nox.Session) -> None:
-    """What `package` built, installed where nothing is compiled, with the sdist's tests."""
+    """What `package` built, used where there is no compiler, with the sdist's tests."""
     (wheel,) = (CI / "dist").glob("*.whl")
     (sdist,) = (CI / "dist").glob("*.tar.gz")
-    session.install("--only-binary", ":all:", f"{wheel}[test]")
+    # What the environment has, and nothing else of this machine.
+    alone = {**ORDERED, "CC": "false", "PATH": session.bin}
+    session.install("--only-binary", ":all:", f"{wheel}[test]", env=alone)
     away = CI / "away"  # where the package itself is not
     shutil.rmtree(away, ignore_errors=True)
     with tarfile.open(sdist) as archive:
@@ -190,9 +177,22 @@ def installed(session: nox.Session) -> None:
     shutil.rmtree(away / "userstream")
     with session.chdir(away):
         where = "import userstream as u; assert 'site-packages' in u.__path__[0], u.__path__"
-        session.run("python", "-c", where)
-        session.run("python", "-m", "userstream", "--simulate")
-        session.run("pytest", "-q", *(f"tests/{name}.py" for name in FIRST), env=ORDERED)
+        session.run("python", "-c", where, env=alone)
+        session.run("python", "-m", "userstream", "--simulate", env=alone)
+        observed = ("observe", "--simulate", "docs/examples/first.py")
+        session.run("python", "-m", "userstream", *observed, env=alone)
+        session.run("pytest", "-q", "docs/examples/pytest", env=alone)
+        session.run("pytest", "-q", *(f"tests/{name}.py" for name in FIRST), env=alone)
+
+
+@nox.session
+def mutation(session: nox.Session) -> None:
+    """Count the changes of the code that the tests notice: of 400, or of ``-- PACKAGE COUNT``.
+
+    It is not part of `.ci/run`.
+    """
+    session.install(*PINS, "-e", ".[test]", "cosmic-ray")
+    session.run("python", ".ci/mutation.py", *session.posargs)
 
 
 @nox.session

@@ -33,7 +33,9 @@ UNRUN = (
     r"|^(?! *\.\. ).*::$"
 )
 HIDDEN = r"^ *\.\. testsetup::|^ +:hide:$"
+LONGEST_SUBJECT = 72
 CORE = re.compile(r"userstream/_driver/_core\.(abi3|cpython-314t-\w+-linux-gnu)\.so")
+NATIVE = {"userstream/_observe/recorder.so", "userstream/testing/libcuda/libcuda.so.1"}
 INCLUDED = r"^ *\.\. literalinclude:: (\S+)\n((?: +:.*\n)*)"
 
 
@@ -167,6 +169,21 @@ def release(tag: str) -> None:
         sys.exit(f"CHANGELOG.md has no heading with a date for {_version()}")
 
 
+def commits(span: str) -> None:
+    """Check the subjects of the commits in a span of git, such as ``main..HEAD``."""
+    log = subprocess.check_output(
+        ["git", "log", "--no-merges", "--format=%h %s", span], cwd=ROOT, text=True
+    )
+    problems = [
+        f"{number}: the subject has {len(subject)} characters, not at most {LONGEST_SUBJECT}"
+        for number, _, subject in (line.partition(" ") for line in log.splitlines())
+        if len(subject) > LONGEST_SUBJECT
+    ]
+    print("\n".join(problems) or f"{len(log.splitlines())} commits: ok")
+    if problems:
+        sys.exit(1)
+
+
 def dist(directory: str) -> None:
     """Check what the wheel and the sdist in a directory contain."""
     (wheel,) = Path(directory).glob("*.whl")
@@ -216,11 +233,13 @@ def _problems_of_wheel(wheel: Path, kind: str) -> Iterator[str]:
     if len(cores) != 1:
         yield f"{wheel.name} has {len(cores)} compiled cores"
     found = everything - cores
-    package = {name for name in _names() if re.match(r"userstream/|pytest_userstream\.py$", name)}
+    package = NATIVE | {
+        name
+        for name in _names()
+        if re.match(r"userstream/|pytest_userstream\.py$", name) and name[-2:] not in (".c", ".h")
+    }
     yield from (f"{wheel.name} lacks {name}" for name in sorted(package - found))
     yield from (f"{wheel.name} has {name}" for name in sorted(found - package))
-    if not any(name.endswith(".c") for name in found) or "userstream/py.typed" not in found:
-        yield f"{wheel.name} lacks the simulated driver or py.typed"
 
 
 def benchmarks(results: str, chart: str) -> None:
@@ -253,6 +272,7 @@ if __name__ == "__main__":
     check = {
         "text": text,
         "release": release,
+        "commits": commits,
         "dist": dist,
         "wheels": wheels,
         "benchmarks": benchmarks,
