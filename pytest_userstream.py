@@ -79,11 +79,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _suppressed(path: Path) -> list[str]:
     """Return the lines of a file of suppressions."""
-    from userstream._observe import suppressions
+    from userstream._observe.found import read_suppressions
 
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-        suppressions.read(path)
+        read_suppressions(path)
     except (OSError, ValueError) as error:
         raise pytest.UsageError(f"--races-suppress: {error}") from error
     return lines

@@ -12,7 +12,7 @@ import pytest
 
 import observed
 import userstream as us
-from userstream._observe import cupti, observation, records
+from userstream._observe import cupti, functions, observation
 from userstream._observe.functions import LEAVE, Function
 from userstream._observe.logger import DRIVER_FUNCTIONS, Driver, address_of, the_logger
 from userstream.testing._simulated import _side_door
@@ -84,7 +84,7 @@ def test_arguments_are_read_as_c_lays_them_out(name: str) -> None:
     try:
         logger.cupti_call(None, 1, 1, ctypes.byref(data))
         logger.cupti_call(None, 2, 1, ctypes.byref(data))  # of another domain
-        (record,) = records.read(logger.read()[0])
+        (record,) = functions.read_log(logger.read()[0])
     finally:
         logger.end()
         logger.watch({1: Function("", 0, sites=0)})

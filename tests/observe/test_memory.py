@@ -12,13 +12,12 @@ from cuda.bindings import driver
 import userstream as us
 from helpers import checked
 from observed import a_room, copy, fill, handle
-from userstream._observe import kernel_names, records
+from userstream._observe import functions
 from userstream._observe.clocks import Clocks, join
-from userstream._observe.functions import FUNCTIONS
-from userstream._observe.launches import Launches
+from userstream._observe.functions import FUNCTIONS, Call
+from userstream._observe.launches import Launches, parameter_types
 from userstream._observe.memory import ASSUMED, DEVICE, EXACT, LEARNED, Access, Allocation
 from userstream._observe.races import Done, Finds
-from userstream._observe.records import Call
 from userstream._observe.timeline import Timeline
 from userstream._observe.world import World
 
@@ -104,7 +103,7 @@ def test_what_is_not_quite_repeated_is_not_taken_for_it() -> None:
     ],
 )
 def test_types_of_the_parameters_of_a_kernel(symbol: str, types: list[str]) -> None:
-    assert kernel_names.parameter_types(symbol) == types
+    assert parameter_types(symbol) == types
 
 
 @pytest.mark.parametrize(
@@ -129,8 +128,8 @@ def test_a_parameter_only_reads_if_all_was_compared_or_its_type_says_so(
         return Call(what, True, 0, 0, -1, 1, 0, 0, 1, 0, words, list(fetched))
 
     offsets = struct.pack("<3I", 0, offset, 16)
-    launches.seen_kernel(call(records.SEEN_KERNEL, (kernel,), symbol.encode(), offsets))
-    launches.learned(call(records.LEARNED, (kernel, offset, 0, 1, whole)))
+    launches.seen_kernel(call(functions.SEEN_KERNEL, (kernel,), symbol.encode(), offsets))
+    launches.learned(call(functions.LEARNED, (kernel, offset, 0, 1, whole)))
     launch = call(0, (kernel, *[0] * 7, 10, 0, 0), struct.pack("<QQ", offset, address))
     launch.name, launch.function = "cuLaunchKernel", FUNCTIONS["cuLaunchKernel"]
     launches.launch(launch)
@@ -154,24 +153,24 @@ def test_what_was_learned_of_a_kernel_is_not_known_of_the_next_at_its_handle() -
         (memory,) = world.memory
         return memory.accesses[-1].known
 
-    launches.seen_kernel(call(records.SEEN_KERNEL, (kernel,), b"one"))
+    launches.seen_kernel(call(functions.SEEN_KERNEL, (kernel,), b"one"))
     assert launched() == ASSUMED
-    launches.learned(call(records.LEARNED, (kernel, offset, 1, 1)))
+    launches.learned(call(functions.LEARNED, (kernel, offset, 1, 1)))
     assert launched() == LEARNED
-    launches.seen_kernel(call(records.SEEN_KERNEL, (kernel,), b"one"))
+    launches.seen_kernel(call(functions.SEEN_KERNEL, (kernel,), b"one"))
     assert launched() == LEARNED
     assert world.memory.find(address).accesses[-1].write  # type: ignore[union-attr]
     # It may be another one of that name: it is looked at anew.
-    launches.learned(call(records.LEARNED, (kernel, offset, 0, 1)))
+    launches.learned(call(functions.LEARNED, (kernel, offset, 0, 1)))
     assert launched() == LEARNED
     assert not world.memory.find(address).accesses[-1].write  # type: ignore[union-attr]
-    launches.seen_kernel(call(records.SEEN_KERNEL, (kernel,), b"another"))
+    launches.seen_kernel(call(functions.SEEN_KERNEL, (kernel,), b"another"))
     assert launched() == ASSUMED
 
     (memory,) = world.memory
     before = memory.accesses[-1].operation.guesses.at(address)
-    launches.seen_kernel(call(records.SEEN_KERNEL, (kernel,), b"third"))
-    launches.learned(call(records.LEARNED, (kernel, offset, 1, 1)))
+    launches.seen_kernel(call(functions.SEEN_KERNEL, (kernel,), b"third"))
+    launches.learned(call(functions.LEARNED, (kernel, offset, 1, 1)))
     assert before.writes is None, "that was another kernel"
 
 

@@ -42,13 +42,13 @@ from observed import (
 )
 from userstream._observe import (
     engine,
+    found,
     functions,
-    kernel_names,
     logger,
-    suppressions,
 )
 from userstream._observe.allocations import Allocations
-from userstream._observe.guesses import READS, TOGETHER, WRITES, Guesses
+from userstream._observe.launches import _library, readable
+from userstream._observe.memory import READS, TOGETHER, WRITES, Guesses
 from userstream.testing import Pointer, kernel, latch, reset
 from userstream.testing._simulated import _side_door
 
@@ -91,9 +91,9 @@ def test_memory_that_was_freed_is_not_used() -> None:
     ],
 )
 def test_kernels_have_the_names_of_their_sources(symbol: str, name: str) -> None:
-    if kernel_names._library() is None:
+    if _library() is None:
         pytest.skip("needs the runtime of C++")
-    assert kernel_names.readable(symbol) == name
+    assert readable(symbol) == name
 
 
 # -- threads ---------------------------------------------------------------------------------------
@@ -235,16 +235,16 @@ def test_a_name_is_suppressed_by_the_line_that_shows_it(name: str) -> None:
     operation = us.Operation(name, "write", "learned", "stream 1", 0, "main")
     both = (operation, operation)
     race = us.Race("write after write", 1, 1, "device", (), None, *both, None, False, 1, "")
-    (suppression,) = suppressions.read([race.key])
-    assert suppressions.covers(suppression, race)
+    (suppression,) = found.read_suppressions([race.key])
+    assert found.covers(suppression, race)
     other = dataclasses.replace(race, second=dataclasses.replace(operation, name="b"))
-    assert not suppressions.covers(suppression, other)
+    assert not found.covers(suppression, other)
 
 
 def test_every_kind_of_race_can_be_suppressed() -> None:
     assert us.Race.__doc__ is not None
     kinds = re.findall(r'``"(.*?)"``', us.Race.__doc__.split("address,")[0])
-    assert sorted(suppressions._KINDS) == sorted(kind.replace(" ", "-") for kind in kinds)
+    assert sorted(found._KINDS) == sorted(kind.replace(" ", "-") for kind in kinds)
 
 
 def test_a_quotation_that_does_not_end_is_refused_with_its_place(tmp_path: Path) -> None:

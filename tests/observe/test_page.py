@@ -19,8 +19,8 @@ import userstream as us
 from browser import PROGRAM, Browser, browser, data_of
 from helpers import checked
 from observed import a_room, captured, copy, fill, handle, no_edge, watched
-from userstream._observe import page as page_module
-from userstream._observe.page import page
+from userstream._observe import observation as page_module
+from userstream._observe.observation import page
 from userstream.testing import Pointer, kernel
 
 pytestmark = [

@@ -14,8 +14,8 @@ import standins
 import userstream as us
 from helpers import checked, device_memory
 from observed import Room, a_room, captured, copy, fill
-from userstream._observe import allocators, logger, observation, torch_history
-from userstream._observe.blocks import Block, Blocks
+from userstream._observe import allocators, logger, observation
+from userstream._observe.allocators import Block, Blocks
 
 pytestmark = [
     pytest.mark.simulated,  # gpu: real PyTorch, in test_observe_programs.py
@@ -123,7 +123,7 @@ def test_a_block_that_is_used_again_on_its_own_stream_is_no_race(
 def test_what_the_history_has_lost_is_named_as_long_as_it_is_used(
     memory: standins.TorchMemory, room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_history, "_MOST", 8)
+    monkeypatch.setattr(allocators, "_MOST", 8)
     with us.observe(allocations=True) as seen:
         weights = memory.malloc(SIZE)
         for _ in range(20):
@@ -276,8 +276,8 @@ def test_a_thread_that_loses_its_processor_between_two_clocks(
         return 1_000_000_000 + next(late, 0)
 
     clocks = types.SimpleNamespace(monotonic_ns=monotonic, time_ns=lambda: 3_000_000_000)
-    monkeypatch.setattr(torch_history, "time", clocks)
-    assert torch_history._ahead() == 2_000_000_000
+    monkeypatch.setattr(allocators, "time", clocks)
+    assert allocators._ahead() == 2_000_000_000
 
 
 def test_of_several_blocks_the_newest_at_that_time_is_meant() -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from userstream._observe.memory import DECLARED, EXACT
 
 if TYPE_CHECKING:
+    from userstream._observe.functions import Call
     from userstream._observe.memory import Allocation, Memory
     from userstream._observe.races import Done
-    from userstream._observe.records import Call
 
 _LEGACY = 1
 _MOST = 1024  # of a thread on a stream

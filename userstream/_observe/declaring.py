@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from userstream import _targets
 from userstream._copies.layout import spread
-from userstream._observe import records
+from userstream._observe import functions
 from userstream._ordering import Borrow, Ordering, modes
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class _Block:
 
     def end(self) -> None:
         if self._number:
-            self._logger.note(records.DECLARED_NO_MORE, (self._number, 0))
+            self._logger.note(functions.DECLARED_NO_MORE, (self._number, 0))
             self._number = 0  # only now: if a signal handler raises, it is noted as this goes
 
     __del__ = end
@@ -73,7 +73,7 @@ class Declaring:
             # What a block or a copy lets go of is no sequence.
             if self._any_acquired and isinstance(objects, (list, tuple)):
                 words = (0, int(ordering.lane.handle or 0))
-                self._logger.note(records.DECLARED_NO_MORE, words, _ranges(ordering.buffers))
+                self._logger.note(functions.DECLARED_NO_MORE, words, _ranges(ordering.buffers))
             release(ordering, objects, *more, **how)
 
         def acquired(ordering: Ordering, *deadline: Any, to_be_released: bool = True) -> Any:
@@ -119,7 +119,7 @@ class Declaring:
 
     def _declare(self, number: int, reads: bool, stream: Stream, buffers: Iterable[Any]) -> None:
         words = (number, int(reads), int(stream.handle))
-        self._logger.note(records.DECLARED, words, _ranges(buffers))
+        self._logger.note(functions.DECLARED, words, _ranges(buffers))
 
 
 def _ranges(buffers: Iterable[Any]) -> bytes:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from userstream._observe import records
-from userstream._observe.allocations import Allocations
+from userstream._observe.allocations import Allocations, Contexts
 from userstream._observe.captures import Captures
-from userstream._observe.contexts import Contexts
-from userstream._observe.copies import Copies
+from userstream._observe.copies import Copies, Pinned
+from userstream._observe.functions import (
+    DECLARED,
+    DECLARED_NO_MORE,
+    LEARNED,
+    SEEN_KERNEL,
+    SEEN_MEMORY,
+    SEEN_STREAM,
+    SOURCE_CHANGED,
+)
 from userstream._observe.launches import Launches
-from userstream._observe.order import Order
-from userstream._observe.pinned import Pinned
-from userstream._observe.words import Words
+from userstream._observe.order import Order, Words
 from userstream._observe.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from userstream._observe.functions import Function
-    from userstream._observe.records import Call
+    from userstream._observe.functions import Call, Function
     from userstream._observe.stacks import Stacks
+
 
 _TRIM = 4096  # calls between two looks for what can be forgotten
 
@@ -45,13 +50,13 @@ class Engine:
         allocations, launches = Allocations(world), Launches(world)
         captures = Captures(world, allocations)
         self._notes: dict[int, Callable[[Call], None]] = {
-            records.SEEN_STREAM: captures.seen_stream,
-            records.SEEN_MEMORY: allocations.seen_memory,
-            records.SEEN_KERNEL: launches.seen_kernel,
-            records.SOURCE_CHANGED: self._pinned.source_changed,
-            records.LEARNED: launches.learned,
-            records.DECLARED: world.declarations.begin,
-            records.DECLARED_NO_MORE: world.declarations.end,
+            SEEN_STREAM: captures.seen_stream,
+            SEEN_MEMORY: allocations.seen_memory,
+            SEEN_KERNEL: launches.seen_kernel,
+            SOURCE_CHANGED: self._pinned.source_changed,
+            LEARNED: launches.learned,
+            DECLARED: world.declarations.begin,
+            DECLARED_NO_MORE: world.declarations.end,
         }
         subjects = (
             allocations,

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from userstream._observe.guesses import PAIR, READS, TOGETHER, WRITES, Guesses, Learned
-from userstream._observe.kernel_names import parameter_types, readable
-from userstream._observe.memory import ASSUMED, LEARNED
+from userstream._observe.memory import (
+    ASSUMED,
+    LEARNED,
+    PAIR,
+    READS,
+    TOGETHER,
+    WRITES,
+    Guesses,
+    Learned,
+)
 
 if TYPE_CHECKING:
+    from userstream._observe.functions import Call
     from userstream._observe.memory import Span
-    from userstream._observe.records import Call
     from userstream._observe.world import World
 
-    _Touched = tuple[tuple[Span, ...], Guesses | None]
 
 # In the names of kernels that take lists of tensors: those of the optimizers and of `cat` of
 # PyTorch (TensorListMetadata, CatArrInputTensorMetadata ...), and of Apex and others after them.
@@ -23,6 +31,9 @@ _TABLE = "Metadata"
 
 _WORD = struct.Struct("<Q")
 _REMEMBERED = 1024  # sets of parameters of a kernel
+
+
+_Touched = tuple[tuple["Span", ...], Guesses | None]
 
 
 class _Kernel:
@@ -120,3 +131,71 @@ def _touched(kernel: _Kernel, pointers: bytes) -> _Touched:
     found = tuple(touches), guesses if is_guessed else None
     kernel.touches[pointers] = found
     return found
+
+
+def readable(name: str) -> str:
+    """Return the name of a C++ function without what the compiler made of it, else as it is.
+
+    Its template arguments stay, which tell kernels of one name apart; its parameters do not.
+    """
+    if not name.startswith("_Z"):
+        return name
+    text = _demangled(name)
+    if text is None:
+        return name
+    text = text.removeprefix("void ").replace("(anonymous namespace)::", "")
+    depth = 0
+    for at, letter in enumerate(text):
+        if letter in "<>":
+            depth += 1 if letter == "<" else -1
+        elif letter == "(" and not depth:
+            return text[:at]
+    return text
+
+
+def parameter_types(name: str) -> list[str]:
+    """Return the types of the parameters of a C++ function, by its mangled name; empty if unknown.
+
+    A kernel with `extern "C"` has no such name.
+    """
+    text = _demangled(name) if name.startswith("_Z") else None
+    if text is None or not text.endswith(")"):
+        return []
+    types, depth, end = [], 0, len(text) - 1
+    for at in range(len(text) - 1, -1, -1):
+        letter = text[at]
+        if letter in ")>]}":
+            depth += 1
+        elif letter in "(<[{":
+            depth -= 1
+        if (depth == 1 and letter == ",") or depth == 0:
+            types.append(text[at + 1 : end].strip())
+            end = at
+        if not depth:
+            break
+    return [] if types == [""] else types[::-1]
+
+
+def _demangled(name: str) -> str | None:
+    library = _library()
+    if library is None:
+        return None
+    status = ctypes.c_int()
+    found = library.__cxa_demangle(name.encode(), None, None, ctypes.byref(status))
+    if not found:
+        return None
+    try:
+        return ctypes.string_at(found).decode(errors="replace")
+    finally:
+        ctypes.CDLL(None).free(ctypes.c_void_p(found))
+
+
+@cache
+def _library() -> Any:
+    """Return the runtime of C++, which every framework loads; None where it is not installed."""
+    try:
+        library = ctypes.CDLL("libstdc++.so.6")
+        library.__cxa_demangle.restype = ctypes.c_void_p
+    except (OSError, AttributeError):
+        return None
+    return library

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import atexit
+import base64
+import hashlib
 import json
 import os
+import re
 import sys
 import time
 import weakref
 from collections import deque
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 from userstream import _process
 from userstream._driver import account, contexts, green_contexts
-from userstream._observe import records, suppressions
-from userstream._observe.allocators import Allocators
-from userstream._observe.blocks import Blocks
+from userstream._observe.allocators import Allocators, Blocks
 from userstream._observe.declaring import Declaring
 from userstream._observe.engine import Engine
-from userstream._observe.found import Race
+from userstream._observe.found import Race, covers, read_suppressions
+from userstream._observe.functions import read_log
 from userstream._observe.logger import the_logger
-from userstream._observe.page import page
 from userstream._observe.stacks import Stacks
 from userstream.errors import RaceError
 from userstream.testing import _simulated
@@ -286,7 +288,7 @@ class _Session:
             if lost > self.lost:
                 self.lost = lost
                 self.engine.forget_order()
-            self.engine.take(records.read(chunk))
+            self.engine.take(read_log(chunk))
             if not chunk:
                 break
 
@@ -340,7 +342,7 @@ class Observation:
         if not 0 <= timeline <= _MOST_KEPT:
             raise ValueError(f"timeline must be from 0 to {_MOST_KEPT:,}, not {timeline!r}")
         self._possible = bool(possible)
-        self._suppressions = suppressions.read(suppress)
+        self._suppressions = read_suppressions(suppress)
         self._threshold = float(stall)
         self._strict = threads == "strict"
         self._room = timeline
@@ -448,7 +450,7 @@ class Observation:
         return [
             blocks.name(race)
             for race in engine.world.finds.races()
-            if not any(suppressions.covers(each, race) for each in self._suppressions)
+            if not any(covers(each, race) for each in self._suppressions)
         ]
 
     def _races(self, engine: Engine) -> tuple[Race, ...]:
@@ -680,3 +682,37 @@ def _at_exit() -> None:
 # Also in children of processes in which only other libraries have used the driver.
 os.register_at_fork(after_in_child=_in_child)
 atexit.register(_at_exit)  # no thread may read Python's frames when they are gone
+
+
+_PIECES = Path(__file__).parent / "page"
+_SCRIPTS = ("model.js", "view.js", "paint.js", "panel.js", "main.js")
+
+
+def page(document: dict[str, Any]) -> str:
+    """Return the page of a document; see `Observation.save`."""
+    style, script = _read("page.css"), "".join(map(_read, _SCRIPTS))
+    pieces = {
+        "policy": (
+            f"default-src 'none'; base-uri 'none'; form-action 'none'; "
+            f"style-src {_hash(style)}; script-src {_hash(script)}"
+        ),
+        "style": style,
+        "data": _embedded(document),
+        "script": script,
+    }
+    # At once: what is put in may look like a place itself.
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: pieces[place[1]], _read("page.html"))
+
+
+def _read(name: str) -> str:
+    return (_PIECES / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """Return what a policy calls the one text that may run: nothing else that got in may."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _embedded(document: dict[str, Any]) -> str:
+    """Return JSON that no name of a file or a kernel can end the element of."""
+    return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from userstream._observe.clocks import Lane
     from userstream._observe.found import Stack
-    from userstream._observe.guesses import Guess, Guesses
-    from userstream._observe.memory import Span
+    from userstream._observe.memory import Guess, Guesses, Span
     from userstream._observe.stacks import Stacks
 
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from userstream._observe.clocks import Lane
+    from userstream._observe.functions import Call
     from userstream._observe.memory import Span
-    from userstream._observe.records import Call
     from userstream._observe.stacks import Stacks
 
 READ, WRITE, EITHER = 0, 1, 2  # how bytes are touched

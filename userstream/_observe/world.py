@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from userstream._observe import records
 from userstream._observe.clocks import LEGACY, Clocks, join
 from userstream._observe.declarations import Declarations
+from userstream._observe.functions import FUTURE, PROGRAM
 from userstream._observe.memory import ASSUMED, EXACT, PINNED, Access, Allocation, Memory
 from userstream._observe.races import ACCESSES, Done, Finds, Place, Side
 from userstream._observe.timeline import Timeline
@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from userstream._observe.clocks import Clock, Lane
-    from userstream._observe.guesses import Guess, Guesses
-    from userstream._observe.memory import Span
-    from userstream._observe.records import Call
+    from userstream._observe.functions import Call
+    from userstream._observe.memory import Guess, Guesses, Span
     from userstream._observe.stacks import Stacks
 
 Range = tuple[int, int]
@@ -158,12 +157,12 @@ class World:
 
     def host_knows(self, call: Call, clock: Clock, lasts: Iterable[int] = ()) -> None:
         """Note what a successful query or wait has told the thread that made it."""
-        if call.account == records.PROGRAM:
+        if call.account == PROGRAM:
             self.clocks.host_knows(clock)
             self.timeline.host_waited(call, lasts)
             return
         join(self.clocks.kept, clock)
-        if call.account == records.FUTURE:
+        if call.account == FUTURE:
             join(self.clocks.maybe, clock)
 
     def not_seen(self, what: str) -> None:
