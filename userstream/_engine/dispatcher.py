@@ -1,8 +1,8 @@
-"""The dispatcher: the one thread on which host functions and callbacks run.
+"""The dispatcher: one thread that runs all host functions and callbacks of streams.
 
 A stream that reaches a host function posts a semaphore from native code: no Python runs on a driver
-thread, and no driver thread is ever blocked. The dispatcher wakes up and finds the events that have
-completed. It also checks periodically, because the driver calls nothing after a GPU error.
+thread, and no driver thread is ever blocked. The dispatcher then polls the events of the calls. It
+also polls periodically, because the driver calls no host function after a GPU error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from userstream._engine.events import Pending
 
 _libc = ctypes.CDLL(None)
-_SIZE = 64  # more than a sem_t has anywhere
+_SIZE = 64  # at least sizeof(sem_t) on every platform
 _LONGEST_SLEEP = 0.05  # seconds until an error of the GPU is noticed
 
 
@@ -34,30 +34,30 @@ class _Timespec(ctypes.Structure):
 
 
 class Semaphore:
-    """Wakes a thread. ``post_function(address)`` posts it from native code.
+    """A semaphore of the C library; ``post_function(address)`` posts it from native code.
 
     Attributes
     ----------
     post : callable
-        Lets `wait` return. It is C, so no signal comes before it has done that.
+        Makes `wait` return. A C function: no signal handler runs before the post.
     """
 
     post_function = ctypes.cast(_libc.sem_post, ctypes.c_void_p).value
 
     def __init__(self) -> None:
         self._memory = ctypes.create_string_buffer(_SIZE)
-        # Native code may post it during exit, when nothing here refers to it any more.
+        # Native code may post the semaphore during exit, when no Python object refers to it.
         _process.keep_forever(self._memory)
         self.address = ctypes.addressof(self._memory)
         _libc.sem_init(self._memory, 0, 0)
         self.post = functools.partial(_libc.sem_post, self._memory)
 
     def wait(self, seconds: float | None) -> None:
-        """Return once it has been posted, or when the time is up; all posts so far are consumed."""
+        """Block until a post or until the time is up; consume all posts so far."""
         if seconds is None:
             _libc.sem_wait(self._memory)
         else:
-            deadline = time.time_ns() + int(seconds * 1e9)  # the clock of sem_timedwait
+            deadline = time.time_ns() + int(seconds * 1e9)  # sem_timedwait uses this clock
             until = _Timespec(*divmod(deadline, 10**9))
             _libc.sem_timedwait(self._memory, ctypes.byref(until))
         while _libc.sem_trywait(self._memory) == 0:
@@ -67,29 +67,29 @@ class Semaphore:
 class Call:
     """A function to run when a stream has reached a point.
 
-    It is in its queue before the stream is told of anything. Whatever exception comes meanwhile,
-    `is_over` cleans up, on a thread where no signal handler runs.
+    A call enters its queue before anything is enqueued on the stream. After an exception in
+    between, `is_over` cleans up, on a thread where no signal handler runs.
 
     Attributes
     ----------
     completion : Pending or None
         The point, once it is recorded.
     finished : callable
-        Called in the end, whether the function ran or not.
+        Called at the end of the call, whether the function ran or not.
     launched : bool or None
-        Whether the stream was told of all; None while that is under way.
+        Whether everything was enqueued on the stream; None while that is in progress.
     """
 
     __slots__ = ("_function", "completion", "finished", "launched")
 
     def __init__(self, function: Callable[[], None]) -> None:
-        self._function: Callable[[], None] | None = function  # None once it was called
+        self._function: Callable[[], None] | None = function  # None once called
         self.completion: Pending | None = None
         self.finished: Callable[[], None] = _nothing
         self.launched: bool | None = None
 
     def is_over(self) -> bool:
-        """Run the function if the point is reached; return whether the call is over."""
+        """Run the function if the stream has reached the point; return whether the call is over."""
         launched, completion = self.launched, self.completion
         if launched is None:
             return False
@@ -97,13 +97,11 @@ class Call:
             if launched and completion is not None and not completion.is_done():
                 return False
         except Exception as error:
-            if not _driver.status.ended_context(
-                error
-            ):  # to be asked again: the stream may be on its way
+            if not _driver.status.ended_context(error):  # poll again: the stream may still run
                 return False
             launched = False
         if not launched:
-            self._function = None  # like the driver, call nothing
+            self._function = None  # as the driver, which calls nothing after an error
             if completion is not None:
                 completion.abandon()
         function, self._function = self._function, None
@@ -123,18 +121,18 @@ class _Queue:
     __slots__ = ("calls", "order", "owner")
 
     def __init__(self) -> None:
-        self.order = _process.Lock()  # held while the stream and the queue are given a call
-        self.owner: int | None = None  # the thread that holds it
+        self.order = _process.Lock()  # held while a call enters the queue and the stream
+        self.owner: int | None = None  # the thread that holds the lock
         self.calls: deque[Call] = deque()
 
 
 class Dispatcher:
-    """The thread, and the functions that it has to run."""
+    """The dispatcher's thread, and a queue of calls for each stream."""
 
     def __init__(self) -> None:
         self.semaphore = Semaphore()
-        # Held for moments, never while a function runs. Reentrant, as a signal handler or any
-        # destructor may run in the middle of one.
+        # Never held while a function runs. Reentrant, because a signal handler or a destructor may
+        # run while the lock is held.
         self._lock = _process.RLock()
         self._queues: dict[Hashable, _Queue] = {}
         self._ready: deque[Callable[[], None]] = deque()
@@ -142,7 +140,7 @@ class Dispatcher:
         self._ended = False
 
     def start(self) -> None:
-        """Start the thread unless it is running."""
+        """Start the thread unless it runs."""
         with self._lock:
             if self._ended:
                 raise RuntimeError("the interpreter is shutting down: functions can no longer run")
@@ -154,42 +152,42 @@ class Dispatcher:
         self.semaphore.post()
 
     def launch(self, stream: Hashable, call: Call, enqueue: Callable[[Call], None]) -> None:
-        """Give a call to a stream, by a function, and to its queue, both in the same order.
+        """Add a call to the queue of a stream and, by `enqueue`, to the stream, in the same order.
 
-        No context manager of `contextlib`: a signal in its frames would leave the order locked for
-        as long as the traceback exists.
+        Not by a context manager of `contextlib`: an exception of a signal handler in its frames
+        would leave the order locked as long as the traceback exists.
 
         Raises
         ------
         RuntimeError
-            The calling thread is in the middle of that: this is a signal handler or a destructor.
+            The calling thread is in the middle of another call: in a signal handler or destructor.
         """
         while not self._launch(stream, call, enqueue):
             pass
 
     def _launch(self, stream: Hashable, call: Call, enqueue: Callable[[Call], None]) -> bool:
-        """Do that, unless the queue is forgotten meanwhile; return whether it is done."""
+        """Launch, unless the queue is forgotten meanwhile; return whether the call is launched."""
         thread = threading.get_ident()
         with self._lock:
             queue = self._queues.setdefault(stream, _Queue())
-        # Its lock is not reentrant: without this check, a signal handler that launches on the same
-        # stream would wait for the very call that it has interrupted.
+        # The lock is not reentrant: without this check, a signal handler that launches on the same
+        # stream would wait for the call that it has interrupted.
         if queue.owner == thread:
             raise RuntimeError(
                 "a signal handler or a destructor called launch_host_func() on a stream while "
                 "its thread was in the middle of another such call; do it on another thread, "
                 "or use add_callback()"
             )
-        # A stream that is full blocks inside the driver: only its own users wait here.
+        # A full stream blocks inside the driver: only callers of that stream wait here.
         with queue.order:
             try:
-                queue.owner = thread  # so it is not forgotten any more
+                queue.owner = thread  # from now on the queue is not forgotten
                 with self._lock:
                     if self._queues.get(stream) is not queue:
                         return False
                 queue.calls.append(call)
                 enqueue(call)
-                call.launched = True  # no signal comes from here to the end of the block
+                call.launched = True  # no signal is handled until the block ends
             except BaseException:
                 call.launched = False
                 raise
@@ -211,7 +209,7 @@ class Dispatcher:
         while not self._ended:
             try:
                 progress = self._turn()
-            except BaseException:  # whatever it is, a stream may be waiting for a function
+            except BaseException:  # the thread must go on: a stream may wait for a function
                 survive("the thread of host functions could not do all of its work, and continues")
                 self.semaphore.wait(_LONGEST_SLEEP)
             else:
@@ -222,13 +220,13 @@ class Dispatcher:
         while not self._ended:
             try:
                 _driver.streams.relax_capture_of_this_thread()
-            except Exception:  # without it, to look at events breaks captures
+            except Exception:  # without the mode, functions of the program may break captures
                 self.semaphore.wait(_LONGEST_SLEEP)
             else:
                 break
 
     def _turn(self) -> bool:
-        """Run what is ready, one call of each stream; return whether there may be more."""
+        """Run ready functions and one call of each stream; return whether more may be ready."""
         progress = False
         while self._ready and not self._ended:
             _driver.account.on(_driver.account.PROGRAM, run, self._ready.popleft())
@@ -250,11 +248,11 @@ class Dispatcher:
                 self._queues.pop(stream, None)
 
 
-_dispatcher = Dispatcher()  # of no use in a forked child, where no stream is
+_dispatcher = Dispatcher()  # unused in a forked child, which has no streams
 
 
 def started() -> Dispatcher:
-    """Return the dispatcher, with its thread started."""
+    """Return the dispatcher, and start its thread if necessary."""
     _dispatcher.start()
     return _dispatcher
 

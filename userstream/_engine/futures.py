@@ -1,4 +1,4 @@
-"""Waits that block no thread: futures, and their use by asyncio."""
+"""Waits that block no thread: `Completion`, a future, and coroutines for asyncio."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from userstream._engine.host_wait import Waitable
 
-_LONGEST_WAIT = 0.05  # seconds, until the next unprompted look or call
-_LONGEST_LOCK = 1.0  # seconds that the watcher waits for a future which a thread keeps locked
+_LONGEST_WAIT = 0.05  # seconds until a waiter looks again without a wake-up
+_LONGEST_LOCK = 1.0  # seconds that the watcher waits for the lock of a future
 
 _RLock: Any = type(_process.RLock())
 
@@ -30,11 +30,12 @@ T = TypeVar("T")
 
 
 class _Condition(_RLock):  # type: ignore[misc]
-    """The lock of a `Completion`, and how its waiters hear of the end.
+    """The lock of a `Completion`, and a gate that opens at the end of the future.
 
-    `threading.Condition` may not be used here. Its ``__enter__`` is Python code: a Ctrl-C in there
-    keeps the lock, for which the watcher would wait, and with it whatever it watches. And its
-    ``wait`` gives the lock up before its ``try``: a Ctrl-C in between becomes a RuntimeError.
+    `threading.Condition` would be unsafe. Its ``__enter__`` is Python code: an exception of a
+    signal handler in there leaves the lock held, for which the watcher would wait, and with the
+    watcher every other future. Its ``wait`` releases the lock before its ``try``: an exception in
+    between becomes a RuntimeError.
     """
 
     def __init__(self) -> None:
@@ -42,21 +43,23 @@ class _Condition(_RLock):  # type: ignore[misc]
         self._gate.acquire()
 
     def notify_all(self) -> None:
-        """Wake up those in `wait_outside`."""
-        with contextlib.suppress(RuntimeError):  # it is open already
+        """Wake up the threads in `wait_outside`."""
+        with contextlib.suppress(RuntimeError):  # the gate is open already
             self._gate.release()
 
     def wait_outside(self, seconds: float) -> None:
-        """Return when the future is over, or when time is up; call it without the lock."""
+        """Block until the future is over or time is up. The caller does not hold the lock."""
         if self._gate.acquire(timeout=seconds):
-            self.notify_all()  # the next waiter; a Ctrl-C just before costs that one its time
+            # Wake up the next waiter. After an exception of a signal handler here, that waiter
+            # looks again when its time is up.
+            self.notify_all()
 
 
 class Points:
-    """The points that all targets had reached when this was created.
+    """The points that several targets had reached when this object was created.
 
-    When the last one is passed, `tell` is called once, with the error or None: on the watcher's
-    thread, or at once if nothing is pending.
+    Once the GPU has passed all points, `tell` is called once with the error or `None`: on the
+    watcher's thread, or by the constructor if nothing is pending.
     """
 
     __slots__ = ("_failed", "_grouped", "_lock", "_pending", "_tell")
@@ -74,7 +77,7 @@ class Points:
         )
         self._failed: list[Exception] = [*failed]
         self._grouped = grouped
-        # Reentrant, as a destructor or a signal handler may stop it in the middle of this.
+        # Reentrant, because a destructor or a signal handler may call `stop` while it is held.
         self._lock = _process.RLock()
         self._tell = tell
         watches = [watcher.Watch(each, self._arrive) for each in pending]
@@ -85,7 +88,7 @@ class Points:
             self._finish()
 
     def late(self, timeout: float | None) -> Exception | None:
-        """Return the error of a wait that ends now; None if it has succeeded meanwhile."""
+        """Return the error of a wait that ends now, or `None` if all points are passed."""
         with self._lock:
             late, failed = [watch.completion for watch in self._pending], [*self._failed]
         if not late and not failed:
@@ -93,7 +96,7 @@ class Points:
         return host_wait.outcome(late, failed, timeout, grouped=self._grouped)
 
     def overdue(self, timeout: float | None) -> TimeoutError:
-        """Return the error of a wait that ends now, although others may have failed already."""
+        """Return the timeout error of a wait that ends now, also if targets have failed."""
         with self._lock:
             pending = [watch.completion.target for watch in self._pending]
         if pending:
@@ -101,7 +104,7 @@ class Points:
         return TimeoutError("all of the work is done, which is about to be reported: ask again")
 
     def stop(self) -> bool:
-        """Stop watching; return whether something was still pending."""
+        """Stop watching; return whether a point was pending."""
         with self._lock:
             if not self._pending:
                 return False
@@ -112,7 +115,7 @@ class Points:
 
     def _arrive(self, watch: watcher.Watch, error: Exception | None) -> None:
         with self._lock:
-            if watch not in self._pending:  # stopped meanwhile
+            if watch not in self._pending:  # stopped in the meantime
                 return
             del self._pending[watch]
             if error is not None:
@@ -122,7 +125,8 @@ class Points:
         self._finish()
 
     def _finish(self) -> None:
-        # Like the watches, `tell` leads back here: nothing is left to the garbage collector.
+        # `tell` and the watches refer to this object: break the cycle, so that no garbage
+        # collection is needed.
         tell = self._tell
         del self._tell
         if self._failed:
@@ -163,7 +167,7 @@ class Completion(Future[T]):
     def __init__(self, targets: Sequence[Waitable], value: T, *, grouped: bool) -> None:
         super().__init__()
         self._condition = _Condition()
-        self._value: list[T] = [value]  # up to the end, of whichever kind that is
+        self._value: list[T] = [value]  # emptied at the end of the future
         self._points = Points(targets, self._finish, grouped=grouped)
 
     def result(self, timeout: float | None = None) -> T:
@@ -285,7 +289,7 @@ class Completion(Future[T]):
         if not super().cancel():
             return False
         with self._condition:
-            if self._state == "CANCELLED":  # else an earlier call did this
+            if self._state == "CANCELLED":  # not if an earlier call has notified already
                 self.set_running_or_notify_cancel()
         self._points.stop()
         self._value.clear()
@@ -306,7 +310,7 @@ class Completion(Future[T]):
             def wake(_: object) -> None:
                 mailbox.post(arrival, None)
 
-            # Not by asyncio.wrap_future: a task that gives up would cancel it for all others.
+            # Not asyncio.wrap_future: a cancelled task would cancel the future for all others.
             Future.add_done_callback(self, wake)
             try:
                 await arrival
@@ -317,8 +321,8 @@ class Completion(Future[T]):
         return self.result()
 
     def _forget(self, wake: Callable[[object], None]) -> None:
-        """Drop the callback of a task that gave up; once it is over, a thread may be at them."""
-        if not self.done():
+        """Remove the callback of a task that gave up, unless the future is over."""
+        if not self.done():  # otherwise a thread may be calling the callbacks
             with self._condition:
                 if not self.done():
                     self._done_callbacks.remove(wake)
@@ -343,11 +347,12 @@ class Completion(Future[T]):
             )
 
     def _finish(self, error: Exception | None) -> None:
-        # A Ctrl-C in `concurrent.futures.wait` may leave it locked for good. The others go on.
+        # An exception of a signal handler in `concurrent.futures.wait` may leave the lock held
+        # forever. Give up this future, so that the watcher serves the others.
         if not self._condition.acquire(timeout=_LONGEST_LOCK):
             raise RuntimeError("a future cannot be completed: a thread keeps it locked")
-        # Held from the look to the result: a task that cancels in between would make `set_result`
-        # raise InvalidStateError, and the watcher would report a failure.
+        # Locked from the check to the result: a cancellation in between would make `set_result`
+        # raise InvalidStateError, and the watcher would log a failure.
         try:
             if self.cancelled():
                 return
@@ -364,13 +369,13 @@ def _call_back(fn: Callable[[Future[T]], object], future: Future[T]) -> None:
     try:
         fn(future)
     except BaseException:
-        if not watcher.is_current():  # the caller's own affair, as with every future
+        if not watcher.is_current():  # the caller of `cancel` gets the exception, as usual
             raise
-        survive("a callback of %r failed", future)  # the others are still to be called
+        survive("a callback of %r failed", future)  # and call the other callbacks
 
 
 def refuse_here(what: str) -> None:
-    """Raise if the calling thread may not wait, or would have to end the wait itself."""
+    """Raise `RuntimeError` on the threads of host functions and of the watcher."""
     host_wait.refuse_in_host_function(what)
     if watcher.is_current():
         raise RuntimeError(
@@ -380,44 +385,47 @@ def refuse_here(what: str) -> None:
 
 
 class _Mailbox:
-    """Wakes an event loop once for all the futures that are over by then. Takes no lock."""
+    """Wakes up an event loop once for all futures that are over by then. Takes no lock."""
 
     def __init__(self) -> None:
         self._arrived: deque[tuple[asyncio.Future[None], Exception | None]] = deque()
-        self._called = -math.inf  # when the loop was called that has not come by yet
+        self._called = -math.inf  # the time of a call that the loop has not made yet
 
     def post(self, future: asyncio.Future[None], error: Exception | None) -> None:
-        """Let the loop of a future settle it; from any thread."""
+        """Make the loop of a future set its result or error. Thread-safe."""
         self._arrived.append((future, error))
-        # Asked after it was put in. A call that was lost is none for those who come later.
+        # Checked after the append, so that a running `_deliver` or this call finds the future. A
+        # call that was lost counts as none after a while.
         if time.monotonic() - self._called > _LONGEST_WAIT:
             self._call(future.get_loop())
 
     def _call(self, loop: asyncio.AbstractEventLoop) -> None:
         self._called = time.monotonic()
         try:
-            # Twice: what a signal handler raises ends a callback, ours or in asyncio before it
-            # begins, and everyone else with post would wait forever.
+            # Twice: an exception of a signal handler may end a callback before or in `_deliver`,
+            # and all tasks with post would wait forever.
             loop.call_soon_threadsafe(self._deliver)
             loop.call_soon_threadsafe(self._deliver)
         except BaseException as error:
             self._called = -math.inf
-            if not isinstance(error, RuntimeError):  # which says that it was closed: nothing waits
+            if not isinstance(
+                error, RuntimeError
+            ):  # RuntimeError: the loop is closed, nobody waits
                 raise
 
     def _deliver(self) -> None:
-        self._called = -math.inf  # first: for what arrives from now on it may be too late
+        self._called = -math.inf  # before the loop: a future that arrives later needs a new call
         while self._arrived:
             future, error = self._arrived[0]
-            if not future.done():  # else its task was cancelled
+            if not future.done():  # done: its task was cancelled
                 if error is None:
                     future.set_result(None)
                 else:
                     future.set_exception(error)
-            self._arrived.popleft()  # only now: an exception of a signal handler may come before
+            self._arrived.popleft()  # last: after an exception of a signal handler, try again
 
 
-# A mailbox is freed when nothing waits for its post, so no loop is kept alive.
+# Weak values: a mailbox that no task waits for is freed, so no loop is kept alive.
 _mailboxes: weakref.WeakValueDictionary[asyncio.AbstractEventLoop, _Mailbox] = (
     weakref.WeakValueDictionary()
 )
@@ -430,7 +438,7 @@ async def wait(
     grouped: bool,
     closed_is_done: bool = False,
 ) -> None:
-    """Wait until each target has passed its present point, without blocking the event loop."""
+    """Wait for the work that is queued on each target now, without blocking the event loop."""
     import asyncio
 
     refuse_here("a wait")
@@ -441,12 +449,12 @@ async def wait(
     points = Points(targets, post, grouped=grouped, closed_is_done=closed_is_done)
     late: Exception | None = None
     try:
-        if timeout is None:  # ten thousand of them are woken up at once: nothing in vain
+        if timeout is None:  # asyncio.timeout costs as much as the rest of a wake-up
             await arrival
         else:
             async with asyncio.timeout(timeout):
                 await arrival
-    except TimeoutError:  # of no other origin: the GPU's errors are no such
+    except TimeoutError:  # only from asyncio.timeout: no error of the GPU is a TimeoutError
         late = points.late(timeout)
     finally:
         points.stop()

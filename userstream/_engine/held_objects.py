@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from userstream._driver.core import Use
     from userstream._engine.lane import Lane
 
-# Lane and objects of each copy that one call of the driver's room has queued, and not seen to end,
-# by the identity of the tuple. It is there from that call on until there is a `Use` for it, which
-# after several exceptions of signal handlers in a row there may never be.
+# Lane and objects of each copy that `core.fetch` has queued and whose end it has not seen, by the
+# identity of the tuple, until a `Use` protects the objects. Without this dictionary, an exception
+# of a signal handler just after the call would free memory that the GPU still uses.
 left: dict[int, tuple[Any, ...]] = {}
 
 orphans = core.orphans
@@ -69,6 +69,7 @@ def _hold_left() -> None:
 
 
 def _hold_orphans() -> None:
+    """Order and hold the objects of orphans: uses that an exception has cut short."""
     for ticket in list(orphans):
         if ticket in in_use:
             if _is_elsewhere(ticket):

@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from userstream._engine.events import Pending
     from userstream._engine.lane import Lane
 
-_SPIN_SECONDS = 250e-6  # a short wait is over before a sleep would be
-_SLEEP_SHARE = 0.05  # so a wait is at most this share late
+_SPIN_SECONDS = 250e-6  # a short wait ends before the shortest sleep would
+_SLEEP_SHARE = 0.05  # a wait is late by at most this share of its length
 _LONGEST_SLEEP = 5e-3
 
 
-# The thread that runs host functions; no thread has the identifier 0.
+# The identifier of the thread that runs host functions; 0 is no thread's.
 host_functions_thread = 0
 
 
 class Waitable(Protocol):
-    """A lane, or everything on a device."""
+    """A target of host waits: a lane, or everything on a device."""
 
     @property
     def device(self) -> int: ...
@@ -47,7 +47,7 @@ class Waitable(Protocol):
 
 
 def check_arguments(timeout: float | None, policy: str) -> None:
-    """Refuse an invalid timeout or policy before CUDA is touched."""
+    """Check a timeout and a policy before the first driver call."""
     if policy not in ("auto", "spin"):
         raise ValueError(f'policy must be "auto" or "spin", not {policy!r}')
     if timeout is None:
@@ -66,7 +66,7 @@ def check_arguments(timeout: float | None, policy: str) -> None:
 
 
 class Deadline:
-    """The end of a timeout that several waits share."""
+    """A point in time that ends several waits, computed from one timeout."""
 
     __slots__ = ("_until", "seconds")
 
@@ -75,18 +75,18 @@ class Deadline:
         self._until = None if seconds is None else time.monotonic() + seconds
 
     def left(self) -> float | None:
-        """Return the seconds that are left."""
+        """Return the remaining seconds; `None` without a timeout."""
         return None if self._until is None else max(0.0, self._until - time.monotonic())
 
 
 def forbid_waits_here() -> None:
-    """Refuse all waits of the calling thread from now on."""
+    """Declare the calling thread the one that runs host functions, in which waits raise."""
     global host_functions_thread  # noqa: PLW0603 -- there is one
     host_functions_thread = threading.get_ident()
 
 
 def refuse_in_host_function(what: str) -> None:
-    """Raise if the calling thread is the one that runs host functions."""
+    """Raise `RuntimeError` on the thread that runs host functions."""
     if threading.get_ident() == host_functions_thread:
         raise RuntimeError(
             f"{what} was called in a host function or callback of a stream, which may not wait for "
@@ -102,12 +102,12 @@ def wait_on_host(
     grouped: bool,
     closed_is_done: bool = False,
 ) -> None:
-    """Block until each target has passed the point that it has reached now.
+    """Block until the GPU has completed the work that is queued on each target now.
 
     Parameters
     ----------
     targets : sequence of Waitable
-        One that fails does not stop the others.
+        The failure of one target does not end the waits for the others.
     timeout : float or None
         Seconds for all targets together; None waits indefinitely, 0 polls once.
     policy : {"auto", "spin"}
@@ -115,7 +115,7 @@ def wait_on_host(
     grouped : bool
         Whether failures are raised as `WaitErrors`, or the one failure as itself.
     closed_is_done : bool
-        Whether to skip a stream that another thread has closed instead of raising.
+        Whether to skip a stream that another thread has closed, instead of raising.
 
     Raises
     ------
@@ -132,7 +132,7 @@ def wait_on_host(
 
 
 def wait_until(there: Pending, timeout: float | None) -> None:
-    """Block until a point is reached; otherwise like `wait_on_host`."""
+    """Block until the GPU has passed a point; otherwise like `wait_on_host`."""
     refuse_in_host_function("a wait")
     failed: list[DriverError] = []
     pending = _poll([there], failed, time.perf_counter(), timeout, "auto")
@@ -147,7 +147,7 @@ def _poll(
     timeout: float | None,
     policy: str,
 ) -> list[Pending]:
-    """Poll until all are over; abandon and return those that are late."""
+    """Poll until all points are passed or time is up; abandon and return the late points."""
     try:
         while pending:
             if _process.halted:  # forked, or Python exits: a daemon thread must not poll on
@@ -159,8 +159,8 @@ def _poll(
             if policy == "auto" and elapsed > _SPIN_SECONDS:
                 _sleep(elapsed, timeout)
     finally:
-        # After Ctrl-C too: an event that is not given up never returns to its pool, which then
-        # creates another one for each interrupted wait.
+        # Also after an exception of a signal handler: without this the events never return to
+        # their pool, which then creates another event for each interrupted wait.
         for each in pending:
             each.abandon()
     return pending
@@ -169,7 +169,7 @@ def _poll(
 def start(
     targets: Sequence[Waitable], closed_is_done: bool = False
 ) -> tuple[list[Pending], list[DriverError]]:
-    """Mark the point that each target has reached; return those still pending, and errors."""
+    """Record the point that each target has reached; return pending points and errors."""
     pending: list[Pending] = []
     failed: list[DriverError] = []
     try:
@@ -182,7 +182,7 @@ def start(
             except ClosedError:
                 if not closed_is_done:
                     raise
-    except BaseException:  # the caller never sees the list, so only this can give them up
+    except BaseException:  # the caller never sees the list, so nothing else can abandon the points
         for each in pending:
             each.abandon()
         raise
@@ -210,7 +210,7 @@ def outcome(
     *,
     grouped: bool,
 ) -> Exception:
-    """Return the error of a wait in which something was late or failed."""
+    """Return the exception for a wait with late points or failures."""
     problems: list[Exception] = [*failed]
     if pending:
         problems.append(late([each.target for each in pending], timeout))
@@ -223,7 +223,7 @@ _GO_ON = "nothing was cancelled, wait again to continue"
 
 
 def late(targets: Sequence[Any], timeout: float | None, then: str = _GO_ON) -> WaitTimeout:
-    """Return the error for targets that did not complete in time; `then` ends the message."""
+    """Return the `WaitTimeout` for targets; `then` ends the message."""
     names = ", ".join(map(repr, targets))
     devices = sorted({target.device for target in targets})
     return WaitTimeout(
@@ -234,14 +234,14 @@ def late(targets: Sequence[Any], timeout: float | None, then: str = _GO_ON) -> W
     )
 
 
-# -- as users call them ----------------------------------------------------------------------------
+# -- host waits as users call them -----------------------------------------------------------------
 
 
 def sync(lane: Lane, timeout: float | None, policy: str) -> None:
     """Block until the work queued on a lane now has completed."""
     if timeout is not None or policy != "auto":
         check_arguments(timeout, policy)
-    # No thread has the identifier 0; so this one's is rarely looked up.
+    # Inlined: only programs with host functions look up the identifier of the thread.
     if host_functions_thread and threading.get_ident() == host_functions_thread:
         refuse_in_host_function("a wait")
     if not lane.is_idle():
@@ -275,18 +275,18 @@ _BREAKS = (
 
 
 class DeviceWork:
-    """Everything queued on a device, as a target of a wait."""
+    """All work queued on a device, as a target of a wait."""
 
     def __init__(self, device: int, context: driver.CUcontext) -> None:
         self.device = device
         self._context = context
 
     def refuse_captures(self) -> None:
-        """Raise `CaptureError` if a capture can be seen, which the wait would invalidate."""
+        """Raise `CaptureError` for a known capture that the wait would invalidate."""
         refuse_captures(self.device, self._context, _BREAKS)
 
     def is_idle(self) -> bool:
-        return False  # there is no such query; an event of an idle context is done at once
+        return False  # CUDA has no such query; an event of an idle context completes at once
 
     def completion(self) -> Pending:
         pool = events.pool_of(self._context)
@@ -306,24 +306,24 @@ class DeviceWork:
 
 
 def refuse_captures(device: int, context: driver.CUcontext, why: str) -> None:
-    """Raise `CaptureError` if a capture in a context of a device can be seen.
+    """Raise `CaptureError` for a known capture in a context of a device.
 
-    Those are captures that the legacy default stream takes part in, or a stream that userstream
-    made. `why` is as for `Lane.usable`.
+    Known are captures that the legacy default stream would join, and captures of streams that
+    userstream created. `why` is as for `Lane.usable`.
     """
     lanes.default_in(_driver.streams.LEGACY, device, context).usable(why)
     for lane in lanes.ours():
-        # Not those of others, which may be destroyed by now: to ask one would be a crash.
+        # Streams of other code may be destroyed, and a query of a destroyed stream crashes.
         handle = lane.handle
         if handle is not None and lane.is_in(context) and not _driver.core.are_free(handle, handle):
             lane.usable(why)
 
 
 def work_on(devices: Sequence[int], lane: Lane | None, *, and_current: bool) -> list[DeviceWork]:
-    """Return the work of the devices that are in use; refuse the captures that can be seen.
+    """Return the work of devices as targets of a wait; raise `CaptureError` for known captures.
 
-    It is that of their primary contexts, and of the stream's own or the current one if that is
-    another.
+    The work is that of the active primary contexts, and of the stream's context or the current one
+    if that is not primary.
     """
     own = lane if lane is not None and lane.is_context_independent else None
     contexts = {device: _driver.contexts.primary_context_if_active(device) for device in devices}
@@ -342,7 +342,7 @@ def work_on(devices: Sequence[int], lane: Lane | None, *, and_current: bool) -> 
 
 
 def _work_of_other(context: driver.CUcontext | None) -> list[DeviceWork]:
-    """Return the work of a context, if there is one and it is not the primary one of a device."""
+    """Return the work of a context as a list, which is empty for a primary context or `None`."""
     if context is None or _driver.contexts.device_of_primary(int(context)) is not None:
         return []
     device = _driver.contexts.within(context, _driver.contexts.current_device)
@@ -353,7 +353,7 @@ def _work_of_other(context: driver.CUcontext | None) -> list[DeviceWork]:
 
 
 class _Synchronizing:
-    """A thread inside ``cuCtxSynchronize``, for drivers before CUDA 12.5; polled like an event."""
+    """A thread in ``cuCtxSynchronize``, polled like an event; for drivers before CUDA 12.5."""
 
     def __init__(self, context: driver.CUcontext, target: DeviceWork) -> None:
         self.target = target
@@ -379,4 +379,4 @@ class _Synchronizing:
         return True
 
     def abandon(self) -> None:
-        """Abandon the thread, which ends when the device has finished."""
+        """Do nothing: the thread ends when the device has finished."""

@@ -1,8 +1,8 @@
 """A lane: one stream of the driver, in one context.
 
-Users hold a `Stream`; the library works on lanes. Most streams are one lane all their life. A
-default stream is a different lane in every context: it is resolved to one at the beginning of each
-call, and nothing after that depends on which context is current.
+Users hold a `Stream`; the library works on lanes. Most streams have one lane for their lifetime. A
+default stream has a different lane in every context: each call resolves the stream to a lane first,
+and nothing after that depends on the current context.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ else:
 
 
 class _Foreign:
-    """What `cuda.core.Stream._init` accepts as a stream that other code created."""
+    """A stream of other code, as `cuda.core.Stream._init` accepts it."""
 
     __slots__ = ("handle", "owner")
 
@@ -112,8 +112,8 @@ class _Foreign:
         return (0, self.handle)
 
 
-def foreign(handle: int, owner: object) -> CoreStream:
-    """Wrap a stream that other code created, and keep its owner alive; calls no driver."""
+def _core_stream(handle: int, owner: object) -> CoreStream:
+    """Return a cuda.core stream for a handle, which keeps the owner alive; no driver call."""
     return CoreStream._init(_Foreign(handle, owner))
 
 
@@ -123,7 +123,7 @@ _NONE = _driver.streams.NOT_CAPTURING
 
 
 class Part:
-    """Some of the multiprocessors of a device."""
+    """A subset of the multiprocessors (SMs) of a device, to which streams can be limited."""
 
     __slots__ = ("_resource", "device", "sms")
 
@@ -149,24 +149,24 @@ _contexts: dict[Part, driver.CUcontext] = {}
 
 
 class Lane(core.LaneState):
-    """One stream of the driver in one context, whichever library created it.
+    """One stream of the driver in one context, created by userstream or by other code.
 
     Attributes
     ----------
     handle : CUstream or None
-        None once closed.
+        None once the lane is closed.
     raw_handle, raw_context, is_context_independent
-        The handle, 0 once closed, and the context, as `_driver.core` takes them; and whether the
-        handle means this stream whichever context is current, which it does not for the default
-        streams. See `LaneState` in `_driver/native/core.h`.
+        The handle (0 once the lane is closed) and the context as ints, and whether the handle names
+        this stream in every context. The handles of default streams do not. See `LaneState` in
+        `_driver/native/core.h`.
     flags, priority : int or None
-        What a stream of ours was created with. The driver would invalidate a capture of the stream
-        to answer that. None for others, whose handles may belong to another stream by tomorrow.
+        The values that userstream created the stream with, because a query would invalidate a
+        capture of the stream. None for streams of other code: the driver may reuse their handles.
     part : Part or None
-        What of the device its work may run on, if it was made for less than the whole; the driver
-        has it in a green context. `context` is the primary one all the same.
+        The part of the device to which the stream is limited, if any. Such a stream is in a green
+        context, but `context` is the primary context.
     shown : weakref to a `Stream`, or None
-        The object that represents this lane to users, so that a handle gives that object again.
+        The `Stream` of this lane, so that users get the same object for the same handle.
     """
 
     __slots__ = (
@@ -198,13 +198,13 @@ class Lane(core.LaneState):
         owned: bool = False,
     ) -> None:
         self.handle: driver.CUstream | None = handle
-        self._owner = owner  # what keeps the stream of other code alive
+        self._owner = owner  # keeps the stream of other code alive
         self._core = core
         self.context = context
         self.raw_context = int(context)
         self.device = device
-        self.name = name  # under which a registry has it
-        self.owned = owned  # made by userstream, so the driver's stream goes with it
+        self.name = name  # the name in a registry
+        self.owned = owned  # created by userstream, which destroys the driver's stream as well
         self.raw_handle = int(handle)
         self.is_context_independent = int(handle) not in (
             _driver.streams.LEGACY,
@@ -212,16 +212,15 @@ class Lane(core.LaneState):
         )
         self.part: Part | None = None
         self.pool = events.pool_of(context)
-        self.stream_id: int | None = None  # asked for once
+        self.stream_id: int | None = None  # cached
         self.flags: int | None = None
         self.priority: int | None = None
         self.held = None
         self.swept = 0.0
-        self.on_close: Callable[[Lane], None] | None = None  # a registry's
+        self.on_close: Callable[[Lane], None] | None = None  # set by a registry
         self.shown: weakref.ref[CoreStream] | None = None
-        # CUDA does not survive a fork, and at exit may be gone before this. Without the line the
-        # destructor of `core` calls the driver then, and a forked child crashes when it drops a
-        # stream that it inherited.
+        # Without this line the destructor of `core` calls the driver in a forked child or at exit,
+        # where CUDA may be gone: a child crashes when it drops a stream that it inherited.
         _process.leak_at_end(self)
 
     def __repr__(self) -> str:
@@ -237,21 +236,20 @@ class Lane(core.LaneState):
 
     @property
     def core(self) -> CoreStream:
-        """The stream as cuda.core has it, which records and waits faster than the bindings.
+        """A cuda.core stream that shares the driver's stream with the `Stream` of this lane.
 
-        It is not the `Stream` that shows this lane, but shares the driver's stream with it. If the
-        lane referred to the `Stream`, which refers to the lane, only the garbage collector would
-        destroy both: at any time, in any thread's capture. That of other code is made when it is
-        needed, which an edge does not.
+        The `Stream` refers to the lane. If the lane referred to the `Stream`, only the garbage
+        collector would destroy both, at any time, also during a capture of another thread. The
+        object for a stream of other code is created on first use; edges do not need the object.
         """
         core = self._core
         if core is None:
-            core = self._core = foreign(int(self.live()), self._owner)
+            core = self._core = _core_stream(int(self.live()), self._owner)
         return core
 
     @property
     def is_shared(self) -> bool:
-        """Whether it is a user stream, on which any code may be at work."""
+        """Whether this is a user stream, which any code may use."""
         return self.on_close is not None
 
     def live(self) -> driver.CUstream:
@@ -268,20 +266,20 @@ class Lane(core.LaneState):
         return handle
 
     def usable(self, unless_captured: str | None = None) -> driver.CUstream:
-        """Return the handle if the stream can be used now: the rule about captures, for every use.
+        """Return the handle if captures allow the use of the stream now.
 
         Parameters
         ----------
         unless_captured : str, optional
-            The reason why this use is not possible while the stream is being captured; the error
-            message continues with it after "is being captured". By default the use is possible,
-            and what is enqueued becomes a graph node.
+            The reason why this use is not possible in a capture of the stream. The error message
+            continues with the reason after "is being captured". By default the use is possible,
+            and enqueued work becomes graph nodes.
 
         Raises
         ------
         CaptureError
-            The stream is being captured, which this use does not allow; or it is the legacy
-            default stream, any use of which invalidates the capture of a blocking stream.
+            The stream is being captured, and this use does not allow captures; or the stream is
+            the legacy default stream, whose use would invalidate the capture of a blocking stream.
         """
         handle = self.live()
         if unless_captured is not None:
@@ -296,12 +294,12 @@ class Lane(core.LaneState):
         if self.stream_id is not None:
             return self.stream_id
         number = self.here(_driver.streams.stream_id, self.usable(NOT_NOW), self)
-        if self.is_context_independent:  # the per-thread ones of two threads have two
+        if self.is_context_independent:  # a per-thread stream has one per thread
             self.stream_id = number
         return number
 
     def here(self, function: Callable[..., T], *args: object) -> T:
-        """Call a function where the handle means this stream."""
+        """Call a function in a context in which the handle names this stream."""
         return function(*args) if self.is_context_independent else self.within(function, *args)
 
     def within(self, function: Callable[..., T], *args: object) -> T:
@@ -309,35 +307,35 @@ class Lane(core.LaneState):
         return _driver.contexts.within(self.context, function, *args)
 
     def identity(self) -> tuple[int, int, int]:
-        """Return what distinguishes the driver's streams; two lanes may stand for one of them."""
+        """Return a key that is equal for lanes of the same stream of the driver."""
         handle = int(self.live())
         thread = threading.get_ident() if handle == _driver.streams.PER_THREAD else 0
         return (int(self.context), handle, thread)
 
     def is_same(self, other: Lane) -> bool:
-        """Tell whether another lane stands for the same stream of the driver."""
+        """Return whether another lane is of the same stream of the driver."""
         return self is other or (
             self.handle == other.handle
             and (self.is_context_independent or int(self.context) == int(other.context))
         )
 
     def is_in(self, context: driver.CUcontext) -> bool:
-        """Tell whether it is open and in that context."""
+        """Return whether the lane is open and in the given context."""
         return self.handle is not None and int(self.context) == int(context)
 
     def close(self) -> None:
-        """Drop the stream: the driver destroys it if userstream made it."""
+        """Close the lane; the driver destroys a stream that userstream created."""
         self.handle, self.raw_handle, self._owner = None, 0, None
         if self._core is not None:
             self._core.close()
 
-    # -- what waits for it on the host ------------------------------------------------------------
+    # -- host waits -------------------------------------------------------------------------------
 
     def is_idle(self) -> bool:
-        """Return whether all work queued here has completed; refuse a captured stream."""
+        """Return whether all queued work has completed; raise `CaptureError` in a capture."""
         if _process.halted:
             _process.check_fork()
-        result = core.query(self)  # 0 where `wait` has nothing to wait for
+        result = core.query(self)  # 0: idle
         if not result:
             return True
         handle = self.raw_handle or self.live()
@@ -346,18 +344,18 @@ class Lane(core.LaneState):
         return _driver.streams.stream_is_idle(handle, self, result)
 
     def completion(self) -> events.StreamPoint:
-        """Record the point that the stream has reached, to be polled."""
+        """Record an event behind the queued work; return the point to poll."""
         self.live()
         event = self.here(core.record, self)
         # Points of one stream complete in order. The per-thread default stream is one per thread.
         return events.StreamPoint(self.pool, self, self.is_context_independent, event)
 
-    # -- its order with others --------------------------------------------------------------------
+    # -- edges ------------------------------------------------------------------------------------
 
     def add_edge(self, source: Lane, *, may_join: bool) -> None:
         """Make later work here wait for the work queued on another stream.
 
-        `may_join` is whether this stream may become part of a capture of the other one.
+        `may_join` allows this stream to become part of a capture of the other one.
         """
         result = core.order(source, self)
         if result:
@@ -374,18 +372,18 @@ class Lane(core.LaneState):
             source.pool.give_back(event)
 
     def capture_status(self) -> CUstreamCaptureStatus:
-        """Return whether it is being captured; refuse the legacy stream during a capture."""
+        """Return the capture status; refuse the legacy stream during a capture."""
         return self.here(_driver.streams.capture_status, self.live(), self)
 
     def mark(self) -> tuple[int, CUstreamCaptureStatus]:
-        """Record a pooled event after the work queued here; return the capture status as well."""
+        """Record an event behind the queued work; return the event and the capture status."""
         capture = self.capture_status()
         return self.here(core.record, self), capture
 
     def wait_for_event(
         self, event: int, source: Lane, capture: CUstreamCaptureStatus, *, may_join: bool
     ) -> None:
-        """Make later work here wait for an event that another stream's `mark` returned."""
+        """Make later work here wait for an event that `mark` of another lane returned."""
         here = self.capture_status()
         if here != _NONE or capture != _NONE:
             _check_captures(source, capture, self, here, may_join=may_join)

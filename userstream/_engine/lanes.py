@@ -1,7 +1,7 @@
 """The lanes of the process: created, found by their handles, or wrapped; and parts of devices.
 
-`cuda.core.Stream` has no public constructor for what is needed. Its private ``_init`` is called
-here and, for what users hold, in `userstream._stream.factory`.
+`cuda.core.Stream` has no public constructor that fits. Its private ``_init`` is called here and,
+for the streams that users hold, in `userstream._stream.factory`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from userstream._engine.lane import CoreStream, Lane, Part
 
 _core_contexts: dict[int | Part, Context] = {}
 
-# Ours by their handles, so that one that comes back by its handle is the same lane. Weak, or no
-# stream that was dropped would ever be destroyed.
+# Lanes of streams that userstream created, by handle, so that a handle gives the same lane again.
+# Weak: strong references would keep dropped streams from being destroyed.
 _ours: weakref.WeakValueDictionary[int, Lane] = weakref.WeakValueDictionary()
 
-# Of frameworks, by device and handle, so that the next edge finds its lane at once. Nothing is
-# known of them but that they are in the primary context of the device: the driver reuses the handle
-# of a stream that was destroyed, so any other fact may be about another stream by now. For `named`,
-# that is asked for each time as well.
+# Lanes of frameworks' streams, by device and handle, for the next edge. All that is known of such a
+# stream is that it is in the primary context: the driver reuses the handle of a destroyed stream,
+# so a cached fact may be about another stream. `named` checks the context on every call as well.
 of_frameworks: dict[int, dict[int, Lane]] = {}
 _MOST_KNOWN = 128
 
@@ -34,7 +33,7 @@ _defaults: dict[tuple[int, int], Lane] = {}
 
 
 def ours() -> list[Lane]:
-    """Return the lanes of streams that userstream made and that are still open."""
+    """Return the lanes of open streams that userstream created."""
     return list(_ours.values())
 
 
@@ -48,10 +47,10 @@ def create(
 ) -> Lane:
     """Create a stream in the primary context of a device; the current context does not change.
 
-    `part` is what of the device it may use, if not the whole.
+    `part` limits the stream to a part of the device.
     """
     context = _driver.contexts.primary_context(device)
-    # cuda.core makes a stream in the current context, whichever device it is told.
+    # cuda.core creates the stream in the current context, not in that of `device_id`.
     clamped = clamp_priority(device, priority)
     options = StreamOptions(nonblocking=nonblocking, priority=clamped)
     inside = context if part is None else part.context()
@@ -71,7 +70,7 @@ def _create_here(device: int, options: StreamOptions, part: Part | None) -> Core
 
 
 def _core_context(device: int, part: Part | None) -> Context:
-    """Return cuda.core's view of a context, which has to be current the first time."""
+    """Return the `cuda.core.Context` of the current context, cached by device or part."""
     which = device if part is None else part
     try:
         return _core_contexts[which]
@@ -82,10 +81,10 @@ def _core_context(device: int, part: Part | None) -> Context:
         core_device.set_current()
         context = core_device.context
     else:
-        # Not by Device.set_current(), which leaves the green context for the primary one.
+        # Device.set_current() would leave the green context for the primary context.
         context = CoreStream._legacy_default().context
     context = _core_contexts.setdefault(which, context)
-    # With some versions of cuda-bindings, releasing the last one crashes during exit.
+    # Some versions of cuda-bindings crash at exit when the last reference goes.
     _process.keep_forever(context)
     return context
 
@@ -93,27 +92,28 @@ def _core_context(device: int, part: Part | None) -> Context:
 def at_handle(address: int, owner: object = None, *, shared: bool = True) -> Lane:
     """Return the lane of any stream, and keep its owner alive.
 
-    `shared` is whether an existing lane of ours may be returned, which keeps no owner alive.
+    With `shared`, the lane of a stream that userstream created is returned, which keeps no owner
+    alive.
     """
     if address in (_driver.streams.LEGACY, _driver.streams.PER_THREAD):
         return default(address)
     ours = _ours.get(address)
     if ours is not None:
-        # Of one in a part of the device the driver would tell the green context, and so another
-        # stream than `ours` is.
+        # For a stream limited to a part, the driver would return the green context.
         return ours if shared else _wrapped(address, owner, ours.device, ours.context)
     context = _driver.streams.stream_context(driver.CUstream(address))
     device = _driver.contexts.device_of_primary(int(context))
     if device is None:
         device = _driver.contexts.within(context, _driver.contexts.current_device)
-        _driver.contexts.primary_context_if_active(
-            device
-        )  # so that this one is known, if it is that
+        _driver.contexts.primary_context_if_active(device)  # registers the context if primary
     return _wrapped(address, owner, device, context)
 
 
 def named(handle: int, device: int) -> Lane:
-    """Return the lane of the stream that a buffer on a device names, which may be of another."""
+    """Return the lane of the stream that a buffer on a device names.
+
+    The stream may belong to another device.
+    """
     lane = of_framework(handle, device)
     if not lane.is_context_independent or _driver.core.is_in(
         lane.raw_handle or lane.live(), lane.raw_context
@@ -123,12 +123,12 @@ def named(handle: int, device: int) -> Lane:
 
 
 def of_framework(handle: int, device: int) -> Lane:
-    """Return the lane of the stream that a framework means by a handle, on a device."""
+    """Return the lane of the stream that a framework names by a handle on a device."""
     try:
         return of_frameworks[device][handle]
     except KeyError:
         pass
-    if handle == _driver.streams.PER_THREAD:  # another one in the next thread: not among the known
+    if handle == _driver.streams.PER_THREAD:  # another stream in each thread: not cached
         return default(handle, device)
     if handle == _driver.streams.LEGACY:
         lane = default(handle, device)
@@ -138,7 +138,7 @@ def of_framework(handle: int, device: int) -> Lane:
     known = of_frameworks.setdefault(device, {})
     if len(known) >= _MOST_KNOWN:
         known.clear()
-    # Another thread may have been faster. Two lanes of one stream would be two streams to edges.
+    # setdefault: two threads must not get two lanes of one stream, which edges would order.
     return known.setdefault(handle, lane)
 
 
@@ -151,13 +151,13 @@ def default(handle: int, device: int | None = None) -> Lane:
             device = _driver.contexts.within(context, _driver.contexts.current_device)
             primary = _driver.contexts.primary_context_if_active(device)
             if primary is None or int(primary) != int(context):
-                # Foreign, so it may be destroyed at any time: its lane is not kept.
+                # A foreign context may be destroyed at any time: do not cache the lane.
                 return _wrapped(handle, None, device, context)
     try:
         return _defaults[handle, device]
     except KeyError:
         lane = _wrapped(handle, None, device, _driver.contexts.primary_context(device))
-        return _defaults.setdefault((handle, device), lane)  # of the first thread, as above
+        return _defaults.setdefault((handle, device), lane)  # as above
 
 
 def default_in(handle: int, device: int, context: driver.CUcontext) -> Lane:
@@ -167,22 +167,24 @@ def default_in(handle: int, device: int, context: driver.CUcontext) -> Lane:
 
 
 def _wrapped(address: int, owner: object, device: int, context: driver.CUcontext) -> Lane:
-    """Return a lane of a stream of which it is known where it is; calls no driver."""
+    """Return a new lane of a stream in a known context; no driver call."""
     return Lane(driver.CUstream(address), device, context, owner=owner)
 
 
 def forget(lane: Lane, address: int) -> None:
-    """Forget a lane that is being closed, as the driver reuses its handle."""
-    of_frameworks.get(lane.device, {}).pop(address, None)  # to know it is to own it, says cuda.core
-    if _ours.get(address) is lane:  # or it is a new one's by now
+    """Remove a lane that is being closed from the caches: the driver reuses handles."""
+    of_frameworks.get(lane.device, {}).pop(
+        address, None
+    )  # the cached lane shares ownership in cuda.core
+    if _ours.get(address) is lane:  # otherwise the handle belongs to a new stream
         _ours.pop(address, None)
 
 
 def clamp_priority(device: int, priority: int) -> int:
-    """Return the priority nearest to the wanted one that the device has."""
+    """Return the nearest priority that the device supports."""
     least, greatest = _driver.contexts.priority_range(_driver.contexts.primary_context(device))
     nearest = max(greatest, min(priority, least))
-    logging = sys.modules.get("logging")  # who has not imported it listens to nothing
+    logging = sys.modules.get("logging")  # without an import there is no handler
     if nearest != priority and logging is not None:
         logging.getLogger("userstream").debug(
             "priority %d is clamped to %d: device %d has priorities from %d to %d",
@@ -206,7 +208,7 @@ Wanted: TypeAlias = int | Literal["rest"]
 
 
 class _Split(NamedTuple):
-    """The two parts of a device."""
+    """The two parts into which a device was split."""
 
     part: Part
     rest: Part
@@ -216,7 +218,7 @@ _splits: dict[int, _Split] = {}
 
 
 def check_sms(sms: object) -> Wanted:
-    """Return what `sms=` asks for, or refuse it before the driver is asked."""
+    """Check the argument `sms=` before the first driver call, and return it."""
     if isinstance(sms, str):
         if sms != REST:
             raise ValueError(f"sms must be a number of multiprocessors or 'rest', not {sms!r}")
@@ -231,7 +233,7 @@ def check_sms(sms: object) -> Wanted:
 
 
 def part_of(device: int, wanted: Wanted) -> Part:
-    """Return a part of a device, which is split if it was not yet."""
+    """Return a part of a device; the first call splits the device."""
     split = _splits.get(device)
     if split is None:
         _driver.library.check_device(device)
@@ -246,7 +248,7 @@ def part_of(device: int, wanted: Wanted) -> Part:
         if not split.rest.sms:
             raise ValueError(f"the part of {split.part.sms} SMs leaves nothing of device {device}")
         return split.rest
-    # It is what nearly every call asks for; any other number may be rounded up to it.
+    # Nearly every call asks for the same number. The driver may round another number up to it.
     if wanted != split.part.sms and _split(device, wanted).part.sms != split.part.sms:
         raise ValueError(
             f"device {device} is split into {split.part.sms} and {split.rest.sms} SMs, once for "
@@ -257,9 +259,9 @@ def part_of(device: int, wanted: Wanted) -> Part:
 
 
 def _split(device: int, wanted: int) -> _Split:
-    """Split a device, which changes nothing there and is repeatable."""
+    """Compute the two parts of a device. Repeatable: nothing changes on the device."""
     whole = _driver.green_contexts.whole(device)
-    # The driver takes an unsigned int, and cuda-bindings refuses a larger one by an OverflowError.
+    # The driver takes an unsigned int; cuda-bindings raise OverflowError for a larger number.
     available = _driver.green_contexts.count(whole)
     found = _driver.green_contexts.split(whole, wanted) if wanted <= available else None
     if found is None:

@@ -1,7 +1,7 @@
-"""The watcher: one thread that reports when the GPU has reached points of any streams.
+"""The watcher: one thread that polls points of all streams and reports their completion.
 
-It sleeps while there is nothing to watch. The events of one stream complete in the order in which
-they were recorded, so it polls the oldest event of each stream, then those after it.
+The thread sleeps while there is nothing to watch. The events of one stream complete in the order of
+their records, so the thread polls the oldest events of each stream first.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _SLEEP_SHARE = 0.05
 _SHORTEST_SLEEP = 5e-4
 _LONGEST_SLEEP = 5e-3
 
-# So many watches of a stream are looked at, and told of, before it is another stream's turn.
+# The most watches of a stream that are polled and reported before the next stream's turn.
 _AT_ONCE = 100
 
 
 class Watch:
-    """A completion to watch, and the function to call with this watch and the error, if any."""
+    """A point to poll, and the function to call once with this watch and the error or `None`."""
 
     __slots__ = ("completion", "queue", "tell")
 
@@ -45,72 +45,73 @@ class Watch:
 
 
 class Watcher:
-    """The thread, and per stream the watches in the order of their events.
+    """The watcher's thread, and a queue of watches for each stream.
 
-    Threads that record on one stream at the same time may arrive here in another order. So every
-    event is polled: one that comes after a completed event may not have completed.
+    Threads that record on one stream at the same time may add their watches in another order. So
+    every event is polled: an event behind a completed one may be pending.
 
-    The queues are the thread's alone. A destructor or a signal handler may ask for something in the
-    middle of anything, in this thread too: so a request for a change is left in a deque, and the
-    wake-up is a plain lock, which forgets none. Neither takes more than one step.
+    Only the thread changes the queues. A destructor or a signal handler may add or drop watches in
+    the middle of any code, also of this thread. So a request is one append to a deque, and a
+    wake-up is one release of a lock: neither can be interrupted halfway, and no lock is waited for.
     """
 
     def __init__(self) -> None:
         self._queues: defaultdict[int, OrderedDict[Watch, None]] = defaultdict(OrderedDict)
-        # What is to be watched (True) and what no more, in the order in which it was asked for.
+        # Requests in their order: watches to add (True) or to drop (False).
         self._asked: deque[tuple[bool, Sequence[Watch]]] = deque()
         self._called = _process.Lock()  # released to wake the thread up
         self._called.acquire()
         self._starting = _process.RLock()
-        self._added = 0.0  # the time of the last one
-        self._pause = 0.0  # for how long the thread sleeps now
-        self._depth = 1  # how many of each stream it looks at
+        self._added = 0.0  # the time of the last `add`
+        self._pause = 0.0  # the length of the present sleep
+        self._depth = 1  # the number of watches of each stream that a turn polls
         self._daemon = Daemon(self._run, "userstream-watcher")
         self._ended = False
 
     def add(self, watches: Sequence[Watch]) -> None:
-        """Report each of these once, on the watcher's thread, when it has completed or failed."""
+        """Report each watch once, on the watcher's thread, when its point completes or fails."""
         with self._starting:
-            try:  # first: nothing must be watched that this refuses
+            try:  # before the request: a refused watch must not be polled
                 if self._ended:
                     raise RuntimeError(
                         "the interpreter is shutting down: nothing is watched any longer"
                     )
                 self._daemon.start()
-            except BaseException:  # the thread did not take them over, so their events are ours
+            except BaseException:  # the thread never sees the watches, so abandon them here
                 for watch in watches:
                     watch.completion.abandon()
                 raise
             self._asked.append((True, watches))
         self._added = time.monotonic()
-        if self._pause > _SHORTEST_SLEEP:  # else it comes soon enough
+        if self._pause > _SHORTEST_SLEEP:  # otherwise the thread wakes up soon enough
             self._wake()
 
     def drop(self, watches: Sequence[Watch]) -> None:
-        """Stop watching these. A report that is under way still arrives."""
-        # Their events are the thread's, which may be looking at them right now.
+        """Stop watching. A report that has begun still arrives."""
+        # Only the thread may abandon the events: it may be polling them now.
         self._asked.append((False, watches))
         if self._pause > _LONGEST_SLEEP:
             self._wake()
 
     def end(self) -> None:
-        """End the thread; nothing is reported any more."""
+        """End the thread; pending watches are never reported."""
         with self._starting:
             self._ended = True
         self._wake()
         self._daemon.join()
 
     def is_current(self) -> bool:
-        """Tell whether the calling thread is this one."""
+        """Return whether the calling thread is the watcher's."""
         return self._daemon.is_current()
 
     def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it was called already
+        with contextlib.suppress(RuntimeError):  # the lock is released already
             self._called.release()
 
     def _sleep(self, seconds: float) -> None:
         self._pause = seconds
-        if not self._asked and not self._ended:  # asked last: from now on they call
+        # Look after `_pause` is set: a request that comes later wakes the thread up.
+        if not self._asked and not self._ended:
             self._called.acquire(timeout=seconds)
         self._pause = 0.0
 
@@ -120,16 +121,16 @@ class Watcher:
         while not self._ended:
             try:
                 self._turn()
-            except BaseException:  # whatever it is, no waiter may wait in vain
+            except BaseException:  # the thread must go on, or every waiter waits forever
                 survive("the watcher of streams could not look at all of them, and continues")
                 self._called.acquire(timeout=_LONGEST_SLEEP)
 
     def _relax(self) -> None:
-        """Make sure that polling an event invalidates no capture."""
+        """Relax the capture mode: callbacks and destructors on this thread may free memory."""
         while not self._ended:
             try:
                 _driver.streams.relax_capture_of_this_thread()
-            except Exception as error:  # to be tried again for the next watch
+            except Exception as error:  # try again for the next watch
                 self._fail(error)
                 self._sleep(threading.TIMEOUT_MAX)
             else:
@@ -137,22 +138,23 @@ class Watcher:
 
     def _turn(self) -> None:
         """Poll the oldest watches of each stream, and sleep if none is over."""
-        # A function of its own, so that nothing is kept alive through the sleep.
+        # Not inlined in `_run`: local variables would keep objects alive during the sleep.
         self._take_over()
         if not self._queues:
             self._depth = 1
             self._sleep(threading.TIMEOUT_MAX)
         elif sum(map(self._look, self._oldest())):
-            self._depth = _AT_ONCE  # those behind are likely to be over as well
+            self._depth = _AT_ONCE  # the watches behind are likely to be over as well
         else:
             self._depth = 1
             youngest = time.monotonic() - self._added
             self._sleep(min(max(youngest * _SLEEP_SHARE, _SHORTEST_SLEEP), _LONGEST_SLEEP))
 
     def _take_over(self) -> None:
-        """Take over what other threads asked for."""
+        """Apply the requests of other threads to the queues."""
         while self._asked:
-            wanted, watches = self._asked[0]  # it goes when it is done: once more does no harm
+            # Popped when it is applied: to apply a request again after an exception is harmless.
+            wanted, watches = self._asked[0]
             for watch in watches:
                 if wanted:
                     self._queues[watch.queue][watch] = None
@@ -161,7 +163,7 @@ class Watcher:
             self._asked.popleft()
 
     def _take(self, watch: Watch) -> bool:
-        """Take a watch out of its queue; return whether it was there."""
+        """Remove a watch from its queue; return whether the watch was there."""
         queue = self._queues.get(watch.queue)
         if queue is None or watch not in queue:
             return False
@@ -175,14 +177,14 @@ class Watcher:
         return [list(itertools.islice(queue, self._depth)) for queue in self._queues.values()]
 
     def _look(self, watches: list[Watch]) -> bool:
-        """Report the watches of a stream that are over; return whether there are any."""
+        """Report the watches of a stream that are over; return whether any is."""
         over: list[tuple[Watch, Exception | None]] = []
         for watch in watches:
             try:
                 if not watch.completion.is_done():
                     break
                 over.append((watch, None))
-            except Exception as error:  # whatever it is, no waiter may wait forever
+            except Exception as error:  # report any error: no waiter may wait forever
                 _abandon(watch)
                 over.append((watch, error))
         if over:
@@ -192,7 +194,7 @@ class Watcher:
         return bool(over)
 
     def _fail(self, error: Exception) -> None:
-        """Fail all watches: the thread cannot start."""
+        """Report an error to all watches: the thread cannot poll."""
         self._take_over()
         watches = [watch for queue in self._queues.values() for watch in queue]
         for watch in watches:
@@ -204,7 +206,7 @@ class Watcher:
 def _abandon(watch: Watch) -> None:
     try:
         watch.completion.abandon()
-    except BaseException:  # one event is lost; without this the thread, and every other wait
+    except BaseException:  # lose one event instead of the thread, and with it every other wait
         survive("an event of %r was lost", watch.completion.target)
 
 
@@ -213,7 +215,7 @@ def _tell(over: list[tuple[Watch, Exception | None]]) -> None:
         try:
             # A callback of the program may query streams on its own account.
             _driver.account.on(_driver.account.PROGRAM, watch.tell, watch, error)
-        except BaseException:  # a callback's, SystemExit say: the others are still to be told
+        except BaseException:  # of a callback, SystemExit say: report to the others all the same
             survive("a callback failed when %r was done", watch.completion.target)
 
 
@@ -221,22 +223,22 @@ _watcher = Watcher()
 
 
 def is_current() -> bool:
-    """Tell whether the calling thread is the watcher's."""
+    """Return whether the calling thread is the watcher's."""
     return _watcher.is_current()
 
 
 def watch(watches: Sequence[Watch]) -> None:
-    """Report each of these once, on the watcher's thread, when it has completed or failed."""
+    """Report each watch once, on the watcher's thread, when its point completes or fails."""
     _watcher.add(watches)
 
 
 def unwatch(watches: Sequence[Watch]) -> None:
-    """Stop watching these. A report that is under way still arrives."""
+    """Stop watching. A report that has begun still arrives."""
     _watcher.drop(watches)
 
 
 def _in_child() -> None:
-    global _watcher  # noqa: PLW0603 -- its thread, and who holds its lock, stayed in the parent
+    global _watcher  # noqa: PLW0603 -- its thread and the holder of its lock stayed in the parent
     _watcher = Watcher()
 
 

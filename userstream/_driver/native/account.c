@@ -2,7 +2,7 @@
 
 /* On whose account the calling thread calls the driver. A recorder reads it in each driver call,
  * without the GIL: a query whose answer the program never hears orders nothing in the program. */
-static _Thread_local unsigned char account; /* PROGRAM in threads that userstream does not know */
+static _Thread_local unsigned char account; /* PROGRAM by default */
 
 static unsigned char *account_of_thread(void)
 {

@@ -1,16 +1,17 @@
 /* Lanes, the edges between them, and the objects that their work uses. */
 #include "core.h"
 
-/* What a use is about. Until its end it is in `in_use`, whatever else forgets it. */
+/* The lane and the objects of a use. A ticket is in `in_use` until its end, which keeps the objects
+ * alive even if an exception drops all other references. */
 typedef struct {
     PyObject ob_base;
-    PyObject *lane, *source; /* who uses the objects, and who waits for that, or None */
+    PyObject *lane, *source; /* who uses the objects; who waits for it, or None */
     PyObject *objects, *order;
     unsigned long long thread;
 } Ticket;
 
-/* If it goes before its end, the ticket is among the orphans. No Python runs in between, so no
- * signal comes there, and a garbage collection may let it go. */
+/* Owned by the frame that uses the objects. If an exception frees the use before the ticket's end,
+ * the destructor appends the ticket to `orphans`, for a later sweep to hold the objects. */
 typedef struct {
     PyObject ob_base;
     PyObject *ticket;
@@ -40,7 +41,7 @@ static double seconds(void) /* of time.monotonic */
     return (double)nanoseconds() / 1e9;
 }
 
-/* A lane, another one, which may be None unless there are but these two, and anything. */
+/* Check the arguments: a lane, another lane (or None, if there is a third argument), anything. */
 static int are_lanes(PyObject *const *args, Py_ssize_t given, Py_ssize_t needed)
 {
     if (given == needed && has_pool(args[0]) &&
@@ -50,11 +51,11 @@ static int are_lanes(PyObject *const *args, Py_ssize_t given, Py_ssize_t needed)
     return 0;
 }
 
-/* Records an event behind the work of `source`, and lets `destination`, if there is one, wait for
- * it. Only if the result is 0 does `*recorded` have it. */
+/* Record an event behind the work of `source`, and make `destination`, if there is one, wait for
+ * the event. `*recorded` has the event if the result is 0. */
 static Result order_lanes(LaneState *source, LaneState *destination, PyObject **recorded)
 {
-    /* Read once, as another thread may close one: to the driver 0 is the legacy stream. */
+    /* Read once: another thread may close a lane, and to the driver 0 is the legacy stream. */
     CUstream from = (CUstream)(uintptr_t)source->raw_handle, to = from;
     CUcontext inside =
         source->is_context_independent ? NULL : (CUcontext)(uintptr_t)source->raw_context;
@@ -134,7 +135,7 @@ static PyObject *use(PyObject *module, PyObject *const *args, Py_ssize_t count)
     return (PyObject *)made;
 }
 
-/* Owned, and read once: another thread may give the lane its queue at the same time. */
+/* Return a new reference: another thread may set the queue of the lane at the same time. */
 static PyObject *queue_of(LaneState *lane)
 {
     PyObject *queue;
@@ -274,7 +275,7 @@ static void use_dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
     Exception held = hold_exception();
     if (PySet_Contains(in_use, ticket) == 1 && append(orphans, ticket))
-        PyErr_WriteUnraisable(orphans); /* the objects stay in use */
+        PyErr_WriteUnraisable(orphans); /* the ticket stays in `in_use` */
     go_on_with(held);
     Py_DECREF(ticket);
     PyObject_Free(self);
