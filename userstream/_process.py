@@ -16,9 +16,7 @@ test compares the names with the code.
     _driver/library
         _ready _version ordinals _uuids: facts, which stay; who asks is refused
     _driver/contexts
-        _primary devices_of_primaries: stay, out of reach
-    _driver/green_contexts
-        primaries: facts, which stay
+        _primary devices_of_primaries primaries_of_green: stay, out of reach
     _driver/host_pools
         _pools: stays, out of reach
     _engine/events

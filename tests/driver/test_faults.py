@@ -137,7 +137,7 @@ def scenario(address: int) -> None:
     us.describe(CAI(address))
     _driver.library.device_report(0)
     context = _driver.contexts.primary_context(0)
-    _driver.memory.free_pinned(context, _driver.memory.allocate_pinned(context, 64))
+    _driver.copies.free_pinned(context, _driver.copies.allocate_pinned(context, 64))
     lanes._splits.clear()  # so that a device is split again
     us.Stream.create(0, sms=16).close()
     with us.Stream.create(0, priority=-1) as other:

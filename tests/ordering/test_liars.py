@@ -657,7 +657,7 @@ def test_a_driver_that_has_no_such_edges(
     monkeypatch: pytest.MonkeyPatch, memory: int, producer: us.Stream
 ) -> None:
     """Before CUDA 12.5: as if it were not wanted."""
-    monkeypatch.setattr(_driver.events, "has_context_events", lambda: False)
+    monkeypatch.setattr(_driver.streams, "has_context_events", lambda: False)
     with pytest.raises(us.UnknownProducerError, match="producer="):
         us.acquire(Silent(memory, producer))
 

@@ -131,7 +131,7 @@ def test_a_driver_that_cannot_let_a_context_wait(
     def missing(_context: object, _event: object) -> None:
         raise us.NotSupportedError("cuCtxWaitEvent is not in the installed driver")
 
-    monkeypatch.setattr(_driver.events, "let_context_wait", missing)
+    monkeypatch.setattr(_driver.streams, "let_context_wait", missing)
     with testing.latch(us.get_stream(0)) as latch:
         with running(lambda: us.copyto(delegating(memory, producer), NEW)) as result:
             assert is_blocked(result)

@@ -199,15 +199,15 @@ def test_what_few_programs_need_is_loaded_when_it_is_used() -> None:
         ours = {name for name in loaded if name.split(".")[0] == "userstream"}
         assert loaded == ours, loaded - ours
         late = (
-            "_buffers.", "_copies.", "_driver.attributes", "_driver.capture", "_driver.copies",
-            "_driver.host", "_driver.memory", "_driver.pointers", "_driver.values",
+            "_buffers.", "_copies.", "_driver.capture", "_driver.copies", "_driver.host_pools",
+            "_driver.pointers", "_driver.values",
             "_engine.dispatcher", "_engine.futures", "_engine.parts", "_observe", "_report",
             "_stream.access_policy", "_stream.activation", "_stream.attributes", "_stream.capture",
             "_stream.events", "_stream.host_functions", "_stream.operations",
             "_stream.raw_memory", "_trace", "testing",
         )
         early = {name for name in ours if name.removeprefix("userstream.").startswith(late)}
-        small = {"_buffers._framework", "_buffers._names", "_driver.capture_mode"}
+        small = {"_buffers._framework", "_buffers._names"}
         assert early <= {f"userstream.{name}" for name in small}, early
         assert set(us.__all__) <= set(dir(us))
         for name in us.__all__:

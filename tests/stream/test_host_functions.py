@@ -693,10 +693,10 @@ def test_a_destructor_in_the_middle_of_a_call(
 ) -> None:
     """The garbage collector may run it at any moment, as a signal may come."""
     called: list[str] = []
-    call_native = _driver.host_functions.call_native
+    call_native = _driver.streams.call_native
 
     def in_the_middle(*args: Any) -> None:
-        monkeypatch.setattr(_driver.host_functions, "call_native", call_native)
+        monkeypatch.setattr(_driver.streams, "call_native", call_native)
         with pytest.raises(RuntimeError, match="in the middle"):
             stream.launch_host_func(called.append, "function")
         stream.add_callback(lambda *_: called.append("callback"))
@@ -704,7 +704,7 @@ def test_a_destructor_in_the_middle_of_a_call(
             another.launch_host_func(called.append, "of another stream")
         call_native(*args)
 
-    monkeypatch.setattr(_driver.host_functions, "call_native", in_the_middle)
+    monkeypatch.setattr(_driver.streams, "call_native", in_the_middle)
     stream.launch_host_func(called.append, "first")
     stream.launch_host_func(called.append, "last")
     stream.sync(timeout=10)

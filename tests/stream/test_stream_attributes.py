@@ -20,7 +20,7 @@ from helpers import (
     refused_in_a_child,
 )
 from userstream import AccessPolicyWindow, testing
-from userstream._driver import attributes
+from userstream._driver import streams as attributes
 
 
 def test_what_a_new_stream_has(stream: us.Stream) -> None:

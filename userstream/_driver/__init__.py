@@ -14,7 +14,6 @@ from userstream._driver import (  # noqa: F401 -- the subjects
     account,
     contexts,
     core,
-    events,
     library,
     status,
     streams,
@@ -22,14 +21,9 @@ from userstream._driver import (  # noqa: F401 -- the subjects
 
 if TYPE_CHECKING:
     from userstream._driver import (  # noqa: F401
-        attributes,
         capture,
         copies,
-        event_waits,
-        green_contexts,
-        host_functions,
         host_pools,
-        memory,
         pointers,
         values,
     )
@@ -37,14 +31,9 @@ if TYPE_CHECKING:
 # Loaded when they are used first, which makes `import userstream` quicker.
 __getattr__ = _process.lazy_modules(
     __name__,
-    "attributes",
     "capture",
     "copies",
-    "event_waits",
-    "green_contexts",
-    "host_functions",
     "host_pools",
-    "memory",
     "pointers",
     "values",
 )

@@ -1,4 +1,4 @@
-"""Contexts: the primary one of each device, and the calling thread's current one."""
+"""Contexts: primary contexts, green contexts, and the calling thread's current context."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from cuda.bindings import driver
 
 from userstream._driver import core
-from userstream._driver.library import check_device, ensure
+from userstream._driver.library import check_device, ensure, version
 from userstream._driver.status import SUCCESS, ask, call, failed
+from userstream.errors import NotSupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,3 +116,77 @@ def priority_range(context: driver.CUcontext) -> tuple[int, int]:
     """Return the lowest and the highest priority of the streams of a context."""
     least, greatest = within(context, call, driver.cuCtxGetStreamPriorityRange)
     return int(least), int(greatest)
+
+
+# Green contexts: contexts whose work runs on some of the multiprocessors (SMs) of a device. A green
+# context shares memory, modules and events with the primary context of its device. An event that is
+# recorded in the primary context, or that the primary context waits for, covers all green contexts.
+# So streams of green contexts count as streams of the primary context, except at their creation.
+
+_SM = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+_DEFAULT_STREAM = int(driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM)  # required
+
+# What the driver answers where there are not so many.
+_TOO_MANY = (
+    driver.CUresult.CUDA_ERROR_INVALID_VALUE,
+    driver.CUresult.CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION,
+)
+
+# The primary contexts of ours, by address: for a stream, the driver returns the green one.
+primaries_of_green: dict[int, int] = {}
+
+
+def check_green_contexts() -> None:
+    """Raise `NotSupportedError` with a driver before CUDA 12.5, which cannot order them."""
+    if version() < 12050:
+        raise NotSupportedError(
+            "sms= needs a CUDA 12.5 driver or newer, the first that can order green contexts; "
+            "install a newer NVIDIA driver, or leave sms= out for the whole device",
+            function="cuGreenCtxCreate",
+        )
+
+
+def all_multiprocessors(device: int) -> driver.CUdevResource:
+    """Return all multiprocessors of a device."""
+    return call(driver.cuDeviceGetDevResource, call(driver.cuDeviceGet, device), _SM)
+
+
+def split_multiprocessors(
+    resource: driver.CUdevResource, least: int
+) -> tuple[driver.CUdevResource, driver.CUdevResource] | None:
+    """Return at least so many of some multiprocessors, and the rest; `None` if there are fewer."""
+    # Not by cuDevSmResourceSplit of CUDA 13.1, which rounds nothing up.
+    status, *values = ask(driver.cuDevSmResourceSplitByCount, 1, resource, 0, least)
+    if status in _TOO_MANY:
+        return None
+    if status != SUCCESS:
+        raise failed("cuDevSmResourceSplitByCount", status)
+    parts, made, rest = values
+    return (parts[0], rest) if int(made) else None
+
+
+def multiprocessor_count(resource: driver.CUdevResource) -> int:
+    """Return the number of multiprocessors."""
+    return int(resource.sm.smCount)
+
+
+def create_green_context(
+    resource: driver.CUdevResource, device: int
+) -> tuple[driver.CUgreenCtx, driver.CUcontext]:
+    """Create a green context; return it, and the context that it is for other functions."""
+    primary = primary_context(device)
+    description = call(driver.cuDevResourceGenerateDesc, [resource], 1)
+    ordinal = call(driver.cuDeviceGet, device)
+    green = call(driver.cuGreenCtxCreate, description, ordinal, _DEFAULT_STREAM)
+    try:
+        context = call(driver.cuCtxFromGreenCtx, green)
+    except Exception:
+        destroy_green_context(green)
+        raise
+    primaries_of_green[int(context)] = int(primary)
+    return green, context
+
+
+def destroy_green_context(green: driver.CUgreenCtx) -> None:
+    """Destroy a green context that nothing uses."""
+    call(driver.cuGreenCtxDestroy, green)

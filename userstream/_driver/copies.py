@@ -1,4 +1,4 @@
-"""Copies, each queued on a stream; none of them blocks with memory that the driver knows."""
+"""Copies that streams perform, page-locked host memory, and access to managed memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 from cuda.bindings import driver
 
 from userstream._driver.contexts import within
-from userstream._driver.status import SUCCESS, call, failed, raised
+from userstream._driver.status import SUCCESS, call, failed, make, raised
+from userstream._driver.streams import relaxed
 
 if TYPE_CHECKING:
     from typing import Any
@@ -114,3 +115,36 @@ def _fill(parameters: Any, to: int, source: int, what: Copy) -> None:
     parameters.WidthInBytes = what.width
     parameters.Height = what.rows
     parameters.Depth = what.slices
+
+
+def allocate_pinned(
+    context: driver.CUcontext, size: int, made: list[tuple[Any, ...]] | None = None
+) -> int:
+    """Allocate page-locked host memory for all devices; return its address.
+
+    Whatever signal comes, the driver's answer is in `made`: see `make`.
+    """
+    made, flags = [] if made is None else made, driver.CU_MEMHOSTALLOC_PORTABLE
+    return int(within(context, relaxed, make, made, driver.cuMemHostAlloc, size, flags))
+
+
+def free_pinned(context: driver.CUcontext, address: int) -> None:
+    """Free what `allocate_pinned` gave. Waits for the device."""
+    within(context, relaxed, call, driver.cuMemFreeHost, address)
+
+
+def device_address(address: int) -> int:
+    """Return where the current context's device sees page-locked host memory."""
+    return int(relaxed(call, driver.cuMemHostGetDevicePointer, address, 0))
+
+
+ATTACHMENTS = {
+    "global": int(driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL),
+    "host": int(driver.CUmemAttach_flags.CU_MEM_ATTACH_HOST),
+    "single": int(driver.CUmemAttach_flags.CU_MEM_ATTACH_SINGLE),
+}
+
+
+def attach_memory(address: int, to: str, handle: driver.CUstream, stream: object) -> None:
+    """Queue a change of who may access a whole allocation of managed memory."""
+    call(driver.cuStreamAttachMemAsync, handle, address, 0, ATTACHMENTS[to], stream=stream)

@@ -16,8 +16,8 @@ from typing import Any
 from cuda.bindings import driver
 
 from userstream._driver.contexts import primary_context, within
+from userstream._driver.copies import allocate_pinned, free_pinned
 from userstream._driver.library import device_attribute, device_count
-from userstream._driver.memory import allocate_pinned, free_pinned
 from userstream._driver.status import NOT_READY, SUCCESS, ask, call, failed, make
 from userstream._driver.streams import relaxed
 from userstream.errors import DriverError, NotSupportedError

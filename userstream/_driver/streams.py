@@ -1,19 +1,23 @@
-"""Streams, and the queries of them that leave all graph captures alone."""
+"""Streams: queries that break no capture, events, host functions and attributes."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from cuda.bindings import driver
 
 from userstream._driver import account, core
+from userstream._driver.contexts import within
+from userstream._driver.library import device_attribute, driver_function, version
 from userstream._driver.status import SUCCESS, call, failed, raised
 from userstream.errors import CaptureError, DriverError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 # Two handles that name no stream but "the default stream of the current context".
 LEGACY = 1
@@ -163,3 +167,174 @@ def stream_id(handle: driver.CUstream, stream: object) -> int:
 def stream_flags(handle: driver.CUstream, stream: object) -> int:
     """Return the flags that a stream was created with."""
     return int(call(driver.cuStreamGetFlags, handle, stream=stream))
+
+
+# -- events and host functions
+
+EXTERNAL = int(driver.CUevent_wait_flags.CU_EVENT_WAIT_EXTERNAL)
+
+
+def wait_for_event(handle: driver.CUstream, event: int, flags: int, stream: object) -> None:
+    """Make later work on a stream wait for an event; no host wait."""
+    call(driver.cuStreamWaitEvent, handle, driver.CUevent(event), flags, stream=stream)
+
+
+_NO_TIMING = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+
+
+def create_event(context: driver.CUcontext) -> driver.CUevent:
+    """Create an event without timing in `context`."""
+    return within(context, call, driver.cuEventCreate, _NO_TIMING)
+
+
+def record_context(context: driver.CUcontext, event: int | driver.CUevent) -> None:
+    """Record an event behind all the work of a context; invalidates any capture there."""
+    call(driver.cuCtxRecordEvent, context, driver.CUevent(int(event)))
+
+
+def let_context_wait(context: driver.CUcontext, event: int | driver.CUevent) -> None:
+    """Make all later work of a context wait for an event; invalidates any capture there."""
+    call(driver.cuCtxWaitEvent, context, driver.CUevent(int(event)))
+
+
+def has_context_events() -> bool:
+    """Tell whether the driver can order a whole context: since CUDA 12.5."""
+    return version() >= 12050
+
+
+_LAUNCH = "cuLaunchHostFunc"
+
+
+@functools.cache
+def _launch_host_function() -> Callable[..., int]:
+    # By its address: cuda-bindings 12.9 would wrap the function in one that takes the GIL, on a
+    # thread of the driver.
+    pointer = ctypes.c_void_p
+    return driver_function(_LAUNCH, 10000, pointer, pointer, pointer)
+
+
+def call_native(
+    handle: driver.CUstream, function: int | None, argument: int, stream: object
+) -> None:
+    """Let a stream call ``function(argument)``, by address, when it gets there."""
+    status = _launch_host_function()(int(handle), function, argument)
+    if status:
+        raise failed(_LAUNCH, status, stream)
+
+
+# -- attributes
+
+Attribute: TypeAlias = Literal[
+    "access_policy_window", "mem_sync_domain", "mem_sync_domain_map", "priority", "sync_policy"
+]
+
+_ID = driver.CUstreamAttrID
+_IDS: dict[Attribute, driver.CUstreamAttrID] = {
+    "access_policy_window": _ID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
+    "mem_sync_domain": _ID.CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN,
+    "mem_sync_domain_map": _ID.CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP,
+    "priority": _ID.CU_LAUNCH_ATTRIBUTE_PRIORITY,
+    "sync_policy": _ID.CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY,
+}
+ATTRIBUTES = tuple(_IDS)
+
+_POLICY = driver.CUsynchronizationPolicy
+SYNC_POLICIES = {
+    "auto": _POLICY.CU_SYNC_POLICY_AUTO,
+    "spin": _POLICY.CU_SYNC_POLICY_SPIN,
+    "yield": _POLICY.CU_SYNC_POLICY_YIELD,
+    "blocking": _POLICY.CU_SYNC_POLICY_BLOCKING_SYNC,
+}
+_DOMAIN = driver.CUlaunchMemSyncDomain
+DOMAINS = {
+    "default": _DOMAIN.CU_LAUNCH_MEM_SYNC_DOMAIN_DEFAULT,
+    "remote": _DOMAIN.CU_LAUNCH_MEM_SYNC_DOMAIN_REMOTE,
+}
+_PROPERTY = driver.CUaccessProperty
+PROPERTIES = {
+    "normal": _PROPERTY.CU_ACCESS_PROPERTY_NORMAL,
+    "streaming": _PROPERTY.CU_ACCESS_PROPERTY_STREAMING,
+    "persisting": _PROPERTY.CU_ACCESS_PROPERTY_PERSISTING,
+}
+
+
+class Window(NamedTuple):
+    """An access-policy window, as the driver keeps it."""
+
+    address: int
+    nbytes: int
+    hit_ratio: float
+    hit: str
+    miss: str
+
+
+def largest_window(device: int) -> int:
+    """Return the largest number of bytes of an access-policy window; 0 if there is none."""
+    which = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE
+    return device_attribute(device, which)
+
+
+def domain_count(device: int) -> int:
+    """Return how many memory-synchronization domains a device has."""
+    which = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MEM_SYNC_DOMAIN_COUNT
+    return device_attribute(device, which)
+
+
+def get_attribute(handle: driver.CUstream, attribute: Attribute, stream: object) -> Any:
+    """Return an attribute of a stream; `None` for a value that has no name."""
+    value = call(driver.cuStreamGetAttribute, handle, _IDS[attribute], stream=stream)
+    if attribute == "access_policy_window":
+        return _window(value.accessPolicyWindow)
+    if attribute == "mem_sync_domain_map":
+        return int(value.memSyncDomainMap.default_), int(value.memSyncDomainMap.remote)
+    # The others are a C int. Read as one: the bindings fail at a number that has no name, and a
+    # new stream's synchronization policy is -1.
+    number = int.from_bytes(bytes(value.pad[:4]), "little", signed=True)
+    if attribute == "priority":
+        return number
+    return _name_of(number, DOMAINS if attribute == "mem_sync_domain" else SYNC_POLICIES)
+
+
+def set_attribute(
+    handle: driver.CUstream, attribute: Attribute, wanted: Any, stream: object
+) -> None:
+    """Set an attribute of a stream to a value as `get_attribute` returns it."""
+    value = driver.CUstreamAttrValue()
+    if attribute == "access_policy_window":
+        _fill(value.accessPolicyWindow, wanted)
+    elif attribute == "mem_sync_domain_map":
+        value.memSyncDomainMap.default_, value.memSyncDomainMap.remote = wanted
+    elif attribute == "mem_sync_domain":
+        value.memSyncDomain = DOMAINS[wanted]
+    elif attribute == "sync_policy":
+        value.syncPolicy = SYNC_POLICIES[wanted]
+    else:
+        value.priority = wanted
+    call(driver.cuStreamSetAttribute, handle, _IDS[attribute], value, stream=stream)
+
+
+def copy_attributes(destination: driver.CUstream, source: driver.CUstream, stream: object) -> None:
+    """Give a stream the attributes of another one of its context."""
+    call(driver.cuStreamCopyAttributes, destination, source, stream=stream)
+
+
+def _window(window: driver.CUaccessPolicyWindow) -> Window:
+    return Window(
+        int(window.base_ptr),
+        int(window.num_bytes),
+        float(window.hitRatio),
+        _name_of(int(window.hitProp), PROPERTIES) or "normal",
+        _name_of(int(window.missProp), PROPERTIES) or "normal",
+    )
+
+
+def _fill(window: driver.CUaccessPolicyWindow, wanted: Window) -> None:
+    window.base_ptr = wanted.address
+    window.num_bytes = wanted.nbytes
+    window.hitRatio = wanted.hit_ratio
+    window.hitProp = PROPERTIES[wanted.hit]
+    window.missProp = PROPERTIES[wanted.miss]
+
+
+def _name_of(number: int, names: dict[str, Any]) -> str | None:
+    return next((name for name, known in names.items() if int(known) == number), None)

@@ -6,8 +6,8 @@ from typing import Any, Literal, TypeAlias
 
 from cuda.bindings import driver
 
+from userstream._driver.copies import device_address
 from userstream._driver.library import device_attribute
-from userstream._driver.memory import device_address
 from userstream._driver.pointers import can_access, is_of_pool, place_of
 from userstream._driver.status import call
 from userstream.errors import DriverError, NotSupportedError

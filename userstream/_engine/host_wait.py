@@ -292,7 +292,7 @@ class DeviceWork:
         pool = events.pool_of(self._context)
         event = pool.take()
         try:
-            _driver.events.record_context(self._context, event)
+            _driver.streams.record_context(self._context, event)
         except NotSupportedError:
             pool.give_back(event)
             return _Synchronizing(self._context, self)

@@ -129,7 +129,7 @@ class Part:
 
     def __init__(self, device: int, resource: driver.CUdevResource) -> None:
         self.device = device
-        self.sms = _driver.green_contexts.count(resource)
+        self.sms = _driver.contexts.multiprocessor_count(resource)
         self._resource = resource
 
     def context(self) -> driver.CUcontext:
@@ -138,10 +138,10 @@ class Part:
         if known is not None:
             return known
         # No lock is held, because creation takes a millisecond: a second thread destroys its own.
-        green, context = _driver.green_contexts.create(self._resource, self.device)
+        green, context = _driver.contexts.create_green_context(self._resource, self.device)
         kept = _contexts.setdefault(self, context)
         if kept is not context:
-            _driver.green_contexts.destroy(green)
+            _driver.contexts.destroy_green_context(green)
         return kept
 
 
@@ -387,7 +387,7 @@ class Lane(core.LaneState):
         here = self.capture_status()
         if here != _NONE or capture != _NONE:
             _check_captures(source, capture, self, here, may_join=may_join)
-        wait = _driver.event_waits.wait_for_event
+        wait = _driver.streams.wait_for_event
         self.here(wait, self.live(), event, 0, self)
 
 

@@ -237,7 +237,7 @@ def part_of(device: int, wanted: Wanted) -> Part:
     split = _splits.get(device)
     if split is None:
         _driver.library.check_device(device)
-        _driver.green_contexts.check_supported()
+        _driver.contexts.check_green_contexts()
         if wanted == REST:
             raise ValueError(
                 f"device {device} has not been split, so there is no rest yet: create a stream "
@@ -260,10 +260,10 @@ def part_of(device: int, wanted: Wanted) -> Part:
 
 def _split(device: int, wanted: int) -> _Split:
     """Compute the two parts of a device. Repeatable: nothing changes on the device."""
-    whole = _driver.green_contexts.whole(device)
+    whole = _driver.contexts.all_multiprocessors(device)
     # The driver takes an unsigned int; cuda-bindings raise OverflowError for a larger number.
-    available = _driver.green_contexts.count(whole)
-    found = _driver.green_contexts.split(whole, wanted) if wanted <= available else None
+    available = _driver.contexts.multiprocessor_count(whole)
+    found = _driver.contexts.split_multiprocessors(whole, wanted) if wanted <= available else None
     if found is None:
         raise ValueError(
             f"device {device} has {available} SMs, from which no part of {wanted} can be split: "

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 from userstream import _process
-from userstream._driver import account, contexts, green_contexts
+from userstream._driver import account, contexts
 from userstream._observe.allocators import Allocators, Blocks
 from userstream._observe.declaring import Declaring
 from userstream._observe.engine import Engine
@@ -369,7 +369,7 @@ class Observation:
         )
         engine.world.names = _name_of
         engine.world.primary_devices = contexts.devices_of_primaries
-        engine.world.primaries = green_contexts.primaries
+        engine.world.primaries = contexts.primaries_of_green
         session = _Session(
             self,
             maker,

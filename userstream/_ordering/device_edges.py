@@ -72,11 +72,11 @@ def from_device(device: int, consumer: Lane) -> None:
         try:
             taken.extend(itertools.islice(iter(spare.pop, None), 1))
         except IndexError:
-            taken.append(_driver.events.create_event(context))
+            taken.append(_driver.streams.create_event(context))
         event = taken[0]
         with _told():
-            _driver.events.record_context(context, event)
-        consumer.here(_driver.event_waits.wait_for_event, consumer.live(), int(event), 0, consumer)
+            _driver.streams.record_context(context, event)
+        consumer.here(_driver.streams.wait_for_event, consumer.live(), int(event), 0, consumer)
     finally:  # after Ctrl-C as well: a wait that is pending keeps the record that it saw
         spare.extend(taken)
 
@@ -84,7 +84,7 @@ def from_device(device: int, consumer: Lane) -> None:
 def to_device(device: int, event: int) -> None:
     """Make everything that is queued on a device from now on wait for an event."""
     with _told():
-        _driver.events.let_context_wait(_driver.contexts.primary_context(device), event)
+        _driver.streams.let_context_wait(_driver.contexts.primary_context(device), event)
 
 
 @contextmanager

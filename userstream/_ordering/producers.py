@@ -85,7 +85,7 @@ class _Unsure(NamedTuple):
 def _unsure(units: list[View], unknown: Unknown, copy_of: Collection[View] | None) -> _Unsure:
     exporting = [unit for unit in units if unit.order.ordering == "dlpack"]
     untold = [unit for unit in units if unit.order.ordering == "device"]
-    if unknown == "device" and _driver.events.has_context_events():
+    if unknown == "device" and _driver.streams.has_context_events():
         for unit in untold:
             unit.check_context()
         _log(untold)

@@ -140,7 +140,7 @@ class _DeviceCheck:
             self.second = device.allocate(SIZE, stream=self.stream)
         # Pinned, because copies of pageable memory block inside the driver.
         for _ in range(2):
-            self.pinned.append(_driver.memory.allocate_pinned(context, SIZE))
+            self.pinned.append(_driver.copies.allocate_pinned(context, SIZE))
 
     def resolve(self) -> None:
         stream = self.registry.get_stream(self.first)
@@ -178,7 +178,7 @@ class _DeviceCheck:
         self.first.close(self.stream)
         self.second.close(self.stream)
         while self.pinned:
-            _driver.memory.free_pinned(
+            _driver.copies.free_pinned(
                 _driver.contexts.primary_context(self.device), self.pinned.pop()
             )
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _NOT_NOW = "; its attributes can be read and set after the capture"
 
 
-def get(lane: Lane, name: _driver.attributes.Attribute) -> Any:
+def get(lane: Lane, name: _driver.streams.Attribute) -> Any:
     """Return an attribute of a stream."""
     _check_name(name)
     lane.live()
@@ -29,7 +29,7 @@ def get(lane: Lane, name: _driver.attributes.Attribute) -> Any:
     return AccessPolicyWindow(*value) if name == "access_policy_window" else value
 
 
-def assign(lane: Lane, name: _driver.attributes.Attribute, value: Any) -> None:
+def assign(lane: Lane, name: _driver.streams.Attribute, value: Any) -> None:
     """Set an attribute of a stream."""
     _check_name(name)
     lane.live()
@@ -42,13 +42,13 @@ def copy(lane: Lane, other: StreamLike, address_of: Callable[[Any], int]) -> Non
     lane.within(_copy, lane, other, address_of)
 
 
-def _get(lane: Lane, name: _driver.attributes.Attribute) -> Any:
-    return _driver.attributes.get_attribute(lane.usable(_NOT_NOW), name, lane)
+def _get(lane: Lane, name: _driver.streams.Attribute) -> Any:
+    return _driver.streams.get_attribute(lane.usable(_NOT_NOW), name, lane)
 
 
-def _set(lane: Lane, name: _driver.attributes.Attribute, value: Any) -> None:
+def _set(lane: Lane, name: _driver.streams.Attribute, value: Any) -> None:
     handle = lane.usable(_NOT_NOW)
-    _driver.attributes.set_attribute(handle, name, _checked(lane, name, value), lane)
+    _driver.streams.set_attribute(handle, name, _checked(lane, name, value), lane)
 
 
 def _copy(lane: Lane, other: StreamLike, address_of: Callable[[Any], int]) -> None:
@@ -72,10 +72,10 @@ def _copy(lane: Lane, other: StreamLike, address_of: Callable[[Any], int]) -> No
             devices=(own, device),
             stream=repr(lane),
         )
-    _driver.attributes.copy_attributes(handle, source, lane)
+    _driver.streams.copy_attributes(handle, source, lane)
 
 
-def _checked(lane: Lane, name: _driver.attributes.Attribute, value: Any) -> Any:
+def _checked(lane: Lane, name: _driver.streams.Attribute, value: Any) -> Any:
     """Return the value in the form that the driver expects, or refuse it."""
     device = lane.device
     if name == "access_policy_window":
@@ -84,7 +84,7 @@ def _checked(lane: Lane, name: _driver.attributes.Attribute, value: Any) -> Any:
         return _priority(value, lane.context)
     if name == "mem_sync_domain_map":
         return _domain_map(value, device)
-    attributes = _driver.attributes
+    attributes = _driver.streams
     names = attributes.DOMAINS if name == "mem_sync_domain" else attributes.SYNC_POLICIES
     if not isinstance(value, str) or value not in names:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, names))}, not {value!r}")
@@ -92,17 +92,17 @@ def _checked(lane: Lane, name: _driver.attributes.Attribute, value: Any) -> Any:
 
 
 def _check_name(name: object) -> None:
-    if not isinstance(name, str) or name not in _driver.attributes.ATTRIBUTES:
-        known = ", ".join(map(repr, _driver.attributes.ATTRIBUTES))
+    if not isinstance(name, str) or name not in _driver.streams.ATTRIBUTES:
+        known = ", ".join(map(repr, _driver.streams.ATTRIBUTES))
         raise ValueError(f"a stream has the attributes {known}, not {name!r}")
 
 
-def _window(value: object, device: int) -> _driver.attributes.Window:
+def _window(value: object, device: int) -> _driver.streams.Window:
     if not isinstance(value, AccessPolicyWindow):
         raise TypeError(
             f"access_policy_window must be an AccessPolicyWindow, not {type(value).__name__}"
         )
-    largest = _driver.attributes.largest_window(device)
+    largest = _driver.streams.largest_window(device)
     if value.nbytes > largest:
         if largest == 0:
             raise NotSupportedError(f"device {device} has no access-policy windows", device=device)
@@ -115,7 +115,7 @@ def _window(value: object, device: int) -> _driver.attributes.Window:
         raise ValueError(f"a window of {value.nbytes} bytes is larger than its buffer of {size}")
     if value.nbytes and _driver.pointers.place_of(address) is None:
         raise ValueError(f"a window at {address:#x} is not in memory that CUDA knows")
-    return _driver.attributes.Window(address, value.nbytes, value.hit_ratio, value.hit, value.miss)
+    return _driver.streams.Window(address, value.nbytes, value.hit_ratio, value.hit, value.miss)
 
 
 def _priority(value: Any, context: driver.CUcontext) -> int:
@@ -127,7 +127,7 @@ def _priority(value: Any, context: driver.CUcontext) -> int:
 
 
 def _domain_map(value: Any, device: int) -> tuple[int, int]:
-    count = max(_driver.attributes.domain_count(device), 1)
+    count = max(_driver.streams.domain_count(device), 1)
     if not isinstance(value, tuple) or len(value) != 2:
         raise TypeError(f"mem_sync_domain_map must be a tuple of two numbers, not {value!r}")
     default, remote = (_numbers.integer(each, "a number of mem_sync_domain_map") for each in value)

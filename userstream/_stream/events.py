@@ -19,7 +19,7 @@ def wait(lane: Lane, event: Event) -> None:
     """Make later work on a stream wait for a cuda.core event."""
     lane.usable()
     _check_open(event)
-    wait_for_event = _driver.event_waits.wait_for_event
+    wait_for_event = _driver.streams.wait_for_event
     lane.here(wait_for_event, lane.live(), int(event.handle), 0, lane)
 
 
@@ -33,7 +33,7 @@ def record(lane: Lane, event: Event | None, options: EventOptions | None) -> Eve
 def wait_for_any(lane: Lane, event: Any, flags: int) -> None:  # any framework's event
     """Make later work on a stream wait for an event of any library."""
     wanted = _numbers.integer(flags, "flags")
-    if wanted not in (0, _driver.event_waits.EXTERNAL):
+    if wanted not in (0, _driver.streams.EXTERNAL):
         raise ValueError(
             f"flags of wait_event must be 0 or CU_EVENT_WAIT_EXTERNAL (1), not {flags!r}"
         )
@@ -77,7 +77,7 @@ def _wait_for_any(lane: Lane, event: Any, flags: int) -> None:
             "captured: pass flags=0"
         )
     if address:
-        _driver.event_waits.wait_for_event(handle, address, flags, lane)
+        _driver.streams.wait_for_event(handle, address, flags, lane)
 
 
 def _check_open(event: Event) -> None:

@@ -36,7 +36,7 @@ class _Pool:
             if page < len(pages):  # of whatever content: a gate counts on from there
                 return int(pages[page]) + word * _WIDTH
             context = _driver.contexts.primary_context(device)
-            _driver.memory.allocate_pinned(context, _PAGE, self.made)
+            _driver.copies.allocate_pinned(context, _PAGE, self.made)
 
 
 _pools: dict[int, _Pool] = {}  # by device

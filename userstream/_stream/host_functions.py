@@ -41,9 +41,9 @@ def _launch(lane: Lane, function: Callable[[], None], blocking: bool) -> None:
             gate = Gate(lane.device)
             call.finished = gate.release
             gate.take()
-            address = _driver.memory.device_address(gate.address)
+            address = _driver.copies.device_address(gate.address)
         call.completion = lane.completion()
-        _driver.host_functions.call_native(handle, semaphore.post_function, semaphore.address, lane)
+        _driver.streams.call_native(handle, semaphore.post_function, semaphore.address, lane)
         if gate is not None:
             flags = WaitFlags.GEQ
             _driver.values.wait_value(handle, address, gate.value, flags, bits=32, stream=lane)

@@ -177,7 +177,7 @@ def _attach(lane: Lane, memory: int | Buffer, to: str) -> None:
             f"address {address:#x} is not the start of its allocation, which is at "
             f"{place.start:#x}; managed memory is attached as a whole"
         )
-    _driver.memory.attach_memory(address, to, handle, lane)
+    _driver.copies.attach_memory(address, to, handle, lane)
 
 
 def _size_of_copy(dst: int | None, src: int | None, nbytes: int | None) -> int:

@@ -1296,7 +1296,7 @@ class Stream(CoreStream):
     def get_attribute(self, name: Literal["priority"]) -> int: ...
     @overload
     def get_attribute(self, name: Literal["sync_policy"]) -> _SyncPolicy | None: ...
-    def get_attribute(self, name: _driver.attributes.Attribute) -> Any:
+    def get_attribute(self, name: _driver.streams.Attribute) -> Any:
         """Return an attribute of this stream.
 
         Parameters
@@ -1347,7 +1347,7 @@ class Stream(CoreStream):
     def set_attribute(self, name: Literal["priority"], value: int) -> None: ...
     @overload
     def set_attribute(self, name: Literal["sync_policy"], value: _SyncPolicy) -> None: ...
-    def set_attribute(self, name: _driver.attributes.Attribute, value: Any) -> None:
+    def set_attribute(self, name: _driver.streams.Attribute, value: Any) -> None:
         """Set an attribute of this stream, for work that is submitted from now on.
 
         Parameters
