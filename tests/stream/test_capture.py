@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -23,6 +25,7 @@ from helpers import (
     reclaim,
     running,
 )
+from interrupts import cut_short
 from userstream import _driver, testing
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
@@ -355,6 +358,23 @@ def test_what_cannot_be_restored_is_said(change: str, code: int) -> None:
     finally:
         checked(driver.cuCtxSetCurrent(driver.CUcontext(0)))
         checked(driver.cuThreadExchangeStreamCaptureMode(GLOBAL))
+
+
+@pytest.mark.parametrize("change", ["within", "relaxed"])
+def test_whatever_signal_comes_context_and_mode_come_back(change: str) -> None:
+    """Also between the change and the call, and between the call and the restoration."""
+    _, call = CHANGES[change]
+
+    def inside() -> int:
+        return len(str(threading.get_ident()))
+
+    before = _state()
+    for at in itertools.count():
+        came = cut_short(lambda: call(inside), at, anywhere=True)
+        assert _state() == before, f"signal {at}"
+        if not came:
+            break
+    assert at > 3
 
 
 def test_a_failure_of_cuda_core_without_a_code_is_told_and_breaks_no_capture() -> None:

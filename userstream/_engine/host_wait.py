@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from userstream import _driver, _process
+from userstream._driver import core
 from userstream._engine import events, held_objects, lanes
 from userstream.errors import (
     ClosedError,
@@ -244,7 +245,9 @@ def sync(lane: Lane, timeout: float | None, policy: str) -> None:
     # Inlined: only programs with host functions look up the identifier of the thread.
     if host_functions_thread and threading.get_ident() == host_functions_thread:
         refuse_in_host_function("a wait")
-    if not lane.is_idle():
+    if _process.halted:
+        _process.check_fork()
+    if core.query(lane) and not lane.is_idle():  # inlined: 0 says that the lane is idle
         wait_on_host((lane,), timeout=timeout, policy=policy, grouped=False)
     if held_objects.queues or held_objects.orphans or held_objects.left:
         held_objects.sweep()
