@@ -388,6 +388,35 @@ def test_a_wait_for_a_context_that_is_named(device: int) -> None:
     assert kinds(seen) == ([] if device == 0 else ["write after write"])
 
 
+# -- words in memory ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "waits_for", "found"),
+    [
+        ([1], 1, []),
+        ([1, 1], 1, ["read after write"]),  # the first write ends the wait
+        ([1, 2], 1, ["read after write"]),
+        ([1, 2], 2, []),
+        ([1, 0, 1], 1, []),
+    ],
+)
+def test_a_value_that_was_there_before_orders_nothing(
+    values: list[int], waits_for: int, found: list[str]
+) -> None:
+    """All but the last value are written before the work that the wait should be for."""
+    with a_room() as room, us.observe() as seen:
+        for value in values[:-1]:
+            room.a.write_value_32(room.pinned, value)
+        fill(room.x, room.a)
+        room.a.write_value_32(room.pinned, values[-1])
+        room.b.wait_value_32(room.pinned, waits_for, us.WaitFlags.GEQ)
+        copy(room.y, room.x, room.b)
+        room.a.sync()
+        room.b.sync()
+    assert kinds(seen) == found
+
+
 # -- graphs ---------------------------------------------------------------------------------------
 
 

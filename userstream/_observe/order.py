@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import deque
 from typing import TYPE_CHECKING
 
 from userstream._observe.clocks import Clock, join
@@ -101,12 +102,17 @@ def _flags(call: Call) -> int:
     return call.words[call.function.roles["flags"]] if "flags" in call.function.roles else 0
 
 
+_MOST_VALUES = 64  # of one word
+
+
 class Words:
     """Applies what streams write for each other to wait for."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self._words: dict[int, tuple[int, Clock]] = {}
+        # By address: the values that streams write there, oldest first, with what each write is
+        # ordered after.
+        self._words: dict[int, deque[tuple[int, Clock]]] = {}
 
     def write_value(self, call: Call) -> None:
         lane = self.world.lane(call)
@@ -135,7 +141,8 @@ class Words:
         if lane.capture is not None:
             self.world.not_seen("values that a graph writes or waits for")
             return
-        self._words[word] = (value, dict(lane.clock))
+        written = self._words.setdefault(word, deque(maxlen=_MOST_VALUES))
+        written.append((value, dict(lane.clock)))
         join(self.world.clocks.maybe, lane.clock)
         self.world.finds.drop_held(word)
         for other in self.world.clocks.lanes():
@@ -148,11 +155,17 @@ class Words:
         if lane.capture is not None:
             self.world.not_seen("values that a graph writes or waits for")
             return
-        written = self._words.get(word)
-        if written is not None and _satisfies(written[0], value, how):
-            join(lane.clock, written[1])
-        else:
+        # The wait may end with the first of the newest values that all satisfy it: a later write
+        # of such a value orders nothing.
+        first: Clock | None = None
+        for written, clock in reversed(self._words.get(word, ())):
+            if not _satisfies(written, value, how):
+                break
+            first = clock
+        if first is None:
             lane.held_by |= {word}
+        else:
+            join(lane.clock, first)
 
 
 def _satisfies(written: int, value: int, how: int) -> bool:
