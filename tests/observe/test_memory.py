@@ -17,7 +17,7 @@ from userstream._observe.clocks import Clocks, join
 from userstream._observe.functions import FUNCTIONS, Call
 from userstream._observe.launches import Launches, parameter_types
 from userstream._observe.memory import ASSUMED, DEVICE, EXACT, LEARNED, Access, Allocation
-from userstream._observe.races import Done, Finds
+from userstream._observe.races import Finds, RecordedOperation
 from userstream._observe.timeline import Timeline
 from userstream._observe.world import World
 
@@ -190,7 +190,7 @@ def test_rows_that_repeat_a_fill_of_all_leave_what_is_between_them() -> None:
 
 def test_the_timeline_keeps_few_of_what_a_batch_touches() -> None:
     timeline, lane = Timeline(10), Clocks().lane(10, 1, 1)
-    batch = Done("cuMemcpyBatchAsync", -1, 1, lane)
+    batch = RecordedOperation("cuMemcpyBatchAsync", -1, 1, lane)
     timeline.queued(batch, lane, ())
     timeline.touched(tuple((at, at + 1, True, EXACT) for at in range(4096)))
     assert len(batch.touches) < 100

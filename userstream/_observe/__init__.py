@@ -1,15 +1,13 @@
-"""Watching the streams of the whole process: races, stalls, and where they come from.
+"""Watch the streams of the whole process for races and stalls.
 
-A hook (of the simulated driver, or CUPTI's) tells the logger, in C, of each driver call; the logger
-writes it down with the stack of its thread. A thread of Python reads that, and works out with
-vector clocks what was ordered behind what.
+A hook of the simulated driver, or CUPTI, tells the recorder, in C, of each driver call; the
+recorder logs the call with the stack and the account of its thread. The judge, in Python, reads the
+log and works out with vector clocks which operations are ordered.
 
-From the top: `observation` (what users hold), `engine` (which call is applied by whom); the
-subjects `copies`, `allocations`, `pinned`, `order`, `words`, `captures`, `launches`, `contexts`;
-`world` (the state that they share), `declarations`, `clocks`, `memory`, `graphs`, `races`,
-`guesses`, `own`; `stacks`, `found`, `timeline`, `page`, `records`, `logger`, `functions`,
-`layouts`. `simulated` and `cupti` make the records, and `declaring` those of what userstream is
-told. `allocators` asks `torch_history` and `cupy_hook` for the `blocks` that races are about.
+With the program: `observation` (session and `Observation`), `command`, `declaring`, `allocators`,
+`logger`, `simulated`, `cupti`, `stacks`, `layouts`. The judge: `engine` dispatches records to
+`allocations`, `captures`, `copies`, `launches` and `order`, which share `world`: `clocks`,
+`memory`, `declarations`, `races`, `timeline`. Both: `functions` (the log) and `found` (findings).
 """
 
 from __future__ import annotations

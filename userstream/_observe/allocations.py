@@ -1,4 +1,4 @@
-"""Memory that comes and goes."""
+"""Allocation and freeing of memory, and the contexts that memory belongs to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from userstream._observe.memory import DEVICE, MANAGED, PINNED, Access, Allocation
-from userstream._observe.races import Done
+from userstream._observe.races import RecordedOperation
 
 if TYPE_CHECKING:
     from userstream._observe.clocks import Lane
@@ -18,7 +18,7 @@ _WORD = struct.Struct("<Q")
 
 
 class Allocations:
-    """Applies allocation and freeing."""
+    """Applies calls that allocate or free memory."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -41,7 +41,7 @@ class Allocations:
     def allocate(self, call: Call) -> None:
         (begin,) = _WORD.unpack(call.fetched[0])
         size = call.words[call.function.size or 0]
-        operation = Done(call.name, call.stack, call.thread, None)
+        operation = RecordedOperation(call.name, call.stack, call.thread, None)
         device = self.world.device_of(call.context)
         self.world.memory.add(
             Allocation(begin, begin + size, call.function.roles["kind"], device, operation)
@@ -49,7 +49,7 @@ class Allocations:
 
     def register(self, call: Call) -> None:
         begin, size = call.words[:2]
-        operation = Done(call.name, call.stack, call.thread, None)
+        operation = RecordedOperation(call.name, call.stack, call.thread, None)
         self.world.memory.add(Allocation(begin, begin + size, PINNED, None, operation))
 
     def allocate_async(self, call: Call) -> None:
@@ -65,8 +65,10 @@ class Allocations:
             graph.frees.pop(begin, None)  # of what was there before
         self.made(lane, time, operation, (begin, end), pool)
 
-    def made(self, lane: Lane, time: int, operation: Done, where: Range, pool: int = 0) -> None:
-        """Let there be memory from an operation of a stream on."""
+    def made(
+        self, lane: Lane, time: int, operation: RecordedOperation, where: Range, pool: int = 0
+    ) -> None:
+        """Add memory that a stream-ordered operation allocates."""
         begin, end = where
         allocation = Allocation(begin, end, DEVICE, self.world.device_of(lane.context), operation)
         allocation.pool = pool
@@ -78,7 +80,7 @@ class Allocations:
         if not call.leaving:
             found = self.world.memory.find(call.words[0])
             if found is not None and found.freed is None:
-                found.freed = Done(call.name, call.stack, call.thread, None)
+                found.freed = RecordedOperation(call.name, call.stack, call.thread, None)
                 found.freed.kind = "free"
                 self._freeing[call.thread] = found
             return
@@ -103,7 +105,7 @@ class Allocations:
             self.world.memory.drop(each)
 
     def drop_pool(self, call: Call) -> None:
-        """Forget what was freed: its addresses may be anything now. What is in use stays in use."""
+        """Forget the freed memory of a pool, whose addresses may belong to anything now."""
         for each in list(self.world.memory):
             freed = each.freed is not None and each.freed.kind == "free async"
             if freed and each.pool in (call.words[0], 0):
@@ -123,8 +125,8 @@ class Allocations:
         elif found is not None:
             self.freed(lane, time, operation, found)
 
-    def freed(self, lane: Lane, time: int, operation: Done, found: Allocation) -> None:
-        """Let memory be free from an operation of a stream on."""
+    def freed(self, lane: Lane, time: int, operation: RecordedOperation, found: Allocation) -> None:
+        """Mark memory as freed by a stream-ordered operation."""
         if found.freed is None:
             self.world.touch(lane, time, operation, [(found.start, found.end)], write=True)
             found.freed = operation
@@ -132,7 +134,7 @@ class Allocations:
 
 
 class Contexts:
-    """Applies what is done with contexts."""
+    """Applies calls that create or destroy contexts, and calls that load modules."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -152,4 +154,4 @@ class Contexts:
         self.world.clocks.forget_all()
 
     def load(self, call: Call) -> None:
-        """Only how long it took counts."""
+        """Do nothing: only the duration of the call counts."""

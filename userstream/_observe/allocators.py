@@ -1,4 +1,4 @@
-"""The caching allocators that are asked which line allocated what, if the user wants to know."""
+"""Blocks of the caching allocators of PyTorch and CuPy, with the lines that allocated them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Block(NamedTuple):
-    """The memory of a tensor or an array, as long as nothing else is given the same bytes."""
+    """Memory that a caching allocator gave to a tensor or an array."""
 
     start: int
     end: int
@@ -35,20 +35,20 @@ class Block(NamedTuple):
 
 
 class Blocks:
-    """All that are known, of any time."""
+    """The blocks that are known, of any time."""
 
     def __init__(self, blocks: Iterable[Block] = ()) -> None:
         self._newest_first = sorted(blocks, key=lambda block: -block.time)
 
     def at(self, address: int, time: int) -> Block | None:
-        """Return the block that an address was in at some time; 0 is the end of all time."""
+        """Return the block that contained an address at a time; 0 is the end of the observation."""
         for block in self._newest_first:
             if block.start <= address < block.end and (not time or block.time <= time):
                 return block
         return None
 
     def name(self, race: Race) -> Race:
-        """Return a race with the block that it is about, if that is known.
+        """Return a race with the framework and the line of its block, if the block is known.
 
         Whether it is one is settled: the stream that a block was allocated on may be given it again
         before others have done with it, and may not touch it then.
@@ -72,7 +72,7 @@ class Blocks:
 
 
 class Allocator(Protocol):
-    """One of them. It is told to begin until it does, once its framework is there."""
+    """Interface to a framework's allocator; `begin` has no effect until the framework is loaded."""
 
     framework: str
 
@@ -82,7 +82,7 @@ class Allocator(Protocol):
 
 
 class Allocators:
-    """Those of PyTorch and CuPy. A failure in one of them is reported, and harms nothing else."""
+    """The allocators of PyTorch and CuPy. A failure of one is reported and harms no other."""
 
     def __init__(self, logger: Logger, stacks: Stacks) -> None:
         self._torch: Allocator = TorchHistory()
@@ -94,19 +94,19 @@ class Allocators:
         self.failures: dict[str, str] = {}  # by framework
 
     def begin(self) -> None:
-        """Begin with those that are there."""
+        """Begin with the frameworks that are loaded."""
         with self._lock:
             self._try(self._cupy, self._cupy.begin)
         self.look()
 
     def look(self) -> None:
-        """Begin with what has come since."""
+        """Begin with PyTorch if it was loaded since."""
         with self._lock:
             if not self._ended:
                 self._try(self._torch, self._torch.begin)
 
     def blocks(self, races: int) -> Blocks:
-        """Return all blocks. They are asked for if there are more races than the last time."""
+        """Return all blocks, read anew if there are more races than at the last call."""
         with self._lock:
             if not self._ended and races != self._races:
                 found: list[Block] = []
@@ -117,13 +117,13 @@ class Allocators:
             return self._blocks
 
     def finish(self) -> None:
-        """Switch off what any thread can; the blocks that were read are kept."""
+        """End the history of PyTorch, which any thread can. The blocks stay readable."""
         with self._lock:
             self._ended = True
             self._try(self._torch, self._torch.end)
 
     def end(self) -> None:
-        """Leave them as they were; in the thread that called `begin`."""
+        """Restore both allocators, in the thread that called `begin`."""
         with self._lock:
             self._ended = True
             for each in (self._torch, self._cupy):
@@ -143,7 +143,7 @@ _MOST = 20_000  # allocations and frees that are kept on each device: each takes
 
 
 class TorchHistory:
-    """Lets PyTorch keep it from `begin` to `end`, unless it does so anyway."""
+    """The memory history of PyTorch, switched on from `begin` to `end` unless it is on."""
 
     framework = "torch"
 
@@ -152,7 +152,7 @@ class TorchHistory:
         self._is_ours = False
 
     def begin(self) -> None:
-        """Begin, if PyTorch is there and has used CUDA: to ask it earlier would initialize CUDA."""
+        """Begin if PyTorch has initialized CUDA: an earlier request would initialize CUDA."""
         torch: Any = sys.modules.get("torch")
         if self._memory is not None or torch is None:
             return
@@ -169,7 +169,7 @@ class TorchHistory:
             )
 
     def blocks(self) -> list[Block]:
-        """Return what it has kept, and what is in use and older than that."""
+        """Return the blocks of the history, and older blocks that are in use."""
         return [] if self._memory is None else list(self._read())
 
     def _read(self) -> Iterator[Block]:
@@ -194,7 +194,7 @@ class TorchHistory:
         return Block(start, start + size, began, functools.partial(_stack, frames), self.framework)
 
     def end(self) -> None:
-        """Keep it no longer, unless it was kept before."""
+        """Switch the history off, unless it was on before."""
         if self._is_ours:
             self._memory._record_memory_history(None)
             self._is_ours = False  # only now: a signal handler may raise in between
@@ -202,7 +202,7 @@ class TorchHistory:
 
 
 def _ahead() -> int:
-    """Return how far the clock of PyTorch's entries is ahead of the logger's, in nanoseconds."""
+    """Return the offset of the clock of PyTorch's history to the log's, in nanoseconds."""
 
     def look() -> tuple[int, int]:
         before, there, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
@@ -223,7 +223,7 @@ _MOST_OF_CUPY = 20_000  # allocations that are kept
 
 
 class CupyHook:
-    """Takes note of what CuPy's memory pools give to this thread, from `begin` to `end`."""
+    """A memory hook that records the blocks that CuPy's pools give to one thread."""
 
     framework = "cupy"
 
@@ -235,7 +235,7 @@ class CupyHook:
         self._thread = 0
 
     def begin(self) -> None:
-        """Begin, if CuPy is there: its hooks are of the thread that enters them."""
+        """Enter the hook if CuPy is loaded. A hook serves the thread that enters it."""
         cupy = sys.modules.get("cupy")
         cuda = None if cupy is None else vars(cupy).get("cuda")
         kind = getattr(cuda, "MemoryHook", None)
@@ -259,18 +259,18 @@ class CupyHook:
         return stack
 
     def blocks(self) -> list[Block]:
-        """Return what was noted."""
+        """Return the recorded blocks."""
         return list(self._blocks.copy())  # a thread adds to it
 
     def end(self) -> None:
-        """Take note no longer. In another thread the hook stays, and does nothing."""
+        """Leave the hook. In another thread the hook stays and does nothing."""
         if self._hook is not None and self._thread == threading.get_ident():
             self._hook.__exit__(None, None, None)
         self._hook = None  # only now: a signal handler may raise in between
 
 
 def _hook(kind: type, allocated: Any) -> Any:
-    """Return a hook of CuPy's type, which is there only if CuPy is."""
+    """Return an instance of a subclass of CuPy's hook."""
 
     def malloc_postprocess(_: object, **told: int) -> None:
         allocated(told["mem_ptr"], told["mem_size"])

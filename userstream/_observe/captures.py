@@ -1,4 +1,4 @@
-"""Captures, and launches of the graphs that they become."""
+"""Stream captures, and launches of the captured graphs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from userstream._observe.clocks import join
 from userstream._observe.memory import Access, Allocation
-from userstream._observe.races import Done
+from userstream._observe.races import RecordedOperation
 from userstream._observe.stacks import line_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Touch(NamedTuple):
 
 
 class Graph:
-    """What is known of a graph, or of what it was made executable to."""
+    """The accesses and events of a graph or an executable graph."""
 
     def __init__(self) -> None:
         self.touches: dict[tuple[int, int, bool, str], Touch] = {}
@@ -39,7 +39,7 @@ class Graph:
         self.complete = True  # False: it has nodes that were not seen
 
     def add(self, other: Graph) -> None:
-        """Take in what another one has."""
+        """Add the contents of another graph."""
         self.touches.update(other.touches)
         self.waits += other.waits
         self.records += other.records
@@ -49,7 +49,7 @@ class Graph:
 
 
 class Capture:
-    """A capture in progress: the streams in it, and its own happens-before."""
+    """A capture in progress: its streams, and the accesses inside of the graph."""
 
     def __init__(self, *, seen: bool = True) -> None:
         self.graph = Graph()
@@ -59,7 +59,7 @@ class Capture:
         self.into: int | None = None  # a graph that there was before
 
     def touch(self, access: Access) -> list[Access]:
-        """Note an access; return those inside of the capture that it races with."""
+        """Record an access; return the accesses of the capture that race with it."""
         key = (access.start, access.end, access.write, access.known)
         if key not in self.graph.touches:
             self.graph.touches[key] = Touch(*key, access.operation)
@@ -71,7 +71,7 @@ _DEFAULT_STREAMS = 2  # handles up to this one
 
 
 class Captures:
-    """Applies captures and graphs."""
+    """Applies calls that capture, create or launch graphs."""
 
     def __init__(self, world: World, allocations: Allocations) -> None:
         self.world = world
@@ -166,9 +166,11 @@ class Captures:
             return
         where = f"a graph launched at {self._line(call.stack)}"
 
-        def launch(inside: Done) -> Done:
+        def launch(inside: RecordedOperation) -> RecordedOperation:
             began, ended = launched.began, launched.ended  # of it: the capture is long over
-            operation = Done(inside.name, inside.stack, call.thread, lane, began, ended)
+            operation = RecordedOperation(
+                inside.name, inside.stack, call.thread, lane, began, ended
+            )
             operation.kind = inside.kind
             operation.launched = where
             operation.guesses = inside.guesses
@@ -198,7 +200,7 @@ class Captures:
 
 
 def _end_of(executable: int) -> int:
-    """Return what stands for an event at the end of the last launch: a number that no event has.
+    """Return the pseudo handle of an event at the end of the last launch of a graph.
 
     "Each launch is ordered behind both any previous work in hStream and any previous launches of
     hGraphExec."

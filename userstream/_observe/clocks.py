@@ -1,4 +1,4 @@
-"""What happened before what: a vector clock for each stream, and for the host.
+"""Vector clocks of streams, events and host threads: the happens-before relation.
 
 A clock says, for each stream, how many of its operations are over once its owner gets to this
 point. All threads of the host share a clock by default: queues and locks of Python, by which
@@ -21,14 +21,14 @@ _RECENT = 512  # operations of a stream whose names are kept
 
 
 def join(into: Clock, other: Clock) -> None:
-    """Let `into` know all that `other` knows."""
+    """Raise each component of a clock to that of another clock."""
     for lane, time in other.items():
         if into.get(lane, 0) < time:
             into[lane] = time
 
 
 class Lane:
-    """A stream, or what it is while it is captured."""
+    """A stream, or its stand-in while the stream is captured."""
 
     __slots__ = (
         "blocking",
@@ -73,12 +73,12 @@ class Lane:
 
     @property
     def lasts(self) -> tuple[int, ...]:
-        """Entries of the timeline: whatever waits for this stream waits for these."""
+        """Timeline entries that a wait for this stream waits for."""
         return self.pending if self.last < 0 else (self.last, *self.pending)
 
 
 class Recorded(NamedTuple):
-    """What an event stands for."""
+    """The state of a stream when an event was recorded."""
 
     clock: Clock
     capture: Any  # that it is part of
@@ -87,7 +87,7 @@ class Recorded(NamedTuple):
 
 
 class _Floor:
-    """What all later work of a context waits for."""
+    """Clock that all later work of a context is ordered after."""
 
     def __init__(self) -> None:
         self.clock: Clock = {}
@@ -95,7 +95,7 @@ class _Floor:
 
 
 class _Host:
-    """What the host knows: all of its threads, or in strict mode one of them."""
+    """Completed work known to the host: to all threads, or in strict mode to one."""
 
     __slots__ = ("clock", "version")
 
@@ -126,7 +126,7 @@ class Clocks:
     # -- the host ---------------------------------------------------------------------------------
 
     def called_by(self, thread: int) -> None:
-        """Say which thread of the host makes the next call."""
+        """Set the host thread that makes the next call."""
         if not self._strict:
             return
         host = self._hosts.get(thread)
@@ -139,19 +139,19 @@ class Clocks:
         self._host = host
 
     def host_knows(self, clock: Clock) -> None:
-        """Let the host, and all that it queues from now on, know of this."""
+        """Record that the host knows the completion of the work in a clock."""
         join(self._host.clock, clock)
         join(self.kept, clock)
         self._changed(self._host)
         if self._dying:
-            self._bury()
+            self._forget_finished_streams()
 
     def is_known(self, lane: Lane, time: int) -> bool:
-        """Tell whether the host, whichever thread of it, knows that an operation is over."""
+        """Return whether every host thread knows that an operation has completed."""
         return lane.gone or all(host.clock.get(lane.id, 0) >= time for host in self._hosts.values())
 
     def forget_ended_threads(self) -> None:
-        """Let nothing be kept for the sake of a thread that makes no more calls."""
+        """Forget the clocks of threads that have ended."""
         if self._strict:
             for thread in [
                 each for each in self._hosts if not os.path.exists(f"/proc/self/task/{each}")
@@ -165,7 +165,7 @@ class Clocks:
     # -- streams ----------------------------------------------------------------------------------
 
     def lane(self, handle: int, context: int, thread: int) -> Lane:
-        """Return the stream of a handle, or what stands for it in a capture."""
+        """Return the stream of a handle, or its stand-in during a capture."""
         key: object
         if handle > 2:
             found = self._lanes.get(handle)
@@ -185,7 +185,7 @@ class Clocks:
         return lane.captured or lane
 
     def new_lane(self, handle: int, context: int, kind: str) -> Lane:
-        """Make one that no handle leads to."""
+        """Create a stream that no handle refers to."""
         self._count += 1
         return Lane(self._count, handle, context, kind)
 
@@ -203,7 +203,7 @@ class Clocks:
         return lane
 
     def drop_stream(self, handle: int) -> None:
-        """Forget a handle, which another stream may get; its work continues."""
+        """Forget a handle that another stream may get. The work of the stream continues."""
         lane = self._lanes.pop(handle, None)
         if lane is not None:
             self._dying.append(lane)
@@ -222,7 +222,7 @@ class Clocks:
         return len(self._lanes) + self._dropped
 
     def beside(self, lane: Lane) -> Iterable[Lane]:
-        """Return the streams that a stream waits for without being told to."""
+        """Return the streams that a stream waits for implicitly: legacy and blocking streams."""
         if lane.capture is not None:
             return ()
         if lane.kind == LEGACY:
@@ -236,7 +236,7 @@ class Clocks:
     # -- work that was queued before the observation ----------------------------------------------
 
     def depend_on_unseen(self, lane: Lane) -> None:
-        """Put work that was not seen on a stream: it was queued before the observation began."""
+        """Queue a placeholder for work from before the observation."""
         lane.time = lane.clock[lane.id] = time = lane.time + 1
         first, _ = self._unseen.get(lane.id, (time, time))
         if self.kept.get(lane.id, 0) >= first:
@@ -254,7 +254,7 @@ class Clocks:
     # -- order ------------------------------------------------------------------------------------
 
     def settle(self, lane: Lane, beside: Iterable[Lane] | None = None) -> Clock:
-        """Let a stream know all that its next operation waits for anyway; return its clock."""
+        """Join what the next operation waits for implicitly into a stream's clock; return it."""
         clock = lane.clock
         if lane.capture is not None:
             return clock
@@ -271,46 +271,46 @@ class Clocks:
         return clock
 
     def step(self, lane: Lane, what: Any, beside: Iterable[Lane] | None = None) -> int:
-        """Put an operation on a stream, behind those beside it; return its number there."""
+        """Queue an operation after its implicit dependencies; return its number on the stream."""
         clock = self.settle(lane, beside)
         lane.time = clock[lane.id] = time = lane.time + 1
         lane.recent.append((time, what))
         return time
 
     def record(self, event: int, lane: Lane) -> None:
-        """Let an event stand for what is on the stream now."""
+        """Record an event on a stream."""
         self._events[event] = Recorded(
             dict(self.settle(lane)), lane.capture, lane.held_by, lane.lasts
         )
 
     def recorded(self, event: int) -> Recorded | None:
-        """Return what an event stands for."""
+        """Return the record of an event, or `None` if it was not seen."""
         return self._events.get(event)
 
     def record_context(self, event: int, context: int) -> None:
-        """Let an event stand for everything in a context."""
+        """Record an event after all work of a context."""
         lasts = tuple(each for lane in self.lanes_of(context) for each in lane.lasts)
         self._events[event] = Recorded(self.of_context(context), None, frozenset(), lasts)
 
     def drop_event(self, event: int) -> None:
-        """Forget an event, whose handle another one may get."""
+        """Forget an event whose handle another event may get."""
         self._events.pop(event, None)
 
     def of_context(self, context: int) -> Clock:
-        """Return what everything in a context comes to."""
+        """Return the join of the clocks of all streams of a context."""
         clock: Clock = {}
         for lane in self.lanes_of(context):
             join(clock, lane.clock)
         return clock
 
     def raise_floor(self, context: int, clock: Clock) -> None:
-        """Let all later work of a context wait, that of new streams too."""
+        """Order all later work of a context, including new streams, after a clock."""
         floor = self._floors.setdefault(context, _Floor())
         join(floor.clock, clock)
         floor.version += 1
 
-    def _bury(self) -> None:
-        """Take the streams out of all clocks whose work all that comes is ordered behind."""
+    def _forget_finished_streams(self) -> None:
+        """Remove destroyed streams from all clocks once the host knows the end of their work."""
         passed = [lane for lane in self._dying if self.is_known(lane, lane.time)]
         if not passed:
             return
@@ -335,7 +335,7 @@ class Clocks:
                 del clock[gone]
 
     def forget_all(self) -> None:
-        """Take everything until now as known to all: something was lost."""
+        """Treat all earlier work as known to every thread, because records were lost."""
         for lane in self.lanes():
             join(self.kept, lane.clock)
             for host in self._hosts.values():
@@ -343,4 +343,4 @@ class Clocks:
         for host in self._hosts.values():
             self._changed(host)
         self._events.clear()
-        self._bury()
+        self._forget_finished_streams()

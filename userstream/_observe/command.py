@@ -298,7 +298,7 @@ def _run(get_code: Callable[[], CodeType], module: ModuleType) -> int:
 
 
 def _show(error: BaseException) -> None:
-    """Print the traceback of the program's error, as the program has arranged it."""
+    """Print the traceback of an error of the program, by `sys.excepthook`."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -321,7 +321,7 @@ def _status(leaving: SystemExit) -> int:
 
 
 class _Stderr:
-    """The stderr that the command was started with, whatever the program does with its own."""
+    """A duplicate of the stderr descriptor with which the command was started."""
 
     def __init__(self) -> None:
         self._descriptor = -1
@@ -335,7 +335,7 @@ class _Stderr:
         return status.st_dev, status.st_ino
 
     def write(self, text: str) -> None:
-        """Write text, if anybody can still read it."""
+        """Write text, unless the descriptor is closed or belongs to another file."""
         data = f"{text}\n".encode("utf-8", "backslashreplace")
         with suppress(OSError):
             # A program that closes all descriptors may have a file of its own there by now.
@@ -344,7 +344,7 @@ class _Stderr:
 
 
 def _flush() -> bool:
-    """Write what the program left in its files; return whether that was possible."""
+    """Flush stdout and stderr; return whether stdout could be flushed."""
     with suppress(OSError, ValueError, AttributeError):  # it may be closed, replaced or removed
         sys.stderr.flush()
     try:
@@ -362,7 +362,7 @@ def _flush() -> bool:
 
 
 def _report(seen: Observation, options: argparse.Namespace, stderr: _Stderr) -> None:
-    """Stop, save the files, and then print the report: whatever fails, the rest is done."""
+    """Stop, save the files, and print the report. A failure of one step skips no other."""
     said = []
 
     def attempt(what: str, do: Callable[[], object]) -> None:

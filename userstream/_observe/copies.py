@@ -1,4 +1,4 @@
-"""Copies and fills: which bytes they read and write."""
+"""Copies and fills: the bytes that they read and write."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 from userstream._observe.memory import DEVICE, PINNED, UNKNOWN, Access
-from userstream._observe.races import Done, Place, Side
+from userstream._observe.races import RaceMemory, RecordedOperation, Side
 
 if TYPE_CHECKING:
     from userstream._observe.clocks import Lane
@@ -91,11 +91,11 @@ class Pinned:
     def _report(self, source: _Source, call: Call) -> None:
         access = source.access
         found = self.world.memory.find(access.start) or self.world.memory.elsewhere
-        host = Done("a write of the host", call.stack, call.thread, None)
+        host = RecordedOperation("a write of the host", call.stack, call.thread, None)
         told = self.world.clocks.maybe.get(access.lane.id, 0) >= access.time
         self.world.finds.race(
             "host overwrote the source of a copy",
-            Place(access.start, access.end, found.kind, self.world.allocated_at(found)),
+            RaceMemory(access.start, access.end, found.kind, self.world.allocated_at(found)),
             Side(access.operation, "read"),
             Side(host, "write"),
             possible=told or source.unseen_write,
@@ -105,10 +105,13 @@ class Pinned:
         """Report results of copies whose end the host never learned."""
         for access in self._results.values():
             if not self.world.host_knew(access):
-                host = Side(Done("a read of the host", -1, access.operation.thread, None), "read")
+                host = Side(
+                    RecordedOperation("a read of the host", -1, access.operation.thread, None),
+                    "read",
+                )
                 self.world.finds.race(
                     "host read before the copy",
-                    Place(access.start, access.end, PINNED),
+                    RaceMemory(access.start, access.end, PINNED),
                     Side(access.operation, "write"),
                     host,
                     possible=True,
@@ -123,7 +126,7 @@ Range = tuple[int, int]
 
 
 class Copies:
-    """Applies copies and fills."""
+    """Applies calls that copy or fill memory."""
 
     def __init__(self, world: World, pinned: Pinned) -> None:
         self.world = world
@@ -211,7 +214,7 @@ class Copies:
         *,
         loose: bool = False,
     ) -> tuple[bool, bool]:
-        """Note what is read and written; tell which sides are pageable memory of the host."""
+        """Record the accesses of a copy; return which sides are pageable host memory."""
         operation, time = self.world.begin(call, lane)
         if not to or not source or to[0][0] == to[0][1]:
             return False, False
@@ -274,14 +277,14 @@ def _rows(begin: int, width: int, height: int, pitch: int) -> list[Range]:
 
 
 def _extent(structure: bytes) -> int:
-    """Return how many rows a CUDA_MEMCPY2D or 3D copies."""
+    """Return the number of rows that a CUDA_MEMCPY2D or CUDA_MEMCPY3D copies."""
     if len(structure) == 128:
         return _WORD.unpack_from(structure, 120)[0]  # type: ignore[no-any-return]
     return _WORD.unpack_from(structure, 184)[0] * _WORD.unpack_from(structure, 192)[0]  # type: ignore[no-any-return]
 
 
 def _is_packed(structure: bytes) -> bool:
-    """Tell whether no byte lies between the rows, on both sides."""
+    """Return whether the rows of both sides are contiguous."""
     if len(structure) == 128:
         width, pitches = 112, (48, 104)
     else:

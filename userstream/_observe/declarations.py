@@ -1,4 +1,4 @@
-"""What the program has declared only to read: by ``mode="read"`` of `borrow` and `acquire`."""
+"""Declarations that work only reads buffers: ``mode="read"`` of `borrow` and `acquire`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from userstream._observe.memory import DECLARED, EXACT
 if TYPE_CHECKING:
     from userstream._observe.functions import Call
     from userstream._observe.memory import Allocation, Memory
-    from userstream._observe.races import Done
+    from userstream._observe.races import RecordedOperation
 
 _LEGACY = 1
 _MOST = 1024  # of a thread on a stream
@@ -19,7 +19,7 @@ _Key = tuple[int, int]  # a thread, and the handle of a stream
 
 
 class _Declaration:
-    """That the work of a thread on a stream only reads some bytes, or that it may write them."""
+    """A declaration of a thread: its work on a stream only reads a range, or may write it."""
 
     __slots__ = ("allocation", "end", "number", "reads", "start")
 
@@ -33,7 +33,7 @@ class _Declaration:
         self.allocation = allocation  # what is there later is not meant
 
     def covers(self, address: int, memory: Memory) -> bool:
-        """Tell whether an address is among the bytes."""
+        """Return whether the declaration is about an address."""
         if self.allocation is None:  # it was not heard of when this was declared
             found = memory.find(self.start)
             if found is not None and found.operation is None:  # nor was it made since
@@ -44,7 +44,7 @@ class _Declaration:
 
 
 class Declarations:
-    """All that count. Of those of a thread for the same bytes on a stream, the last one does."""
+    """The open declarations. The newest one of a thread for an address on a stream counts."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -95,17 +95,19 @@ class Declarations:
             self.open.pop(key, None)
 
     def forget(self) -> None:
-        """Forget all: calls were lost, and the end of a block may be among them."""
+        """Forget all declarations: lost records may include the end of a block."""
         self.open.clear()
         self._blocks.clear()
 
-    def judge(self, operation: Done, address: int, write: bool, known: str) -> tuple[bool, str]:
-        """Return whether an operation writes there, and how that is known."""
+    def judge(
+        self, operation: RecordedOperation, address: int, write: bool, known: str
+    ) -> tuple[bool, str]:
+        """Return whether an operation writes to an address, and how that is known."""
         if self.open and known != EXACT and self._is_only_read(operation, address):
             return False, DECLARED
         return write, known
 
-    def _is_only_read(self, operation: Done, address: int) -> bool:
+    def _is_only_read(self, operation: RecordedOperation, address: int) -> bool:
         handle = 0 if operation.lane is None else operation.lane.handle
         for each in reversed(self.open.get((operation.thread, handle or _LEGACY), ())):
             if each.covers(address, self._memory):

@@ -1,4 +1,4 @@
-"""What calls mean: applies one after the other to the clocks, the memory and the graphs."""
+"""Apply the recorded calls, one after the other, to the state of the analysis."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TRIM = 4096  # calls between two looks for what can be forgotten
 
 
 class Engine:
-    """Works out what was ordered, and finds what was not."""
+    """The analysis of a log: dispatches each record to the subject that applies the call."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Engine:
         self._called_by = world.clocks.called_by if strict else None
 
     def take(self, log: Iterable[Call]) -> None:
-        """Apply calls in their order."""
+        """Apply records in the order of the log."""
         table, called_by, counts = self._table, self._called_by, self.counts
         freeing = self.world.memory.freeing
         for call in log:
@@ -112,18 +112,18 @@ class Engine:
             self.world.timeline.host_waited(call)
 
     def forget_order(self) -> None:
-        """Take all until here as ordered: calls were lost, and an edge may be among them."""
+        """Treat all earlier work as ordered: records were lost, and they may include an edge."""
         self.world.clocks.forget_all()
         self.world.memory.trim(lambda _: True)
         self.world.declarations.forget()
 
     def finish(self) -> None:
-        """Tell of what nothing was heard of until the end."""
+        """Report results of copies that the host was never seen to wait for."""
         self._pinned.finish()
 
 
 def _method(subjects: Iterable[object], means: str) -> Callable[[Call], None]:
-    """Return the method that applies what a call means, of whichever subject has it."""
+    """Return the method of that name, which exactly one of the subjects has."""
     (method,) = (getattr(each, means) for each in subjects if hasattr(type(each), means))
     found: Callable[[Call], None] = method
     return found

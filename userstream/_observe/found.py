@@ -1,4 +1,4 @@
-"""What an observation finds: `Race` and `Stall`, with the operations they are about."""
+"""Findings of an observation: `Race`, `Stall` and `Operation`, and their suppressions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CERTAIN = ("exact", "declared")  # how an access is known that is known in ever
 
 
 def _plain(value: Any) -> Any:
-    """Return it as JSON takes it; a frame as its file, line and function."""
+    """Return a value as JSON data; a frame becomes its file, line and function."""
     if isinstance(value, FrameSummary):
         return [value.filename, value.lineno, value.name]
     if isinstance(value, tuple):
@@ -37,7 +37,7 @@ def _where(line: FrameSummary | None) -> str:
 
 @dataclass(frozen=True)
 class Operation:
-    """One side of a race: what was done, on which stream, and by which line.
+    """One side of a race: an operation, its stream, and the line that queued it.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class Operation:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON-serializable data.
+        """Return the attributes as JSON-serializable data.
 
         Returns
         -------
@@ -184,7 +184,7 @@ class Race:
         return " ".join(f"{name}={_word(value)}" for name, value in self._facts().items())
 
     def _facts(self) -> dict[str, str]:
-        """Return what a suppression can name."""
+        """Return the facts that a suppression can name."""
         kind = self.kind.replace(" ", "-")
         return {"race": kind, "first": _function(self.first), "second": _function(self.second)}
 
@@ -208,7 +208,7 @@ class Race:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON-serializable data.
+        """Return the attributes as JSON-serializable data.
 
         Returns
         -------
@@ -285,7 +285,7 @@ class Stall:
         return f"{self.seconds * 1e3:.3f} ms in {self.name} ({times}{_where(self.line)})"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON-serializable data.
+        """Return the attributes as JSON-serializable data.
 
         Returns
         -------
@@ -360,7 +360,7 @@ def _parse(line: str, where: str) -> Suppression:
 
 
 def covers(suppression: Suppression, race: Race) -> bool:
-    """Tell whether a race is not to be reported; values may have ``*`` and ``?``."""
+    """Return whether a suppression covers a race; its values may contain ``*`` and ``?``."""
     facts = race._facts()
     return all(
         any(
@@ -372,7 +372,7 @@ def covers(suppression: Suppression, race: Race) -> bool:
 
 
 def _kinds(kind: str) -> list[str]:
-    """Return the names that may stand for a kind: a line may say what another run has learned."""
+    """Return the kinds by which a suppression of any run may name a kind."""
     second, after, first = kind.partition("-after-")
     if "use" not in (first, second) or first == "free":
         return [kind]

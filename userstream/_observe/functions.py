@@ -1,4 +1,4 @@
-"""Which driver functions are watched, and what their arguments are.
+"""The recorded driver functions with their arguments, and the records of their calls.
 
 A row says what a call means (the name of a method of `Engine`) and which word of its arguments is
 what. Both makers of records, the simulated driver and CUPTI, give all arguments in the order of C.
@@ -25,7 +25,7 @@ ALL = MEMORY | KERNELS
 
 @dataclass(frozen=True)
 class Fetch:
-    """Bytes that a word points to: so many, or so many times another word."""
+    """Bytes to copy from where a word points: a size, or a size times another word."""
 
     word: int
     size: int
@@ -34,7 +34,7 @@ class Fetch:
 
 @dataclass(frozen=True)
 class Function:
-    """How to read one driver function; the numbers are words."""
+    """The meaning of the arguments of one driver function; numbers are indices of words."""
 
     means: str
     words: int
@@ -251,7 +251,7 @@ _LEAVING = 1  # the site of a call that comes back
 
 
 class Call:
-    """One driver call of the program, at its begin or its end."""
+    """One record: a driver call at its begin or its end, or a note."""
 
     __slots__ = (
         "account",
@@ -341,5 +341,5 @@ def read_log(chunk: bytes) -> Iterator[Call]:
 
 @functools.cache
 def _words(count: int) -> struct.Struct:
-    """Return how so many words are read: compiled once, for there are millions."""
+    """Return the compiled format of a number of words. Cached: there are millions of records."""
     return struct.Struct(f"<{count}Q")

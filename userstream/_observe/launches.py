@@ -1,4 +1,4 @@
-"""Kernels: what their parameters point to, and whether they write there."""
+"""Kernel launches: the memory that parameters point to, and whether kernels write there."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _Touched = tuple[tuple["Span", ...], Guesses | None]
 
 
 class _Kernel:
-    """What is known of a kernel."""
+    """A kernel, and what is learned of its parameters."""
 
     __slots__ = ("constant", "has_table", "learned", "name", "touches")
 
@@ -52,7 +52,7 @@ class _Kernel:
 
 
 class Launches:
-    """Applies launches of kernels."""
+    """Applies calls that launch kernels."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -134,7 +134,7 @@ def _touched(kernel: _Kernel, pointers: bytes) -> _Touched:
 
 
 def readable(name: str) -> str:
-    """Return the name of a C++ function without what the compiler made of it, else as it is.
+    """Return the demangled name of a C++ function without its parameters, or the given name.
 
     Its template arguments stay, which tell kernels of one name apart; its parameters do not.
     """
@@ -192,7 +192,7 @@ def _demangled(name: str) -> str | None:
 
 @cache
 def _library() -> Any:
-    """Return the runtime of C++, which every framework loads; None where it is not installed."""
+    """Return the C++ runtime library, or `None` where it is not installed."""
     try:
         library = ctypes.CDLL("libstdc++.so.6")
         library.__cxa_demangle.restype = ctypes.c_void_p

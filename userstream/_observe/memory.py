@@ -1,4 +1,4 @@
-"""Who touched which bytes last: the allocations, and the accesses to each that still count."""
+"""Allocations, and the accesses to each that later accesses can race with."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PAGE = 12  # bits: accesses within a page are found by it, wider ones are looke
 
 
 class Access:
-    """Bytes that an operation reads or writes, or may."""
+    """A range of bytes that an operation reads or writes, or may read or write."""
 
     __slots__ = ("end", "held_by", "known", "lane", "loose", "operation", "start", "time", "write")
 
@@ -60,7 +60,7 @@ class Access:
 
 
 class Allocation:
-    """Memory that was allocated at once: one generation of its addresses."""
+    """One allocation: one generation of its addresses."""
 
     __slots__ = ("_narrow", "_wide", "device", "end", "freed", "kind", "operation", "pool", "start")
 
@@ -78,7 +78,7 @@ class Allocation:
         self._wide: list[Access] = []
 
     def touch(self, new: Access, kept: Clock | None = None) -> list[Access]:
-        """Note an access; return the earlier ones that it is in conflict with, and not ordered.
+        """Record an access; return the earlier accesses that race with it.
 
         Ordered is what its stream knows to be over, and what `kept` says.
 
@@ -114,7 +114,7 @@ class Allocation:
         known: str,
         loose: bool = False,
     ) -> bool:
-        """Note an access if those that count there are its stream's; tell whether it did.
+        """Record an access if all earlier ones are of its stream; return whether it was recorded.
 
         It is ordered behind them then. If it repeats the newest, it stands for that, and leaves of
         the others what that has left; if it surely writes, it stands for all those of its bytes. So
@@ -160,11 +160,11 @@ class Allocation:
 
     @property
     def accesses(self) -> list[Access]:
-        """All that still count."""
+        """The accesses that later accesses can race with."""
         return [*self._wide, *(each for near in self._narrow.values() for each in near)]
 
     def trim(self, is_known: Callable[[Access], bool]) -> None:
-        """Forget the accesses that all that comes is ordered behind."""
+        """Forget accesses whose completion the host knows."""
         self._wide = [each for each in self._wide if not is_known(each)]
         for page, near in list(self._narrow.items()):
             kept = [each for each in near if not is_known(each)]
@@ -185,7 +185,7 @@ def _passed(
     kept: Clock,
     conflicts: list[Access],
 ) -> list[Access]:
-    """Note those that a new one is in conflict with; return those that still count behind it."""
+    """Append accesses that race with `new` to `conflicts`; return those it does not supersede."""
     still: list[Access] = []
     start, end, write, mine, clock = new.start, new.end, new.write, new.lane, new.lane.clock
     loose = new.loose
@@ -217,7 +217,7 @@ def _passed(
 
 
 class Memory:
-    """All allocations that were seen, by address."""
+    """The allocations that were seen, by address."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -227,14 +227,14 @@ class Memory:
         self.freeing: dict[Lane, deque[tuple[int, Allocation]]] = {}
 
     def find(self, address: int) -> Allocation | None:
-        """Return the allocation that an address lies in."""
+        """Return the allocation that contains an address."""
         place = bisect_right(self._starts, address) - 1
         if place >= 0 and address < self._allocations[place].end:
             return self._allocations[place]
         return None
 
     def parts(self, start: int, end: int) -> Iterator[tuple[Allocation, int, int]]:
-        """Cut a range into what lies in one allocation each."""
+        """Split a range at the boundaries of allocations."""
         while start < end:
             place = bisect_right(self._starts, start) - 1
             found = self._allocations[place] if place >= 0 else None
@@ -247,7 +247,7 @@ class Memory:
             start = after
 
     def add(self, allocation: Allocation) -> None:
-        """Put an allocation in the place of what was at its addresses."""
+        """Add an allocation, which replaces any other at its addresses."""
         first = bisect_right(self._starts, allocation.start) - 1
         if first < 0 or self._allocations[first].end <= allocation.start:
             first += 1
@@ -258,7 +258,7 @@ class Memory:
         self._allocations[first:last] = [allocation]
 
     def drop(self, allocation: Allocation) -> None:
-        """Forget what is no memory any more."""
+        """Remove an allocation."""
         place = bisect_right(self._starts, allocation.start) - 1
         if place >= 0 and self._allocations[place] is allocation:
             del self._starts[place], self._allocations[place]
@@ -277,7 +277,7 @@ class Memory:
                 del self.freeing[lane]
 
     def within(self, start: int, end: int) -> list[Allocation]:
-        """Return the allocations of which a range has bytes."""
+        """Return the allocations that overlap a range."""
         first = bisect_right(self._starts, start) - 1
         if first < 0 or self._allocations[first].end <= start:
             first += 1
@@ -294,7 +294,7 @@ class Memory:
         return iter(self._allocations)
 
     def trim(self, is_known: Callable[[Access], bool]) -> None:
-        """Forget the accesses that the host knows of: all that comes is ordered behind them."""
+        """Forget accesses whose completion the host knows."""
         for allocation in (*self._allocations, self.elsewhere):
             allocation.trim(is_known)
 
@@ -311,14 +311,14 @@ PAIR = struct.Struct("<QQ")  # of a parameter: its offset, and where it points t
 
 
 class Guess(NamedTuple):
-    """Parameters through which an operation may write some bytes, and what is learned of them."""
+    """The kernel parameters that point to an address, and what is learned of each."""
 
     learned: Learned
     offsets: tuple[int, ...]
 
     @property
     def writes(self) -> bool | None:
-        """Whether it does; None while that is not known."""
+        """`True` if the kernel writes there, `False` if not, `None` while unknown."""
         found = {self.learned.get(offset) for offset in self.offsets}
         if WRITES in found or (TOGETHER in found and len(self.offsets) > 1):
             return True
@@ -326,7 +326,7 @@ class Guess(NamedTuple):
 
 
 class Guesses(NamedTuple):
-    """What is guessed of a launch, as long as what was learned of its kernel is no other one's."""
+    """The pointers of a launch, and what is learned of the parameters of its kernel."""
 
     learned: Learned
     pointers: bytes  # of the launch: the offset and the address of each

@@ -1,4 +1,4 @@
-"""`observe`: watches every stream of the process from here on."""
+"""The session that watches the process, and the `Observation` that users hold."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _inherited: list[Callable[[], None]] = []  # in a forked child: ends of the hook
 
 
 class Maker(Protocol):
-    """What reports calls to the logger."""
+    """Interface to the source of driver calls: the simulated driver or CUPTI."""
 
     def functions(self) -> dict[int, tuple[str, Function]]: ...
     def driver(self) -> Driver: ...
@@ -154,12 +154,12 @@ class _Session:
             raise self.failure
 
     def end(self) -> None:
-        """Ask the thread to end; it does so even if the caller is interrupted."""
+        """Ask the thread to end. The thread ends even if the caller is interrupted."""
         self.wanted = False
         self._bell.ring()
 
     def ask(self, function: Callable[[Engine], T]) -> T:
-        """Apply all that was logged until now, and return what `function` returns then."""
+        """Apply the log until now; return the result of `function` on the engine."""
         if not self.done.is_set and not self._daemon.is_current():
             question = _Question(function)
             self._questions.append(question)
@@ -175,7 +175,7 @@ class _Session:
         return function(self.engine)
 
     def forked(self) -> None:
-        """End without the thread: it does not exist in a forked child."""
+        """End in a forked child, in which the thread does not exist."""
         self.is_of_parent = True
         self.wanted = False
         self._declaring.end()
@@ -218,7 +218,7 @@ class _Session:
         return False
 
     def _is_wanted(self) -> bool:
-        """Return whether to watch: not if it was told to end, nor if nobody can tell it any more.
+        """Return whether to watch: until `end`, or until nobody holds the observation.
 
         A signal handler may raise between the begin of a ``with`` statement and its block, and
         then nothing leaves the block.
@@ -263,7 +263,7 @@ class _Session:
                 self._bell.sleep(_PAUSE)
 
     def _answer(self) -> None:
-        """Answer what was asked before the log was read."""
+        """Answer the questions of other threads."""
         for _ in range(len(self._questions)):
             question = self._questions.popleft()
             try:
@@ -280,7 +280,7 @@ class _Session:
             self.blocks = self._allocators.blocks(self.engine.world.finds.count())
 
     def _catch_up(self, *, everything: bool = False) -> None:
-        """Apply what was logged until now: other threads may log without end."""
+        """Apply the log until now. Other threads may log without end."""
         left = None
         while left is None or left >= 0 or everything:
             chunk, lost, behind = self._logger.read()
@@ -294,7 +294,7 @@ class _Session:
 
 
 class Observation:
-    """Watches what all libraries of the process do with streams and memory; see `observe`.
+    """An observation of the streams and the memory of the process; see `observe`.
 
     Parameters
     ----------
@@ -429,7 +429,7 @@ class Observation:
             self._allocators.end()
 
     def _catch_up(self) -> Engine:
-        """Apply all that was logged until now."""
+        """Apply the log until now; return the engine."""
         return self._ask(lambda engine: engine)
 
     def _ask(self, function: Callable[[Engine], T]) -> T:
@@ -498,7 +498,7 @@ class Observation:
 
     @property
     def not_seen(self) -> tuple[str, ...]:
-        """What could not be observed, as sentences.
+        """Sentences that say what could not be observed.
 
         Examples
         --------
@@ -652,7 +652,7 @@ def _maker() -> Maker:
 
 
 def _name_of(handle: int) -> str | None:
-    """Return what the registry calls a stream, None if it is not one of its streams."""
+    """Return the name of a user stream by its handle, or `None` for other streams."""
     # No import: this is another thread, and the main one may be in the middle of an import.
     registry = sys.modules.get("userstream._registry")
     if registry is None:
@@ -664,7 +664,7 @@ def _name_of(handle: int) -> str | None:
 
 
 def _in_child() -> None:
-    """Forget the session of the parent, whose thread and locks are not this process's."""
+    """Forget the parent's session in a forked child: its thread and locks stayed behind."""
     global _active, _turn  # noqa: PLW0603 -- there is one of each
     _turn = _process.Lock()
     session, _active = _active, None
@@ -709,10 +709,10 @@ def _read(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """Return what a policy calls the one text that may run: nothing else that got in may."""
+    """Return the source expression of a content security policy that allows one text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _embedded(document: dict[str, Any]) -> str:
-    """Return JSON that no name of a file or a kernel can end the element of."""
+    """Return JSON for a script element, without a character that could end the element."""
     return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")

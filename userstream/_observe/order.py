@@ -1,4 +1,4 @@
-"""Events, streams and what the host knows."""
+"""Events, waits and values in memory: the calls that order streams and the host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL and CU_EVENT_WAIT_EXTERNAL
 
 
 class Order:
-    """Applies what puts streams, and the host, in order."""
+    """Applies calls on events, streams and contexts that order work."""
 
     def __init__(self, world: World, captures: Captures) -> None:
         self.world = world
@@ -106,7 +106,7 @@ _MOST_VALUES = 64  # of one word
 
 
 class Words:
-    """Applies what streams write for each other to wait for."""
+    """Applies writes of values, and the waits of streams for values."""
 
     def __init__(self, world: World) -> None:
         self.world = world

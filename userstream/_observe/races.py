@@ -1,4 +1,4 @@
-"""Collects what was found: one entry for each pair of lines."""
+"""The races and stalls that were found, one entry for each pair of lines."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 ACCESSES = "accesses"  # the kind of a race whose name depends on what both do
 
 
-class Done:
-    """An operation, or a wait of the host, as the engine and the timeline keep it.
+class RecordedOperation:
+    """An operation of a stream, or a wait of the host, as the analysis keeps it.
 
     Others are named by their numbers: references would keep all that ever was alive.
     """
@@ -74,7 +74,11 @@ class Side:
     __slots__ = ("access", "guess", "known", "operation")
 
     def __init__(
-        self, operation: Done, access: str, known: str = "exact", guess: Guess | None = None
+        self,
+        operation: RecordedOperation,
+        access: str,
+        known: str = "exact",
+        guess: Guess | None = None,
     ) -> None:
         self.operation = operation
         self.access = access
@@ -82,7 +86,7 @@ class Side:
         self.guess = guess  # if that is what it is possible for alone
 
 
-class Place(NamedTuple):
+class RaceMemory(NamedTuple):
     """The memory that a race is about."""
 
     start: int
@@ -101,7 +105,7 @@ class _Entry:
         self.entries = (-1, -1)
 
     def settled(self) -> Race | None:
-        """Return the race by what was learned since it was found; None if both only read."""
+        """Return the race as known now, or `None` if both operations only read."""
         race = self.race
         sides = [_settled(race.first, self.guesses[0]), _settled(race.second, self.guesses[1])]
         first, second = sides
@@ -137,15 +141,15 @@ class Finds:
     def race(
         self,
         kind: str,
-        place: Place,
+        place: RaceMemory,
         first: Side,
         second: Side,
         *,
-        until: Callable[[], Done | None] = lambda: None,
+        until: Callable[[], RecordedOperation | None] = lambda: None,
         possible: bool = False,
         held_by: frozenset[int] = frozenset(),
     ) -> None:
-        """Note that nothing puts these two in order."""
+        """Add a race between two operations."""
         lines = (self._place(first.operation), self._place(second.operation))
         guesses = (first.guess, second.guess)
         which = [each and (id(each.learned), each.offsets) for each in guesses]
@@ -174,16 +178,16 @@ class Finds:
         entry.entries = (first.operation.entry, second.operation.entry)
 
     def drop_held(self, word: int) -> None:
-        """Forget what was found while a stream waited for a word that another one writes."""
+        """Forget races found while a stream waited for a value, which is written now."""
         for key in [key for key in self._races if word in key[3]]:
             del self._races[key]
 
     def count(self) -> int:
-        """Return how many there are."""
+        """Return the number of entries."""
         return len(self._races)
 
     def races(self) -> list[Race]:
-        """Return all of them, with how often each was seen."""
+        """Return the races, each with the number of times that it was found."""
         counts: dict[tuple[Any, ...], int] = {}
         found: dict[tuple[Any, ...], Race] = {}
         # By a copy: a thread adds to it. Whatever they waited for, and whichever kernel it was.
@@ -198,7 +202,7 @@ class Finds:
     # -- stalls -----------------------------------------------------------------------------------
 
     def stall(self, name: str, stack: int, thread: int, lane: Lane | None, seconds: float) -> None:
-        """Note that a call took so long."""
+        """Add the duration of a call that stalled."""
         line = line_of(self._stacks[stack])
         key = (name, None if line is None else (line.filename, line.lineno))
         entry = self._stalls.get(key)
@@ -210,7 +214,7 @@ class Finds:
         entry[2] += 1
 
     def stalls(self) -> list[Stall]:
-        """Return all of them, the longest first."""
+        """Return the stalls, the longest first."""
         found = []
         for (name, _), told in self._stalls.copy().items():  # as `races`
             seconds, longest, count, stream, thread, index = told
@@ -221,7 +225,7 @@ class Finds:
 
     # -- how it is shown --------------------------------------------------------------------------
 
-    def _place(self, operation: Done) -> object:
+    def _place(self, operation: RecordedOperation) -> object:
         stack: Stack = self._stacks[operation.stack]
         line = line_of(stack)
         return operation.name if line is None else (line.filename, line.lineno)
@@ -243,7 +247,7 @@ class Finds:
         )
 
     def thread_name(self, native: int) -> str:
-        """Name a thread: as it was called when it was met first."""
+        """Return the name that a thread had at its first appearance."""
         name = self._threads.get(native)
         if name is None:
             names = {thread.native_id: thread.name for thread in threading.enumerate()}

@@ -1,4 +1,4 @@
-"""What was done, in the order in which it was queued: for the page that shows it."""
+"""The timeline of an observation: operations and waits in the order of the calls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from userstream._observe.memory import ASSUMED
-from userstream._observe.races import Done
+from userstream._observe.races import RecordedOperation
 from userstream._observe.stacks import line_of
 
 if TYPE_CHECKING:
@@ -24,16 +24,16 @@ _MOST_PENDING = 8  # waits of a stream that nothing was queued behind
 
 
 class Timeline:
-    """The newest operations and waits, as many as there is room for."""
+    """The newest operations and waits, up to a given number."""
 
     def __init__(self, room: int) -> None:
         self._room = room
-        self._entries: deque[Done] = deque(maxlen=room)
-        self._newest: Done | None = None
+        self._entries: deque[RecordedOperation] = deque(maxlen=room)
+        self._newest: RecordedOperation | None = None
         self._count = 0
 
-    def queued(self, operation: Done, lane: Lane, beside: Iterable[Lane]) -> None:
-        """Note an operation of a stream, which waits for those beside it."""
+    def queued(self, operation: RecordedOperation, lane: Lane, beside: Iterable[Lane]) -> None:
+        """Add an operation of a stream, with the streams that it waits for implicitly."""
         if not self._room:
             return
         self._add(operation)
@@ -44,30 +44,32 @@ class Timeline:
         lane.last = operation.entry
 
     def touched(self, touches: tuple[Span, ...]) -> None:
-        """Note which bytes the newest operation touches."""
+        """Add accesses to the newest operation."""
         newest = self._newest
         if newest is not None and len(newest.touches) < _MOST_TOUCHES:
             newest.touches += touches[:_MOST_TOUCHES]  # of a batch there are thousands
 
     def must_wait(self, lane: Lane, after: Iterable[int]) -> None:
-        """Note what the next operation of a stream waits for."""
+        """Add entries that the next operation of a stream waits for."""
         for number in after:
             if number not in lane.pending:
                 lane.pending = (*lane.pending, number)[-_MOST_PENDING:]
 
     def host_waited(self, call: Call, after: Iterable[int] = ()) -> None:
-        """Note that the host was held up by a call, or has learned from it what is over."""
+        """Add a call in which the host waited or learned that work has completed."""
         if not self._room:
             return
         entry = self._newest
         if entry is None or entry.entry != call.entry:
-            entry = Done(call.name, call.stack, call.thread, None, call.began, call.ended)
+            entry = RecordedOperation(
+                call.name, call.stack, call.thread, None, call.began, call.ended
+            )
             self._add(entry)
             call.entry = entry.entry
         entry.waited = True
         entry.after = (*entry.after, *after)
 
-    def _add(self, operation: Done) -> None:
+    def _add(self, operation: RecordedOperation) -> None:
         operation.entry = self._count
         self._count += 1
         self._entries.append(operation)
@@ -76,7 +78,7 @@ class Timeline:
     def as_dict(
         self, stacks: Stacks, stream_name: Callable[[Lane], str], thread_name: Callable[[int], str]
     ) -> dict[str, Any]:
-        """Return it as JSON takes it: names, frames and stacks are told once, by their places."""
+        """Return JSON data, in which names, frames and stacks are indices into lists."""
         entries = list(self._entries)
         first = entries[0].entry if entries else 0
         origin = min((entry.began for entry in entries), default=0)
@@ -120,12 +122,12 @@ def _how(known: str, *, write: bool) -> int:
     return EITHER if known == ASSUMED else WRITE if write else READ
 
 
-def _is_captured(entry: Done) -> bool:
+def _is_captured(entry: RecordedOperation) -> bool:
     return entry.lane is not None and entry.lane.capture is not None
 
 
 class _Places(dict[Any, int]):
-    """Where each of several things is in a list of them; one that is new goes to its end."""
+    """A dictionary from values to indices; a new value gets the next index."""
 
     def __missing__(self, key: Any) -> int:
         place = self[key] = len(self)
@@ -133,7 +135,7 @@ class _Places(dict[Any, int]):
 
 
 class _Told:
-    """The stacks that were told of, and their frames."""
+    """The stacks in the JSON data, and their frames."""
 
     def __init__(self, stacks: Stacks) -> None:
         self._known = stacks
@@ -142,7 +144,7 @@ class _Told:
         self.stacks: list[list[int]] = []
 
     def stack(self, index: int) -> int:
-        """Return the place of a stack: of its line among its frames, and of these."""
+        """Return the index of a stack, adding the stack at its first use."""
         place = self._places.get(index)
         if place is None:
             stack = self._known[index]

@@ -1,4 +1,4 @@
-"""What all calls are applied to: the clocks, the memory, and what was found."""
+"""The state of an analysis: clocks, memory, declarations and findings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from userstream._observe.clocks import LEGACY, Clocks, join
 from userstream._observe.declarations import Declarations
 from userstream._observe.functions import FUTURE, PROGRAM
 from userstream._observe.memory import ASSUMED, EXACT, PINNED, Access, Allocation, Memory
-from userstream._observe.races import ACCESSES, Done, Finds, Place, Side
+from userstream._observe.races import ACCESSES, Finds, RaceMemory, RecordedOperation, Side
 from userstream._observe.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ Range = tuple[int, int]
 
 
 class World:
-    """The state of an analysis, and what every call does with it."""
+    """The state of an analysis, with the operations that all subjects share."""
 
     def __init__(self, stacks: Stacks, *, strict: bool = False, timeline: int = 0) -> None:
         self.stacks = stacks
@@ -39,7 +39,7 @@ class World:
         self.unseen: dict[str, int] = {}  # what could not be followed, and how often
 
     def lane(self, call: Call) -> Lane:
-        """Return the stream of a call; the default stream if it names none."""
+        """Return the stream of a call, or the default stream if the call names none."""
         function = call.function
         if function.stream is None:
             handle = function.roles.get("default", 0)
@@ -47,30 +47,34 @@ class World:
             handle = call.words[function.stream]
         return self.clocks.lane(handle, call.context, call.thread)
 
-    def begin(self, call: Call, lane: Lane, name: str | None = None) -> tuple[Done, int]:
-        """Put the operation of a call on a stream; return it, and its number there."""
-        operation = Done(name or call.name, call.stack, call.thread, lane, call.began, call.ended)
+    def begin(
+        self, call: Call, lane: Lane, name: str | None = None
+    ) -> tuple[RecordedOperation, int]:
+        """Queue the operation of a call; return the operation and its number on the stream."""
+        operation = RecordedOperation(
+            name or call.name, call.stack, call.thread, lane, call.began, call.ended
+        )
         beside = self.clocks.beside(lane)
         self.timeline.queued(operation, lane, beside)
         call.entry = operation.entry
         return operation, self.clocks.step(lane, operation, beside)
 
     def is_known(self, access: Access) -> bool:
-        """Tell whether all that comes is ordered behind an access, as the host knows of it."""
+        """Return whether every thread of the host has observed the completion of an access."""
         return self.clocks.is_known(access.lane, access.time)
 
     def touch(
         self,
         lane: Lane,
         time: int,
-        operation: Done,
+        operation: RecordedOperation,
         ranges: Iterable[Range],
         *,
         write: bool,
         known: str = EXACT,
         loose: bool = False,
     ) -> None:
-        """Note that an operation touches bytes, all in the same way, and what that races with."""
+        """Record accesses of one kind to several ranges, and report the races with them."""
         touches = tuple([(start, end, write, known) for start, end in ranges])
         self.touch_each(lane, time, operation, touches, loose=loose)
 
@@ -78,12 +82,12 @@ class World:
         self,
         lane: Lane,
         time: int,
-        operation: Done,
+        operation: RecordedOperation,
         touches: tuple[Span, ...],
         *,
         loose: bool = False,
     ) -> None:
-        """Note that an operation touches bytes, and what that races with."""
+        """Record the accesses of an operation, and report the races with them."""
         self.timeline.touched(touches)
         whole: Allocation | None = None  # often that of the bytes before, too
         for start, end, write, known in touches:
@@ -111,10 +115,10 @@ class World:
             self.report(allocation, old, access)
 
     def report(self, allocation: Allocation, old: Access, new: Access) -> None:
-        """Note a race."""
+        """Report a race between two accesses."""
         kind = _kind(old, new)
 
-        def last_in_order() -> Done | None:
+        def last_in_order() -> RecordedOperation | None:
             until = new.lane.clock.get(old.lane.id, 0)
             return next((what for time, what in reversed(old.lane.recent) if time <= until), None)
 
@@ -129,7 +133,7 @@ class World:
         start, end = max(old.start, new.start), min(old.end, new.end)
         self.finds.race(
             kind,
-            Place(start, end, allocation.kind, self.allocated_at(allocation)),
+            RaceMemory(start, end, allocation.kind, self.allocated_at(allocation)),
             Side(old.operation, _access(old), old.known, guesses[0]),
             Side(new.operation, _access(new), new.known, guesses[1]),
             until=last_in_order,
@@ -138,25 +142,25 @@ class World:
         )
 
     def report_freed(self, allocation: Allocation, new: Access) -> None:
-        """Note that memory is used that was freed."""
+        """Report an access to memory that was freed before."""
         self.finds.race(
             "use after free",
-            Place(new.start, new.end, allocation.kind, self.allocated_at(allocation)),
+            RaceMemory(new.start, new.end, allocation.kind, self.allocated_at(allocation)),
             Side(allocation.freed, "free"),
             Side(new.operation, _access(new), new.known),
         )
 
     @staticmethod
     def allocated_at(allocation: Allocation) -> int:
-        """Return the stack of who allocated it."""
+        """Return the stack of the call that allocated memory, or -1."""
         return -1 if allocation.operation is None else allocation.operation.stack
 
     def host_knew(self, access: Access) -> bool:
-        """Tell whether any thread of the process knew that an access is over."""
+        """Return whether any thread has observed the completion of an access."""
         return access.lane.gone or self.clocks.kept.get(access.lane.id, 0) >= access.time
 
     def host_knows(self, call: Call, clock: Clock, lasts: Iterable[int] = ()) -> None:
-        """Note what a successful query or wait has told the thread that made it."""
+        """Record what the host has learned from a successful query or wait."""
         if call.account == PROGRAM:
             self.clocks.host_knows(clock)
             self.timeline.host_waited(call, lasts)
@@ -166,16 +170,16 @@ class World:
             join(self.clocks.maybe, clock)
 
     def not_seen(self, what: str) -> None:
-        """Note that something could not be followed."""
+        """Count something that could not be followed."""
         self.unseen[what] = self.unseen.get(what, 0) + 1
 
     def device_of(self, context: int) -> int | None:
-        """Return the device of a context, if that is known."""
+        """Return the device of a context, or `None` if unknown."""
         device = self.devices.get(context)
         return self.primary_devices.get(context) if device is None else device
 
     def describe(self, lane: Lane) -> tuple[str, int | None]:
-        """Name a stream; tell its device."""
+        """Return the name of a stream for reports, and its device."""
         device = self.device_of(lane.context)
         if lane.kind == LEGACY:
             name = "the legacy default stream"
