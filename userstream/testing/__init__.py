@@ -8,12 +8,10 @@ Examples
 >>> stream = us.get_stream(0)
 """
 
-from userstream.testing._calls import calls
-from userstream.testing._condition import Condition
-from userstream.testing._injection import UnusedInjection, inject
+from userstream.testing._injection import UnusedInjection, calls, inject
+from userstream.testing._kernel_arguments import Condition, Pointer
 from userstream.testing._kernels import duration, kernel
 from userstream.testing._latch import latch
-from userstream.testing._pointer import Pointer
 from userstream.testing._simulated import async_error, reset, simulate
 
 __all__ = [

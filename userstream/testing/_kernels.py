@@ -1,4 +1,4 @@
-"""Kernels on the simulated driver: Python functions that stand for them, and what runs those."""
+"""Kernels on the simulated driver: Python functions that stand for kernels, and their threads."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from userstream import _process
 from userstream.testing import _simulated
-from userstream.testing._parameters import Parameter, parameters_of
-from userstream.testing._pointer import Fault, Launch
+from userstream.testing._kernel_arguments import Fault, Launch, Parameter, parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _Function = TypeVar("_Function", bound="Callable[..., object]")
 
-_POINTER = Fault.__init__.__code__.co_filename
+_OWN_FILE = Fault.__init__.__code__.co_filename
 _ASSERT = 710
 _LAUNCH_FAILED = 719
 
@@ -145,7 +144,7 @@ def _register(definition: _Definition) -> None:
 
 
 def _tell(library: ctypes.CDLL, definition: _Definition) -> None:
-    """Tell the simulated driver of a definition; and have threads that run its function."""
+    """Define a kernel in the simulated driver, and start the thread that runs kernels."""
     parameters = definition.parameters
     sizes = (ctypes.c_size_t * len(parameters))(*(parameter.size for parameter in parameters))
     offsets = (ctypes.c_size_t * len(parameters))(*(parameter.offset for parameter in parameters))
@@ -229,7 +228,7 @@ def _names_of(kernel: str | Callable[..., object]) -> list[str]:
 
 
 def _start_serving(library: ctypes.CDLL) -> None:
-    """Begin the first thread, under the lock; it sees to it that there are more when needed."""
+    """Start the first thread, under the lock. Each thread starts another one when needed."""
     global _serving  # noqa: PLW0603 - of the process, as the driver is
     if not _serving:
         _start_thread(library)
@@ -255,7 +254,7 @@ def _serve(library: ctypes.CDLL) -> None:
 
 
 def _run(library: ctypes.CDLL, taken: _Taken) -> tuple[int, bytes | None]:
-    """Call the function; return what the launch answers.
+    """Call the function of a launch; return an error code and its text.
 
     Nothing is left of the call when this returns: no frame, and thus no array, of the function.
     """
@@ -282,14 +281,14 @@ def _code_of(error: BaseException) -> int:
 
 
 def _text_of(name: str, error: BaseException) -> bytes:
-    """Say what happened, with the traceback of the kernel's function: without our own frames."""
+    """Return the error message with the traceback of the kernel's function."""
     first = f"the kernel {name!r} raised {type(error).__name__}"
     try:
         first = f"the kernel {name!r} failed: {error}" if isinstance(error, Fault) else first
         frames = error.__traceback__.tb_next if error.__traceback__ else None
         shown = traceback.TracebackException(type(error), error, frames)
         shown.stack = traceback.StackSummary.from_list(
-            [frame for frame in shown.stack if frame.filename != _POINTER]
+            [frame for frame in shown.stack if frame.filename != _OWN_FILE]
         )
         text = f"{first}\n{''.join(shown.format()).rstrip()}"
     except Exception:  # of its __str__, say
@@ -298,7 +297,7 @@ def _text_of(name: str, error: BaseException) -> bytes:
 
 
 def _after_fork_in_child() -> None:
-    """Have threads again, unless the driver is lost here; the parent's are not in this process."""
+    """Start a thread again unless the driver is lost; a fork keeps no thread of the parent."""
     global _lock, _serving  # noqa: PLW0603 - a thread that is not here may have held it
     _lock = _process.Lock()
     serving, _serving = _serving, False

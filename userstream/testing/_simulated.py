@@ -1,4 +1,4 @@
-"""The simulated driver: how it is loaded and controlled."""
+"""The simulated driver: loading, settings, errors and resets."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _text(settings: _Settings) -> str:
 
 
 def _refuse_real_driver() -> None:
-    """Refuse if libcuda is loaded: the loader finds it by name, and the first one wins."""
+    """Raise if a CUDA driver is loaded: the loader would find that one by its name."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         loaded = {line.rstrip("\n").split(maxsplit=5)[-1] for line in maps}
     for file in sorted(loaded):
@@ -188,17 +188,17 @@ def _load() -> ctypes.CDLL:
 
 
 def loaded() -> ctypes.CDLL | None:
-    """Give the simulated driver, if `simulate` was called in this process."""
+    """Return the simulated driver if `simulate` was called in this process."""
     return _library
 
 
 def is_simulated() -> bool:
-    """Whether `simulate` was called in this process."""
+    """Return whether `simulate` was called in this process."""
     return _library is not None
 
 
 def _side_door(what: str) -> ctypes.CDLL:
-    """Give the simulated driver; without one, say that `what` needs it."""
+    """Return the simulated driver; raise `RuntimeError` naming `what` without one."""
     if _library is None:
         raise RuntimeError(
             f"{what} needs the simulated driver: "
