@@ -136,7 +136,11 @@ class _Queue(deque[tuple[int, float, float, object]]):
 
 
 def _sweep(queue: _Queue) -> None:
+    """Release the objects of a queue that the GPU no longer uses."""
     core.sweep(queue, queue.pool, queue.in_order)
+    # While an item is polled it is out of the queue, and the watcher may have found nothing to do.
+    if queue and not _watched:
+        _begin_watch()
 
 
 class _Sweeper:
