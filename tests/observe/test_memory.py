@@ -12,6 +12,7 @@ from cuda.bindings import driver
 import userstream as us
 from helpers import checked
 from observed import a_room, copy, fill, handle
+from userstream._driver import account
 from userstream._observe import functions
 from userstream._observe.clocks import Clocks, join
 from userstream._observe.functions import FUNCTIONS, Call
@@ -90,6 +91,11 @@ def test_what_is_not_quite_repeated_is_not_taken_for_it() -> None:
     allocation.touch(Access(0, 8, lane, 5, None, write=True))
     allocation.freed = object()
     assert not repeats(0, 8, write=True), "it is an error"
+
+
+def test_the_accounts_of_the_log_are_those_of_the_core() -> None:
+    for name in ("PROGRAM", "FUTURE", "HOUSEKEEPING"):
+        assert getattr(functions, name) == getattr(account, name)
 
 
 @pytest.mark.parametrize(

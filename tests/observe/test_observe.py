@@ -885,7 +885,7 @@ def test_what_is_remembered_does_not_grow() -> None:
         assert seen.races == ()
         assert len(list(world.clocks.lanes())) < 10
         assert len(world.clocks._host.clock) < 10
-        assert len(world.clocks.kept) < 10
+        assert len(world.clocks.known_to_any_thread) < 10
 
 
 def test_calls_that_were_lost_make_no_races(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,10 +29,12 @@ class Allocations:
         kind = MANAGED if managed else kind
         found = self.world.memory.find(start)
         if found is not None and found.start <= start and start + size <= found.end:
-            if found.freed is None:  # it was seen when it was allocated
+            if found.freed is None:  # its allocation was seen
                 found.kind = kind
                 return
-            if found.freed.kind == "free async":  # reported as used after free until it is over
+            if (
+                found.freed.kind == "free async"
+            ):  # an access is a use after free until the host knows the end
                 return
         self.world.memory.add(
             Allocation(start, start + size, kind, device if kind == DEVICE else None)
@@ -62,7 +64,7 @@ class Allocations:
         if lane.capture is not None:
             graph = lane.capture.graph
             graph.allocates[begin] = (end - begin, operation)
-            graph.frees.pop(begin, None)  # of what was there before
+            graph.frees.pop(begin, None)  # of the previous allocation at this address
         self.made(lane, time, operation, (begin, end), pool)
 
     def made(
@@ -89,9 +91,9 @@ class Allocations:
             if freed is not None:
                 freed.freed = None
             return
-        if freed is not None:  # its addresses may be anything now, memory of the host's heap too
+        if freed is not None:  # the addresses may belong to the heap of the host next
             self.world.memory.drop(freed)
-        # Freeing waits for the device.
+        # cuMemFree waits for the device.
         device = self.world.device_of(call.context) if freed is None else freed.device
         for lane in list(self.world.clocks.lanes()):
             same = device is not None and self.world.device_of(lane.context) == device

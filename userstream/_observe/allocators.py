@@ -29,8 +29,8 @@ class Block(NamedTuple):
 
     start: int
     end: int
-    time: int  # on the clock of the logger; 0 for what was there before all others
-    stack: Callable[[], Stack]  # of who asked for it
+    time: int  # on the clock of the log; 0 for blocks from before the history
+    stack: Callable[[], Stack]  # of the allocating line
     framework: str
 
 
@@ -86,8 +86,10 @@ class Allocators:
 
     def __init__(self, logger: Logger, stacks: Stacks) -> None:
         self._torch: Allocator = TorchHistory()
-        self._cupy: Allocator = CupyHook(logger, stacks)  # in the thread that begins
-        self._lock = _process.Lock()  # the thread that reads the log looks for them as well
+        self._cupy: Allocator = CupyHook(
+            logger, stacks
+        )  # of the thread that begins the observation
+        self._lock = _process.Lock()  # also taken by the thread of the session
         self._ended = False
         self._races = 0
         self._blocks = Blocks()
@@ -134,7 +136,7 @@ class Allocators:
             return None
         try:
             return do()
-        except Exception as error:  # of what is private in a framework, and may change
+        except Exception as error:  # private interfaces of a framework may change
             self.failures.setdefault(allocator.framework, f"{type(error).__name__}: {error}")
             return None
 
@@ -148,7 +150,7 @@ class TorchHistory:
     framework = "torch"
 
     def __init__(self) -> None:
-        self._memory: Any = None  # the module, since it keeps it
+        self._memory: Any = None  # the module, once the history is on
         self._is_ours = False
 
     def begin(self) -> None:
@@ -156,14 +158,14 @@ class TorchHistory:
         torch: Any = sys.modules.get("torch")
         if self._memory is not None or torch is None:
             return
-        cuda = vars(torch).get("cuda")  # it may be in the middle of its import
+        cuda = vars(torch).get("cuda")  # PyTorch may be half imported
         is_initialized = getattr(cuda, "is_initialized", None)
         if cuda is None or is_initialized is None or not is_initialized():
             return
         self._memory = cuda.memory
         if not torch._C._cuda_isHistoryEnabled():
-            self._is_ours = True  # before it is: a signal handler may raise in between
-            # With the stacks of who allocates: those of who frees would be taken in destructors.
+            self._is_ours = True  # first: a signal handler may raise before the next line
+            # Stacks of allocations only: those of frees would be taken in destructors.
             cuda.memory._record_memory_history(
                 "all", context="alloc", stacks="python", max_entries=_MOST
             )
@@ -208,7 +210,7 @@ def _ahead() -> int:
         before, there, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
         return after - before, there - (before + after) // 2
 
-    # The thread may lose its processor in the middle of a look.
+    # The thread may be preempted between two clocks: take the closest pair.
     return min(look() for _ in range(8))[1]
 
 
@@ -276,7 +278,7 @@ def _hook(kind: type, allocated: Any) -> Any:
         allocated(told["mem_ptr"], told["mem_size"])
 
     members = {"malloc_postprocess": malloc_postprocess}
-    # Each has a name of its own: one of the same name may have stayed with this thread.
+    # A unique name: CuPy refuses a second hook of the same name in a thread.
     made = type("Hook", (kind,), members)()
     made.name = f"userstream.observe {id(made):#x}"
     return made

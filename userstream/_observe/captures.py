@@ -32,7 +32,7 @@ class Graph:
 
     def __init__(self) -> None:
         self.touches: dict[tuple[int, int, bool, str], Touch] = {}
-        self.waits: list[int] = []  # events outside of it
+        self.waits: list[int] = []  # external events that each launch waits for
         self.records: list[int] = []
         self.allocates: dict[int, tuple[int, Any]] = {}  # by address: the size, and the operation
         self.frees: dict[int, Any] = {}  # by address: the operation
@@ -54,9 +54,9 @@ class Capture:
     def __init__(self, *, seen: bool = True) -> None:
         self.graph = Graph()
         self.graph.complete = seen
-        self.lanes: list[Lane] = []  # which to drop at the end
-        self.history = Allocation(0, 1 << 64, 0)  # for races inside of the graph
-        self.into: int | None = None  # a graph that there was before
+        self.lanes: list[Lane] = []  # streams that leave the capture at its end
+        self.history = Allocation(0, 1 << 64, 0)  # accesses inside of the graph
+        self.into: int | None = None  # the existing graph that the capture adds to
 
     def touch(self, access: Access) -> list[Access]:
         """Record an access; return the accesses of the capture that race with it."""
@@ -80,7 +80,7 @@ class Captures:
 
     def seen_stream(self, call: Call) -> None:
         handle, flags, context, status, pending = (*call.words, 0)[:5]
-        # Events of the primary context are those of its green ones too.
+        # An event of the primary context covers the streams of its green contexts.
         context = self.world.primaries.get(context, context)
         if handle <= _DEFAULT_STREAMS:
             if pending:
@@ -90,7 +90,7 @@ class Captures:
         lane = self.world.clocks.seen_stream(
             handle, context, blocking=not flags & 1, pending=bool(pending)
         )
-        if status:  # a capture that had begun before
+        if status:  # a capture that began before the observation
             capture = Capture(seen=False)
             self.enter_capture(lane, capture)
 
@@ -167,7 +167,10 @@ class Captures:
         where = f"a graph launched at {self._line(call.stack)}"
 
         def launch(inside: RecordedOperation) -> RecordedOperation:
-            began, ended = launched.began, launched.ended  # of it: the capture is long over
+            began, ended = (
+                launched.began,
+                launched.ended,
+            )  # the times of the launch, not of the capture
             operation = RecordedOperation(
                 inside.name, inside.stack, call.thread, lane, began, ended
             )
@@ -177,7 +180,7 @@ class Captures:
             operation.entry = launched.entry
             return operation
 
-        # Each launch makes its memory anew, at the addresses that the capture was told.
+        # Each launch allocates its memory anew, at the addresses of the capture.
         for begin, (size, inside) in graph.allocates.items():
             self._allocations.made(lane, time, launch(inside), (begin, begin + size))
         for touch in graph.touches.values():

@@ -36,10 +36,10 @@ class Lane:
         "captured",
         "clock",
         "context",
-        "gone",
         "handle",
         "held_by",
         "id",
+        "is_finished",
         "kind",
         "last",
         "pending",
@@ -61,15 +61,15 @@ class Lane:
         self.clock: Clock = {}
         self.seen_host = 0
         self.seen_floor = 0
-        self.captured: Lane | None = None  # what stands for it in a capture
-        self.capture: Any = None  # if this stands for a stream there
-        self.gone = False  # destroyed, and the host knows of all that it did
+        self.captured: Lane | None = None  # the stand-in of the stream during a capture
+        self.capture: Any = None  # the capture in which this is a stand-in
+        self.is_finished = False  # destroyed, and the host knows the end of its work
         self.held_by: frozenset[int] = (
             frozenset()
-        )  # words that it waits for, and that were not written
+        )  # addresses of values that it waits for, not written yet
         self.recent: deque[Any] = deque(maxlen=_RECENT)
         self.last = -1  # its newest entry in the timeline
-        self.pending: tuple[int, ...] = ()  # entries that its next one waits for
+        self.pending: tuple[int, ...] = ()  # entries that its next operation waits for
 
     @property
     def lasts(self) -> tuple[int, ...]:
@@ -81,7 +81,7 @@ class Recorded(NamedTuple):
     """The state of a stream when an event was recorded."""
 
     clock: Clock
-    capture: Any  # that it is part of
+    capture: Any  # the capture that the event is part of
     held_by: frozenset[int]
     lasts: tuple[int, ...] = ()  # entries of the timeline
 
@@ -101,7 +101,7 @@ class _Host:
 
     def __init__(self) -> None:
         self.clock: Clock = {}
-        self.version = 0  # no two of all hosts alike, so that a stream knows what it has seen
+        self.version = 0  # unique, so that a stream can compare it with `seen_host`
 
 
 class Clocks:
@@ -109,16 +109,18 @@ class Clocks:
 
     def __init__(self, *, strict: bool = False) -> None:
         self._strict = strict
-        self._host = _Host()  # of the thread that makes the call that is being applied
+        self._host = _Host()  # the thread of the current call
         self._hosts = {} if strict else {0: self._host}  # by thread
-        self.maybe: Clock = {}  # what a host function or a future can have told the host
-        self.kept: Clock = {}  # what userstream itself knows as well, for its own pinned memory
+        self.possibly_known: Clock = {}  # possibly known, by a host function or a future
+        self.known_to_any_thread: Clock = {}  # known to any thread, userstream included
         self._versions = 0
         self._lanes: dict[object, Lane] = {}
-        self._blocking: dict[int, list[Lane]] = {}  # of them, by context
+        self._blocking: dict[int, list[Lane]] = {}  # blocking streams, by context
         self._floors: dict[int, _Floor] = {}
         self._events: dict[int, Recorded] = {}
-        self._dying: list[Lane] = []  # destroyed, and the host does not know the end of their work
+        self._destroyed: list[
+            Lane
+        ] = []  # destroyed, and the host does not know the end of their work
         self._unseen: dict[int, tuple[int, int]] = {}  # by stream: first and last unseen work
         self._dropped = 0
         self._count = 0
@@ -131,7 +133,7 @@ class Clocks:
             return
         host = self._hosts.get(thread)
         if host is None:
-            # The thread that began it cannot be seen, but knew no more than all of them together.
+            # Its parent thread is unknown, but knew no more than all threads together.
             host = self._hosts[thread] = _Host()
             for other in self._hosts.values():
                 join(host.clock, other.clock)
@@ -141,14 +143,16 @@ class Clocks:
     def host_knows(self, clock: Clock) -> None:
         """Record that the host knows the completion of the work in a clock."""
         join(self._host.clock, clock)
-        join(self.kept, clock)
+        join(self.known_to_any_thread, clock)
         self._changed(self._host)
-        if self._dying:
+        if self._destroyed:
             self._forget_finished_streams()
 
     def is_known(self, lane: Lane, time: int) -> bool:
         """Return whether every host thread knows that an operation has completed."""
-        return lane.gone or all(host.clock.get(lane.id, 0) >= time for host in self._hosts.values())
+        return lane.is_finished or all(
+            host.clock.get(lane.id, 0) >= time for host in self._hosts.values()
+        )
 
     def forget_ended_threads(self) -> None:
         """Forget the clocks of threads that have ended."""
@@ -206,7 +210,7 @@ class Clocks:
         """Forget a handle that another stream may get. The work of the stream continues."""
         lane = self._lanes.pop(handle, None)
         if lane is not None:
-            self._dying.append(lane)
+            self._destroyed.append(lane)
             self._dropped += 1
 
     def lanes_of(self, context: int) -> list[Lane]:
@@ -215,7 +219,7 @@ class Clocks:
 
     def lanes(self) -> Iterable[Lane]:
         """Return all used streams, with destroyed ones whose work may be in flight."""
-        return (*self._lanes.values(), *self._dying)
+        return (*self._lanes.values(), *self._destroyed)
 
     def count_streams(self) -> int:
         """Return the number of streams that were used, destroyed ones included."""
@@ -239,13 +243,13 @@ class Clocks:
         """Queue a placeholder for work from before the observation."""
         lane.time = lane.clock[lane.id] = time = lane.time + 1
         first, _ = self._unseen.get(lane.id, (time, time))
-        if self.kept.get(lane.id, 0) >= first:
+        if self.known_to_any_thread.get(lane.id, 0) >= first:
             first = time
         self._unseen[lane.id] = (first, time)
 
     def may_follow_unseen(self, lane: Lane) -> bool:
         """Return whether a stream is ordered after unseen work that may still be in flight."""
-        kept, clock = self.kept, lane.clock
+        kept, clock = self.known_to_any_thread, lane.clock
         return any(
             kept.get(each, 0) < last and clock.get(each, 0) >= first
             for each, (first, last) in self._unseen.items()
@@ -311,33 +315,33 @@ class Clocks:
 
     def _forget_finished_streams(self) -> None:
         """Remove destroyed streams from all clocks once the host knows the end of their work."""
-        passed = [lane for lane in self._dying if self.is_known(lane, lane.time)]
+        passed = [lane for lane in self._destroyed if self.is_known(lane, lane.time)]
         if not passed:
             return
         for lane in passed:
-            self._dying.remove(lane)
-            if lane.blocking:  # until here: the legacy default stream waits for its work
+            self._destroyed.remove(lane)
+            if lane.blocking:  # The legacy default stream waited for its work until now.
                 self._blocking[lane.context].remove(lane)
             self._unseen.pop(lane.id, None)
-            lane.gone = True
-        # Events too: they would bring it back, and be recorded again with it forever.
-        alive = {lane.id for lane in (*self._lanes.values(), *self._dying)}
+            lane.is_finished = True
+        # Also from events: a wait for one would bring the stream back into other clocks.
+        alive = {lane.id for lane in (*self._lanes.values(), *self._destroyed)}
         clocks = [
             *(host.clock for host in self._hosts.values()),
-            self.maybe,
-            self.kept,
+            self.possibly_known,
+            self.known_to_any_thread,
             *(each.clock for each in self.lanes()),
             *(each.clock for each in self._floors.values()),
             *(each.clock for each in self._events.values() if each.capture is None),
         ]
         for clock in clocks:
-            for gone in clock.keys() - alive:
-                del clock[gone]
+            for each in clock.keys() - alive:
+                del clock[each]
 
     def forget_all(self) -> None:
         """Treat all earlier work as known to every thread, because records were lost."""
         for lane in self.lanes():
-            join(self.kept, lane.clock)
+            join(self.known_to_any_thread, lane.clock)
             for host in self._hosts.values():
                 join(host.clock, lane.clock)
         for host in self._hosts.values():

@@ -92,7 +92,7 @@ class Pinned:
         access = source.access
         found = self.world.memory.find(access.start) or self.world.memory.elsewhere
         host = RecordedOperation("a write of the host", call.stack, call.thread, None)
-        told = self.world.clocks.maybe.get(access.lane.id, 0) >= access.time
+        told = self.world.clocks.possibly_known.get(access.lane.id, 0) >= access.time
         self.world.finds.race(
             "host overwrote the source of a copy",
             RaceMemory(access.start, access.end, found.kind, self.world.allocated_at(found)),

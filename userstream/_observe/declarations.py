@@ -26,17 +26,17 @@ class _Declaration:
     def __init__(
         self, number: int, start: int, end: int, allocation: Allocation | None, *, reads: bool
     ) -> None:
-        self.number = number  # of the block; 0 if that ends when the buffers are released
+        self.number = number  # of the block; 0 if `release` ends the declaration
         self.start = start
-        self.end = end  # as `start`: with the allocation
+        self.end = end  # equal to `start`: up to the end of the allocation
         self.reads = reads
-        self.allocation = allocation  # what is there later is not meant
+        self.allocation = allocation  # later allocations at the address are not declared
 
     def covers(self, address: int, memory: Memory) -> bool:
         """Return whether the declaration is about an address."""
-        if self.allocation is None:  # it was not heard of when this was declared
+        if self.allocation is None:  # the memory was unknown when it was declared
             found = memory.find(self.start)
-            if found is not None and found.operation is None:  # nor was it made since
+            if found is not None and found.operation is None:  # and was not allocated since
                 self.allocation = found
         if address < self.start or (address >= self.end > self.start):
             return False
@@ -66,7 +66,7 @@ class Declarations:
             _Declaration(number, start, end, self._memory.find(start), reads=bool(reads))
             for start, end in found
         )
-        del self.open[key][:-_MOST]  # what is acquired may never be released
+        del self.open[key][:-_MOST]  # `acquire` may have no `release`
 
     def end(self, call: Call) -> None:
         """Apply the end of a block, or a `release`: of what any thread has acquired."""
@@ -84,7 +84,10 @@ class Declarations:
             kept = [
                 each
                 for each in self.open.get(key, ())
-                if each.number or (starts and each.start not in starts)  # none: which is unknown
+                if each.number
+                or (
+                    starts and each.start not in starts
+                )  # without ranges: the released buffers are unknown
             ]
             self._keep(key, kept)
 

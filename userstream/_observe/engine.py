@@ -92,7 +92,7 @@ class Engine:
                     self._note_stall(call)
             apply(call)
             if freeing and function.orders_host:
-                self.world.memory.drop_freed(self.world.clocks.kept)
+                self.world.memory.drop_freed(self.world.clocks.known_to_any_thread)
             if call.leaving and function.waits and not call.result:
                 self._note_wait(call)
             self._untrimmed += 1

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-ENTER = 1  # written down when the call begins: what it frees may belong to another when it ends
+ENTER = 1  # recorded at its begin: what the call frees may be reused before its end
 LEAVE = 2
 
-MEMORY = 1  # what a call makes the logger forget
+MEMORY = 1  # tables that a call makes the recorder clear
 KERNELS = 2
 ALL = MEMORY | KERNELS
 
@@ -45,10 +45,10 @@ class Function:
     allocates: int | None = None
     fetches: tuple[Fetch, ...] = ()
     sites: int = LEAVE
-    waits: bool = False  # the host may be held up: a stall
-    orders_host: bool = False  # the host knows afterwards what the GPU has done
+    waits: bool = False  # the host may wait in the call: a stall
+    orders_host: bool = False  # success tells the host that work has completed
     ends_stream: bool = False
-    forgets: int = 0  # all memory that is known, all kernels
+    forgets: int = 0  # bits: MEMORY, KERNELS
     roles: dict[str, int] = field(default_factory=dict)  # further words by name
 
 
@@ -68,7 +68,7 @@ def _copies() -> dict[str, Function]:
     )
     arrays = (Fetch(0, 8, count=3), Fetch(1, 8, count=3), Fetch(2, 8, count=3))
     found["cuMemcpyBatchAsync"] = Function("copy_batch", 8, stream=7, fetches=arrays)
-    # CUDA_MEMCPY2D and CUDA_MEMCPY3D: where they say what kind of memory the two sides are
+    # Offsets of the memory types of both sides in CUDA_MEMCPY2D and CUDA_MEMCPY3D.
     for dimensions, size, destination, source in ((2, 128, 72, 16), (3, 200, 120, 32)):
         shape = Fetch(0, size)
         within = ((0, destination), (0, source))
@@ -230,13 +230,13 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 
-# Functions that no driver has: the logger reports what it meets for the first time.
+# Pseudo functions: first sights of the recorder.
 SEEN_MEMORY = 0xFFFE
 SEEN_STREAM = 0xFFFD
 SOURCE_CHANGED = 0xFFFC
 SEEN_KERNEL = 0xFFFB
 LEARNED = 0xFFFA
-# And what else is noted in the order of the calls.
+# Notes of the program, in the order of the calls.
 DECLARED = 0xFFF9
 DECLARED_NO_MORE = 0xFFF8
 
@@ -271,7 +271,7 @@ class Call:
         "words",
     )
 
-    # Of what was called, which the engine knows.
+    # Set by the engine.
     name: str
     function: Function
 

@@ -29,7 +29,7 @@ _NONE: list[Access] = []
 
 Span = tuple[int, int, bool, str]  # start, end, whether it writes there, and how that is known
 
-_PAGE = 12  # bits: accesses within a page are found by it, wider ones are looked through
+_PAGE = 12  # bits: accesses within a page are indexed by the page, wider ones are in a list
 
 
 class Access:
@@ -53,9 +53,9 @@ class Access:
         self.lane = lane
         self.time = time
         self.operation = operation
-        self.write = write  # so too if it is only assumed
+        self.write = write  # also if the write is only assumed
         self.known = known
-        self.loose = loose  # not all of these bytes are touched
+        self.loose = loose  # only some of these bytes are accessed
         self.held_by = lane.held_by
 
 
@@ -71,9 +71,9 @@ class Allocation:
         self.end = end
         self.kind = kind
         self.device = device
-        self.operation = operation  # that allocated it, if that was seen
+        self.operation = operation  # the allocating operation, if it was seen
         self.freed: Any = None  # the operation that freed it
-        self.pool = 0  # if it was asked for memory of one
+        self.pool = 0  # the handle of the pool, if the call names one
         self._narrow: dict[int, list[Access]] = {}  # by their page
         self._wide: list[Access] = []
 
@@ -190,20 +190,20 @@ def _passed(
     start, end, write, mine, clock = new.start, new.end, new.write, new.lane, new.lane.clock
     loose = new.loose
     sure = write and new.known != ASSUMED and not loose
-    # Most of the time of an analysis is spent here: no function is called for each.
+    # Hot loop of the analysis: it calls no function for each access.
     for old in accesses:
         lane = old.lane
         if old.end <= start or end <= old.start:
-            if not lane.gone:
+            if not lane.is_finished:
                 still.append(old)
         elif (
             lane is mine
             or clock.get(lane.id, 0) >= old.time
-            or lane.gone
+            or lane.is_finished
             or kept.get(lane.id, 0) >= old.time
         ):
             covered = start <= old.start and old.end <= end
-            # As sure as that, at least.
+            # The new access must be at least as certain as the old one.
             stands_for_it = (
                 sure or not old.write or (write and (old.loose or old.known == ASSUMED))
             ) and (old.loose or not loose)
@@ -222,7 +222,7 @@ class Memory:
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._allocations: list[Allocation] = []
-        self.elsewhere = Allocation(0, 1 << 64, UNKNOWN)  # what was never reported
+        self.elsewhere = Allocation(0, 1 << 64, UNKNOWN)  # memory of unknown allocations
         # Freed by a stream, oldest first, with the number of the operation there.
         self.freeing: dict[Lane, deque[tuple[int, Allocation]]] = {}
 
@@ -269,7 +269,7 @@ class Memory:
         The addresses may belong to anything from then on, for example to an array of NumPy.
         """
         for lane, freed in list(self.freeing.items()):
-            while freed and (lane.gone or freed[0][0] <= kept.get(lane.id, 0)):
+            while freed and (lane.is_finished or freed[0][0] <= kept.get(lane.id, 0)):
                 _, allocation = freed.popleft()
                 if allocation.freed is not None:  # else the call has failed
                     self.drop(allocation)
@@ -303,11 +303,11 @@ class Memory:
 
 READS, WRITES = "reads", "writes"
 
-TOGETHER = "together"  # something was written where other parameters pointed as well
+TOGETHER = "together"  # bytes changed to which other parameters point as well
 
-Learned = dict[int, str]  # of a kernel: what it does there, by the offset of the parameter
+Learned = dict[int, str]  # what a kernel does, by the offset of the parameter
 
-PAIR = struct.Struct("<QQ")  # of a parameter: its offset, and where it points to
+PAIR = struct.Struct("<QQ")  # the offset of a parameter, and the address that it points to
 
 
 class Guess(NamedTuple):
@@ -329,7 +329,7 @@ class Guesses(NamedTuple):
     """The pointers of a launch, and what is learned of the parameters of its kernel."""
 
     learned: Learned
-    pointers: bytes  # of the launch: the offset and the address of each
+    pointers: bytes  # pairs of offset and address
 
     def at(self, address: int) -> Guess:
         """Return the parameters that point to an address."""

@@ -45,7 +45,7 @@ class Order:
                 self.world.clocks.depend_on_unseen(lane)
             return
         if recorded.capture is not None and lane.capture is None:
-            if not recorded.capture.lanes:  # it has ended
+            if not recorded.capture.lanes:  # the capture has ended
                 return
             lane = self._captures.enter_capture(lane, recorded.capture)
         join(self.world.clocks.settle(lane), recorded.clock)
@@ -95,7 +95,7 @@ class Order:
         lane = self.world.lane(call)
         self.world.begin(call, lane)
         if lane.capture is None:
-            join(self.world.clocks.maybe, lane.clock)
+            join(self.world.clocks.possibly_known, lane.clock)
 
 
 def _flags(call: Call) -> int:
@@ -143,12 +143,12 @@ class Words:
             return
         written = self._words.setdefault(word, deque(maxlen=_MOST_VALUES))
         written.append((value, dict(lane.clock)))
-        join(self.world.clocks.maybe, lane.clock)
+        join(self.world.clocks.possibly_known, lane.clock)
         self.world.finds.drop_held(word)
         for other in self.world.clocks.lanes():
             if word in other.held_by:
                 other.held_by -= {word}
-                # When it gets there is not known: it counts as ordered behind all until now.
+                # The moment is unknown: treat the stream as ordered after all work until now.
                 join(other.clock, lane.clock)
 
     def _value_awaited(self, lane: Lane, word: int, value: int, how: int) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from userstream._observe.stacks import Stacks
 
 
-ACCESSES = "accesses"  # the kind of a race whose name depends on what both do
+ACCESSES = "accesses"  # a race of two accesses, named by `access_kind`
 
 
 class RecordedOperation:
@@ -60,11 +60,11 @@ class RecordedOperation:
         self.began = began
         self.ended = ended
         self.kind = ""  # "free" or "allocate"
-        self.launched: str = ""  # as a part of a graph
-        self.guesses: Guesses | None = None  # if it is a kernel
+        self.launched: str = ""  # where the graph was launched, for a node of a graph
+        self.guesses: Guesses | None = None  # of a kernel
         self.entry = -1  # its number in the timeline
-        self.waited = False  # the host was held up
-        self.after: tuple[int, ...] = ()  # what it waits for, on other streams
+        self.waited = False  # the host waited in the call
+        self.after: tuple[int, ...] = ()  # entries of other streams that it waits for
         self.touches: tuple[Span, ...] = ()
 
 
@@ -83,7 +83,7 @@ class Side:
         self.operation = operation
         self.access = access
         self.known = known
-        self.guess = guess  # if that is what it is possible for alone
+        self.guess = guess  # set if the race is possible only because of this guess
 
 
 class RaceMemory(NamedTuple):
@@ -92,7 +92,7 @@ class RaceMemory(NamedTuple):
     start: int
     end: int
     kind: int
-    allocated: int = -1  # the stack of who allocated it
+    allocated: int = -1  # the stack of the allocating call
 
 
 class _Entry:
@@ -157,7 +157,7 @@ class Finds:
         entry = self._races.get(key)
         if entry is None:
             one, other = self._operation(first), self._operation(second)
-            last = until()  # looked for once: it takes long
+            last = until()  # searched once per entry: the search is slow
             race = Race(
                 kind=access_kind(one, other) if kind == ACCESSES else kind,
                 address=place.start,
@@ -190,7 +190,7 @@ class Finds:
         """Return the races, each with the number of times that it was found."""
         counts: dict[tuple[Any, ...], int] = {}
         found: dict[tuple[Any, ...], Race] = {}
-        # By a copy: a thread adds to it. Whatever they waited for, and whichever kernel it was.
+        # Entries that differ in the awaited values or in the kernel alone are one race.
         for (_, lines, *_), entry in self._races.copy().items():
             race = entry.settled()
             if race is not None:

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from userstream._observe.memory import Span
     from userstream._observe.stacks import Stacks
 
-READ, WRITE, EITHER = 0, 1, 2  # how bytes are touched
+READ, WRITE, EITHER = 0, 1, 2  # kinds of access on the page
 
 _MOST_TOUCHES = 24  # of one operation: a kernel may be given a hundred buffers
-_MOST_PENDING = 8  # waits of a stream that nothing was queued behind
+_MOST_PENDING = 8  # waits of a stream without an operation after them
 
 
 class Timeline:
@@ -47,7 +47,7 @@ class Timeline:
         """Add accesses to the newest operation."""
         newest = self._newest
         if newest is not None and len(newest.touches) < _MOST_TOUCHES:
-            newest.touches += touches[:_MOST_TOUCHES]  # of a batch there are thousands
+            newest.touches += touches[:_MOST_TOUCHES]  # a batch has thousands
 
     def must_wait(self, lane: Lane, after: Iterable[int]) -> None:
         """Add entries that the next operation of a stream waits for."""

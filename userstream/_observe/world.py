@@ -89,7 +89,7 @@ class World:
     ) -> None:
         """Record the accesses of an operation, and report the races with them."""
         self.timeline.touched(touches)
-        whole: Allocation | None = None  # often that of the bytes before, too
+        whole: Allocation | None = None  # often the allocation of the previous range
         for start, end, write, known in touches:
             if lane.capture is not None:
                 access = Access(start, end, lane, time, operation, write, known, loose)
@@ -109,8 +109,8 @@ class World:
     def _touch(self, allocation: Allocation, access: Access) -> None:
         if allocation.freed is not None:
             self.report_freed(allocation, access)
-        # userstream uses pinned memory again once it knows that it may.
-        kept = self.clocks.kept if allocation.kind == PINNED else None
+        # userstream reuses its pinned memory by queries of its own.
+        kept = self.clocks.known_to_any_thread if allocation.kind == PINNED else None
         for old in allocation.touch(access, kept):
             self.report(allocation, old, access)
 
@@ -122,12 +122,12 @@ class World:
             until = new.lane.clock.get(old.lane.id, 0)
             return next((what for time, what in reversed(old.lane.recent) if time <= until), None)
 
-        possible = self.clocks.maybe.get(old.lane.id, 0) >= old.time
+        possible = self.clocks.possibly_known.get(old.lane.id, 0) >= old.time
         if old.loose or new.loose:
             possible = True
         guesses: tuple[Guess | None, Guess | None] = (None, None)
         if not (_surely_writes(old) or _surely_writes(new)):
-            if not possible:  # else it stays so, whatever is learned
+            if not possible:  # else the race stays possible, whatever is learned
                 guesses = _guess(old), _guess(new)
             possible = True
         start, end = max(old.start, new.start), min(old.end, new.end)
@@ -157,7 +157,10 @@ class World:
 
     def host_knew(self, access: Access) -> bool:
         """Return whether any thread has observed the completion of an access."""
-        return access.lane.gone or self.clocks.kept.get(access.lane.id, 0) >= access.time
+        return (
+            access.lane.is_finished
+            or self.clocks.known_to_any_thread.get(access.lane.id, 0) >= access.time
+        )
 
     def host_knows(self, call: Call, clock: Clock, lasts: Iterable[int] = ()) -> None:
         """Record what the host has learned from a successful query or wait."""
@@ -165,9 +168,9 @@ class World:
             self.clocks.host_knows(clock)
             self.timeline.host_waited(call, lasts)
             return
-        join(self.clocks.kept, clock)
+        join(self.clocks.known_to_any_thread, clock)
         if call.account == FUTURE:
-            join(self.clocks.maybe, clock)
+            join(self.clocks.possibly_known, clock)
 
     def not_seen(self, what: str) -> None:
         """Count something that could not be followed."""
