@@ -32,9 +32,8 @@ class Allocations:
             if found.freed is None:  # its allocation was seen
                 found.kind = kind
                 return
-            if (
-                found.freed.kind == "free async"
-            ):  # an access is a use after free until the host knows the end
+            if found.freed.kind == "free async":
+                # Until the host knows the end of the free, an access is a use after free.
                 return
         self.world.memory.add(
             Allocation(start, start + size, kind, device if kind == DEVICE else None)

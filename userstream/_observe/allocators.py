@@ -86,9 +86,7 @@ class Allocators:
 
     def __init__(self, logger: Logger, stacks: Stacks) -> None:
         self._torch: Allocator = TorchHistory()
-        self._cupy: Allocator = CupyHook(
-            logger, stacks
-        )  # of the thread that begins the observation
+        self._cupy: Allocator = CupyHook(logger, stacks)  # of the thread that calls `begin`
         self._lock = _process.Lock()  # also taken by the thread of the session
         self._ended = False
         self._races = 0

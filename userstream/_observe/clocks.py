@@ -64,9 +64,7 @@ class Lane:
         self.captured: Lane | None = None  # the stand-in of the stream during a capture
         self.capture: Any = None  # the capture in which this is a stand-in
         self.is_finished = False  # destroyed, and the host knows the end of its work
-        self.held_by: frozenset[int] = (
-            frozenset()
-        )  # addresses of values that it waits for, not written yet
+        self.held_by: frozenset[int] = frozenset()  # addresses of values it waits for, unwritten
         self.recent: deque[Any] = deque(maxlen=_RECENT)
         self.last = -1  # its newest entry in the timeline
         self.pending: tuple[int, ...] = ()  # entries that its next operation waits for
@@ -118,9 +116,7 @@ class Clocks:
         self._blocking: dict[int, list[Lane]] = {}  # blocking streams, by context
         self._floors: dict[int, _Floor] = {}
         self._events: dict[int, Recorded] = {}
-        self._destroyed: list[
-            Lane
-        ] = []  # destroyed, and the host does not know the end of their work
+        self._destroyed: list[Lane] = []  # streams whose work may be in flight
         self._unseen: dict[int, tuple[int, int]] = {}  # by stream: first and last unseen work
         self._dropped = 0
         self._count = 0
@@ -150,9 +146,9 @@ class Clocks:
 
     def is_known(self, lane: Lane, time: int) -> bool:
         """Return whether every host thread knows that an operation has completed."""
-        return lane.is_finished or all(
-            host.clock.get(lane.id, 0) >= time for host in self._hosts.values()
-        )
+        if lane.is_finished:
+            return True
+        return all(host.clock.get(lane.id, 0) >= time for host in self._hosts.values())
 
     def forget_ended_threads(self) -> None:
         """Forget the clocks of threads that have ended."""

@@ -84,10 +84,8 @@ class Declarations:
             kept = [
                 each
                 for each in self.open.get(key, ())
-                if each.number
-                or (
-                    starts and each.start not in starts
-                )  # without ranges: the released buffers are unknown
+                # Without `starts` the released buffers are unknown, and may be any.
+                if each.number or (starts and each.start not in starts)
             ]
             self._keep(key, kept)
 
