@@ -1,4 +1,4 @@
-"""The CUDA driver: the one room that calls `cuda.bindings.driver`.
+"""The CUDA driver: the only package that calls `cuda.bindings.driver`.
 
 Callers name the subject and the function: ``_driver.streams.stream_id(handle)``. Every function
 raises `DriverError` (or a more telling error) instead of returning a status, and changes the
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         values,
     )
 
-# Loaded when they are used first, which makes `import userstream` quicker.
+# Loaded at their first use, which makes `import userstream` quicker.
 __getattr__ = _process.lazy_modules(
     __name__,
     "capture",

@@ -29,7 +29,7 @@ _STATES: dict[driver.CUstreamCaptureStatus, Literal["active", "invalidated"]] = 
     driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_INVALIDATED: "invalidated",
 }
 
-# What went wrong at the end of a capture, and what to do.
+# Failures at the end of a capture, with their causes and remedies.
 _ENDS = {
     driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED: (
         "a call that no capture allows (usually a query or a wait) has invalidated it; capture "
@@ -41,7 +41,7 @@ _ENDS = {
 
 
 class CaptureFacts(NamedTuple):
-    """What the driver reports about a capture that a stream is part of."""
+    """The driver's facts about the capture that a stream is part of."""
 
     state: Literal["active", "invalidated"]
     id: int | None
@@ -60,7 +60,7 @@ def check_capture_mode(mode: CaptureMode) -> driver.CUstreamCaptureMode:
 
 
 def is_capturing(handle: driver.CUstream, stream: object) -> bool:
-    """Tell whether a stream is part of a capture, be it an invalidated one. Breaks none."""
+    """Return whether a stream is part of a capture, also an invalidated one. Breaks none."""
     status, state = ask(driver.cuStreamIsCapturing, handle)
     if status == CAPTURE_IMPLICIT:  # of the legacy stream: others are captured, it cannot be
         return False
@@ -75,7 +75,7 @@ def begin_capture(
     mode: driver.CUstreamCaptureMode,
     stream: object,
 ) -> None:
-    """Let a stream note its work in a graph instead of doing it."""
+    """Begin a capture: the stream's work is recorded in a graph instead of performed."""
     # Into a graph of cuda.core's, as it can wrap none that the driver makes.
     begin = driver.cuStreamBeginCaptureToGraph
     call(begin, handle, graph.handle, None, None, 0, mode, stream=stream)
@@ -94,7 +94,7 @@ def end_capture(handle: driver.CUstream, stream: object) -> None:
 
 
 def capture_facts(handle: driver.CUstream, stream: object) -> CaptureFacts | None:
-    """Return what is known of the capture that a stream is part of, if it is. Breaks none."""
+    """Return the facts about the capture of a stream; `None` if it has none. Breaks none."""
     status, *facts = ask(driver.cuStreamGetCaptureInfo, handle)
     if status == CAPTURE_IMPLICIT:
         return None

@@ -27,7 +27,7 @@ def primary_context(device: int) -> driver.CUcontext:
         return _primary[device]
     except KeyError:
         check_device(device)
-    # Making a context takes long, so under no lock. A retain too many is given back.
+    # Creating a context takes long, so no lock is held. A superfluous retain is released.
     handle = call(driver.cuDeviceGet, device)
     context = call(driver.cuDevicePrimaryCtxRetain, handle)
     devices_of_primaries[int(context)] = device
@@ -38,7 +38,7 @@ def primary_context(device: int) -> driver.CUcontext:
 
 
 def primary_context_if_active(device: int) -> driver.CUcontext | None:
-    """Return the primary context of a device without bringing one into being."""
+    """Return the primary context of a device if it exists; create none."""
     known = _primary.get(device)
     if known is not None:
         return known
@@ -68,7 +68,7 @@ def current_device() -> int:
 
 
 def is_current(context: driver.CUcontext | int) -> bool:
-    """Tell whether a context is known to be the current one; `False` also if that fails."""
+    """Return whether a context is current; `False` also if the driver does not answer."""
     try:
         return bool(driver.cuCtxGetCurrent()[1] == context)
     except (RuntimeError, ValueError):
@@ -82,7 +82,7 @@ def default_context() -> driver.CUcontext:
 
 
 def some_context() -> driver.CUcontext:
-    """Return any context, for a question that all of them answer alike; one that is there."""
+    """Return any existing context, for queries that all contexts answer alike."""
     known = list(_primary.values())  # at once: other threads add to it
     return known[0] if known else default_context()
 
@@ -126,7 +126,7 @@ def priority_range(context: driver.CUcontext) -> tuple[int, int]:
 _SM = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
 _DEFAULT_STREAM = int(driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM)  # required
 
-# What the driver answers where there are not so many.
+# The driver's results for more multiprocessors than the device has.
 _TOO_MANY = (
     driver.CUresult.CUDA_ERROR_INVALID_VALUE,
     driver.CUresult.CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION,
@@ -137,7 +137,7 @@ primaries_of_green: dict[int, int] = {}
 
 
 def check_green_contexts() -> None:
-    """Raise `NotSupportedError` with a driver before CUDA 12.5, which cannot order them."""
+    """Raise `NotSupportedError` for a driver that cannot order green contexts (before 12.5)."""
     if version() < 12050:
         raise NotSupportedError(
             "sms= needs a CUDA 12.5 driver or newer, the first that can order green contexts; "
@@ -154,8 +154,8 @@ def all_multiprocessors(device: int) -> driver.CUdevResource:
 def split_multiprocessors(
     resource: driver.CUdevResource, least: int
 ) -> tuple[driver.CUdevResource, driver.CUdevResource] | None:
-    """Return at least so many of some multiprocessors, and the rest; `None` if there are fewer."""
-    # Not by cuDevSmResourceSplit of CUDA 13.1, which rounds nothing up.
+    """Split off `least` multiprocessors or more; return both parts, or `None` if too few."""
+    # Not cuDevSmResourceSplit of CUDA 13.1: that function does not round up.
     status, *values = ask(driver.cuDevSmResourceSplitByCount, 1, resource, 0, least)
     if status in _TOO_MANY:
         return None

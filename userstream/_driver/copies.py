@@ -31,7 +31,7 @@ _DEVICE = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
 
 
 class Copy(NamedTuple):
-    """What one call moves: `slices` of `rows` of `width` bytes."""
+    """The bytes that one call copies: `slices` of `rows` of `width` bytes."""
 
     width: int
     rows: int
@@ -129,7 +129,7 @@ def allocate_pinned(
 
 
 def free_pinned(context: driver.CUcontext, address: int) -> None:
-    """Free what `allocate_pinned` gave. Waits for the device."""
+    """Free memory of `allocate_pinned`. Waits for the device."""
     within(context, relaxed, call, driver.cuMemFreeHost, address)
 
 

@@ -48,7 +48,7 @@ class HostMemory:
 
     @property
     def address(self) -> int | None:
-        """Where it is; `None` until it is allocated."""
+        """The address of the block; `None` until it is allocated."""
         for status, address in self._answers:
             if status == SUCCESS:
                 return int(address)
@@ -143,7 +143,7 @@ class _HostPool:
 
 
 def _arrives(stream: driver.CUstream) -> bool:
-    """Tell whether a stream has done what is queued on it, within a short time.
+    """Return whether a stream completes its queued work within a short time.
 
     It may have to wait for work of others: ``cuCtxWaitEvent`` holds all streams of a context, and
     whoever is queuing work may not be kept waiting for the GPU.
@@ -173,7 +173,7 @@ def _pool_of(device: int) -> _HostPool:
 
 
 def _may_have_host_pools(device: int) -> bool:
-    """Tell whether a device has them. If not, a pool can be made, but no copy works there."""
+    """Return whether a device supports copies with host memory pools."""
     try:
         return bool(device_attribute(device, _SUPPORTED))
     except DriverError:  # the pools are older than the question

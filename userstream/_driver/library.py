@@ -31,7 +31,7 @@ _uuids: dict[int, str] = {}
 
 
 def ensure() -> None:
-    """Make sure that the driver is there and may be called from this process.
+    """Load the driver once; raise if it cannot be called from this process.
 
     Without a driver, cuda.core's own calls end in a hang; so every entry asks here first.
     """
@@ -146,7 +146,7 @@ def _name(handle: driver.CUdevice) -> str:
 
 
 def _uuid(handle: driver.CUdevice, name: str) -> str:
-    """Return the UUID as nvidia-smi writes it; only the name shows that it is a MIG instance."""
+    """Return the UUID as nvidia-smi writes it. The name shows whether it is a MIG instance."""
     raw = bytes(call(_get_uuid, handle).bytes).hex()
     kind = "MIG" if " MIG " in name else "GPU"
     return f"{kind}-{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}"

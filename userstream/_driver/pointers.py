@@ -1,4 +1,4 @@
-"""What the driver knows about an address, whichever library allocated it.
+"""Driver attributes of an address, independent of the library that allocated the memory.
 
 The functions are called by their addresses: cuda-bindings 12.9.6 to 12.9.8 and 13.2.0 to
 13.4.1 answer 0 for the device ordinal of any memory.
@@ -44,17 +44,17 @@ class Place(NamedTuple):
 
     @property
     def kind(self) -> Memory:
-        """Return its name for users."""
+        """The kind of memory, as users see it."""
         return "managed" if self.is_managed else "pinned" if self.is_host else "device"
 
     def is_in_primary_context(self) -> bool:
-        """Tell whether it belongs to the primary context of its device, or to the device."""
+        """Return whether the memory belongs to its device or the device's primary context."""
         if self.context in devices_of_primaries:
             return True
         return self.context in (0, int(primary_context(self.device)))
 
     def covers(self, start: int, nbytes: int) -> bool:
-        """Tell whether bytes lie in the allocation, or in one range of addresses mapped to many."""
+        """Return whether bytes lie in the allocation, or in one range of mapped allocations."""
         end, stop = start + nbytes, self.start + self.size
         if self.start <= start and end <= stop:
             return True
@@ -70,14 +70,14 @@ class Place(NamedTuple):
         return True
 
     def _may_be_mapped(self) -> bool:
-        """Tell whether it may come from ``cuMemMap``: nothing says that it was allocated whole."""
+        """Return whether the memory may come from ``cuMemMap``, which maps several allocations."""
         if self.is_host or self.is_managed or is_of_pool(self.start):
             return False
         return not _attribute(_LEGACY_IPC, self.start)
 
 
 def place_of(address: int) -> Place | None:
-    """Tell what memory is at an address; `None` if it is not CUDA's."""
+    """Return the allocation at an address; `None` if CUDA does not know the address."""
     if _process.halted:
         _process.check_fork()
     status, kind, managed, device, context, start, size = _question()(address)
@@ -116,12 +116,12 @@ def _range_of(address: int) -> tuple[int, int] | None:
 
 
 def can_access(address: int) -> bool:
-    """Tell whether the device of the current context can access the memory at an address."""
+    """Return whether the device of the current context can access an address."""
     return _attribute(_DEVICE_POINTER, address) is not None
 
 
 def is_of_pool(address: int) -> bool:
-    """Tell whether the memory at an address is of a pool."""
+    """Return whether the memory at an address belongs to a pool."""
     return bool(_attribute(_POOL, address))
 
 

@@ -1,4 +1,4 @@
-"""From what a driver function returns to a value or an exception."""
+"""Convert the results of driver functions to values or exceptions."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ def failed(
 
 
 def _details(code: int) -> str:
-    """Return what the driver says beyond its one line: of a kernel, where that is simulated."""
+    """Return the driver's error text after its first line: the traceback of a simulated kernel."""
     text = driver.cuGetErrorString(driver.CUresult(code))[1] or b""
     return "".join(text.decode(errors="replace").partition("\n")[1:])
 
 
 def ended_context(error: Exception) -> bool:
-    """Tell whether an error says that nothing runs in its context any more.
+    """Return whether an error is one from which a context does not recover.
 
     Any other may be of the question alone (out of memory, say): the work continues.
     """
@@ -101,13 +101,13 @@ def ended_context(error: Exception) -> bool:
 
 
 def uuids(devices: Iterable[int | None]) -> str:
-    """Return the end of a message, which names devices as every process knows them."""
+    """Return the end of a message with the UUIDs of devices, which all processes share."""
     named = {device: errors._uuid_of(device) for device in devices if device is not None}
     return "".join(f"; device {device} is {uuid}" for device, uuid in named.items() if uuid)
 
 
 def raised(function: str, error: Exception) -> Exception:
-    """Turn what cuda-bindings raised inside a call into an exception of ours."""
+    """Convert an exception that cuda-bindings raised inside a call to one of userstream."""
     # A RuntimeError with this text in cuda-bindings 12.9, and of a class of its own later.
     if re.match(r'[Ff]unction "?\w+"? (is )?not found', str(error)):
         since = f" of CUDA {_SINCE[function]} or newer" if function in _SINCE else ""
@@ -123,7 +123,7 @@ def raised(function: str, error: Exception) -> Exception:
 
 
 def ask(function: Callable[..., tuple[Any, ...]], *args: object) -> tuple[Any, ...]:
-    """Call a driver function whose status is an answer; return the status and the values."""
+    """Call a driver function; return its status and its values without raising for the status."""
     try:
         return function(*args)
     except (RuntimeError, ValueError) as error:
@@ -146,7 +146,7 @@ def call(function: Callable[..., tuple[Any, ...]], *args: object, stream: object
 def make(
     made: list[tuple[Any, ...]], function: Callable[..., tuple[Any, ...]], *args: object
 ) -> Any:
-    """As `call` of what makes something, the driver's answer to which is added to `made`.
+    """Call a driver function that creates an object, and append its result to `made`.
 
     That it is there is known at once: no signal comes between the driver and the list, as both are
     called by C. Whoever has the list can free what is in it. What failed is not in it.

@@ -36,12 +36,12 @@ relaxed = core.relaxed
 
 
 def relax_capture_of_this_thread() -> None:
-    """As `relaxed`, for a thread of ours and for good."""
+    """Relax the capture mode of the calling thread, one of userstream's, permanently."""
     call(driver.cuThreadExchangeStreamCaptureMode, _RELAXED)
 
 
 def capture_status(handle: driver.CUstream, stream: object) -> driver.CUstreamCaptureStatus:
-    """Tell whether a stream is being captured, which harms no capture.
+    """Return the capture status of a stream. Breaks no capture.
 
     Raises
     ------
@@ -198,7 +198,7 @@ def let_context_wait(context: driver.CUcontext, event: int | driver.CUevent) -> 
 
 
 def has_context_events() -> bool:
-    """Tell whether the driver can order a whole context: since CUDA 12.5."""
+    """Return whether the driver supports events of a whole context (CUDA 12.5 or newer)."""
     return version() >= 12050
 
 
@@ -216,7 +216,7 @@ def _launch_host_function() -> Callable[..., int]:
 def call_native(
     handle: driver.CUstream, function: int | None, argument: int, stream: object
 ) -> None:
-    """Let a stream call ``function(argument)``, by address, when it gets there."""
+    """Queue a call of ``function(argument)``, a native function given by its address."""
     status = _launch_host_function()(int(handle), function, argument)
     if status:
         raise failed(_LAUNCH, status, stream)
@@ -314,7 +314,7 @@ def set_attribute(
 
 
 def copy_attributes(destination: driver.CUstream, source: driver.CUstream, stream: object) -> None:
-    """Give a stream the attributes of another one of its context."""
+    """Copy the attributes of another stream of the same context."""
     call(driver.cuStreamCopyAttributes, destination, source, stream=stream)
 
 

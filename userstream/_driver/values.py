@@ -1,4 +1,4 @@
-"""Values in memory that streams write and wait for."""
+"""Memory operations: values that streams write and wait for."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _require(device: int, attribute: driver.CUdevice_attribute, lacking: str) ->
 
 
 def device_word(address: int, width: int, device: int) -> int:
-    """Return where the current context's device sees a word, if it may be written or waited for."""
+    """Return the device address of a word; raise if no stream can write or wait for the word."""
     where = f"address {address:#x}"
     if address % width:
         raise ValueError(f"{where} is not a multiple of {width}, the size of the value")
@@ -83,7 +83,7 @@ def device_word(address: int, width: int, device: int) -> int:
 def write_value(
     handle: driver.CUstream, address: int, value: int, *, bits: Bits, stream: object
 ) -> None:
-    """Let a stream write a value when it gets there."""
+    """Queue a write of a value to memory."""
     write = driver.cuStreamWriteValue32 if bits == 32 else driver.cuStreamWriteValue64
     call(write, handle, address, value, 0, stream=stream)
 
@@ -91,7 +91,7 @@ def write_value(
 def wait_value(
     handle: driver.CUstream, address: int, value: int, flags: int, *, bits: Bits, stream: object
 ) -> None:
-    """Hold a stream until the value in memory compares with one."""
+    """Make a stream wait until a value in memory satisfies a comparison."""
     wait = driver.cuStreamWaitValue32 if bits == 32 else driver.cuStreamWaitValue64
     call(wait, handle, address, value, flags, stream=stream)
 
@@ -143,7 +143,7 @@ def barrier_operation(scope: str) -> driver.CUstreamBatchMemOpParams:
 def submit_batch(
     handle: driver.CUstream, operations: list[driver.CUstreamBatchMemOpParams], stream: object
 ) -> None:
-    """Let a stream do several operations in order.
+    """Queue several memory operations as one batch.
 
     Raises
     ------
