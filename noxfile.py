@@ -206,7 +206,9 @@ def soak(session: nox.Session) -> None:
     session.run(
         "pytest", "-q", "tests/engine/test_interrupts.py", env={"USERSTREAM_INTERRUPTS": "2700"}
     )
-    session.run("pytest", "-q", "tests/driver/test_native.py", env={"USERSTREAM_CALLS": "1000000"})
+    session.run(
+        "pytest", "-q", "tests/driver/test_core_internal.py", env={"USERSTREAM_CALLS": "1000000"}
+    )
     # Ten minutes for each of seven uses.
     fuzz = ("tests/ordering/test_order_fuzz.py", "tests/observe/test_fuzz.py")
     session.run("pytest", "-q", "-o", "timeout=900", *fuzz, env={"USERSTREAM_FUZZ": "600"})

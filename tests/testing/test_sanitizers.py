@@ -32,8 +32,8 @@ TESTS = [
     "tests/testing/test_latch.py",
     "tests/testing/test_load.py",
     "tests/testing/test_observer.py",
-    "tests/driver/test_native.py",
-    "tests/driver/test_fused.py",
+    "tests/driver/test_core_internal.py",
+    "tests/driver/test_edges_internal.py",
     # Without those that have a race: the thread sanitizer sees it as well.
     "tests/observe/test_cases.py::test_it_is_not_reported",
     "tests/observe/test_captures.py::test_a_capture_goes_on_when_its_stream_is_seen",

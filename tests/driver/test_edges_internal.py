@@ -13,7 +13,7 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from driver.test_native import CALLS
+from driver.test_core_internal import CALLS
 from helpers import current_context, device_current, eventually, grown
 from userstream import _driver, testing
 from userstream._driver import _core, core
