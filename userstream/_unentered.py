@@ -1,4 +1,4 @@
-"""What warns of a context manager that was made and never entered, which does nothing."""
+"""Warn of context managers that were created and never entered, and so did nothing."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ if TYPE_CHECKING:
 
 
 class Unentered:
-    """Part of a context manager until that is entered; warns if it goes before.
+    """A part of a context manager whose destructor warns, unless the manager was entered.
 
-    The context manager has no destructor of its own: what a signal handler raises in a destructor
-    is lost, and nearly every context manager is entered. Entering puts this back into `spare`, so
-    that its destructor does not run then either.
+    The context manager has no destructor of its own: an exception of a signal handler in a
+    destructor would be lost, and nearly every context manager is entered. Entering returns this
+    object to `spare`, so that its destructor does not run either.
     """
 
     __slots__ = ("code", "position", "words")
 
-    words: str  # what it is, as users wrote it
-    code: CodeType | None  # that made it; None: there is nothing to warn of
-    position: int  # in that code, which is the line at a fraction of the cost
+    words: str  # the call, as users wrote it
+    code: CodeType | None  # the code that created the manager; None: nothing to warn of
+    position: int  # the instruction in `code`: cheaper than the line
 
     def __del__(self) -> None:
         code = getattr(self, "code", None)
         if code is None:
             return
-        # On the line that made it: where it is collected is a matter of chance.
+        # Warn on the line of the creation: the place of the collection is arbitrary.
         line = code.co_firstlineno
         for begin, end, number in code.co_lines():
             if begin <= self.position < end and number is not None:
@@ -45,18 +45,18 @@ spare: list[Unentered] = []
 
 
 def made(words: str, depth: int) -> Unentered:
-    """Return what warns of a context manager; it is made so many calls above."""
+    """Return an armed warning for a context manager created `depth` calls above."""
     try:
         unentered = spare.pop()
     except IndexError:
         unentered = Unentered()
     frame = sys._getframe(depth + 1)
     unentered.words, unentered.position = words, frame.f_lasti
-    unentered.code = frame.f_code  # last, as it arms this
+    unentered.code = frame.f_code  # last: from now on the destructor warns
     return unentered
 
 
 def entered(unentered: Unentered) -> None:
-    """Note that there is nothing to warn of."""
+    """Disarm the warning and keep the object for reuse."""
     unentered.code = None
     spare.append(unentered)

@@ -73,36 +73,42 @@ def test_one_lane_is_ordered_after_another(streams):
     assert eventually(lambda: not is_pending(other))
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_without_a_spare_event_one_is_created(streams, elsewhere):
+@pytest.fixture
+def empty_pool(streams, monkeypatch) -> core.EventPool:
+    """Give the first stream a pool of its own, to which no other thread gives events back."""
+    lane = streams[0]._lane
+    pool = core.make_pool(lane.raw_context, True)
+    monkeypatch.setattr(lane, "pool", pool)
+    return pool
+
+
+@pytest.mark.parametrize("elsewhere", [False, pytest.param(True, marks=pytest.mark.multi_device)])
+def test_without_a_spare_event_one_is_created(streams, empty_pool, elsewhere):
     """In the right context, whichever is current, and the caller's comes back."""
     one, other = streams
-    pool = one._lane.pool
-    taken = [pool.take() for _ in range(len(pool.free))]
     before = current_context()
     with testing.latch(one), device_current(1) if elsewhere else contextlib.nullcontext():
         here = current_context()
         assert core.order(one._lane, other._lane) == 0
         assert current_context() == here
         assert is_pending(other)
-        assert pool.free  # the watcher may have given back others, of earlier tests
+        assert len(empty_pool.free) == 1
         assert core.finish(one._lane, other._lane, ()) in (0, core.DUE)
+        assert not empty_pool.free
     assert current_context() == before
-    pool.give_back(*taken)
 
 
 @pytest.mark.simulated
-def test_an_event_that_cannot_be_created_is_an_error(streams):
+def test_an_event_that_cannot_be_created_is_an_error(streams, empty_pool):
     one, other = streams
-    pool = one._lane.pool
-    taken = [pool.take() for _ in range(len(pool.free))]
-    with testing.inject("cuEventCreate", driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY, count=2):
+    out_of_memory = driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    with testing.inject("cuEventCreate", out_of_memory, count=2, this_thread=True):
         with pytest.raises(us.DriverError, match=r"cuEventCreate.* failed") as caught:
-            one.wait(other)
+            other._lane.add_edge(one._lane, may_join=False)
         assert caught.value.code == 2
         with pytest.raises(us.DriverError, match=r"cuEventCreate.* failed"):
-            pool.take()
-    pool.give_back(*taken)
+            empty_pool.take()
+    assert not empty_pool.free
 
 
 @pytest.mark.parametrize("captured", [0, 1])
