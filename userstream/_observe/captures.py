@@ -167,10 +167,8 @@ class Captures:
         where = f"a graph launched at {self._line(call.stack)}"
 
         def launch(inside: RecordedOperation) -> RecordedOperation:
-            began, ended = (
-                launched.began,
-                launched.ended,
-            )  # the times of the launch, not of the capture
+            # The times of the launch, not of the capture.
+            began, ended = launched.began, launched.ended
             operation = RecordedOperation(
                 inside.name, inside.stack, call.thread, lane, began, ended
             )

@@ -69,9 +69,8 @@ class Launches:
 
     def learned(self, call: Call) -> None:
         handle, offset, wrote, final, *more = call.words
-        whole = not more or bool(
-            more[0]
-        )  # all the memory that the parameter points to was compared
+        # Whether all of the memory that the parameter points to was compared.
+        whole = not more or bool(more[0])
         kernel = self._kernels[handle]
         learned = kernel.learned
         before = learned.get(offset)
