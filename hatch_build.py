@@ -26,10 +26,13 @@ FLAGS = (
     "-std=c11",
     "-O2",
     "-fPIC",
-    "-fexceptions",  # a thread that Python ends at exit unwinds through frames of C
     "-fvisibility=hidden",
     "-pthread",
 )
+# A thread that Python ends at exit unwinds through frames of C, and releases their locks.
+UNWINDING = ("-fexceptions",)
+# The libraries of ziglang lack the function that releases the locks (__gcc_personality_v0).
+UNWINDING_OF_ZIG = ("-fno-exceptions", "-funwind-tables")
 
 _spec = importlib.util.spec_from_file_location("_built", ROOT / "userstream/_built.py")
 built = importlib.util.module_from_spec(_spec)
@@ -80,8 +83,10 @@ def build(package: Path) -> None:
             f"the headers of Python are missing ({headers}/Python.h): install python{version}-dev "
             f"(Debian, Ubuntu) or python{version}-devel (Fedora), and try again"
         )
-    compiler = installed_compiler() or [sys.executable, "-m", "ziglang", "cc"]
-    flags = [*FLAGS, *_words("USERSTREAM_CFLAGS")]
+    compiler, unwinding = installed_compiler(), UNWINDING
+    if compiler is None:
+        compiler, unwinding = [sys.executable, "-m", "ziglang", "cc"], UNWINDING_OF_ZIG
+    flags = [*FLAGS, *unwinding, *_words("USERSTREAM_CFLAGS")]
     with (
         tempfile.TemporaryDirectory() as directory,
         ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads,
