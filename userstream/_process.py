@@ -83,7 +83,6 @@ from __future__ import annotations
 
 import _thread
 import atexit
-import ctypes
 import importlib
 import os
 import sys
@@ -107,6 +106,9 @@ if not getattr(_thread, "_is_main_interpreter", lambda: True)():
         "userstream cannot be imported in a subinterpreter, as NumPy and cuda.bindings cannot: "
         "use threads or processes"
     )
+
+# A subinterpreter cannot import ctypes, so the check comes first.
+import ctypes
 
 # True in a forked child of a process that had used the driver.
 forked = False
