@@ -19,13 +19,15 @@ from helpers import (
     DLPack,
     another_context,
     checked,
+    device_count,
     device_current,
     device_memory,
+    device_uuid,
     managed_memory,
     on,
     pinned_memory,
 )
-from userstream import _buffers, _driver, testing
+from userstream import _buffers, testing
 from userstream._buffers._layout import contiguous_strides
 
 
@@ -49,7 +51,7 @@ def test_torch(torch: types.ModuleType, memory: int) -> None:
     assert resolves(tensor)
     assert us.describe(tensor) == us.BufferInfo(
         device_id=0,
-        device_uuid=_driver.library.device_uuid(0),
+        device_uuid=device_uuid(0),
         source="torch.Tensor",
         ordering="current",
         address=memory,
@@ -470,7 +472,7 @@ def test_the_interface_as_an_attribute_of_one_object(memory: int) -> None:
 
 
 def test_managed_memory() -> None:
-    for ordinal in range(_driver.library.device_count()):
+    for ordinal in range(device_count()):
         with managed_memory(ordinal) as address:
             assert resolves(CAI(address), ordinal)
             assert us.describe(CAI(address)).memory == "managed"
@@ -478,7 +480,7 @@ def test_managed_memory() -> None:
 
 def test_managed_memory_by_dlpack(device: Device) -> None:
     """DLPack says device 0 of all managed memory, so the driver is asked."""
-    with managed_memory(_driver.library.device_count() - 1) as address:
+    with managed_memory(device_count() - 1) as address:
         buffer = __import__("cuda.core").core.Buffer.from_handle(address, 64)
 
         class Array:
@@ -488,7 +490,7 @@ def test_managed_memory_by_dlpack(device: Device) -> None:
             def __dlpack__(self, **options: object) -> object:
                 return buffer.__dlpack__(**options)
 
-        assert us.device_of(Array()).device_id == _driver.library.device_count() - 1
+        assert us.device_of(Array()).device_id == device_count() - 1
         assert us.describe(Array()).memory == "managed"
 
 

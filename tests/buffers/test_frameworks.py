@@ -15,8 +15,16 @@ from cuda.bindings import driver
 from cuda.core import Device
 
 import userstream as us
-from helpers import checked, device_current, in_thread, is_blocked, run_python, running
-from userstream import _driver, testing
+from helpers import (
+    checked,
+    device_count,
+    device_current,
+    in_thread,
+    is_blocked,
+    run_python,
+    running,
+)
+from userstream import testing
 
 pytestmark = pytest.mark.gpu
 
@@ -306,7 +314,7 @@ def test_dali_dynamic(dali: ModuleType) -> None:
 def test_a_kernel_of_cuda_core() -> None:
     from cuda.core import LaunchConfig, LegacyPinnedMemoryResource, Program, ProgramOptions, launch
 
-    for ordinal in range(_driver.library.device_count()):
+    for ordinal in range(device_count()):
         device = Device(ordinal)
         with device_current(ordinal):
             device.set_current()

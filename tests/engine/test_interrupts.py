@@ -22,9 +22,9 @@ from cuda.bindings import driver
 
 import userstream as us
 from conftest import SIMULATED
-from helpers import array, checked, current_context, device_memory, eventually
+from helpers import array, checked, current_context, device_count, device_memory, eventually
 from interrupts import cut_short
-from userstream import _driver, testing
+from userstream import testing
 from userstream._driver.capture import _MODES
 from userstream._engine import held_objects, lanes
 from userstream.testing import _simulated
@@ -128,7 +128,7 @@ FUNCTIONS: dict[str, Callable[[Scene], object]] = {
     "wait": lambda scene: us.wait(scene.source, timeout=10),
     "wait, late": lambda scene: _late(lambda: us.wait(scene.busy, timeout=0.001)),
     "wait_all": lambda _: us.wait_all(timeout=10),
-    "wait_for_device": lambda _: us.wait_for_device(1 % _driver.library.device_count(), timeout=10),
+    "wait_for_device": lambda _: us.wait_for_device(1 % device_count(), timeout=10),
     "wait_for_device, late": lambda scene: _late(
         lambda: us.wait_for_device(scene.busy, timeout=0.001)
     ),

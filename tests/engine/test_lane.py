@@ -10,7 +10,7 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from helpers import CAI, checked, device_current, eventually, on
+from helpers import CAI, checked, device_current, eventually, on, primary_context
 from userstream import _driver, testing
 from userstream._engine import lanes
 from userstream._engine.lane import Lane
@@ -39,7 +39,7 @@ def test_a_default_stream_is_the_lane_of_the_current_context(default: type[us.St
     lane = default()._resolve()
     assert lane is default()._resolve(), "found, not made again"
     assert (lane.device, lane.owned, lane.is_context_independent) == (0, False, False)
-    assert int(lane.context) == int(_driver.contexts.primary_context(0))
+    assert int(lane.context) == int(primary_context(0))
 
 
 @pytest.mark.multi_device
@@ -98,7 +98,7 @@ def test_what_is_remembered_of_a_handle_is_not_believed(memory: int) -> None:
     """The driver reuses handles: this one is of device 1 by now."""
     with us.Stream.create(1) as producer:
         handle = int(producer._live())
-        stale = Lane(driver.CUstream(handle), 0, _driver.contexts.primary_context(0))
+        stale = Lane(driver.CUstream(handle), 0, primary_context(0))
         lanes.of_frameworks.setdefault(0, {})[handle] = stale
         try:
             with testing.latch(producer) as latch:

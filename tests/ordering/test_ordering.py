@@ -29,14 +29,17 @@ from helpers import (
     checked,
     content,
     copy,
+    device_count,
     device_current,
     device_memory,
+    entered,
     eventually,
     fill,
     in_thread,
     is_blocked,
     on,
     pooled_events,
+    primary_context,
     run_python,
     running,
 )
@@ -375,12 +378,12 @@ def test_one_edge_for_each_producer(
 @pytest.mark.multi_device
 @pytest.mark.parametrize("current", [None, 0, 1])
 def test_a_buffer_of_one_device_on_a_stream_of_another(current: int | None) -> None:
-    context = driver.CUcontext(0) if current is None else _driver.contexts.primary_context(current)
+    context = driver.CUcontext(0) if current is None else primary_context(current)
     with (
         device_memory(1) as address,
         us.Stream.create(1) as producer,
         us.Stream.create(0) as mine,
-        _driver.contexts.entered(context),
+        entered(context),
     ):
         buffer = array(address, producer)
         with testing.latch(producer) as latch:
@@ -1544,8 +1547,8 @@ def test_hand_over_to_a_default_stream(torch: types.ModuleType, memory: int) -> 
         with device_current(0):
             latch = testing.latch(us.Stream.legacy_default())
             latch.__enter__()
-        elsewhere = _driver.contexts.primary_context(_driver.library.device_count() - 1)
-        with _driver.contexts.entered(elsewhere):
+        elsewhere = primary_context(device_count() - 1)
+        with entered(elsewhere):
             us.hand_over(tensor, stream=us.Stream.legacy_default())
         assert not eventually(lambda: theirs.is_done, 0.03)
         latch.release()

@@ -21,8 +21,7 @@ from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, Program, ProgramOptions, Stream, launch
 
 import userstream as us
-from helpers import checked, device_current
-from userstream import _driver
+from helpers import checked, device_count, device_current
 
 pytestmark = pytest.mark.gpu
 
@@ -283,7 +282,7 @@ class Reader:
         checked(driver.cuMemcpyAsync(int(self.seen) + 8 * run + 4, last, 4, handle))
 
     def result(self) -> np.ndarray:
-        for device in range(_driver.library.device_count()):
+        for device in range(device_count()):
             us.wait_for_device(device, timeout=60)
         host = np.empty((self.runs, 2), np.int32)
         checked(driver.cuMemcpyDtoH(host, self.seen, host.nbytes))

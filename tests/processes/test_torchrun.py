@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from conftest import SIMULATED
-from userstream import _driver
+from helpers import device_uuid
 
 EXAMPLES = Path(__file__).parents[2] / "docs/examples"
 
@@ -47,7 +47,7 @@ def torchrun(script: str) -> str:
 
 def test_every_rank_knows_which_one_is_late() -> None:
     said = torchrun("engines/torchrun_deadline.py")
-    uuid = _driver.library.device_uuid(1)
+    uuid = device_uuid(1)
     for rank in range(2):
         assert re.search(
             rf"rank {rank} knows: rank 1: not done within 0.5 s.*; device 1 is {uuid};", said

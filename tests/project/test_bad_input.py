@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from cuda.bindings import driver
 
 import userstream as us
-from helpers import CAI, DLPack, on
-from userstream import _driver, testing
+from helpers import CAI, DLPack, checked, on
+from userstream import testing
 
 
 class Raising:
@@ -79,7 +80,7 @@ def test_bad_targets(
     error: type[Exception],
     match: str,
 ) -> None:
-    _driver.library.ensure()
+    checked(driver.cuInit(0))
     if _simulated():
         testing.reset()
     with pytest.raises(error, match=match):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import userstream as us
-from helpers import device_current, in_thread, is_blocked, on, running
-from userstream import _driver, testing
+from helpers import device_count, device_current, in_thread, is_blocked, on, running
+from userstream import testing
 
 
 def test_get_is_one_per_process_and_the_same_in_every_thread() -> None:
@@ -68,7 +68,7 @@ def test_wait_for_device_of_a_tensor_and_a_list() -> None:
 
 
 def test_wait_all() -> None:
-    streams = [us.get_stream(device) for device in range(_driver.library.device_count())]
+    streams = [us.get_stream(device) for device in range(device_count())]
     for stream in streams:
         with testing.latch(stream) as latch:
             with pytest.raises(us.WaitTimeout):

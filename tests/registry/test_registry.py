@@ -13,16 +13,16 @@ from cuda.bindings import driver
 from cuda.core import Device
 
 import userstream as us
-from helpers import checked, current_context, device_current, in_thread, on, running
-from userstream import _driver, testing
+from helpers import checked, current_context, device_current, entered, in_thread, on, running
+from userstream import testing
 from userstream._engine import lanes
 from userstream._stream import stream as stream_module
 
 
 def device_of_handle(stream: us.Stream) -> int:
     """Ask the driver, not the stream, where it is."""
-    with _driver.contexts.entered(_driver.streams.stream_context(stream._live())):
-        return _driver.contexts.current_device()
+    with entered(checked(driver.cuStreamGetCtx(stream.handle))):
+        return int(checked(driver.cuCtxGetDevice()))
 
 
 def test_one_stream_per_device_and_name() -> None:

@@ -19,7 +19,7 @@ from cuda.bindings import driver
 
 import userstream
 from conftest import SIMULATED
-from helpers import run_python
+from helpers import device_count, primary_context, run_python
 from userstream import __main__, _driver, testing
 from userstream._report import driver_choice, facts, selfcheck, show
 
@@ -437,7 +437,7 @@ def test_bytes_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent = bytes([self.sent[0] ^ 1]) + self.sent[1:]
 
     monkeypatch.setattr(selfcheck._DeviceCheck, "copy", damage)
-    *sections, last = selfcheck.run(_driver.library.device_count())
+    *sections, last = selfcheck.run(device_count())
     for section in sections:
         step = section.steps[STEPS.index("bytes")]
         assert step.status == "failed"
@@ -503,7 +503,7 @@ def test_another_current_device_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 
     def leave_current(self: selfcheck._DeviceCheck) -> None:
         compare(self)
-        driver.cuCtxPushCurrent(_driver.contexts.primary_context(self.device))
+        driver.cuCtxPushCurrent(primary_context(self.device))
 
     monkeypatch.setattr(selfcheck._DeviceCheck, "compare", leave_current)
     try:
@@ -521,7 +521,7 @@ def test_what_cannot_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("no way out")
 
     monkeypatch.setattr(selfcheck, "ExitStack", Stuck)
-    section = next(selfcheck.run(_driver.library.device_count()))
+    section = next(selfcheck.run(device_count()))
     assert [step.name for step in section.steps] == [*STEPS, "leave"]
     assert section.steps[-1].error == facts.Problem("leave", "RuntimeError", "no way out")
     assert not section.ok
@@ -638,6 +638,6 @@ def test_usual_values_fit(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_it_uses_a_registry_of_its_own() -> None:
-    sections = list(selfcheck.run(_driver.library.device_count()))
+    sections = list(selfcheck.run(device_count()))
     assert all(section.ok for section in sections)
     assert len(userstream.streams()) == 0

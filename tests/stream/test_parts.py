@@ -22,6 +22,7 @@ from helpers import (
     current_context,
     device_current,
     device_memory,
+    driver_version,
     eventually,
     fill,
     in_thread,
@@ -39,7 +40,7 @@ TIMES = 50
 @pytest.fixture(autouse=True)
 def _whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin with devices that are not split. Real ones keep the green contexts of earlier tests."""
-    if _driver.library.version() < 12050:
+    if driver_version() < 12050:
         pytest.skip("needs a driver of CUDA 12.5")
     monkeypatch.setattr(lanes, "_splits", {})
 

@@ -20,8 +20,17 @@ from cuda.bindings import driver
 from cuda.core import Device, DeviceResources, Event, EventOptions
 
 import userstream as us
-from helpers import checked, current_context, device_current, in_thread, is_blocked, on, running
-from userstream import _driver, _process, testing
+from helpers import (
+    checked,
+    current_context,
+    device_current,
+    in_thread,
+    is_blocked,
+    on,
+    primary_context,
+    running,
+)
+from userstream import _process, testing
 from userstream._engine import lane
 
 
@@ -431,8 +440,8 @@ def test_its_context_and_resources(make: Callable[[], us.Stream], current: int |
 
     def look() -> None:
         if current is not None:
-            checked(driver.cuCtxSetCurrent(_driver.contexts.primary_context(current)))
-        assert int(stream.context.handle) == int(_driver.contexts.primary_context(device))
+            checked(driver.cuCtxSetCurrent(primary_context(current)))
+        assert int(stream.context.handle) == int(primary_context(device))
         assert isinstance(stream.resources, DeviceResources)
         assert stream.device.device_id == device
 
@@ -444,7 +453,7 @@ def test_the_context_of_a_default_stream_changes_with_the_device() -> None:
     for stream in (us.Stream.legacy_default(), us.Stream.per_thread_default()):
         for device in (0, 1, 0):
             with device_current(device):
-                assert int(stream.context.handle) == int(_driver.contexts.primary_context(device))
+                assert int(stream.context.handle) == int(primary_context(device))
 
 
 def ordered(first: us.Stream, second: us.Stream) -> bool:

@@ -17,6 +17,7 @@ from helpers import (
     CAI,
     checked,
     current_context,
+    device_attribute,
     device_current,
     device_memory,
     in_thread,
@@ -33,7 +34,6 @@ from userstream import (
     WaitFlags,
     WaitValue,
     WriteValue,
-    _driver,
     testing,
 )
 from userstream._driver import values
@@ -375,7 +375,7 @@ def test_what_the_device_lacks(
 
 def test_a_flush_where_the_device_has_it(stream: us.Stream, pinned: int) -> None:
     which = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
-    if _driver.library.device_attribute(0, which):
+    if device_attribute(which):
         stream.wait_value_32(pinned, 0, GEQ | FLUSH)
         stream.batch_mem_op([FlushRemoteWrites()])
         stream.sync(timeout=10)

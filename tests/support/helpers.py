@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -22,8 +23,6 @@ from cuda.core.graph import Graph, GraphDefinition
 
 import standins
 import userstream as us
-from userstream import _driver
-from userstream._engine import events
 
 T = TypeVar("T")
 
@@ -39,9 +38,47 @@ def current_context() -> int:
     return int(checked(driver.cuCtxGetCurrent()))
 
 
+def device_count() -> int:
+    checked(driver.cuInit(0))
+    return int(checked(driver.cuDeviceGetCount()))
+
+
+def driver_version() -> int:
+    return int(checked(driver.cuDriverGetVersion()))
+
+
+def device_attribute(which: driver.CUdevice_attribute, device: int = 0) -> int:
+    checked(driver.cuInit(0))
+    return int(checked(driver.cuDeviceGetAttribute(which, checked(driver.cuDeviceGet(device)))))
+
+
+def device_uuid(device: int) -> str:
+    """Return the UUID of a device as ``nvidia-smi -L`` shows it."""
+    checked(driver.cuInit(0))
+    uuid = checked(driver.cuDeviceGetUuid(checked(driver.cuDeviceGet(device))))
+    return f"GPU-{UUID(bytes=bytes(uuid.bytes))}"
+
+
+def primary_context(device: int) -> driver.CUcontext:
+    """Return the primary context of a device, which stays retained."""
+    checked(driver.cuInit(0))
+    return checked(driver.cuDevicePrimaryCtxRetain(checked(driver.cuDeviceGet(device))))
+
+
+@contextmanager
+def entered(context: driver.CUcontext) -> Iterator[None]:
+    """Make a context current for a block."""
+    before = checked(driver.cuCtxGetCurrent())
+    checked(driver.cuCtxSetCurrent(context))
+    try:
+        yield
+    finally:
+        checked(driver.cuCtxSetCurrent(before))
+
+
 def device_current(device: int = 0) -> AbstractContextManager[None]:
     """Make the primary context of a device current inside."""
-    return _driver.contexts.entered(_driver.contexts.primary_context(device))
+    return entered(primary_context(device))
 
 
 def instantiated(graph: GraphDefinition, device: int = 0) -> Graph:
@@ -52,7 +89,7 @@ def instantiated(graph: GraphDefinition, device: int = 0) -> Graph:
 
 def pooled_events(device: int = 0) -> list[int]:
     """Return the events in the pool of a device."""
-    pool = events.pool_of(_driver.contexts.primary_context(device))
+    pool = us.get_stream(device)._resolve().pool
     return [*pool.free, *pool.abandoned]
 
 
@@ -85,13 +122,13 @@ def another_context(device: int = 0) -> Iterator[None]:
 @contextmanager
 def device_memory(device: int = 0, size: int = 256) -> Iterator[int]:
     """Allocate device memory in the primary context; yield its address."""
-    context = _driver.contexts.primary_context(device)
-    with _driver.contexts.entered(context):
+    context = primary_context(device)
+    with entered(context):
         pointer = checked(driver.cuMemAlloc(size))
     try:
         yield int(pointer)
     finally:
-        with _driver.contexts.entered(context):
+        with entered(context):
             checked(driver.cuMemFree(pointer))
 
 
@@ -100,34 +137,33 @@ def needs_host_pools() -> None:
     from conftest import SIMULATED
 
     which = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED
-    _driver.library.ensure()
-    if not checked(driver.cuDeviceGetAttribute(which, 0)):
+    if not device_attribute(which):
         assert not SIMULATED, "the simulated driver has them"
         pytest.skip("this driver has no pools of host memory")
 
 
 @contextmanager
 def pinned_memory(device: int = 0, size: int = 256) -> Iterator[int]:
-    context = _driver.contexts.primary_context(device)
-    with _driver.contexts.entered(context):
+    context = primary_context(device)
+    with entered(context):
         address = int(checked(driver.cuMemHostAlloc(size, 0)))
     try:
         yield address
     finally:
-        with _driver.contexts.entered(context):
+        with entered(context):
             checked(driver.cuMemFreeHost(address))
 
 
 @contextmanager
 def managed_memory(device: int = 0, size: int = 256) -> Iterator[int]:
-    context = _driver.contexts.primary_context(device)
+    context = primary_context(device)
     flags = driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL
-    with _driver.contexts.entered(context):
+    with entered(context):
         pointer = checked(driver.cuMemAllocManaged(size, flags))
     try:
         yield int(pointer)
     finally:
-        with _driver.contexts.entered(context):
+        with entered(context):
             checked(driver.cuMemFree(pointer))
 
 
@@ -164,7 +200,8 @@ def write(address: int, array: np.ndarray, device: int = 0) -> None:
 def content(address: int, size: int = 256) -> set[int]:
     """Return the bytes that memory consists of, after the work that is queued on its device."""
     host = bytearray(size)
-    with device_current(_driver.pointers.place_of(address).device):
+    which = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    with device_current(int(checked(driver.cuPointerGetAttribute(which, address)))):
         checked(driver.cuCtxSynchronize())
         checked(driver.cuMemcpyDtoH(host, address, size))
     return set(host)

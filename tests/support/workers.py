@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 import userstream as us
-from userstream import _driver, testing
+from helpers import device_uuid
+from userstream import testing
 from userstream._engine import watcher
 
 _latches: list[testing.latch] = []
@@ -23,7 +24,7 @@ def process() -> int:
 
 def uuid() -> str | None:
     us.get_stream(0)
-    return _driver.library.device_uuid(0)
+    return device_uuid(0)
 
 
 def hold() -> str:
