@@ -38,14 +38,23 @@ FIRST = (
 QUEUING = (
     *("tests/copies/test_asnumpy.py", "tests/copies/test_copies.py"),
     *("tests/copies/test_odd_arrays.py", "tests/copies/test_queued_copies.py"),
-    *("tests/copies/test_spans.py", "tests/engine/test_async.py", "tests/engine/test_lane.py"),
+    *(
+        "tests/copies/test_spans.py",
+        "tests/engine/test_async.py",
+        "tests/engine/test_asyncio.py",
+        "tests/engine/test_lane.py",
+    ),
     *("tests/engine/test_wait.py", "tests/ordering/test_order_fuzz.py"),
+    *("tests/ordering/test_activation.py", "tests/ordering/test_captures.py"),
+    *("tests/ordering/test_held_buffers.py", "tests/ordering/test_held_buffers_internal.py"),
     *("tests/ordering/test_ordering.py", "tests/ordering/test_producers.py"),
     *("tests/ordering/test_uses.py", "tests/ordering/test_way_back.py"),
     *("tests/stream/test_capture.py", "tests/stream/test_host_functions.py"),
+    "tests/stream/test_host_functions_internal.py",
     *("tests/stream/test_stream.py", "tests/stream/test_stream_capture.py"),
     *("tests/stream/test_stream_values.py", "tests/conformance"),
     *("tests/testing/test_conditions.py", "tests/testing/test_kernels.py"),
+    "tests/testing/test_kernels_in_processes.py",
 )
 
 nox.options.envdir = "build/nox"

@@ -22,6 +22,7 @@ from helpers import (
     device_current,
     device_memory,
     eventually,
+    held_while,
 )
 from interrupts import cut_short
 from userstream import testing
@@ -39,25 +40,6 @@ def other() -> Iterator[int]:
 
 
 # -- memory -------------------------------------------------------------------------------------
-
-
-def held_while(
-    stream: us.Stream,
-    use: Callable[[Any], object],
-    memory: int,
-    producer: us.Stream | None = None,
-) -> list[bool]:
-    """Return whether a buffer is alive while the stream is held, and whether afterwards."""
-    buffer = array(memory, producer)
-    alive = weakref.ref(buffer)
-    with testing.latch(stream) as latch:
-        use(buffer)
-        del buffer
-        gc.collect()
-        during = alive() is not None
-        latch.release()
-    eventually(lambda: alive() is None)
-    return [during, alive() is not None]
 
 
 def borrowing(**more: Any) -> Callable[[Any], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import signal
@@ -11,6 +12,7 @@ import textwrap
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
@@ -23,6 +25,7 @@ from cuda.core.graph import Graph, GraphDefinition
 
 import standins
 import userstream as us
+from userstream import testing
 
 T = TypeVar("T")
 
@@ -400,3 +403,22 @@ def refused_in_a_child(uses: str) -> None:
         """
     )
     assert done.returncode == 0, done.stderr
+
+
+def held_while(
+    stream: us.Stream,
+    use: Callable[[Any], object],
+    memory: int,
+    producer: us.Stream | None = None,
+) -> list[bool]:
+    """Return whether a buffer is alive while the stream is held, and whether afterwards."""
+    buffer = array(memory, producer)
+    alive = weakref.ref(buffer)
+    with testing.latch(stream) as latch:
+        use(buffer)
+        del buffer
+        gc.collect()
+        during = alive() is not None
+        latch.release()
+    eventually(lambda: alive() is None)
+    return [during, alive() is not None]

@@ -1,0 +1,443 @@
+"""Waits in asyncio: one wake-up of the loop for all that is done."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from cuda.bindings import driver
+
+import userstream as us
+from helpers import (
+    eventually,
+    on,
+    pooled_events,
+    running,
+)
+from userstream import testing
+from userstream._engine import futures as engine_futures
+from userstream._engine import watcher as watching
+from watching import finish_meanwhile, is_idle
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> object:
+    assert eventually(is_idle), "it watches for an earlier test"
+    yield
+    assert eventually(is_idle), "the watcher still watches"
+
+
+# -- asyncio ----------------------------------------------------------------------------------
+
+
+def test_the_event_loop_goes_on() -> None:
+    stream = us.get_stream(0)
+
+    async def main(latch: testing.latch) -> int:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                if ticks == 20:
+                    latch.release()
+                await asyncio.sleep(0.001)
+
+        ticking = asyncio.create_task(tick())
+        await us.wait_async(on(0), timeout=10)
+        ticking.cancel()
+        return ticks
+
+    with testing.latch(stream) as latch:
+        assert asyncio.run(main(latch)) >= 20
+
+
+def test_shield_and_gather_take_completions() -> None:
+    stream = us.get_stream(0)
+
+    async def main() -> None:
+        with testing.latch(stream) as latch:
+            completion = us.completion(stream)
+            shielded = asyncio.shield(completion)
+            asyncio.get_running_loop().call_later(0.02, latch.release)
+            await asyncio.gather(shielded, completion, asyncio.wait_for(completion, 10))
+            assert completion.done()
+            done, _ = await asyncio.wait([asyncio.ensure_future(completion)], timeout=10)
+            assert len(done) == 1
+            with testing.latch(stream):
+                inner = us.completion(stream)
+                outer = asyncio.shield(inner)
+                outer.cancel()
+                await asyncio.sleep(0)
+                assert not inner.cancelled()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_asyncio_wait_of_a_completion_is_refused(is_done: bool) -> None:
+    """Its callback has to run on the thread of the loop, or the wait never ends."""
+    stream = us.get_stream(0)
+
+    async def main() -> None:
+        with testing.latch(stream) as latch:
+            completion = us.completion(stream)
+            if is_done:
+                latch.release()
+                await completion
+            with pytest.raises(TypeError, match=r"pass asyncio\.ensure_future\(completion\)"):
+                await asyncio.wait([completion], timeout=5)  # type: ignore[type-var]
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+@pytest.mark.parametrize(
+    "wait", [lambda: us.wait_async(0, timeout=0.02), lambda: us.wait_all_async(timeout=0.02)]
+)
+def test_timeouts(wait: Callable[[], object]) -> None:
+    stream = us.get_stream(0)
+
+    async def main() -> None:
+        with pytest.raises(us.WaitTimeout) as caught:
+            await wait()  # type: ignore[misc]
+        assert caught.value.streams == (repr(stream),)
+        assert caught.value.seconds == 0.02
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await us.wait_async(0)
+
+    with testing.latch(stream):
+        asyncio.run(main())
+        assert eventually(is_idle), "nothing is left of what is late"
+    asyncio.run(us.wait_async(0, timeout=10))
+
+
+def test_a_wait_that_is_done_when_its_time_is_over_is_not_late() -> None:
+    stream = us.get_stream(0)
+
+    async def main(latch: testing.latch) -> None:
+        task = asyncio.create_task(us.wait_async(0, timeout=0.02))
+        await asyncio.sleep(0)
+        finish_meanwhile(latch)
+        time.sleep(0.03)
+        await task
+
+    with testing.latch(stream) as latch:
+        asyncio.run(main(latch))
+
+
+@pytest.mark.simulated
+def test_a_wait_that_failed_when_its_time_is_over_has_failed() -> None:
+    stream = us.get_stream(0)
+
+    async def main(latch: testing.latch) -> None:
+        testing.async_error(stream, driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS)
+        task = asyncio.create_task(us.wait_async(0, timeout=0.02))
+        await asyncio.sleep(0)
+        finish_meanwhile(latch)
+        time.sleep(0.03)
+        with pytest.raises(us.DriverError):
+            await task
+
+    try:
+        with testing.latch(stream) as latch:
+            asyncio.run(main(latch))
+    finally:
+        testing.reset()
+    us.close()
+
+
+def test_a_loop_is_woken_up_once_for_all_that_is_done() -> None:
+    stream = us.get_stream(0)
+    wakes = 0
+
+    class Loop(asyncio.SelectorEventLoop):
+        def call_soon_threadsafe(self, *args: Any, **kwargs: Any) -> asyncio.Handle:
+            nonlocal wakes
+            wakes += threading.current_thread().name == "userstream-watcher"
+            return super().call_soon_threadsafe(*args, **kwargs)
+
+    async def main(latch: testing.latch) -> None:
+        tasks = [asyncio.create_task(us.wait_async(0)) for _ in range(300)]
+        await asyncio.sleep(0)
+        finish_meanwhile(latch)
+        await asyncio.gather(*tasks)
+        assert wakes == 2, "the second is for a signal that hits the first"
+
+    with testing.latch(stream) as latch, asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(main(latch))
+
+
+def test_a_task_that_is_cancelled_when_it_is_to_be_woken_up() -> None:
+    stream = us.get_stream(0)
+
+    async def main(latch: testing.latch) -> None:
+        tasks = [asyncio.create_task(us.wait_async(0)) for _ in range(3)]
+        await asyncio.sleep(0)
+        finish_meanwhile(latch)
+        tasks[0].cancel()
+        async with asyncio.timeout(10):
+            await asyncio.gather(*tasks[1:])
+        assert tasks[0].cancelled()
+
+    with testing.latch(stream) as latch:
+        asyncio.run(main(latch))
+
+
+def test_a_loop_that_is_closed_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
+    stream = us.get_stream(0)
+    with testing.latch(stream) as latch:
+        loops = [asyncio.new_event_loop(), asyncio.new_event_loop()]
+        tasks = [loop.create_task(us.wait_async(0)) for loop in loops]
+        for loop in loops:
+            loop.run_until_complete(asyncio.sleep(0))
+        loops[0].close()
+        latch.release()
+        loops[1].run_until_complete(asyncio.wait_for(tasks[1], 10))
+        loops[1].close()
+        tasks[0]._log_destroy_pending = False  # type: ignore[attr-defined]
+        tasks[0].get_coro().close()  # type: ignore[union-attr]
+    assert not caplog.records
+
+
+def test_a_ctrl_c_leaves_the_other_waits_of_the_loop_alone() -> None:
+    """Where it hits hardest: while the loop is called."""
+    stream, idle = us.get_stream(0), us.Stream.create(0)
+
+    class Loop(asyncio.SelectorEventLoop):
+        hit = True
+
+        def call_soon_threadsafe(self, *args: Any, **kwargs: Any) -> asyncio.Handle:
+            if self.hit:
+                self.hit = False
+                raise KeyboardInterrupt
+            return super().call_soon_threadsafe(*args, **kwargs)
+
+    with testing.latch(stream) as latch, contextlib.closing(Loop()) as loop:
+        other = loop.create_task(us.wait_async(0))
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(us.wait_async(idle))
+        latch.release()
+        loop.run_until_complete(asyncio.wait_for(other, 10))
+
+
+class _Interrupted(Exception):
+    """What a signal handler raises."""
+
+
+@pytest.mark.parametrize("which", ["delivery", "future"])
+def test_an_exception_of_a_signal_handler_in_the_delivery_loses_nobody(
+    which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it begins, or between two of the futures: asyncio drops the callback."""
+    stream = us.get_stream(0)
+    hits = 1
+
+    def hit(expected: str) -> None:
+        nonlocal hits
+        if which == expected and hits:
+            hits -= 1
+            raise _Interrupted
+
+    class Future(asyncio.Future[None]):
+        def set_result(self, result: None) -> None:
+            hit("future")
+            super().set_result(result)
+
+    class Loop(asyncio.SelectorEventLoop):
+        def create_future(self) -> Future:
+            return Future(loop=self)
+
+    deliver = engine_futures._Mailbox._deliver
+
+    def delivery(mailbox: engine_futures._Mailbox) -> None:
+        hit("delivery")
+        deliver(mailbox)
+
+    monkeypatch.setattr(engine_futures._Mailbox, "_deliver", delivery)
+    seen: list[type | None] = []
+
+    async def main(latch: testing.latch) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: seen.append(type(context["exception"])))
+        tasks = [asyncio.create_task(us.wait_async(0)) for _ in range(20)]
+        await asyncio.sleep(0)
+        finish_meanwhile(latch)
+        async with asyncio.timeout(10):
+            await asyncio.gather(*tasks)
+
+    with testing.latch(stream) as latch, asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(main(latch))
+    assert seen == [_Interrupted]
+
+
+def test_a_loop_that_lost_its_calls_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_futures, "_LONGEST_WAIT", 0)
+    stream = us.get_stream(0)
+    lost = 2
+
+    class Loop(asyncio.SelectorEventLoop):
+        def call_soon_threadsafe(self, callback: Any, *args: Any, **more: Any) -> asyncio.Handle:
+            nonlocal lost
+            if lost and threading.current_thread().name == "userstream-watcher":
+                lost -= 1
+                callback, args = (lambda: None), ()
+            return super().call_soon_threadsafe(callback, *args, **more)
+
+    async def main(first: testing.latch) -> None:
+        task = asyncio.create_task(us.wait_async(0))
+        await asyncio.sleep(0)
+        finish_meanwhile(first)
+        async with asyncio.timeout(10):
+            with testing.latch(stream) as second:
+                other = asyncio.create_task(us.wait_async(0))
+                await asyncio.sleep(0)
+                finish_meanwhile(second)
+                await asyncio.gather(task, other)
+
+    with testing.latch(stream) as latch, asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(main(latch))
+    assert not lost
+
+
+def test_a_ctrl_c_in_the_delivery_leaves_the_others_to_the_next_run() -> None:
+    stream = us.get_stream(0)
+    hits = 1
+
+    class Future(asyncio.Future[None]):
+        def set_result(self, result: None) -> None:
+            nonlocal hits
+            if hits:
+                hits -= 1
+                raise KeyboardInterrupt
+            super().set_result(result)
+
+    class Loop(asyncio.SelectorEventLoop):
+        def create_future(self) -> Future:
+            return Future(loop=self)
+
+    with testing.latch(stream) as latch, contextlib.closing(Loop()) as loop:
+        tasks = [loop.create_task(us.wait_async(0)) for _ in range(5)]
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        finish_meanwhile(latch)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(tasks[0])
+        loop.run_until_complete(asyncio.wait_for(asyncio.gather(*tasks), 10))
+
+
+def test_no_loop_is_kept_alive() -> None:
+    us.get_stream(0)
+    loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
+
+    async def main() -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        await us.wait_async(0)
+
+    asyncio.run(main())
+    gc.collect()
+    assert loops[0]() is None
+
+
+def test_cancelling_a_task_ends_its_wait_alone() -> None:
+    stream = us.get_stream(0)
+
+    async def main(latch: testing.latch) -> None:
+        tasks = [asyncio.create_task(us.wait_async(0, timeout=10)) for _ in range(5)]
+        await asyncio.sleep(0.01)
+        tasks[2].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[2]
+        assert not any(task.done() for task in (*tasks[:2], *tasks[3:]))
+        queues = watching._watcher._queues
+        assert eventually(lambda: sum(map(len, list(queues.values()))) == 4)
+        latch.release()
+        await asyncio.gather(*tasks[:2], *tasks[3:])
+
+    with testing.latch(stream) as latch:
+        asyncio.run(main(latch))
+
+
+def test_a_task_group_on_loops_of_several_threads() -> None:
+    streams = [us.get_stream(0, name=str(number)) for number in range(4)]
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            for stream in streams:
+                group.create_task(us.wait_async(stream, timeout=20))
+            group.create_task(us.wait_all_async(timeout=20))
+
+    latches = [testing.latch(stream) for stream in streams]
+    for latch in latches:
+        latch.__enter__()
+    threads = [threading.Thread(target=lambda: asyncio.run(main())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for latch in latches:
+        time.sleep(0.005)
+        latch.release()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_many_waits_leave_no_more_events_than_there_were_at_once() -> None:
+    streams = [us.get_stream(0, name=str(number)) for number in range(8)]
+
+    async def main() -> None:
+        await asyncio.gather(*(us.wait_async(streams[n % 8], timeout=60) for n in range(1000)))
+
+    def once() -> None:
+        latches = [testing.latch(stream) for stream in streams]
+        for latch in latches:
+            latch.__enter__()
+
+        def release() -> None:
+            queues = watching._watcher._queues
+            assert eventually(lambda: sum(map(len, list(queues.values()))) == 1000)
+            for latch in latches:
+                latch.release()
+
+        with running(release):
+            asyncio.run(main())
+
+    once()
+    before = len(pooled_events())
+    assert before >= 1000
+    once()
+    assert len(pooled_events()) == before
+
+
+def test_a_future_that_is_done_is_no_garbage() -> None:
+    """It goes with its last reference: thousands of them would be a load for the collector."""
+    stream = us.Stream.create(0)
+    gc.collect()
+    gc.disable()
+    try:
+        with testing.latch(stream._live()) as latch:
+            future, dropped = us.completion(stream), us.completion(stream)
+            gone = [weakref.ref(future), weakref.ref(dropped), weakref.ref(stream)]
+            dropped.cancel()
+            latch.release()
+            future.result(timeout=10)
+        del future, dropped, stream
+        assert eventually(lambda: [each() for each in gone] == [None, None, None])
+    finally:
+        gc.enable()
+
+
+def test_without_an_event_loop() -> None:
+    us.get_stream(0)
+    coroutine = us.wait_async(0)
+    with pytest.raises(RuntimeError, match=r"event loop: await it in a coroutine.*trio"):
+        coroutine.send(None)

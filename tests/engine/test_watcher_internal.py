@@ -1,0 +1,182 @@
+"""The watcher of pending work: requests from its own thread, and failures that it survives."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from typing import Any
+
+import pytest
+
+import userstream as us
+from helpers import (
+    eventually,
+    on,
+)
+from userstream import testing
+from userstream._engine import watcher as watching
+from watching import is_idle
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> object:
+    assert eventually(is_idle), "it watches for an earlier test"
+    yield
+    assert eventually(is_idle), "the watcher still watches"
+
+
+def test_threads_that_come_in_another_order_than_they_recorded() -> None:
+    """Nobody is told early: an event that is done says nothing of those it found there."""
+    stream = us.get_stream(0)
+    with testing.latch(stream) as first:
+        told: list[str] = []
+        early = stream._resolve().completion()
+        with testing.latch(stream) as second:
+            late = stream._resolve().completion()
+            watching.watch([watching.Watch(late, lambda *_: told.append("late"))])
+            watching.watch([watching.Watch(early, lambda *_: told.append("early"))])
+            first.release()
+            time.sleep(0.05)
+            assert "late" not in told
+            second.release()
+        assert eventually(lambda: told == ["late", "early"])
+
+
+def test_a_young_wait_is_not_as_late_as_an_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also behind an old one on the same stream."""
+    monkeypatch.setattr(watching, "_LONGEST_SLEEP", 20)
+    stream = us.get_stream(0)
+    with testing.latch(stream) as latch:
+        old = us.completion(0)
+        watching._watcher._added -= 1000
+        assert eventually(lambda: watching._watcher._pause == 20)
+        young = us.completion(0)
+        assert eventually(lambda: 0 < watching._watcher._pause < 1)
+        latch.release()
+        young.result(timeout=10)
+        old.result(timeout=10)
+
+
+@pytest.mark.multi_device
+def test_a_future_of_several_streams_is_done_with_the_last() -> None:
+    streams = us.get_stream(0), us.get_stream(1)
+    with testing.latch(streams[0]) as a, testing.latch(streams[1]) as b:
+        future = us.completion([on(0), on(1)])
+        single = us.completion(on(1))
+        b.release()
+        single.result(timeout=10)
+        assert not future.done()
+        a.release()
+        future.result(timeout=10)
+
+
+def test_the_watcher_survives_what_should_not_happen(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = us.get_stream(0)
+    failures = [MemoryError(), SystemExit(), KeyboardInterrupt()]
+    with testing.latch(stream) as latch:
+        future = us.completion(0)
+
+        def fail(watches: list[Any]) -> bool:
+            if failures:
+                raise failures.pop()
+            return watching.Watcher._look(watching._watcher, watches)
+
+        monkeypatch.setattr(watching._watcher, "_look", fail)
+        latch.release()
+        future.result(timeout=10)
+    assert not failures
+    assert [record.name for record in caplog.records] == ["userstream"] * 3
+
+
+def test_a_watch_that_is_dropped_after_its_report() -> None:
+    """Another one waits on the same stream: an error there would come back in every turn."""
+    stream = us.get_stream(0)
+    told: list[str] = []
+
+    def drop(watch: watching.Watch, _: Exception | None) -> None:
+        told.append("early")
+        watching.unwatch([watch])
+
+    with testing.latch(stream) as first:
+        watching.watch([watching.Watch(stream._resolve().completion(), drop)])
+        with testing.latch(stream) as second:
+            late = us.completion(stream)
+            first.release()
+            assert eventually(lambda: told == ["early"])
+            assert eventually(lambda: not watching._watcher._asked)
+            assert not late.done()
+            second.release()
+        late.result(timeout=10)
+    assert told == ["early"]
+
+
+def test_a_report_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    stream = us.get_stream(0)
+    told: list[int] = []
+
+    def tell(watch: watching.Watch, error: Exception | None) -> None:
+        assert error is None
+        told.append(watches.index(watch))
+        if len(told) == 2:
+            raise SystemExit("the report")
+
+    with testing.latch(stream) as latch:
+        watches = [watching.Watch(stream._resolve().completion(), tell) for _ in range(4)]
+        watching.watch(watches)
+        after = us.completion(stream)
+        latch.release()
+        after.result(timeout=10)
+    assert told == [0, 1, 2, 3]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"a callback failed when {stream!r} was done"
+    ]
+
+
+def test_a_watcher_that_is_gone_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of our doing: a debugger ends threads, say."""
+    stream = us.get_stream(0)
+    watcher = watching.Watcher()
+    monkeypatch.setattr(watching, "_watcher", watcher)
+    watcher._ended = True
+    watcher._daemon.start()
+    watcher._daemon.join()
+    watcher._ended = False
+    with testing.latch(stream) as latch:
+        future = us.completion(0)
+        latch.release()
+        future.result(timeout=10)
+    assert eventually(is_idle)
+    watcher.end()
+
+
+def test_waiting_for_the_watcher_in_the_watcher_is_refused() -> None:
+    """It would wait for itself, and whoever waits for it as well."""
+    stream, other = us.get_stream(0), us.get_stream(0, name="other")
+    errors: list[BaseException] = []
+
+    def wait_for(pending: concurrent.futures.Future[None]) -> None:
+        for wait in (
+            pending.result,
+            pending.exception,
+            lambda: pending.result(timeout=5),
+            lambda: asyncio.run(us.wait_async(other)),
+        ):
+            try:
+                wait()
+            except BaseException as error:
+                errors.append(error)
+
+    with testing.latch(other) as held:
+        pending = us.completion(other)
+        with testing.latch(stream) as latch:
+            first = us.completion(stream)
+            first.add_done_callback(lambda _: wait_for(pending))
+            latch.release()
+            assert eventually(lambda: len(errors) == 4)
+        held.release()
+        pending.result(timeout=10)
+    assert [type(error) for error in errors] == [RuntimeError] * 4
+    assert all("on another thread" in str(error) for error in errors)
