@@ -12,7 +12,7 @@ from userstream import (
     errors,
 )
 from userstream._buffers import describe, device_of
-from userstream._ordering import Borrow, settings
+from userstream._ordering import Borrow
 from userstream._registry import UserStream
 from userstream._stream.stream import Stream
 from userstream.errors import *  # noqa: F403 -- the tree, as errors.__all__ lists it
@@ -32,15 +32,6 @@ if TYPE_CHECKING:
     )
 
 __version__ = "0.1.0"
-
-if settings.LOG_EDGES:
-    from userstream._trace import edges
-
-    edges.log()
-if settings.NVTX:
-    from userstream._trace import ranges
-
-    ranges.put()  # before the methods are bound below
 
 # Final, so that type checkers agree on what they are.
 _registry_of_process = UserStream.get()
@@ -143,4 +134,4 @@ for _name in set(__all__).difference(_LATE):
     _object = globals()[_name]
     if isinstance(_object, type) or _object in (describe, device_of):
         _object.__module__ = __name__
-del TYPE_CHECKING, Final, settings, _name, _object
+del TYPE_CHECKING, Final, _name, _object

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
-from userstream import _buffers, _copies, _numbers, _process, _targets
+from userstream import _buffers, _copies, _hooks, _numbers, _process, _targets, _trace
 from userstream._driver import core
 from userstream._engine import held_objects, host_wait
 from userstream._ordering import (
@@ -322,6 +322,7 @@ class UserStream:
 
     # -- host waits -------------------------------------------------------------------------------
 
+    @_trace.ranged("wait")
     def wait(
         self,
         *targets: Target,
@@ -396,6 +397,7 @@ class UserStream:
         else:
             host_wait.sync_all(lanes, timeout, policy)
 
+    @_trace.ranged("wait_for_device")
     def wait_for_device(self, target: Target = None, *, timeout: float | None = None) -> None:
         """Block until everything queued on a device now has completed, whoever queued it.
 
@@ -450,6 +452,7 @@ class UserStream:
         work = host_wait.work_on(devices, lane, and_current=target is None)
         host_wait.sync_all(work, timeout)
 
+    @_trace.ranged("wait_all")
     def wait_all(self, *, timeout: float | None = None, policy: WaitPolicy = "auto") -> None:
         """Block until the work queued on all user streams of all devices now has completed.
 
@@ -637,6 +640,7 @@ class UserStream:
 
     # -- order with the producers of buffers ------------------------------------------------------
 
+    @_trace.ranged("acquire")
     def acquire(
         self,
         *buffers: Buffers,
@@ -717,10 +721,7 @@ class UserStream:
         >>> us.acquire(buffer, producer=producer) is us.get_stream(buffer)
         True
         """
-        if mode is not modes.WRITE and modes.reads(mode):
-            consumer = self.acquire(*buffers, stream=stream, name=name, producer=producer)
-            modes.acquired(consumer, buffers)
-            return consumer
+        reads = mode is not modes.WRITE and modes.reads(mode)
         usual = None
         if stream is None and name is None:
             usual = usual_lanes(buffers, producer, self._unnamed)
@@ -730,13 +731,18 @@ class UserStream:
                 result = core.order(source, lane)  # as `add_edge`, without a call more
                 if result:
                     lane.add_checked_edge(source, result, may_join=False)
-            return consumer
-        ordering = self._ordering_of(buffers, stream, producer, name)
-        ordering.acquire(to_be_released=False)
-        if ordering.pending is not None:
-            self._uses.acquired(ordering.pending)
-        return ordering.consumer
+        else:
+            ordering = self._ordering_of(buffers, stream, producer, name)
+            ordering.acquire(to_be_released=False)
+            if ordering.pending is not None:
+                self._uses.acquired(ordering.pending)
+            consumer = ordering.consumer
+        if _hooks.buffers_acquired:
+            for listener in _hooks.buffers_acquired:
+                listener(consumer, buffers, reads)
+        return consumer
 
+    @_trace.ranged("release")
     def release(
         self,
         *buffers: Buffers,
@@ -794,6 +800,8 @@ class UserStream:
         >>> us.release(buffer, producer=producer)
         """
         ordering = self._ordering(buffers, stream, producer, name)
+        for listener in _hooks.buffers_released:
+            listener(ordering.consumer, ordering.buffers)
         if ordering.pending is None:
             ordering.release(ordering.buffers)
         else:
@@ -1044,6 +1052,7 @@ class UserStream:
         timeout: float | None = None,
     ) -> Any: ...
 
+    @_trace.ranged("asnumpy")
     def asnumpy(
         self,
         buffer: Buffers,
@@ -1197,6 +1206,7 @@ class UserStream:
         producer: Producer = "auto",
     ) -> Completion[Any]: ...
 
+    @_trace.ranged("asnumpy_async")
     def asnumpy_async(
         self,
         buffer: Buffers,
@@ -1294,6 +1304,7 @@ class UserStream:
 
         return futures.Completion(lanes, result, grouped=len(lanes) > 1)
 
+    @_trace.ranged("copyto")
     def copyto(
         self,
         dst: Buffer,

@@ -61,12 +61,14 @@ __all__ = [
 ]
 
 
-def _unknown(device: int) -> str | None:  # noqa: ARG001
+# The driver layer adds its function: it imports this module and therefore cannot be imported here.
+_uuid_sources: list[Callable[[int], str | None]] = []
+
+
+def _uuid_of(device: int) -> str | None:
+    for source in _uuid_sources:
+        return source(device)
     return None
-
-
-# Set by the driver layer, which imports this module and therefore cannot be imported here.
-_uuid_of: Callable[[int], str | None] = _unknown
 
 
 class UserStreamError(Exception):

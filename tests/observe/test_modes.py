@@ -17,9 +17,9 @@ from cuda.core import LaunchConfig, ObjectCode, launch
 import userstream as us
 from helpers import CAI, checked
 from observed import SIZE, a_room, captured, copy, fill, handle, view
+from userstream import _hooks
 from userstream._observe import logger
 from userstream._observe.memory import DEVICE, Allocation
-from userstream._ordering import Ordering, modes
 from userstream.testing import Pointer, kernel
 
 pytestmark = [
@@ -404,21 +404,19 @@ def test_what_is_acquired_and_never_released_does_not_grow() -> None:
 
 
 def test_who_observes_nothing_meets_nothing_of_it() -> None:
-    where: list[tuple[Any, str]] = [
-        (us.Borrow, "__enter__"),
-        (us.Borrow, "__exit__"),
-        (Ordering, "release"),
-        (Ordering, "acquire"),
-        (us._registry, "usual_lanes"),
-        (modes, "acquired"),
+    hooks: list[list[Any]] = [
+        _hooks.borrow_entered,
+        _hooks.borrow_left,
+        _hooks.buffers_acquired,
+        _hooks.buffers_released,
     ]
-    before = [getattr(each, name) for each, name in where]
+    assert not any(hooks)
     with a_room() as room:
         with us.observe():
-            assert [getattr(each, name) for each, name in where] != before
+            assert all(hooks)
             left = borrowed(room.x, room.a)
             left.__enter__()
-        assert [getattr(each, name) for each, name in where] == before
+        assert not any(hooks)
         left.__exit__(None, None, None)  # begun while it was observed
         with borrowed(room.x, room.a) as stream, us.observe() as seen:  # and before
             assert stream is room.a

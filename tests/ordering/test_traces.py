@@ -11,6 +11,8 @@ import pytest
 import userstream as us
 from helpers import run_python
 
+SUPPORT = Path(__file__).parents[1] / "support"
+
 PROGRAM = """
 import contextlib, logging, sys
 import numpy as np
@@ -101,6 +103,35 @@ def test_a_line_for_the_edge_of_a_small_copy() -> None:
         us.asnumpy(buffer)
         """,
         USERSTREAM_LOG_EDGES="1",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(" waits for ") == 1
+
+
+@pytest.mark.parametrize("copy", ["us.asnumpy(x)", "us.asnumpy(x, out=out)", "us.copyto(out, x)"])
+def test_a_line_for_the_edge_of_a_copy_of_a_tensor(copy: str) -> None:
+    """The fast path of copies adds that edge with the copy, in one call of the compiled core."""
+    done = run_python(
+        f"""
+        import logging, sys
+        import numpy as np
+        import userstream as us
+        from cuda.core import Device
+        import standins
+
+        Device(0).set_current()
+        theirs = us.Stream.create(0)
+        memory = Device(0).allocate(4096, stream=theirs)
+        torch = sys.modules["torch"] = standins.torch(int(theirs.handle))
+        x = torch.Tensor(torch.device("cuda", 0), int(memory.handle))
+        out = np.empty((2, 3), "f4")
+        us.get_stream(x)
+        {copy}  # what is made at the first use is there
+        logging.basicConfig(level=logging.DEBUG, format="%(message)s", stream=sys.stdout)
+        {copy}
+        """,
+        USERSTREAM_LOG_EDGES="1",
+        PYTHONPATH=os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(" waits for ") == 1

@@ -23,7 +23,6 @@ LAYERS = [
     "_report",
     "__init__",
     "_observe",
-    "_trace",
     "_registry",
     "_copies",
     "_ordering",
@@ -35,6 +34,8 @@ LAYERS = [
     "_devices",
     "_driver",
     "_process",
+    "_trace",
+    "_hooks",
     "_unentered",
     "_numbers",
     "typing",
@@ -130,6 +131,65 @@ def test_the_driver_is_called_from_one_room() -> None:
         assert not {name for name in calls if name.startswith("cu") and name[2:3].isupper()}, module
 
 
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_nothing_is_replaced_at_run_time(module: Path) -> None:
+    """Tools are told of events by `_hooks`; an attribute of a module or class is never set."""
+    tree = ast.parse((PACKAGE / module).read_text())
+    assert [ast.unparse(node) for node in ast.walk(tree) if _replaces(node, _ours(tree))] == []
+
+
+def _ours(tree: ast.Module) -> set[str]:
+    """Return the names in a module of classes and of what it imports from the package."""
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found = {(each.asname or each.name).split(".")[0]: each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found = {each.asname or each.name: str(node.module) for each in node.names}
+        else:
+            continue
+        names |= {name for name, source in found.items() if source.split(".")[0] == "userstream"}
+    return names
+
+
+def _replaces(node: ast.AST, ours: set[str]) -> bool:
+    """Return whether a statement sets an attribute of one of `ours`, or of what it computes."""
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
+        return _root(node) in ours
+    if not isinstance(node, ast.Call):
+        return False
+    if isinstance(node.func, ast.Name) and node.func.id in ("setattr", "delattr"):
+        return not isinstance(node.args[0], ast.Name) or _root(node.args[0]) in ours
+    if isinstance(node.func, ast.Attribute) and node.func.attr in ("update", "setdefault", "pop"):
+        of = node.func.value  # as in vars(module).update(...)
+        if isinstance(of, ast.Call) and isinstance(of.func, ast.Name) and of.func.id == "vars":
+            return _root(of.args[0]) in ours
+    return False
+
+
+def _root(node: ast.AST) -> str:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from userstream import _copies\n_copies.short.asnumpy = None",
+        "from userstream._ordering import Borrow\ndef begin():\n    Borrow.__enter__ = None",
+        "import userstream._driver as d\nd.core.order += 1",
+        "from userstream._driver import core\nsetattr(core, 'order', None)",
+        "from userstream._driver import core\nvars(core).update(order=None)",
+        "class A: pass\ndel A.x",
+        "setattr(*found)",
+    ],
+)
+def test_what_replaces_something_is_found(code: str) -> None:
+    tree = ast.parse(code)
+    assert any(_replaces(node, _ours(tree)) for node in ast.walk(tree))
+
+
 def test_locks_are_those_that_a_signal_leaves_free() -> None:
     for module in MODULES:
         calls = re.findall(r"\b(?:threading|_thread)\.(?:R?Lock|allocate_lock)\b", _code(module))
@@ -204,7 +264,7 @@ def test_what_few_programs_need_is_loaded_when_it_is_used() -> None:
             "_engine.dispatcher", "_engine.futures", "_engine.parts", "_observe", "_report",
             "_stream.access_policy", "_stream.activation", "_stream.attributes", "_stream.capture",
             "_stream.events", "_stream.host_functions", "_stream.operations",
-            "_stream.raw_memory", "_trace", "testing",
+            "_stream.raw_memory", "testing",
         )
         early = {name for name in ours if name.removeprefix("userstream.").startswith(late)}
         small = {"_buffers._framework", "_buffers._names"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, TypeAlias
 
-from userstream import _driver
+from userstream import _driver, _hooks
 from userstream._copies import layout
 from userstream._driver import core
 from userstream._engine import events, held_objects, host_wait
@@ -72,6 +72,11 @@ def fetch(  # noqa: PLR0917 -- to name them would cost as much as they do
     pool = lane.pool
     if after is not None and after.pool is not pool:
         return False
+    if after is not None and _hooks.edge_added:
+        # `core.fetch` reports no edge, so that the edge is added before.
+        if core.order(after, lane):
+            return False
+        after = None
     count = min(move[2] // PART, _driver.core.MOST_PARTS) if out else 1
     used: list[int] = []
     try:

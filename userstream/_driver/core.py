@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cuda.bindings import driver
 
-from userstream import _built, errors
+from userstream import _built, _hooks, errors
 
 try:
     from userstream._driver import _core
@@ -161,3 +161,4 @@ def is_fetched(result: int, lane: object, producer: object) -> bool | None:
 
 
 _core.set_failures(result_failure, _report_failure)
+_core.set_edge_listeners(_hooks.edge_added)

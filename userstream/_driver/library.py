@@ -152,4 +152,4 @@ def _uuid(handle: driver.CUdevice, name: str) -> str:
     return f"{kind}-{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}"
 
 
-errors._uuid_of = device_uuid
+errors._uuid_sources.append(device_uuid)

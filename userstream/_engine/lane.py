@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import cuda.core
 
-from userstream import _driver, _process
+from userstream import _driver, _hooks, _process
 from userstream._driver import core
 from userstream._engine import events
 from userstream.errors import CaptureError, ClosedError
@@ -389,6 +389,8 @@ class Lane(core.LaneState):
             _check_captures(source, capture, self, here, may_join=may_join)
         wait = _driver.streams.wait_for_event
         self.here(wait, self.live(), event, 0, self)
+        if _hooks.edge_added:
+            _hooks.report_edge(self, source)
 
 
 def _check_captures(

@@ -1,7 +1,6 @@
 """Tells the logger what the program declares only to read, in the order of its calls.
 
-The functions that begin and end that are replaced while the process is observed: when it is not,
-they do not even ask.
+It listens to `_hooks` while the process is observed.
 """
 
 from __future__ import annotations
@@ -9,19 +8,19 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-import sys
 from typing import TYPE_CHECKING, Any
 
-from userstream import _targets
+from userstream import _hooks, _targets
 from userstream._copies.layout import spread
 from userstream._observe import functions
-from userstream._ordering import Borrow, Ordering, modes
+from userstream._ordering import modes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from userstream._buffers.view import View
     from userstream._observe.logger import Logger
+    from userstream._ordering import Borrow
     from userstream._stream.stream import Stream
 
 
@@ -43,7 +42,7 @@ class _Block:
 
 
 class Declaring:
-    """Replaces the functions, from `begin` to `end`."""
+    """Listener of borrows, `acquire` and `release`, from `begin` to `end`."""
 
     def __init__(self, logger: Logger) -> None:
         self._logger = logger
@@ -51,60 +50,24 @@ class Declaring:
         # Only with something that is only read does it matter what else may be written.
         self._any_read = False
         self._any_acquired = False
-        self._before: list[tuple[Any, str, Any]] = []
+        self._listeners: list[tuple[list[Any], Any]] = [
+            (_hooks.borrow_entered, self._entered),
+            (_hooks.borrow_left, self._left),
+            (_hooks.buffers_acquired, self._acquired),
+            (_hooks.buffers_released, self._released),
+        ]
 
     def begin(self) -> None:
-        enter, leave, release = Borrow.__enter__, Borrow.__exit__, Ordering.release
-        registry: Any = sys.modules["userstream._registry"]  # of that name there is an object too
-        acquire, usual_lanes = Ordering.acquire, registry.usual_lanes
-
-        def __enter__(borrow: Borrow) -> Stream:  # noqa: N807
-            stream = enter(borrow)
-            self._begun(borrow, stream)
-            return stream
-
-        def __exit__(borrow: Borrow, *error: Any) -> None:  # noqa: N807
-            block = getattr(borrow, "noted", None)
-            if block is not None:
-                block.end()
-            leave(borrow, *error)
-
-        def released(ordering: Ordering, objects: object, *more: Any, **how: Any) -> None:
-            # What a block or a copy lets go of is no sequence.
-            if self._any_acquired and isinstance(objects, (list, tuple)):
-                words = (0, int(ordering.lane.handle or 0))
-                self._logger.note(functions.DECLARED_NO_MORE, words, _ranges(ordering.buffers))
-            release(ordering, objects, *more, **how)
-
-        def acquired(ordering: Ordering, *deadline: Any, to_be_released: bool = True) -> Any:
-            kept = acquire(ordering, *deadline, to_be_released=to_be_released)
-            # By `acquire`: a copy has a deadline. If it only reads, that is noted behind this.
-            if self._any_read and not (to_be_released or deadline):
-                self._any_acquired = True
-                self._declare(0, False, ordering.consumer, ordering.buffers)
-            return kept
-
-        def unless_noted(*arguments: Any) -> Any:
-            return None if self._any_read else usual_lanes(*arguments)  # None: `Ordering.acquire`
-
-        self._replace(Borrow, "__enter__", __enter__)
-        self._replace(Borrow, "__exit__", __exit__)
-        self._replace(Ordering, "release", released)
-        self._replace(Ordering, "acquire", acquired)
-        self._replace(registry, "usual_lanes", unless_noted)
-        self._replace(modes, "acquired", self._acquired)
+        for hook, listener in self._listeners:
+            hook.append(listener)
 
     def end(self) -> None:
-        # Forgotten only when it is back: after an exception of a signal handler it is ended again.
-        while self._before:
-            setattr(*self._before[-1])
-            self._before.pop()
+        # Idempotent: after an exception of a signal handler the observation ends again.
+        for hook, listener in self._listeners:
+            while listener in hook:
+                hook.remove(listener)
 
-    def _replace(self, where: Any, name: str, function: Any) -> None:
-        self._before.append((where, name, getattr(where, name)))
-        setattr(where, name, function)
-
-    def _begun(self, borrow: Borrow, stream: Stream) -> None:
+    def _entered(self, borrow: Borrow, stream: Stream) -> None:
         reads = borrow.mode == modes.READ
         if not (reads or self._any_read):
             return
@@ -113,9 +76,20 @@ class Declaring:
         borrow.noted = _Block(self._logger, number)
         self._declare(number, reads, stream, borrow._asked[0])
 
-    def _acquired(self, stream: Stream, buffers: Iterable[Any]) -> None:
-        self._any_read = self._any_acquired = True
-        self._declare(0, True, stream, buffers)
+    def _left(self, borrow: Borrow) -> None:
+        block = getattr(borrow, "noted", None)
+        if block is not None:
+            block.end()
+
+    def _acquired(self, stream: Stream, buffers: Iterable[Any], reads: bool) -> None:
+        if reads or self._any_read:
+            self._any_read = self._any_acquired = True
+            self._declare(0, reads, stream, buffers)
+
+    def _released(self, stream: Stream, buffers: Iterable[Any]) -> None:
+        if self._any_acquired:
+            words = (0, int(stream._resolve().handle or 0))
+            self._logger.note(functions.DECLARED_NO_MORE, words, _ranges(buffers))
 
     def _declare(self, number: int, reads: bool, stream: Stream, buffers: Iterable[Any]) -> None:
         words = (number, int(reads), int(stream.handle))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from userstream import _process, _stream, _targets, _unentered, errors
+from userstream import _hooks, _process, _stream, _targets, _trace, _unentered, errors
 from userstream._driver import core
 from userstream._engine import held_objects
 from userstream._ordering.ordering import ordering_of_lanes, usual_lanes
@@ -90,6 +90,7 @@ class Borrow:
     def __reduce__(self) -> NoReturn:
         _process.refuse_copy(self, "call borrow() where the buffers are")
 
+    @_trace.begins_range
     def __enter__(self) -> Stream:
         unentered = self._unentered
         if unentered is not None:
@@ -111,6 +112,8 @@ class Borrow:
         # done: a Ctrl-C may come at the very first step of `__exit__`.
         self._use = core.use(lane, source, (asked[0], owner))
         self._ordering = found
+        if _hooks.borrow_entered:
+            self._report_entry(consumer)
         return consumer
 
     def _enter(self) -> Stream:
@@ -136,8 +139,15 @@ class Borrow:
         self._activation = activation
         self._use = use
         self._ordering = ordering
+        if _hooks.borrow_entered:
+            self._report_entry(ordering.consumer)
         return ordering.consumer
 
+    def _report_entry(self, stream: Stream) -> None:
+        for listener in _hooks.borrow_entered:
+            listener(self, stream)
+
+    @_trace.ends_range
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -149,6 +159,8 @@ class Borrow:
             raise RuntimeError("this borrow was not entered")
         if _process.halted:
             _process.check_fork()
+        for listener in _hooks.borrow_left:
+            listener(self)
         if not isinstance(ordering, tuple):
             self._exit(ordering, use, error)
             return

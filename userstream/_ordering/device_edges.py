@@ -13,7 +13,7 @@ from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from userstream import _driver, _process
+from userstream import _driver, _hooks, _process
 from userstream._buffers import frameworks
 from userstream._engine import host_wait, lanes
 from userstream._ordering import settings
@@ -77,6 +77,8 @@ def from_device(device: int, consumer: Lane) -> None:
         with _told():
             _driver.streams.record_context(context, event)
         consumer.here(_driver.streams.wait_for_event, consumer.live(), int(event), 0, consumer)
+        if _hooks.edge_added:
+            _hooks.report_edge(consumer, f"everything on device {device}")
     finally:  # after Ctrl-C as well: a wait that is pending keeps the record that it saw
         spare.extend(taken)
 
@@ -85,6 +87,8 @@ def to_device(device: int, event: int) -> None:
     """Make everything that is queued on a device from now on wait for an event."""
     with _told():
         _driver.streams.let_context_wait(_driver.contexts.primary_context(device), event)
+    if _hooks.edge_added:
+        _hooks.report_edge(f"everything on device {device}", "the stream that used the buffers")
 
 
 @contextmanager

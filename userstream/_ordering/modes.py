@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from userstream._ordering.borrow import Borrow
 from userstream._targets import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from userstream._stream.stream import Stream
     from userstream.typing import AccessMode
 
 WRITE: Final = "write"
@@ -43,7 +40,3 @@ def reads(mode: AccessMode) -> bool:
 def kind_of_borrow(mode: AccessMode) -> type[Borrow]:
     """Return the class for a mode; see `reads`."""
     return ReadBorrow if reads(mode) else Borrow
-
-
-def acquired(stream: Stream, buffers: Sequence[Any]) -> None:
-    """Do nothing: an observation puts a function here that notes what is only read."""

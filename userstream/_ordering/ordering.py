@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from userstream import _buffers, _driver, errors
+from userstream import _buffers, _driver, _hooks, errors
 from userstream._buffers import NO_STREAM, type_name
 from userstream._driver import core
 from userstream._engine import held_objects, host_wait, lanes
@@ -96,7 +96,7 @@ class Ordering:
             )
         try:
             # Where its handle means it: that of a default stream means the current context's.
-            return consumer.within(view.export, int(self.consumer.handle))
+            kept = consumer.within(view.export, int(self.consumer.handle))
         except UserStreamError:
             raise
         except Exception as error:
@@ -110,6 +110,9 @@ class Ordering:
                 "None if nothing is pending",
                 device=device,
             ) from error
+        if _hooks.edge_added:
+            _hooks.report_edge(consumer, f"what __dlpack__ of a {type_name(buffer)} names")
+        return kept
 
     def release(
         self,

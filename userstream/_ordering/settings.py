@@ -31,10 +31,6 @@ def _is_on(variable: str) -> bool:
 # To find a race: every acquire and release waits on the host as well.
 SYNC = _is_on("USERSTREAM_SYNC")
 
-# To see what is done: a log line for every edge, and ranges for profilers.
-LOG_EDGES = _is_on("USERSTREAM_LOG_EDGES")
-NVTX = _is_on("USERSTREAM_NVTX")
-
 # To find a producer that was guessed wrongly: each of them orders with everything on the device.
 BY_DEVICE = _by_device(os.environ.get("USERSTREAM_ORDER", ""))
 

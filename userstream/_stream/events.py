@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cuda.bindings import driver
 from cuda.core import Event, EventOptions
 
-from userstream import _driver, _numbers, _process
+from userstream import _driver, _hooks, _numbers, _process
 from userstream._buffers import is_named, type_name
 from userstream.errors import ClosedError, DeviceMismatchError
 
@@ -21,6 +21,8 @@ def wait(lane: Lane, event: Event) -> None:
     _check_open(event)
     wait_for_event = _driver.streams.wait_for_event
     lane.here(wait_for_event, lane.live(), int(event.handle), 0, lane)
+    if _hooks.edge_added:
+        _hooks.report_edge(lane, event)
 
 
 def record(lane: Lane, event: Event | None, options: EventOptions | None) -> Event:
@@ -78,6 +80,8 @@ def _wait_for_any(lane: Lane, event: Any, flags: int) -> None:
         )
     if address:
         _driver.streams.wait_for_event(handle, address, flags, lane)
+        if _hooks.edge_added:
+            _hooks.report_edge(lane, event)
 
 
 def _check_open(event: Event) -> None:

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, overload
 
 from cuda.core import Device, Event
 
-from userstream import _devices, _driver, _engine, _numbers, _process, _stream, _unentered
+from userstream import (
+    _devices,
+    _driver,
+    _engine,
+    _numbers,
+    _process,
+    _stream,
+    _trace,
+    _unentered,
+)
 from userstream._engine import host_wait, lanes
 from userstream._engine.lane import NOT_NOW, CoreStream, Lane
 from userstream._stream import elsewhere, factory
@@ -524,6 +533,7 @@ class Stream(CoreStream):
         """
         return self._resolve().is_idle()
 
+    @_trace.ranged("Stream.sync")
     def sync(self, *, timeout: float | None = None, policy: WaitPolicy = "auto") -> None:
         """Block the calling thread until the work queued on this stream now has completed.
 

@@ -20,6 +20,7 @@ typedef struct {
 PyTypeObject *lane_type;
 static PyTypeObject *ticket_type, *use_type;
 static PyObject *in_use, *orphans;
+static PyObject *edge_listeners; /* a list: functions to call after each edge; or NULL */
 PyObject *queues;
 
 static int has_pool(PyObject *object)
@@ -94,6 +95,35 @@ static Result order_lanes(LaneState *source, LaneState *destination, PyObject **
     return result;
 }
 
+/* Call the listeners after `destination` was made to wait for `source`. They run Python code, so
+ * nothing may depend on what follows this call. */
+static int report_edge(PyObject *destination, PyObject *source)
+{
+    for (Py_ssize_t i = 0; edge_listeners && i < PyList_Size(edge_listeners); i++) {
+        PyObject *listener = Py_XNewRef(PyList_GetItem(edge_listeners, i));
+        PyObject *answer =
+            listener ? PyObject_CallFunctionObjArgs(listener, destination, source, NULL) : NULL;
+        Py_XDECREF(listener);
+        Py_XDECREF(answer);
+        if (!answer)
+            return -1;
+    }
+    return 0;
+}
+
+static PyObject *set_edge_listeners(PyObject *module, PyObject *list)
+{
+    (void)module;
+    if (!PyList_Check(list)) {
+        PyErr_SetString(PyExc_TypeError, "it takes a list");
+        return NULL;
+    }
+    PyObject *before = edge_listeners;
+    edge_listeners = Py_NewRef(list);
+    Py_XDECREF(before);
+    Py_RETURN_NONE;
+}
+
 static PyObject *order(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
@@ -104,7 +134,7 @@ static PyObject *order(PyObject *module, PyObject *const *args, Py_ssize_t count
     Result result = order_lanes(source, (LaneState *)args[1], &event);
     if (!result) {
         /* A pending wait keeps the record that it saw. */
-        if (give_event((EventPool *)source->pool, event))
+        if (give_event((EventPool *)source->pool, event) || report_edge(args[1], args[0]))
             result = FAILED;
         Py_DECREF(event);
     }
@@ -182,7 +212,7 @@ static PyObject *finish(PyObject *module, PyObject *const *args, Py_ssize_t coun
         (PySet_Add(queues, queue) || (ticket && PySet_Discard(in_use, ticket) < 0)))
         is_known = -1;
     Py_DECREF(queue);
-    if (is_known < 0)
+    if (is_known < 0 || (source && report_edge(args[1], args[0])))
         return NULL;
     return PyLong_FromLong(!is_known || now - lane->swept > SWEEP_SECONDS ? DUE : 0);
 }
@@ -301,7 +331,8 @@ static PyType_Spec use_spec = {
 };
 
 static PyMethodDef methods[] = {
-    METHOD(order), METHOD(use), METHOD(finish), {NULL, NULL, 0, NULL},
+    METHOD(order), METHOD(use), METHOD(finish),
+    {"set_edge_listeners", set_edge_listeners, METH_O, NULL}, {NULL, NULL, 0, NULL},
 };
 
 static int make_all(void)

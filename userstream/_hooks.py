@@ -1,0 +1,34 @@
+"""Lists of functions that tools add to be told what the package does.
+
+A tool appends a function to a list and removes it later; nothing of the package is replaced. Where
+an event happens, the package checks whether the list is empty, and calls the functions otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Called with the destination and the source after the destination was made to wait for the
+#: source: lanes, a cuda.core event, or a text. The compiled core calls the functions as well.
+edge_added: list[Callable[[Any, Any], object]] = []
+
+#: Called with the `Borrow` and its stream after the borrow was entered.
+borrow_entered: list[Callable[[Any, Any], object]] = []
+
+#: Called with the `Borrow` before the edges at the end of its block are added.
+borrow_left: list[Callable[[Any], object]] = []
+
+#: Called with the stream, the buffers, and whether they are only read, after `acquire`.
+buffers_acquired: list[Callable[[Any, Any, bool], object]] = []
+
+#: Called with the stream and the buffers before `release` adds its edges.
+buffers_released: list[Callable[[Any, Any], object]] = []
+
+
+def report_edge(destination: object, source: object) -> None:
+    """Call the listeners of `edge_added`."""
+    for listener in edge_added:
+        listener(destination, source)
