@@ -42,7 +42,7 @@ QUEUING = (
         "tests/copies/test_spans.py",
         "tests/engine/test_async.py",
         "tests/engine/test_asyncio.py",
-        "tests/engine/test_lane.py",
+        "tests/engine/test_lane_internal.py",
     ),
     *("tests/engine/test_wait.py", "tests/ordering/test_order_fuzz.py"),
     *("tests/ordering/test_activation.py", "tests/ordering/test_captures.py"),

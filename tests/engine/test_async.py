@@ -271,7 +271,7 @@ def test_a_ctrl_c_in_a_wait_for_a_future(wait: str) -> None:
     with testing.latch(stream) as latch:
         future = us.completion(0)
         kind = type(future._condition)
-        for function in (kind.__exit__, kind.acquire):  # test_locks.py tries `__enter__`
+        for function in (kind.__exit__, kind.acquire):  # test_locks_internal.py tries `__enter__`
             assert not isinstance(function, types.FunctionType), "it may come in the middle"
 
         def interrupted(*_: object) -> None:
