@@ -79,9 +79,13 @@ def test_arguments_are_read_as_c_lays_them_out(name: str) -> None:
     logger.cupti_signature(1, cupti.signature(name), None)
     result = ctypes.c_int(0)
     given = arguments(*values)
-    data = CallbackData(1, b"", ctypes.addressof(given), ctypes.addressof(result), b"", 77)
+    begin, data = (
+        CallbackData(site, b"", ctypes.addressof(given), ctypes.addressof(result), b"", 77)
+        for site in (0, 1)
+    )
     logger.begin(Driver())
     try:
+        logger.cupti_call(None, 1, 1, ctypes.byref(begin))
         logger.cupti_call(None, 1, 1, ctypes.byref(data))
         logger.cupti_call(None, 2, 1, ctypes.byref(data))  # of another domain
         (record,) = functions.read_log(logger.read()[0])

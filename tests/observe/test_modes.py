@@ -18,7 +18,7 @@ import userstream as us
 from helpers import CAI, checked
 from observed import SIZE, a_room, captured, copy, fill, handle, view
 from userstream import _hooks
-from userstream._observe import logger
+from userstream._observe import functions, logger
 from userstream._observe.memory import DEVICE, Allocation
 from userstream.testing import Pointer, kernel
 
@@ -373,7 +373,7 @@ def test_it_ends_where_its_end_may_have_been_lost() -> None:
     with a_room() as room, us.observe() as seen:
         run = summing()
         with borrowed(room.x, room.a):
-            seen._catch_up().forget_order()
+            seen._logger.note(functions.LOST, [1])
             run(room.a, room.y, room.x)
             assert accesses(seen, room.x) == ["guessed"]
 

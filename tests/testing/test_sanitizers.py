@@ -41,6 +41,9 @@ TESTS = [
     "tests/observe/test_observe.py::test_many_threads_launch_while_it_begins_and_ends",
     "tests/observe/test_observe.py::test_a_thread_that_python_does_not_know_is_watched_without_the_gil",
     "tests/observe/test_observe.py::test_memory_that_is_unmapped_is_unknown_wherever_it_was_cut",
+    "tests/observe/test_recorder.py::test_a_storm_of_observations_harms_no_program",
+    "tests/observe/test_recorder.py::test_a_size_that_the_driver_refuses_is_not_read",
+    "tests/observe/test_recorder.py::test_memory_that_a_finalizer_frees_on_any_thread_is_forgotten",
 ]
 SANITIZERS = {
     "address": ("address,undefined", ["libasan.so", "libubsan.so"]),

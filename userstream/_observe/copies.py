@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from userstream._observe.memory import Allocation
     from userstream._observe.world import World
 
+# Bytes of a source up to which the recorder compares all of it: `WHOLE` in `sources.c`.
+_WHOLE = 1 << 16
 _REMEMBERED = 4096  # copies whose end the host does not know
 
 _Writes = frozenset[tuple[int, int]]  # stream and number of each operation
@@ -44,6 +46,10 @@ class Pinned:
             if len(self._results) > _REMEMBERED:
                 self._results.popitem(last=False)
             return
+        if access.end - access.start > _WHOLE:
+            self.world.not_seen(
+                "writes of the host between the samples of the source of a copy above 64 KiB"
+            )
         found = self.world.memory.find(access.start)
         allocated_here = found is not None and found.operation is not None
         writes = self._writes(access)
@@ -101,6 +107,16 @@ class Pinned:
             possible=told or source.unseen_write,
         )
 
+    def not_compared(self, call: Call) -> None:
+        """Count sources that the recorder has no place for."""
+        for _ in range(call.words[0]):
+            self.world.not_seen("writes of the host to the source of a copy, of too many at once")
+
+    def forget(self) -> None:
+        """Forget all copies: records are missing, and the host may know of their ends."""
+        self._sources.clear()
+        self._results.clear()
+
     def finish(self) -> None:
         """Report results of copies whose end the host never learned."""
         for access in self._results.values():
@@ -157,11 +173,14 @@ class Copies:
         )
         operation, time = self.world.begin(call, lane)
         for begins, write in ((source, False), (to, True)):
-            ranges = [
-                (begin, begin + size)
-                for begin, size in zip(begins, sizes, strict=True)
-                if self.world.memory.find(begin) is not None
-            ]
+            ranges = []
+            for begin, size in zip(begins, sizes, strict=True):
+                found = self.world.memory.find(begin)
+                if found is not None:
+                    ranges.append((begin, begin + size))
+                    self._remember_pinned(
+                        call, lane, found, Access(begin, begin + size, lane, time, operation, write)
+                    )
             self.world.touch(lane, time, operation, ranges, write=write)
 
     def copy_2d(self, call: Call) -> None:
@@ -228,16 +247,25 @@ class Copies:
             self.world.touch(lane, time, operation, to, write=True, loose=loose)
         # From the device to pageable memory it returns "only once the copy has completed", and
         # between two places of the host it is "fully synchronous with respect to the host".
-        if lane.capture is None:
-            if to_host or (_is_of_host(at_to) and _is_of_host(at_source)):
-                self.world.clocks.host_knows(lane.clock)
-            if not (from_host or to_host):
-                for found, ranges, write in ((at_source, source, False), (at_to, to, True)):
-                    if found is not None and found.kind == PINNED:
-                        start, end = ranges[0]
-                        access = Access(start, min(end, found.end), lane, time, operation, write)
-                        self._pinned.remember(call.number, access)
+        returns_when_done = to_host or (_is_of_host(at_to) and _is_of_host(at_source))
+        if lane.capture is None and returns_when_done:
+            self.world.clocks.host_knows(lane.clock)
+        if not (from_host or to_host):
+            for found, ranges, write in ((at_source, source, False), (at_to, to, True)):
+                if found is not None:
+                    start, end = ranges[0]
+                    access = Access(start, min(end, found.end), lane, time, operation, write)
+                    self._remember_pinned(call, lane, found, access)
         return from_host, to_host
+
+    def _remember_pinned(self, call: Call, lane: Lane, found: Allocation, access: Access) -> None:
+        """Remember page-locked memory that a copy uses, as the host may use it too early."""
+        if found.kind != PINNED:
+            return
+        if lane.capture is None:
+            self._pinned.remember(call.number, access)
+        elif not access.write:
+            self.world.not_seen("writes of the host to the source of a copy in a graph")
 
     def _after_copy_now(self, call: Call, lane: Lane, to: list[Range], source: list[Range]) -> None:
         if call.function.orders_host:
@@ -255,6 +283,8 @@ class Copies:
         rows = max(len(source), len(to))
         whole = rows == 1 and _extent(call.fetched[0]) > 1
         loose = whole and not _is_packed(call.fetched[0])
+        if source and call.function.stream is not None and self._kind_at(source[0][0]) == PINNED:
+            self.world.not_seen("writes of the host to the source of a 2-D or 3-D copy")
         self._do_copy(call, lane, to, source, loose=loose)
         if call.function.stream is None:
             self._after_copy_now(call, lane, to, source)

@@ -125,6 +125,7 @@ _SIGNATURES = {
     "cuCtxCreate_v4": "8844",
     "cuCtxDestroy_v2": "8",
     "cuDevicePrimaryCtxReset_v2": "4",
+    "cuDevicePrimaryCtxRelease_v2": "4",
     "cuModuleLoad": "88",
     "cuModuleLoadData": "88",
     "cuModuleLoadDataEx": "88488",

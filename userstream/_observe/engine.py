@@ -11,6 +11,8 @@ from userstream._observe.functions import (
     DECLARED,
     DECLARED_NO_MORE,
     LEARNED,
+    LOST,
+    NOT_COMPARED,
     SEEN_KERNEL,
     SEEN_MEMORY,
     SEEN_STREAM,
@@ -55,6 +57,8 @@ class Engine:
             SEEN_KERNEL: launches.seen_kernel,
             SOURCE_CHANGED: self._pinned.source_changed,
             LEARNED: launches.learned,
+            LOST: self._lost,
+            NOT_COMPARED: self._pinned.not_compared,
             DECLARED: world.declarations.begin,
             DECLARED_NO_MORE: world.declarations.end,
         }
@@ -111,11 +115,12 @@ class Engine:
         if call.function.orders_host or (call.ended - call.began) * 1e-9 >= self._stall:
             self.world.timeline.host_waited(call)
 
-    def forget_order(self) -> None:
+    def _lost(self, _: Call) -> None:
         """Treat all earlier work as ordered: records were lost, and they may include an edge."""
         self.world.clocks.forget_all()
         self.world.memory.trim(lambda _: True)
         self.world.declarations.forget()
+        self._pinned.forget()
 
     def finish(self) -> None:
         """Report results of copies that the host was never seen to wait for."""

@@ -14,6 +14,9 @@ from typing import Any
 
 from userstream._observe.stacks import line_of
 
+# Where `str.splitlines` ends a line: a suppression is one line.
+_LINE_BREAK = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+
 Stack = tuple[FrameSummary, ...]
 
 _CERTAIN = ("exact", "declared")  # how an access is known that is known in every run
@@ -181,7 +184,8 @@ class Race:
         >>> isinstance(us.Race.key, property)
         True
         """
-        return " ".join(f"{name}={_word(value)}" for name, value in self._facts().items())
+        facts = ((name, _LINE_BREAK.sub("?", value)) for name, value in self._facts().items())
+        return " ".join(f"{name}={_word(value)}" for name, value in facts)
 
     def _facts(self) -> dict[str, str]:
         """Return the facts that a suppression can name."""

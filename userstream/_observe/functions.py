@@ -210,8 +210,10 @@ def _contexts() -> dict[str, Function]:
         "cuCtxCreate_v4": Function("context", 4, fetches=made, roles={"device": 3}),
         "cuCtxDestroy_v2": Function("drop_context", 1, sites=ENTER, forgets=ALL),
         "cuDevicePrimaryCtxReset_v2": Function("drop_device", 1, sites=ENTER, forgets=ALL),
-        "cuModuleUnload": Function("load", 1, sites=ENTER, forgets=ALL),
-        "cuLibraryUnload": Function("load", 1, sites=ENTER, forgets=ALL),
+        # The last release destroys the context: what was known is asked for again.
+        "cuDevicePrimaryCtxRelease_v2": Function("load", 1, sites=ENTER, forgets=MEMORY),
+        "cuModuleUnload": Function("unload", 1, sites=ENTER, forgets=ALL),
+        "cuLibraryUnload": Function("unload", 1, sites=ENTER, forgets=ALL),
         "cuModuleLoadData": Function("load", 2, waits=True),
         "cuModuleLoadDataEx": Function("load", 5, waits=True),
         "cuModuleLoad": Function("load", 2, waits=True),
@@ -239,8 +241,11 @@ LEARNED = 0xFFFA
 # Notes of the program, in the order of the calls.
 DECLARED = 0xFFF9
 DECLARED_NO_MORE = 0xFFF8
+LOST = 0xFFF7  # records are missing here: how many
+NOT_COMPARED = 0xFFF6  # sources of copies that the host may overwrite unseen: how many
 
 _HEAD = struct.Struct("<IHBBhBxiQQQQQ")
+HEAD_SIZE = _HEAD.size
 _LENGTH = struct.Struct("<Q")
 # Accounts: whose wait or query a call is. A test compares the numbers with `_driver.account`.
 PROGRAM = 0  # the program has waited, or has asked

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections import defaultdict
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -56,14 +55,30 @@ class Launches:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self._kernels: defaultdict[int, _Kernel] = defaultdict(_Kernel)
+        self._kernels: dict[int, _Kernel] = {}
+        self._unloaded: dict[int, _Kernel] = {}  # unless they are launched again
+
+    def _kernel(self, handle: int) -> _Kernel:
+        found = self._kernels.get(handle)
+        if found is None:
+            unloaded = self._unloaded
+            found = unloaded.pop(handle) if handle in unloaded else _Kernel()
+            self._kernels[handle] = found
+        return found
+
+    def unload(self, _: Call) -> None:
+        """Forget the kernels that were not launched since the unload before this one.
+
+        Which kernels a module has is not known. The recorder, too, asks for all of them again.
+        """
+        self._unloaded, self._kernels = self._kernels, {}
 
     def seen_kernel(self, call: Call) -> None:
         (handle,) = call.words
         symbol = call.fetched[0].decode(errors="replace")
         name = readable(symbol)
         # It is seen for the first time, or the handle is another one's by now.
-        if self._kernels[handle].name != name:
+        if self._kernel(handle).name != name:
             offsets = b"".join(call.fetched[1:])
             self._kernels[handle] = _Kernel(name, _constant(symbol, offsets))
 
@@ -71,7 +86,7 @@ class Launches:
         handle, offset, wrote, final, *more = call.words
         # Whether all of the memory that the parameter points to was compared.
         whole = not more or bool(more[0])
-        kernel = self._kernels[handle]
+        kernel = self._kernel(handle)
         learned = kernel.learned
         before = learned.get(offset)
         if wrote == 1:
@@ -85,7 +100,7 @@ class Launches:
             kernel.touches.clear()
 
     def launch(self, call: Call) -> None:
-        kernel = self._kernels[call.words[call.function.roles["kernel"]]]
+        kernel = self._kernel(call.words[call.function.roles["kernel"]])
         if call.function.stream is None:
             (handle,) = _WORD.unpack_from(call.fetched[1], 32)
             lane = self.world.clocks.lane(handle, call.context, call.thread)

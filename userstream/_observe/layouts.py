@@ -34,6 +34,7 @@ class Layout(ctypes.Structure):
                 "code_first_line",
                 "code_lines",
                 "code_instructions",
+                "code_version",
                 "text_length",
                 "text_state",
                 "text_ascii",
@@ -48,6 +49,7 @@ class Layout(ctypes.Structure):
 
 # What `offsetof` says with the headers of each, for 64 bits and a build with the GIL.
 _COMMON = {
+    "code_version": -1,
     "code_filename": 112,
     "code_name": 128,
     "code_lines": 136,
@@ -80,6 +82,7 @@ _OFFSETS = {
         "frame_owner": 70,
         "owner_c_stack": 3,
         "code_first_line": 68,
+        "code_version": 92,
         "code_instructions": 192,
         "text_ascii": 40,
         "text_compact": 56,
@@ -93,6 +96,7 @@ _OFFSETS = {
         "frame_owner": 70,
         "owner_c_stack": 3,
         "code_first_line": 68,
+        "code_version": 92,
         "code_instructions": 200,
         "text_ascii": 40,
         "text_compact": 56,
@@ -135,6 +139,8 @@ def layout() -> Layout | None:
         known = {**_COMMON, **offsets, "text_shift": shift}
         found = Layout(state.value, id(types.CodeType), **known)
         if _reads(found):
+            if not _counts(found.code_version):
+                found.code_version = -1
             return found
     return None
 
@@ -167,6 +173,15 @@ def _told() -> dict[str, int] | None:
 def without_stacks() -> Layout:
     """Return a layout for which no frame is read."""
     return Layout()
+
+
+def _counts(offset: int) -> bool:
+    """Return whether code objects that are made one after the other have growing numbers there."""
+    if offset < 0:
+        return False
+    codes = [compile("pass", "<numbered>", "exec") for _ in range(3)]
+    numbers = [ctypes.c_uint32.from_address(id(code) + offset).value for code in codes]
+    return 0 < numbers[0] < numbers[1] < numbers[2] < numbers[0] + (1 << 16)
 
 
 def _reads(found: Layout) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import TYPE_CHECKING, Any
 
 from userstream import _built, _process
@@ -52,6 +53,7 @@ class _Rule(ctypes.Structure):
                 "parameters",
                 "extra",
                 "configuration",
+                "batch",
             )
         ),
         ("addresses", _Address * 2),
@@ -95,6 +97,7 @@ class Logger:
         self._library = library = _built.load(_built.RECORDER)
         library.logger_read.restype = ctypes.c_size_t
         library.logger_code.restype = ctypes.c_void_p
+        library.logger_without_stack.restype = ctypes.c_uint64
         self._buffer = ctypes.create_string_buffer(_CHUNK)
         self._layout = self._checked_layout()
 
@@ -136,10 +139,6 @@ class Logger:
         """Write no more."""
         self._library.logger_end()
 
-    def ignore_this_thread(self) -> None:
-        """Write down nothing that the calling thread does."""
-        self._library.logger_ignore_this_thread()
-
     def note(self, what: int, words: Sequence[int], data: bytes = b"") -> None:
         """Write down what is no driver call, if it is observed."""
         count = len(words)
@@ -180,6 +179,11 @@ class Logger:
             data.decode(encodings.get(width, "latin-1"), "replace") for data, width in found[:2]
         )
         return file, name, found[2][0], first_line.value
+
+    def without_stack(self) -> int:
+        """Return how many calls have no stack because there were too many different ones."""
+        count: int = self._library.logger_without_stack()
+        return count
 
     def _checked_layout(self) -> Layout:
         """Give the layout by which this very function finds itself, else none."""
@@ -226,6 +230,7 @@ def _rule(function: Function) -> _Rule:
         parameters=word(function.roles.get("parameters")),
         extra=word(function.roles.get("extra")),
         configuration=word(function.roles.get("configuration")),
+        batch=word(3 if function.means == "copy_batch" else None),
         addresses=addresses,
         fetches=fetches,
     )
@@ -233,6 +238,14 @@ def _rule(function: Function) -> _Rule:
 
 _lock = _process.Lock()
 _logger: Logger | None = None
+
+
+def _in_child() -> None:
+    global _lock  # noqa: PLW0603 -- another thread of the parent may have held it
+    _lock = _process.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def the_logger() -> Logger:

@@ -186,7 +186,6 @@ class _Session:
     # -- the thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._logger.ignore_this_thread()
         try:
             if self._claim():
                 try:
@@ -241,6 +240,7 @@ class _Session:
             self._logger.begin(self._maker.driver())
             self._stop = self._maker.begin(self._logger)
             ends.callback(self._stop)
+            ends.callback(self._logger.end)  # before calls go unseen by the recorder
             ends.callback(self._declaring.end)
             self._declaring.begin()
             self.begun.set()
@@ -285,9 +285,7 @@ class _Session:
         while left is None or left >= 0 or everything:
             chunk, lost, behind = self._logger.read()
             left = (behind if left is None else left) - 1
-            if lost > self.lost:
-                self.lost = lost
-                self.engine.forget_order()
+            self.lost = lost
             self.engine.take(read_log(chunk))
             if not chunk:
                 break
@@ -466,6 +464,9 @@ class Observation:
                 f"which lines allocate for {framework}: {why}"
                 for framework, why in self._allocators.failures.items()
             ]
+        without_stack = self._logger.without_stack()
+        if without_stack:
+            found.append(f"lines of calls with more different stacks than fit ({without_stack})")
         if not self._logger.has_stacks:
             found.append("lines: the frames of this interpreter cannot be read")
         return tuple(found)

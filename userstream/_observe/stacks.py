@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from contextlib import suppress
 from traceback import FrameSummary
 from typing import TYPE_CHECKING
 
@@ -73,9 +74,18 @@ def line_of(stack: Stack) -> FrameSummary | None:
 
 
 def line_table(data: bytes, first_line: int) -> list[tuple[int, int | None]]:
-    """Read a table of locations (PEP 626): where an entry ends, in bytes of code, and its line."""
+    """Read a table of locations (PEP 626): where an entry ends, in bytes of code, and its line.
+
+    A table that ends within an entry gives the entries before it.
+    """
     table: list[tuple[int, int | None]] = []
-    at, end, line = 0, 0, first_line
+    with suppress(IndexError):
+        _read_entries(data, first_line, table)
+    return table
+
+
+def _read_entries(data: bytes, line: int, table: list[tuple[int, int | None]]) -> None:
+    at, end = 0, 0
     while at < len(data):
         kind = data[at] >> 3 & 15
         end += 2 * ((data[at] & 7) + 1)
@@ -94,7 +104,6 @@ def line_table(data: bytes, first_line: int) -> list[tuple[int, int | None]]:
         else:
             at += 1
         table.append((end, line))
-    return table
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:

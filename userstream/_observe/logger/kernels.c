@@ -60,12 +60,20 @@ static Kernel *kernel_ask(uint64_t handle) {
         kernel_free(kernel);
         return NULL;
     }
-    const char *name = NULL;
-    if (!(driver.function_name && !driver.function_name(&name, handle)) && driver.kernel_name)
-        driver.kernel_name(&name, handle);
-    Part part = {name, name ? (uint32_t)strlen(name) : 0};
-    log_write((Record){.function = SEEN_KERNEL, .words = 1, .stack = -1}, &handle, &part, 1);
+    atomic_init(&kernel->references, 1);
     return kernel;
+}
+
+/* A thread may find the kernel as soon as it is in the table: this record comes before. */
+static void tell_of(const Kernel *kernel) {
+    const char *name = NULL;
+    if (!(driver.function_name && !driver.function_name(&name, kernel->handle)) &&
+        driver.kernel_name)
+        driver.kernel_name(&name, kernel->handle);
+    Part parts[] = {{name, name ? (uint32_t)strlen(name) : 0},
+                    {kernel->offsets, kernel->count * (uint32_t)sizeof *kernel->offsets}};
+    log_write((Record){.function = SEEN_KERNEL, .words = 1, .stack = -1}, &kernel->handle, parts,
+              2);
 }
 
 /* Under the lock: where it is, or where it would be. */
@@ -76,32 +84,52 @@ static size_t kernel_place(uint64_t handle) {
     return place;
 }
 
-/* What is known of a kernel, asked for once. NULL: there are too many. */
-Kernel *kernel_find(uint64_t handle) {
+/* Returns a kernel with a reference for the caller. The driver is asked without the lock. */
+Kernel *kernel_acquire(uint64_t handle) {
     pthread_mutex_lock(&kernels_lock);
     Kernel *kernel = kernels[kernel_place(handle)];
-    bool room = kernel_count < MAX_KERNELS / 2;
+    if (kernel)
+        atomic_fetch_add(&kernel->references, 1);
+    bool full = kernel_count >= MAX_KERNELS / 2;
     pthread_mutex_unlock(&kernels_lock);
-    if (kernel || !room)
+    if (kernel || full)
         return kernel;
-    kernel = kernel_ask(handle);
+    Kernel *asked = kernel_ask(handle);
+    if (!asked)
+        return NULL;
+    tell_of(asked);
     pthread_mutex_lock(&kernels_lock);
     size_t place = kernel_place(handle);
-    if (kernel && !kernels[place]) { /* else another thread was faster, and this one leaks */
-        kernels[place] = kernel;
+    if (!kernels[place]) {
+        kernels[place] = asked;
         kernel_count++;
+        asked = NULL;
     }
     kernel = kernels[place];
+    atomic_fetch_add(&kernel->references, 1);
     pthread_mutex_unlock(&kernels_lock);
+    if (asked)                  /* another thread was faster */
+        kernel_free(asked);
     return kernel;
 }
 
-/* Others may be in the middle of a launch: what they hold is leaked. */
+void kernel_release(Kernel *kernel) {
+    if (atomic_fetch_sub(&kernel->references, 1) == 1)
+        kernel_free(kernel);
+}
+
+/* A kernel that a thread still uses is freed when that thread releases it. */
 void kernels_forget(void) {
     pthread_mutex_lock(&kernels_lock);
-    memset(kernels, 0, sizeof kernels);
-    kernel_count = 0;
+    for (size_t i = 0; i < MAX_KERNELS && kernel_count; i++) {
+        if (!kernels[i])
+            continue;
+        kernel_release(kernels[i]);
+        kernels[i] = NULL;
+        kernel_count--;
+    }
     pthread_mutex_unlock(&kernels_lock);
+    strangers_forget();
 }
 
 /* Words that are no addresses, so that the driver is not asked at each launch. */
@@ -133,18 +161,8 @@ Kernel *kernel_known(uint64_t handle) {
     return kernels[kernel_place(handle)];
 }
 
-/* `unused`: no launch is under way that would hold one; else they leak. */
-void kernels_clear(bool unused) {
-    pthread_mutex_lock(&kernels_lock);
-    for (size_t i = 0; i < MAX_KERNELS; i++) {
-        if (kernels[i] && unused)
-            kernel_free(kernels[i]);
-    }
-    pthread_mutex_unlock(&kernels_lock);
-    kernels_forget();
-    strangers_forget();
-}
-
 void kernels_in_child(void) {
     pthread_mutex_init(&kernels_lock, NULL);
+    memset(kernels, 0, sizeof kernels);
+    kernel_count = 0;
 }

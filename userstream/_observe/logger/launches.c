@@ -3,11 +3,6 @@
 
 #include <string.h>
 
-enum { MAX_POINTERS = 128 };
-
-static __thread Pointer pointers[MAX_POINTERS];
-static __thread uint32_t pointer_count;
-
 uint64_t launch_stream(const Rule *rule, const uint64_t *words) {
     if (rule->configuration == NO_WORD)
         return words[rule->stream];
@@ -28,10 +23,12 @@ static const char *launch_buffer(void **extra, size_t *size) {
 }
 
 /* Finds what the parameters point to: each word of 8 bytes that is an address. */
-void launch_enter(const Rule *rule, const uint64_t *words) {
-    pointer_count = 0;
+void launch_enter(const Rule *rule, const uint64_t *words, Launch *launch) {
+    uint32_t found = 0;
+    launch->looking = NULL;
+    launch->pointer_count = 0;
     look_at_results();
-    Kernel *kernel = kernel_find(words[rule->kernel]);
+    Kernel *kernel = kernel_acquire(words[rule->kernel]);
     if (!kernel)
         return;
     void **parameters = (void **)(uintptr_t)words[rule->parameters];
@@ -44,16 +41,15 @@ void launch_enter(const Rule *rule, const uint64_t *words) {
         const char *data = parameters ? parameters[i] : NULL;
         if (!parameters && buffer && offset + bytes <= size)
             data = buffer + offset;
-        for (uint32_t at = 0; data && at + 8 <= bytes && pointer_count < MAX_POINTERS; at += 8) {
+        for (uint32_t at = 0; data && at + 8 <= bytes && found < MAX_POINTERS; at += 8) {
             uint64_t word;
             memcpy(&word, data + at, sizeof word);
-            if (is_memory(word, &memory[pointer_count]))
-                pointers[pointer_count++] = (Pointer){offset + at, word};
+            if (is_memory(word, &memory[found]))
+                launch->pointers[found++] = (Pointer){offset + at, word};
         }
     }
-    look_before(kernel, launch_stream(rule, words), pointers, memory, pointer_count);
-}
-
-Part launch_pointers(void) {
-    return (Part){pointers, pointer_count * (uint32_t)sizeof *pointers};
+    launch->pointer_count = found;
+    launch->looking =
+        look_before(kernel, launch_stream(rule, words), launch->pointers, memory, found);
+    kernel_release(kernel);
 }

@@ -12,24 +12,26 @@
 enum { LOOKS = 3, TOGETHER = 16 };  /* in one counter: looks, and those that were such, times 16 */
 enum { LOOKED_AT = 16, LOOK_BYTES = 512, LOOKINGS = 32 };
 
-typedef struct Looking {        /* one launch */
-    uint32_t *done;             /* the stream writes `turn` there; it lies in pinned memory */
+struct Looking {                /* one launch */
+    uint32_t *done;             /* page-locked; the stream writes an odd number there when it has
+                                 * copied what was there before the launch, `turn` at the end */
     char *before, *after;
-    uint32_t turn;
+    uint32_t turn;              /* even */
     uint32_t count;
     bool taken, queued, ok;
+    bool abandoned;             /* nothing is queued after the launch */
     uint64_t kernel;
     uint32_t offsets[LOOKED_AT];
     uint32_t sizes[LOOKED_AT];
     bool together[LOOKED_AT];   /* with what another parameter points to */
+    bool whole[LOOKED_AT];      /* all of the memory is compared */
     uint64_t addresses[LOOKED_AT];
-} Looking;
+};
 
 static Looking lookings[LOOKINGS];
 static atomic_int looking;      /* how many are taken */
 static char *look_memory;
 static atomic_int look_state;   /* 0: not pinned yet; 1: somebody does; 2: pinned; 3: impossible */
-static __thread Looking *my_looking;
 
 static bool looks_possible(void) {
     enum { SIZE = LOOKINGS * (2 * LOOKED_AT * LOOK_BYTES + 64), PORTABLE = 1, DEVICEMAP = 2 };
@@ -77,10 +79,11 @@ void look_at_results(void) {
     pthread_mutex_lock(&kernels_lock);
     for (size_t i = 0; i < LOOKINGS; i++) {
         Looking *each = &lookings[i];
-        if (!each->taken || !each->queued ||
-            __atomic_load_n(each->done, __ATOMIC_ACQUIRE) != each->turn)
+        uint32_t done = each->taken ? __atomic_load_n(each->done, __ATOMIC_ACQUIRE) : 0;
+        bool copied = each->queued && done == each->turn;
+        if (!copied && !(each->abandoned && done == each->turn - 1))
             continue;
-        Kernel *kernel = kernel_known(each->kernel);
+        Kernel *kernel = copied ? kernel_known(each->kernel) : NULL;
         for (uint32_t k = 0; kernel && each->ok && k < each->count; k++) {
             if (each->offsets[k] >= kernel->bytes)
                 continue; /* another kernel has the handle by now */
@@ -98,10 +101,10 @@ void look_at_results(void) {
             /* What was settled while this launch was queued is not settled again by it. */
             bool settled = looked_enough(now, false) && !looked_enough(so_far, false);
             uint64_t words[] = {each->kernel, each->offsets[k], (uint64_t)wrote + together,
-                                settled};
-            log_write((Record){.function = LEARNED, .words = 4, .stack = -1}, words, NULL, 0);
+                                settled, each->whole[k]};
+            log_own(LEARNED, words, 5);
         }
-        each->taken = false;
+        each->taken = each->queued = each->abandoned = false;
         atomic_fetch_sub(&looking, 1);
     }
     pthread_mutex_unlock(&kernels_lock);
@@ -122,14 +125,14 @@ static bool wants_look(const Kernel *kernel, const Pointer *pointers, uint32_t c
            !(looked_enough(looks, true) && is_together(pointers, count, which));
 }
 
-void look_before(const Kernel *kernel, uint64_t stream, const Pointer *pointers,
-                        const Range *memory, uint32_t count) {
+Looking *look_before(const Kernel *kernel, uint64_t stream, const Pointer *pointers,
+                     const Range *memory, uint32_t count) {
     bool wanted = false;
     for (uint32_t i = 0; i < count; i++) {
         wanted |= !memory[i].pinned && wants_look(kernel, pointers, count, i);
     }
     if (!wanted || !may_look(stream))
-        return;
+        return NULL;
     Looking *mine = NULL;
     pthread_mutex_lock(&kernels_lock);
     for (size_t i = 0; i < LOOKINGS && !mine; i++) {
@@ -138,36 +141,36 @@ void look_before(const Kernel *kernel, uint64_t stream, const Pointer *pointers,
     }
     if (mine) {
         mine->taken = true;
-        mine->queued = false;
+        mine->turn += 2;
         atomic_fetch_add(&looking, 1);
     }
     pthread_mutex_unlock(&kernels_lock);
     if (!mine)
-        return;
+        return NULL;
     mine->kernel = kernel->handle;
     mine->count = 0;
     mine->ok = true;
-    mine->turn++;
     for (uint32_t i = 0; i < count && mine->count < LOOKED_AT; i++) {
         if (memory[i].pinned || !wants_look(kernel, pointers, count, i))
             continue;
         uint64_t left = memory[i].end - pointers[i].value;
+        uint32_t bytes = (uint32_t)(left < LOOK_BYTES ? left : LOOK_BYTES);
+        if (!memory_is_there(pointers[i].value, bytes))
+            continue;
         uint32_t k = mine->count++;
         mine->offsets[k] = (uint32_t)pointers[i].offset;
-        mine->sizes[k] = (uint32_t)(left < LOOK_BYTES ? left : LOOK_BYTES);
+        mine->sizes[k] = bytes;
+        mine->whole[k] = bytes == memory[i].end - memory[i].begin;
         mine->addresses[k] = pointers[i].value;
         mine->together[k] = is_together(pointers, count, i);
         mine->ok &= !driver.copy_out(mine->before + k * LOOK_BYTES, mine->addresses[k],
                                      mine->sizes[k], stream);
     }
-    my_looking = mine;
+    mine->ok &= !driver.write_value(stream, (uint64_t)(uintptr_t)mine->done, mine->turn - 1, 0);
+    return mine;
 }
 
-void look_after(uint64_t stream, int result) {
-    Looking *mine = my_looking;
-    my_looking = NULL;
-    if (!mine)
-        return;
+void look_after(Looking *mine, uint64_t stream, int result) {
     mine->ok &= !result;
     for (uint32_t k = 0; mine->ok && k < mine->count; k++)
         mine->ok &= !driver.copy_out(mine->after + k * LOOK_BYTES, mine->addresses[k],
@@ -180,6 +183,21 @@ void look_after(uint64_t stream, int result) {
     pthread_mutex_unlock(&kernels_lock);
 }
 
+/* The place is free again when the stream has made the copies that were queued before the launch. */
+void look_abandon(Looking *mine) {
+    pthread_mutex_lock(&kernels_lock);
+    mine->abandoned = true;
+    pthread_mutex_unlock(&kernels_lock);
+}
+
+void looks_abandon(void) {
+    pthread_mutex_lock(&kernels_lock);
+    for (size_t i = 0; i < LOOKINGS; i++)
+        lookings[i].abandoned = lookings[i].taken && !lookings[i].queued;
+    pthread_mutex_unlock(&kernels_lock);
+}
+
 void learning_in_child(void) {
     atomic_store(&look_state, 3);
+    atomic_store(&looking, 0);
 }

@@ -8,7 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { CHUNK = 1 << 18, MAX_CHUNKS = 512 };
+enum { CHUNK = 1 << 18, MAX_CHUNKS = 512, GAP_SIZE = sizeof(Record) + 8 };
 
 typedef struct Chunk {
     struct Chunk *next;
@@ -21,6 +21,7 @@ static __thread uint64_t thread_id;
 static Chunk *oldest, *newest, *spare;
 static int chunks;
 static uint64_t records, lost;
+static uint64_t gap;            /* records that are missing behind the newest one */
 
 /* Under the lock. NULL: whoever reads is too far behind. */
 static char *log_room(size_t size) {
@@ -49,6 +50,31 @@ static size_t padded(size_t bytes) {
     return (bytes + 7) & ~(size_t)7;
 }
 
+/* Under the lock: writes a record into room that was made for it. */
+static void put(char *room, Record *record, const uint64_t *words, const Part *parts,
+                size_t count) {
+    record->number = ++records;
+    memcpy(room, record, sizeof *record);
+    room += sizeof *record;
+    if (record->words)
+        memcpy(room, words, record->words * sizeof *words);
+    room += record->words * sizeof *words;
+    for (size_t i = 0; i < count; i++) {
+        memcpy(room, &(uint64_t){parts[i].bytes}, 8);
+        if (parts[i].bytes)
+            memcpy(room + 8, parts[i].data, parts[i].bytes);
+        room += 8 + padded(parts[i].bytes);
+    }
+}
+
+/* Under the lock: says where records are missing, before the first one that comes after them. */
+static void put_gap(char *room, uint64_t thread) {
+    Record record = {.function = LOST, .words = 1, .stack = -1, .thread = thread};
+    record.size = GAP_SIZE;
+    put(room, &record, &gap, NULL, 0);
+    gap = 0;
+}
+
 uint64_t log_write(Record record, const uint64_t *words, const Part *parts, size_t count) {
     size_t size = sizeof record + record.words * sizeof *words;
     for (size_t i = 0; i < count; i++)
@@ -57,25 +83,25 @@ uint64_t log_write(Record record, const uint64_t *words, const Part *parts, size
         thread_id = (uint64_t)syscall(SYS_gettid);
     record.thread = thread_id;
     record.size = (uint32_t)size;
+    record.number = 0;
     pthread_mutex_lock(&log_lock);
-    char *room = log_room(size);
+    size_t before = gap ? GAP_SIZE : 0;
+    char *room = log_room(before + size);
     if (room) {
-        record.number = ++records;
-        memcpy(room, &record, sizeof record);
-        room += sizeof record;
-        memcpy(room, words, record.words * sizeof *words);
-        room += record.words * sizeof *words;
-        for (size_t i = 0; i < count; i++) {
-            memcpy(room, &(uint64_t){parts[i].bytes}, 8);
-            memcpy(room + 8, parts[i].data, parts[i].bytes);
-            room += 8 + padded(parts[i].bytes);
-        }
+        if (gap)
+            put_gap(room, thread_id);
+        put(room + before, &record, words, parts, count);
     } else {
         lost++;
-        record.number = 0;
+        gap++;
     }
     pthread_mutex_unlock(&log_lock);
     return record.number;
+}
+
+void log_own(unsigned what, const uint64_t *words, size_t count) {
+    log_write((Record){.function = (uint16_t)what, .words = (uint8_t)count, .stack = -1}, words,
+              NULL, 0);
 }
 
 /* Copies the oldest chunk. Returns its bytes, 0 if there is nothing; tells how many are left. */
@@ -113,11 +139,14 @@ void log_clear(void) {
         spare = chunk;
     }
     newest = NULL;
-    lost = 0;
+    lost = gap = 0;
     pthread_mutex_unlock(&log_lock);
 }
 
 void log_in_child(void) {
     pthread_mutex_init(&log_lock, NULL);
+    oldest = newest = spare = NULL;
+    chunks = 0;
+    lost = gap = 0;
     thread_id = 0;
 }

@@ -11,14 +11,10 @@ void memory_forget(uint64_t begin, uint64_t end) {
     ranges_forget(&memory, begin, end);
 }
 
-/* Tells of memory when it is used first. Returns whether it is pinned: who copies from it must not
- * write it before the copy has run. */
-bool see_memory(uint64_t address) {
+/* Under the lock. Returns whether the memory is page-locked. */
+static bool tell_of(uint64_t address) {
     enum { MEMORY_TYPE = 2, IS_MANAGED = 8, DEVICE_ORDINAL = 9, RANGE_START = 11, RANGE_SIZE = 12 };
     enum { HOST = 1 };
-    Range known;
-    if (!address || memory_known(address, &known))
-        return address && known.pinned;
     const int attributes[] = {MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL, RANGE_START, RANGE_SIZE};
     unsigned type = 0;
     uint8_t managed[8] = {0};
@@ -33,10 +29,33 @@ bool see_memory(uint64_t address) {
         size = 1;
     }
     bool pinned = type == HOST && !managed[0];
-    ranges_replace(&memory, (Range){start, start + size, pinned});
     uint64_t words[] = {start, size, type, managed[0], (uint64_t)(int64_t)device};
-    log_write((Record){.function = SEEN_MEMORY, .words = 5, .stack = -1}, words, NULL, 0);
+    log_own(SEEN_MEMORY, words, 5);
+    ranges_replace(&memory, (Range){start, start + size, pinned});
     return pinned;
+}
+
+/* Tells of memory when it is used first. Returns whether it is page-locked: the host must not write
+ * it before a copy from it has run. */
+bool see_memory(uint64_t address) {
+    Range known;
+    if (!address || memory_known(address, &known))
+        return address && known.pinned;
+    pthread_mutex_lock(&seeing_lock);
+    bool pinned = memory_known(address, &known) ? known.pinned : tell_of(address);
+    pthread_mutex_unlock(&seeing_lock);
+    return pinned;
+}
+
+/* A copy from memory that is gone loses the context, and not every call that frees memory is seen. */
+bool memory_is_there(uint64_t address, uint64_t bytes) {
+    enum { RANGE_START = 11, RANGE_SIZE = 12 };
+    const int attributes[] = {RANGE_START, RANGE_SIZE};
+    uint64_t start = 0;
+    size_t size = 0;
+    void *out[] = {&start, &size};
+    return !driver.pointer_attributes(2, attributes, out, address) && start <= address &&
+           address - start <= size && bytes <= size - (address - start);
 }
 
 void memory_gone(uint64_t begin, uint64_t end) {
@@ -56,5 +75,5 @@ void memory_clear(void) {
 }
 
 void memory_in_child(void) {
-    pthread_mutex_init(&memory.lock, NULL);
+    memory = (Ranges)NO_RANGES;
 }

@@ -11,14 +11,19 @@
 enum { FETCHES = 3 };
 enum { MEMORY = 1, KERNELS = 2 };
 
-/* What is told with functions that no driver has. */
-enum {
-    SEEN_MEMORY = 0xFFFE,
-    SEEN_STREAM = 0xFFFD,
-    SOURCE_CHANGED = 0xFFFC,
-    SEEN_KERNEL = 0xFFFB,
-    LEARNED = 0xFFFA,
-};
+/* Records with function numbers that no driver has. `records.py` has the same names and numbers:
+ * `logger_numbers` exports them, and a test compares. */
+#define OWN_RECORDS(RECORD) \
+    RECORD(SEEN_MEMORY, 0xFFFE) \
+    RECORD(SEEN_STREAM, 0xFFFD) \
+    RECORD(SOURCE_CHANGED, 0xFFFC) \
+    RECORD(SEEN_KERNEL, 0xFFFB) \
+    RECORD(LEARNED, 0xFFFA) \
+    RECORD(LOST, 0xFFF7) \
+    RECORD(NOT_COMPARED, 0xFFF6)
+
+#define AS_ENUMERATOR(name, number) name = number,
+enum { OWN_RECORDS(AS_ENUMERATOR) };
 
 /* ---- what is logged: Python fills these in -------------------------------------------------- */
 
@@ -53,6 +58,8 @@ typedef struct Rule {
     uint8_t parameters;
     uint8_t extra;
     uint8_t configuration;      /* the word that points to a CUlaunchConfig, which has the stream */
+    uint8_t batch;              /* the word with the count of copies; words 0 to 2 point to their
+                                 * destinations, sources and sizes */
     Address addresses[2];       /* destination and source */
     Fetch fetches[FETCHES];
 } Rule;
@@ -81,12 +88,15 @@ typedef struct Layout {         /* of CPython's structures; -1 for `thread_state
     int32_t frame_code, frame_previous, frame_instruction, frame_owner, owner_c_stack;
     int32_t code_tag;           /* bits of the pointer to the code that are none of its own */
     int32_t code_filename, code_name, code_first_line, code_lines, code_instructions;
+    int32_t code_version;       /* a number that no other code object ever has; -1: there is none */
     int32_t text_length, text_state, text_ascii, text_compact, text_shift;
     int32_t bytes_length, bytes_data;
 } Layout;
 
 extern Driver driver;
 extern Layout layout;
+
+bool is_logging(void);
 
 #define FIELD(type, object, offset) (*(type const *)((const char *)(object) + (offset)))
 
@@ -96,8 +106,8 @@ static inline uint64_t mixed(uint64_t hash, uint64_t value) {
     return hash ^ hash >> 29;
 }
 
-/* Each file forgets what it knows, and makes its locks anew in a forked child, whose only thread is
- * the one that forked: what others held stays held. */
+/* After a fork each file makes its locks anew and drops its tables without freeing them: another
+ * thread of the parent may have held the lock, halfway through a change. */
 
 /* ---- log.c: what was written down ----------------------------------------------------------- */
 
@@ -124,6 +134,7 @@ typedef struct Part {
 
 /* Returns the number of the record, 0 if there was no room. */
 uint64_t log_write(Record record, const uint64_t *words, const Part *parts, size_t count);
+void log_own(unsigned what, const uint64_t *words, size_t count);    /* without a stack */
 void log_clear(void);
 void log_in_child(void);
 
@@ -152,9 +163,13 @@ bool ranges_add(Ranges *ranges, Range range);   /* false: there is one already *
 void ranges_replace(Ranges *ranges, Range range);
 void ranges_forget(Ranges *ranges, uint64_t begin, uint64_t end);
 
+/* Held from the question whether a stream or memory is known until its record is written: another
+ * thread that finds it writes its own records after that one, and nothing is defined twice. */
+extern pthread_mutex_t seeing_lock;
+
 /* ---- streams.c ------------------------------------------------------------------------------ */
 
-void see_stream(uint64_t handle);
+void see_stream(uint64_t handle, uint64_t context);    /* the context that is current */
 void forget_stream(uint64_t handle);
 void streams_clear(void);
 void streams_in_child(void);
@@ -164,6 +179,7 @@ void streams_in_child(void);
 bool memory_known(uint64_t address, Range *found);
 void memory_forget(uint64_t begin, uint64_t end);
 bool see_memory(uint64_t address);
+bool memory_is_there(uint64_t address, uint64_t bytes);     /* asks the driver each time */
 void memory_gone(uint64_t begin, uint64_t end);
 void memory_gone_at(uint64_t address);
 void memory_clear(void);
@@ -171,9 +187,14 @@ void memory_in_child(void);
 
 /* ---- sources.c: pinned memory that copies still have to read -------------------------------- */
 
-uint64_t hash_of(uint64_t address, uint64_t size);
+typedef struct Source {
+    uint64_t address, size, hash;
+    uint64_t number;            /* of the record of the copy; 0: a free place */
+} Source;
+
+bool source_read(Source *source);               /* computes the hash; false: it cannot be read */
 void compare_sources(uint64_t begin, uint64_t end);
-void remember_source(uint64_t address, uint64_t size, uint64_t hash, uint64_t number);
+void remember_source(Source source);
 void forget_sources(uint64_t begin, uint64_t end);
 void sources_clear(void);
 void sources_in_child(void);
@@ -182,6 +203,7 @@ void sources_in_child(void);
 
 typedef struct Kernel {
     uint64_t handle;
+    atomic_uint references;     /* of the table, and of each thread that is in a launch */
     uint32_t count, bytes;      /* of its parameters */
     uint32_t *offsets, *sizes;
     uint8_t *looks;             /* for each word of them: how often somebody looked what it does */
@@ -193,26 +215,38 @@ typedef struct Pointer {        /* a parameter that points to memory */
 
 extern pthread_mutex_t kernels_lock;
 
-Kernel *kernel_find(uint64_t handle);
+Kernel *kernel_acquire(uint64_t handle);        /* NULL: there are too many */
+void kernel_release(Kernel *kernel);
 Kernel *kernel_known(uint64_t handle);  /* under the lock; NULL: it is not */
 void kernels_forget(void);
-void kernels_clear(bool unused);
 void strangers_forget(void);
 bool is_memory(uint64_t word, Range *found);
 void kernels_in_child(void);
 
 /* ---- learning.c: whether a kernel writes what a parameter points to ------------------------- */
 
+typedef struct Looking Looking;
+
 void look_at_results(void);
-void look_before(const Kernel *kernel, uint64_t stream, const Pointer *pointers,
-                 const Range *memory, uint32_t count);
-void look_after(uint64_t stream, int result);
+/* Returns the look at this launch; NULL: there is none. */
+Looking *look_before(const Kernel *kernel, uint64_t stream, const Pointer *pointers,
+                     const Range *memory, uint32_t count);
+void look_after(Looking *mine, uint64_t stream, int result);
+void look_abandon(Looking *mine);       /* the end of the launch will not be seen */
+void looks_abandon(void);               /* of an earlier observation */
 void learning_in_child(void);
 
 /* ---- launches.c ----------------------------------------------------------------------------- */
 
+enum { MAX_POINTERS = 128 };
+
+typedef struct Launch {
+    Looking *looking;
+    uint32_t pointer_count;
+    Pointer pointers[MAX_POINTERS];
+} Launch;
+
 uint64_t launch_stream(const Rule *rule, const uint64_t *words);
-void launch_enter(const Rule *rule, const uint64_t *words);
-Part launch_pointers(void);     /* of the launch that this thread is in */
+void launch_enter(const Rule *rule, const uint64_t *words, Launch *launch);
 
 #endif

@@ -9,7 +9,8 @@
 
 typedef struct Code {           /* a code object as it was when it was seen first */
     const char *object;
-    const void *filename, *name, *lines;    /* what tells it from another at its address */
+    const void *filename, *name, *lines;
+    uint32_t version;           /* these tell it from another at its address */
     int32_t first_line;
     char *text[3];              /* file, name, lines: copies */
     uint32_t bytes[3];
@@ -22,20 +23,78 @@ typedef struct Frame {
 } Frame;
 
 typedef struct Stack {
-    uint64_t hash;
     uint32_t count;
     Frame *frames;
 } Stack;
 
-enum { FRAMES = 48, MAX_CODES = 1 << 14, MAX_STACKS = 1 << 16 };
+enum { FRAMES = 48, MOST = 1 << 20, NO_INDEX = MOST };
 
 static pthread_mutex_t stacks_lock = PTHREAD_MUTEX_INITIALIZER;
-static Code codes[MAX_CODES];
-static uint32_t code_count;
-static uint32_t code_at[MAX_CODES * 2];         /* by hash; 0: none, else the index and 1 */
-static Stack stacks[MAX_STACKS];
-static uint32_t stack_count;
-static uint32_t stack_at[MAX_STACKS * 2];
+static Code *codes;
+static Stack *stacks;
+static uint64_t without_stack;  /* calls whose stack was one too many */
+
+/* Finds entries of an array by their hashes. */
+typedef struct Index {
+    uint32_t count;             /* of the entries */
+    uint32_t capacity;          /* of the array; a power of 2, and half of the places below */
+    uint32_t *entries;          /* 0: none, else the index of the entry and 1 */
+    uint64_t *hashes;           /* of the entries, in their order */
+} Index;
+
+static Index codes_index, stacks_index;
+
+/* Makes room for one more entry. False: there is none. */
+static bool make_room(Index *index, void **items, size_t item) {
+    if (index->count < index->capacity)
+        return true;
+    uint32_t capacity = index->capacity ? index->capacity * 2 : 1024;
+    if (capacity > MOST)
+        return false;
+    void *more = realloc(*items, capacity * item);
+    if (more)
+        *items = more;
+    uint64_t *hashes = realloc(index->hashes, capacity * sizeof *hashes);
+    if (hashes)
+        index->hashes = hashes;
+    uint32_t *entries = calloc(capacity * 2, sizeof *entries);
+    if (!more || !hashes || !entries) {
+        free(entries);
+        return false;
+    }
+    for (uint32_t i = 0; i < index->count; i++) {
+        uint32_t place = (uint32_t)(hashes[i] >> 32) & (capacity * 2 - 1);
+        while (entries[place])
+            place = (place + 1) & (capacity * 2 - 1);
+        entries[place] = i + 1;
+    }
+    free(index->entries);
+    index->entries = entries;
+    index->capacity = capacity;
+    return true;
+}
+
+/* The next entry with a hash, from `*place` on, which is UINT32_MAX for the first. */
+static uint32_t next_entry(const Index *index, uint64_t hash, uint32_t *place) {
+    uint32_t mask = index->capacity * 2 - 1;
+    if (!index->capacity)
+        return NO_INDEX;
+    *place = *place == UINT32_MAX ? (uint32_t)(hash >> 32) & mask : (*place + 1) & mask;
+    for (; index->entries[*place]; *place = (*place + 1) & mask) {
+        if (index->hashes[index->entries[*place] - 1] == hash)
+            return index->entries[*place] - 1;
+    }
+    return NO_INDEX;
+}
+
+static uint32_t append(Index *index, uint64_t hash) {
+    uint32_t mask = index->capacity * 2 - 1, place = (uint32_t)(hash >> 32) & mask;
+    while (index->entries[place])
+        place = (place + 1) & mask;
+    index->hashes[index->count] = hash;
+    index->entries[place] = index->count + 1;
+    return index->count++;
+}
 
 static void *copy_of(const void *data, size_t bytes) {
     char *copy = malloc(bytes ? bytes : 1);
@@ -56,31 +115,42 @@ static void copy_text(Code *code, int which, const void *text) {
     code->width[which] = (uint8_t)width;
 }
 
-/* MAX_CODES: there are too many. */
-static uint32_t code_index(const char *object) {
-    const void *filename = FIELD(void *, object, layout.code_filename);
-    const void *name = FIELD(void *, object, layout.code_name);
-    const void *lines = FIELD(void *, object, layout.code_lines);
-    int32_t first_line = FIELD(int32_t, object, layout.code_first_line);
-    uint64_t hash = mixed(mixed((uintptr_t)object, (uintptr_t)lines), (uint64_t)first_line);
-    uint32_t place = (uint32_t)(hash >> 32) % (MAX_CODES * 2);
-    for (; code_at[place]; place = (place + 1) % (MAX_CODES * 2)) {
-        const Code *code = &codes[code_at[place] - 1];
-        if (code->object == object && code->filename == filename && code->name == name &&
-            code->lines == lines && code->first_line == first_line)
-            return code_at[place] - 1;
+/* A code object is told from a later one at its address by its version. Before Python 3.12 there is
+ * no version, and generated code differs in its table of lines alone. */
+static bool is_code(const Code *code, const Code *other, const char *lines, size_t length) {
+    if (code->object != other->object || code->filename != other->filename ||
+        code->name != other->name || code->lines != other->lines ||
+        code->first_line != other->first_line || code->version != other->version)
+        return false;
+    return code->version || (code->bytes[2] == length && !memcmp(code->text[2], lines, length));
+}
+
+/* NO_INDEX: there are too many. */
+static uint32_t find_code(const char *object) {
+    Code new = {
+        .object = object,
+        .filename = FIELD(void *, object, layout.code_filename),
+        .name = FIELD(void *, object, layout.code_name),
+        .lines = FIELD(void *, object, layout.code_lines),
+        .first_line = FIELD(int32_t, object, layout.code_first_line),
+        .version = layout.code_version < 0 ? 0 : FIELD(uint32_t, object, layout.code_version),
+    };
+    const char *lines = (const char *)new.lines + layout.bytes_data;
+    size_t length = FIELD(size_t, new.lines, layout.bytes_length);
+    uint64_t hash = mixed(mixed((uintptr_t)object, (uintptr_t)new.lines), new.version);
+    uint32_t place = UINT32_MAX, which;
+    while ((which = next_entry(&codes_index, hash, &place)) != NO_INDEX) {
+        if (is_code(&codes[which], &new, lines, length))
+            return which;
     }
-    if (code_count == MAX_CODES)
-        return MAX_CODES;
-    Code *code = &codes[code_count];
-    *code = (Code){object, filename, name, lines, first_line, {0}, {0}, {0}};
-    copy_text(code, 0, filename);
-    copy_text(code, 1, name);
-    size_t length = FIELD(size_t, lines, layout.bytes_length);
-    code->text[2] = copy_of((const char *)lines + layout.bytes_data, length);
-    code->bytes[2] = code->text[2] ? (uint32_t)length : 0;
-    code_at[place] = ++code_count;
-    return code_count - 1;
+    if (!make_room(&codes_index, (void **)&codes, sizeof *codes))
+        return NO_INDEX;
+    copy_text(&new, 0, new.filename);
+    copy_text(&new, 1, new.name);
+    new.text[2] = copy_of(lines, length);
+    new.bytes[2] = new.text[2] ? (uint32_t)length : 0;
+    codes[codes_index.count] = new;
+    return append(&codes_index, hash);
 }
 
 /* The frames of the calling thread, the innermost first; -1: it has none, or there are too many. */
@@ -94,7 +164,6 @@ int32_t stack_index(void) {
     Frame frames[FRAMES];
     uint32_t count = 0;
     uint64_t hash = 1;
-    int32_t index = -1;
     pthread_mutex_lock(&stacks_lock);
     for (; frame && count < FRAMES; frame = FIELD(char *, frame, layout.frame_previous)) {
         if (FIELD(uint8_t, frame, layout.frame_owner) >= layout.owner_c_stack)
@@ -105,40 +174,46 @@ int32_t stack_index(void) {
                          layout.code_type)
             continue;
         const char *instruction = FIELD(char *, frame, layout.frame_instruction);
-        uint32_t which = code_index(code);
-        if (which == MAX_CODES)
+        uint32_t which = find_code(code);
+        if (which == NO_INDEX)
             continue;
         frames[count].code = which;
         frames[count].instruction = (uint32_t)(instruction - (code + layout.code_instructions));
         hash = mixed(mixed(hash, which), frames[count++].instruction);
     }
-    if (!count)
-        goto done;
-    uint32_t place = (uint32_t)(hash >> 32) % (MAX_STACKS * 2);
-    for (; stack_at[place]; place = (place + 1) % (MAX_STACKS * 2)) {
-        const Stack *stack = &stacks[stack_at[place] - 1];
-        if (stack->hash == hash && stack->count == count) {
-            index = (int32_t)stack_at[place] - 1;
-            goto done;
+    uint32_t place = UINT32_MAX, which = NO_INDEX;
+    while (count && (which = next_entry(&stacks_index, hash, &place)) != NO_INDEX) {
+        if (stacks[which].count == count &&
+            !memcmp(stacks[which].frames, frames, count * sizeof *frames))
+            break;
+    }
+    if (count && which == NO_INDEX) {
+        Frame *copy = copy_of(frames, count * sizeof *frames);
+        if (copy && make_room(&stacks_index, (void **)&stacks, sizeof *stacks)) {
+            stacks[stacks_index.count] = (Stack){count, copy};
+            which = append(&stacks_index, hash);
+        } else {
+            free(copy);
+            without_stack++;
         }
     }
-    if (stack_count == MAX_STACKS)
-        goto done;
-    stacks[stack_count] = (Stack){hash, count, copy_of(frames, count * sizeof *frames)};
-    if (!stacks[stack_count].frames)
-        goto done;
-    index = (int32_t)stack_count;
-    stack_at[place] = ++stack_count;
-done:
     pthread_mutex_unlock(&stacks_lock);
-    return index;
+    return which == NO_INDEX ? -1 : (int32_t)which;
+}
+
+/* How many calls have no stack because there were too many different ones. */
+PUBLIC uint64_t logger_without_stack(void) {
+    pthread_mutex_lock(&stacks_lock);
+    uint64_t count = without_stack;
+    pthread_mutex_unlock(&stacks_lock);
+    return count;
 }
 
 /* What is known of a stack: pairs of a code and the place in it. Returns how many. */
 PUBLIC uint32_t logger_stack(int32_t index, uint32_t *out) {
     uint32_t count = 0;
     pthread_mutex_lock(&stacks_lock);
-    if (index >= 0 && (uint32_t)index < stack_count) {
+    if (index >= 0 && (uint32_t)index < stacks_index.count) {
         count = stacks[index].count;
         memcpy(out, stacks[index].frames, count * sizeof(Frame));
     }
@@ -166,4 +241,7 @@ PUBLIC int32_t logger_own_stack(void) {
 
 void stacks_in_child(void) {
     pthread_mutex_init(&stacks_lock, NULL);
+    codes = NULL;
+    stacks = NULL;
+    codes_index = stacks_index = (Index){0};
 }

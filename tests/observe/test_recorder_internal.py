@@ -1,0 +1,63 @@
+"""The log of the recorder, and the declarations that C and Python share."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+
+from userstream._observe import functions, logger, stacks
+from userstream._observe.logger import Driver, the_logger
+
+pytestmark = [
+    pytest.mark.simulated,
+    pytest.mark.no_races(False),  # the log is used here
+]
+
+NOTE = 1
+
+
+def test_c_and_python_declare_the_same() -> None:
+    library = the_logger()._library
+    library.logger_numbers.restype = ctypes.c_char_p
+    pairs = (pair.split("=") for pair in library.logger_numbers().decode().split())
+    for name, number in pairs:
+        assert getattr(functions, name) == int(number, 16), name
+    sizes = (ctypes.c_uint32 * 4)()
+    library.logger_sizes(sizes)
+    structures = (logger._Rule, Driver, logger.Layout)
+    assert [*sizes] == [*map(ctypes.sizeof, structures), functions.HEAD_SIZE]
+
+
+def test_a_gap_is_recorded_where_the_records_are_missing() -> None:
+    log = the_logger()
+    log.begin(Driver())
+    try:
+        number = 0
+        while number < 520:  # more than the log has room for
+            log.note(NOTE, [number], bytes(200_000))
+            number += 1
+        found: list[tuple[int, int]] = []
+        chunk, lost, _ = log.read()
+        assert lost
+        found += [(each.what, each.words[0]) for each in functions.read_log(chunk)]
+        log.note(NOTE, [number], b"")  # there is room again
+        while chunk := log.read()[0]:
+            found += [(each.what, each.words[0]) for each in functions.read_log(chunk)]
+    finally:
+        log.end()
+    written = 520 - lost
+    assert found == [
+        *((NOTE, each) for each in range(written)),
+        (functions.LOST, lost),
+        (NOTE, 520),
+    ]
+
+
+@pytest.mark.parametrize("cut", range(12))
+def test_a_table_of_locations_that_ends_early_gives_what_it_has(cut: int) -> None:
+    table = test_c_and_python_declare_the_same.__code__.co_linetable
+    whole = stacks.line_table(table, 1)
+    part = stacks.line_table(table[: len(table) - cut], 1)
+    assert part == whole[: len(part)]
+    assert len(part) >= len(whole) - cut
