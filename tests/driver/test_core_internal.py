@@ -33,6 +33,7 @@ from userstream import _built, _driver, testing
 from userstream._driver import _core, core
 
 NOT_READY = 600
+SINGLETONS = (None, True, False)
 CALLS = int(os.environ.get("USERSTREAM_CALLS", "100_000"))  # in which nothing may leak
 
 
@@ -504,6 +505,22 @@ class TestCore:
         # Other threads allocate too; a call that leaks makes ten times as many.
         assert more[0] < CALLS // 100, more
         assert more[1:] == [0] * len(given)
+
+
+def test_none_and_bools_are_returned_as_new_references(event, producer):
+    """Python 3.11 counts them, also if the core was built with the headers of a later Python."""
+    calls = 1000
+    before = [sys.getrefcount(each) for each in SINGLETONS]
+    for _ in range(calls):
+        _core.set_account(_core.PROGRAM)
+        assert _core.is_complete(event, producer) is True
+    with testing.latch(producer):
+        checked(driver.cuEventRecord(event, producer.handle))
+        for _ in range(calls):
+            assert _core.is_complete(event, producer) is False
+    more = [sys.getrefcount(each) - count for each, count in zip(SINGLETONS, before, strict=True)]
+    # Other threads hold a few more or less.
+    assert max(map(abs, more)) < calls // 2, more
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.11 cannot tell")

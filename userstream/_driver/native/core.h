@@ -93,6 +93,15 @@ Result leave_context(CUcontext context, CUcontext before, Result result);
 /* A slot has a void pointer for either kind, which ISO C has no cast for. */
 #define FUNCTION(name) __extension__(void *)name
 
+/* A library that is built with the headers of Python 3.12 or later also runs on Python 3.11, which
+ * counts the references of these objects; the macros of those headers do not. */
+#undef Py_RETURN_NONE
+#undef Py_RETURN_TRUE
+#undef Py_RETURN_FALSE
+#define Py_RETURN_NONE return Py_NewRef(Py_None)
+#define Py_RETURN_TRUE return Py_NewRef(Py_True)
+#define Py_RETURN_FALSE return Py_NewRef(Py_False)
+
 /* A row of a table of methods. */
 #define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 
