@@ -222,7 +222,7 @@ def soak(session: nox.Session) -> None:
     fuzz = ("tests/ordering/test_order_fuzz.py", "tests/observe/test_fuzz.py")
     session.run("pytest", "-q", "-o", "timeout=900", *fuzz, env={"USERSTREAM_FUZZ": "600"})
     hour = ("python", "tests/soak.py", os.environ.get("USERSTREAM_SOAK_SECONDS", "3600"))
-    session.run(*hour, env={"PYTHONPATH": str(ROOT)})
+    session.run(*hour, env={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}"})
     for _ in range(int(os.environ.get("USERSTREAM_SOAK", "20"))):
         session.run("pytest", "-q", "tests")
 

@@ -300,7 +300,7 @@ CHANGES: dict[str, tuple[str, Callable[[Callable[[], object]], object]]] = {
 
 
 def _entered_0() -> AbstractContextManager[None]:
-    return device_current(0)
+    return _driver.contexts.entered(_driver.contexts.primary_context(0))
 
 
 def _inside(block: AbstractContextManager[object], function: Callable[[], object]) -> object:

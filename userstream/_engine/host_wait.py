@@ -247,7 +247,9 @@ def sync(lane: Lane, timeout: float | None, policy: str) -> None:
         refuse_in_host_function("a wait")
     if _process.halted:
         _process.check_fork()
-    if core.query(lane) and not lane.is_idle():  # inlined: 0 says that the lane is idle
+    result = core.query(lane)  # inlined: 0 says that the lane is idle
+    # Pass the result on: the driver may tell of a failure only once.
+    if result and not lane.is_idle(result):
         wait_on_host((lane,), timeout=timeout, policy=policy, grouped=False)
     if held_objects.queues or held_objects.orphans or held_objects.left:
         held_objects.sweep()

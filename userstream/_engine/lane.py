@@ -331,11 +331,15 @@ class Lane(core.LaneState):
 
     # -- host waits -------------------------------------------------------------------------------
 
-    def is_idle(self) -> bool:
-        """Return whether all queued work has completed; raise `CaptureError` in a capture."""
-        if _process.halted:
-            _process.check_fork()
-        result = core.query(self)  # 0: idle
+    def is_idle(self, result: int | None = None) -> bool:
+        """Return whether all queued work has completed; raise `CaptureError` in a capture.
+
+        `result` is the result of `core.query`, if it was called already.
+        """
+        if result is None:
+            if _process.halted:
+                _process.check_fork()
+            result = core.query(self)  # 0: idle
         if not result:
             return True
         handle = self.raw_handle or self.live()
