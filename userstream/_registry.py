@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from userstream import _buffers, _copies, _hooks, _numbers, _process, _targets, _trace
-from userstream._driver import core
 from userstream._engine import held_objects, host_wait
-from userstream._ordering import (
-    Borrow,
-    Ordering,
-    Uses,
-    given_lane,
-    hand_over,
-    modes,
-    ordering_of,
-    ordering_of_lanes,
-    settings,
-    usual_lanes,
-)
-from userstream._table import Table
+from userstream._ordering import given_lane, hand_over, resolve, settings
+from userstream._ordering.borrow import WRITE, Borrow, kind_of_borrow, reads_only
+from userstream._table import BufferUses, Table
 from userstream.errors import NoUserStreamError, UserStreamError, WaitErrors
 
 if TYPE_CHECKING:
@@ -33,8 +21,8 @@ if TYPE_CHECKING:
 
     from userstream._engine.futures import Completion
     from userstream._engine.lane import Lane
-    from userstream._ordering.settings import Unknown
     from userstream._stream.stream import Stream
+    from userstream._table import Unknown
     from userstream.typing import (
         AccessMode,
         Buffer,
@@ -81,12 +69,12 @@ class UserStream:
     (True, False)
     """
 
-    __slots__ = ("__weakref__", "_table", "_unknown", "_unnamed", "_uses")
+    __slots__ = ("__weakref__", "_table", "_unnamed", "_uses")
 
     def __init__(self, *, unknown: Unknown | None = None) -> None:
-        self.unknown = settings.UNKNOWN if unknown is None else unknown
-        self._table = Table()
-        self._uses = Uses()
+        checked = settings.UNKNOWN if unknown is None else settings.check_unknown(unknown)
+        self._uses = BufferUses()
+        self._table = Table(self._uses, checked)
         self._unnamed = self._table.unnamed  # for the path of nearly every call
 
     @staticmethod
@@ -125,11 +113,11 @@ class UserStream:
         >>> UserStream(unknown="raise").unknown
         'raise'
         """
-        return self._unknown
+        return self._table.unknown
 
     @unknown.setter
     def unknown(self, value: Unknown) -> None:
-        self._unknown = settings.check_unknown(value)
+        self._table.unknown = settings.check_unknown(value)
 
     # -- user streams -----------------------------------------------------------------------------
 
@@ -721,22 +709,12 @@ class UserStream:
         >>> us.acquire(buffer, producer=producer) is us.get_stream(buffer)
         True
         """
-        reads = mode is not modes.WRITE and modes.reads(mode)
-        usual = None
-        if stream is None and name is None:
-            usual = usual_lanes(buffers, producer, self._unnamed)
-        if usual is not None:
-            consumer, lane, source, _owner = usual
-            if source is not None:
-                result = core.order(source, lane)  # as `add_edge`, without a call more
-                if result:
-                    lane.add_checked_edge(source, result, may_join=False)
-        else:
-            ordering = self._ordering_of(buffers, stream, producer, name)
-            ordering.acquire(to_be_released=False)
-            if ordering.pending is not None:
-                self._uses.acquired(ordering.pending)
-            consumer = ordering.consumer
+        reads = mode is not WRITE and reads_only(mode)
+        ordering = resolve(buffers, self._table, stream, name, producer)
+        ordering.acquire(to_be_released=False)
+        if ordering.rest is not None and ordering.rest.buffer_use is not None:
+            self._uses.acquired(ordering.rest.buffer_use)
+        consumer = ordering.consumer
         if _hooks.buffers_acquired:
             for listener in _hooks.buffers_acquired:
                 listener(consumer, buffers, reads)
@@ -799,14 +777,15 @@ class UserStream:
         >>> stream = us.acquire(buffer, producer=producer)
         >>> us.release(buffer, producer=producer)
         """
-        ordering = self._ordering(buffers, stream, producer, name)
+        ordering = resolve(buffers, self._table, stream, name, producer)
         for listener in _hooks.buffers_released:
             listener(ordering.consumer, ordering.buffers)
-        if ordering.pending is None:
+        buffer_use = None if ordering.rest is None else ordering.rest.buffer_use
+        if buffer_use is None:
             ordering.release(ordering.buffers)
         else:
-            self._uses.released(ordering.pending)
-            ordering.release((ordering.buffers, ordering.pending))
+            self._uses.released(buffer_use)
+            ordering.release((ordering.buffers, buffer_use))
 
     def borrow(
         self,
@@ -890,10 +869,8 @@ class UserStream:
         >>> with us.borrow(buffer, producer=producer) as stream:
         ...     buffer.fill(0, stream=stream)
         """
-        kind = Borrow if mode is modes.WRITE else modes.kind_of_borrow(mode)
-        user_streams = self._unnamed if stream is None and name is None else None
-        asked = buffers, stream, producer, name
-        return kind(self._ordering, user_streams, asked, activate, keep)
+        kind = Borrow if mode is WRITE else kind_of_borrow(mode)
+        return kind((buffers, self._table, stream, name, producer), activate, keep)
 
     @overload
     def hold(self, *objects: object, stream: StreamLike) -> None: ...
@@ -946,8 +923,7 @@ class UserStream:
         >>> us.hold(scratch, stream=stream)
         """
         self._table.check_open()
-        if name is not None:
-            self._user_streams(stream, name)  # which refuses what does not go together
+        self._table.check_name(name, stream)
         if stream is not None:
             held_by = [given_lane(stream, "stream")]
         else:
@@ -997,7 +973,8 @@ class UserStream:
         >>> us.hand_over([])  # nothing to hand over
         """
         self._table.check_open()
-        hand_over(results, stream, self._user_streams(stream, name))
+        self._table.check_name(name, stream)
+        hand_over(results, stream, self._table, name)
 
     # -- buffers and copies of them ---------------------------------------------------------------
 
@@ -1151,14 +1128,15 @@ class UserStream:
                 return result
         if self._table.closed or _process.forked:
             self._table.check_open()
+        self._table.check_name(name, stream)
         return _copies.copies.asnumpy(
             buffer,
             out,
             stream=stream,
             producer=producer,
             streams=streams,
-            user_stream=self._user_stream if name is None else self._user_streams(stream, name),
-            unknown=self._unknown,
+            table=self._table,
+            name=name,
             timeout=timeout,
         )
 
@@ -1291,13 +1269,14 @@ class UserStream:
             found = _copies.short.asnumpy_async(buffer, out, streams)
         if found is None:
             self._table.check_open()
+            self._table.check_name(name, stream)
             found = _copies.queued.asnumpy(
                 buffer,
                 out,
                 stream=stream,
                 producer=producer,
-                user_stream=self._user_streams(stream, name),
-                unknown=self._unknown,
+                table=self._table,
+                name=name,
             )
         result, lanes = found
         from userstream._engine import futures  # as in `completion`
@@ -1399,14 +1378,15 @@ class UserStream:
         if not wait and timeout is not None:
             raise ValueError("wait=False waits for nothing: pass timeout= to what waits for it")
         self._table.check_open()
+        self._table.check_name(name, stream)
         return _copies.copies.copyto(
             dst,
             src,
             stream=stream,
             producer=producer,
             streams=self._unnamed if name is None else self._table.called(name),
-            user_stream=self._user_streams(stream, name),
-            unknown=self._unknown,
+            table=self._table,
+            name=name,
             timeout=timeout,
             wait=wait,
         )
@@ -1559,52 +1539,6 @@ class UserStream:
                     raise
             found.update((id(lane), lane) for lane in used)
         return list(found.values())
-
-    def _ordering(
-        self,
-        buffers: Sequence[Any],
-        stream: StreamLike | None,
-        producer: Producer,
-        name: str | None,
-    ) -> Ordering:
-        if stream is None:
-            streams = self._unnamed if name is None else self._table.called(name)
-            usual = usual_lanes(buffers, producer, streams)
-            if usual is not None:
-                ordering = ordering_of_lanes(usual, buffers, producer)
-                if name is not None:
-                    ordering.pending = self._uses.begin(buffers, ordering.lane)
-                return ordering
-        return self._ordering_of(buffers, stream, producer, name)
-
-    def _ordering_of(
-        self,
-        buffers: Sequence[Any],
-        stream: StreamLike | None,
-        producer: Producer,
-        name: str | None,
-    ) -> Ordering:
-        self._table.check_open()
-        views = list(_targets.views_in(buffers, named="buffers"))
-        user_stream = self._user_streams(stream, name)
-        ordering = ordering_of(views, stream, producer, user_stream, unknown=self._unknown)
-        if stream is not None or name is not None:
-            used = [view.buffer for view in views]
-            ordering.pending = self._uses.begin(used, ordering.lane)
-        return ordering
-
-    def _user_streams(self, stream: StreamLike | None, name: str | None) -> Callable[[int], Stream]:
-        """Return what finds or creates the user stream of a device, unless one was passed."""
-        if name is None:
-            return self._user_stream
-        if stream is not None:
-            raise ValueError(f"name={name!r} selects a user stream: pass no stream= as well")
-        self._table.called(name)  # which refuses what is no name
-        return functools.partial(self._user_stream, name=name)
-
-    def _user_stream(self, device: int, name: str | None = None) -> Stream:
-        streams = self._unnamed if name is None else self._table.called(name)
-        return streams.get(device) or self._table.find_or_create(device, name)
 
 
 def _known(target: Target, streams: Mapping[int, Stream]) -> Stream | None:

@@ -1,30 +1,119 @@
-"""The table of user streams, one per device and name."""
+"""The state of a registry: its user streams, and the uses of buffers that waits cover."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from userstream import _engine, _numbers, _process, _targets
-from userstream._engine import lanes
+from cuda.bindings import driver
+
+from userstream import _driver, _engine, _numbers, _process, _targets
+from userstream._engine import held_objects, lanes
 from userstream._stream.stream import Stream
-from userstream.errors import ClosedError, DeviceMismatchError, NoUserStreamError
+from userstream.errors import (
+    ClosedError,
+    DeviceMismatchError,
+    NoUserStreamError,
+    UserStreamError,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from userstream._engine.lane import Lane
     from userstream._engine.lanes import Wanted
     from userstream.typing import Target
 
 _tables: weakref.WeakSet[Table] = weakref.WeakSet()
+_MOST_ACQUIRED = 256
+
+Unknown: TypeAlias = Literal["device", "raise"]
+
 _NONE: Mapping[int, Stream] = MappingProxyType({})
 
 
+class BufferUse:
+    """A use of buffers on a stream. It is held with the buffers until the stream has passed it."""
+
+    __slots__ = ("__weakref__", "buffers", "lane")
+
+    def __init__(self, buffers: Iterable[object], lane: Lane) -> None:
+        self.buffers = frozenset(map(_key, buffers))
+        self.lane = weakref.ref(lane)  # a stream without references is destroyed all the same
+
+
+class BufferUses:
+    """Pending uses of buffers on named and caller-supplied streams, for waits on the buffers."""
+
+    __slots__ = ("_acquired", "pending")
+
+    def __init__(self) -> None:
+        # A use ends with its last reference. `set.discard` is the callback of the weak reference
+        # because no signal handler runs in it: an exception in such a callback would be lost.
+        self.pending: set[weakref.ref[BufferUse]] = set()
+        self._acquired: dict[int, BufferUse] = {}  # by identity, the oldest first
+
+    def begin(self, buffers: Iterable[object], lane: Lane) -> BufferUse:
+        """Return a use of buffers by a stream; the use is pending while the object exists."""
+        use = BufferUse(buffers, lane)
+        self.pending.add(weakref.ref(use, self.pending.discard))
+        return use
+
+    def acquired(self, use: BufferUse) -> None:
+        """Keep a use that no release has ended yet."""
+        self._acquired[id(use)] = use
+        while len(self._acquired) > _MOST_ACQUIRED:
+            # Some uses are never released. Each is kept for at least the work queued until now.
+            oldest = self._acquired.pop(next(iter(self._acquired)))
+            lane = oldest.lane()
+            if lane is not None:
+                with contextlib.suppress(UserStreamError):
+                    held_objects.keep(lane, oldest)
+
+    def released(self, use: BufferUse) -> None:
+        """Forget the acquired uses that end with this use."""
+        for key, other in list(self._acquired.items()):
+            if other.lane() is use.lane() and other.buffers <= use.buffers:
+                self._acquired.pop(key, None)
+
+    def forget(self) -> None:
+        """Forget the uses that were acquired and not released."""
+        self._acquired.clear()
+
+    def lanes_of(self, target: Any) -> list[Lane]:
+        """Return the lanes of the streams that have not passed their use of a buffer."""
+        if not self.pending:
+            return []
+        wanted = set(map(_key, _targets.buffers_in(target)))
+        if not wanted:
+            return []
+        held_objects.sweep()  # ends the uses that the streams have passed
+        for key, acquired in list(self._acquired.items()):
+            lane = acquired.lane()
+            if lane is None or lane.handle is None:  # the use can no longer be released
+                self._acquired.pop(key, None)
+        found: dict[int, Lane] = {}
+        for reference in list(self.pending):
+            use = reference()
+            lane = None if use is None or wanted.isdisjoint(use.buffers) else use.lane()
+            # Captured work is not pending, and the work of a closed stream is unknown.
+            if lane is None or lane.handle is None:
+                continue
+            if lane.capture_status() == _driver.streams.NOT_CAPTURING:
+                found[id(lane)] = lane
+        return list(found.values())
+
+
+def _key(buffer: object) -> int:
+    """Return the identity key of a buffer: its device address, or `id()` of the object."""
+    return int(buffer) if isinstance(buffer, driver.CUdeviceptr) else id(buffer)
+
+
 class Table:
-    """The streams of a `UserStream`, which it finds or creates."""
+    """The user streams of a `UserStream`, one per device and name, and its other state."""
 
     __slots__ = (
         "__weakref__",
@@ -34,10 +123,14 @@ class Table:
         "let_go",
         "named",
         "shared",
+        "unknown",
         "unnamed",
+        "uses",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, uses: BufferUses, unknown: Unknown) -> None:
+        self.uses = uses
+        self.unknown = unknown  # what to do with a buffer whose producer is unknown
         # For changes; readers need none. Reentrant, because the garbage collector may run any
         # destructor in the middle of one.
         self._lock = _process.RLock()
@@ -65,6 +158,19 @@ class Table:
         if not name:
             raise ValueError("name must not be empty; leave it out for the stream without a name")
         return self.named.get(name, _NONE)
+
+    def user_stream(self, device: int, name: str | None) -> Stream:
+        """Return the stream of a device and name, creating it on first use."""
+        streams = self.unnamed if name is None else self.called(name)
+        return streams.get(device) or self.find_or_create(device, name)
+
+    def check_name(self, name: str | None, stream: object) -> None:
+        """Refuse an invalid name, and a name together with a stream."""
+        if name is None:
+            return
+        if stream is not None:
+            raise ValueError(f"name={name!r} selects a user stream: pass no stream= as well")
+        self.called(name)
 
     def find_or_create(
         self,

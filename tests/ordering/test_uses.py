@@ -14,8 +14,7 @@ from cuda.bindings import driver
 
 import userstream as us
 from helpers import CAI
-from userstream import testing
-from userstream._ordering import uses
+from userstream import _table, testing
 
 
 @pytest.fixture
@@ -167,7 +166,7 @@ def test_nothing_piles_up(buffer: CAI, mine: us.Stream) -> None:
     noted = us.UserStream.get()._uses
     for _ in range(20):
         borrow(buffer, stream=mine)
-    kept = [CAI(buffer.interface["data"][0], stream=-1) for _ in range(uses._MOST_ACQUIRED + 20)]
+    kept = [CAI(buffer.interface["data"][0], stream=-1) for _ in range(_table._MOST_ACQUIRED + 20)]
     for each in kept:
         us.acquire(each, stream=mine)
     with testing.latch(mine):
@@ -175,8 +174,8 @@ def test_nothing_piles_up(buffer: CAI, mine: us.Stream) -> None:
         assert is_waited_for(buffer)
     us.wait(buffer, timeout=20)
     gc.collect()
-    assert len(noted._acquired) <= uses._MOST_ACQUIRED
-    assert len(noted.pending) <= uses._MOST_ACQUIRED + 1
+    assert len(noted._acquired) <= _table._MOST_ACQUIRED
+    assert len(noted.pending) <= _table._MOST_ACQUIRED + 1
     us.release(kept, stream=mine)
     us.release(buffer, stream=mine)
     mine.sync(timeout=20)

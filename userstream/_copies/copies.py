@@ -26,17 +26,17 @@ from userstream._copies.copy_lane import CopyLane
 from userstream._copies.ordered import in_order
 from userstream._engine import held_objects
 from userstream._engine.host_wait import Deadline
-from userstream._ordering import ordering_of
+from userstream._ordering import resolve_views
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from userstream._buffers.view import View
     from userstream._driver.copies import Peers
     from userstream._driver.core import Lease
-    from userstream._ordering.settings import Unknown
     from userstream._stream.stream import Stream
+    from userstream._table import Table
     from userstream.typing import Buffer, Buffers, Producer, StreamLike
 
 _BYTE = np.dtype(np.uint8)
@@ -53,14 +53,14 @@ def asnumpy(
     stream: StreamLike | None,
     producer: Producer,
     streams: Mapping[int, Stream],
-    user_stream: Callable[[int], Stream],
-    unknown: Unknown,
+    table: Table,
+    name: str | None,
     timeout: float | None,
 ) -> Any:
     """Copy a buffer, or what a collection holds, to the host."""
     deadline = _FOREVER if timeout is None else Deadline(timeout)  # one for all that is copied
     usual = stream is None and producer is _AUTO
-    kind = _buffers.learned.get(type(buffer))
+    kind = _buffers.kind_of(buffer)
     single: View | None = None
     if kind is not None and kind.is_single and (out is None or isinstance(out, np.ndarray)):
         single = kind(buffer)
@@ -79,9 +79,7 @@ def asnumpy(
         if result is not None:
             return result
         source = operands.Operand(view, device_array(view))  # refuses what has no shape
-        ordering = ordering_of(
-            (view,), stream, producer, user_stream, unknown=unknown, copy_of=(view,)
-        )
+        ordering = resolve_views((view,), table, stream, name, producer, reads=(view,))
 
         def fetch() -> np.ndarray:
             _keep, packed = operands.packed(source, ordering)
@@ -101,8 +99,8 @@ def copyto(
     stream: StreamLike | None,
     producer: Producer,
     streams: Mapping[int, Stream],
-    user_stream: Callable[[int], Stream],
-    unknown: Unknown,
+    table: Table,
+    name: str | None,
     timeout: float | None,
     wait: bool,
 ) -> Stream:
@@ -113,7 +111,7 @@ def copyto(
         consumer = short.copyto(dst, src, streams, timeout)
         if consumer is not None:
             return consumer
-        kind = _buffers.learned.get(type(src))
+        kind = _buffers.kind_of(src)
         if kind is not None and kind.is_single:
             view = kind(src)
             if _is_as(dst, view) and short.to_host(view, dst, streams, deadline) is not None:
@@ -130,10 +128,10 @@ def copyto(
         place = queued.Place(operands.writable(dst), "the target")
     views = [operand.view for operand in (to, source) if operand is not None]
     if stream is None:
-        stream = user_stream(target.array.device)
+        stream = table.user_stream(target.array.device, name)
 
     read = () if source is None else (source.view,)
-    ordering = ordering_of(views, stream, producer, user_stream, unknown=unknown, copy_of=read)
+    ordering = resolve_views(views, table, stream, name, producer, reads=read)
     consumer = ordering.consumer
 
     kept: list[object] = []

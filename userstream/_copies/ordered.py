@@ -40,7 +40,8 @@ def in_order(
     No context manager: a Ctrl-C at the first line of its ``__exit__`` would leave the copy running
     with nothing ordered after it. The outer `try` is for one in the handling of an error.
     """
-    ordering.may_wait = may_wait
+    if ordering.rest is not None:
+        ordering.rest.may_wait = may_wait
     if not may_wait:
         _refuse_waits(ordering)
     try:
@@ -95,10 +96,11 @@ class Acquired:
 
 def _refuse_waits(ordering: Ordering) -> None:
     """Refuse buffers whose producers could not be ordered after the copy by an edge."""
-    if ordering.after and not ordering.may_order_devices:
+    rest = ordering.rest
+    if rest is not None and rest.after and not rest.may_order_devices:
         raise UnknownProducerError(
             "the producer of a buffer is unknown, so it could continue only when the copy is done: "
             "pass producer=, the stream that writes it, or None if nothing is pending, or wait for "
             "the copy",
-            device=ordering.after[0],
+            device=rest.after[0],
         )

@@ -23,15 +23,15 @@ from userstream._copies.arrays import (
 )
 from userstream._copies.copy_lane import CopyLane
 from userstream._copies.ordered import in_order
-from userstream._ordering import ordering_of
+from userstream._ordering import resolve_views
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from userstream._buffers.view import View
     from userstream._engine.lane import Lane
-    from userstream._ordering.settings import Unknown
     from userstream._stream.stream import Stream
+    from userstream._table import Table
     from userstream.typing import Buffers, Producer, StreamLike
 
 
@@ -41,8 +41,8 @@ def asnumpy(
     *,
     stream: StreamLike | None,
     producer: Producer,
-    user_stream: Callable[[int], Stream],
-    unknown: Unknown,
+    table: Table,
+    name: str | None,
 ) -> tuple[Any, Sequence[Lane]]:
     """Queue copies of what a buffer or a collection holds.
 
@@ -61,9 +61,7 @@ def asnumpy(
             place = Place(out, "out=")
         source = operands.Operand(view, array)
         kept: list[object] = []
-        ordering = ordering_of(
-            (view,), stream, producer, user_stream, unknown=unknown, copy_of=(view,)
-        )
+        ordering = resolve_views((view,), table, stream, name, producer, reads=(view,))
 
         def copy() -> np.ndarray:
             _keep, packed = operands.packed(source, ordering)

@@ -22,7 +22,7 @@ from userstream._copies.arrays import (
 from userstream._copies.ordered import Acquired, in_order
 from userstream._engine import held_objects, host_wait
 from userstream._engine.lanes import of_frameworks
-from userstream._ordering import ordering_of_lanes, settings, usual_lanes_of_view
+from userstream._ordering import Ordering, resolve_copy, settings
 from userstream.errors import HostBufferError, UnsupportedBufferError
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from userstream._engine.events import Pending
     from userstream._engine.host_wait import Deadline
     from userstream._engine.lane import Lane
-    from userstream._ordering import Lanes
     from userstream._stream.stream import Stream
 
 ASIDE = 1 << 16  # bytes of an array that are copied once more sooner than the driver is asked
@@ -111,9 +110,9 @@ def asnumpy(
     found = _at_a_glance(buffer, streams)
     if found is None or (out is not None and not isinstance(out, np.ndarray)):
         return None
-    what, address, lanes = found
+    what, address, ordering = found
     deadline = _FOREVER if timeout is None else host_wait.Deadline(timeout)
-    return _copied(what, address, lanes, buffer, out, timeout, deadline)
+    return _copied(what, address, ordering, buffer, out, timeout, deadline)
 
 
 def copyto(
@@ -123,13 +122,13 @@ def copyto(
     found = _at_a_glance(buffer, streams)
     if found is None:
         return None
-    what, address, lanes = found
+    what, address, ordering = found
     _, _, shape, dtype = what
     if out.shape != shape or out.dtype != dtype or not out.flags.writeable:
         return None  # to be broadcast, or refused
     deadline = _FOREVER if timeout is None else host_wait.Deadline(timeout)
-    done = _copied(what, address, lanes, buffer, out, timeout, deadline)
-    return None if done is None else lanes[0]
+    done = _copied(what, address, ordering, buffer, out, timeout, deadline)
+    return None if done is None else ordering.consumer
 
 
 def asnumpy_async(
@@ -145,14 +144,14 @@ def asnumpy_async(
     # `fetch` waits, which that thread may not.
     if host_wait.host_functions_thread == threading.get_ident():
         return None
-    what, address, lanes = found
+    what, address, ordering = found
     left = _AT_ONCE if what[0].width <= ASIDE else 0.0
     later: list[Lane] = []
-    result = _copied(what, address, lanes, buffer, out, left, _FOREVER, later)
+    result = _copied(what, address, ordering, buffer, out, left, _FOREVER, later)
     return None if result is None else (result, later)
 
 
-def _at_a_glance(buffer: Any, streams: Mapping[int, Stream]) -> tuple[_What, int, Lanes] | None:
+def _at_a_glance(buffer: Any, streams: Mapping[int, Stream]) -> tuple[_What, int, Ordering] | None:
     """Return what is copied of an array, where it is, and the lanes; `None` if there is more to it.
 
     That is for one of a framework, on a device that has its user stream, where all is as an earlier
@@ -176,7 +175,8 @@ def _at_a_glance(buffer: Any, streams: Mapping[int, Stream]) -> tuple[_What, int
     lane = consumer._lane
     if lane is None:
         return None
-    return what, address, (consumer, lane, None if source is lane else source, owner)
+    producers = () if source is lane else (source,)
+    return what, address, Ordering(consumer, lane, producers, owner, (buffer,), False)
 
 
 def to_host(
@@ -191,8 +191,7 @@ def to_host(
         device = view.device
     except (HostBufferError, UnsupportedBufferError):
         return None
-    consumer = streams.get(device)
-    if consumer is None:
+    if device not in streams:
         return None
     address, shape, strides, dtype = elements(view)
     run = _run(shape, strides, dtype.itemsize)
@@ -202,18 +201,18 @@ def to_host(
         or not (view.found or view.place).covers(address - run.below, run.span)
     ):
         return None
-    lanes = usual_lanes_of_view(view, consumer)
-    if lanes is None:
+    ordering = resolve_copy(view, streams)
+    if ordering is None:
         return None
     known: Move = (*run.move[:3], 0, 0)
     what = run, known, shape, dtype
-    return _copied(what, address, lanes, view.held, out, deadline.left(), deadline)
+    return _copied(what, address, ordering, view.held, out, deadline.left(), deadline)
 
 
 def _copied(  # noqa: PLR0917 -- to name them would cost as much as they do
     what: _What,
     address: int,
-    lanes: Lanes,
+    ordering: Ordering,
     held: object,
     out: np.ndarray | None,
     left: float | None,
@@ -231,7 +230,8 @@ def _copied(  # noqa: PLR0917 -- to name them would cost as much as they do
     signal handlers, in the handling of the second, would lose it.
     """
     run, move, shape, dtype = what
-    _, lane, producer, _ = lanes
+    lane, producers = ordering.lane, ordering.producers
+    producer = producers[0] if producers else None
     memory: Any = out  # some stubs of NumPy know no ctypes array
     start = onward = 0
     if out is not None:
@@ -256,18 +256,18 @@ def _copied(  # noqa: PLR0917 -- to name them would cost as much as they do
                 mine, copy_lane.fetch, lane, producer, move, start, address, left, onward, kept
             )
             if type(there) is not bool:
-                acquired = _acquired(lanes, deadline, kept)
+                acquired = _acquired(ordering, deadline, kept)
                 _end(acquired, there, lane, deadline, later)
         except BaseException as error:
-            acquired = acquired or _acquired(lanes, deadline, kept)
+            acquired = acquired or _acquired(ordering, deadline, kept)
             acquired.end_after(error)
             raise
     except BaseException as error:
-        acquired = acquired or _acquired(lanes, deadline, kept)
+        acquired = acquired or _acquired(ordering, deadline, kept)
         acquired.end_after(error)
         raise
     if there is False and (
-        later is not None or not _copied_in_order(move, start, address, lanes, kept, deadline)
+        later is not None or not _copied_in_order(move, start, address, ordering, kept, deadline)
     ):
         return None
     if out is not None:
@@ -296,7 +296,7 @@ def _copied_in_order(  # noqa: PLR0917 -- as above
     move: Move,
     start: int,
     address: int,
-    lanes: Lanes,
+    ordering: Ordering,
     kept: tuple[Lane, object, object],
     deadline: Deadline,
 ) -> bool:
@@ -310,7 +310,7 @@ def _copied_in_order(  # noqa: PLR0917 -- as above
     copy = functools.partial(
         copy_lane.copy_and_wait, lane, start + to, address + source, width, deadline
     )
-    ordering = ordering_of_lanes(lanes, (held,))
+    ordering.buffers = (held,)
     in_order(ordering, copy, release=False, deadline=deadline, memory=memory)
     return True
 
@@ -336,9 +336,10 @@ def _steps(shape: Shape, strides: Shape) -> list[int]:
     return [step for count, step in zip(shape, strides, strict=True) if count > 1]
 
 
-def _acquired(lanes: Lanes, deadline: Deadline, kept: tuple[object, ...]) -> Acquired:
+def _acquired(ordering: Ordering, deadline: Deadline, kept: tuple[object, ...]) -> Acquired:
     """Take over what `copy_lane.fetch` has left."""
     _, *objects = kept
-    acquired = Acquired(ordering_of_lanes(lanes, objects), deadline)
+    ordering.buffers = objects
+    acquired = Acquired(ordering, deadline)
     held_objects.left.pop(id(kept), None)
     return acquired

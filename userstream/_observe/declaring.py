@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from userstream import _hooks, _targets
 from userstream._copies.layout import spread
 from userstream._observe import functions
-from userstream._ordering import modes
+from userstream._ordering.borrow import READ
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -68,7 +68,7 @@ class Declaring:
                 hook.remove(listener)
 
     def _entered(self, borrow: Borrow, stream: Stream) -> None:
-        reads = borrow.mode == modes.READ
+        reads = borrow.mode == READ
         if not (reads or self._any_read):
             return
         self._any_read = True

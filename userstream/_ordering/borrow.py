@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
 from userstream import _hooks, _process, _stream, _targets, _trace, _unentered, errors
+from userstream._buffers import NO_STREAM, type_name
 from userstream._driver import core
-from userstream._engine import held_objects
-from userstream._ordering.ordering import ordering_of_lanes, usual_lanes
+from userstream._engine import held_objects, lanes
+from userstream._ordering.resolver import given_lane, resolve
+from userstream.errors import DeviceMismatchError, UnsupportedBufferError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Sequence
     from types import TracebackType
 
     from userstream._buffers._framework import Framework
     from userstream._driver.core import Use
-    from userstream._ordering.ordering import Lanes, Ordering
+    from userstream._ordering.ordering import Ordering
     from userstream._stream.stream import Stream
+    from userstream._table import Table
     from userstream.typing import AccessMode, Producer, StreamLike
+
+WRITE: Final = "write"
+READ: Final = "read"
 
 
 class Borrow:
@@ -39,11 +45,9 @@ class Borrow:
         "_activation",
         "_asked",
         "_keep",
-        "_order",
         "_ordering",
         "_unentered",
         "_use",
-        "_user_streams",
         "noted",  # by an observation
     )
 
@@ -52,21 +56,17 @@ class Borrow:
 
     def __init__(
         self,
-        order: Callable[..., Ordering],
-        user_streams: Mapping[int, Stream] | None,
-        asked: tuple[tuple[Any, ...], StreamLike | None, Producer, str | None],
+        asked: tuple[tuple[Any, ...], Table, StreamLike | None, str | None, Producer],
         activate: bool | str | Iterable[str],
         keep: bool,
     ) -> None:
-        self._order = order
-        self._asked = asked  # the buffers, who uses them, who produces them, and a name
+        self._asked = asked  # the arguments of `resolve`, the buffers first
         self._keep = keep
         self._activate = (
             activate if activate is False or isinstance(activate, (bool, str)) else _names(activate)
         )
-        # By device, if one of these uses the buffers and nothing else is asked for.
-        self._user_streams = user_streams if keep and activate is False else None
-        self._ordering: Ordering | Lanes | None = None
+        self._activation: _stream.activation.Activation[Any] | None = None
+        self._ordering: Ordering | None = None
         self._use: Use | None = None
         try:
             unentered = _unentered.spare.pop()
@@ -81,10 +81,7 @@ class Borrow:
         # Not the buffers, whose own may copy them to the host.
         count = len(self._asked[0])
         ordering = self._ordering
-        if ordering is None:
-            state = "not entered"
-        else:
-            state = f"on {ordering[0] if isinstance(ordering, tuple) else ordering.consumer!r}"
+        state = "not entered" if ordering is None else f"on {ordering.consumer!r}"
         return f"<userstream.borrow of {count} {'buffer' if count == 1 else 'buffers'}: {state}>"
 
     def __reduce__(self) -> NoReturn:
@@ -98,37 +95,25 @@ class Borrow:
             _unentered.spare.append(unentered)
         if self._ordering is not None:
             raise RuntimeError("this borrow has not ended yet; call borrow() for another one")
-        asked, found = self._asked, None
-        if self._user_streams is not None:
-            found = usual_lanes(asked[0], asked[2], self._user_streams)
-        if found is None:
-            return self._enter()
-        consumer, lane, source, owner = found
-        if source is not None:
-            result = core.order(source, lane)  # as `add_edge`, without a call more
-            if result:
-                lane.add_checked_edge(source, result, may_join=False)
-        # If this object goes before its block has ended, a later call does what the end would have
-        # done: a Ctrl-C may come at the very first step of `__exit__`.
-        self._use = core.use(lane, source, (asked[0], owner))
-        self._ordering = found
-        if _hooks.borrow_entered:
-            self._report_entry(consumer)
-        return consumer
-
-    def _enter(self) -> Stream:
         activation = None
         if self._activate is False:
-            ordering = self._order(*self._asked)
-        else:  # what may be refused comes first
+            ordering = resolve(*self._asked)
+        else:
+            # Before any edge is added, as an unknown framework is refused.
             frameworks = _frameworks(self._activate, self._asked[0])
-            ordering = self._order(*self._asked)
+            ordering = resolve(*self._asked)
             activation = _stream.activation.Activation(
                 ordering.consumer, frameworks, ordered=ordering.producers
             )
+        rest = ordering.rest
+        buffer_use = None if rest is None else rest.buffer_use
         kept = ordering.acquire()
-        use = core.use(ordering.lane, None, (ordering.buffers, kept, ordering.pending))
-        if ordering.thread is None:
+        # The use makes an orphan if this object is freed before its block has ended, as by an
+        # exception of a signal handler at the first step of `__exit__`. Later calls then add the
+        # release edges and hold the buffers.
+        objects = ordering.buffers, ordering.owners, kept, buffer_use
+        use = core.use(ordering.lane, None, objects)
+        if rest is None or rest.thread is None:
             use.ticket.order = ordering.release
         if activation is not None:
             try:
@@ -161,49 +146,73 @@ class Borrow:
             _process.check_fork()
         for listener in _hooks.borrow_left:
             listener(self)
-        if not isinstance(ordering, tuple):
-            self._exit(ordering, use, error)
-            return
-        self._ordering = self._use = None
-        _, lane, source, _ = ordering
-        try:
-            result = core.finish(lane, source, use.ticket)
-            if result == core.DUE:
-                held_objects.sweep_if_due(lane)
-            elif result:
-                buffers, _, producer, _ = self._asked
-                ordering_of_lanes(ordering, buffers, producer).release(use.ticket, result=result)
-        except Exception as failure:
-            held_objects.hold_later(use)
-            errors._report_failures([failure], error)
-        except BaseException:  # Ctrl-C; what is held may not be watched yet
-            held_objects.hold_later(use)
-            raise
-
-    def _exit(self, ordering: Ordering, use: Use, error: BaseException | None) -> None:
-        activation = self._activation
-        if ordering.thread is not None:
+        activation, rest = self._activation, ordering.rest
+        if rest is not None:
             ordering.check_thread()
         if activation is not None:
             activation.check_thread()
         self._ordering = self._activation = self._use = None
-        failures: list[Exception] = []
-        try:
-            if activation is not None:
-                activation.__exit__(None, None, None)
-        except Exception as failure:
-            failures.append(failure)
-        finally:  # also if Ctrl-C came
+        if activation is None:
+            failures = self._release(ordering, use)
+        else:
+            failures = []
             try:
-                ordering.release(use.ticket if self._keep else ordering.pending)
+                activation.__exit__(None, None, None)
             except Exception as failure:
                 failures.append(failure)
-                if self._keep:
-                    held_objects.hold_later(use)
-            if not self._keep:
-                use.ticket.end()
+            finally:  # also if an exception of a signal handler came
+                failures += self._release(ordering, use)
         if failures:
             errors._report_failures(failures, error)
+
+    def _release(self, ordering: Ordering, use: Use) -> list[Exception]:
+        """Add the edges at the end of a block; return the failures."""
+        failures: list[Exception] = []
+        try:
+            if self._keep:
+                ordering.release(use.ticket)
+            else:
+                ordering.release(None if ordering.rest is None else ordering.rest.buffer_use)
+        except Exception as failure:
+            failures.append(failure)
+            if self._keep:
+                held_objects.hold_later(use)
+        except BaseException:
+            # Without this the edges would be missing until the next call sweeps.
+            held_objects.hold_later(use)
+            raise
+        if not self._keep:
+            use.ticket.end()
+        return failures
+
+
+class ReadBorrow(Borrow):
+    """A `Borrow` declared read-only for `observe`; the order is the same as for `Borrow`."""
+
+    __slots__ = ()
+
+    mode = READ
+
+
+def reads_only(mode: AccessMode) -> bool:
+    """Return whether a mode means that buffers are only read.
+
+    Raises
+    ------
+    ValueError
+        *mode* is neither of the two.
+    """
+    if isinstance(mode, str) and mode in (READ, WRITE):
+        return mode == READ
+    raise ValueError(
+        'mode must be "read", for work that only reads the buffers, or "write", not '
+        f"{_targets.shown(mode)}"
+    )
+
+
+def kind_of_borrow(mode: AccessMode) -> type[Borrow]:
+    """Return the class for a mode; see `reads_only`."""
+    return ReadBorrow if reads_only(mode) else Borrow
 
 
 def _names(activate: Iterable[str]) -> tuple[str, ...]:
@@ -228,3 +237,43 @@ def _frameworks(activate: bool | str | Iterable[str], buffers: tuple[Any, ...]) 
             "be set; name the frameworks, or pass the stream to their functions"
         )
     return list(found)
+
+
+def hand_over(
+    results: Sequence[Any],
+    stream: StreamLike | None,
+    table: Table,
+    name: str | None,
+) -> None:
+    """Make the frameworks' current streams wait for the stream that produced the results."""
+    if stream is not None:
+        given_lane(stream, "stream")  # first, as a wrong stream is refused
+    ordered: set[tuple[int, int]] = set()
+    for view in _targets.views_in(results, named="results"):
+        buffer, framework = view.buffer, view.framework
+        if framework is None:
+            raise UnsupportedBufferError(
+                f"{type_name(buffer)} belongs to no framework with a current stream to which it "
+                "could be handed over; make a stream of yours wait for the user stream"
+            )
+        device = view.device
+        if stream is None:
+            source = table.user_stream(device, name)._resolve()
+        else:
+            source = given_lane(stream, "stream", device)
+        handle, _owner = framework.current_stream(device)
+        if handle == NO_STREAM:
+            raise DeviceMismatchError(
+                f"{framework.name} has no current stream on device {device}, where this "
+                f"{type_name(buffer)} is, as its current context is on another one",
+                device=device,
+            )
+        current = lanes.of_framework(handle, device)
+        if current.is_same(source):
+            continue
+        if (handle, device) not in ordered:
+            # The framework did not ask for a capture: its stream must not join one of ours.
+            current.add_edge(source, may_join=False)
+            ordered.add((handle, device))
+        if framework.record_use is not None:
+            framework.record_use(buffer)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING
 
-Unknown: TypeAlias = Literal["device", "raise"]
+if TYPE_CHECKING:
+    from userstream._table import Unknown
 
 
 def check_unknown(value: object, named: str = "unknown") -> Unknown:

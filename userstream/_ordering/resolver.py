@@ -1,0 +1,335 @@
+"""The resolver: which streams produce the buffers of a call, and which stream uses them.
+
+`resolve` answers for `borrow`, `acquire` and `release`, `resolve_views` also for copies. The fast
+path `_from_types` makes no views; its guard is at the top of `resolve`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+from userstream import _buffers, _driver, _targets
+from userstream._buffers import NO_STREAM, type_name
+from userstream._engine import lanes
+from userstream._ordering import settings
+from userstream._ordering.ordering import Ordering, Rest
+from userstream._stream import factory
+from userstream._stream.stream import Stream, lane_of
+from userstream.errors import DeviceMismatchError, UnknownProducerError, UnsupportedStreamError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from userstream._buffers.view import View
+    from userstream._engine.lane import Lane
+    from userstream._table import Table, Unknown
+    from userstream.typing import Producer, StreamLike
+
+_AUTO: Final = "auto"
+
+
+def resolve(
+    buffers: Sequence[Any],
+    table: Table,
+    stream: StreamLike | None,
+    name: str | None,
+    producer: Producer,
+) -> Ordering:
+    """Return which streams produce the buffers of a call, and which stream uses them."""
+    if stream is None and buffers and not settings.SYNC and not settings.BY_DEVICE:
+        streams = table.unnamed if name is None else table.called(name)
+        ordering = _from_types(buffers, streams, producer)
+        if ordering is not None:
+            if name is not None:
+                ordering.rest = Rest()
+                ordering.rest.buffer_use = table.uses.begin(buffers, ordering.lane)
+            return ordering
+    table.check_open()
+    views = list(_targets.views_in(buffers, named="buffers"))
+    table.check_name(name, stream)
+    ordering = resolve_views(views, table, stream, name, producer)
+    if stream is not None or name is not None:
+        if ordering.rest is None:
+            ordering.rest = Rest()
+        used = [view.buffer for view in views]
+        ordering.rest.buffer_use = table.uses.begin(used, ordering.lane)
+    return ordering
+
+
+def _from_types(
+    buffers: Sequence[Any], streams: Mapping[int, Stream], producer: Producer
+) -> Ordering | None:
+    """Return the ordering of arrays of one kind on one device without views of the buffers.
+
+    `None` if that is not possible: `resolve_views` then decides, or refuses a buffer.
+    """
+    kind = _buffers.kind_of(buffers[0])
+    if kind is None or not kind.is_single:
+        return None
+    may_join = False
+    owner: object = None
+    locate: Callable[[Any], object] = kind.locate
+    if producer is not _AUTO:
+        if producer is None or isinstance(producer, str):
+            return None
+        device, owner = kind.locate(buffers[0]), producer
+        location: object = device
+        source = given_lane(producer, "producer", device)
+        if source.handle is None or not source.is_context_independent:
+            return None
+        may_join = source.on_close is None
+    elif kind.usual is not None:
+        location = device = kind.locate(buffers[0])
+        handle, owner = kind.usual.current_stream(device)
+        known = lanes.of_frameworks.get(device)
+        # `None` at the first time, and for the per-thread default stream.
+        found = None if known is None else known.get(handle)
+        if found is None:
+            return None
+        source = found
+    elif kind.is_named:
+        locate = kind.named
+        location = named = kind.named(buffers[0])
+        if named is None or named[1] == _driver.streams.PER_THREAD:
+            return None
+        device, handle = named
+        source = lanes.named(handle, device)
+    else:
+        return None
+    for other in buffers[1:]:
+        if _buffers.kind_of(other) is not kind or locate(other) != location:
+            return None
+    consumer = streams.get(device)
+    return None if consumer is None else _of_one(consumer, source, owner, buffers, may_join)
+
+
+def _of_one(
+    consumer: Stream, source: Lane, owner: object, buffers: Sequence[Any], may_join: bool
+) -> Ordering | None:
+    """Return the ordering of a user stream and one producer; `None` for unusual streams."""
+    lane = consumer._lane
+    if lane is None:
+        return None
+    return Ordering(consumer, lane, () if source is lane else (source,), owner, buffers, may_join)
+
+
+def resolve_copy(view: View, streams: Mapping[int, Stream]) -> Ordering | None:
+    """Return the ordering of a copy of one array to the host on the user stream of its device.
+
+    `None` if the array names no stream and its framework has no current one, or if the streams are
+    unusual: `resolve_views` then decides.
+    """
+    device = view.device
+    consumer = streams.get(device)
+    if consumer is None or settings.SYNC or settings.BY_DEVICE:
+        return None
+    kind, handle, owner = view.order
+    if handle in (NO_STREAM, _driver.streams.PER_THREAD):  # 0 is not a stream
+        return None
+    if kind == "current":
+        source = lanes.of_framework(handle, device)
+    elif kind == "exact":
+        source = lanes.named(handle, device)
+    else:
+        return None
+    return _of_one(consumer, source, owner, (view.held,), may_join=False)
+
+
+def resolve_views(
+    views: Iterable[View],
+    table: Table,
+    stream: StreamLike | None,
+    name: str | None,
+    producer: Producer,
+    *,
+    reads: Collection[View] | None = None,
+) -> Ordering:
+    """Return which streams produce the buffers of views, and which stream uses them.
+
+    `reads` is for copies: the buffers that are read. A copy holds them, so nothing has to wait for
+    the copy if a buffer is never written again.
+    """
+    units: list[View] = []
+    for view in views:
+        units += view.units
+    devices = list(dict.fromkeys([unit.device for unit in units]))
+    if not devices:
+        raise ValueError("no buffer was passed: pass those that the work reads or writes")
+    rest: Rest | None = None
+    may_join = False
+    found: list[tuple[Lane, object]] = []
+    word: str | None = producer if isinstance(producer, str) else None
+    if word == "auto":
+        found = _producers(units)
+        unnamed = [unit for unit in units if unit.order.ordering in ("device", "dlpack")]
+        if unnamed:
+            # With USERSTREAM_ORDER=device every buffer is ordered so, and none is refused.
+            rest = _unnamed_producers(
+                unnamed, "device" if settings.BY_DEVICE else table.unknown, reads
+            )
+    elif word == "device":
+        for unit in units:
+            unit.check_context()
+        rest = Rest(before=devices, after=devices)
+    elif producer is not None:
+        found = [(given_lane(producer, "producer", device), producer) for device in devices]
+        may_join = all(lane.on_close is None for lane, _ in found)
+    if settings.BY_DEVICE:
+        rest = Rest(() if rest is None else rest.exporting, devices, devices)
+    consumer = _consumer(stream, devices, table, name)  # last, because it may create a stream
+    lane = consumer._resolve()
+    producers, owners = _distinct(lane, found)
+    for each in (lane, *producers):
+        # The per-thread default stream of one thread is another stream in the next thread.
+        if not each.is_context_independent and int(each.live()) == _driver.streams.PER_THREAD:
+            rest = rest or Rest()
+            rest.thread = threading.get_ident()
+        elif each.handle is None:
+            each.live()  # which raises
+    # The units hold the memory; the list that the buffers came in may be changed.
+    held = [unit.held for unit in units]
+    return Ordering(consumer, lane, producers, owners, held, may_join, rest)
+
+
+def _distinct(
+    consumer: Lane, found: Iterable[tuple[Lane, object]]
+) -> tuple[list[Lane], list[object]]:
+    """Return the producers other than the consumer, each once, and their owners."""
+    producers: list[Lane] = []
+    owners = []
+    for lane, owner in found:
+        if not any(lane.is_same(other) for other in (consumer, *producers)):
+            producers.append(lane)
+            owners.append(owner)
+    return producers, owners
+
+
+def _unnamed_producers(units: list[View], unknown: Unknown, reads: Collection[View] | None) -> Rest:
+    """Return how buffers that name no stream are ordered, or refuse them."""
+    exporting = [unit for unit in units if unit.order.ordering == "dlpack"]
+    untold = [unit for unit in units if unit.order.ordering == "device"]
+    if unknown == "device" and _driver.streams.has_context_events():
+        for unit in untold:
+            unit.check_context()
+        _log(untold)
+        read = [unit for view in reads or () for unit in view.units]
+        written = [unit for unit in exporting if not (unit.is_immutable and unit in read)]
+        return Rest(exporting, _devices(untold), _devices(untold + written))
+    written = [unit for unit in exporting if not unit.is_immutable]
+    # A copy is waited for instead, where only the way back is missing.
+    _refuse(untold if reads is not None else untold + written)
+    return Rest(exporting, (), _devices(written), may_order_devices=False)
+
+
+def _devices(units: Iterable[View]) -> list[int]:
+    return list(dict.fromkeys([unit.device for unit in units]))
+
+
+def _refuse(units: Iterable[View]) -> None:
+    """Raise `UnknownProducerError` for the first buffer, if there is one."""
+    for unit in units:
+        raise UnknownProducerError(
+            f"the producer of this {type_name(unit.buffer)} is unknown{_doubt(unit)}: pass "
+            "producer=, the stream that writes all the buffers of this call, or None if nothing is "
+            "pending",
+            device=unit.device,
+        )
+
+
+def _doubt(unit: View) -> str:
+    """Return why a buffer that names its producer is not believed, for a message."""
+    from userstream._buffers.view import DOUBTED  # loaded with the first buffer
+
+    if unit.order is not DOUBTED:
+        return ""
+    return " (its interface names a default stream, as many types do whichever stream writes)"
+
+
+def _log(units: Iterable[View]) -> None:
+    """Record once per type what its buffers are ordered with, and how to narrow that."""
+    for unit in units:
+        kind = type(unit.buffer)
+        logging = sys.modules.get("logging")  # who has not imported it listens to nothing
+        if logging is None or kind in _logged:
+            continue
+        logger = logging.getLogger("userstream")
+        if logger.isEnabledFor(logging.DEBUG):
+            _logged.add(kind)
+            logger.debug(
+                "a %s is ordered with everything on device %d, because its producer is unknown%s; "
+                "producer=, the stream that writes it, orders it with that one only (logged once "
+                "per type)",
+                type_name(unit.buffer),
+                unit.device,
+                _doubt(unit),
+            )
+
+
+_logged: weakref.WeakSet[type] = weakref.WeakSet()
+
+
+def _producers(units: Iterable[View]) -> list[tuple[Lane, object]]:
+    """Return the streams on which work for the buffers is pending, and what keeps each alive."""
+    # By handle and device, as buffers often share a stream, and to wrap one takes long. Some name
+    # theirs themselves, and that may be of another device.
+    found: dict[tuple[int, int, bool], object] = {}
+    for unit in units:
+        ordering, handle, owner = unit.order
+        if handle:
+            found.setdefault((handle, unit.device, ordering == "exact"), owner)
+    return [
+        ((lanes.named if named else lanes.of_framework)(handle, device), owner)
+        for (handle, device, named), owner in found.items()
+    ]
+
+
+def _consumer(
+    stream: StreamLike | None, devices: list[int], table: Table, name: str | None
+) -> Stream:
+    """Return the stream that uses the buffers: the one that was passed, or the user stream."""
+    if type(stream) is Stream and stream._lane is not None:
+        return stream
+    if stream is not None:
+        return _given_stream(stream)._settled(devices[0])
+    if len(devices) > 1:
+        raise DeviceMismatchError(
+            f"the buffers live on devices {devices}, each of which has its own user stream; pass "
+            "stream=, the one that uses them all",
+            devices=devices,
+        )
+    return table.user_stream(devices[0], name)
+
+
+def given_lane(stream: Any, argument: str, device: int | None = None) -> Lane:
+    """Return the lane of a stream that was passed: of a default stream that on a device."""
+    try:
+        return lane_of(stream, device)
+    except UnsupportedStreamError as error:
+        words = ' (or "auto", "device", or None)' if argument == "producer" else ""
+        raise UnsupportedStreamError(
+            f"{argument}=: {error}{words}{_advice(stream, argument)}"
+        ) from None
+
+
+def _given_stream(stream: StreamLike) -> Stream:
+    try:
+        if factory.protocol_of(stream) is None:
+            factory.address_of_stream(stream)  # an address is none here, unlike there
+        return Stream.from_handle(stream)
+    except UnsupportedStreamError as error:
+        raise UnsupportedStreamError(f"stream=: {error}{_advice(stream, 'stream')}") from None
+
+
+def _advice(stream: object, argument: str) -> str:
+    """Return what to pass instead of the name of a stream."""
+    if not isinstance(stream, str) or not stream:
+        return ""
+    if argument == "stream":
+        return (
+            f"; for the user stream of that name pass name={stream!r}, or "
+            f"get_stream(device, name={stream!r})"
+        )
+    return f"; the user stream of that name is get_stream(device, name={stream!r})"
