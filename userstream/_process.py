@@ -51,7 +51,7 @@ test compares the names with the code.
         UNKNOWN DOUBTED: constants
     _ordering/device_edges
         _spare: emptied
-    _ordering/producers
+    _ordering/resolver
         _logged: stays; nothing is said twice
     _stream/capture
         _begun: stays, out of reach
@@ -63,6 +63,13 @@ test compares the names with the code.
         _tables: stays; each table is emptied, so that the next call meets the check
     _registry
         _process_registry: stays, with an empty table
+    _hooks
+        edge_added borrow_entered borrow_left buffers_acquired buffers_released: stay, with the
+        listeners of the parent
+    _trace
+        _begun: stays; the ranges of borrows end in the child as well
+    errors
+        _uuid_sources: stays
     _unentered
         spare: stays; what is in it warns of nothing
     _observe/logger

@@ -103,17 +103,11 @@ def _from_types(
         if _buffers.kind_of(other) is not kind or locate(other) != location:
             return None
     consumer = streams.get(device)
-    return None if consumer is None else _of_one(consumer, source, owner, buffers, may_join)
-
-
-def _of_one(
-    consumer: Stream, source: Lane, owner: object, buffers: Sequence[Any], may_join: bool
-) -> Ordering | None:
-    """Return the ordering of a user stream and one producer; `None` for unusual streams."""
-    lane = consumer._lane
-    if lane is None:
+    if consumer is None or consumer._lane is None:
         return None
-    return Ordering(consumer, lane, () if source is lane else (source,), owner, buffers, may_join)
+    lane = consumer._lane
+    producers = () if source is lane else (source,)
+    return Ordering(consumer, lane, producers, owner, buffers, may_join)
 
 
 def resolve_copy(view: View, streams: Mapping[int, Stream]) -> Ordering | None:
@@ -135,7 +129,11 @@ def resolve_copy(view: View, streams: Mapping[int, Stream]) -> Ordering | None:
         source = lanes.named(handle, device)
     else:
         return None
-    return _of_one(consumer, source, owner, (view.held,), may_join=False)
+    lane = consumer._lane
+    if lane is None:
+        return None
+    producers = () if source is lane else (source,)
+    return Ordering(consumer, lane, producers, owner, (view.held,), False)
 
 
 def resolve_views(
