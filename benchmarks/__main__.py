@@ -24,7 +24,7 @@ from cuda.core import Device
 from benchmarks import chart, harness, report, table
 from benchmarks.harness import Run
 from userstream import testing
-from userstream._report.driver_choice import is_gpu_machine
+from userstream._report import is_gpu_machine
 
 SUBJECTS = (
     "driver_calls",  # first: the others show their share

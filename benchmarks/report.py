@@ -11,14 +11,14 @@ from typing import Any
 
 from benchmarks.harness import Comparison, Samples
 from benchmarks.limits import Limit, Spread, compared, verdict
-from userstream._report import facts
+from userstream import _report
 
 Row = dict[str, Any]
 
 
 def where(*, simulated: bool, quick: bool) -> Row:
     """Return the machine and the versions."""
-    found = facts.gather(with_driver=True)
+    found = _report.gather(with_driver=True)
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "simulated": simulated,

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from userstream._buffers._info import BufferInfo
     from userstream._engine.futures import Completion
     from userstream._observe import Observation, Operation, Race, Stall, observe
-    from userstream._stream.access_policy import AccessPolicyWindow
-    from userstream._stream.capture_info import CaptureInfo
-    from userstream._stream.operations import (
+    from userstream._stream.attributes import AccessPolicyWindow
+    from userstream._stream.capture import CaptureInfo
+    from userstream._stream.memory_operations import (
         FlushRemoteWrites,
         MemoryBarrier,
         WaitFlags,
@@ -101,13 +101,13 @@ __all__ += errors.__all__
 # Loaded when they are asked for first: who observes nothing pays for nothing. Each says by itself
 # that it belongs to this module.
 _LATE = {
-    "AccessPolicyWindow": "_stream.access_policy",
+    "AccessPolicyWindow": "_stream.attributes",
     "BufferInfo": "_buffers._info",
-    "CaptureInfo": "_stream.capture_info",
+    "CaptureInfo": "_stream.capture",
     "Completion": "_engine.futures",
     **dict.fromkeys(
         ("FlushRemoteWrites", "MemoryBarrier", "WaitFlags", "WaitValue", "WriteValue"),
-        "_stream.operations",
+        "_stream.memory_operations",
     ),
     **dict.fromkeys(("Observation", "Operation", "Race", "Stall", "observe"), "_observe"),
 }

@@ -29,8 +29,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from userstream import DriverNotFoundError, testing
-from userstream._report import driver_choice, facts, selfcheck, show
+from userstream import DriverNotFoundError, _report, testing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,16 +44,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return command.main(given[1:])
     options = _parse(arguments)
     # Not with --simulate: looking for a real driver loads it, and a process can load only one.
-    gpu = not options.simulate and driver_choice.is_gpu_machine()
+    gpu = not options.simulate and _report.is_gpu_machine()
     simulated = not (gpu or options.require_gpu)
     if simulated and not options.json:
-        why = "--simulate was passed" if options.simulate else driver_choice.NO_GPU
-        show.say(f"SIMULATED DRIVER: {why}.\n")
+        why = "--simulate was passed" if options.simulate else _report.NO_GPU
+        _report.say(f"SIMULATED DRIVER: {why}.\n")
     problem = _prepare(simulated=simulated, gpu=gpu)
-    found = facts.gather(with_driver=problem is None)
+    found = _report.gather(with_driver=problem is None)
     if problem is not None:
         found.problems.insert(0, problem)
-    checked = selfcheck.run(len(found.devices)) if found.devices else iter(())
+    checked = _report.check(len(found.devices)) if found.devices else iter(())
     return (_print_json if options.json else _print_text)(found, checked, simulated=simulated)
 
 
@@ -73,36 +72,36 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _prepare(*, simulated: bool, gpu: bool) -> facts.Problem | None:
+def _prepare(*, simulated: bool, gpu: bool) -> _report.Problem | None:
     """Set up the chosen driver; return what prevents that."""
     if not simulated:
         if gpu:
             return None
-        error = DriverNotFoundError(f"--require-gpu was passed, but {driver_choice.NO_GPU}")
-        return facts.Problem.of("driver", error)
+        error = DriverNotFoundError(f"--require-gpu was passed, but {_report.NO_GPU}")
+        return _report.Problem.of("driver", error)
     try:
         testing.simulate()
     except (ImportError, RuntimeError) as error:  # stale, or another driver is loaded
-        return facts.Problem.of("simulated driver", error)
+        return _report.Problem.of("simulated driver", error)
     return None
 
 
 def _print_text(
-    found: facts.Facts, checked: Iterator[selfcheck.Section], *, simulated: bool
+    found: _report.Facts, checked: Iterator[_report.Section], *, simulated: bool
 ) -> int:
-    show.report(found, simulated=simulated)
+    _report.print_facts(found, simulated=simulated)
     ok = not found.problems and bool(found.devices)
     for section in checked:
-        show.section(section)
+        _report.print_section(section)
         ok = ok and section.ok
     if not found.devices:
-        show.no_section()
-    show.verdict(ok=ok, simulated=simulated)
+        _report.print_no_section()
+    _report.print_verdict(ok=ok, simulated=simulated)
     return 0 if ok else 1
 
 
 def _print_json(
-    found: facts.Facts, checked: Iterator[selfcheck.Section], *, simulated: bool
+    found: _report.Facts, checked: Iterator[_report.Section], *, simulated: bool
 ) -> int:
     sections = list(checked)
     ok = not found.problems and bool(found.devices) and all(section.ok for section in sections)

@@ -55,7 +55,7 @@ test compares the names with the code.
         _logged: stays; nothing is said twice
     _stream/capture
         _begun: stays, out of reach
-    _stream/gate
+    _stream/memory_operations
         _pools: stays, out of reach
     _stream/stream
         _given_away: stays, so that nothing in it is destroyed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
-from userstream import _buffers, _copies, _hooks, _numbers, _process, _targets, _trace
+from userstream import _arguments, _buffers, _copies, _hooks, _process, _targets, _trace
 from userstream._engine import held_objects, host_wait
 from userstream._ordering import given_lane, hand_over, resolve, settings
 from userstream._ordering.borrow import WRITE, Borrow, kind_of_borrow, reads_only
@@ -1508,7 +1508,7 @@ class UserStream:
         >>> from userstream import UserStream
         >>> UserStream.set_pinned_limit(1 << 30)
         """
-        _copies.pinned.set_limit(_numbers.integer(nbytes, "nbytes"))
+        _copies.pinned.set_limit(_arguments.integer(nbytes, "nbytes"))
 
     # -- targets and buffers as lanes and orderings -----------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from cuda.bindings import driver
 
-from userstream import _driver, _engine, _numbers, _process, _targets
+from userstream import _arguments, _driver, _engine, _process, _targets
 from userstream._engine import held_objects, lanes
 from userstream._stream.stream import Stream
 from userstream.errors import (
@@ -180,7 +180,7 @@ class Table:
         sms: Wanted | None = None,
     ) -> Stream:
         """Return the stream of a device and name, creating it on first use."""
-        wanted = None if priority is None else _numbers.integer(priority, "priority")
+        wanted = None if priority is None else _arguments.integer(priority, "priority")
         sms = None if sms is None else _engine.lanes.check_sms(sms)
         self.check_open()
         given = _targets.stream_of(target)

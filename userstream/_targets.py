@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
 
-from userstream import _buffers, _devices, _driver
+from userstream import _arguments, _buffers, _driver
 from userstream._stream import factory
 from userstream._stream.stream import Stream
 from userstream.errors import InvalidDeviceError, UnsupportedBufferError
@@ -61,7 +61,7 @@ def devices_of(target: Any) -> list[int]:
     kind = _buffers.kind_of(target)
     if kind is not None:
         return [kind.locate(target)]
-    device = _devices.device_id_of(target)
+    device = _arguments.device_id_of(target)
     if device is not None:
         return [device]
     if is_collection(target):

@@ -31,13 +31,12 @@ LAYERS = [
     "_stream",
     "_engine",
     "_buffers",
-    "_devices",
+    "_arguments",
     "_driver",
     "_process",
     "_trace",
     "_hooks",
     "_unentered",
-    "_numbers",
     "typing",
     "errors",
     "_built",
@@ -262,9 +261,9 @@ def test_what_few_programs_need_is_loaded_when_it_is_used() -> None:
             "_buffers.", "_copies.", "_driver.capture", "_driver.copies", "_driver.host_pools",
             "_driver.pointers", "_driver.values",
             "_engine.dispatcher", "_engine.futures", "_engine.parts", "_observe", "_report",
-            "_stream.access_policy", "_stream.activation", "_stream.attributes", "_stream.capture",
-            "_stream.events", "_stream.host_functions", "_stream.operations",
-            "_stream.raw_memory", "testing",
+            "_stream.activation", "_stream.attributes", "_stream.capture",
+            "_stream.events", "_stream.host_functions", "_stream.memory_operations",
+            "testing",
         )
         early = {name for name in ours if name.removeprefix("userstream.").startswith(late)}
         small = {"_buffers._framework", "_buffers._names"}

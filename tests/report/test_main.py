@@ -20,8 +20,7 @@ from cuda.bindings import driver
 import userstream
 from conftest import SIMULATED
 from helpers import device_count, primary_context, run_python
-from userstream import __main__, _driver, testing
-from userstream._report import driver_choice, facts, selfcheck, show
+from userstream import __main__, _driver, _report, testing
 
 CUresult = driver.CUresult
 STEPS = [
@@ -40,8 +39,7 @@ LAST_STEPS = ["wait_all", "close", "unchanged"]
 
 # Not by loading the driver: the simulated one has its name.
 bare = pytest.mark.skipif(
-    any(Path(node).exists() for node in driver_choice.DEVICE_NODES)
-    or find_library("cuda") is not None,
+    any(Path(node).exists() for node in _report.DEVICE_NODES) or find_library("cuda") is not None,
     reason="this machine has a device node or a driver",
 )
 
@@ -154,7 +152,7 @@ def test_text() -> None:
 def test_a_machine_without_a_gpu_runs_on_the_simulated_driver() -> None:
     done = run_bare()
     assert done.returncode == 0
-    assert done.stdout.startswith(f"SIMULATED DRIVER: {driver_choice.NO_GPU}.\n")
+    assert done.stdout.startswith(f"SIMULATED DRIVER: {_report.NO_GPU}.\n")
     assert document(run_bare("--json"))["simulated"]
 
 
@@ -216,9 +214,9 @@ def test_a_device_node_without_a_driver_is_a_failure() -> None:
         """
         import sys
         from userstream import __main__
-        from userstream._report import driver_choice
+        from userstream import _report
 
-        driver_choice.DEVICE_NODES = ("/dev/null",)
+        _report.DEVICE_NODES = ("/dev/null",)
         sys.exit(__main__.main(sys.argv[1:]))
         """,
         "--json",
@@ -232,14 +230,14 @@ def test_a_device_node_without_a_driver_is_a_failure() -> None:
 
 
 def test_what_makes_a_gpu_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(driver_choice, "LIBRARY", "libnothing-of-that-name.so.1")
-    monkeypatch.setattr(driver_choice, "DEVICE_NODES", (str(tmp_path / "nvidiactl"),))
-    assert not driver_choice.is_gpu_machine()
-    monkeypatch.setattr(driver_choice, "DEVICE_NODES", ("/nowhere", str(tmp_path)))
-    assert driver_choice.is_gpu_machine()
-    monkeypatch.setattr(driver_choice, "DEVICE_NODES", ())
-    monkeypatch.setattr(driver_choice, "LIBRARY", "libc.so.6")
-    assert driver_choice.is_gpu_machine()
+    monkeypatch.setattr(_report, "LIBRARY", "libnothing-of-that-name.so.1")
+    monkeypatch.setattr(_report, "DEVICE_NODES", (str(tmp_path / "nvidiactl"),))
+    assert not _report.is_gpu_machine()
+    monkeypatch.setattr(_report, "DEVICE_NODES", ("/nowhere", str(tmp_path)))
+    assert _report.is_gpu_machine()
+    monkeypatch.setattr(_report, "DEVICE_NODES", ())
+    monkeypatch.setattr(_report, "LIBRARY", "libc.so.6")
+    assert _report.is_gpu_machine()
 
 
 @pytest.mark.simulated
@@ -249,8 +247,8 @@ def test_simulate_loads_no_real_driver(
     def load() -> bool:
         raise AssertionError("only one driver can be loaded")
 
-    monkeypatch.setattr(driver_choice, "_driver_loads", load)
-    monkeypatch.setattr(driver_choice, "DEVICE_NODES", ())
+    monkeypatch.setattr(_report, "_driver_loads", load)
+    monkeypatch.setattr(_report, "DEVICE_NODES", ())
     assert main()[0] == 0
 
 
@@ -311,7 +309,7 @@ def test_frameworks_are_listed_and_not_imported(tmp_path: Path) -> None:
     ],
 )
 def test_names_of_frameworks(name: str, known: bool) -> None:
-    assert bool(facts.FRAMEWORKS.fullmatch(name)) == known
+    assert bool(_report.FRAMEWORKS.fullmatch(name)) == known
 
 
 def test_the_environment() -> None:
@@ -336,15 +334,15 @@ def test_the_environment() -> None:
 
 def test_the_version_of_the_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "version"
-    monkeypatch.setattr(facts, "KERNEL_DRIVER", file)
-    assert facts._kernel_driver_version() is None
+    monkeypatch.setattr(_report, "KERNEL_DRIVER", file)
+    assert _report._kernel_driver_version() is None
     for text, version in [
         ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6\n", "535.54.03"),
         ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  R", "580.95.05"),
         ("something else", None),
     ]:
         file.write_text(text)
-        assert facts._kernel_driver_version() == version
+        assert _report._kernel_driver_version() == version
 
 
 # -- what fails --------------------------------------------------------------------------------
@@ -430,29 +428,29 @@ def test_each_step_can_fail(main: Callable[..., tuple[int, Any]], function: str,
 
 
 def test_bytes_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    copy = selfcheck._DeviceCheck.copy
+    copy = _report._DeviceCheck.copy
 
-    def damage(self: selfcheck._DeviceCheck) -> None:
+    def damage(self: _report._DeviceCheck) -> None:
         copy(self)
         self.sent = bytes([self.sent[0] ^ 1]) + self.sent[1:]
 
-    monkeypatch.setattr(selfcheck._DeviceCheck, "copy", damage)
-    *sections, last = selfcheck.run(device_count())
+    monkeypatch.setattr(_report._DeviceCheck, "copy", damage)
+    *sections, last = _report.check(device_count())
     for section in sections:
         step = section.steps[STEPS.index("bytes")]
         assert step.status == "failed"
-        assert step.error == facts.Problem(
+        assert step.error == _report.Problem(
             "bytes", "SelfCheckError", "1 of 1,048,576 bytes differ from what was sent"
         )
     assert last.ok
 
 
 def test_a_copy_that_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(self: selfcheck._DeviceCheck) -> None:
-        ctypes.memset(self.pinned[1], 0, selfcheck.SIZE)
+    def nothing(self: _report._DeviceCheck) -> None:
+        ctypes.memset(self.pinned[1], 0, _report.SIZE)
 
-    monkeypatch.setattr(selfcheck._DeviceCheck, "copy", nothing)
-    section = next(selfcheck.run(1))
+    monkeypatch.setattr(_report._DeviceCheck, "copy", nothing)
+    section = next(_report.check(1))
     assert [step.name for step in section.steps if step.status == "failed"] == ["bytes"]
 
 
@@ -460,13 +458,13 @@ def test_a_copy_that_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_of_the_gpu(
     main: Callable[..., tuple[int, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = selfcheck._DeviceCheck.copy
+    copy = _report._DeviceCheck.copy
 
-    def fail(self: selfcheck._DeviceCheck) -> None:
+    def fail(self: _report._DeviceCheck) -> None:
         copy(self)
         testing.async_error(self.stream, CUresult.CUDA_ERROR_ILLEGAL_ADDRESS)
 
-    monkeypatch.setattr(selfcheck._DeviceCheck, "copy", fail)
+    monkeypatch.setattr(_report._DeviceCheck, "copy", fail)
     status, found = main("--json")
     assert status == 1
     for section in found["self_check"][:-1]:
@@ -479,16 +477,16 @@ def test_an_error_of_the_gpu(
 
 
 def test_a_gpu_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selfcheck, "TIMEOUT", 0.05)
+    monkeypatch.setattr(_report, "TIMEOUT", 0.05)
     with ExitStack() as held:
-        copy = selfcheck._DeviceCheck.copy
+        copy = _report._DeviceCheck.copy
 
-        def hold(self: selfcheck._DeviceCheck) -> None:
+        def hold(self: _report._DeviceCheck) -> None:
             held.enter_context(testing.latch(self.stream))
             copy(self)
 
-        monkeypatch.setattr(selfcheck._DeviceCheck, "copy", hold)
-        section, last = selfcheck.run(1)
+        monkeypatch.setattr(_report._DeviceCheck, "copy", hold)
+        section, last = _report.check(1)
         failed = {step.name: step.error for step in section.steps if step.status == "failed"}
         assert list(failed) == ["wait"]
         assert failed["wait"] is not None
@@ -499,15 +497,15 @@ def test_a_gpu_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.multi_device
 def test_another_current_device_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    compare = selfcheck._DeviceCheck.compare
+    compare = _report._DeviceCheck.compare
 
-    def leave_current(self: selfcheck._DeviceCheck) -> None:
+    def leave_current(self: _report._DeviceCheck) -> None:
         compare(self)
         driver.cuCtxPushCurrent(primary_context(self.device))
 
-    monkeypatch.setattr(selfcheck._DeviceCheck, "compare", leave_current)
+    monkeypatch.setattr(_report._DeviceCheck, "compare", leave_current)
     try:
-        section = next(selfcheck.run(2))
+        section = next(_report.check(2))
         assert [step.name for step in section.steps if step.status == "failed"] == ["unchanged"]
     finally:
         while int(driver.cuCtxGetCurrent()[1]):
@@ -520,10 +518,10 @@ def test_what_cannot_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
             super().close()
             raise RuntimeError("no way out")
 
-    monkeypatch.setattr(selfcheck, "ExitStack", Stuck)
-    section = next(selfcheck.run(device_count()))
+    monkeypatch.setattr(_report, "ExitStack", Stuck)
+    section = next(_report.check(device_count()))
     assert [step.name for step in section.steps] == [*STEPS, "leave"]
-    assert section.steps[-1].error == facts.Problem("leave", "RuntimeError", "no way out")
+    assert section.steps[-1].error == _report.Problem("leave", "RuntimeError", "no way out")
     assert not section.ok
 
 
@@ -552,8 +550,8 @@ def test_facts_of_damaged_installations(
     def broken() -> dict[str, str]:
         raise ZeroDivisionError("metadata")
 
-    monkeypatch.setattr(facts, "_frameworks", broken)
-    monkeypatch.setattr(facts, "PACKAGES", ("numpy", "not-installed-anywhere"))
+    monkeypatch.setattr(_report, "_frameworks", broken)
+    monkeypatch.setattr(_report, "PACKAGES", ("numpy", "not-installed-anywhere"))
     status, found = main("--json")
     assert status == 1
     assert found["frameworks"] == {}
@@ -582,9 +580,9 @@ def test_no_device() -> None:
 
 def test_a_driver_that_sees_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_driver.library, "device_count", lambda: 0)
-    found = facts.gather(with_driver=True)
+    found = _report.gather(with_driver=True)
     assert found.problems == [
-        facts.Problem("devices", "DriverNotFoundError", "the driver sees no device")
+        _report.Problem("devices", "DriverNotFoundError", "the driver sees no device")
     ]
 
 
@@ -603,9 +601,9 @@ def test_colour(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     with testing.inject("cuMemHostAlloc", CUresult.CUDA_ERROR_UNKNOWN, this_thread=True):
         out = main()[1]
-    assert f"{show.GREEN}ok     {show.PLAIN}" in out
-    assert f"{show.RED}failed {show.PLAIN}" in out
-    assert f"\n{show.BOLD}Devices{show.PLAIN}\n" in out
+    assert f"{_report.GREEN}ok     {_report.PLAIN}" in out
+    assert f"{_report.RED}failed {_report.PLAIN}" in out
+    assert f"\n{_report.BOLD}Devices{_report.PLAIN}\n" in out
     assert "\033" not in json.dumps(main("--json")[1])
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\033" not in main()[1]
@@ -615,19 +613,19 @@ def test_colour(
 
 
 def test_usual_values_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    found = facts.gather(with_driver=False)
-    found.driver = facts.Driver("580.95.05", "13.0")
+    found = _report.gather(with_driver=False)
+    found.driver = _report.Driver("580.95.05", "13.0")
     uuid = "GPU-01234567-89ab-cdef-0123-456789abcdef"
     name = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"
-    found.devices = [facts.DeviceFacts(10, name, "12.0", 98 << 30, uuid)]
+    found.devices = [_report.DeviceFacts(10, name, "12.0", 98 << 30, uuid)]
     devices = ",".join([uuid] * 8)
     found.environment = {"CUDA_VISIBLE_DEVICES": devices, "USERSTREAM_SYNC": "1"}
-    found.problems = [facts.Problem("driver", "DriverError", "word " * 60 + "\n" + "word " * 60)]
-    show.report(found, simulated=False)
+    found.problems = [_report.Problem("driver", "DriverError", "word " * 60 + "\n" + "word " * 60)]
+    _report.print_facts(found, simulated=False)
     title = "get_stream(10), while device 11 is current"
-    error = facts.Problem("get_stream", "WaitTimeout", "word " * 60)
-    show.section(
-        selfcheck.Section(10, [selfcheck.Step("get_stream", title, "failed", 60_000.123, error)])
+    error = _report.Problem("get_stream", "WaitTimeout", "word " * 60)
+    _report.print_section(
+        _report.Section(10, [_report.Step("get_stream", title, "failed", 60_000.123, error)])
     )
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
@@ -638,6 +636,6 @@ def test_usual_values_fit(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_it_uses_a_registry_of_its_own() -> None:
-    sections = list(selfcheck.run(device_count()))
+    sections = list(_report.check(device_count()))
     assert all(section.ok for section in sections)
     assert len(userstream.streams()) == 0

@@ -27,14 +27,14 @@ from helpers import (
 )
 from userstream import _process, testing
 from userstream._engine import dispatcher
-from userstream._stream import gate as gates
+from userstream._stream import memory_operations
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
 
 @pytest.fixture
 def stream() -> Iterator[us.Stream]:
-    word = gates.Gate(0)  # so that no test pins memory while a stream is held
+    word = memory_operations.Gate(0)  # so that no test pins memory while a stream is held
     word.take()
     word.release()
     with us.Stream.create(0) as stream:

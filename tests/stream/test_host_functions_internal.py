@@ -20,14 +20,14 @@ from helpers import (
 from interrupts import cut_short
 from userstream import _driver, testing
 from userstream._engine import dispatcher, watcher
-from userstream._stream import gate as gates
+from userstream._stream import memory_operations
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
 
 @pytest.fixture
 def stream() -> Iterator[us.Stream]:
-    word = gates.Gate(0)  # so that no test pins memory while a stream is held
+    word = memory_operations.Gate(0)  # so that no test pins memory while a stream is held
     word.take()
     word.release()
     with us.Stream.create(0) as stream:
@@ -96,13 +96,13 @@ def test_a_launch_that_fails_half_way_lets_the_stream_go(
     def fail(*args: object, **more: object) -> None:
         raise MemoryError("mine")
 
-    free = len(gates._pools[0].free)
+    free = len(memory_operations._pools[0].free)
     with monkeypatch.context() as patch:
         patch.setattr(_driver.values, "wait_value", fail)
         with pytest.raises(MemoryError, match="mine"):
             stream.launch_host_func(print)
     stream.sync(timeout=10)
-    assert eventually(lambda: len(gates._pools[0].free) == free)
+    assert eventually(lambda: len(memory_operations._pools[0].free) == free)
 
 
 def a_turn() -> None:
@@ -135,14 +135,14 @@ def test_a_signal_leaves_a_whole_call_or_none(stream: us.Stream, blocking: bool)
     assert called[-1] == at
 
 
-def taken() -> gates.Gate:
-    gate = gates.Gate(0)
+def taken() -> memory_operations.Gate:
+    gate = memory_operations.Gate(0)
     gate.take()
     return gate
 
 
 def test_a_signal_loses_no_word_of_a_gate(stream: us.Stream) -> None:
-    pool = gates._pools[0]
+    pool = memory_operations._pools[0]
     unused = int(re.search(r"\d+", repr(pool.unused))[0])
     for at in itertools.count():
         cut = cut_short(lambda: stream.launch_host_func(int), at)
@@ -155,8 +155,8 @@ def test_a_signal_loses_no_word_of_a_gate(stream: us.Stream) -> None:
 
 def test_a_signal_loses_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     for at in itertools.count():
-        monkeypatch.setattr(gates, "_pools", {})
-        gate = gates.Gate(0)
+        monkeypatch.setattr(memory_operations, "_pools", {})
+        gate = memory_operations.Gate(0)
         made = testing.calls("cuMemHostAlloc") if SIMULATED else 0
         cut = cut_short(gate.take, at)
         gate.release()
@@ -164,20 +164,20 @@ def test_a_signal_loses_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
         if SIMULATED:
             assert testing.calls("cuMemHostAlloc") == made + 1, f"after a signal at {at}"
         again.release()
-        assert [*gates._pools[0].free] == [0]
+        assert [*memory_operations._pools[0].free] == [0]
         if not cut:
             break
 
 
 def test_gates_of_more_than_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gates, "_pools", {})
+    monkeypatch.setattr(memory_operations, "_pools", {})
     held = [taken() for _ in range(1100)]
     assert len({gate.address for gate in held}) == 1100
-    assert len(gates._pools[0].made) == 2
+    assert len(memory_operations._pools[0].made) == 2
     for gate in held:
         gate.release()
         gate.release()  # once more does nothing
-    assert len(gates._pools[0].free) == 1100
+    assert len(memory_operations._pools[0].free) == 1100
     again = taken()
     before = next(gate for gate in held if gate.address == again.address)
     assert again.value == (before.value + 1) & 0xFFFFFFFF

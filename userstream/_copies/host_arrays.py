@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from userstream import _buffers, _driver
+from userstream._arguments import integer
 from userstream._buffers._layout import contiguous_strides
 from userstream._copies import layout, pinned
 from userstream._copies.arrays import device_array
 from userstream._copies.operands import as_array, is_on_host, require_numpys
-from userstream._numbers import integer
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from cuda.bindings import driver
 from cuda.core import Context, Device, StreamOptions
 
-from userstream import _driver, _numbers, _process
+from userstream import _arguments, _driver, _process
 from userstream._engine.lane import CoreStream, Lane, Part
 
 _core_contexts: dict[int | Part, Context] = {}
@@ -223,7 +223,7 @@ def check_sms(sms: object) -> Wanted:
         if sms != REST:
             raise ValueError(f"sms must be a number of multiprocessors or 'rest', not {sms!r}")
         return REST
-    wanted = _numbers.integer(sms, "sms")
+    wanted = _arguments.integer(sms, "sms")
     if wanted < 1:
         raise ValueError(
             f"sms must be at least 1, not {wanted}; leave it out for all multiprocessors of the "

@@ -1,4 +1,4 @@
-"""`Stream`, and modules of functions that take its lane: capture, raw memory, attributes ..."""
+"""`Stream`, and functions on its lane: capture, memory operations, attributes and others."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
         capture,
         events,
         host_functions,
-        operations,
-        raw_memory,
+        memory_operations,
     )
 
 # Loaded when they are used first, which makes `import userstream` quicker.
@@ -25,6 +24,5 @@ __getattr__ = _process.lazy_modules(
     "capture",
     "events",
     "host_functions",
-    "operations",
-    "raw_memory",
+    "memory_operations",
 )

@@ -2,21 +2,75 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from cuda.bindings import driver
 
-from userstream import _driver, _numbers
+from userstream import _arguments, _driver
 from userstream._stream import factory
-from userstream._stream.access_policy import AccessPolicyWindow
-from userstream._stream.addresses import address_and_size
+from userstream._stream.memory_operations import address_and_size
 from userstream.errors import DeviceMismatchError, NotSupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from userstream._engine.lane import Lane
-    from userstream.typing import StreamLike
+    from userstream.typing import Buffer, StreamLike
+
+
+@dataclass(frozen=True, slots=True)
+class AccessPolicyWindow:
+    """A range of memory with its own L2 cache policy, for `Stream.set_attribute`.
+
+    Parameters
+    ----------
+    address : int, CUdeviceptr or GPU buffer
+        The start of the range.
+    nbytes : int
+        The length of the range; 0 means no window.
+    hit_ratio : float, default 1.0
+        The fraction of the accesses, from 0 to 1, to which *hit* applies.
+    hit : {"persisting", "streaming", "normal"}, default "persisting"
+        The cache policy of these accesses.
+    miss : {"streaming", "normal"}, default "streaming"
+        The cache policy of the other accesses.
+
+    Raises
+    ------
+    TypeError, ValueError
+        *nbytes*, *hit_ratio*, *hit* or *miss* is not one of these. *address* is checked by
+        `Stream.set_attribute`.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> from cuda.core import Device
+    >>> Device(0).set_current()
+    >>> stream = us.Stream.create(0)
+    >>> table = Device(0).allocate(1024, stream=stream)
+    >>> window = us.AccessPolicyWindow(table, 1024, hit_ratio=0.5)
+    >>> stream.set_attribute("access_policy_window", window)
+    """
+
+    __module__ = "userstream"
+
+    address: int | Buffer
+    nbytes: int
+    hit_ratio: float = 1.0
+    hit: Literal["persisting", "streaming", "normal"] = "persisting"
+    miss: Literal["streaming", "normal"] = "streaming"
+
+    def __post_init__(self) -> None:
+        if _arguments.integer(self.nbytes, "nbytes") < 0:
+            raise ValueError(f"nbytes must be at least 0, not {self.nbytes}")
+        if not 0 <= _arguments.real(self.hit_ratio, "hit_ratio") <= 1:
+            raise ValueError(f"hit_ratio must be from 0 to 1, not {self.hit_ratio!r}")
+        if self.hit not in ("persisting", "streaming", "normal"):
+            raise ValueError(f'hit must be "persisting", "streaming" or "normal", not {self.hit!r}')
+        if self.miss not in ("streaming", "normal"):
+            raise ValueError(f'miss must be "streaming" or "normal", not {self.miss!r}')
+
 
 _NOT_NOW = "; its attributes can be read and set after the capture"
 
@@ -119,7 +173,7 @@ def _window(value: object, device: int) -> _driver.streams.Window:
 
 
 def _priority(value: Any, context: driver.CUcontext) -> int:
-    wanted = _numbers.integer(value, "priority")
+    wanted = _arguments.integer(value, "priority")
     least, greatest = _driver.contexts.priority_range(context)
     if not greatest <= wanted <= least:
         raise ValueError(f"a priority must be a number from {greatest} to {least}, not {value!r}")
@@ -130,7 +184,9 @@ def _domain_map(value: Any, device: int) -> tuple[int, int]:
     count = max(_driver.streams.domain_count(device), 1)
     if not isinstance(value, tuple) or len(value) != 2:
         raise TypeError(f"mem_sync_domain_map must be a tuple of two numbers, not {value!r}")
-    default, remote = (_numbers.integer(each, "a number of mem_sync_domain_map") for each in value)
+    default, remote = (
+        _arguments.integer(each, "a number of mem_sync_domain_map") for each in value
+    )
     if not (0 <= default < count and 0 <= remote < count):
         raise ValueError(
             f"device {device} has {count} memory-synchronization domains, numbered from 0: "

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn
 
 from cuda.core.graph import GraphDefinition
 
@@ -20,9 +21,42 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
+    from cuda.bindings import driver
+
     from userstream._engine.lane import Lane
-    from userstream._stream.capture_info import CaptureInfo
     from userstream.typing import CaptureMode
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureInfo:
+    """Information about the capture that a stream is part of.
+
+    Attributes
+    ----------
+    state : {"active", "invalidated"}
+        An invalidated capture gives no graph, but still has to be ended.
+    id : int or None
+        The same for all streams of a capture, and never reused. None once invalidated.
+    graph : CUgraph or None
+        The graph being built, which must not be destroyed or launched. None once invalidated.
+    dependencies : tuple of CUgraphNode
+        The nodes on which the stream's next node will depend.
+
+    Examples
+    --------
+    >>> from userstream import Stream
+    >>> stream = Stream.create(0)
+    >>> with stream.capture():
+    ...     stream.capture_info.dependencies  # nothing was queued yet
+    ()
+    """
+
+    __module__ = "userstream"
+
+    state: Literal["active", "invalidated"]
+    id: int | None
+    graph: driver.CUgraph | None
+    dependencies: tuple[driver.CUgraphNode, ...]
 
 
 class _Begun(NamedTuple):
@@ -42,8 +76,6 @@ def facts(lane: Lane) -> CaptureInfo | None:
     found = lane.within(_driver.capture.capture_facts, lane.live(), lane)
     if found is None:
         return None
-    from userstream._stream.capture_info import CaptureInfo
-
     return CaptureInfo(*found)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cuda.bindings import driver
 from cuda.core import Event, EventOptions
 
-from userstream import _driver, _hooks, _numbers, _process
+from userstream import _arguments, _driver, _hooks, _process
 from userstream._buffers import is_named, type_name
 from userstream.errors import ClosedError, DeviceMismatchError
 
@@ -34,7 +34,7 @@ def record(lane: Lane, event: Event | None, options: EventOptions | None) -> Eve
 
 def wait_for_any(lane: Lane, event: Any, flags: int) -> None:  # any framework's event
     """Make later work on a stream wait for an event of any library."""
-    wanted = _numbers.integer(flags, "flags")
+    wanted = _arguments.integer(flags, "flags")
     if wanted not in (0, _driver.streams.EXTERNAL):
         raise ValueError(
             f"flags of wait_event must be 0 or CU_EVENT_WAIT_EXTERNAL (1), not {flags!r}"

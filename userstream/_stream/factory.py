@@ -11,7 +11,7 @@ import cuda.core
 import numpy as np
 from cuda.bindings import driver
 
-from userstream import _driver, _engine, _numbers
+from userstream import _arguments, _driver, _engine
 from userstream._buffers import is_named, type_name
 from userstream._engine import held_objects, lanes
 from userstream._engine.lane import CoreStream
@@ -33,7 +33,7 @@ _NONBLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 def check_flags(flags: int | None, *, nonblocking: bool) -> None:
     """Refuse driver flags that contradict *nonblocking*."""
     asked = _NONBLOCKING if nonblocking else 0
-    if flags is not None and _numbers.integer(flags, "flags") != asked:
+    if flags is not None and _arguments.integer(flags, "flags") != asked:
         raise ValueError(
             f"flags={flags!r} contradicts nonblocking={nonblocking!r}: "
             "CU_STREAM_NON_BLOCKING (1) goes with True, CU_STREAM_DEFAULT (0) with False, "

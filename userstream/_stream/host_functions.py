@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from userstream import _driver
 from userstream._engine import dispatcher, host_wait, watcher
-from userstream._stream.gate import Gate
-from userstream._stream.operations import WaitFlags
+from userstream._stream.memory_operations import Gate, WaitFlags
 
 if TYPE_CHECKING:
     from collections.abc import Callable

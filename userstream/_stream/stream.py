@@ -6,19 +6,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, overload
 
 from cuda.core import Device, Event
 
-from userstream import (
-    _devices,
-    _driver,
-    _engine,
-    _numbers,
-    _process,
-    _stream,
-    _trace,
-    _unentered,
-)
+from userstream import _arguments, _driver, _engine, _process, _stream, _trace, _unentered
 from userstream._engine import host_wait, lanes
 from userstream._engine.lane import NOT_NOW, CoreStream, Lane
-from userstream._stream import elsewhere, factory
+from userstream._stream import factory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,15 +21,29 @@ if TYPE_CHECKING:
     from cuda.core import Context, DeviceResources, EventOptions
     from cuda.core.graph import GraphBuilder, GraphDefinition
 
-    from userstream._stream.access_policy import AccessPolicyWindow
     from userstream._stream.activation import Activation
-    from userstream._stream.capture_info import CaptureInfo
-    from userstream._stream.operations import MemoryOperation
+    from userstream._stream.attributes import AccessPolicyWindow
+    from userstream._stream.capture import CaptureInfo
+    from userstream._stream.memory_operations import MemoryOperation
     from userstream.errors import DriverError
     from userstream.typing import Buffer, CaptureMode, DeviceLike, StreamLike, WaitPolicy
 
     _SyncPolicy: TypeAlias = Literal["auto", "spin", "yield", "blocking"]
     _Domain: TypeAlias = Literal["default", "remote"]
+
+# Methods of other libraries' streams, and their counterparts in userstream.
+_COUNTERPARTS = {
+    "synchronize": "sync(timeout=...)",
+    "query": "is_done",
+    "done": "is_done",
+    "wait_stream": "wait(stream)",
+    "record_event": "record()",
+    "ptr": "int(stream.handle)",
+    "cuda_stream": "int(stream.handle)",
+    "device_id": "device.device_id",
+    "device_index": "device.device_id",
+    "use": "activate(...), in a with statement",
+}
 
 # Streams whose handle was given away: a framework may keep it, so they live until exit.
 _given_away: dict[int, Stream] = {}
@@ -152,10 +157,10 @@ class Stream(CoreStream):
         (False, 0)
         >>> stream.close()
         """
-        wanted = _numbers.integer(priority, "priority")
+        wanted = _arguments.integer(priority, "priority")
         factory.check_flags(flags, nonblocking=nonblocking)
         limit = None if sms is None else factory.check_sms(sms, nonblocking=nonblocking)
-        ordinal = _devices.device_id_or_current(device)
+        ordinal = _arguments.device_id_or_current(device)
         part = None if limit is None else _engine.lanes.part_of(ordinal, limit)
         return cls._of(
             lanes.create(ordinal, nonblocking=bool(nonblocking), priority=wanted, part=part)
@@ -292,7 +297,7 @@ class Stream(CoreStream):
         True
         """
         return _driver.contexts.priority_range(
-            _driver.contexts.primary_context(_devices.device_id_or_current(device))
+            _driver.contexts.primary_context(_arguments.device_id_or_current(device))
         )
 
     def close(self) -> None:
@@ -1034,8 +1039,8 @@ class Stream(CoreStream):
         >>> writer.write_value_32(word, 1)
         >>> reader.sync(timeout=10)
         """
-        _stream.raw_memory.write_value(
-            self._resolve(), _stream.operations.WriteValue(address, value)
+        _stream.memory_operations.write_value(
+            self._resolve(), _stream.memory_operations.WriteValue(address, value)
         )
 
     def wait_value_32(self, address: int | Buffer, value: int, flags: int = 0) -> None:
@@ -1082,8 +1087,8 @@ class Stream(CoreStream):
         >>> stream.wait_value_32(word, 2, WaitFlags.AND)
         >>> stream.sync(timeout=10)
         """
-        _stream.raw_memory.wait_value(
-            self._resolve(), _stream.operations.WaitValue(address, value, flags)
+        _stream.memory_operations.wait_value(
+            self._resolve(), _stream.memory_operations.WaitValue(address, value, flags)
         )
 
     def write_value_64(self, address: int | Buffer, value: int) -> None:
@@ -1119,8 +1124,8 @@ class Stream(CoreStream):
         >>> stream = Stream.create()
         >>> stream.write_value_64(Device(0).allocate(8, stream=stream), 1 << 40)
         """
-        _stream.raw_memory.write_value(
-            self._resolve(), _stream.operations.WriteValue(address, value, 64)
+        _stream.memory_operations.write_value(
+            self._resolve(), _stream.memory_operations.WriteValue(address, value, 64)
         )
 
     def wait_value_64(self, address: int | Buffer, value: int, flags: int = 0) -> None:
@@ -1162,8 +1167,8 @@ class Stream(CoreStream):
         >>> stream.wait_value_64(word, 1 << 40, WaitFlags.EQ)
         >>> stream.sync(timeout=10)
         """
-        _stream.raw_memory.wait_value(
-            self._resolve(), _stream.operations.WaitValue(address, value, flags, 64)
+        _stream.memory_operations.wait_value(
+            self._resolve(), _stream.memory_operations.WaitValue(address, value, flags, 64)
         )
 
     def batch_mem_op(self, ops: Iterable[MemoryOperation], flags: int = 0) -> None:
@@ -1204,7 +1209,7 @@ class Stream(CoreStream):
         >>> stream.batch_mem_op([WriteValue(word, 1), WaitValue(word, 1)])
         >>> stream.sync(timeout=10)
         """
-        _stream.raw_memory.submit(self._resolve(), ops, flags)
+        _stream.memory_operations.submit(self._resolve(), ops, flags)
 
     def memcpy_dtod(self, dst: int | Buffer, src: int | Buffer, nbytes: int | None = None) -> None:
         """Enqueue a copy within the memory of this stream's device.
@@ -1249,7 +1254,7 @@ class Stream(CoreStream):
         >>> stream.memcpy_dtod(first.handle, second.handle, 16)
         >>> stream.sync(timeout=10)
         """
-        _stream.raw_memory.copy(self._resolve(), dst, src, nbytes)
+        _stream.memory_operations.copy(self._resolve(), dst, src, nbytes)
 
     def attach_mem_async(
         self, memory: int | Buffer, to: Literal["global", "host", "single"] = "single"
@@ -1292,7 +1297,7 @@ class Stream(CoreStream):
         >>> stream.attach_mem_async(pointer)
         >>> stream.sync(timeout=10)
         """
-        _stream.raw_memory.attach(self._resolve(), memory, to)
+        _stream.memory_operations.attach(self._resolve(), memory, to)
 
     # -- attributes -------------------------------------------------------------------------------
 
@@ -1536,7 +1541,7 @@ class Stream(CoreStream):
     if not TYPE_CHECKING:  # type checkers know all the names that there are
 
         def __getattr__(self, name: str) -> NoReturn:  # for missing names only
-            elsewhere.refuse(self, name)
+            _raise_no_attribute(self, name)
 
     # -- from a stream to its lane ----------------------------------------------------------------
 
@@ -1617,3 +1622,13 @@ def lane_at(address: int, device: int | None, owner: object = None) -> Lane:
 
 def _address_of(given: Any) -> int:
     return given._address() if isinstance(given, Stream) else factory.address_of_stream(given)
+
+
+def _raise_no_attribute(stream: object, name: str) -> NoReturn:
+    """Raise the `AttributeError` for a name that a stream does not have."""
+    message = f"{type(stream).__name__!r} object has no attribute {name!r}"
+    counterpart = _COUNTERPARTS.get(name)
+    if counterpart is not None:
+        shown = counterpart if counterpart.startswith("int") else f"stream.{counterpart}"
+        message += f"; in userstream that is {shown}"
+    raise AttributeError(message, name=name, obj=stream)

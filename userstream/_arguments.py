@@ -1,7 +1,8 @@
-"""What is a device: cuda.core's, a framework's, or an ordinal."""
+"""Check arguments that users pass: integers, real numbers and devices."""
 
 from __future__ import annotations
 
+import numbers
 import operator
 import sys
 from typing import Any
@@ -11,6 +12,23 @@ from cuda.core import Device
 
 from userstream import _driver
 from userstream.errors import InvalidDeviceError
+
+
+def integer(value: Any, what: str) -> int:
+    """Return an argument as an `int`, or raise a `TypeError` that names it."""
+    if not isinstance(value, (bool, np.bool_)):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{what} must be an integer, not {value!r}")
+
+
+def real(value: Any, what: str) -> float:
+    """Return an argument as a `float`, or raise a `TypeError` that names it."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{what} must be a number, not {value!r}")
+    return float(value)
 
 
 def device_id_of(obj: Any) -> int | None:  # any framework's device
