@@ -60,7 +60,7 @@ def asnumpy(
     """Copy a buffer, or what a collection holds, to the host."""
     deadline = _FOREVER if timeout is None else Deadline(timeout)  # one for all that is copied
     usual = stream is None and producer is _AUTO
-    kind = _buffers.kind_of(buffer)
+    kind = _buffers.learned.get(type(buffer)) or _buffers.kind_of(buffer)
     single: View | None = None
     if kind is not None and kind.is_single and (out is None or isinstance(out, np.ndarray)):
         single = kind(buffer)
@@ -111,7 +111,7 @@ def copyto(
         consumer = short.copyto(dst, src, streams, timeout)
         if consumer is not None:
             return consumer
-        kind = _buffers.kind_of(src)
+        kind = _buffers.learned.get(type(src)) or _buffers.kind_of(src)
         if kind is not None and kind.is_single:
             view = kind(src)
             if _is_as(dst, view) and short.to_host(view, dst, streams, deadline) is not None:

@@ -7,8 +7,8 @@ results that were produced in a block. `settings` reads the environment.
 
 from userstream._ordering import settings
 from userstream._ordering.borrow import Borrow, hand_over
-from userstream._ordering.ordering import Ordering
-from userstream._ordering.resolver import given_lane, resolve, resolve_copy, resolve_views
+from userstream._ordering.ordering import Ordering, resolve_copy
+from userstream._ordering.resolver import given_lane, resolve, resolve_views
 
 __all__ = [
     "Borrow",

@@ -7,9 +7,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from userstream import _driver, _hooks, errors
-from userstream._buffers import type_name
+from userstream._buffers import NO_STREAM, type_name
 from userstream._driver import core
-from userstream._engine import held_objects, host_wait
+from userstream._engine import held_objects, host_wait, lanes
 from userstream._ordering import device_edges, settings
 from userstream.errors import (
     CaptureError,
@@ -21,7 +21,7 @@ from userstream.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from userstream._buffers.view import View
     from userstream._engine.host_wait import Deadline
@@ -251,3 +251,29 @@ class Ordering:
             if deadline is None:
                 raise
             raise host_wait.late((self.lane,), deadline.seconds) from None
+
+
+def resolve_copy(view: View, streams: Mapping[int, Stream]) -> Ordering | None:
+    """Return the ordering of a copy of one array to the host on the user stream of its device.
+
+    `None` if the array names no stream and its framework has no current one, or if the streams are
+    unusual: `resolve_views` then decides.
+    """
+    device = view.device
+    consumer = streams.get(device)
+    if consumer is None or settings.SYNC or settings.BY_DEVICE:
+        return None
+    kind, handle, owner = view.order
+    if handle in (NO_STREAM, _driver.streams.PER_THREAD):  # 0 is not a stream
+        return None
+    if kind == "current":
+        source = lanes.of_framework(handle, device)
+    elif kind == "exact":
+        source = lanes.named(handle, device)
+    else:
+        return None
+    lane = consumer._lane
+    if lane is None:
+        return None
+    producers = () if source is lane else (source,)
+    return Ordering(consumer, lane, producers, owner, (view.held,), False)

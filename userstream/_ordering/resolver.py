@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from userstream import _buffers, _driver, _targets
-from userstream._buffers import NO_STREAM, type_name
+from userstream._buffers import type_name
 from userstream._engine import lanes
 from userstream._ordering import settings
 from userstream._ordering.ordering import Ordering, Rest
@@ -59,14 +59,15 @@ def resolve(
     return ordering
 
 
-def _from_types(
+def _from_types(  # noqa: PLR0912 -- one function: this path runs on every borrow
     buffers: Sequence[Any], streams: Mapping[int, Stream], producer: Producer
 ) -> Ordering | None:
     """Return the ordering of arrays of one kind on one device without views of the buffers.
 
     `None` if that is not possible: `resolve_views` then decides, or refuses a buffer.
     """
-    kind = _buffers.kind_of(buffers[0])
+    # Inlined `kind_of` for a known type: this path runs on every borrow.
+    kind = _buffers.learned.get(type(buffers[0])) or _buffers.kind_of(buffers[0])
     if kind is None or not kind.is_single:
         return None
     may_join = False
@@ -77,7 +78,10 @@ def _from_types(
             return None
         device, owner = kind.locate(buffers[0]), producer
         location: object = device
-        source = given_lane(producer, "producer", device)
+        if type(producer) is Stream and producer._lane is not None:
+            source = producer._lane
+        else:
+            source = given_lane(producer, "producer", device)
         if source.handle is None or not source.is_context_independent:
             return None
         may_join = source.on_close is None
@@ -108,32 +112,6 @@ def _from_types(
     lane = consumer._lane
     producers = () if source is lane else (source,)
     return Ordering(consumer, lane, producers, owner, buffers, may_join)
-
-
-def resolve_copy(view: View, streams: Mapping[int, Stream]) -> Ordering | None:
-    """Return the ordering of a copy of one array to the host on the user stream of its device.
-
-    `None` if the array names no stream and its framework has no current one, or if the streams are
-    unusual: `resolve_views` then decides.
-    """
-    device = view.device
-    consumer = streams.get(device)
-    if consumer is None or settings.SYNC or settings.BY_DEVICE:
-        return None
-    kind, handle, owner = view.order
-    if handle in (NO_STREAM, _driver.streams.PER_THREAD):  # 0 is not a stream
-        return None
-    if kind == "current":
-        source = lanes.of_framework(handle, device)
-    elif kind == "exact":
-        source = lanes.named(handle, device)
-    else:
-        return None
-    lane = consumer._lane
-    if lane is None:
-        return None
-    producers = () if source is lane else (source,)
-    return Ordering(consumer, lane, producers, owner, (view.held,), False)
 
 
 def resolve_views(
