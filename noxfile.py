@@ -26,7 +26,7 @@ PINS = ("-c", str(ROOT / ".ci/pins.txt"))
 # The README's test command runs the tests of the simulated driver, and no other session does.
 LIBRARY = ("tests", "--ignore=tests/testing")
 # Without each driver call failing once, everywhere, which takes long.
-WITHOUT_FAULTS = (*LIBRARY, "--ignore=tests/driver/test_faults.py")
+WITHOUT_FAULTS = (*LIBRARY, "--ignore=tests/driver/test_faults_internal.py")
 # What users meet first: a quarter of a minute, for the package as it is installed.
 FIRST = (
     *("project/test_architecture", "project/test_bad_input", "project/test_contributing"),
@@ -47,10 +47,12 @@ QUEUING = (
     *("tests/engine/test_wait.py", "tests/ordering/test_order_fuzz.py"),
     *("tests/ordering/test_activation.py", "tests/ordering/test_captures.py"),
     *("tests/ordering/test_held_buffers.py", "tests/ordering/test_held_buffers_internal.py"),
+    "tests/ordering/test_order_internal.py",
     *("tests/ordering/test_ordering.py", "tests/ordering/test_producers.py"),
     *("tests/ordering/test_uses.py", "tests/ordering/test_way_back.py"),
     *("tests/stream/test_capture.py", "tests/stream/test_host_functions.py"),
-    "tests/stream/test_host_functions_internal.py",
+    *("tests/stream/test_capture_internal.py", "tests/stream/test_host_functions_internal.py"),
+    "tests/stream/test_stream_internal.py",
     *("tests/stream/test_stream.py", "tests/stream/test_stream_capture.py"),
     *("tests/stream/test_stream_values.py", "tests/conformance"),
     *("tests/testing/test_conditions.py", "tests/testing/test_kernels.py"),

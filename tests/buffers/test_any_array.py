@@ -13,7 +13,7 @@ from cuda.bindings import driver
 
 import userstream as us
 from helpers import CAI, checked, device_current, device_memory, upload
-from userstream._copies import pinned as _pinned
+from internals import pinned_limit
 
 hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import strategies as st  # noqa: E402
@@ -81,7 +81,7 @@ def exactly(one: np.ndarray, other: np.ndarray) -> bool:
 
 @pytest.fixture(params=[False, True], ids=["cached", "past the limit"], autouse=True)
 def _limit(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = _pinned.limit()
+    before = pinned_limit()
     if request.param:
         us.UserStream.set_pinned_limit(0)
     yield

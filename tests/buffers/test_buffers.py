@@ -27,8 +27,7 @@ from helpers import (
     on,
     pinned_memory,
 )
-from userstream import _buffers, testing
-from userstream._buffers._layout import contiguous_strides
+from userstream import testing
 
 
 def resolves(buffer: object, device: int = 0) -> bool:
@@ -514,29 +513,9 @@ def test_memory_of_another_context() -> None:
         checked(driver.cuMemFree(pointer))
 
 
-# -- the table of rules -----------------------------------------------------------------------
-
-
-def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_buffers, "_MOST_LEARNED", 8)
-    for number in range(50):
-        kind = type(f"Array{number}", (DLPack,), {})
-        assert us.get_stream(kind(2, 0)) is us.get_stream(0)
-        with pytest.raises(us.UnsupportedBufferError):
-            us.get_stream(type(f"Odd{number}", (), {})())
-        assert len(_buffers.learned) + len(_buffers._strangers) <= 8
-
-
 def test_a_type_that_names_no_module() -> None:
     kind = type("Array", (DLPack,), {"__module__": None})
     assert us.get_stream(kind(2, 0)) is us.get_stream(0)
-
-
-@pytest.mark.parametrize(
-    "shape", [(), (3,), (2, 3), (4, 1, 5), (0,), (0, 3), (3, 0), (2, 0, 4), (1, 1)]
-)
-def test_contiguous_strides_are_numpys(shape: tuple[int, ...]) -> None:
-    assert contiguous_strides(shape, 8) == np.empty(shape, dtype="f8").strides
 
 
 def test_an_interface_of_numpy_integers(memory: int) -> None:

@@ -12,9 +12,12 @@ import pytest
 from cuda.core import Buffer
 
 import userstream as us
-from helpers import CAI
+from helpers import (
+    CAI,
+    DLPack,
+)
 from userstream import _buffers, testing
-from userstream._buffers._layout import Layout
+from userstream._buffers._layout import Layout, contiguous_strides
 from userstream._buffers.view import View, once
 
 
@@ -130,3 +133,23 @@ def test_an_answer_that_failed_is_asked_for_again() -> None:
     with pytest.raises(ValueError, match="not now"):
         _ = view.layout
     assert view.layout is view.layout == Layout(2)
+
+
+# -- the table of rules -----------------------------------------------------------------------
+
+
+def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_buffers, "_MOST_LEARNED", 8)
+    for number in range(50):
+        kind = type(f"Array{number}", (DLPack,), {})
+        assert us.get_stream(kind(2, 0)) is us.get_stream(0)
+        with pytest.raises(us.UnsupportedBufferError):
+            us.get_stream(type(f"Odd{number}", (), {})())
+        assert len(_buffers.learned) + len(_buffers._strangers) <= 8
+
+
+@pytest.mark.parametrize(
+    "shape", [(), (3,), (2, 3), (4, 1, 5), (0,), (0, 3), (3, 0), (2, 0, 4), (1, 1)]
+)
+def test_contiguous_strides_are_numpys(shape: tuple[int, ...]) -> None:
+    assert contiguous_strides(shape, 8) == np.empty(shape, dtype="f8").strides

@@ -6,14 +6,9 @@ import asyncio
 import concurrent.futures
 import logging
 import os
-import signal
 import sys
 import threading
 import time
-import types
-from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from cuda.bindings import driver
@@ -23,15 +18,11 @@ from conftest import SIMULATED
 from helpers import (
     device_current,
     eventually,
-    is_blocked,
     on,
     run_python,
     running,
-    untraced,
 )
-from userstream import _driver, testing
-from userstream._engine import futures as engine_futures
-from userstream._engine import watcher as watching
+from userstream import testing
 from watching import is_idle, sleeps_for_long
 
 
@@ -91,24 +82,6 @@ def test_all_that_is_done_is_told_of_and_no_more() -> None:
             assert not any(future.done() for future in late)
             second.release()
         assert not concurrent.futures.wait(late, timeout=10).not_done
-
-
-def test_many_of_a_stream_are_told_of_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = us.get_stream(0)
-    told: list[int] = []
-    tell = watching._tell
-
-    def count(over: list[Any]) -> None:
-        told.append(len(over))
-        tell(over)
-
-    monkeypatch.setattr(watching, "_tell", count)
-    with testing.latch(stream) as latch:
-        futures = [us.completion(0) for _ in range(500)]
-        latch.release()
-        assert not concurrent.futures.wait(futures, timeout=10).not_done
-    assert sum(told) == 500
-    assert len(told) < 100
 
 
 def test_callbacks_run_in_the_watcher() -> None:
@@ -185,35 +158,6 @@ def test_a_logging_handler_that_raises_does_not_end_the_watcher() -> None:
         logger.removeHandler(handler)
 
 
-def test_what_destructors_ask_of_the_watcher_in_its_thread() -> None:
-    """The garbage collector runs anybody's there, in the middle of anything."""
-    stream = us.get_stream(0)
-    watcher = watching._watcher
-    made: list[concurrent.futures.Future[None]] = []
-    with testing.latch(stream) as latch:
-        futures = [us.completion(0) for _ in range(4)]
-
-        class Queue(OrderedDict[Any, None]):
-            """As if a collection came in the middle of a look at the queue."""
-
-            def __iter__(self) -> Iterator[Any]:
-                for count, each in enumerate(super().__iter__()):
-                    if count == 1 and not made:
-                        made.append(us.completion(0))
-                        futures[3].cancel()
-                    yield each
-
-        assert eventually(lambda: not watcher._asked)
-        ((key, queue),) = watcher._queues.items()
-        watcher._queues[key] = Queue(queue)
-        latch.release()
-        for future in futures[:3]:
-            future.result(timeout=10)
-        assert eventually(lambda: bool(made))
-        made[0].result(timeout=10)
-    assert futures[3].done()
-
-
 def test_a_future_that_is_over_may_be_asked_in_the_watcher() -> None:
     stream = us.get_stream(0)
     results: list[object] = []
@@ -248,92 +192,6 @@ def test_waiting_for_the_watcher_in_the_destructor_of_what_was_held() -> None:
         pending.result(timeout=10)
 
 
-def test_a_future_that_a_thread_keeps_locked_holds_up_no_other(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As a Ctrl-C in the middle of `concurrent.futures.wait` leaves it."""
-    monkeypatch.setattr(engine_futures, "_LONGEST_LOCK", 0.01)
-    stream = us.get_stream(0)
-    with testing.latch(stream) as latch:
-        futures = [us.completion(0) for _ in range(3)]
-        with futures[0]._condition:
-            latch.release()
-            for future in futures[1:]:
-                future.result(timeout=10)
-            assert eventually(lambda: bool(caplog.records))
-    assert "keeps it locked" in caplog.text
-
-
-@pytest.mark.parametrize("wait", ["result", "exception"])
-def test_a_ctrl_c_in_a_wait_for_a_future(wait: str) -> None:
-    """`threading.Condition.wait` would make a RuntimeError of it, or keep its lock."""
-    stream = us.get_stream(0)
-    with testing.latch(stream) as latch:
-        future = us.completion(0)
-        kind = type(future._condition)
-        for function in (kind.__exit__, kind.acquire):  # test_locks_internal.py tries `__enter__`
-            assert not isinstance(function, types.FunctionType), "it may come in the middle"
-
-        def interrupted(*_: object) -> None:
-            assert not future._condition._is_owned(), "the watcher needs it"
-            signal.raise_signal(signal.SIGINT)
-
-        with pytest.MonkeyPatch.context() as patch, untraced():
-            patch.setattr(engine_futures._Condition, "wait_outside", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                getattr(future, wait)()
-        assert not future.done()
-        latch.release()
-        assert future.result(timeout=10) is None
-
-
-def test_several_threads_wait_for_a_future(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are called when it is over, and do not just look now and then."""
-    monkeypatch.setattr(engine_futures, "_LONGEST_WAIT", 1000)
-    stream = us.get_stream(0)
-    with testing.latch(stream) as latch:
-        future = us.completion(0)
-        with running(future.result) as a, running(future.exception) as b:
-            assert is_blocked(a)
-            assert is_blocked(b)
-            latch.release()
-        assert (a(), b()) == (None, None)
-        future = us.completion(0)
-
-
-def test_cancelling_wakes_up_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_futures, "_LONGEST_WAIT", 1000)
-    stream = us.get_stream(0)
-    with testing.latch(stream):
-        future = us.completion(0)
-        with running(lambda: concurrent.futures.wait([future]).done) as waiting:
-            with running(future.result) as asking:
-                assert is_blocked(asking)
-                future.cancel()
-            with pytest.raises(concurrent.futures.CancelledError):
-                asking()
-        assert waiting() == {future}
-
-
-def test_a_cancel_that_is_interrupted_leaves_nobody_waiting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def interrupted(points: object) -> None:
-        raise KeyboardInterrupt
-
-    stream = us.get_stream(0)
-    with testing.latch(stream) as latch:
-        future = us.completion(0)
-        with monkeypatch.context() as patch:
-            patch.setattr(engine_futures.Points, "stop", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                future.cancel()
-        assert future.done()
-        latch.release()
-        assert eventually(is_idle)
-        assert future.cancelled()
-
-
 def test_the_event_of_a_cancelled_future_is_not_used_before_it_completed() -> None:
     stream = us.get_stream(0)
     with testing.latch(stream) as latch:
@@ -348,17 +206,6 @@ def test_the_event_of_a_cancelled_future_is_not_used_before_it_completed() -> No
         latch.release()
         for other in others:
             other.result(timeout=10)
-    assert pool.free.count(event) + pool.abandoned.count(event) == 1
-
-
-def test_the_event_of_a_wait_given_up_when_it_was_done_is_pooled_once() -> None:
-    stream = us.get_stream(0)
-    with testing.latch(stream) as latch:
-        completion = stream._resolve().completion()
-        pool, event = completion._pool, completion._event
-        latch.release()
-        assert eventually(lambda: _driver.streams.relaxed(completion.is_done))
-    completion.abandon()
     assert pool.free.count(event) + pool.abandoned.count(event) == 1
 
 
@@ -466,46 +313,6 @@ def test_the_watcher_harms_no_capture() -> None:
     captured.close()
 
 
-# -- errors of the GPU, and the end -----------------------------------------------------------
-
-
-@pytest.mark.simulated
-def test_an_error_of_the_gpu_ends_all_waits_of_its_context() -> None:
-    illegal = driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
-    stream, other = us.get_stream(0), us.get_stream(0, name="other")
-
-    async def awaits() -> list[object]:
-        calls = (us.wait_async(stream), us.wait_async(other, timeout=20), us.wait_all_async())
-        return await asyncio.gather(*calls, return_exceptions=True)
-
-    try:
-        with testing.latch(stream) as a, testing.latch(other):
-            testing.async_error(stream, illegal)
-            futures = [us.completion(stream), us.completion(other), us.completion(stream)]
-            with running(lambda: asyncio.run(awaits())) as errors:
-                queues = watching._watcher._queues
-                assert eventually(lambda: sum(map(len, list(queues.values()))) == 7)
-                a.release()
-            assert [type(error) for error in errors()] == [
-                us.DriverError,
-                us.DriverError,
-                us.WaitErrors,
-            ]
-            for future in futures:
-                error = future.exception(timeout=10)
-                assert isinstance(error, us.DriverError)
-                assert error.code == 700
-        with pytest.raises(us.DriverError):
-            us.completion(stream).result(timeout=10)
-        with pytest.raises(us.WaitErrors):
-            asyncio.run(us.wait_all_async(timeout=10))
-        with pytest.raises(us.DriverError):
-            asyncio.run(us.wait_async(stream, timeout=10))
-    finally:
-        testing.reset()
-    us.close()
-
-
 @pytest.mark.simulated
 def test_a_watcher_that_cannot_begin_leaves_nobody_waiting() -> None:
     done = run_python(
@@ -530,24 +337,6 @@ def test_a_watcher_that_cannot_begin_leaves_nobody_waiting() -> None:
         """
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_without_a_thread_the_next_wait_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    stream = us.get_stream(0)
-    monkeypatch.setattr(watching, "_watcher", watching.Watcher())
-    with testing.latch(stream) as latch:
-        with monkeypatch.context() as patched:
-            patched.setattr(threading.Thread, "start", refuse)
-            with pytest.raises(RuntimeError, match="new thread"):
-                us.completion(0)
-        future = us.completion(0)
-        latch.release()
-        future.result(timeout=10)
-    assert eventually(is_idle)
-    watching._watcher.end()
 
 
 @pytest.mark.parametrize("how", ["", "raise SystemExit(0)", "future.cancel()"])

@@ -18,12 +18,8 @@ import userstream as us
 from helpers import (
     eventually,
     on,
-    pooled_events,
-    running,
 )
 from userstream import testing
-from userstream._engine import futures as engine_futures
-from userstream._engine import watcher as watching
 from watching import finish_meanwhile, is_idle
 
 
@@ -231,85 +227,6 @@ def test_a_ctrl_c_leaves_the_other_waits_of_the_loop_alone() -> None:
         loop.run_until_complete(asyncio.wait_for(other, 10))
 
 
-class _Interrupted(Exception):
-    """What a signal handler raises."""
-
-
-@pytest.mark.parametrize("which", ["delivery", "future"])
-def test_an_exception_of_a_signal_handler_in_the_delivery_loses_nobody(
-    which: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before it begins, or between two of the futures: asyncio drops the callback."""
-    stream = us.get_stream(0)
-    hits = 1
-
-    def hit(expected: str) -> None:
-        nonlocal hits
-        if which == expected and hits:
-            hits -= 1
-            raise _Interrupted
-
-    class Future(asyncio.Future[None]):
-        def set_result(self, result: None) -> None:
-            hit("future")
-            super().set_result(result)
-
-    class Loop(asyncio.SelectorEventLoop):
-        def create_future(self) -> Future:
-            return Future(loop=self)
-
-    deliver = engine_futures._Mailbox._deliver
-
-    def delivery(mailbox: engine_futures._Mailbox) -> None:
-        hit("delivery")
-        deliver(mailbox)
-
-    monkeypatch.setattr(engine_futures._Mailbox, "_deliver", delivery)
-    seen: list[type | None] = []
-
-    async def main(latch: testing.latch) -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: seen.append(type(context["exception"])))
-        tasks = [asyncio.create_task(us.wait_async(0)) for _ in range(20)]
-        await asyncio.sleep(0)
-        finish_meanwhile(latch)
-        async with asyncio.timeout(10):
-            await asyncio.gather(*tasks)
-
-    with testing.latch(stream) as latch, asyncio.Runner(loop_factory=Loop) as runner:
-        runner.run(main(latch))
-    assert seen == [_Interrupted]
-
-
-def test_a_loop_that_lost_its_calls_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_futures, "_LONGEST_WAIT", 0)
-    stream = us.get_stream(0)
-    lost = 2
-
-    class Loop(asyncio.SelectorEventLoop):
-        def call_soon_threadsafe(self, callback: Any, *args: Any, **more: Any) -> asyncio.Handle:
-            nonlocal lost
-            if lost and threading.current_thread().name == "userstream-watcher":
-                lost -= 1
-                callback, args = (lambda: None), ()
-            return super().call_soon_threadsafe(callback, *args, **more)
-
-    async def main(first: testing.latch) -> None:
-        task = asyncio.create_task(us.wait_async(0))
-        await asyncio.sleep(0)
-        finish_meanwhile(first)
-        async with asyncio.timeout(10):
-            with testing.latch(stream) as second:
-                other = asyncio.create_task(us.wait_async(0))
-                await asyncio.sleep(0)
-                finish_meanwhile(second)
-                await asyncio.gather(task, other)
-
-    with testing.latch(stream) as latch, asyncio.Runner(loop_factory=Loop) as runner:
-        runner.run(main(latch))
-    assert not lost
-
-
 def test_a_ctrl_c_in_the_delivery_leaves_the_others_to_the_next_run() -> None:
     stream = us.get_stream(0)
     hits = 1
@@ -349,25 +266,6 @@ def test_no_loop_is_kept_alive() -> None:
     assert loops[0]() is None
 
 
-def test_cancelling_a_task_ends_its_wait_alone() -> None:
-    stream = us.get_stream(0)
-
-    async def main(latch: testing.latch) -> None:
-        tasks = [asyncio.create_task(us.wait_async(0, timeout=10)) for _ in range(5)]
-        await asyncio.sleep(0.01)
-        tasks[2].cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await tasks[2]
-        assert not any(task.done() for task in (*tasks[:2], *tasks[3:]))
-        queues = watching._watcher._queues
-        assert eventually(lambda: sum(map(len, list(queues.values()))) == 4)
-        latch.release()
-        await asyncio.gather(*tasks[:2], *tasks[3:])
-
-    with testing.latch(stream) as latch:
-        asyncio.run(main(latch))
-
-
 def test_a_task_group_on_loops_of_several_threads() -> None:
     streams = [us.get_stream(0, name=str(number)) for number in range(4)]
 
@@ -389,33 +287,6 @@ def test_a_task_group_on_loops_of_several_threads() -> None:
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
-
-
-def test_many_waits_leave_no_more_events_than_there_were_at_once() -> None:
-    streams = [us.get_stream(0, name=str(number)) for number in range(8)]
-
-    async def main() -> None:
-        await asyncio.gather(*(us.wait_async(streams[n % 8], timeout=60) for n in range(1000)))
-
-    def once() -> None:
-        latches = [testing.latch(stream) for stream in streams]
-        for latch in latches:
-            latch.__enter__()
-
-        def release() -> None:
-            queues = watching._watcher._queues
-            assert eventually(lambda: sum(map(len, list(queues.values()))) == 1000)
-            for latch in latches:
-                latch.release()
-
-        with running(release):
-            asyncio.run(main())
-
-    once()
-    before = len(pooled_events())
-    assert before >= 1000
-    once()
-    assert len(pooled_events()) == before
 
 
 def test_a_future_that_is_done_is_no_garbage() -> None:

@@ -23,11 +23,9 @@ from cuda.bindings import driver
 import userstream as us
 from conftest import SIMULATED
 from helpers import array, checked, current_context, device_count, device_memory, eventually
+from internals import alive_in_driver, forget_splits, nothing_is_in_use
 from interrupts import cut_short
 from userstream import testing
-from userstream._driver.capture import _MODES
-from userstream._engine import held_objects, lanes
-from userstream.testing import _simulated
 
 pytestmark = [
     pytest.mark.usefixtures("no_garbage"),
@@ -93,7 +91,7 @@ def _made(**more: Any) -> None:
 def _part(_: Scene) -> None:
     # Each split makes a green context that the process keeps, of which a GPU has few.
     if SIMULATED:
-        lanes._splits.clear()
+        forget_splits()
     _made(sms=16)
 
 
@@ -189,14 +187,14 @@ def alive() -> tuple[int, ...]:
     """Count the streams and captures that the simulated driver has, and the streams it holds."""
     if not SIMULATED:
         return ()
-    statistics = _simulated.stats()
+    statistics = alive_in_driver()
     return statistics.streams, statistics.captures, statistics.holds
 
 
 def is_quiet() -> bool:
     """Tell whether all is done that was queued, and nothing is held for it any more."""
     us.wait_all(timeout=20)
-    return not held_objects.queues and not held_objects.in_use
+    return nothing_is_in_use()
 
 
 def drawn(count: int, places: int) -> list[int]:
@@ -233,7 +231,7 @@ def test_a_storm_of_signals(name: str, scene: Scene) -> None:
     busy = 0 if name in IDLE else 1
     assert eventually(lambda: not SIMULATED or alive()[2] == busy)
     gc.collect()
-    before, modes = alive(), itertools.cycle(_MODES.values())
+    before, modes = alive(), itertools.cycle(list(driver.CUstreamCaptureMode))
     for at, mode in zip(drawn(COUNT, len(places)), modes, strict=False):
         with in_mode(mode):
             expected, cut = state(), []

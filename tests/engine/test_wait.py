@@ -24,9 +24,6 @@ from helpers import (
     running,
 )
 from userstream import testing
-from userstream._driver import core
-from userstream._engine import host_wait
-from userstream._engine.host_wait import check_arguments
 
 POLICIES = ["auto", "spin"]
 
@@ -128,43 +125,6 @@ def test_several_devices_have_one_deadline() -> None:
         assert caught.value.devices == (1,)
         b.release()
     us.wait([on(0), on(1)], timeout=10)
-
-
-def test_when_a_wait_begins_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock of its own, on which each look takes 50 us."""
-    now, sleeps = 0.0, []
-
-    class Clock:
-        @staticmethod
-        def perf_counter() -> float:
-            return now
-
-        @staticmethod
-        def sleep(seconds: float) -> None:
-            nonlocal now
-            sleeps.append((now, seconds))
-            now += seconds
-
-    class Work:
-        target, ordered = None, False
-
-        def abandon(self) -> None:
-            pytest.fail("it was not given up")
-
-        def is_done(self) -> bool:
-            nonlocal now
-            now += 50e-6
-            return now > 1
-
-    monkeypatch.setattr(host_wait, "time", Clock)
-    host_wait.wait_until(Work(), None)
-    assert 250e-6 < sleeps[0][0] < 310e-6
-    for at, seconds in sleeps:
-        assert seconds == pytest.approx(min(0.05 * at, 5e-3))
-    now, sleeps = 0.0, []
-    assert not host_wait._poll([Work()], [], 0.0, None, "spin")
-    assert now > 1
-    assert not sleeps
 
 
 def test_several_streams_have_one_deadline() -> None:
@@ -273,13 +233,6 @@ def test_a_timeout_is_a_number(timeout: object) -> None:
             wait(timeout=timeout)
 
 
-def test_policies() -> None:
-    for wait in (us.wait, us.wait_all, us.Stream.create(0).sync):
-        with pytest.raises(ValueError, match="policy must be"):
-            wait(policy="block")
-    check_arguments(float("inf"), "spin")
-
-
 def test_bad_arguments_touch_no_cuda() -> None:
     from conftest import SIMULATED
 
@@ -330,28 +283,6 @@ def test_events_are_used_again() -> None:
         wait_once()
     reclaim(stream)
     assert len(pooled_events()) <= before + 5
-
-
-def test_an_interrupted_poll_gives_no_event_back_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = us.get_stream(0), us.get_stream(0, name="second")
-    with testing.latch(first) as a, testing.latch(second):
-        asked = []
-
-        def interrupted(event: int, target: object) -> bool:
-            asked.append(event)
-            if len(asked) == 2:
-                raise KeyboardInterrupt
-            a.release()
-            return eventually(lambda: is_complete(event, target))
-
-        is_complete = core.is_complete
-        monkeypatch.setattr(core, "is_complete", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            us.wait_all()
-        monkeypatch.undo()
-    pooled = pooled_events()
-    assert len(pooled) == len(set(pooled))
-    us.wait_all(timeout=10)
 
 
 @pytest.mark.simulated

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,7 @@ from helpers import (
     in_thread,
     primary_context,
 )
-from userstream import _driver, testing
+from userstream import testing
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -88,30 +87,6 @@ def test_activation(torch: types.ModuleType, cupy: types.ModuleType, memory: int
                 pass
             assert current() == (0, 0)
             assert cupy.cuda.get_current_stream(0) is before
-
-
-def test_a_ctrl_c_at_the_end_of_an_activation(
-    torch: types.ModuleType, cupy: types.ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream, within = us.get_stream(0), _driver.contexts.within
-    before = cupy.cuda.get_current_stream(0)
-    for after in (False, True):
-        hits = [KeyboardInterrupt]
-
-        def interrupted(*arguments: Any, after: bool = after, hits: Any = hits) -> Any:
-            result = within(*arguments) if after or not hits else None
-            if hits:
-                raise hits.pop()
-            return result
-
-        block = stream.activate("torch", "cupy")
-        block.__enter__()
-        with monkeypatch.context() as patch:
-            patch.setattr(_driver.contexts, "within", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                block.__exit__(None, None, None)
-        assert torch.cuda.current_stream(0).cuda_stream == 0
-        assert cupy.cuda.get_current_stream(0) is before
 
 
 def test_activation_orders_the_arenas(torch: types.ModuleType, producer: us.Stream) -> None:

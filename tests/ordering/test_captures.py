@@ -21,7 +21,7 @@ from helpers import (
     fill,
     in_thread,
 )
-from userstream import _driver, testing
+from userstream import testing
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -72,7 +72,8 @@ def end(stream: us.Stream) -> int:
 
 
 def is_captured(stream: us.Stream) -> bool:
-    return bool(stream._resolve().capture_status() != _driver.streams.NOT_CAPTURING)
+    status = checked(driver.cuStreamIsCapturing(stream.handle))
+    return bool(status != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 
 
 def test_both_in_one_capture(producer: us.Stream, memory: int, other: int) -> None:

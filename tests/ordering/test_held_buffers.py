@@ -17,8 +17,8 @@ from helpers import (
     held_while,
     run_python,
 )
+from internals import sweep
 from userstream import testing
-from userstream._engine import held_objects
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -169,9 +169,9 @@ def test_a_failure_to_ask_lets_go_of_nothing(code: int) -> None:
             with testing.inject("cuEventQuery", code, count=1 << 30):
                 us.hold(thing, stream=stream)
                 del thing
-                held_objects.sweep()
+                sweep()
                 assert eventually(lambda: testing.calls("cuEventQuery") > before + 3)
-            held_objects.sweep()
+            sweep()
             assert alive() is not None
             latch.release()
         assert eventually(lambda: alive() is None)

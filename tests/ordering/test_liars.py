@@ -33,8 +33,8 @@ from helpers import (
     run_python,
     running,
 )
-from userstream import _driver, testing
-from userstream._ordering import settings
+from internals import order_by_device
+from userstream import testing
 
 SIZE = 256
 
@@ -553,7 +553,7 @@ def test_every_order_can_be_that_of_the_device(
     for use in uses:
         with testing.latch(producer):
             use().sync(timeout=10)  # guessed wrongly
-    monkeypatch.setattr(settings, "BY_DEVICE", True)
+    order_by_device(monkeypatch)
     for use in uses:
         with testing.latch(producer) as latch:
             assert is_held(use())
@@ -625,7 +625,7 @@ def test_a_capture_where_every_order_is_that_of_the_device(
     memory: int, producer: us.Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error does not advise `producer=`, which would change nothing."""
-    monkeypatch.setattr(settings, "BY_DEVICE", True)
+    order_by_device(monkeypatch)
     us.get_stream(0)
     with us.Stream.create(0) as captured, captured.capture("relaxed"):
         with pytest.raises(us.CaptureError, match="unset USERSTREAM_ORDER"):
@@ -651,15 +651,6 @@ def test_it_is_logged_once_for_a_type(
     assert len(said) == 2
     assert "Fresh is ordered with everything on device 0" in said[0]
     assert "producer=" in said[0]
-
-
-def test_a_driver_that_has_no_such_edges(
-    monkeypatch: pytest.MonkeyPatch, memory: int, producer: us.Stream
-) -> None:
-    """Before CUDA 12.5: as if it were not wanted."""
-    monkeypatch.setattr(_driver.streams, "has_context_events", lambda: False)
-    with pytest.raises(us.UnknownProducerError, match="producer="):
-        us.acquire(Silent(memory, producer))
 
 
 def test_many_threads(memory: int, producer: us.Stream) -> None:

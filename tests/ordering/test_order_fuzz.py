@@ -37,9 +37,9 @@ from helpers import (
     running,
     seeds,
 )
+from internals import order_by_device
 from ordering.test_liars import LIARS, Ignoring, core_buffer, dtype_of
 from userstream import testing
-from userstream._ordering import settings
 
 # A call of a real driver may wait for the streams that are held, to load what it needs.
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("no_garbage")]
@@ -151,7 +151,7 @@ class Scene:
 def scene(
     torch: object, cupy: object, warp: object, tvm_ffi: object, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Scene]:
-    monkeypatch.setattr(settings, "BY_DEVICE", False)  # which the cases set
+    order_by_device(monkeypatch, False)  # as the cases set it
     with ExitStack() as memory, device_current():
         scene = Scene([memory.enter_context(device_memory(0, SIZE)) for _ in range(6)])
         yield scene
@@ -216,7 +216,6 @@ class Case:
         self.how: dict[str, Any] = {"producer": drawn.producer}
         if drawn.user in scene.users:
             self.how["stream"] = self.user = scene.users[drawn.user]
-        settings.BY_DEVICE = drawn.by_device
         settle()  # a case that was refused has looked at nothing: it may still write
         for address in (*self.addresses, *self.seen):
             checked(driver.cuMemsetD8(address, BEFORE, SIZE))
@@ -259,13 +258,15 @@ def each_case(scene: Scene, check: Callable[[Case], None], *, single: bool) -> N
     for seed in seeds(COUNT):
         drawn = Drawn.by(random.Random(seed), scene, single=single)
         try:
-            with us.UserStream(unknown=drawn.unknown) as registry:
+            with (
+                pytest.MonkeyPatch.context() as patch,
+                us.UserStream(unknown=drawn.unknown) as registry,
+            ):
+                order_by_device(patch, drawn.by_device)
                 check(Case(drawn, scene, registry))
         except BaseException as error:
             error.add_note(f"USERSTREAM_FUZZ_SEED={seed}: {drawn}")
             raise
-        finally:
-            settings.BY_DEVICE = False
 
 
 # -- in -------------------------------------------------------------------------------------------

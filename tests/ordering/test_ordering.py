@@ -37,9 +37,8 @@ from helpers import (
     run_python,
     running,
 )
-from userstream import _buffers, testing
-from userstream._engine import held_objects
-from userstream._ordering import settings
+from internals import forget_frameworks, nothing_is_held, wait_in_every_block
+from userstream import testing
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -432,7 +431,7 @@ def test_edges_leave_no_more_events_than_there_are_callers(
     producer: us.Stream, memory: int
 ) -> None:
     buffer = array(memory, producer)
-    assert eventually(lambda: not held_objects.queues)
+    assert eventually(nothing_is_held)
     us.acquire(buffer)
     before = len(pooled_events())
     for _ in range(500):
@@ -450,7 +449,7 @@ def test_held_events_are_used_again(memory: int) -> None:
             for _ in range(50):
                 us.release(buffer)
         us.wait(stream, timeout=10)
-        assert eventually(lambda: not held_objects.queues)
+        assert eventually(nothing_is_held)
         return len(pooled_events())
 
     use()
@@ -648,8 +647,7 @@ def test_a_stream_that_a_framework_destroyed_is_asked_nothing(
 def test_modules_that_are_mocks(monkeypatch: pytest.MonkeyPatch, memory: int) -> None:
     for name in ("torch", "cupy", "jax", "cupy.cuda", "jax.core"):
         monkeypatch.setitem(sys.modules, name, MagicMock())
-    monkeypatch.setattr(_buffers, "learned", {})
-    monkeypatch.setattr(_buffers, "_strangers", set())
+    forget_frameworks(monkeypatch)
     assert us.acquire(array(memory, None)) is us.get_stream(0)
 
 
@@ -685,7 +683,7 @@ def test_sync_of_the_usual_buffers(
     tensor = torch.Tensor(torch.device("cuda", 0), memory)
     torch.cuda.set_stream(torch.cuda.ExternalStream(int(producer.handle), 0))
     us.acquire(tensor)
-    monkeypatch.setattr(settings, "SYNC", True)
+    wait_in_every_block(monkeypatch)
     with testing.latch(producer) as latch, running(lambda: us.acquire(tensor)) as result:
         assert is_blocked(result)
         latch.release()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ from cuda.bindings import driver
 
 import userstream as us
 from helpers import CAI
-from userstream import _table, testing
+from userstream import testing
 
 
 @pytest.fixture
@@ -158,29 +157,6 @@ def test_what_cannot_be_waited_for(buffer: CAI, mine: us.Stream) -> None:
     mine.close()
     us.wait(buffer, timeout=20)
     assert not us.UserStream.get()._uses.pending
-
-
-def test_nothing_piles_up(buffer: CAI, mine: us.Stream) -> None:
-    """Neither what was passed nor what is acquired and never released."""
-    us.get_stream(0)
-    noted = us.UserStream.get()._uses
-    for _ in range(20):
-        borrow(buffer, stream=mine)
-    kept = [CAI(buffer.interface["data"][0], stream=-1) for _ in range(_table._MOST_ACQUIRED + 20)]
-    for each in kept:
-        us.acquire(each, stream=mine)
-    with testing.latch(mine):
-        us.acquire(buffer, stream=mine)
-        assert is_waited_for(buffer)
-    us.wait(buffer, timeout=20)
-    gc.collect()
-    assert len(noted._acquired) <= _table._MOST_ACQUIRED
-    assert len(noted.pending) <= _table._MOST_ACQUIRED + 1
-    us.release(kept, stream=mine)
-    us.release(buffer, stream=mine)
-    mine.sync(timeout=20)
-    us.wait(buffer, timeout=20)
-    assert not noted._acquired
 
 
 def test_a_usual_borrow_notes_nothing(buffer: CAI) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,9 +23,8 @@ from helpers import (
     is_blocked,
     running,
 )
-from interrupts import cut_short
-from userstream import _driver, testing
-from userstream._ordering import device_edges, settings
+from internals import wait_in_every_block
+from userstream import testing
 
 SIZE = 256
 NEW = np.full(SIZE, 7, "u1")
@@ -124,21 +122,6 @@ def test_a_capture_that_cannot_be_seen(producer: us.Stream, memory: int) -> None
     checked(driver.cuStreamDestroy(handle))
 
 
-@pytest.mark.simulated
-def test_a_driver_that_cannot_let_a_context_wait(
-    producer: us.Stream, memory: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def missing(_context: object, _event: object) -> None:
-        raise us.NotSupportedError("cuCtxWaitEvent is not in the installed driver")
-
-    monkeypatch.setattr(_driver.streams, "let_context_wait", missing)
-    with testing.latch(us.get_stream(0)) as latch:
-        with running(lambda: us.copyto(delegating(memory, producer), NEW)) as result:
-            assert is_blocked(result)
-            latch.release()
-            result()
-
-
 @pytest.mark.no_races(False)  # it writes what nobody writes
 def test_an_immutable_array_needs_none(producer: us.Stream, jax: Any, memory: int) -> None:
     """Nobody writes it again, and it is held: other streams of the device are left alone."""
@@ -163,7 +146,7 @@ def test_an_immutable_array_needs_none(producer: us.Stream, jax: Any, memory: in
 
 @pytest.fixture
 def sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "SYNC", True)
+    wait_in_every_block(monkeypatch)
 
 
 USES: dict[str, Callable[[Any, float], object]] = {
@@ -187,15 +170,3 @@ def test_a_timeout_holds_with_sync(whose: str, use: str, producer: us.Stream, me
     assert error.value.seconds == 0.05
     assert not getattr(error.value, "__notes__", [])
     USES[use](buffer, 20)
-
-
-def test_a_signal_loses_no_event_of_an_order_with_a_device(memory: int) -> None:
-    """No destructor frees it, as it is a mere handle."""
-    us.acquire(array(memory, None), producer="device")
-    spare = device_edges._spare[0]
-    events = {int(event) for event in spare}
-    for at in itertools.count():
-        came = cut_short(lambda: us.acquire(array(memory, None), producer="device"), at)
-        assert {int(event) for event in spare} == events, f"signal {at}"
-        if not came:
-            break

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import os
-import re
 import sys
-from pathlib import Path
 
 import pytest
 
-import userstream as us
 from helpers import run_python
-from userstream import _process
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 
@@ -117,52 +112,6 @@ def test_a_child_of_a_process_that_used_cuda_without_us() -> None:
         """
     )
     assert done.returncode == 7, done.stderr
-
-
-_MUTABLE = {
-    *("dict", "list", "set", "deque", "defaultdict", "OrderedDict", "count", "local"),
-    *("Lock", "RLock", "Event", "Condition", "WeakSet", "WeakValueDictionary", "WeakKeyDictionary"),
-}
-
-
-def state_of(module: Path) -> set[str]:
-    """Return the names of a module that functions assign to, or that something can be put into."""
-    tree = ast.parse(module.read_text())
-    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
-    found = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
-    for node in tree.body:
-        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
-            continue
-        match node.value:
-            case ast.Dict(keys=[]) | ast.List(elts=[]):
-                changes = True
-            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-                changes = name in _MUTABLE | classes
-            case ast.Call(func=ast.Subscript(value=ast.Name(id=name))):
-                changes = name in _MUTABLE | classes
-            case _:
-                changes = False
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        found |= {each.id for each in targets if changes and isinstance(each, ast.Name)}
-    return found
-
-
-def test_the_table_of_what_a_process_has_once_is_whole() -> None:
-    """Whoever adds state says there what a fork does to it."""
-    package = Path(us.__file__).parent
-    there = {
-        (str(module.relative_to(package).with_suffix("")), name)
-        for module in package.rglob("*.py")
-        for name in state_of(module)
-    }
-    listed, module = set(), ""
-    for line in (_process.__doc__ or "").splitlines():
-        if line.startswith(" " * 8):
-            names = re.findall(r"((?:\w+ )*\w+): ", line)
-            listed |= {(module, name) for each in names for name in each.split()}
-        elif line.startswith(" " * 4):
-            module = line.strip()
-    assert there == listed
 
 
 EXITS = {

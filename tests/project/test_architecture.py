@@ -301,3 +301,38 @@ def test_a_file_of_a_framework_is_loaded_with_the_first_of_its_objects() -> None
         """,
     )
     assert done.returncode == 0, done.stderr
+
+
+# -- the tests ------------------------------------------------------------------------------------
+
+TESTS = Path(__file__).parents[1]
+TEST_FILES = sorted(path.relative_to(TESTS) for path in TESTS.rglob("test_*.py"))
+NOT_SORTED_YET = {"copies", "observe"}  # folders whose files do not keep the two rules below
+
+
+def private_imports(path: Path) -> set[str]:
+    """Return the private modules of userstream that a test file imports."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in names if re.match(r"userstream\.(\w+\.)*_(?!_main__)", name)}
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in TEST_FILES if path.parts[0] not in NOT_SORTED_YET], ids=str
+)
+def test_a_test_file_is_short_and_named_internal_if_it_imports_private_modules(path: Path) -> None:
+    lines = len((TESTS / path).read_text(encoding="utf-8").splitlines())
+    assert lines <= 800, f"{path} has {lines} lines: split it by subject"
+    if not path.stem.endswith("_internal"):
+        assert not private_imports(TESTS / path), (
+            f"{path}: use what users use, tests/support, or move the test to a file *_internal.py"
+        )
+
+
+def test_few_test_files_are_internal() -> None:
+    internal = [path for path in TEST_FILES if path.stem.endswith("_internal")]
+    assert len(internal) <= 25, internal

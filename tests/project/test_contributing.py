@@ -14,8 +14,8 @@ import pytest
 
 import userstream as us
 from helpers import fill
+from internals import add_framework
 from project.test_architecture import LAYERS
-from userstream import _buffers
 
 PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
@@ -44,9 +44,7 @@ def frame(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     module = types.ModuleType("userstream._buffers.frame")
     exec(code, vars(module))
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(_buffers._FRAMEWORKS, "frame", "frame")
-    monkeypatch.setattr(_buffers, "learned", {})
-    monkeypatch.setattr(_buffers, "_strangers", set())
+    add_framework(monkeypatch, "frame", "frame")
     return module
 
 

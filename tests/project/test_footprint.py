@@ -13,10 +13,9 @@ import pytest
 
 import standins
 import userstream as us
-from helpers import CAI, device_current, device_memory, eventually, on
+from helpers import CAI, device_current, device_memory, on
+from internals import release_held, spin_for_ever
 from userstream import testing
-from userstream._copies import copy_lane
-from userstream._engine import held_objects
 
 pytestmark = [
     pytest.mark.simulated,
@@ -70,13 +69,13 @@ def footprint(call: Callable[[], object], *, but: str | None = None) -> Footprin
 
 def settle() -> None:
     """Let nothing be held that copies before have left: the next one would look after it."""
-    assert eventually(lambda: (held_objects.sweep(), not held_objects.queues)[1])
+    release_held()
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a copy be waited for where it was queued, however slow the machine is."""
-    monkeypatch.setattr(copy_lane, "_SPIN", 10**10)
+    spin_for_ever(monkeypatch)
 
 
 def test_a_wait_for_an_idle_stream(torch: types.ModuleType) -> None:

@@ -15,10 +15,12 @@ import userstream as us
 from conftest import SIMULATED
 from helpers import (
     eventually,
+    pinned_memory,
     run_python,
 )
+from internals import pin_word
 from interrupts import cut_short
-from userstream import _driver, testing
+from userstream import _driver, _process, testing
 from userstream._engine import dispatcher, watcher
 from userstream._stream import memory_operations
 
@@ -27,9 +29,7 @@ pytestmark = pytest.mark.usefixtures("no_garbage")
 
 @pytest.fixture
 def stream() -> Iterator[us.Stream]:
-    word = memory_operations.Gate(0)  # so that no test pins memory while a stream is held
-    word.take()
-    word.release()
+    pin_word()  # no later call waits for a stream that is held, as one that pins memory does
     with us.Stream.create(0) as stream:
         yield stream
         stream.sync(timeout=20)
@@ -328,3 +328,41 @@ def test_the_driver_fails_as_the_thread_begins() -> None:
         """
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_later_work_sees_what_it_has_written(
+    stream: us.Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On ARM as well, where the word that lets the stream go on may be there before the rest."""
+    fenced: list[bool] = []
+
+    def fence() -> None:
+        fenced.append(stream.is_done)
+
+    monkeypatch.setattr(_process, "fence", fence)
+    stream.launch_host_func(lambda: None)
+    stream.sync(timeout=20)
+    assert fenced == [False]
+
+
+def test_a_thousand_on_many_streams() -> None:
+    streams = [us.Stream.create(0) for _ in range(20)]
+    called: dict[us.Stream, list[int]] = {stream: [] for stream in streams}
+    with pinned_memory() as word:
+
+        def launch(number: int) -> None:
+            for turn in range(50):
+                stream = streams[(number + turn) % 20]
+                stream.launch_host_func(called[stream].append, turn, blocking=turn % 2 == 0)
+                stream.write_value_32(word, turn)
+
+        threads = [threading.Thread(target=launch, args=(number,)) for number in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert eventually(lambda: sum(map(len, called.values())) == 1000)
+        for stream in streams:
+            stream.sync(timeout=10)
+            stream.close()
+    assert eventually(lambda: not dispatcher._dispatcher._queues)

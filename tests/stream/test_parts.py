@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda.bindings import driver
+from cuda.core import Device
 
 import userstream as us
 from helpers import (
@@ -30,8 +31,8 @@ from helpers import (
     run_python,
     running,
 )
-from userstream import _driver, testing
-from userstream._engine import lanes
+from internals import alive_in_driver, hide_splits, is_split
+from userstream import testing
 
 SIZE = 256
 TIMES = 50
@@ -42,7 +43,7 @@ def _whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begin with devices that are not split. Real ones keep the green contexts of earlier tests."""
     if driver_version() < 12050:
         pytest.skip("needs a driver of CUDA 12.5")
-    monkeypatch.setattr(lanes, "_splits", {})
+    hide_splits(monkeypatch)
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_a_stream_of_ones_own(part: us.Stream) -> None:
 def test_it_is_rounded_up_to_what_the_device_splits(asked: int, given: int) -> None:
     with us.Stream.create(0, sms=asked) as stream:
         assert stream.sms == count(stream) >= asked
-        if _driver.library.device_report(0)[1] == "9.0":
+        if Device(0).compute_capability == (9, 0):
             assert stream.sms == given
         with us.Stream.create(0, sms=asked) as another:
             assert another.sms == stream.sms
@@ -179,7 +180,7 @@ def test_what_is_no_number_of_sms(sms: Any, kind: type[Exception], message: str)
     for make in (us.get_stream, us.Stream.create):
         with pytest.raises(kind, match=message):
             make(0, sms=sms)  # type: ignore[operator]
-    assert not lanes._splits
+    assert not is_split()
 
 
 @pytest.mark.parametrize("more", [1, 100, 1 << 40])
@@ -199,7 +200,7 @@ def test_another_part_than_that_of_the_existing_stream() -> None:
     us.get_stream(0)
     with pytest.raises(ValueError, match="has all the SMs of its device, not 16: pass another"):
         us.get_stream(0, sms=16)
-    assert not lanes._splits, "it was split for nobody"
+    assert not is_split(), "it was split for nobody"
     us.get_stream(0, name="another", sms=16)
     with pytest.raises(ValueError, match="has sms=16, not 'rest': pass another name"):
         us.get_stream(0, name="another", sms="rest")
@@ -460,11 +461,11 @@ def test_one_that_was_let_go_comes_back() -> None:
 def test_streams_of_it_are_destroyed() -> None:
     us.Stream.create(0, sms=16).close()
     gc.collect()
-    before = testing._simulated.stats().streams
+    before = alive_in_driver().streams
     for _ in range(10):
         us.Stream.create(0, sms=16)
     gc.collect()
-    assert testing._simulated.stats().streams == before
+    assert alive_in_driver().streams == before
     assert testing.calls("cuGreenCtxCreate") == 1
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import copy
 import gc
-import inspect
 import pickle
 import threading
 import weakref
@@ -30,8 +28,7 @@ from helpers import (
     primary_context,
     running,
 )
-from userstream import _process, testing
-from userstream._engine import lane
+from userstream import testing
 
 
 @pytest.fixture
@@ -41,16 +38,6 @@ def device() -> Device:
     with device_current(0):
         device.set_current()
         yield device
-
-
-def test_type_checkers_are_told_what_cuda_core_has() -> None:
-    (told,) = (
-        {node.name for node in kind.body if isinstance(node, ast.FunctionDef)}
-        for kind in ast.walk(ast.parse(inspect.getsource(lane)))
-        if isinstance(kind, ast.ClassDef) and kind.name == "CoreStream"
-    )
-    assert told <= set(dir(cuda.core.Stream))
-    assert {"context", "is_closed", "record"} <= told
 
 
 def test_it_is_a_cuda_core_stream(device: Device) -> None:
@@ -616,16 +603,6 @@ def test_record_on_another_device(device: Device) -> None:
     assert event.device.device_id == 1
 
 
-def test_streams_are_leaked_where_destructors_must_not_run() -> None:
-    stream = us.Stream.create(0)
-    lane = stream._resolve()
-    assert any(each is lane for each in _process.tracked())
-    before = len(_process._tracked)
-    del stream, lane
-    gc.collect()
-    assert len(_process._tracked) < before
-
-
 def test_many_threads_use_one_stream() -> None:
     stream, other = us.get_stream(0), us.Stream.create(0)
     errors: list[BaseException] = []
@@ -646,18 +623,6 @@ def test_many_threads_use_one_stream() -> None:
     for thread in threads:
         thread.join()
     assert not errors
-
-
-def test_what_is_made_at_the_very_end_is_leaked(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    stream = us.Stream.create(0)
-    event = stream.record()
-    assert any(each is event for each in _process.tracked())
-    before = sys.getrefcount(stream)
-    monkeypatch.setattr(_process, "_ending", True)
-    _process.leak_at_end(stream)
-    assert sys.getrefcount(stream) == before + 1
 
 
 @pytest.mark.simulated

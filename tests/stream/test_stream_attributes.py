@@ -20,7 +20,6 @@ from helpers import (
     refused_in_a_child,
 )
 from userstream import AccessPolicyWindow, testing
-from userstream._driver import streams as attributes
 
 
 def test_what_a_new_stream_has(stream: us.Stream) -> None:
@@ -160,14 +159,6 @@ def test_bad_values(
 def test_bad_windows(arguments: tuple[object, ...], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         AccessPolicyWindow(*arguments)  # type: ignore[arg-type]
-
-
-def test_a_device_without_windows(stream: us.Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attributes, "device_attribute", lambda device, which: 0)
-    with pytest.raises(us.NotSupportedError, match="no access-policy windows"):
-        stream.set_attribute("access_policy_window", AccessPolicyWindow(0, 8))
-    with pytest.raises(ValueError, match="has 1 memory"):
-        stream.set_attribute("mem_sync_domain_map", (0, 1))
 
 
 def test_copying(stream: us.Stream) -> None:

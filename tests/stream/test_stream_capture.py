@@ -6,7 +6,6 @@ import contextlib
 import gc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cuda.bindings import driver
@@ -22,9 +21,8 @@ from helpers import (
     pinned_memory,
     run_python,
 )
-from userstream import _driver, testing
-from userstream._stream import capture
-from userstream.testing import _simulated
+from internals import alive_in_driver, is_capture_begun
+from userstream import testing
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -96,7 +94,7 @@ def test_a_body_that_raises_leaves_nothing_captured(error: type[BaseException]) 
             fail()
         assert not stream.is_capturing
         assert not branch.is_capturing
-        assert not capture._begun
+        assert not is_capture_begun()
         stream.sync(timeout=10)
         with stream.capture():
             pass
@@ -113,47 +111,8 @@ def test_a_body_that_invalidates_the_capture() -> None:
         with pytest.raises(us.CaptureError, match=r"invalidated it.*STREAM_CAPTURE_INVALIDATED"):
             invalidate()
         assert not stream.is_capturing
-        assert not capture._begun
+        assert not is_capture_begun()
         stream.sync(timeout=10)
-
-
-@pytest.mark.simulated
-def test_a_graph_that_the_driver_has_destroyed_is_not_destroyed_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(capture, "_begun", {})  # where the last of these stays
-
-    def destroyed(use: Callable[[us.Stream], None]) -> int:
-        before = testing.calls("cuGraphDestroy")
-        with us.Stream.create(0) as stream, contextlib.suppress(us.CaptureError):
-            use(stream)
-        gc.collect()
-        return testing.calls("cuGraphDestroy") - before
-
-    def captured(stream: us.Stream) -> None:
-        with stream.capture():
-            pass
-
-    def invalidated(stream: us.Stream) -> None:
-        with stream.capture():
-            driver.cuStreamQuery(stream._live())
-
-    def not_joined_again(stream: us.Stream) -> None:
-        with us.Stream.create(0) as branch, pinned_memory() as word, stream.capture():
-            branch.wait(stream)
-            write(branch, word, 1)
-
-    def collected(stream: us.Stream) -> None:
-        del stream
-        us.Stream.create(0).begin_capture()
-        gc.collect()
-        us.Stream.create(0).begin_capture()  # of the same handle
-
-    assert destroyed(captured) == 1
-    assert destroyed(invalidated) == 0
-    assert destroyed(not_joined_again) == 0
-    assert destroyed(us.Stream.begin_capture) == 0, "the stream is closed"
-    assert destroyed(collected) == 0
 
 
 def test_streams_that_were_not_joined_again() -> None:
@@ -194,7 +153,7 @@ def test_the_capture_of_a_stream_that_is_closed_is_forgotten() -> None:
     stream = us.Stream.create(0)
     stream.begin_capture("relaxed")
     stream.close()
-    assert not capture._begun
+    assert not is_capture_begun()
 
 
 @pytest.mark.simulated
@@ -202,7 +161,7 @@ def test_the_capture_of_a_stream_that_is_dropped_is_forgotten() -> None:
     dropped = us.Stream.create(0)
     dropped.begin_capture()
     del dropped
-    assert not capture._begun
+    assert not is_capture_begun()
     # In most cases the next one has the handle.
     with (
         us.Stream.create(0) as stream,
@@ -238,7 +197,7 @@ def test_only_a_relaxed_capture_ends_on_another_thread() -> None:
             in_thread(stream.end_capture)
         assert stream.is_capturing
         stream.end_capture()
-        assert not capture._begun
+        assert not is_capture_begun()
 
 
 @pytest.mark.parametrize("wait", [us.Stream.wait, us.Stream.wait_event])
@@ -365,46 +324,6 @@ def test_the_capture_mode_of_a_thread() -> None:
             assert now == Mode.CU_STREAM_CAPTURE_MODE_GLOBAL
 
 
-def _interrupted(function: Callable[..., Any], *, after: bool) -> Callable[..., Any]:
-    """Return a function into which a Ctrl-C comes once: before or after what it does."""
-    hit = False
-
-    def interrupted(*arguments: Any) -> Any:
-        nonlocal hit
-        result = function(*arguments) if hit or after else None
-        if not hit:
-            hit = True
-            raise KeyboardInterrupt
-        return result
-
-    return interrupted
-
-
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("function", ["begin_capture", "end_capture"])
-def test_a_ctrl_c_leaves_nothing_captured(
-    function: str, after: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with us.Stream.create(0) as stream:
-        interrupted = _interrupted(getattr(_driver.capture, function), after=after)
-        monkeypatch.setattr(_driver.capture, function, interrupted)
-        with pytest.raises(KeyboardInterrupt), stream.capture():
-            pass
-        assert not stream.is_capturing
-        assert not capture._begun
-        with stream.capture():
-            pass
-
-
-def test_what_a_ctrl_c_has_begun_can_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupted = _interrupted(_driver.capture.begin_capture, after=True)
-    monkeypatch.setattr(_driver.capture, "begin_capture", interrupted)
-    with us.Stream.create(0) as stream:
-        with pytest.raises(KeyboardInterrupt):
-            stream.begin_capture()
-        stream.end_capture()
-
-
 def test_a_capture_that_goes_on_is_not_ended_by_another_one() -> None:
     with us.Stream.create(0) as stream, stream.capture():
         with pytest.raises(us.CaptureError, match="already"), stream.capture():
@@ -431,16 +350,16 @@ def test_a_closed_stream() -> None:
     "function", ["cuGraphCreate", "cuStreamBeginCaptureToGraph", "cuStreamEndCapture"]
 )
 def test_a_driver_that_refuses(function: str) -> None:
-    before = _simulated.stats()
+    before = alive_in_driver()
     with us.Stream.create(0) as stream:
         with testing.inject(function, 2, this_thread=True), pytest.raises(us.DriverError) as error:
             with stream.capture():
                 pass
         assert error.value.function == function
         assert not stream.is_capturing
-        assert not capture._begun
+        assert not is_capture_begun()
     gc.collect()
-    assert _simulated.stats() == before
+    assert alive_in_driver() == before
 
 
 @pytest.mark.simulated

@@ -36,7 +36,6 @@ from userstream import (
     WriteValue,
     testing,
 )
-from userstream._driver import values
 
 GEQ, EQ, AND, NOR, FLUSH = WaitFlags
 
@@ -354,25 +353,6 @@ def test_bad_batches(stream: us.Stream, pinned: int) -> None:
     assert Word(pinned).value == 0, "of a batch that is refused, nothing is done"
 
 
-def test_what_the_device_lacks(
-    stream: us.Stream, pinned: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(values, "device_attribute", lambda device, which: 0)
-    for use, match in (
-        (lambda: stream.write_value_64(pinned, 1), "64-bit values"),
-        (lambda: stream.wait_value_64(pinned, 0), "64-bit values"),
-        (lambda: stream.wait_value_32(pinned, 0, NOR), "NOR"),
-        (lambda: stream.wait_value_32(pinned, 0, GEQ | FLUSH), "flushes"),
-        (lambda: stream.batch_mem_op([WriteValue(pinned, 1, 64)]), "64-bit values"),
-        (lambda: stream.batch_mem_op([WaitValue(pinned, 1, NOR)]), "NOR"),
-        (lambda: stream.batch_mem_op([FlushRemoteWrites()]), "flushes"),
-    ):
-        with pytest.raises(us.NotSupportedError, match=f"device 0 does not support .*{match}"):
-            use()
-    stream.wait_value_32(pinned, 0, EQ)
-    stream.sync(timeout=10)
-
-
 def test_a_flush_where_the_device_has_it(stream: us.Stream, pinned: int) -> None:
     which = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
     if device_attribute(which):
@@ -382,15 +362,6 @@ def test_a_flush_where_the_device_has_it(stream: us.Stream, pinned: int) -> None
     else:
         with pytest.raises(us.NotSupportedError, match="flushes"):
             stream.wait_value_32(pinned, 0, GEQ | FLUSH)
-
-
-@pytest.mark.simulated
-def test_memory_that_the_device_cannot_access(
-    stream: us.Stream, memory: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(values, "can_access", lambda address: False)
-    with pytest.raises(ValueError, match="device 0 cannot access"):
-        stream.write_value_32(memory, 1)
 
 
 def test_beside_a_capture_on_a_blocking_stream(pinned: int, memory: int) -> None:

@@ -10,9 +10,9 @@ from cuda.bindings import driver
 from cuda.core import Device
 
 from helpers import in_thread
+from internals import alive_in_driver
 from userstream.testing import (
     UnusedInjection,
-    _simulated,
     async_error,
     calls,
     inject,
@@ -74,10 +74,10 @@ def test_the_first_calls_may_be_spared(stream):
 
 
 def test_the_function_is_not_executed(stream):
-    before = _simulated.stats().streams
+    before = alive_in_driver().streams
     inject("cuStreamCreateWithPriority", Result.CUDA_ERROR_OUT_OF_MEMORY)
     assert driver.cuStreamCreateWithPriority(1, 0)[0] == Result.CUDA_ERROR_OUT_OF_MEMORY
-    assert _simulated.stats().streams == before
+    assert alive_in_driver().streams == before
 
 
 def test_other_functions_work(stream):
@@ -477,18 +477,18 @@ def test_reset_forgets_injections_and_counts(stream):
 
 def test_reset_leaves_streams_events_and_memory(stream):
     event = stream.record()
-    before = _simulated.stats()
+    before = alive_in_driver()
     reset()
-    assert _simulated.stats() == before
+    assert alive_in_driver() == before
     event.sync()
 
 
 def test_what_is_alive_is_counted(stream):
-    before = _simulated.stats()
+    before = alive_in_driver()
     other, event = driver.cuStreamCreate(1)[1], driver.cuEventCreate(2)[1]
     address = driver.cuMemAlloc(64)[1]
     with latch(other):
-        now = _simulated.stats()
+        now = alive_in_driver()
         assert now.holds == before.holds + 1
     assert now.streams == before.streams + 1
     assert now.events == before.events + 1
@@ -497,7 +497,7 @@ def test_what_is_alive_is_counted(stream):
     driver.cuMemFree(address)
     driver.cuEventDestroy(event)
     driver.cuStreamDestroy(other)
-    after = _simulated.stats()
+    after = alive_in_driver()
     assert (after.streams, after.events, after.holds) == (
         before.streams,
         before.events,
@@ -506,12 +506,12 @@ def test_what_is_alive_is_counted(stream):
 
 
 def test_captures_are_counted(stream):
-    before = _simulated.stats().captures
+    before = alive_in_driver().captures
     driver.cuStreamBeginCapture(stream.handle, driver.CUstreamCaptureMode(2))
-    assert _simulated.stats().captures == before + 1
+    assert alive_in_driver().captures == before + 1
     _, graph = driver.cuStreamEndCapture(stream.handle)
     driver.cuGraphDestroy(graph)
-    assert _simulated.stats().captures == before
+    assert alive_in_driver().captures == before
 
 
 def test_driver_calls_in_host_functions_are_not_permitted(stream):

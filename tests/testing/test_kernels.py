@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,7 @@ from cuda.core.graph import GraphDefinition
 import userstream as us
 from helpers import checked, device_current, device_memory, instantiated
 from userstream import testing
-from userstream.testing import Pointer, _kernels, duration, kernel, latch, reset
+from userstream.testing import Pointer, duration, kernel, latch, reset
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("no_garbage")]
 
@@ -642,32 +641,6 @@ def test_a_redefinition_holds_for_later_launches(stream):
         held.release()
         stream.sync(timeout=PATIENCE)
     assert seen == [1, 2]
-
-
-def test_a_launch_of_a_function_that_is_being_registered(stream, monkeypatch):
-    """The driver knows it a moment before Python has it."""
-    told, go_on = threading.Event(), threading.Event()
-    seen = []
-
-    class Slow(dict[int, Any]):
-        def __setitem__(self, key, value):
-            told.set()
-            go_on.wait(PATIENCE)
-            super().__setitem__(key, value)
-
-    def fresh(grid, block):
-        seen.append(grid)
-
-    monkeypatch.setattr(_kernels, "_by_id", Slow(_kernels._by_id))
-    thread = threading.Thread(target=lambda: kernel("fresh")(fresh))
-    thread.start()
-    assert told.wait(PATIENCE)
-    launch(stream, ONE, get("fresh"))
-    time.sleep(0.05)
-    go_on.set()
-    thread.join()
-    stream.sync(timeout=PATIENCE)
-    assert seen == [(1, 1, 1)]
 
 
 def test_functions_that_were_replaced_are_let_go(stream):

@@ -31,7 +31,7 @@ TESTS = [
     "tests/testing/test_faults.py",
     "tests/testing/test_latch.py",
     "tests/testing/test_load.py",
-    "tests/testing/test_observer.py",
+    "tests/testing/test_observer_internal.py",
     "tests/driver/test_core_internal.py",
     "tests/driver/test_edges_internal.py",
     # Without those that have a race: the thread sanitizer sees it as well.

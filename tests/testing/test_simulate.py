@@ -11,7 +11,6 @@ from cuda.bindings import driver
 
 from testing.programs import check, run
 from userstream import testing
-from userstream.testing import _simulated
 
 START = "from userstream import testing; testing.simulate({}); "
 
@@ -20,27 +19,6 @@ def test_the_public_names():
     assert testing.__all__ == sorted(testing.__all__)
     for name in testing.__all__:
         assert getattr(testing, name).__module__ == "userstream.testing"
-
-
-@pytest.mark.simulated
-def test_the_same_settings_again_do_nothing():
-    settings = _simulated._settings
-    testing.simulate(settings.devices)
-    testing.simulate(
-        settings.devices, driver_version=settings.driver_version, memory=settings.memory
-    )
-    assert _simulated._settings == settings
-
-
-@pytest.mark.simulated
-@pytest.mark.parametrize(
-    "other", [{"devices": 3}, {"driver_version": 12080}, {"memory": 1 << 20}], ids=str
-)
-def test_other_settings_later_are_refused(other):
-    settings = {"devices": _simulated._settings.devices, **other}
-    devices = settings.pop("devices")
-    with pytest.raises(RuntimeError, match=r"already runs with devices=.*needs another process"):
-        testing.simulate(devices, **settings)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,175 @@
+"""Order between streams: interruptions and drivers that lack calls."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import types
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from cuda.core import Buffer
+
+import userstream as us
+from helpers import (
+    CAI,
+    Delegating,
+    array,
+    is_blocked,
+    running,
+)
+from interrupts import cut_short
+from userstream import _driver, _table, testing
+from userstream._ordering import device_edges
+
+pytestmark = pytest.mark.usefixtures("no_garbage")
+
+
+def test_a_ctrl_c_at_the_end_of_an_activation(
+    torch: types.ModuleType, cupy: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, within = us.get_stream(0), _driver.contexts.within
+    before = cupy.cuda.get_current_stream(0)
+    for after in (False, True):
+        hits = [KeyboardInterrupt]
+
+        def interrupted(*arguments: Any, after: bool = after, hits: Any = hits) -> Any:
+            result = within(*arguments) if after or not hits else None
+            if hits:
+                raise hits.pop()
+            return result
+
+        block = stream.activate("torch", "cupy")
+        block.__enter__()
+        with monkeypatch.context() as patch:
+            patch.setattr(_driver.contexts, "within", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                block.__exit__(None, None, None)
+        assert torch.cuda.current_stream(0).cuda_stream == 0
+        assert cupy.cuda.get_current_stream(0) is before
+
+
+SIZE = 256
+
+
+class _Array:
+    """Bytes of a framework, which works on a stream of its own."""
+
+    def __init__(self, address: int, stream: us.Stream) -> None:
+        self.address, self.stream = address, stream
+
+    def export(self, how: dict[str, Any]) -> Any:
+        return Buffer.from_handle(self.address, SIZE, owner=self).__dlpack__(**how)
+
+
+class Silent(_Array):
+    """An interface of version 3 without a stream, as pylibraft's and PyCUDA's."""
+
+    more: ClassVar[dict[str, Any]] = {"version": 3, "stream": None}
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": (SIZE,), "typestr": "|u1", "data": (self.address, False), **self.more}
+
+
+def test_a_driver_that_has_no_such_edges(
+    monkeypatch: pytest.MonkeyPatch, memory: int, producer: us.Stream
+) -> None:
+    """Before CUDA 12.5: as if it were not wanted."""
+    monkeypatch.setattr(_driver.streams, "has_context_events", lambda: False)
+    with pytest.raises(us.UnknownProducerError, match="producer="):
+        us.acquire(Silent(memory, producer))
+
+
+@pytest.fixture
+def buffer(memory: int) -> CAI:
+    return CAI(memory, stream=-1)
+
+
+@pytest.fixture
+def mine() -> Iterator[us.Stream]:
+    with us.Stream.create(0) as stream:
+        yield stream
+
+
+def is_waited_for(target: Any, *, by: us.UserStream | None = None) -> bool:
+    """Tell whether each of the waits covers something that is held, all in the same way."""
+    registry = by or us.UserStream.get()
+    future = registry.completion(target)
+    answers = {not future.done()}
+    for wait in (
+        lambda: registry.wait(target, timeout=0),
+        lambda: asyncio.run(registry.wait_async(target, timeout=0)),
+    ):
+        try:
+            wait()
+            answers.add(False)
+        except us.WaitTimeout:
+            answers.add(True)
+    (answer,) = answers
+    return answer
+
+
+def borrow(buffer: Any, **how: Any) -> us.Stream:
+    with us.borrow(buffer, **how) as stream:
+        return stream
+
+
+def test_nothing_piles_up(buffer: CAI, mine: us.Stream) -> None:
+    """Neither what was passed nor what is acquired and never released."""
+    us.get_stream(0)
+    noted = us.UserStream.get()._uses
+    for _ in range(20):
+        borrow(buffer, stream=mine)
+    kept = [CAI(buffer.interface["data"][0], stream=-1) for _ in range(_table._MOST_ACQUIRED + 20)]
+    for each in kept:
+        us.acquire(each, stream=mine)
+    with testing.latch(mine):
+        us.acquire(buffer, stream=mine)
+        assert is_waited_for(buffer)
+    us.wait(buffer, timeout=20)
+    gc.collect()
+    assert len(noted._acquired) <= _table._MOST_ACQUIRED
+    assert len(noted.pending) <= _table._MOST_ACQUIRED + 1
+    us.release(kept, stream=mine)
+    us.release(buffer, stream=mine)
+    mine.sync(timeout=20)
+    us.wait(buffer, timeout=20)
+    assert not noted._acquired
+
+
+def test_a_signal_loses_no_event_of_an_order_with_a_device(memory: int) -> None:
+    """No destructor frees it, as it is a mere handle."""
+    us.acquire(array(memory, None), producer="device")
+    spare = device_edges._spare[0]
+    events = {int(event) for event in spare}
+    for at in itertools.count():
+        came = cut_short(lambda: us.acquire(array(memory, None), producer="device"), at)
+        assert {int(event) for event in spare} == events, f"signal {at}"
+        if not came:
+            break
+
+
+NEW = np.full(SIZE, 7, "u1")
+
+
+def delegating(address: int, producer: us.Stream, **more: Any) -> Delegating:
+    return Delegating(address, producer, shape=(SIZE,), typestr="|u1", **more)
+
+
+@pytest.mark.simulated
+def test_a_driver_that_cannot_let_a_context_wait(
+    producer: us.Stream, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(_context: object, _event: object) -> None:
+        raise us.NotSupportedError("cuCtxWaitEvent is not in the installed driver")
+
+    monkeypatch.setattr(_driver.streams, "let_context_wait", missing)
+    with testing.latch(us.get_stream(0)) as latch:
+        with running(lambda: us.copyto(delegating(memory, producer), NEW)) as result:
+            assert is_blocked(result)
+            latch.release()
+            result()
