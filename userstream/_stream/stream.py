@@ -652,8 +652,8 @@ class Stream(CoreStream):
         -----
         As always in CUDA, waiting for an event that was recorded in a capture makes this stream
         join that capture; a shared user stream joins it with the work of all its users. The driver
-        cannot tell beforehand. Thread-safe. Does not block. Driver call: ``cuStreamWaitEvent``.
-        After baracuda's ``wait_event``.
+        cannot tell beforehand. Thread-safe. Does not block. Driver call: ``cuStreamWaitEvent``. The
+        name and the parameters follow ``wait_event`` of the Rust crate baracuda.
 
         Examples
         --------
@@ -821,10 +821,10 @@ class Stream(CoreStream):
 
         Notes
         -----
-        Work that any thread submits to the stream is captured: use a stream of your own rather
-        than a shared user stream. The thread that began the capture must end it, unless *mode* is
+        Work that any thread submits to the stream is captured: use a stream of your own rather than
+        a shared user stream. The thread that began the capture must end it, unless *mode* is
         ``"relaxed"``. Thread-safe. Does not block. Driver call: ``cuStreamBeginCaptureToGraph``.
-        After baracuda's ``begin_capture``.
+        The name and the parameters follow ``begin_capture`` of the Rust crate baracuda.
 
         Examples
         --------
@@ -860,7 +860,8 @@ class Stream(CoreStream):
         Notes
         -----
         Does not block. The graph keeps nothing alive that the captured work uses. Driver call:
-        ``cuStreamEndCapture``. After baracuda's ``end_capture``.
+        ``cuStreamEndCapture``. The name and the parameters follow ``end_capture`` of the Rust crate
+        baracuda.
 
         Examples
         --------
@@ -904,8 +905,8 @@ class Stream(CoreStream):
 
         Notes
         -----
-        Does not block. Driver calls: ``cuStreamBeginCaptureToGraph``, ``cuStreamEndCapture``.
-        After baracuda's ``capture``.
+        Does not block. Driver calls: ``cuStreamBeginCaptureToGraph``, ``cuStreamEndCapture``. The
+        name and the parameters follow ``capture`` of the Rust crate baracuda.
 
         Examples
         --------
@@ -1024,7 +1025,8 @@ class Stream(CoreStream):
         The results of earlier work on the stream are visible before the value is. The call
         establishes no order and keeps nothing alive: the memory must stay valid until the write has
         happened. During capture, it becomes a graph node. Thread-safe. Does not block. Driver call:
-        ``cuStreamWriteValue32``, with its memory barrier. After baracuda's ``write_value_32``.
+        ``cuStreamWriteValue32``, with its memory barrier. The name and the parameters follow
+        ``write_value_32`` of the Rust crate baracuda.
 
         Examples
         --------
@@ -1074,7 +1076,7 @@ class Stream(CoreStream):
         `wait_for_device`, and loading a module, as a kernel's first launch does. `close` returns,
         but the driver keeps the stream. The call establishes no order and keeps nothing alive.
         During capture, it becomes a graph node. Thread-safe. Driver call: ``cuStreamWaitValue32``.
-        After baracuda's ``wait_value_32``.
+        The name and the parameters follow ``wait_value_32`` of the Rust crate baracuda.
 
         Examples
         --------
@@ -1196,8 +1198,8 @@ class Stream(CoreStream):
 
         Notes
         -----
-        Behaves like `write_value_32` and `wait_value_32`. Driver call: ``cuStreamBatchMemOp``.
-        After baracuda's ``batch_mem_op``.
+        Behaves like `write_value_32` and `wait_value_32`. Driver call: ``cuStreamBatchMemOp``. The
+        name and the parameters follow ``batch_mem_op`` of the Rust crate baracuda.
 
         Examples
         --------
@@ -1240,8 +1242,8 @@ class Stream(CoreStream):
         -----
         As low-level as the driver's function: the copy is ordered after earlier work on this stream
         only, and neither buffer is kept alive. During capture, it becomes a graph node.
-        Thread-safe. Does not block. Driver call: ``cuMemcpyDtoDAsync``. After baracuda's
-        ``memcpy_dtod``.
+        Thread-safe. Does not block. Driver call: ``cuMemcpyDtoDAsync``. The name and the parameters
+        follow ``memcpy_dtod`` of the Rust crate baracuda.
 
         Examples
         --------
@@ -1284,7 +1286,8 @@ class Stream(CoreStream):
         Notes
         -----
         Has an effect only on devices without concurrent managed access. Thread-safe. Does not
-        block. Driver call: ``cuStreamAttachMemAsync``. After baracuda's ``attach_mem_async``.
+        block. Driver call: ``cuStreamAttachMemAsync``. The name and the parameters follow
+        ``attach_mem_async`` of the Rust crate baracuda.
 
         Examples
         --------
@@ -1337,8 +1340,8 @@ class Stream(CoreStream):
 
         Notes
         -----
-        Thread-safe. Does not block. Driver call: ``cuStreamGetAttribute``. After baracuda's
-        ``get_attribute``.
+        Thread-safe. Does not block. Driver call: ``cuStreamGetAttribute``. The name and the
+        parameters follow ``get_attribute`` of the Rust crate baracuda.
 
         Examples
         --------
@@ -1392,7 +1395,8 @@ class Stream(CoreStream):
         -----
         A user stream's attributes are shared, like the stream. The synchronization policy does not
         affect `sync` and `wait`, which never block inside the driver. Thread-safe. Does not block.
-        Driver call: ``cuStreamSetAttribute``. After baracuda's ``set_attribute``.
+        Driver call: ``cuStreamSetAttribute``. The name and the parameters follow ``set_attribute``
+        of the Rust crate baracuda.
 
         Examples
         --------
@@ -1428,8 +1432,8 @@ class Stream(CoreStream):
         Notes
         -----
         If *other* is a default stream, it is the one of this stream's context. Thread-safe. Does
-        not block. Driver call: ``cuStreamCopyAttributes``. After baracuda's
-        ``copy_attributes_from``.
+        not block. Driver call: ``cuStreamCopyAttributes``. The name and the parameters follow
+        ``copy_attributes_from`` of the Rust crate baracuda.
 
         Examples
         --------
@@ -1487,7 +1491,8 @@ class Stream(CoreStream):
         exit, pending functions are dropped. *fn* and its arguments are kept alive until it has run.
 
         Does not block. Thread-safe. Driver calls: ``cuEventRecord``, ``cuLaunchHostFunc`` with a
-        native function, and ``cuStreamWaitValue32``. After baracuda's ``launch_host_func``.
+        native function, and ``cuStreamWaitValue32``. The name and the parameters follow
+        ``launch_host_func`` of the Rust crate baracuda.
 
         Examples
         --------
