@@ -545,6 +545,8 @@ def test_an_interface_of_numpy_integers(memory: int) -> None:
         {"stream": "side"},
         {"stream": -2},
         {"stream": 1 << 64},
+        {"stream": np.array([3, 4])},
+        {"data": (4096, np.array([True, False]))},
     ],
     ids=str,
 )

@@ -529,3 +529,14 @@ def ctypes_host_function(function):
         handle = driver.CUhostFn(ctypes.cast(kept, ctypes.c_void_p).value)
 
     return Callback
+
+
+def test_a_name_with_a_nul_is_refused():
+    with pytest.raises(ValueError, match="has no function"):
+        inject("cuStreamQuery\0", 2)
+
+
+@pytest.mark.parametrize("number", ["count", "skip"])
+def test_a_number_beyond_a_c_long_is_refused(number):
+    with pytest.raises(ValueError, match="at most"):
+        inject("cuStreamQuery", 2, **{number: 1 << 70})

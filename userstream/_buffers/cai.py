@@ -44,7 +44,8 @@ def checked(obj: Any, found: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the interface of an object, with what every version must have."""
     try:
         found["shape"], found["typestr"]
-        where, _readonly = found["data"]
+        where, read_only = found["data"]
+        bool(read_only)  # raises for an array of several elements
     except (KeyError, TypeError, ValueError) as error:
         raise _malformed(obj, "it needs shape, typestr and data: (address, read-only)") from error
     try:
@@ -53,7 +54,8 @@ def checked(obj: Any, found: Mapping[str, Any]) -> Mapping[str, Any]:
         wrong = True
     if wrong:
         raise _malformed(obj, f"its address is {where!r}")
-    if found.get("stream") == 0:
+    stream = found.get("stream")
+    if isinstance(stream, (int, np.integer)) and stream == 0:  # an array's == has no truth value
         raise _malformed(obj, "its stream is 0, which the interface forbids; 1 is the legacy one")
     return found
 

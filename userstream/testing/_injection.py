@@ -115,6 +115,9 @@ class UnusedInjection(AssertionError):
     """
 
 
+_MOST = (1 << (8 * ctypes.sizeof(ctypes.c_long) - 1)) - 1  # the largest C long
+
+
 class inject:  # noqa: N801 - used like a function
     """Make the next calls of driver functions fail with a given result.
 
@@ -211,6 +214,10 @@ class inject:  # noqa: N801 - used like a function
             raise ValueError(
                 f"count must be at least 1 and skip at least 0, not {count} and {skip}"
             )
+        if count > _MOST or skip > _MOST:
+            raise ValueError(f"count and skip must be at most {_MOST}, not {count} and {skip}")
+        if any("\0" in name for name in names):  # the C function would read the name up to there
+            raise unknown(str(function))
         more = [f"count={count}"] * (count != 1) + [f"skip={skip}"] * (skip != 0)
         more += ["this_thread=True"] * bool(this_thread)
         self._text = f"inject({', '.join([f'{shown}{code}', *more])})"
