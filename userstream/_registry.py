@@ -1128,7 +1128,8 @@ class UserStream:
                 return result
         if self._table.closed or _process.forked:
             self._table.check_open()
-        self._table.check_name(name, stream)
+        if name is not None:
+            self._table.check_name(name, stream)
         return _copies.copies.asnumpy(
             buffer,
             out,

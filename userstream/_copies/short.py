@@ -206,7 +206,8 @@ def to_host(
         return None
     known: Move = (*run.move[:3], 0, 0)
     what = run, known, shape, dtype
-    return _copied(what, address, ordering, view.held, out, deadline.left(), deadline)
+    left = None if deadline.seconds is None else deadline.left()
+    return _copied(what, address, ordering, view.held, out, left, deadline)
 
 
 def _copied(  # noqa: PLR0917 -- to name them would cost as much as they do

@@ -256,8 +256,8 @@ class Ordering:
 def resolve_copy(view: View, streams: Mapping[int, Stream]) -> Ordering | None:
     """Return the ordering of a copy of one array to the host on the user stream of its device.
 
-    `None` if the array names no stream and its framework has no current one, or if the streams are
-    unusual: `resolve_views` then decides.
+    The caller sets `buffers`. `None` if the array names no stream and its framework has no current
+    stream, or if the streams are unusual: `resolve_views` then decides.
     """
     device = view.device
     consumer = streams.get(device)
@@ -276,4 +276,4 @@ def resolve_copy(view: View, streams: Mapping[int, Stream]) -> Ordering | None:
     if lane is None:
         return None
     producers = () if source is lane else (source,)
-    return Ordering(consumer, lane, producers, owner, (view.held,), False)
+    return Ordering(consumer, lane, producers, owner, (), False)
