@@ -27,7 +27,7 @@ static bool is_new(uint64_t handle, bool *first) {
                       ranges_find(&captured, handle, &found));
 }
 
-/* Under the lock. To ask a stream that is being captured for its flags would end the capture (H200).
+/* Under the lock. Asking a captured stream for its flags would end the capture (H200).
  * It is taken for one that does not block, and asked when it is used after the capture. */
 static void tell_of(uint64_t handle, bool first) {
     Range range = {handle, handle + 1, false};
