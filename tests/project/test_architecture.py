@@ -134,7 +134,8 @@ def test_the_driver_is_called_from_one_room() -> None:
 def test_nothing_is_replaced_at_run_time(module: Path) -> None:
     """Tools are told of events by `_hooks`; an attribute of a module or class is never set."""
     tree = ast.parse((PACKAGE / module).read_text())
-    assert [ast.unparse(node) for node in ast.walk(tree) if _replaces(node, _ours(tree))] == []
+    ours = _ours(tree)
+    assert [ast.unparse(node) for node in ast.walk(tree) if _replaces(node, ours)] == []
 
 
 def _ours(tree: ast.Module) -> set[str]:
