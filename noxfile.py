@@ -108,6 +108,8 @@ def races(session: nox.Session) -> None:
     """The tests that queue work, each of them watched by `observe`: a race fails it."""
     session.install("-e", ".[test]")
     session.run("pytest", "-q", "--races", *QUEUING, env=ORDERED)
+    storm = "tests/observe/test_recorder.py::test_a_storm_of_observations_harms_no_program"
+    session.run("pytest", "-q", storm, env={**ORDERED, "USERSTREAM_STORM": "60"})
 
 
 @nox.session

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -174,3 +175,36 @@ def test_arrays_whose_instances_carry_the_interface(
             assert not producer.is_done
             latch.release()
         producer.sync(timeout=10)
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize(("shape", "strides"), [((4, 8), (0, 4)), ((4,), (0,))])
+def test_the_copy_of_a_broadcast_array_is_read_only(
+    given: bool, shape: tuple[int, ...], strides: tuple[int, ...], producer: us.Stream, memory: int
+) -> None:
+    """Several of its elements are one: a write would change them all."""
+    broadcast = array(memory, producer, shape=shape, strides=strides)
+    more: dict[str, Any] = {"stream": producer} if given else {}
+    for _ in range(3):  # the plan of the copy is known from the second call on
+        host = us.asnumpy(broadcast, **more)
+        assert not host.flags.writeable
+        assert host.strides == strides
+    assert us.asnumpy(array(memory, producer, shape=shape), **more).flags.writeable
+
+
+def test_a_borrow_that_is_dropped_lets_its_buffer_go_though_its_stream_is_closed(
+    producer: us.Stream, memory: int
+) -> None:
+    """The end of the borrow can order nothing any more."""
+    buffer = array(memory, producer)
+    gone = weakref.ref(buffer)
+    with us.Stream.create(0) as stream:
+        borrow = us.borrow(buffer, stream=stream)
+        borrow.__enter__()
+    del borrow, buffer
+    with device_memory(0) as other:
+        for _ in range(3):  # later calls take care of what was dropped
+            us.acquire(array(other, producer))
+            us.release(array(other, producer))
+        us.wait(0)
+        assert eventually(lambda: gone() is None)
