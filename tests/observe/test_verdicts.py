@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import inspect
 import re
 from collections.abc import Callable
@@ -405,16 +406,41 @@ def test_a_value_that_was_there_before_orders_nothing(
     values: list[int], waits_for: int, found: list[str]
 ) -> None:
     """All but the last value are written before the work that the wait should be for."""
-    with a_room() as room, us.observe(possible=True) as seen:
-        for value in values[:-1]:
-            room.a.write_value_32(room.pinned, value)
-        fill(room.x, room.a)
-        room.a.write_value_32(room.pinned, values[-1])
-        room.b.wait_value_32(room.pinned, waits_for, us.WaitFlags.GEQ)
-        copy(room.y, room.x, room.b)
-        room.a.sync()
-        room.b.sync()
+    with a_room() as room:
+        ctypes.c_uint32.from_address(room.pinned).value = 0
+        with us.observe(possible=True) as seen:
+            for value in values[:-1]:
+                room.a.write_value_32(room.pinned, value)
+            fill(room.x, room.a)
+            room.a.write_value_32(room.pinned, values[-1])
+            room.b.wait_value_32(room.pinned, waits_for, us.WaitFlags.GEQ)
+            copy(room.y, room.x, room.b)
+            room.a.sync()
+            room.b.sync()
     assert kinds(seen) == found
+
+
+@pytest.mark.parametrize("before", [0, 1, 5])
+def test_a_value_that_the_host_has_put_there_orders_nothing(before: int) -> None:
+    with a_room() as room:
+        ctypes.c_uint32.from_address(room.pinned).value = before
+        with us.observe(possible=True) as seen:
+            fill(room.x, room.a)
+            room.a.write_value_32(room.pinned, 5)
+            room.b.wait_value_32(room.pinned, 5, us.WaitFlags.GEQ)
+            copy(room.y, room.x, room.b)
+            room.a.sync()
+            room.b.sync()
+    assert kinds(seen) == (["read after write"] if before == 5 else [])
+
+
+def test_a_wait_for_any_value_orders_nothing() -> None:
+    with a_room() as room, us.observe(possible=True) as seen:
+        fill(room.x, room.a)
+        room.a.write_value_32(room.y, 1)
+        room.b.wait_value_32(room.y, 0, us.WaitFlags.GEQ)
+        fill(room.x, room.b)
+        assert kinds(seen) == ["write after write"]
 
 
 # -- graphs ---------------------------------------------------------------------------------------

@@ -158,7 +158,9 @@ def _order() -> dict[str, Function]:
     found["cuEventElapsedTime_v2"] = found["cuEventElapsedTime"]
     for bits in (32, 64):
         found[f"cuStreamWaitValue{bits}_v2"] = Function("wait_value", 4, stream=0)
-        found[f"cuStreamWriteValue{bits}_v2"] = Function("write_value", 4, stream=0)
+        found[f"cuStreamWriteValue{bits}_v2"] = Function(
+            "write_value", 4, stream=0, roles={"written": 1, "bytes": bits // 8}
+        )
     return found
 
 

@@ -53,6 +53,8 @@ class _Rule(ctypes.Structure):
                 "parameters",
                 "extra",
                 "configuration",
+                "written",
+                "written_bytes",
                 "batch",
             )
         ),
@@ -230,6 +232,8 @@ def _rule(function: Function) -> _Rule:
         parameters=word(function.roles.get("parameters")),
         extra=word(function.roles.get("extra")),
         configuration=word(function.roles.get("configuration")),
+        written=word(function.roles.get("written")),
+        written_bytes=function.roles.get("bytes", 0),
         batch=word(3 if function.means == "copy_batch" else None),
         addresses=addresses,
         fetches=fetches,

@@ -103,6 +103,7 @@ def _flags(call: Call) -> int:
 
 
 _MOST_VALUES = 64  # of one word
+_AT_LEAST = 0  # the condition CU_STREAM_WAIT_VALUE_GEQ
 
 
 class Words:
@@ -117,7 +118,7 @@ class Words:
     def write_value(self, call: Call) -> None:
         lane = self.world.lane(call)
         self.world.begin(call, lane)
-        self._value_written(lane, call.words[1], call.words[2])
+        self._value_written(lane, call.words[1], call.words[2], call.fetched[0])
 
     def wait_value(self, call: Call) -> None:
         lane = self.world.lane(call)
@@ -137,11 +138,15 @@ class Words:
             elif operation in (2, 5):
                 self._value_written(lane, word, value)
 
-    def _value_written(self, lane: Lane, word: int, value: int) -> None:
+    def _value_written(self, lane: Lane, word: int, value: int, before: bytes = b"") -> None:
         if lane.capture is not None:
             self.world.not_seen("values that a graph writes or waits for")
             return
-        written = self._words.setdefault(word, deque(maxlen=_MOST_VALUES))
+        written = self._words.get(word)
+        if written is None:
+            written = self._words[word] = deque(maxlen=_MOST_VALUES)
+            if before:  # read by the host: a wait for this value orders nothing
+                written.append((int.from_bytes(before, "little"), {}))
         written.append((value, dict(lane.clock)))
         join(self.world.clocks.possibly_known, lane.clock)
         self.world.finds.drop_held(word)
@@ -154,6 +159,8 @@ class Words:
     def _value_awaited(self, lane: Lane, word: int, value: int, how: int) -> None:
         if lane.capture is not None:
             self.world.not_seen("values that a graph writes or waits for")
+            return
+        if value == 0 and how & 3 == _AT_LEAST:  # any value is
             return
         # The wait may end with the first of the newest values that all satisfy it: a later write
         # of such a value orders nothing.
@@ -170,7 +177,7 @@ class Words:
 
 def _satisfies(written: int, value: int, how: int) -> bool:
     how &= 3
-    if how == 0:
+    if how == _AT_LEAST:
         return written >= value
     if how == 1:
         return written == value

@@ -42,6 +42,8 @@ typedef struct Call {           /* what the begin of a call leaves for its end *
     uint32_t epoch;             /* in which it began */
     uint32_t function;
     uint64_t began;
+    uint64_t value;             /* that was there before the one that is written */
+    bool has_value;
     uint32_t source_count;
     Source sources[MOST_SOURCES];
     Launch launch;
@@ -61,6 +63,7 @@ static Call *call_begin(uint32_t now_in, unsigned function) {
     call->epoch = now_in;
     call->function = function;
     call->began = now();
+    call->has_value = false;
     call->source_count = 0;
     call->launch.looking = NULL;
     call->launch.pointer_count = 0;
@@ -102,6 +105,8 @@ static uint64_t write_call(const Rule *rule, int site, const Call *call, const u
     if (rule->kernel != NO_WORD)
         parts[count++] = (Part){call->launch.pointers,
                                 call->launch.pointer_count * (uint32_t)sizeof(Pointer)};
+    if (rule->written != NO_WORD)
+        parts[count++] = (Part){&call->value, call->has_value ? sizeof call->value : 0};
     for (size_t i = 0; i < FETCHES && rule->fetches[i].bytes; i++) {
         const Fetch *fetch = &rule->fetches[i];
         uint64_t bytes = fetch->bytes;
@@ -188,6 +193,10 @@ static void enter(const Rule *rule, Call *call, const uint64_t *words, const voi
     if (rule->batch != NO_WORD)
         see_batch(rule, words, call);
     see_operands(rule, words, call);
+    if (rule->written != NO_WORD && see_memory(words[rule->written])) {
+        call->value = 0;
+        call->has_value = host_read(words[rule->written], &call->value, rule->written_bytes);
+    }
     if (rule->frees != NO_WORD) {
         see_memory(words[rule->frees]);
         compare_sources(0, UINT64_MAX);

@@ -58,6 +58,8 @@ typedef struct Rule {
     uint8_t parameters;
     uint8_t extra;
     uint8_t configuration;      /* the word that points to a CUlaunchConfig, which has the stream */
+    uint8_t written;            /* the word with the address of a value that is written */
+    uint8_t written_bytes;
     uint8_t batch;              /* the word with the count of copies; words 0 to 2 point to their
                                  * destinations, sources and sizes */
     Address addresses[2];       /* destination and source */
@@ -192,6 +194,7 @@ typedef struct Source {
     uint64_t number;            /* of the record of the copy; 0: a free place */
 } Source;
 
+bool host_read(uint64_t address, void *to, uint64_t bytes);     /* false: it cannot be read */
 bool source_read(Source *source);               /* computes the hash; false: it cannot be read */
 void compare_sources(uint64_t begin, uint64_t end);
 void remember_source(Source source);

@@ -20,7 +20,7 @@ static Source sources[SOURCES];
 static size_t source_count;     /* places at the beginning that have been used */
 static size_t next_source;
 
-/* Returns whether a page can be read. The kernel reads the signal set before it looks at the invalid
+/* Returns whether a page can be read. The kernel reads the signal set before it checks the invalid
  * operation, and reports EFAULT instead of raising SIGSEGV. */
 static bool is_readable(uint64_t address) {
     int saved = errno;
@@ -49,6 +49,15 @@ static uint64_t hash_more(uint64_t hash, const char *bytes, uint64_t count) {
     for (; i < count; i++)
         hash = mixed(hash, (unsigned char)bytes[i]);
     return hash;
+}
+
+__attribute__((no_sanitize("thread", "address")))
+bool host_read(uint64_t address, void *to, uint64_t bytes) {
+    if (!all_readable(address, bytes))
+        return false;
+    for (uint64_t i = 0; i < bytes; i++)
+        ((volatile char *)to)[i] = ((const volatile char *)(uintptr_t)address)[i];
+    return true;
 }
 
 /* The memory may be gone although no call that was seen has freed it (a trimmed pool, a released
