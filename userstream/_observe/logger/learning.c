@@ -183,7 +183,7 @@ void look_after(Looking *mine, uint64_t stream, int result) {
     pthread_mutex_unlock(&kernels_lock);
 }
 
-/* The place is free again when the stream has made the copies that were queued before the launch. */
+/* The place is free again when the stream has run the copies that precede the launch. */
 void look_abandon(Looking *mine) {
     pthread_mutex_lock(&kernels_lock);
     mine->abandoned = true;

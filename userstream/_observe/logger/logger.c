@@ -49,8 +49,8 @@ typedef struct Call {           /* what the begin of a call leaves for its end *
     Launch launch;
 } Call;
 
-/* Under way on this thread, the outermost first. Those of an earlier observation do not count: their
- * ends were not seen. */
+/* Calls in progress on this thread, the outermost first. Those of an earlier observation do not
+ * count, as their ends were not seen. */
 static __thread Call calls[NESTED];
 static __thread uint32_t call_count;
 

@@ -47,7 +47,7 @@ bool see_memory(uint64_t address) {
     return pinned;
 }
 
-/* A copy from memory that is gone loses the context, and not every call that frees memory is seen. */
+/* A copy from memory that is gone loses the context, and some calls that free memory go unseen. */
 bool memory_is_there(uint64_t address, uint64_t bytes) {
     enum { RANGE_START = 11, RANGE_SIZE = 12 };
     const int attributes[] = {RANGE_START, RANGE_SIZE};

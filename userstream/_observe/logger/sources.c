@@ -85,8 +85,8 @@ static bool overlaps(const Source *source, uint64_t begin, uint64_t end) {
     return source->number && source->address < end && begin < source->address + source->size;
 }
 
-/* Reports and forgets every source that has changed since its copy was queued. Whether the change is
- * ordered after the copy is judged later. */
+/* Reports and forgets every source that has changed since its copy was queued. The judge decides
+ * whether the change is ordered after the copy. */
 void compare_sources(uint64_t begin, uint64_t end) {
     pthread_mutex_lock(&sources_lock);
     for (size_t i = 0; i < source_count; i++) {
@@ -96,7 +96,7 @@ void compare_sources(uint64_t begin, uint64_t end) {
         if (!source_read(&now)) {
             source->number = 0;
         } else if (now.hash != source->hash && is_logging()) {
-            /* Otherwise calls have gone unseen since this one began: the memory may be another's. */
+            /* After the end, calls go unseen: the memory may have another owner by now. */
             uint64_t words[] = {source->number, source->address};
             source->number = 0;
             Record record = {.function = SOURCE_CHANGED, .words = 2, .stack = stack_index()};
