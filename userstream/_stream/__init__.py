@@ -1,4 +1,4 @@
-"""`Stream`, and functions on its lane: capture, memory operations, attributes and others."""
+"""`Stream`, and the functions on lanes behind it: capture, memory operations and attributes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         memory_operations,
     )
 
-# Loaded when they are used first, which makes `import userstream` quicker.
+# Imported on first use to keep `import userstream` fast.
 __getattr__ = _process.lazy_modules(
     __name__,
     "activation",

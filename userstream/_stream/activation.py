@@ -75,23 +75,23 @@ class _Before:
         self, lane: Lane, before: Lane | None, owner: object, undo: Callable[[], object]
     ) -> None:
         self.lane = lane
-        self.before = before  # to be ordered after the lane
+        self.before = before  # the previous stream, which restore() orders after the lane
         self._owner = owner
         self._undo: Callable[[], object] | None = undo
 
     def restore(self) -> None:
-        """Make it current again; if Ctrl-C interrupted this, do the rest."""
+        """Restore the previous current stream. A call after Ctrl-C completes the rest."""
         try:
             if self._undo is not None:
                 self.lane.within(self._undo_once)
         finally:
-            # Even if the framework refuses: memory freed in the block returns to the pool, and
-            # without this edge its next owner would write while the block's work still reads.
+            # Add the edge even if the framework raises: memory freed in the block returns to the
+            # pool. Without the edge its next owner would write while the block's work still reads.
             if self.before is not None:
                 self.before.add_edge(self.lane, may_join=False)
 
     def _undo_once(self) -> None:
-        undo, self._undo = self._undo, None  # first: a second CuPy `__exit__` would pop too much
+        undo, self._undo = self._undo, None  # before the call: CuPy must not pop twice
         if undo is not None:
             undo()
 
@@ -99,8 +99,8 @@ class _Before:
 class Activation(Generic[S]):
     """The context manager of `Stream.activate`.
 
-    `ordered` are lanes that the caller orders with this one. `means_all` says that the frameworks
-    are those that happen to be imported. `unentered` is what warns, of one that users made.
+    `ordered` lists lanes that the caller orders with this one. `means_all` is true if `frameworks`
+    are all that are imported. `unentered` warns if a user never enters the block.
     """
 
     __slots__ = (
@@ -190,7 +190,7 @@ class Activation(Generic[S]):
         before = None if handle == NO_STREAM else lanes.of_framework(handle, device)
         if before is not None and any(map(before.is_same, (lane, *self._ordered))):
             before = None
-        # Memory that was freed to the stream's arena may still be in use on the stream before.
+        # Memory that was freed to the stream's arena may still be in use on the previous stream.
         if before is not None:
             lane.add_edge(before, may_join=not lane.is_shared)
         undo = lane.within(framework.activate, stream, device)
@@ -206,7 +206,7 @@ class Activation(Generic[S]):
                     failures.append(failure)
                 self._before.pop()
         finally:
-            if self._before:  # Ctrl-C came in between
+            if self._before:  # Ctrl-C interrupted the loop
                 self._leave(error)
         self._thread = None
         errors._report_failures(failures, error)

@@ -91,7 +91,7 @@ def assign(lane: Lane, name: _driver.streams.Attribute, value: Any) -> None:
 
 
 def copy(lane: Lane, other: StreamLike, address_of: Callable[[Any], int]) -> None:
-    """Copy the attributes of another stream, whose address a function returns."""
+    """Copy the attributes of another stream; `address_of` returns the address of that stream."""
     lane.live()
     lane.within(_copy, lane, other, address_of)
 
@@ -130,7 +130,7 @@ def _copy(lane: Lane, other: StreamLike, address_of: Callable[[Any], int]) -> No
 
 
 def _checked(lane: Lane, name: _driver.streams.Attribute, value: Any) -> Any:
-    """Return the value in the form that the driver expects, or refuse it."""
+    """Return a value in the form that the driver expects; raise if the value is invalid."""
     device = lane.device
     if name == "access_policy_window":
         return _window(value, device)

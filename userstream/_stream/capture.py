@@ -36,7 +36,7 @@ class CaptureInfo:
     state : {"active", "invalidated"}
         An invalidated capture gives no graph, but still has to be ended.
     id : int or None
-        The same for all streams of a capture, and never reused. None once invalidated.
+        Identifier shared by all streams of a capture, and never reused. None once invalidated.
     graph : CUgraph or None
         The graph being built, which must not be destroyed or launched. None once invalidated.
     dependencies : tuple of CUgraphNode
@@ -63,8 +63,8 @@ class _Begun(NamedTuple):
     """A capture that userstream began."""
 
     graph: GraphDefinition
-    thread: int | None  # that has to end it, if not any thread may
-    gone: weakref.ref[Lane] | None  # drops this with a stream whose handle goes with it
+    thread: int | None  # the thread that must end the capture; None if any thread may
+    gone: weakref.ref[Lane] | None  # its callback drops this record when an owned stream dies
 
 
 # By the identity of the stream.
@@ -97,11 +97,11 @@ class Capture:
     __slots__ = ("_block", "_unentered")
 
     def __init__(self, lane: Lane, mode: CaptureMode) -> None:
-        # A generator, which ends the capture also where a Ctrl-C comes before `__exit__` has begun:
-        # it is closed when it goes.
+        # A generator: if Ctrl-C arrives before `__exit__` begins, closing the generator on its
+        # destruction still ends the capture.
         self._block = _block(lane, mode)
         self._unentered: _unentered.Unentered | None = None
-        self._unentered = _unentered.made("a capture", 2)  # by the caller of Stream.capture
+        self._unentered = _unentered.made("a capture", 2)  # 2: the caller of Stream.capture
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
@@ -132,8 +132,8 @@ def _block(lane: Lane, mode: CaptureMode) -> Iterator[GraphDefinition]:
     try:
         yield begin(lane, mode)
         end(lane)
-    except BaseException:  # Ctrl-C as well, at its begin and at its end
-        # It may be over, by the same error; the block's own is the one to tell.
+    except BaseException:  # including Ctrl-C while the capture begins or ends
+        # The same error may have ended the capture: report the error of the block, not of `end`.
         with contextlib.suppress(UserStreamError):
             if _begun.get(lane.identity()) is not others:
                 end(lane)
@@ -166,7 +166,7 @@ def _begin(lane: Lane, mode: CaptureMode) -> GraphDefinition:
         )
     with _driver.streams.cuda_core_errors("cuGraphCreate", lane):
         graph = GraphDefinition()
-    # Its destructor calls the driver, which may hang in a forked child and while Python exits.
+    # The graph's destructor calls the driver, which may hang in a forked child or at exit.
     _process.leak_at_end(graph)
     identity = lane.identity()
     begun = _Begun(
@@ -174,11 +174,11 @@ def _begin(lane: Lane, mode: CaptureMode) -> GraphDefinition:
         None if mode == "relaxed" else threading.get_ident(),
         weakref.ref(lane, lambda _: _drop(identity)) if lane.owned else None,
     )
-    _drop(identity)  # of a stream that had this handle, and was destroyed
+    _drop(identity)  # left by a destroyed stream with the same handle
     try:
         _driver.capture.begin_capture(handle, graph, wanted, lane)
     except BaseException:
-        if _driver.capture.is_capturing(handle, lane):  # Ctrl-C came when it had begun
+        if _driver.capture.is_capturing(handle, lane):  # Ctrl-C arrived after the capture had begun
             _begun.setdefault(identity, begun)
         raise
     _begun[identity] = begun
@@ -188,7 +188,7 @@ def _begin(lane: Lane, mode: CaptureMode) -> GraphDefinition:
 def _end(lane: Lane) -> GraphDefinition:
     handle, identity = lane.live(), lane.identity()
     if not _driver.capture.is_capturing(handle, lane):
-        _drop(identity)  # a Ctrl-C came when it had ended
+        _drop(identity)  # Ctrl-C may have arrived after the capture had ended
         raise CaptureError(
             f"{lane!r} is not being captured; call begin_capture() first", stream=repr(lane)
         )
@@ -199,7 +199,7 @@ def _end(lane: Lane) -> GraphDefinition:
             "ended only where it was begun",
             stream=repr(lane),
         )
-    if begun.thread not in (None, threading.get_ident()):  # the driver would drop the capture
+    if begun.thread not in (None, threading.get_ident()):  # the driver would invalidate the capture
         raise CaptureError(
             f"the capture of {lane!r} was begun by another thread, which has to end it; only "
             'with mode="relaxed" may any thread do so',
@@ -208,7 +208,7 @@ def _end(lane: Lane) -> GraphDefinition:
     try:
         _driver.capture.end_capture(handle, lane)
     except BaseException:
-        # It ended with an error, or Ctrl-C came just after the call: the graph may be gone.
+        # The capture failed, or Ctrl-C arrived just after the call: the graph may be destroyed.
         if not _driver.capture.is_capturing(handle, lane):
             _drop(identity)
         raise

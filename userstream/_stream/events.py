@@ -28,7 +28,7 @@ def wait(lane: Lane, event: Event) -> None:
 def record(lane: Lane, event: Event | None, options: EventOptions | None) -> Event:
     """Record an event after the work queued on a stream."""
     lane.usable()
-    # Up to cuda.core 1.2 an event is made in the current context; it must be the stream's.
+    # Up to cuda.core 1.2 an event is created in the current context: make the stream's current.
     return lane.within(_record, lane, event, options)
 
 
@@ -48,7 +48,7 @@ def _record(lane: Lane, event: Event | None, options: EventOptions | None) -> Ev
         _check_recordable(lane, event)
     with _driver.streams.cuda_core_errors("cuEventRecord", lane):
         recorded = lane.core.record(event, options)
-    # Users keep it: without this its destructor calls the driver while Python exits, and may hang.
+    # A user may keep the event until Python exits. Its destructor would call the driver and hang.
     _process.leak_at_end(recorded)
     return recorded
 
@@ -60,7 +60,7 @@ def _check_recordable(lane: Lane, event: Event) -> None:
             "with options="
         )
     _check_open(event)
-    own, device = lane.device, event.device  # None of an event of another process
+    own, device = lane.device, event.device  # None for an event of another process
     if device is not None and device.device_id != own:
         raise DeviceMismatchError(
             f"{event!r} belongs to device {device.device_id} and {lane!r} to device {own}; a "

@@ -1,4 +1,4 @@
-"""The `Stream` of a lane, the end of both, and the arguments that name streams."""
+"""Creating and closing `Stream` objects, and checking the arguments that name streams."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NONBLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
 
 def check_flags(flags: int | None, *, nonblocking: bool) -> None:
-    """Refuse driver flags that contradict *nonblocking*."""
+    """Raise if driver flags contradict *nonblocking*."""
     asked = _NONBLOCKING if nonblocking else 0
     if flags is not None and _arguments.integer(flags, "flags") != asked:
         raise ValueError(
@@ -42,7 +42,7 @@ def check_flags(flags: int | None, *, nonblocking: bool) -> None:
 
 
 def check_sms(sms: object, *, nonblocking: bool) -> Wanted:
-    """Return what `sms=` asks for, or refuse it."""
+    """Return the validated value of `sms=`."""
     wanted = _engine.lanes.check_sms(sms)
     if not nonblocking:
         raise ValueError(
@@ -56,20 +56,20 @@ def shown(kind: type[S], lane: Lane) -> S:
     known = None if lane.shown is None else lane.shown()
     if isinstance(known, kind):
         return known
-    stream = kind._init(lane.core)  # cuda.core lets both own the driver's stream
+    stream = kind._init(lane.core)  # lane and stream share ownership through cuda.core
     lane.shown = weakref.ref(stream)
     return stream
 
 
 def default_of(kind: type[S], handle: int) -> S:
-    """Create an object for a default stream of whichever context is current."""
+    """Create the object of a default stream, which follows the current context."""
     return (
         kind._legacy_default() if handle == _driver.streams.LEGACY else kind._per_thread_default()
     )
 
 
 def check_own(lane: Lane | None, stream: object) -> None:
-    """Refuse a stream that is not the caller's own, which a ``with`` block would close."""
+    """Raise if a ``with`` block would close a stream that is shared with other code."""
     if lane is None or not lane.owned or lane.is_shared:
         raise TypeError(
             f"{stream!r} cannot be used in a with statement, which would close it: only streams of "
@@ -84,24 +84,22 @@ def close(lane: Lane | None, stream: object) -> None:
     if lane.handle is None:
         return
     address = int(lane.live())
-    # First out of its registry, which may refuse. A Ctrl-C between the two would leave a closed
-    # stream there, and every later get_stream() would return it.
+    # Remove the stream from its registry first, which may raise. In the other order, Ctrl-C between
+    # the two steps would leave a closed stream there, and every later get_stream() would return it.
     if lane.on_close is not None:
         lane.on_close(lane)
     if lane.owned:
         from userstream._stream import capture
 
-        with contextlib.suppress(ClosedError):  # another thread was faster
+        with contextlib.suppress(ClosedError):  # another thread closed the stream first
             capture.forget(lane)
     lanes.forget(lane, address)
-    held_objects.keep_in_use(
-        lane
-    )  # by a block that has not ended, and cannot mark its end any more
+    held_objects.keep_in_use(lane)  # open blocks can no longer record their end on it
     lane.close()
 
 
 def refuse_number(given: object) -> None:
-    """Refuse a number as a stream: it could be a handle as well as a device."""
+    """Raise if a number is passed as a stream: a number may be a handle or a device."""
     if isinstance(given, (int, np.integer)) and not isinstance(given, (bool, np.bool_)):
         raise UnsupportedStreamError(
             f"the number {given} is not a stream: pass Stream.from_handle(handle) for a handle, "
@@ -111,7 +109,7 @@ def refuse_number(given: object) -> None:
 
 
 def protocol_of(given: Any) -> Callable[[], tuple[int, int]] | None:
-    """Return the ``__cuda_stream__`` of a stream; CV-CUDA's have a handle instead."""
+    """Return the ``__cuda_stream__`` of a stream, or a substitute for CV-CUDA's streams."""
     protocol: Callable[[], tuple[int, int]] | None = getattr(given, "__cuda_stream__", None)
     kind = type(given)
     if protocol is None and kind.__name__ == "Stream" and is_named(kind, _CVCUDA, ("Stream",)):
@@ -120,7 +118,7 @@ def protocol_of(given: Any) -> Callable[[], tuple[int, int]] | None:
 
 
 def _null_stream_of(kind: type) -> int:
-    """Return the handle of CUDA's NULL stream, as the library means it whose stream says 0."""
+    """Return the default stream that a library means by handle 0."""
     if is_named(kind, ("numba.", "numba_cuda."), ("Stream",)):
         from userstream._buffers import numba
 
@@ -129,7 +127,7 @@ def _null_stream_of(kind: type) -> int:
 
 
 def check_stream(given: object) -> None:
-    """Refuse what is not a stream, where an event or a stream is expected."""
+    """Raise if an object is not a stream where an event or a stream is expected."""
     if protocol_of(given) is None:
         refuse_number(given)
         raise UnsupportedStreamError(
@@ -139,7 +137,7 @@ def check_stream(given: object) -> None:
 
 
 def address_of_stream(given: driver.CUstream | StreamLike) -> int:
-    """Return the address of a stream that was passed; 1 and 2 are the default streams."""
+    """Return the address of a stream argument; 1 and 2 are the default streams."""
     refuse_number(given)
     return address_of(given, numbers="")
 
@@ -166,7 +164,7 @@ def address_of(handle: int | driver.CUstream | StreamLike, numbers: str = "an ad
             raise UnsupportedStreamError(
                 f"{handle!r} implements version {version} of __cuda_stream__, not 0"
             )
-        if address == 0:  # legal there
+        if address == 0:  # valid in this protocol
             address = _null_stream_of(type(handle))
     else:
         raise UnsupportedStreamError(

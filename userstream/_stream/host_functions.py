@@ -58,19 +58,19 @@ def add_callback(lane: Lane, stream: S, fn: Callable[[S, DriverError | None], ob
     completion = lane.completion()
 
     def tell(_watch: object, error: Exception | None) -> None:
-        # Nothing but DriverError comes of looking at an event.
+        # Querying an event raises only DriverError.
         running.post(_named(name, fn, stream, error))  # type: ignore[arg-type]
 
     watch = watcher.Watch(completion, tell)
     try:
         watcher.watch([watch])
     except BaseException:
-        watcher.unwatch([watch])  # if it came that far
+        watcher.unwatch([watch])  # a no-op if the watch was not added
         raise
 
 
 def _name_of(fn: object) -> str:
-    """Return the name of a function for reports; refuse what cannot be called here."""
+    """Return the name of a function for reports; raise if a stream cannot call the object."""
     if not callable(fn):
         raise TypeError(f"fn must be callable, not {type(fn).__name__}")
     if any(
@@ -81,14 +81,14 @@ def _name_of(fn: object) -> str:
             "a coroutine function cannot be called by a stream, which has no event loop: pass a "
             "plain function that calls asyncio.run_coroutine_threadsafe(coroutine, loop)"
         )
-    name = getattr(fn, "__qualname__", None)  # anything at all, of a mock
+    name = getattr(fn, "__qualname__", None)  # a mock may return any object
     return name if isinstance(name, str) else type(fn).__qualname__
 
 
 def _named(
     name: str, fn: Callable[P, object], *args: P.args, **kwargs: P.kwargs
 ) -> Callable[[], None]:
-    """Return the call as a function without arguments that reports show by a name."""
+    """Return a function without arguments that makes the call; `name` appears in reports."""
 
     def call() -> None:
         fn(*args, **kwargs)

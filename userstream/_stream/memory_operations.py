@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class WaitFlags(enum.IntEnum):
-    """How `Stream.wait_value_32` compares the value in memory (*m*) with the given value (*v*).
+    """Comparisons of `Stream.wait_value_32` between memory (*m*) and the given value (*v*).
 
     A comparison can be combined with ``FLUSH``, as in ``WaitFlags.EQ | WaitFlags.FLUSH``, but not
     with another comparison: ``EQ | AND`` is ``NOR``. The values are the driver's
@@ -68,7 +68,7 @@ class WaitFlags(enum.IntEnum):
 
 
 class MemoryOperation:
-    """An operation of a batch."""
+    """Base class of the operations of `Stream.batch_mem_op`."""
 
     __slots__ = ()
 
@@ -184,12 +184,12 @@ class MemoryBarrier(MemoryOperation):
     Parameters
     ----------
     scope : {"system", "gpu"}, default "system"
-        Who sees earlier writes before later ones: the whole system, or this GPU.
+        The observers that see earlier writes before later ones: the whole system, or this GPU.
 
     Raises
     ------
     ValueError
-        *scope* is not one of these.
+        *scope* is neither ``"system"`` nor ``"gpu"``.
 
     Examples
     --------
@@ -221,7 +221,7 @@ def _check_value(value: int, bits: int) -> None:
         raise ValueError(f"{value!r} is not an unsigned number of {bits} bits{wider}")
 
 
-_MOST_OPERATIONS = 255  # of one batch, says CUDA
+_MOST_OPERATIONS = 255  # CUDA's limit for one batch
 
 
 def write_value(lane: Lane, operation: WriteValue) -> None:
@@ -254,7 +254,7 @@ def submit(lane: Lane, ops: Iterable[MemoryOperation], flags: int) -> None:
 
 
 def copy(lane: Lane, dst: int | Buffer, src: int | Buffer, nbytes: int | None) -> None:
-    """Enqueue a copy between two places in the memory of one device."""
+    """Enqueue a copy within the memory of one device."""
     lane.live()
     lane.within(_copy, lane, dst, src, nbytes)
 
@@ -308,9 +308,9 @@ def _parameters(lane: Lane, operation: MemoryOperation) -> driver.CUstreamBatchM
 
 
 def _word(lane: Lane, operation: WriteValue | WaitValue) -> int:
-    """Return the device address of an operation's word; refuse one that cannot be used."""
+    """Return the device address of an operation's word; raise if the address is unusable."""
     device, width = lane.device, operation.bits // 8
-    flags = int(getattr(operation, "flags", 0))  # NumPy's would overflow
+    flags = int(getattr(operation, "flags", 0))  # a NumPy integer would overflow
     _driver.values.require_values(device, bits=operation.bits, flags=flags)
     address, size = address_and_size(operation.address)
     if size is not None and size < width:
@@ -401,9 +401,9 @@ def address_and_size(memory: int | Buffer) -> tuple[int, int | None]:
     Raises
     ------
     TypeError
-        It is neither.
+        *memory* is neither an address nor a buffer.
     ValueError
-        It is no address of 64 bits, or a buffer whose elements do not lie side by side.
+        *memory* is not a 64-bit address, or is a buffer that is not contiguous.
     """
     if isinstance(memory, (bool, np.bool_)):
         raise TypeError(f"an address is a number or a buffer, not {memory!r}")
@@ -433,7 +433,7 @@ def _checked(address: int) -> int:
 
 
 def _steps(strides: tuple[int, ...], shape: tuple[int, ...]) -> list[int]:
-    # Along a dimension of length 1 no step is ever taken.
+    # The stride of a dimension of length 1 has no effect.
     return [step for step, length in zip(strides, shape, strict=True) if length > 1]
 
 
@@ -443,21 +443,21 @@ _WORDS = _PAGE // _WIDTH
 
 
 class _Pool:
-    """The words of a device, by number. Nothing here needs a lock."""
+    """Numbered 32-bit words of a device. Lock-free: every step is one atomic call."""
 
     __slots__ = ("free", "made", "unused")
 
     def __init__(self) -> None:
-        self.free: deque[int] = deque()  # again
-        self.unused = itertools.count()  # the numbers of words that were never used
-        self.made: list[tuple[Any, ...]] = []  # by the driver: pages
+        self.free: deque[int] = deque()  # numbers of released words
+        self.unused = itertools.count()  # numbers of words that were never used
+        self.made: list[tuple[Any, ...]] = []  # allocated pages
 
     def address(self, number: int, device: int) -> int:
-        """Return the address of a word; allocate its page if need be."""
+        """Return the address of a word; allocate its page on first use."""
         page, word = divmod(number, _WORDS)
         while True:
             pages = [made for _, made in self.made if made is not None]
-            if page < len(pages):  # of whatever content: a gate counts on from there
+            if page < len(pages):  # not cleared: a gate increments the value that it finds
                 return int(pages[page]) + word * _WIDTH
             context = _driver.contexts.primary_context(device)
             _driver.copies.allocate_pinned(context, _PAGE, self.made)
@@ -467,38 +467,39 @@ _pools: dict[int, _Pool] = {}  # by device
 
 
 class Gate:
-    """A word that a stream waits for: at `address`, until it is `value` or later.
+    """A 32-bit word that a stream waits for: at `address`, until it reaches `value`.
 
-    It has a word once `take` is called. Whatever signal comes in there, `release` gives that back.
+    `take` allocates the word. Even if a signal handler raises in `take`, `release` frees the word.
     """
 
     __slots__ = ("_device", "_taken", "address", "value")
 
     def __init__(self, device: int) -> None:
         self._device = device
-        self._taken: list[int] = []  # the number of the word
+        self._taken: list[int] = []  # the number of the word, once taken
         self.address = 0
         self.value = 0
 
     def take(self) -> None:
-        """Take a word."""
+        """Allocate a word and choose the value that releases the stream."""
         device = self._device
         pool = _pools.get(device) or _pools.setdefault(device, _Pool())
-        # One call of C: no signal comes between the word's leaving the pool and its being here.
+        # One call of C: a signal handler that raised between taking a number and
+        # storing it would lose the word.
         try:
             self._taken.extend(itertools.islice(iter(pool.free.pop, None), 1))
         except IndexError:
             self._taken.extend(itertools.islice(pool.unused, 1))
         address = pool.address(self._taken[0], device)
-        # One more than the use before, whose waits a later value satisfies as well. A smaller one
-        # might hold those forever, so the address comes last.
+        # Increment the value of the previous use: pending waits of that use (GEQ) are satisfied as
+        # well. A smaller value could block those waits forever, so `address` is set last.
         self.value = (ctypes.c_uint32.from_address(address).value + 1) & 0xFFFFFFFF
         self.address = address
 
     def release(self) -> None:
-        """Let the stream continue; the word can be used again at once."""
+        """Release the stream. The word can be reused at once."""
         if self._taken:
             if self.address:
-                _process.fence()  # the stream reads what was written until now
+                _process.fence()  # make earlier writes visible to the stream first
                 ctypes.c_uint32.from_address(self.address).value = self.value
             _pools[self._device].free.append(self._taken.pop())

@@ -1,4 +1,4 @@
-"""`Stream`: what users hold. Each method hands a lane on to a function of a room beside it."""
+"""`Stream`, the public class. Its methods pass its lane to functions of the other modules here."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _COUNTERPARTS = {
     "use": "activate(...), in a with statement",
 }
 
-# Streams whose handle was given away: a framework may keep it, so they live until exit.
+# Streams whose handle other code has read. A framework may keep the handle: never destroy these.
 _given_away: dict[int, Stream] = {}
 
 
@@ -79,9 +79,9 @@ class Stream(CoreStream):
 
     __slots__ = ("_lane", "_token")
 
-    # Set by `_of` and `_default`, as cuda.core's factory runs no __init__.
-    _lane: Lane | None  # None: a default stream, which is another lane in each context
-    _token: driver.CUstream  # the handle of such a stream
+    # Set by `_of` and `_default`, because cuda.core's factory does not run __init__.
+    _lane: Lane | None  # None: a default stream, which has one lane per context
+    _token: driver.CUstream  # the handle of a default stream
 
     _defaults: ClassVar[dict[int, Stream]] = {}
 
@@ -421,7 +421,7 @@ class Stream(CoreStream):
 
     @property
     def name(self) -> str | None:
-        """The name that `get_stream` was given for it; `None` for any other stream.
+        """The name that was passed to `get_stream`; `None` for any other stream.
 
         Examples
         --------
@@ -433,7 +433,7 @@ class Stream(CoreStream):
 
     @property
     def sms(self) -> int | None:
-        """How many multiprocessors (SMs) its work may use, if it was created with ``sms=``.
+        """The number of multiprocessors (SMs) of a stream that was created with ``sms=``.
 
         `None` for any other stream; ``resources`` reports the SMs of any stream.
 
@@ -450,7 +450,7 @@ class Stream(CoreStream):
 
     @property
     def flags(self) -> int:
-        """The flags it was created with: 1 (``CU_STREAM_NON_BLOCKING``) or 0.
+        """The creation flags of the stream: 1 (``CU_STREAM_NON_BLOCKING``) or 0.
 
         Known from its creation, so it can be read during a capture. If other code created the
         stream, the driver is asked (``cuStreamGetFlags``), which raises `CaptureError` while the
@@ -470,7 +470,7 @@ class Stream(CoreStream):
 
     @property
     def is_nonblocking(self) -> bool:
-        """Whether it runs concurrently with the legacy default stream; see ``flags``.
+        """True if the stream runs concurrently with the legacy default stream; see ``flags``.
 
         Examples
         --------
@@ -482,7 +482,7 @@ class Stream(CoreStream):
 
     @property
     def priority(self) -> int:
-        """The priority it was created with; lower numbers run first.
+        """The priority of the stream; lower numbers run first.
 
         Known from its creation, like ``flags``; if other code created the stream, the driver is
         asked (``cuStreamGetPriority``).
@@ -498,7 +498,7 @@ class Stream(CoreStream):
             lane.live()
             return lane.priority
         if not lane.is_context_independent:
-            return 0  # the driver makes the default streams so
+            return 0  # the driver creates the default streams with priority 0
         lane.usable(NOT_NOW)
         return int(lane.core.priority)
 
@@ -521,7 +521,7 @@ class Stream(CoreStream):
 
     @property
     def is_done(self) -> bool:
-        """Whether all work queued on it has completed. Does not block.
+        """True if all work queued on the stream has completed. Does not block.
 
         A stream on which other code keeps queuing work may never become idle; `sync` waits for the
         work that is queued now. Raises `CaptureError` while the stream is being captured, and
@@ -763,7 +763,7 @@ class Stream(CoreStream):
 
     @property
     def is_capturing(self) -> bool:
-        """Whether it is being captured into a graph, by any code. Does not block.
+        """True if the stream is being captured into a graph, by any code. Does not block.
 
         Also true while a capture is invalidated but not yet ended. Harmless to every capture.
         Driver call: ``cuStreamIsCapturing``.
@@ -781,7 +781,7 @@ class Stream(CoreStream):
 
     @property
     def capture_info(self) -> CaptureInfo | None:
-        """Information about the capture that it is part of, or None.
+        """Information about the capture that includes the stream; `None` without a capture.
 
         Does not block, and is harmless to every capture. Driver call: ``cuStreamGetCaptureInfo``.
 
@@ -1543,32 +1543,33 @@ class Stream(CoreStream):
         """
         _stream.host_functions.add_callback(self._resolve(), self, fn)
 
-    if not TYPE_CHECKING:  # type checkers know all the names that there are
+    if not TYPE_CHECKING:  # type checkers would accept any name
 
-        def __getattr__(self, name: str) -> NoReturn:  # for missing names only
+        def __getattr__(self, name: str) -> NoReturn:  # called for missing names only
             _raise_no_attribute(self, name)
 
     # -- from a stream to its lane ----------------------------------------------------------------
 
     @classmethod
     def _of(cls, lane: Lane) -> Self:
-        """Return the stream that shows a lane."""
+        """Return the `Stream` object of a lane."""
         stream = factory.shown(cls, lane)
         stream._lane = lane
         return stream
 
     @classmethod
     def _default(cls, handle: int) -> Stream:
-        """Return the default stream of whichever context is current, the same one every time."""
+        """Return the default stream with a given handle, the same object on every call."""
         try:
             return cls._defaults[handle]
         except KeyError:
             stream = factory.default_of(Stream, handle)
             stream._lane, stream._token = None, CoreStream.handle.__get__(stream)
-            return cls._defaults.setdefault(handle, stream)  # or the one of a faster thread
+            # Another thread may have stored a stream first.
+            return cls._defaults.setdefault(handle, stream)
 
     def _resolve(self, device: int | None = None) -> Lane:
-        """Return the lane that this is now; of a default stream that on a device, if given."""
+        """Return the lane of the stream; *device* selects a default stream's lane."""
         lane = self._lane
         if lane is None:
             return lanes.default(self._address(), device)
@@ -1579,7 +1580,7 @@ class Stream(CoreStream):
         )
 
     def _settled(self, device: int | None = None) -> Self:
-        """Return the open stream of one lane that this is now."""
+        """Return an open stream with a fixed lane: a default stream is resolved now."""
         lane = self._resolve(device)
         lane.live()
         return self if lane is self._lane else self._of(lane)
@@ -1587,11 +1588,11 @@ class Stream(CoreStream):
     def _wait_for(self, other: StreamLike) -> None:
         lane = self._resolve()
         lane.live()
-        # A shared stream that joined a capture would put the work of all its users into the graph.
+        # If a shared stream joined a capture, the work of all its users would go into the graph.
         lane.add_edge(lane_of(other), may_join=not lane.is_shared)
 
     def _live(self) -> driver.CUstream:
-        """Return the handle of an open stream, which does not count as given away."""
+        """Return the handle of an open stream, without keeping the stream alive until exit."""
         if self._lane is not None:
             return self._lane.live()
         _process.check_fork()
@@ -1601,7 +1602,7 @@ class Stream(CoreStream):
         return int(self._live())
 
     def _ordinal(self) -> int:
-        """Return the ordinal of its device; of a default stream, of the current one."""
+        """Return the ordinal of the stream's device; for a default stream, the current device."""
         if self._lane is not None:
             return self._lane.device
         _driver.library.ensure()
@@ -1609,7 +1610,7 @@ class Stream(CoreStream):
 
 
 def lane_of(given: StreamLike, device: int | None = None) -> Lane:
-    """Return the lane of a stream of any library; of a default stream, that on the given device."""
+    """Return the lane of a stream of any library; *device* selects a default stream's lane."""
     if isinstance(given, Stream):
         lane = given._resolve(device)
         lane.live()
@@ -1618,7 +1619,7 @@ def lane_of(given: StreamLike, device: int | None = None) -> Lane:
 
 
 def lane_at(address: int, device: int | None, owner: object = None) -> Lane:
-    """Return the lane of a handle: of a default stream on a device, if one is given."""
+    """Return the lane of a stream handle; *device* selects a default stream's lane."""
     _driver.library.ensure()
     if address in (_driver.streams.LEGACY, _driver.streams.PER_THREAD):
         return lanes.default(address, device)
