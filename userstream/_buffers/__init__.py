@@ -1,7 +1,7 @@
-"""What is this object, and where does it live? One file per framework, and the protocols.
+"""Recognize and describe buffers, with one module per framework or protocol.
 
-A framework is never imported here: its types are found through `sys.modules`, where they are if
-an object of theirs exists.
+A framework is never imported here: if an object of a framework exists, the framework is already in
+`sys.modules`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ __all__ = [
     "view_or_none",
 ]
 
-# The file of each framework, by the packages that its types come from. A file is loaded when the
-# first of those types is seen, which makes `import userstream` quicker.
+# The module of each framework, by the packages that define its types. A module is loaded when the
+# first of these types is seen, to keep `import userstream` fast.
 _FRAMEWORKS = {
     "torch": "torch",
     "cupy": "cupy",
@@ -57,17 +57,17 @@ _FRAMEWORKS = {
     "cvcuda": "cvcuda",
     "nvcv": "cvcuda",
 }
-# The file of each protocol, by the attribute of those that speak it.
+# The module of each protocol, by the attribute that objects with the protocol have.
 _PROTOCOLS = {"__dlpack_device__": "dlpack", "__cuda_array_interface__": "cai"}
 
-# The class of view by the exact type of the object, so that the second look is one dict lookup.
+# Cache of the view class by the exact type of the object.
 learned: dict[type, type[View]] = {}
-_strangers: set[type] = set()  # types that no file knows
-_MOST_LEARNED = 1024  # a program may make types without end
+_strangers: set[type] = set()  # types that no module recognizes
+_MOST_LEARNED = 1024  # bounded, because a program may create types without limit
 
 
 def kind_of(obj: object) -> type[View] | None:
-    """Return the class of view for a buffer; `None` if the object is not a buffer that we know."""
+    """Return the view class of a buffer; `None` if the object is not a known buffer."""
     kind = type(obj)
     view = learned.get(kind)
     if view is not None:
@@ -76,7 +76,7 @@ def kind_of(obj: object) -> type[View] | None:
         view = _learn(kind)
         if view is not None:
             return view
-    # The protocols may be attributes of the very object; another of its type may lack them.
+    # Not cached: the protocols may be attributes of the object; others of its type may lack them.
     for attribute, file in _PROTOCOLS.items():
         if hasattr(obj, attribute) and not isinstance(obj, type):
             return _file(file).view_for(obj)  # type: ignore[no-any-return]
@@ -87,7 +87,7 @@ def _learn(kind: type) -> type[View] | None:
     if len(learned) + len(_strangers) >= _MOST_LEARNED:
         learned.clear()
         _strangers.clear()
-    # The first that knows a type answers: frameworks before the protocols that they speak as well.
+    # The first match counts: frameworks come before the protocols that they also implement.
     packages = {str(base.__module__).partition(".")[0] for base in kind.__mro__}
     for file in (*_files_of(packages), "cuda_core", *_PROTOCOLS.values()):
         view: type[View] | None = _file(file).view_for(kind)
@@ -99,7 +99,7 @@ def _learn(kind: type) -> type[View] | None:
 
 
 def frameworks(*, imported: bool = True) -> list[Framework]:
-    """Return the frameworks that have current streams: those that are imported, or all."""
+    """Return the frameworks that have current streams: the imported ones, or all."""
     files = map(_file, _files_of(sys.modules if imported else _FRAMEWORKS))
     return [file.FRAMEWORK for file in files if hasattr(file, "FRAMEWORK")]
 
@@ -108,26 +108,26 @@ def _files_of(packages: Container[str]) -> Iterable[str]:
     return {file: None for package, file in _FRAMEWORKS.items() if package in packages}  # each once
 
 
-# Cached only once it is loaded: an exception of a signal handler in the middle of the import makes
-# the next look begin again.
+# Cached only after the import: if a signal handler raises during the import, the next call imports
+# again.
 @functools.cache
 def _file(name: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{name}")
 
 
 def view_or_none(obj: Any) -> View | None:
-    """Return a new look at a buffer, or `None` if the object is not a buffer that we know."""
+    """Return a new view of a buffer; `None` if the object is not a known buffer."""
     kind = kind_of(obj)
     return None if kind is None else kind(obj)
 
 
 def view_of(obj: Any) -> View:
-    """Return a new look at a buffer, or raise `UnsupportedBufferError`."""
+    """Return a new view of a buffer, or raise `UnsupportedBufferError`."""
     return _kind_or_raise(obj)(obj)
 
 
 def locate(obj: Any) -> int:
-    """Return the ordinal of the device of a buffer, and look at nothing else."""
+    """Return the ordinal of the device of a buffer, without creating a view."""
     return _kind_or_raise(obj).locate(obj)
 
 

@@ -1,4 +1,4 @@
-"""`Framework`: one that has a current stream."""
+"""`Framework`: access to the current streams of a framework."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from userstream.typing import StreamLike
 
-NO_STREAM = 0  # what a framework answers that has no current stream on a device
+NO_STREAM = 0  # returned for a device without a current stream
 
 
 class Framework:
@@ -37,17 +37,18 @@ class Framework:
         needs_blocking: bool = False,
     ) -> None:
         self.name = name
-        # Whether it is imported and can use a GPU.
+        # Returns whether the framework is imported and can use a GPU.
         self.is_usable = is_usable
-        # The handle of the current stream of a device, and what keeps that stream alive.
+        # Returns the handle of a device's current stream, and an object that keeps it alive.
         self.current_stream = current_stream
-        # Makes a stream the current one of a device; returns what undoes it, in the same thread.
-        # Both are called with the device current.
+        # Makes a stream current on a device; returns a function that undoes this in the same
+        # thread. Both are called with the device current.
         self.activate = activate
-        # Informs the framework's allocator that its current stream uses a buffer of its own.
+        # Informs the framework's allocator that the current stream uses one of its buffers.
         self.record_use = record_use
-        # Whether it captures graphs on its current stream, and asking for that changes nothing.
+        # True if the framework captures graphs on its current stream, and the query is free of
+        # side effects.
         self.captures = captures
-        # Whether it relies on the legacy default stream to wait for its own streams, as it does
-        # for blocking streams only.
+        # True if the framework relies on the legacy default stream to wait for its streams, which
+        # works for blocking streams only.
         self.needs_blocking = needs_blocking

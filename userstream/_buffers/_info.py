@@ -80,5 +80,5 @@ class BufferInfo:
 
 
 def _shown(name: str, it: object) -> str:
-    # As streams and reports of races show theirs.
+    # Hexadecimal, like the repr of streams and the reports of races.
     return hex(it) if isinstance(it, int) and name in ("address", "producer") else repr(it)

@@ -1,4 +1,4 @@
-"""`Layout`: where the elements of a buffer lie."""
+"""`Layout`: address, shape, strides and type of the elements of a buffer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class Layout(NamedTuple):
-    """Where the elements of a buffer lie in memory. An unknown fact is `None`."""
+    """Address, shape, strides and type of a buffer's elements. An unknown fact is `None`."""
 
-    address: int | None  # of the first element; None for what is made of several
+    address: int | None  # of the first element; None for a buffer of several parts
     shape: tuple[int, ...] | None = None
     strides: tuple[int, ...] | None = None  # in bytes
     dtype: np.dtype | str | None = None  # the name of a type that NumPy lacks
@@ -24,14 +24,14 @@ class Layout(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is known to have no elements."""
+        """True if the buffer is known to have no elements."""
         return self.nbytes == 0 or (self.shape is not None and 0 in self.shape)
 
 
 class Form:
-    """How the elements of an array lie from the first one on.
+    """Layout of an array's elements relative to the first one.
 
-    There is one object for all arrays that lie alike, by which what follows from that is found.
+    Arrays with the same layout share one object, which serves as the key of caches.
     """
 
     __slots__ = ("dtype", "shape", "strides")
@@ -61,6 +61,6 @@ def packed(address: int, shape: Sequence[int], dtype: np.dtype) -> Layout:
 def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Return the strides in bytes of an array in C order."""
     if 0 in shape:
-        return (0,) * len(shape)  # as NumPy and CuPy
+        return (0,) * len(shape)  # the same as NumPy and CuPy
     sizes = accumulate(shape[:0:-1], int.__mul__, initial=itemsize)
     return tuple(sizes)[::-1] if shape else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def is_named(kind: type, packages: tuple[str, ...], names: tuple[str, ...]) -> bool:
-    """Tell whether a type, or a base of it, has one of the names and comes from the packages."""
+    """Return whether a type or one of its bases has one of the names and is from the packages."""
     return any(
         base.__name__ in names and base.__module__.startswith(packages) for base in kind.__mro__
     )

@@ -1,4 +1,4 @@
-"""Where an address is, by the driver."""
+"""Query and check the memory at an address, by the driver."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def host_error(obj: object, where: str = "host memory") -> HostBufferError:
 
 
 def place_of(address: int, obj: object) -> Place:
-    """Ask the driver what memory is at an address of `obj`, pinned memory included.
+    """Query the driver for the memory at an address of `obj`, pinned memory included.
 
     Raises
     ------
     UnsupportedBufferError
-        It is 0, no memory that the driver knows, or of a context that is not a primary one.
+        The address is 0, unknown to the driver, or in a context that is not a primary one.
     """
     return checked_place(_driver.pointers.place_of(address) if address else None, address, obj)
 
 
 def checked_place(place: Place | None, address: int, obj: object) -> Place:
-    """Return what `place_of` does, of what the driver has said; raises as that."""
+    """Return a place that the driver reported; raise for the same errors as `place_of`."""
     if address == 0:
         raise UnsupportedBufferError(
             f"this {type_name(obj)} has address 0 (it is empty, or was freed), which does not "
@@ -52,7 +52,7 @@ def checked_place(place: Place | None, address: int, obj: object) -> Place:
 
 
 def device_at(place: Place, obj: object) -> int:
-    """Return the device of a place of `obj`; raise `HostBufferError` for pinned host memory."""
+    """Return the device of the memory of `obj`; raise `HostBufferError` for pinned host memory."""
     if place.kind == "pinned":
         raise host_error(obj, "pinned host memory")
     return place.device

@@ -1,4 +1,4 @@
-"""Anything with ``__cuda_array_interface__``."""
+"""Views of objects with ``__cuda_array_interface__``."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from userstream._driver.pointers import Memory, Place
 
 ATTRIBUTE = "__cuda_array_interface__"
-_SYNCHRONIZED = -1  # as a stream: nothing is pending, as CV-CUDA and cuda.core say it
-# The default streams, 1 and 2. Real types say one of them as a constant: on an H200 copies from
-# each of the four that were examined were stale, or overtaken by their next work.
+_SYNCHRONIZED = -1  # as a stream: nothing is pending, by the convention of CV-CUDA and cuda.core
+# The default streams, 1 and 2. Some types name one as a constant: on an H200, copies from each of
+# the four examined types were stale, or overtaken by the next work on the buffer.
 _LAST_DEFAULT = _driver.streams.PER_THREAD
 
 
 def view_for(kind: Any) -> type[View] | None:
-    """Return the view if objects of `kind`, or this very object, speak the CUDA Array Interface."""
+    """Return the view class if `kind`, a type or an object, has the CUDA Array Interface."""
     return view_of_interface(kind) if hasattr(kind, ATTRIBUTE) else None
 
 
 def view_of_interface(kind: Any) -> type[InterfaceView]:
-    """Return the view of the interface that objects of `kind`, or this very object, have."""
+    """Return the view class for the interface of `kind`, a type or an object."""
     named = kind if isinstance(kind, type) else type(kind)
     return MisledView if _known.misleads(named) else InterfaceView
 
 
 def checked(obj: Any, found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the interface of an object, with what every version must have."""
+    """Return the interface of an object, after checking the fields that every version requires."""
     try:
         found["shape"], found["typestr"]
         where, read_only = found["data"]
@@ -65,27 +65,27 @@ def _malformed(obj: object, why: str) -> UnsupportedBufferError:
 
 
 class InterfaceView(View):
-    """A look at an object by its ``__cuda_array_interface__``, which is read once."""
+    """View of an object by its ``__cuda_array_interface__``, which is read once."""
 
     source = ATTRIBUTE
 
-    #: Whether a default stream is meant where the interface says one, and not a constant.
+    #: True if a default stream in the interface is the producer, not a constant.
     means_default_streams: ClassVar[bool] = False
 
     def __init__(self, obj: Any, found: Mapping[str, Any] | None = None) -> None:
         self.buffer = obj
-        self._found = found  # if it was read already
+        self._found = found  # the interface, if the caller has read it already
 
     @staticmethod
     def locate(obj: Any) -> int:
-        """Return the ordinal of the device of the memory that the interface points to."""
+        """Return the ordinal of the device of the interface's memory."""
         address = operator.index(checked(obj, getattr(obj, ATTRIBUTE))["data"][0])
         device = _driver.pointers.usual_device(address) if address else None
         return device_at(place_of(address, obj), obj) if device is None else device
 
     @staticmethod
     def named(obj: Any) -> tuple[int, int] | None:
-        """Return the device and the stream that it names, if that is no default stream."""
+        """Return the device and the stream of the interface; `None` for a default stream."""
         found = getattr(obj, ATTRIBUTE)
         try:
             found["shape"], found["typestr"]
@@ -105,29 +105,29 @@ class InterfaceView(View):
 
     @once
     def interface(self) -> Mapping[str, Any]:
-        """The interface, with what every version must have."""
+        """The interface, with all fields that every version requires."""
         return checked(self.buffer, self._shown())
 
     def _shown(self) -> Mapping[str, Any]:
-        """Return what the object shows; `interface` keeps it, so that it is read once."""
+        """Return the object's interface; `interface` caches the result, to read it once."""
         shown: Mapping[str, Any]
         shown = getattr(self.buffer, ATTRIBUTE) if self._found is None else self._found
         return shown
 
     @once
     def address(self) -> int:
-        """The address of the first element, as an int of Python's."""
+        """The address of the first element, as a Python int."""
         return operator.index(self.interface["data"][0])
 
     @once
     def found(self) -> Place | None:
-        """What the driver knows of the address."""
+        """The driver's information about the address."""
         address = self.address
         return _driver.pointers.place_of(address) if address else None
 
     @once
     def place(self) -> Place:
-        """What the driver knows of the address, whatever the interface says of the elements."""
+        """The driver's information about the address, checked for use on a user stream."""
         place = self.found
         if place is not None and not place.is_host and place.is_in_primary_context():
             return place
@@ -146,7 +146,7 @@ class InterfaceView(View):
 
     @once
     def layout(self) -> Layout:
-        """What the interface says of the elements."""
+        """The layout that the interface describes."""
         obj, found = self.buffer, self.interface
         try:
             shape, strides = _integers(found["shape"]), found.get("strides")
@@ -160,11 +160,11 @@ class InterfaceView(View):
 
     @once
     def order(self) -> Order:
-        """The producer's stream, as the interface states it, unless that is a default stream."""
+        """The producer's stream by the interface, unless the interface names a default stream."""
         version, stream = self.interface.get("version", 0), self.interface.get("stream")
         try:
             if operator.index(version) < 3:
-                return UNKNOWN  # before version 3 there was no way to tell
+                return UNKNOWN  # versions before 3 have no stream
             handle = None if stream is None else operator.index(stream)
         except TypeError as error:
             raise _malformed(
@@ -172,7 +172,7 @@ class InterfaceView(View):
                 f"its version is {version!r}, and its stream {stream!r}: both are numbers, the "
                 "stream a handle such as int(stream.handle), or None",
             ) from error
-        if handle is None:  # it should mean that nothing is pending; not all who say so mean it
+        if handle is None:  # by the specification nothing is pending, but not all types comply
             return UNKNOWN
         if handle == _SYNCHRONIZED:
             return Order("none")
@@ -183,7 +183,7 @@ class InterfaceView(View):
         return Order("exact", handle)
 
     def check_copyable(self) -> None:
-        """Refuse an array some of whose elements are not valid, which a copy would not tell."""
+        """Raise for a masked array: a copy would not carry the mask."""
         if self.interface.get("mask") is not None:
             raise UnsupportedBufferError(
                 f"this {type_name(self.buffer)} is masked, and a copy would contain invalid "
@@ -192,21 +192,21 @@ class InterfaceView(View):
 
     @once
     def is_read_only(self) -> bool:
-        """Whether the interface forbids to write."""
+        """True if the interface declares the memory read-only."""
         return bool(self.interface["data"][1])
 
 
 class MisledView(InterfaceView):
-    """A look at an object whose interface names a stream that is wrong, or that is none."""
+    """View of an object whose interface names a wrong or invalid stream."""
 
     @staticmethod
     def locate(obj: Any) -> int:
-        """Return the ordinal of the device, whatever stream the interface names."""
+        """Return the ordinal of the device, ignoring the stream of the interface."""
         return MisledView(obj).device
 
     @once
     def interface(self) -> Mapping[str, Any]:
-        """The interface as if it did not name a stream."""
+        """The interface without its stream."""
         return checked(self.buffer, {**self._shown(), "stream": None})
 
 
@@ -218,7 +218,7 @@ def _integers(found: Iterable[Any]) -> tuple[int, ...]:
 def _extent(
     shape: tuple[int, ...], strides: tuple[int, ...] | None, itemsize: int
 ) -> tuple[tuple[int, ...], int]:
-    """Return the strides of an array, and the bytes of its elements; raise if it cannot be one."""
+    """Return the strides of an array and the size of its elements; raise for invalid values."""
     if strides is not None and len(strides) != len(shape):
         raise ValueError(f"{len(strides)} strides for {len(shape)} axes")
     if min(shape, default=0) < 0:
@@ -233,12 +233,12 @@ _dtype_of = functools.lru_cache(maxsize=256)(np.dtype)
 
 def _dtype(found: Mapping[str, Any]) -> np.dtype[Any]:
     fields, typestr = found.get("descr"), found["typestr"]
-    if not isinstance(typestr, str):  # of None NumPy makes float64
+    if not isinstance(typestr, str):  # NumPy would turn None into float64
         raise TypeError(f"typestr {typestr!r}")
     dtype: np.dtype[Any] = _dtype_of(typestr)  # DALI writes "=f" where NumPy writes "<f4"
     if dtype.kind != "V" or not fields:
         return dtype
-    # A structured type is spelled out in descr, where a field without a name is padding.
+    # `descr` spells out a structured type; a field without a name is padding.
     spelled = np.lib.format.descr_to_dtype(list(fields))
     if spelled.itemsize != dtype.itemsize:
         raise ValueError(f"descr {fields} for typestr {typestr!r}")

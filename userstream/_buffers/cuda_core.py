@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def view_for(kind: type) -> type[View] | None:
-    """Return the view if `kind` is one of cuda-python's."""
+    """Return the view class if `kind` is a buffer type of cuda-python."""
     if issubclass(kind, Buffer):
         return BufferView
     if issubclass(kind, driver.CUdeviceptr):
@@ -30,7 +30,7 @@ def view_for(kind: type) -> type[View] | None:
 
 
 class BufferView(View):
-    """A look at a ``cuda.core.Buffer``. Its allocation stream is not available."""
+    """View of a ``cuda.core.Buffer``. Its allocation stream is not available."""
 
     source = "cuda.core.Buffer"
 
@@ -42,19 +42,20 @@ class BufferView(View):
     @once
     def device(self) -> int:
         """The ordinal of the device."""
-        # Host memory reports -1, and managed or pinned memory what DLPack would: ask the driver.
+        # cuda.core reports -1 for host memory and DLPack's device for managed or pinned memory:
+        # query the driver instead.
         if self.buffer.is_host_accessible or not self.buffer.is_device_accessible:
             return device_at(self.place, self.buffer)
         return int(self.buffer.device_id)
 
     def check_context(self) -> None:
-        """Ask the driver where the memory is; an empty buffer has none."""
+        """Query the driver for the memory, unless the buffer is empty."""
         if self.layout.address and not self.layout.is_empty:
             _ = self.place
 
     @once
     def layout(self) -> Layout:
-        """Address and size."""
+        """The address and the size of the buffer."""
         return Layout(int(self.buffer.handle or 0), nbytes=self.buffer.size)
 
     @once
@@ -64,7 +65,7 @@ class BufferView(View):
 
 
 class PointerView(View):
-    """A look at a ``CUdeviceptr``, of which nothing but the address is known."""
+    """View of a ``CUdeviceptr``: only the address is known."""
 
     source = "CUdeviceptr"
 
@@ -90,7 +91,7 @@ class PointerView(View):
 
 
 class StridedView(View):
-    """A look at a ``cuda.core.utils.StridedMemoryView``, which does not say who wrote there."""
+    """View of a ``cuda.core.utils.StridedMemoryView``, whose producer is unknown."""
 
     source = "cuda.core StridedMemoryView"
 
@@ -101,7 +102,7 @@ class StridedView(View):
 
     @once
     def device(self) -> int:
-        """The ordinal of the device: by the driver, or of an empty one what it says."""
+        """The ordinal of the device: by the driver, or by cuda.core for an empty view."""
         strided = self.buffer
         if not strided.is_device_accessible or strided.device_id < 0:
             raise host_error(strided)
@@ -109,17 +110,17 @@ class StridedView(View):
 
     @once
     def layout(self) -> Layout:
-        """What it shows."""
+        """The layout that cuda.core reports."""
         return layout_of(self.buffer, self.source)
 
     @once
     def is_read_only(self) -> bool:
-        """Whether it says that it must not be written."""
+        """True if cuda.core reports the memory as read-only."""
         return bool(self.buffer.readonly)
 
 
 def layout_of(strided: Any, source: str) -> Layout:
-    """Return the layout that a `StridedMemoryView` shows."""
+    """Return the layout that a `StridedMemoryView` reports."""
     try:
         shape, dtype = strided.shape, _dtype(strided)
     except ValueError as error:  # such as int4
@@ -139,6 +140,6 @@ def layout_of(strided: Any, source: str) -> Layout:
 def _dtype(strided: Any) -> np.dtype | None:
     try:
         dtype: np.dtype | None = strided.dtype
-    except (TypeError, NotImplementedError):  # NumPy has none, or cuda.core does not know it
+    except (TypeError, NotImplementedError):  # NumPy lacks the type, or cuda.core does not know it
         return None
     return dtype

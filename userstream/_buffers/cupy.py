@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from userstream._driver.pointers import Memory
     from userstream.typing import StreamLike
 
-_modules = sys.modules  # each look-up counts
+_modules = sys.modules  # a local name: one attribute lookup less per call
 _LEGACY = _driver.streams.LEGACY
 
 
 def view_for(kind: type) -> type[View] | None:
-    """Return the view if `kind` is a type of CuPy's that holds data."""
+    """Return the view class if `kind` is a buffer type of CuPy."""
     array = getattr(sys.modules.get("cupy"), "ndarray", None)
     if isinstance(array, type) and issubclass(kind, array):
         return ArrayView
@@ -38,7 +38,7 @@ def _is_usable() -> bool:
 
 def _current_stream(device: int) -> tuple[int, object]:
     stream = _modules["cupy"].cuda.get_current_stream(device)
-    # In its per-thread mode CuPy says 2 itself. The object destroys the stream when it goes.
+    # In its per-thread mode CuPy reports 2. Destroying the Stream object destroys the stream.
     return stream.ptr or _LEGACY, stream
 
 
@@ -52,11 +52,11 @@ def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
         ours = cuda.Stream.ptds
     else:  # ExternalStream warns, and the streams of from_external do not know their device
         ours = cuda.stream._BaseStream(handle, device)
-    ours.__enter__()  # not `use`, so that a with block inside returns to it
+    ours.__enter__()  # not `use`: a nested `with` block must return to this stream
 
     def undo() -> None:
         ours.__exit__(None, None, None)
-        if cuda.get_current_stream(device) is not previous:  # made current by `use`
+        if cuda.get_current_stream(device) is not previous:  # `previous` was made current by `use`
             previous.use()
 
     return undo
@@ -66,7 +66,7 @@ FRAMEWORK = Framework("cupy", _is_usable, _current_stream, _activate, captures=T
 
 
 class ArrayView(View):
-    """A look at a ``cupy.ndarray``."""
+    """View of a ``cupy.ndarray``."""
 
     source = "cupy.ndarray"
     framework = FRAMEWORK
@@ -79,7 +79,7 @@ class ArrayView(View):
 
     @staticmethod
     def glance(array: Any) -> tuple[int, int, Form] | None:
-        """Return device, address and form of an array that has memory."""
+        """Return device, address and form of a non-empty array."""
         address = array.data.ptr
         if not address:
             return None
@@ -87,14 +87,14 @@ class ArrayView(View):
 
     @once
     def layout(self) -> Layout:
-        """What the array has as its attributes."""
+        """The layout that the attributes of the array describe."""
         array = self.buffer
         return Layout(array.data.ptr, array.shape, array.strides, array.dtype, array.nbytes)
 
     @once
     def where(self) -> tuple[int | None, Memory]:
         """The array's device, and the kind of memory by the driver."""
-        # A slice without elements may begin where its allocation ends.
+        # An empty slice may begin at the end of its allocation: do not query the driver.
         return self.device, self.place.kind if self.layout.nbytes else "device"
 
     def pack(self) -> Any:
@@ -103,7 +103,7 @@ class ArrayView(View):
 
 
 class SparseView(View):
-    """A look at a matrix of ``cupyx.scipy.sparse``, which is made of several arrays."""
+    """View of a ``cupyx.scipy.sparse`` matrix, which consists of several arrays."""
 
     source = "cupyx.scipy.sparse"
     framework = FRAMEWORK
@@ -115,20 +115,20 @@ class SparseView(View):
 
     @once
     def parts(self) -> Sequence[View]:
-        """The views of its arrays: the elements, and then where they are."""
+        """The views of the matrix's arrays: the elements, then the indices."""
         names = ("data", "indices", "indptr", "row", "col", "offsets")
         found = [getattr(self.buffer, name, None) for name in names]
         return [ArrayView(array) for array in found if array is not None]
 
     @once
     def layout(self) -> Layout:
-        """The shape, and the size of all its arrays."""
+        """The shape of the matrix, and the total size of its arrays."""
         nbytes = sum(part.layout.nbytes or 0 for part in self.parts)
         return Layout(None, tuple(self.buffer.shape), nbytes=nbytes)
 
 
 class PointerView(View):
-    """A look at a ``cupy.cuda.MemoryPointer``: bytes, up to the end of their allocation."""
+    """View of a ``cupy.cuda.MemoryPointer``: bytes up to the end of the allocation."""
 
     source = "cupy.cuda.MemoryPointer"
     framework = FRAMEWORK
@@ -140,6 +140,6 @@ class PointerView(View):
 
     @once
     def layout(self) -> Layout:
-        """Address and size."""
+        """The address, and the size up to the end of the allocation."""
         memory, address = self.buffer.mem, int(self.buffer.ptr)
         return Layout(address, nbytes=int(memory.ptr) + int(memory.size) - address)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def view_for(kind: type) -> type[View] | None:
-    """Return the view if `kind` is a type of CV-CUDA's that holds data."""
+    """Return the view class if `kind` is a buffer type of CV-CUDA."""
     for name, view in _KINDS:
         if is_named(kind, ("cvcuda", "nvcv"), (name,)):
             return view
@@ -35,11 +35,11 @@ def _streams() -> Any:
 
 
 def _is_usable() -> bool:
-    return hasattr(_streams(), "current")  # which it lacks where there is no GPU
+    return hasattr(_streams(), "current")  # missing without a GPU
 
 
 def _current_stream(device: int) -> tuple[int, object]:
-    stream = _streams().current  # of the calling thread, and of one device
+    stream = _streams().current  # per thread, for one device
     handle = int(stream.handle) or _driver.streams.LEGACY
     if handle > _driver.streams.PER_THREAD:
         context = _driver.streams.stream_context(driver.CUstream(handle))
@@ -49,7 +49,7 @@ def _current_stream(device: int) -> tuple[int, object]:
 
 
 def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
-    del device  # it is current, which is where CV-CUDA takes the stream to be
+    del device  # CV-CUDA uses the current device, which is this one
     handle = stream.__cuda_stream__()[1]
     ours = (
         _streams().default
@@ -64,17 +64,17 @@ FRAMEWORK = Framework("cvcuda", _is_usable, _current_stream, _activate)
 
 
 class ExternalView(DLPackView):
-    """A look at an ``ExternalBuffer``, the form in which CV-CUDA gives its memory to others."""
+    """View of an ``ExternalBuffer``, by which CV-CUDA exports its memory."""
 
     source = "cvcuda.ExternalBuffer"
     framework = FRAMEWORK
 
     @once
     def order(self) -> Order:
-        """The stream of its last use; the next one, on any stream, comes after what is there then.
+        """The stream of the last use; CV-CUDA orders its next use after the work on that stream.
 
-        What was not used yet says the legacy default stream, or that it is synchronized. What uses
-        it first waits for nothing, on whichever stream of CV-CUDA that is.
+        A buffer without a use names the legacy default stream or is "synchronized". Its first use
+        by CV-CUDA, on any stream, does not wait.
         """
         order = super().order
         if order.handle > _driver.streams.PER_THREAD:
@@ -84,7 +84,7 @@ class ExternalView(DLPackView):
 
 
 class TensorView(ExternalView):
-    """A look at a ``Tensor``, by what its ``cuda()`` gives."""
+    """View of a ``Tensor``, by the export of its ``cuda()``."""
 
     source = "cvcuda.Tensor"
 
@@ -95,12 +95,12 @@ class TensorView(ExternalView):
 
     @once
     def speaker(self) -> Any:
-        """The ``ExternalBuffer``."""
+        """The tensor's ``ExternalBuffer``."""
         return self.buffer.cuda()
 
 
 class ImageView(ExternalView):
-    """A look at an ``Image``, whose planes may be arrays of their own."""
+    """View of an ``Image``, whose planes may be separate arrays."""
 
     source = "cvcuda.Image"
 
@@ -111,28 +111,28 @@ class ImageView(ExternalView):
 
     @once
     def planes(self) -> Sequence[Any]:
-        """Its planes, or all of them in one array."""
+        """The exports of the image's planes: one per plane, or one for all planes."""
         given = self.buffer.cuda()
         return given if isinstance(given, (list, tuple)) else (given,)
 
     @once
     def speaker(self) -> Any:
-        """The first plane: all are on one device, and used together."""
+        """The first plane: all planes are on one device and used together."""
         return self.planes[0]
 
     @once
     def parts(self) -> Sequence[View] | None:
-        """The views of the planes, if there are several arrays."""
+        """The views of the planes; `None` if one array has all planes."""
         return None if len(self.planes) == 1 else [ExternalView(plane) for plane in self.planes]
 
     @once
     def layout(self) -> Layout:
-        """Where the elements are, or the size of all planes."""
+        """The layout of a single array, or the total size of all planes."""
         return super().layout if self.parts is None else _total(self.parts)
 
 
 class BatchView(View):
-    """A look at an ``ImageBatchVarShape`` or a ``TensorBatch``."""
+    """View of an ``ImageBatchVarShape`` or a ``TensorBatch``."""
 
     source = "cvcuda batch"
     framework = FRAMEWORK
@@ -149,22 +149,22 @@ class BatchView(View):
 
     @once
     def parts(self) -> Sequence[View]:
-        """The views of its tensors or images."""
+        """The views of the batch's tensors or images."""
         return [_part(item) for item in self.buffer]
 
     @property
     def units(self) -> Sequence[View]:
-        """Its tensors or images, each of which names its stream."""
+        """The views of the tensors or images, each of which names its stream."""
         return self.parts or (self,)
 
     @once
     def layout(self) -> Layout:
-        """The size of all of them."""
+        """The total size of the tensors or images."""
         return _total(self.parts)
 
     @once
     def order(self) -> Order:
-        """The stream of all of them, if that is one."""
+        """The stream of the tensors or images, if all name the same stream."""
         orders = {part.order for part in self.parts}
         return orders.pop() if len(orders) == 1 else UNKNOWN
 

@@ -1,7 +1,7 @@
-"""Outputs of NVIDIA DALI: tensors, lists of tensors, and those of its dynamic mode.
+"""Outputs of NVIDIA DALI: tensors, lists of tensors, and outputs of the dynamic mode.
 
-With ``exec_dynamic=False`` DALI uses the memory of a pipeline's outputs again in spite of
-references to them: wait for your work on them before its next run.
+With ``exec_dynamic=False`` DALI reuses the memory of a pipeline's outputs even if references to the
+outputs exist: wait for your work on the outputs before the pipeline's next run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DYNAMIC = "nvidia.dali.experimental.dynamic"
 
 
 def view_for(kind: type) -> type[View] | None:
-    """Return the view if `kind` is a type of DALI's that holds data."""
+    """Return the view class if `kind` is a buffer type of DALI."""
     for name, view in _KINDS:
         if is_named(kind, ("nvidia.dali.",), (name,)):
             return view
@@ -61,21 +61,21 @@ def _order(stream: int | None) -> Order:
 
 
 class _Tensor(InterfaceView):
-    """A tensor, of either mode: it has the interface, and knows its device and its stream."""
+    """View of a tensor of either mode, which reports its interface, device and stream."""
 
     @once
     def device(self) -> int:
-        """The ordinal of the device, as DALI has it."""
+        """The ordinal of the device, as reported by DALI."""
         return self.locate(self.buffer)
 
     @once
     def where(self) -> tuple[int | None, Memory]:
-        """Device and kind of memory; of an empty one without asking the driver."""
+        """Device and kind of memory; the driver is not queried for an empty tensor."""
         return super(InterfaceView, self).where
 
 
 class TensorView(_Tensor):
-    """A look at a ``TensorGPU``."""
+    """View of a ``TensorGPU``."""
 
     source = "dali TensorGPU"
 
@@ -95,12 +95,12 @@ class _Several(View):
 
     @once
     def layout(self) -> Layout:
-        """The size of all of them."""
+        """The total size of the tensors."""
         return Layout(None, nbytes=sum(part.layout.nbytes or 0 for part in self.parts or ()))
 
 
 class ListView(_Several):
-    """A look at a ``TensorListGPU``."""
+    """View of a ``TensorListGPU``."""
 
     source = "dali TensorListGPU"
 
@@ -121,7 +121,7 @@ class ListView(_Several):
 
 
 class DynamicTensorView(_Tensor):
-    """A look at a ``Tensor`` of the dynamic mode, which is lazy."""
+    """View of a ``Tensor`` of the dynamic mode, which is evaluated lazily."""
 
     source = "dali dynamic Tensor"
     framework = FRAMEWORK
@@ -133,12 +133,12 @@ class DynamicTensorView(_Tensor):
 
     @once
     def order(self) -> Order:
-        """The stream on which it was evaluated."""
+        """The stream on which the tensor was evaluated."""
         return _order(getattr(self.buffer.evaluate()._storage, "stream", None))
 
 
 class BatchView(_Several):
-    """A look at a ``Batch`` of the dynamic mode."""
+    """View of a ``Batch`` of the dynamic mode."""
 
     source = "dali dynamic Batch"
     framework = FRAMEWORK
@@ -155,12 +155,12 @@ class BatchView(_Several):
 
     @property
     def units(self) -> Sequence[View]:
-        """Its tensors, each of which names its stream."""
+        """The views of the tensors, each of which names its stream."""
         return self.parts
 
     @once
     def order(self) -> Order:
-        """The stream of all its tensors, if that is one."""
+        """The stream of the tensors, if all name the same stream."""
         handles = {part.order.handle for part in self.parts}
         return _order(handles.pop() or None if len(handles) == 1 else None)
 
@@ -173,7 +173,7 @@ def _dynamic_device_id(output: Any) -> int:  # Tensor, Batch
 
 
 class HostView(View):
-    """A look at a ``TensorCPU``."""
+    """View of a ``TensorCPU``, which is refused."""
 
     source = "dali TensorCPU"
 
@@ -189,7 +189,7 @@ class HostView(View):
 
 
 class HostListView(HostView):
-    """A look at a ``TensorListCPU``."""
+    """View of a ``TensorListCPU``, which is refused."""
 
     source = "dali TensorListCPU"
 

@@ -1,4 +1,4 @@
-"""Anything with ``__dlpack_device__``."""
+"""Views of objects with ``__dlpack_device__``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ATTRIBUTE = "__dlpack_device__"
 
-# DLDeviceType
+# Values of DLDeviceType.
 _CPU = 1
 _CUDA = 2
 _CUDA_HOST = 3
@@ -29,12 +29,12 @@ _NAMES = {4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 11: "ROCm host", 14:
 
 
 def view_for(kind: object) -> type[View] | None:
-    """Return the view if an object, or those of a type, speak DLPack."""
+    """Return the view class if `kind`, a type or an object, implements DLPack."""
     return DLPackView if hasattr(kind, ATTRIBUTE) else None
 
 
 class DLPackView(View):
-    """A look at an object that implements DLPack, and perhaps the CUDA Array Interface as well.
+    """View of an object that implements DLPack, and perhaps the CUDA Array Interface.
 
     The device is known without an export. The elements are described by the interface, or by one
     export if there is none.
@@ -47,21 +47,21 @@ class DLPackView(View):
         """Return the ordinal of the device."""
         try:
             kind, ordinal = obj.__dlpack_device__()
-        except Exception:  # which the view says more about
+        except Exception:  # a view then raises with a better message
             return DLPackView(obj).device
-        # As the view does, without a call.
+        # Fast path: the same result as the view's, without creating one.
         if kind == _CUDA and type(ordinal) is int and ordinal in _driver.library.ordinals:
             return ordinal
         return DLPackView(obj).device
 
     @once
     def speaker(self) -> Any:
-        """What implements the protocols: the buffer itself, or what its framework gives for it."""
+        """The object that implements the protocols: the buffer, or a proxy of its framework."""
         return self.buffer
 
     @once
     def said(self) -> tuple[int, int]:
-        """Type and ordinal of the device, as DLPack has them."""
+        """Type and ordinal of the device, as reported by DLPack."""
         obj = self.speaker
         try:
             kind, ordinal = obj.__dlpack_device__()
@@ -73,7 +73,7 @@ class DLPackView(View):
 
     @once
     def device(self) -> int:
-        """The ordinal of the device; of managed memory, for which DLPack says 0, by the driver."""
+        """The ordinal of the device; by the driver for managed memory, where DLPack reports 0."""
         obj, (kind, ordinal) = self.buffer, self.said
         if kind == _CUDA:
             _driver.library.check_device(ordinal)
@@ -101,10 +101,10 @@ class DLPackView(View):
 
     @once
     def interface(self) -> cai.InterfaceView | None:
-        """The view of its CUDA Array Interface, if it has one."""
+        """The view of the object's CUDA Array Interface, if there is one."""
         try:
             found = getattr(self.speaker, cai.ATTRIBUTE, None)
-        except Exception:  # as of images on the host of nvImageCodec: DLPack is left
+        except Exception:  # such as host images of nvImageCodec: use DLPack
             return None
         if found is None:
             return None
@@ -112,7 +112,7 @@ class DLPackView(View):
 
     @once
     def exported(self) -> Any:
-        """One export of it, as a `StridedMemoryView`, which orders nothing."""
+        """One export of the object, as a `StridedMemoryView`, without ordering a stream."""
         from cuda.core.utils import StridedMemoryView
 
         try:
@@ -125,34 +125,34 @@ class DLPackView(View):
 
     @once
     def layout(self) -> Layout:
-        """What the interface says of the elements, or else one export."""
+        """The layout by the interface or, without an interface, by one export."""
         if self.interface is not None:
             return self.interface.layout
         return layout_of(self.exported, self.source)
 
     @once
     def found(self) -> Place | None:
-        """What the driver knows of the address, in whichever context."""
+        """The driver's information about the address, in any context."""
         return super().found if self.interface is None else self.interface.found
 
     @once
     def place(self) -> Place:
-        """What the driver knows of the address."""
+        """The driver's information about the address, checked for use on a user stream."""
         return super().place if self.interface is None else self.interface.place
 
     @once
     def where(self) -> tuple[int | None, Memory]:
-        """Device and kind of memory, of pinned memory as well."""
+        """Device and kind of memory, including pinned memory."""
         if self.layout.address and not self.layout.is_empty:
             return self.place.device, self.place.kind
         return 0 if self.said[0] == _CUDA_HOST else self.device, "device"
 
     @once
     def order(self) -> Order:
-        """The best that is known: the stream it names, its framework's, or its own `export`.
+        """The producer: the named stream, the framework's current stream, or `export`.
 
         The protocol requires `export` to order the consumer's stream, but several implementations
-        do not. So only types that are known to do it are relied on.
+        do not. So `export` is trusted only for types that were verified.
         """
         kind: type = type(self.speaker)
         order = UNKNOWN
@@ -166,31 +166,32 @@ class DLPackView(View):
         return Order("dlpack") if _known.honours_dlpack(kind) else order
 
     def check_context(self) -> None:
-        """Ask the driver where the memory is, if the interface has the address."""
+        """Query the driver for the memory, if the interface has the address."""
         told = self.interface
         if told is not None and told.address and not told.layout.is_empty:
             _ = told.place
 
     def export(self, handle: int) -> object:
-        """Order a stream after the producer, as DLPack has it; the capsule keeps the memory."""
+        """Order a stream after the producer by ``__dlpack__``; the capsule keeps the memory."""
         return self.speaker.__dlpack__(stream=handle)
 
     @property
     def held(self) -> object:
-        """The object and the export that was made, which may be a separate copy."""
+        """The object and its export, which may be a separate copy."""
         exported = vars(self).get("exported")
         return self.buffer if exported is None else (self.buffer, exported)
 
     def check_copyable(self) -> None:
-        """Refuse what is masked."""
+        """Raise for a masked array."""
         if self.interface is not None:
             self.interface.check_copyable()
 
     def check_target(self) -> None:
-        """Refuse an object that exports a new copy each time, which nothing else would see."""
+        """Raise for an object that exports a new copy each time: a write would be lost."""
         if self.interface is not None:
             return
-        first, again = self.exported, type(self)(self.buffer).exported  # both are kept up to here
+        # Both exports stay alive while their addresses are compared.
+        first, again = self.exported, type(self)(self.buffer).exported
         if not self.layout.is_empty and first.ptr != again.ptr:
             raise UnsupportedBufferError(
                 f"__dlpack__ of this {type_name(self.buffer)} returns a new copy at each call; "
@@ -200,13 +201,13 @@ class DLPackView(View):
 
     @once
     def is_read_only(self) -> bool:
-        """Whether it says that it must not be written."""
+        """True if the object declares itself read-only."""
         if self.interface is not None:
             return self.interface.is_read_only
         return bool(self.exported.readonly)
 
     def info(self) -> BufferInfo:
-        """Return what is known, without a layout if it cannot be exported."""
+        """Return the description, without a layout if the export fails."""
         from userstream._buffers._info import BufferInfo
 
         device = 0 if self.said[0] == _CUDA_HOST else self.device

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from userstream._driver.pointers import Memory
 
-# Ordinals by jax.Device, of which a process has as many as it has devices.
+# Ordinals by jax.Device; bounded by the number of devices.
 _ordinals: dict[Any, int] = {}
 
 
 def view_for(kind: type) -> type[View] | None:
-    """Return the view if `kind` is an array type of JAX."""
+    """Return the view class if `kind` is an array type of JAX."""
     array = getattr(sys.modules.get("jax"), "Array", None)
     if isinstance(array, type) and issubclass(kind, array):
         return ArrayView
@@ -30,7 +30,7 @@ def view_for(kind: type) -> type[View] | None:
 
 
 class ArrayView(View):
-    """A look at a ``jax.Array``, which may be sharded over several devices."""
+    """View of a ``jax.Array``, which may be sharded over several devices."""
 
     source = "jax.Array"
     is_immutable = True
@@ -38,12 +38,12 @@ class ArrayView(View):
     @staticmethod
     def locate(array: Any) -> int:
         """Return the ordinal of the device."""
-        ordinal = _ordinals.get(array.device)  # a sharding, if there are several
+        ordinal = _ordinals.get(array.device)  # a sharding, if the array is on several devices
         return _one_device(array) if ordinal is None else ordinal
 
     @once
     def shards(self) -> Sequence[Any]:
-        """Its shards in this process; none of an array that is known to be on one device."""
+        """The array's shards in this process; empty for an array known to be on one device."""
         return () if self.buffer.device in _ordinals else self.buffer.addressable_shards
 
     @once
@@ -55,12 +55,12 @@ class ArrayView(View):
 
     @property
     def units(self) -> Sequence[View]:
-        """The shards: each is on one device."""
+        """The views of the shards, each on one device."""
         return self.parts or (self,)
 
     @once
     def pieces(self) -> Sequence[tuple[View, Any]] | None:
-        """The shards with their indices, one of each replica."""
+        """The shards with their indices, one shard per group of replicas."""
         if not self.shards:
             return None
         if not self.buffer.is_fully_addressable:
@@ -74,7 +74,7 @@ class ArrayView(View):
 
     @once
     def where(self) -> tuple[int | None, Memory]:
-        """The device; `None` if it is on several."""
+        """The device, `None` for an array on several devices, and the kind of memory."""
         if self.parts is None:
             return self.device, "device"
         ordinals = {part.device for part in self.parts}
@@ -82,7 +82,7 @@ class ArrayView(View):
 
     @once
     def layout(self) -> Layout:
-        """Where the elements are, if it is in one piece."""
+        """The layout; without an address for an array of several shards."""
         array = self.buffer
         if self.parts is not None:
             return Layout(None, array.shape, None, array.dtype, array.nbytes)
@@ -91,16 +91,16 @@ class ArrayView(View):
 
     @once
     def order(self) -> Order:
-        """That it orders a consumer itself, by `export`; JAX names no stream."""
+        """An order by `export`: JAX orders the consumer's stream and names no stream."""
         return Order("dlpack")
 
     def export(self, handle: int) -> object:
-        """Order a stream after JAX's work; the capsule keeps the memory, also from donation."""
+        """Order a stream after JAX's work; the capsule also protects the memory from donation."""
         return self.buffer.__dlpack__(stream=handle)
 
     @once
     def is_read_only(self) -> bool:
-        """That it must not be written: to JAX arrays are values."""
+        """Always true: JAX arrays are immutable."""
         return True
 
 
@@ -122,10 +122,10 @@ def _ordinal(device: Any, array: Any) -> int:
 
 
 def _strides(array: Any) -> tuple[int, ...]:
-    """Return the strides in bytes; the compiler may have chosen another order than C's."""
+    """Return the strides in bytes; the compiler may choose an order other than C order."""
     itemsize = array.dtype.itemsize
     layout = getattr(getattr(array, "format", None), "layout", None)
-    if layout is None:  # of a JAX, or a plugin, that knows no other order
+    if layout is None:  # a JAX version or plugin with C order only
         return contiguous_strides(array.shape, itemsize)
     if layout.tiling:
         raise UnsupportedBufferError(
@@ -138,7 +138,7 @@ def _strides(array: Any) -> tuple[int, ...]:
 
 
 class TracerView(View):
-    """A look at what JAX traces: it has no memory yet."""
+    """View of a JAX tracer, which is refused because it has no memory."""
 
     source = "jax.core.Tracer"
 

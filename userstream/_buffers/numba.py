@@ -19,49 +19,48 @@ if TYPE_CHECKING:
 
 
 def view_for(kind: type) -> type[View] | None:
-    """Return the view if `kind` is a device array type of numba."""
+    """Return the view class if `kind` is a device array type of numba."""
     return ArrayView if is_named(kind, ("numba.", "numba_cuda."), ("DeviceNDArrayBase",)) else None
 
 
 def default_stream() -> int:
-    """Return the handle of the stream that 0 is for numba."""
+    """Return the handle of the default stream that numba means by 0."""
     config = getattr(sys.modules.get("numba"), "config", None)
     per_thread = getattr(config, "CUDA_PER_THREAD_DEFAULT_STREAM", 0)
     return _driver.streams.PER_THREAD if per_thread else _driver.streams.LEGACY
 
 
 def _device(array: Any) -> int | None:
-    """Return the ordinal of the device, where the address alone determines it."""
+    """Return the ordinal of the device if the address alone determines the device."""
     address = array.device_ctypes_pointer.value if array.size else None
     return _driver.pointers.usual_device(address) if address else None
 
 
 class ArrayView(InterfaceView):
-    """A look at a ``DeviceNDArray`` of numba-cuda."""
+    """View of a ``DeviceNDArray`` of numba-cuda."""
 
     source = "numba DeviceNDArray"
-    means_default_streams = True  # of an array that is bound to one
+    means_default_streams = True  # an array may be bound to a default stream
 
     @staticmethod
     def locate(array: Any) -> int:
         """Return the ordinal of the device."""
-        # Numba makes the interface anew each time, which takes longer than all else here.
+        # Avoid the interface: numba creates it on each access, which is slow.
         device = _device(array)
         return ArrayView(array).device if device is None else device
 
     @staticmethod
     def named(array: Any) -> tuple[int, int] | None:
-        """Return its device and the stream that it is bound to, or the default stream."""
+        """Return the array's device, and its bound stream or else the default stream."""
         device = _device(array)
-        # 0 if it is bound to none, and of `numba.cuda.default_stream()` as well.
+        # 0: not bound to a stream, or bound to `numba.cuda.default_stream()`.
         return None if device is None else (device, int(array.stream) or default_stream())
 
     @once
     def interface(self) -> Mapping[str, Any]:
-        """The interface, where 0 is numba's default stream instead of being malformed."""
-        # Of an array that is bound to the object `numba.cuda.default_stream()` numba says 0. The
-        # specification forbids that, because it could be the legacy or the per-thread stream. Of
-        # numba it is known which: the one of an array that is not bound.
+        """The interface, with stream 0 replaced by numba's default stream."""
+        # Numba reports 0 for an array bound to `numba.cuda.default_stream()`. The specification
+        # forbids 0, because it is ambiguous. For numba it means the stream of unbound arrays.
         found = self._shown()
         return checked(
             self.buffer, found if found.get("stream") != 0 else {**found, "stream": None}
@@ -70,7 +69,7 @@ class ArrayView(InterfaceView):
     @once
     def device(self) -> int:
         """The ordinal of the device."""
-        if self.buffer.size == 0:  # its address is 0, or that of what lies behind it
+        if self.buffer.size == 0:  # its address is 0 or may belong to other memory
             return int(self.buffer.gpu_data.context.device.id)
         return super().device
 
@@ -81,12 +80,12 @@ class ArrayView(InterfaceView):
 
     @once
     def layout(self) -> Layout:
-        """What the interface says of the elements; the fields of a record it leaves out."""
+        """The layout by the interface, with the fields of a record from the array's dtype."""
         layout, dtype = super().layout, self.buffer.dtype
         return layout._replace(dtype=dtype) if dtype.names else layout
 
     @once
     def order(self) -> Order:
-        """The stream that it is bound to; by "not bound" numba means its default stream."""
+        """The array's bound stream, or numba's default stream for an unbound array."""
         order = super().order
         return order if order.ordering != "device" else Order("current", default_stream())

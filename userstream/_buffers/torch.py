@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from userstream._driver.pointers import Memory
     from userstream.typing import StreamLike
 
-_modules = sys.modules  # each look-up counts
+_modules = sys.modules  # a local name: one attribute lookup less per call
 _LEGACY = _driver.streams.LEGACY
 
 
 def view_for(kind: type) -> type[View] | None:
-    """Return the view if `kind` is a tensor type."""
+    """Return the view class if `kind` is a tensor type."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     return TensorView if isinstance(tensor, type) and issubclass(kind, tensor) else None
 
@@ -39,9 +39,9 @@ def _is_usable() -> bool:
 def _current_stream(device: int) -> tuple[int, None]:
     try:
         raw: int = _modules["torch"]._C._cuda_getCurrentRawStream(device)
-    except AttributeError:  # a private function; the public one takes 20 times as long
+    except AttributeError:  # the private function is missing; the public one is 20 times slower
         raw = _modules["torch"].cuda.current_stream(device).cuda_stream
-    # By 0 PyTorch means the legacy default stream. It destroys no stream of its own.
+    # PyTorch means the legacy default stream by 0, and never destroys its streams.
     return raw or _LEGACY, None
 
 
@@ -49,7 +49,7 @@ def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
     cuda = sys.modules["torch"].cuda
     handle = stream.__cuda_stream__()[1]
     previous = cuda.current_stream(device)
-    # An ExternalStream of a default stream would be another stream to PyTorch.
+    # PyTorch would treat an ExternalStream of a default stream as a different stream.
     ours = (
         cuda.default_stream(device)
         if handle == _driver.streams.LEGACY
@@ -79,13 +79,13 @@ def _dtype(dtype: Any) -> np.dtype | str:  # torch.dtype
         return name
 
 
-# How tensors lie that were seen before: by layout, shape, strides and type, as PyTorch has them.
+# Cache of forms, by PyTorch's layout, shape, strides and type.
 _forms: dict[tuple[Any, ...], Form] = {}
 _MOST_FORMS = 256
 
 
 def _new_form(tensor: Any, key: tuple[Any, ...]) -> Form | None:
-    """Return how the elements of a tensor lie, and keep it; `None` if it consists of several."""
+    """Create and cache the form of a tensor; return `None` for a tensor of several parts."""
     layout, shape, steps, dtype = key
     if str(layout) != "torch.strided":
         return None
@@ -96,10 +96,10 @@ def _new_form(tensor: Any, key: tuple[Any, ...]) -> Form | None:
 
 
 class TensorView(View):
-    """A look at a ``torch.Tensor``.
+    """View of a ``torch.Tensor``.
 
-    Its `__cuda_array_interface__` is not read, because that of a tensor that requires a gradient
-    raises, and its `__dlpack__` takes 17 µs.
+    Avoids `__cuda_array_interface__`, which raises for a tensor that requires a gradient, and
+    `__dlpack__`, which takes 17 µs.
     """
 
     source = "torch.Tensor"
@@ -109,27 +109,27 @@ class TensorView(View):
     @staticmethod
     def locate(tensor: Any) -> int:
         """Return the ordinal of the device."""
-        # get_device() alone would answer 0 for a tensor of "xla:0".
+        # Check is_cuda first: get_device() also returns 0 for a tensor on "xla:0".
         if tensor.is_cuda:
             return tensor.get_device()  # type: ignore[no-any-return]
         raise host_error(tensor, f"the memory of torch device {str(tensor.device)!r}")
 
     @staticmethod
     def glance(tensor: Any) -> tuple[int, int, Form] | None:
-        """Return device, address and form of a tensor on a device that has memory and no flags."""
+        """Return device, address and form of a non-empty device tensor without flags."""
         if not tensor.is_cuda or tensor.is_nested or tensor.is_conj() or tensor.is_neg():
             return None
         try:
             key = tensor.layout, tensor.shape, tensor.stride(), tensor.dtype
             form = _forms.get(key) or _new_form(tensor, key)
             address = tensor.data_ptr()
-        except (RuntimeError, TypeError):  # sparse, fake, or of a size that is a symbol
+        except (RuntimeError, TypeError):  # sparse, fake, or with a symbolic size
             return None
         return (tensor.get_device(), address, form) if address and form else None
 
     @once
     def layout(self) -> Layout:
-        """What the tensor shows, whatever `is_disguised` says of its memory."""
+        """The layout that the tensor reports, ignoring the flags of `is_disguised`."""
         tensor = self.buffer
         if tensor.is_nested or _text(tensor.layout) != "torch.strided":
             kind = "nested" if tensor.is_nested else f"of layout {tensor.layout}"
@@ -148,16 +148,16 @@ class TensorView(View):
 
     @once
     def where(self) -> tuple[int | None, Memory]:
-        """Device and kind of memory, of a tensor in pinned memory as well."""
+        """Device and kind of memory, including pinned memory."""
         tensor, address = self.buffer, self.layout.address
         if tensor.is_cuda:
             return self.device, self.place.kind if address else "device"
         if tensor.device.type == "cpu" and address and tensor.is_pinned():
             return self.place.device, self.place.kind
-        return self.device, "device"  # which raises
+        return self.device, "device"  # `device` raises
 
     def check_copyable(self) -> None:
-        """Refuse a tensor without memory."""
+        """Raise for a tensor without memory."""
         if not self.layout.address and self.layout.nbytes:
             raise UnsupportedBufferError(
                 "this tensor has elements but no memory: it is a fake tensor, or its storage was "
@@ -166,7 +166,7 @@ class TensorView(View):
 
     @once
     def is_disguised(self) -> bool:
-        """Whether its memory holds the other sign, and a flag says so."""
+        """True if a flag says that the memory holds the conjugate or negated values."""
         return self.buffer.is_conj() or self.buffer.is_neg()  # type: ignore[no-any-return]
 
     def pack(self) -> Any:
@@ -175,12 +175,12 @@ class TensorView(View):
 
     @once
     def host(self) -> tuple[Any, str | None]:
-        """What NumPy reads of a tensor on the host, without its gradient and resolved."""
+        """A NumPy-readable form of a host tensor, detached and with its flags resolved."""
         tensor = self.buffer
         torch, dtype = sys.modules["torch"], _dtype(tensor.dtype)
         plain = tensor.detach().resolve_conj().resolve_neg()
         bits = {1: torch.uint8, 2: torch.int16}.get(tensor.element_size())
-        # Of a type that NumPy has from ml_dtypes, PyTorch makes no array either.
+        # PyTorch does not convert types that ml_dtypes adds to NumPy.
         if bits is None or (isinstance(dtype, np.dtype) and dtype.isbuiltin == 1):
             return plain, None
         return plain.view(bits), str(dtype)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def view_for(kind: type) -> type[View] | None:
-    """Return the view if `kind` is the tensor type of TVM FFI."""
+    """Return the view class if `kind` is the tensor type of TVM FFI."""
     return TensorView if is_named(kind, ("tvm_ffi.",), ("Tensor",)) else None
 
 
@@ -37,7 +37,7 @@ def _raw_stream(device: int) -> int:
 
 
 def _current_stream(device: int) -> tuple[int, None]:
-    # Where none was set, functions are launched on the legacy default stream.
+    # 0: no stream was set, so functions are launched on the legacy default stream.
     return _raw_stream(device) or _driver.streams.LEGACY, None
 
 
@@ -52,16 +52,16 @@ FRAMEWORK = Framework("tvm_ffi", _is_usable, _current_stream, _activate)
 
 
 class TensorView(dlpack.DLPackView):
-    """A look at a ``tvm_ffi.Tensor``, whose ``__dlpack__`` ignores the stream."""
+    """View of a ``tvm_ffi.Tensor``, whose ``__dlpack__`` ignores the stream."""
 
     source = "tvm_ffi.Tensor"
     framework = FRAMEWORK
 
     @once
     def order(self) -> Order:
-        """The stream that was made current; unknown if none was.
+        """The current stream of TVM FFI; unknown if none was set.
 
-        A function that is passed tensors of another framework works on the current stream of that.
+        A function with tensors of another framework works on the current stream of that framework.
         """
         handle = _raw_stream(self.device)
         return Order("current", handle) if handle else UNKNOWN

@@ -1,4 +1,4 @@
-"""`View`: one look at one buffer."""
+"""`View`: the facts about one buffer during one call."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 class once(Generic[T]):  # noqa: N801 -- used like `property`
-    """An attribute of a view that is computed when it is first read, and then kept.
+    """Cached attribute of a view, computed on first access.
 
-    `functools.cached_property` would not do: up to Python 3.11 it holds a lock per class while it
-    computes, so another thread would wait until a framework or the driver has answered.
+    Not `functools.cached_property`: up to Python 3.11 it holds a lock per class while it computes,
+    so another thread would wait for a framework or the driver.
     """
 
     def __init__(self, answer: Callable[[Any], T]) -> None:
@@ -45,56 +45,56 @@ class once(Generic[T]):  # noqa: N801 -- used like `property`
 
 
 class Order(NamedTuple):
-    """Which stream may be working on a buffer, and how certain that is: `BufferInfo.ordering`."""
+    """The producer's stream of a buffer and its certainty, as in `BufferInfo.ordering`."""
 
     ordering: Ordering
     handle: int = 0  # of the producer's stream, or 0 if none is known
-    owner: object = None  # what keeps that stream alive
+    owner: object = None  # object that keeps that stream alive
 
 
 # The producer is unknown: everything queued on the device so far comes before, and everything
 # queued later comes after.
 UNKNOWN = Order("device")
-# The same, of a buffer that says a default stream, as many do whichever stream wrote it. Messages
-# tell it from `UNKNOWN`, by `is`.
+# The same for a buffer that names a default stream: many name one whichever stream wrote the data.
+# Messages distinguish `DOUBTED` from `UNKNOWN` by `is`.
 DOUBTED = Order("device")
 
 
 class View:
-    """One look at one buffer: each answer is computed on first use, and then kept.
+    """Facts about one buffer, each computed on first use and then cached.
 
-    There is a subclass for each kind of buffer, in one file per framework or protocol. A public
-    function makes one view of each buffer that it is passed (`_buffers.view_of`) and passes that
-    on. So within one call `__cuda_array_interface__` is read once, the driver is asked about the
-    pointer once, and all parts of the call act on the same answers. A view belongs to one call in
-    one thread: do not keep it, because buffers change.
+    Each kind of buffer has a subclass, in one module per framework or protocol. A public function
+    creates one view of each of its buffers (`_buffers.view_of`) and passes the view on. So within
+    one call `__cuda_array_interface__` is read once, the driver is queried for the pointer once,
+    and all parts of the call use the same facts. A view belongs to one call in one thread: do not
+    keep a view, because buffers change.
 
     A subclass must define `source`, `locate` and `layout`; everything else has a default. An
     attribute that is `once` here must be `once` in a subclass.
     """
 
-    #: The name of this kind of buffer, as `describe` and messages say it.
+    #: The name of this kind of buffer in `describe` and in messages.
     source: ClassVar[str]
 
-    #: The framework that it belongs to, if that has a current stream.
+    #: The framework of the buffer, if the framework has a current stream.
     framework: ClassVar[Framework | None] = None
 
-    #: Whether the framework can `pack` it.
+    #: True if the framework can `pack` the buffer.
     packs: ClassVar[bool] = False
 
-    #: Whether nothing writes it again as long as a reference to it exists.
+    #: True if the buffer is never written again while a reference to the buffer exists.
     is_immutable: ClassVar[bool] = False
 
-    #: The framework whose current stream is its order, if that needs no view.
+    #: The framework whose current stream is the producer, if this is known without a view.
     usual: ClassVar[Framework | None] = None
 
-    #: Whether `named` may tell the order. Not inherited: a subclass may know better.
+    #: True if `named` may return the producer. Not inherited: a subclass may be more precise.
     is_named: ClassVar[bool] = False
 
-    #: Whether `glance` may answer. Not inherited either.
+    #: True if `glance` may return a result. Not inherited either.
     is_glanced: ClassVar[bool] = False
 
-    #: Whether every buffer of this kind is one array in one piece.
+    #: True if every buffer of this kind is one array in one piece.
     is_single: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
@@ -116,11 +116,11 @@ class View:
         Raises
         ------
         HostBufferError
-            It is in host memory, page-locked memory included.
+            The buffer is in host memory, page-locked memory included.
         DeviceMismatchError
-            It has parts on several devices.
+            The buffer has parts on several devices.
         UnsupportedBufferError
-            Its device cannot be determined.
+            The device of the buffer cannot be determined.
         """
         raise NotImplementedError
 
@@ -128,7 +128,7 @@ class View:
     def named(buffer: Any) -> tuple[int, int] | None:  # noqa: ARG004
         """Return device and handle of the stream that a buffer names, without making a view.
 
-        `None` if that is not the common case: a view then decides, or refuses the buffer.
+        `None` outside the common case: the general path then makes a view.
         """
         return None
 
@@ -136,34 +136,34 @@ class View:
     def glance(buffer: Any) -> tuple[int, int, Form] | None:  # noqa: ARG004
         """Return device, address and form of an array, without making a view.
 
-        It is called for kinds that are `is_glanced`. `None` unless its memory has what it shows,
-        and it has memory: a view then decides, or refuses the buffer.
+        Called only for kinds with `is_glanced`. `None` if the array has no memory, or its memory
+        differs from its elements: the general path then makes a view.
         """
         return None
 
     @once
     def device(self) -> int:
-        """The ordinal of its device. Raises as `locate`."""
+        """The ordinal of the buffer's device. Raises the errors of `locate`."""
         return self.locate(self.buffer)
 
     @once
     def layout(self) -> Layout:
-        """Address, shape, strides, type and size, as far as they are told."""
+        """Address, shape, strides, type and size, where known."""
         raise NotImplementedError
 
     @once
     def found(self) -> Place | None:
-        """What the driver knows about the address, in any context: extent, kind and device.
+        """The driver's information about the address: extent, kind and device, in any context.
 
-        This is the only question to the driver about the pointer. `None` for address 0 and for
-        memory that the driver does not know.
+        This is the only driver query for the pointer. `None` for address 0 and for memory that the
+        driver does not know.
         """
         address = self.layout.address
         return _driver.pointers.place_of(address) if address else None
 
     @once
     def place(self) -> Place:
-        """As `found`, for memory that may be used on a user stream.
+        """The result of `found`, checked for use on a user stream.
 
         Raises `UnsupportedBufferError` for address 0, for memory that the driver does not know, and
         for memory of a context that is not a primary one.
@@ -172,10 +172,9 @@ class View:
 
     @once
     def where(self) -> tuple[int | None, Memory]:
-        """Device and kind of memory as `describe` reports them, for pinned memory as well.
+        """Device and kind of memory as `describe` reports them, including pinned memory.
 
-        The driver is not asked about an array without elements, which may begin where its
-        allocation ends.
+        The driver is not queried for an empty array, which may begin at the end of its allocation.
         """
         if not self.layout.address or self.layout.is_empty:
             return self.device, "device"
@@ -185,45 +184,45 @@ class View:
 
     @once
     def order(self) -> Order:
-        """Its producer: by default the framework's current stream, if there is a framework."""
+        """The producer: by default the framework's current stream, otherwise unknown."""
         if self.framework is None:
             return UNKNOWN
         try:
             device = self.device
-        except HostBufferError:  # pinned memory is described as well
+        except HostBufferError:  # `describe` also covers pinned memory
             device = self.place.device
         return Order("current", *self.framework.current_stream(device))
 
     def check_context(self) -> None:
-        """Raise `UnsupportedBufferError` if its memory is of a context that is not a primary one.
+        """Raise `UnsupportedBufferError` if the memory is not in a primary context.
 
-        Edges with a device reach no work there. It is for kinds whose `device` does not ask the
-        driver, and does not ask what an export alone would tell.
+        Edges with a device do not cover the work of other contexts. Needed for kinds whose `device`
+        does not query the driver. Never makes an export only for this check.
         """
 
     def export(self, handle: int) -> object:
-        """Order the stream with that handle after the producer; return what keeps the memory.
+        """Order the stream of a handle after the producer; return an object that keeps the memory.
 
-        For buffers whose `order` is "dlpack", which name no stream. Everything queued on the device
+        For buffers with `order` "dlpack", which name no stream. Everything queued on the device
         later is then ordered after the consumer.
         """
         raise NotImplementedError
 
     @property
     def held(self) -> object:
-        """What keeps the memory that `layout` describes alive."""
+        """The object that keeps the memory of `layout` alive."""
         return self.buffer
 
     # -- what it is made of -----------------------------------------------------------------------
 
-    @property  # not `once`: a view in its own dictionary would be freed by the collector only
+    @property  # not `once`: a view that refers to itself is freed only by the garbage collector
     def units(self) -> Sequence[View]:
-        """What is ordered and held separately: the view itself, or the views of its parts."""
+        """The views to order and hold separately: the view itself, or the views of its parts."""
         return (self,)
 
     @once
     def parts(self) -> Sequence[View] | None:
-        """The views of its parts; `None` for one array in one piece."""
+        """The views of the buffer's parts; `None` for one array in one piece."""
         return None
 
     @once
@@ -237,19 +236,19 @@ class View:
     # -- what a copy needs to know ----------------------------------------------------------------
 
     def check_copyable(self) -> None:
-        """Raise `UnsupportedBufferError` if a copy would not have the elements it shows."""
+        """Raise `UnsupportedBufferError` if copying the memory would not copy the elements."""
 
     def check_target(self) -> None:
-        """Raise `UnsupportedBufferError` if nothing would see what is written to `layout`."""
+        """Raise `UnsupportedBufferError` if data written to `layout` would be lost."""
 
     @once
     def is_read_only(self) -> bool:
-        """Whether it declares itself read-only."""
+        """True if the buffer declares itself read-only."""
         return False
 
     @once
     def is_disguised(self) -> bool:
-        """Whether its memory differs from what it shows, so that its framework must `pack` it."""
+        """True if the memory differs from the elements: the framework must `pack` the buffer."""
         return False
 
     def pack(self) -> Any:  # another buffer of that framework
@@ -258,13 +257,13 @@ class View:
 
     @once
     def host(self) -> tuple[Any, str | None]:
-        """For a host buffer: what NumPy can read, and the name of its dtype if that differs."""
+        """A NumPy-readable form of a host buffer, and the name of its dtype if that differs."""
         return self.buffer, None
 
     # -- all of it --------------------------------------------------------------------------------
 
     def info(self) -> BufferInfo:
-        """Return what `describe` reports, except for the UUID."""
+        """Return the result of `describe`, without the UUID."""
         from userstream._buffers._info import BufferInfo
 
         where, memory = self.where

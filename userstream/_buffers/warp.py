@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def view_for(kind: type) -> type[View] | None:
-    """Return the view if `kind` is an array type of Warp."""
+    """Return the view class if `kind` is an array type of Warp."""
     if is_named(kind, ("warp.",), ("array",)):
         return ArrayView
     return IndexedView if is_named(kind, ("warp.",), ("indexedarray",)) else None
@@ -50,12 +50,12 @@ def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
     else:
         ours = warp.Stream(theirs, cuda_stream=handle)
     previous = theirs.stream
-    theirs.set_stream(ours, sync=False)  # the edges are made already
+    theirs.set_stream(ours, sync=False)  # userstream adds the edges
     return functools.partial(theirs.set_stream, previous, sync=False)
 
 
-# Warp frees memory on the legacy default stream, also of what its kernels still use. It captures on
-# blocking streams, which the legacy default stream reveals.
+# Warp frees memory on the legacy default stream, even if its kernels still use the memory: only
+# blocking streams are safe. Warp also captures on blocking streams, and a query reveals that.
 FRAMEWORK = Framework("warp", _is_usable, _current_stream, _activate, needs_blocking=True)
 
 
@@ -66,13 +66,13 @@ def _device_id(array: Any) -> int:
 
 
 def _order(array: Any) -> Order:
-    # One for each device, whichever thread asks; Warp's own __dlpack__ takes it as well.
+    # Warp has one current stream per device for all threads; its __dlpack__ uses the same stream.
     stream = array.device.stream
     return Order("current", _handle(stream), stream)
 
 
 class ArrayView(InterfaceView):
-    """A look at a ``warp.array``, whose interface has no stream."""
+    """View of a ``warp.array``, whose interface has no stream."""
 
     source = "warp.array"
     framework = FRAMEWORK
@@ -89,8 +89,8 @@ class ArrayView(InterfaceView):
 
     @once
     def where(self) -> tuple[int | None, Memory]:
-        """Device and kind of memory; of an empty one without asking the driver."""
-        _ = self.device  # an array on the host has another interface
+        """Device and kind of memory; the driver is not queried for an empty array."""
+        _ = self.device  # raises for a host array, which has another interface
         return super(InterfaceView, self).where
 
     @once
@@ -100,7 +100,7 @@ class ArrayView(InterfaceView):
 
 
 class IndexedView(View):
-    """A look at a ``warp.indexedarray``: elements of an array, by arrays of their indices."""
+    """View of a ``warp.indexedarray``: elements selected from an array by index arrays."""
 
     source = "warp.indexedarray"
     framework = FRAMEWORK
@@ -112,7 +112,7 @@ class IndexedView(View):
 
     @once
     def layout(self) -> Layout:
-        """The shape; where the elements are its indices say."""
+        """The shape; the index arrays determine the addresses of the elements."""
         return Layout(None, tuple(self.buffer.shape))
 
     @once
