@@ -73,7 +73,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _prepare(*, simulated: bool, gpu: bool) -> _report.Problem | None:
-    """Set up the chosen driver; return what prevents that."""
+    """Set up the chosen driver; return the problem if that fails."""
     if not simulated:
         if gpu:
             return None
@@ -116,7 +116,7 @@ def _print_json(
 
 
 def _run() -> int:
-    if sys.argv[1:2] == ["observe"]:  # which sees to the files of the program that it runs
+    if sys.argv[1:2] == ["observe"]:  # manages the files of its program
         return main()
     try:
         status = main()
@@ -125,7 +125,7 @@ def _run() -> int:
         # Without this the interpreter flushes at exit what is left in the buffer and reports the
         # same error once more. See it with: python -m userstream --json | true
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE  # what a shell reports of a program that SIGPIPE ends
+        return 128 + signal.SIGPIPE  # a shell's exit status for SIGPIPE
     return status
 
 

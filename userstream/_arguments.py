@@ -32,12 +32,12 @@ def real(value: Any, what: str) -> float:
 
 
 def device_id_of(obj: Any) -> int | None:  # any framework's device
-    """Return the ordinal of the device that `obj` is, or `None` if it is no device.
+    """Return the ordinal of a device object; `None` if `obj` is not a device.
 
     Raises
     ------
     InvalidDeviceError
-        It is a device, but no CUDA device of this process.
+        `obj` is a device, but not a CUDA device of this process.
     """
     ordinal = _ordinal(obj)
     if ordinal is not None:
@@ -46,7 +46,7 @@ def device_id_of(obj: Any) -> int | None:  # any framework's device
 
 
 def device_id_or_current(device: Any) -> int:
-    """Return the ordinal of a device, of the calling thread's current one for `None`."""
+    """Return the ordinal of a device; `None` means the calling thread's current device."""
     _driver.library.ensure()
     if device is None:
         return _driver.contexts.current_device()
@@ -60,10 +60,10 @@ def device_id_or_current(device: Any) -> int:
 
 
 def _ordinal(obj: Any) -> int | None:
-    # bool is an int, but True is no device.
+    # bool is a subclass of int, but True is not a device.
     if isinstance(obj, (int, np.integer)) and not isinstance(obj, bool):
         return operator.index(obj)
-    if isinstance(obj, str):  # as for torch
+    if isinstance(obj, str):  # the same strings as in torch
         return _named(obj)
     if isinstance(obj, Device):
         return int(obj.device_id)
@@ -85,7 +85,7 @@ def _named(device: str) -> int | None:
 def _torch(device: Any) -> int:
     if device.type != "cuda":
         raise InvalidDeviceError(f"{device!r} is not a CUDA device; pass torch.device('cuda', i)")
-    # torch.device("cuda") means the current one, in torch too.
+    # torch.device("cuda") means the current device, as in torch.
     return _driver.contexts.current_device() if device.index is None else int(device.index)
 
 
@@ -111,7 +111,7 @@ def _tvm_ffi(device: Any) -> int:
     return int(device.index)
 
 
-# The module that is in sys.modules once the framework was imported, its class, the rule.
+# The framework's module in sys.modules, its device class, and the rule for its ordinal.
 _FRAMEWORKS = (
     ("torch", "device", _torch),
     ("cupy.cuda", "Device", _cupy),

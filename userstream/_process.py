@@ -351,7 +351,7 @@ class Daemon:
 
     def start(self) -> None:
         """Start the thread unless it runs; the caller holds a lock."""
-        # `_go` sets `_thread` to None as the thread ends. `is_alive` would not do: up to Python
+        # `_go` sets `_thread` to None as the thread ends. Do not use `is_alive`: up to Python
         # 3.12, an exception of a signal handler inside `is_alive` marks a running thread as ended,
         # and a second thread would do the same work beside it.
         if self._thread is not None:  # also in a signal handler in the middle of `start`
@@ -401,7 +401,7 @@ def survive(message: str, *args: object) -> None:
     """Log the exception that is being handled, and let a thread of ours continue."""
 
     def say() -> None:
-        import logging  # late: "import userstream" does without
+        import logging  # imported on first use to keep "import userstream" fast
 
         logging.getLogger("userstream").exception(message, *args)
 

@@ -1,4 +1,4 @@
-"""The parts of ``python -m userstream``: facts, the self-check, and how both are printed."""
+"""The parts of ``python -m userstream``: facts, the self-check, and their output."""
 
 from __future__ import annotations
 
@@ -206,14 +206,14 @@ class Step:
 
 @dataclass
 class Section:
-    """The steps for one device, or the last ones, for all devices (`device` is `None`)."""
+    """The steps for one device, or the final steps for all devices (`device` is `None`)."""
 
     device: int | None
     steps: list[Step] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        """Whether every step succeeded."""
+        """True if every step succeeded."""
         return all(step.status == "ok" for step in self.steps)
 
 
@@ -422,7 +422,7 @@ def print_no_section() -> None:
 
 
 def print_verdict(*, ok: bool, simulated: bool) -> None:
-    """Print the last line, which is all that some people read."""
+    """Print the last line: the overall result."""
     text = "ok: every check passed" if ok else "failed: not every check passed"
     where = ", on the simulated driver" if simulated else ""
     say(_styled(f"{text}{where}", GREEN if ok else RED))

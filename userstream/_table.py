@@ -36,7 +36,7 @@ _NONE: Mapping[int, Stream] = MappingProxyType({})
 
 
 class BufferUse:
-    """A use of buffers on a stream. It is held with the buffers until the stream has passed it."""
+    """A use of buffers on a stream, held with the buffers until the stream has passed the use."""
 
     __slots__ = ("__weakref__", "buffers", "lane")
 
@@ -130,18 +130,18 @@ class Table:
 
     def __init__(self, uses: BufferUses, unknown: Unknown) -> None:
         self.uses = uses
-        self.unknown = unknown  # what to do with a buffer whose producer is unknown
-        # For changes; readers need none. Reentrant, because the garbage collector may run any
-        # destructor in the middle of one.
+        self.unknown = unknown  # policy for a buffer whose producer is unknown
+        # Protects changes; readers need no lock. Re-entrant, because the garbage collector may run
+        # any destructor during a change.
         self._lock = _process.RLock()
         self._makings: dict[tuple[int, str | None], _process.RLock] = {}
         self.closed = False
-        self.shared = False  # by the whole process, so its streams must not be closed singly
-        self.unnamed: dict[int, Stream] = {}  # by device; the same dictionary as long as it lives
+        self.shared = False  # True: the whole process uses this table; do not close single streams
+        self.unnamed: dict[int, Stream] = {}  # by device; never replaced: callers keep a reference
         self.named: dict[str | None, dict[int, Stream]] = {None: self.unnamed}
-        # What `close` dropped while it was still referenced. `get_stream` returns it again, unless
-        # another priority or part is asked for: a second stream of that device and name would be
-        # in no order with the work on the first one.
+        # Streams that `close` dropped while references to them existed. `get_stream` returns such a
+        # stream again unless the priority or the part differs: a second stream of that device and
+        # name would not be ordered with the work on the first.
         self.let_go: weakref.WeakValueDictionary[tuple[int, str | None], Stream] = (
             weakref.WeakValueDictionary()
         )
@@ -165,7 +165,7 @@ class Table:
         return streams.get(device) or self.find_or_create(device, name)
 
     def check_name(self, name: str | None, stream: object) -> None:
-        """Refuse an invalid name, and a name together with a stream."""
+        """Raise for an invalid name, and for a name together with a stream."""
         if name is None:
             return
         if stream is not None:
@@ -217,8 +217,8 @@ class Table:
     def _create(
         self, device: int, name: str | None, priority: int | None, sms: Wanted | None
     ) -> Stream:
-        # The driver may hold this up until another stream is done. So only callers that want the
-        # same stream wait, and not those that want another or close this registry.
+        # The driver may block here until another stream is done. With one lock per device and name,
+        # callers that want another stream or close this registry do not wait.
         with self._makings.setdefault((device, name), _process.RLock()):
             there = self.named.get(name, _NONE).get(device)
             if there is not None:
@@ -237,11 +237,11 @@ class Table:
                 stream = Stream._of(lane)
             with self._lock:
                 self.check_open()
-                # A signal handler or a destructor may have made one in the middle of it.
+                # A signal handler or a destructor may have created the stream meanwhile.
                 return self.named.setdefault(name, {}).setdefault(device, stream)
 
     def waited_for(self, targets: Sequence[Target], name: str | None) -> list[Lane]:
-        """Return the lanes of the existing streams that targets name, each once."""
+        """Return the distinct lanes of the existing streams that targets name."""
         self.check_open()
         found: dict[int, Lane] = {}
         for target in targets or (None,):
@@ -265,7 +265,7 @@ class Table:
         return found
 
     def _missing(self, device: int, name: str | None, target: Target) -> NoUserStreamError:
-        """Return the error for a stream that there is not, which lists those that there are."""
+        """Return the error for a missing stream, with a list of the existing streams."""
         there = [
             "the unnamed one" if other is None else repr(other)
             for of, other in self.streams()
@@ -275,7 +275,7 @@ class Table:
             wanted, making = "unnamed user stream" if there else "user stream", f"{device}"
         else:
             wanted, making = f"user stream named {name!r}", f"{device}, name={name!r}"
-        # Making a stream would end the error, and not wait for anything.
+        # For a buffer, also name the call that waits for its producer: a new stream has no work.
         theirs = "; wait(acquire(buffer)) waits for the work of a buffer's producer"
         only = f", only {' and '.join(there)}" if there else ""
         return NoUserStreamError(
@@ -287,7 +287,7 @@ class Table:
     def streams(self) -> Mapping[tuple[int, str | None], Stream]:
         """Return the existing streams, by device and name."""
         _process.check_fork()
-        # Copies, as a signal handler or a destructor may change the table in the middle.
+        # Iterate over copies: a signal handler or a destructor may change the table meanwhile.
         found = {
             (device, name): stream
             for name, streams in list(self.named.items())
@@ -300,7 +300,7 @@ class Table:
         return {key: stream._resolve() for key, stream in self.streams().items()}
 
     def empty(self, found: Mapping[tuple[int, str | None], Lane], *, lost: bool = False) -> None:
-        """Drop streams, if they are still in the table; never to return them if lost."""
+        """Drop the streams that are still in the table; if `lost`, never return them again."""
         with self._lock:
             for (device, name), lane in found.items():
                 stream = self.named.get(name, {}).get(device)
@@ -310,7 +310,7 @@ class Table:
                     del self.named[name][device]
 
     def forget(self, closed: Lane) -> None:
-        """Remove a stream that is being closed; refuse it if the whole process shares it."""
+        """Remove a stream that is being closed; raise if the whole process shares the stream."""
         if self.shared:
             raise RuntimeError(
                 f"{closed!r} is a user stream of the whole process and cannot be closed, because "
@@ -333,16 +333,16 @@ class Table:
             )
 
     def close(self) -> None:
-        """Close it permanently, and empty it."""
-        with self._lock:  # which a thread that is just making a stream has
+        """Close the table permanently and drop its streams."""
+        with self._lock:  # waits for a thread that is storing a new stream
             self.closed = True
-        self.empty(self.lanes())  # made meanwhile, or still being captured
+        self.empty(self.lanes())  # including streams created meanwhile or being captured
 
 
 def _check_part(stream: Stream, device: int, sms: Wanted) -> None:
-    """Refuse a stream of another part of the device than the wanted one, or of the whole."""
+    """Raise if a stream is not in the wanted part of the device."""
     part = stream._resolve().part
-    # A device is not split for a stream that does not come of it.
+    # Check `part is None` first: part_of() may split the device, which is not needed then.
     if part is None or part is not _engine.lanes.part_of(device, sms):
         has = "all the SMs of its device" if part is None else f"sms={part.sms}"
         raise ValueError(
@@ -358,14 +358,14 @@ def _forget(table: weakref.ref[Table], lane: Lane) -> None:
 
 
 def _empty_all() -> None:
-    # In a forked child: the next call misses its stream and meets the check.
+    # In a forked child: the next call finds no stream and reaches the fork check.
     for table in list(_tables):
-        table._lock = _process.RLock()  # a thread that is not here may have held it
+        table._lock = _process.RLock()  # a thread of the parent may have held the lock
         table._makings = {}
         table.unnamed.clear()
         table.named = {None: table.unnamed}
         table.let_go = weakref.WeakValueDictionary()
 
 
-# A child would otherwise find the parent's streams without meeting the check for a fork.
+# Otherwise a child would find the parent's streams and bypass the fork check.
 _process.after_fork(_empty_all)

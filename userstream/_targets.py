@@ -1,4 +1,4 @@
-"""What a target names: the devices or the stream that a call is about."""
+"""Resolve a target: the devices, streams or buffers that an argument names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEEPEST = 100
 
 
 def stream_of(target: Any) -> Stream | None:  # see typing.Target
-    """Return the stream that `target` is, or `None` if it is none."""
+    """Return the stream of a target that is a stream, otherwise `None`."""
     if isinstance(target, Stream) or (
         (factory.protocol_of(target) is not None or isinstance(target, driver.CUstream))
         and not isinstance(target, type)
@@ -31,7 +31,7 @@ def stream_of(target: Any) -> Stream | None:  # see typing.Target
 
 
 def streams_in(target: Any) -> list[Stream]:
-    """Return the streams that `target` is or holds, each once; none if it holds buffers."""
+    """Return the distinct streams in `target`; an empty list for a target of buffers."""
     given = stream_of(target)
     if given is not None:
         return [given]
@@ -48,12 +48,12 @@ def streams_in(target: Any) -> list[Stream]:
 
 
 def devices_of(target: Any) -> list[int]:
-    """Return the ordinals of the devices that `target` names, each once, in order.
+    """Return the distinct ordinals of the devices that `target` names, in order.
 
     Raises
     ------
     UnsupportedBufferError, HostBufferError, InvalidDeviceError
-        It names none.
+        The target names no device.
     """
     _driver.library.ensure()
     if target is None:
@@ -84,21 +84,21 @@ def devices_of(target: Any) -> list[int]:
 
 
 def suggest_timeout(targets: Sequence[Any], error: Exception) -> None:
-    """Note of an error that a number behind a target is a device, if it may be meant as seconds."""
+    """Add a note to an error if a number after a target may be meant as a timeout."""
     last = targets[-1] if len(targets) > 1 else None
     if isinstance(last, (int, float)) and not isinstance(last, bool):
         error.add_note(f"if {last} is a timeout, pass it by name: timeout={last}")
 
 
 def is_collection(target: object) -> bool:
-    """Tell whether it is a sequence or a mapping that may hold buffers."""
+    """Return whether `target` is a sequence or a mapping that may hold buffers."""
     return isinstance(target, (Sequence, Mapping)) and not isinstance(
         target, (str, bytes, bytearray, memoryview, range)
     )
 
 
 def check_depth(depth: int, collection: object) -> None:
-    """Refuse a collection that is nested without end, as one that contains itself."""
+    """Raise for a collection that is nested too deeply, such as one that contains itself."""
     if depth > _DEEPEST:
         raise UnsupportedBufferError(
             f"collections are nested more than {_DEEPEST} deep: does {shown(collection)} contain "
@@ -107,7 +107,7 @@ def check_depth(depth: int, collection: object) -> None:
 
 
 def views_in(collection: Any, *, named: str = "target") -> Iterator[View]:
-    """Yield a look at each of the buffers of a (nested) sequence or mapping."""
+    """Yield a view of each buffer in a (nested) sequence or mapping."""
     for path, item, kind in _leaves(collection):
         if kind is None:
             raise UnsupportedBufferError(
@@ -118,7 +118,7 @@ def views_in(collection: Any, *, named: str = "target") -> Iterator[View]:
 
 
 def _instead(item: object, named: str, *, inside: bool) -> str:
-    """Return what to do about what is no buffer, as a message says it."""
+    """Return the advice of an error message about an object that is not a buffer."""
     if named != "target" and factory.protocol_of(item) is not None:
         return "; pass a stream as stream=" + (" or producer=" if named == "buffers" else "")
     if _can_be_a_list(item):
@@ -129,7 +129,7 @@ def _instead(item: object, named: str, *, inside: bool) -> str:
 
 
 def _can_be_a_list(item: object) -> bool:
-    """Tell whether it yields something, which may be buffers, without being a collection."""
+    """Return whether `item` is an iterable that is not a collection, such as a generator."""
     return isinstance(item, Iterable) and not isinstance(
         item, (Sequence, Mapping, bytes, bytearray, memoryview)
     )
@@ -138,7 +138,7 @@ def _can_be_a_list(item: object) -> bool:
 def _leaves(
     collection: Any, path: tuple[object, ...] = ()
 ) -> Iterator[tuple[tuple[object, ...], Any, type[View] | None]]:
-    """Yield what a (nested) sequence or mapping holds: where it is, itself, and its kind."""
+    """Yield path, item and view class of each leaf of a (nested) sequence or mapping."""
     check_depth(len(path), collection)
     items = collection.items() if isinstance(collection, Mapping) else enumerate(collection)
     for key, item in items:
@@ -150,7 +150,7 @@ def _leaves(
 
 
 def buffers_in(target: Any) -> list[Any]:
-    """Return the buffers that `target` is or holds."""
+    """Return a list of the buffers in `target`, which may itself be a buffer."""
     if _buffers.kind_of(target) is not None:
         return [target]
     if not is_collection(target):
@@ -159,13 +159,13 @@ def buffers_in(target: Any) -> list[Any]:
 
 
 def subscripts(path: tuple[object, ...]) -> str:
-    """Return where in a (nested) collection something is, as messages say it."""
+    """Return the path to an item of a (nested) collection as subscripts, for messages."""
     return "".join(f"[{shown(key)}]" for key in path)
 
 
 def shown(obj: object) -> str:
-    """Return an object as messages name it."""
-    # Of nothing else: the repr of a tensor copies it to the host.
+    """Return the text that represents an object in messages."""
+    # Only for these types: the repr of a tensor copies the tensor to the host.
     if obj is None or type(obj) in (bool, int, float, str, bytes):
         text = repr(obj)
         if len(text) <= 60:

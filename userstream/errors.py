@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 
-# The driver layer adds its function: it imports this module and therefore cannot be imported here.
+# The driver layer adds its function here: importing that layer would be a circular import.
 _uuid_sources: list[Callable[[int], str | None]] = []
 
 

@@ -117,7 +117,7 @@ class _Pointer(Protocol):
 
 
 class _TensorList(Protocol):
-    """``TensorListGPU`` of DALI, which implements no protocol of arrays."""
+    """``TensorListGPU`` of DALI, which does not implement an array protocol."""
 
     def device_id(self) -> int:
         """Return the ordinal of the device."""
@@ -129,7 +129,7 @@ class _Batch(Protocol):
 
     @property
     def tensors(self) -> Any:
-        """The tensors that it consists of."""
+        """The tensors of the batch."""
         ...
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class DeviceArray(NamedTuple):
-    """A buffer, as far as a copy is concerned."""
+    """Device operand of a copy: address, shape, strides and type."""
 
     address: int  # of the first element
     shape: Shape
@@ -91,7 +91,7 @@ def elements(view: View) -> tuple[int, Shape, Shape | None, np.dtype]:
 
 
 class Extent(NamedTuple):
-    """What an array takes of memory."""
+    """Memory range of an array."""
 
     strides: Shape  # 0 along an axis that takes no step
     offset: int = 0  # of the first element, from the lowest byte
@@ -100,7 +100,7 @@ class Extent(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def extent(shape: Shape, strides: Shape | None, itemsize: int) -> Extent:
-    """Return what an array takes of memory."""
+    """Return the memory range of an array."""
     if strides is None:
         steps = contiguous_strides(shape, itemsize)
     else:
@@ -148,7 +148,7 @@ def check_same(to: np.dtype, source: np.dtype) -> None:
 
 
 def check_out(out: np.ndarray, shape: Shape, dtype: np.dtype) -> None:
-    """Refuse an array that cannot take the result."""
+    """Raise for an output array that cannot hold the result."""
     if out.shape != shape:
         raise ValueError(f"out has shape {out.shape}, and the buffer {shape}")
     check_same(out.dtype, dtype)
@@ -208,7 +208,7 @@ _CHARACTER = ctypes.c_char.from_buffer
 
 
 def is_pinned(array: np.ndarray, address: int) -> bool:
-    """Tell whether a host array at an address is page-locked, so that copies of it do not block."""
+    """Return whether a host array at an address is page-locked: its copies do not block."""
     span = layout.spread(array.shape, array.strides, array.itemsize)
     lowest = address - span.offset
     place = _driver.pointers.place_of(lowest)

@@ -52,7 +52,7 @@ _limit: int | None = None
 
 
 def limit() -> int:
-    """Return how many bytes may be page-locked, those under the arrays of users included."""
+    """Return the limit of page-locked bytes, including the memory of users' arrays."""
     return _initial_limit() if _limit is None else _limit
 
 
@@ -162,7 +162,7 @@ def _reused(size: int) -> Lease | None:
 
 
 class _Claim:
-    """Who has asked for a new block.
+    """Identity of a request for a new block.
 
     It goes with the frame that it is in, however many exceptions of signal handlers come there. A
     block whose claim has gone is nobody's, and the next count looks after it.
@@ -220,7 +220,7 @@ def _sum() -> int:
 
 
 def _among(blocks: dict[int, dict[int, V]], size: int) -> dict[int, V]:
-    """Return those blocks that have a size."""
+    """Return the dictionary of blocks of a size, creating it if it does not exist."""
     found = blocks.get(size)
     return blocks.setdefault(size, {}) if found is None else found
 
@@ -246,7 +246,7 @@ def _make_room(size: int) -> bool:
 
 
 def trim() -> threading.Thread | None:
-    """Free all the blocks that are free; return the thread that does it, if there are any."""
+    """Free all unused blocks; return the thread that frees blocks, `None` without any."""
     held_objects.sweep()
     return _give_back(None)
 

@@ -1,4 +1,4 @@
-"""The short way of `asnumpy`, for what is usual: each call of a function counts here."""
+"""Fast path of `asnumpy` for contiguous arrays of known types."""
 
 from __future__ import annotations
 
@@ -93,20 +93,20 @@ def _run(shape: Shape, strides: Shape | None, itemsize: int) -> _Run | None:
 
 @functools.lru_cache(maxsize=256)
 def _what(form: Form) -> _What | None:
-    """Return what comes to the host of an array of a framework; `None` if there is more to it."""
+    """Return the cached copy plan for an array layout; `None` if it needs the general path."""
     try:
         dtype = numpy_dtype(form.dtype, "array")
     except UnsupportedBufferError:
         return None
     run = _run(form.shape, form.strides, dtype.itemsize)
-    # Its framework packs what is scattered.
+    # Non-contiguous arrays are packed by their framework.
     return None if run is None or run.scattered else (run, run.move, form.shape, dtype)
 
 
 def asnumpy(
     buffer: Any, out: Any, streams: Mapping[int, Stream], timeout: float | None
 ) -> np.ndarray | None:
-    """Copy an array that a glance is enough for; `None` if there is more to it."""
+    """Copy an array without creating a view; `None` if the array needs the general path."""
     found = _at_a_glance(buffer, streams)
     if found is None or (out is not None and not isinstance(out, np.ndarray)):
         return None
@@ -182,7 +182,7 @@ def _at_a_glance(buffer: Any, streams: Mapping[int, Stream]) -> tuple[_What, int
 def to_host(
     view: View, out: np.ndarray | None, streams: Mapping[int, Stream], deadline: Deadline
 ) -> np.ndarray | None:
-    """Copy an array, or return `None` if there is more to it, such as a refusal.
+    """Copy an array, or return `None` if the array needs the general path, such as for an error.
 
     That is for one whose producer is a stream, on a device that has its user stream, and which
     comes to page-locked memory in one run of bytes.
@@ -220,7 +220,7 @@ def _copied(  # noqa: PLR0917 -- to name them would cost as much as they do
     deadline: Deadline,
     later: list[Lane] | None = None,
 ) -> np.ndarray | None:
-    """Do as `in_order` would, in one call of the driver's room if that is possible.
+    """Copy an array to the host in one native call, or through `in_order`.
 
     `held` is what keeps the array alive. `None` if its memory does not reach so far. With a list
     `later` nothing is waited for: the lane is added there, unless the copy is over at once. Then
