@@ -90,6 +90,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import contextlib
 import importlib
 import os
 import sys
@@ -339,14 +340,41 @@ def _at_exit() -> None:  # registered first, so called after the functions that 
 # -- daemon threads --------------------------------------------------------------------------------
 
 
+def start_thread(thread: threading.Thread) -> None:
+    """Call ``thread.start()``, out of reach of the exceptions of signal handlers.
+
+    Such an exception inside `threading.Thread.start` removes the entry of the new thread, which
+    then ends with `KeyError` before it has run. Signal handlers run on the main thread only, so
+    another thread makes the call. An exception that comes here leaves a thread that will run.
+    """
+    failure: BaseException | None = None
+
+    def start() -> None:
+        nonlocal failure
+        try:
+            thread.start()
+        except BaseException as error:
+            failure = error
+        finally:
+            started.release()
+
+    started = _thread.allocate_lock()
+    started.acquire()
+    _thread.start_new_thread(start, ())
+    started.acquire()
+    if failure is not None:
+        raise failure
+
+
 class Daemon:
     """A daemon thread that starts when it is first needed, and again if it has ended."""
 
-    __slots__ = ("_name", "_run", "_thread")
+    __slots__ = ("_name", "_run", "_starting", "_thread")
 
     def __init__(self, run: Callable[[], object], name: str) -> None:
         self._run = run
         self._name = name
+        self._starting: set[threading.Thread] = set()  # who removes a thread decides its fate
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -358,17 +386,21 @@ class Daemon:
             return
         if _ending:  # a module that is loaded only now missed the end of the threads
             raise RuntimeError(f"the interpreter is shutting down: {self._name} has ended")
-        # Before `start`, which a signal handler may leave by an exception with the thread running.
-        self._thread = thread = threading.Thread(target=self._go, name=self._name, daemon=True)
+        thread = threading.Thread(target=self._go, name=self._name, daemon=True)
+        self._starting.add(thread)
+        self._thread = thread
         try:
-            thread.start()
+            start_thread(thread)
         except BaseException:
-            if thread.ident is None:  # too many threads, say: the next call tries again
-                self._thread = None
+            with contextlib.suppress(KeyError):  # it runs
+                self._starting.remove(thread)
+                self._thread = None  # too many threads, say: the next call tries again
             raise
 
     def _go(self) -> None:
-        if not self.is_current():  # `start` was interrupted, and gave this thread up
+        try:
+            self._starting.remove(threading.current_thread())
+        except KeyError:  # `start` was interrupted, and gave this thread up
             return
         go_on_at_end()
         try:

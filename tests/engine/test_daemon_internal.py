@@ -108,6 +108,47 @@ def test_a_signal_anywhere_in_a_start_begins_no_second_thread(
             break
 
 
+def test_signals_at_random_moments_of_a_start() -> None:
+    """An exception inside `threading.Thread.start` ends the new thread before it has run."""
+    done = run_python(
+        """
+        import random, signal, threading, time
+        from userstream._process import Daemon
+
+        class Cut(Exception):
+            pass
+
+        def handler(*_):
+            raise Cut
+
+        def run():
+            runs.append(1)
+            time.sleep(1e-4)
+
+        runs, cuts, chance = [], 0, random.Random(0)
+        signal.signal(signal.SIGALRM, handler)
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            daemon = Daemon(run, "mine")
+            runs.clear()
+            try:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 2e-4))
+                    daemon.start()
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except Cut:
+                cuts += 1
+            daemon.start()  # unless it runs, or has run
+            while not runs or daemon._thread is not None:
+                assert time.monotonic() < end + 20, "the thread has not run"
+                time.sleep(1e-4)
+        assert cuts > 20, cuts
+        """
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_thread_that_begins_after_it_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal came before the thread had said that it is there."""
     runs: list[threading.Thread] = []

@@ -266,7 +266,7 @@ def _give_back(missing: int | None) -> threading.Thread | None:
         return None
     thread = threading.Thread(target=_release, name="userstream-trim", daemon=True)
     try:
-        thread.start()
+        _process.start_thread(thread)
     except RuntimeError:  # too many threads, or Python is exiting
         # Each is free again or is freed, also if the thread is on its way.
         for size, blocks in list(_leaving.items()):

@@ -368,7 +368,7 @@ class _Synchronizing:
         self._thread = threading.Thread(
             target=self._run, name="userstream-synchronize", daemon=True
         )
-        self._thread.start()
+        _process.start_thread(self._thread)
 
     def _run(self) -> None:
         try:

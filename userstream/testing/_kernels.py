@@ -236,7 +236,9 @@ def _start_serving(library: ctypes.CDLL) -> None:
 
 
 def _start_thread(library: ctypes.CDLL) -> None:
-    threading.Thread(target=_serve, args=(library,), name="userstream-kernels", daemon=True).start()
+    name = "userstream-kernels"
+    thread = threading.Thread(target=_serve, args=(library,), name=name, daemon=True)
+    _process.start_thread(thread)
 
 
 def _serve(library: ctypes.CDLL) -> None:
