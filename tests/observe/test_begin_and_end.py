@@ -101,8 +101,8 @@ with us.observe() as seen:  # imports what it needs: an import that is cut short
 assert seen.races == ()
 signal.signal(signal.SIGALRM, handler)
 end = time.monotonic() + 4
-rounds = cuts = 0
-while time.monotonic() < end:
+cuts = 0
+while time.monotonic() < end or cuts < 20:
     seen = None
     try:
         signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 0.01))
@@ -110,7 +110,6 @@ while time.monotonic() < end:
             with us.observe() as seen:
                 us.get_stream(0).record()
             seen.races
-            rounds += 1
     except Cut:
         cuts += 1
     except RuntimeError as error:
@@ -129,10 +128,9 @@ while time.monotonic() < end:
         seen.stop()
         seen.races
     del seen
-assert cuts > 50 and rounds > 20, (cuts, rounds)
-with us.observe() as seen:
-    pass
-assert seen.races == ()
+    with us.observe() as seen:
+        us.get_stream(0).record()
+    assert seen.races == ()
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import operator
 import os
 import secrets
 import signal
@@ -373,12 +374,19 @@ def seeds(count: int) -> Iterator[int]:
         yield secrets.randbits(40)
 
 
-def grown(work: Callable[[], object], given: Sequence[object]) -> list[int]:
-    """Return how many more blocks Python has after some work, and references to each object."""
-    before = [sys.getallocatedblocks(), *map(sys.getrefcount, given)]
+def grown(work: Callable[[], object], given: Sequence[object]) -> int:
+    """Do some work; insist on no more references to `given`; return the blocks Python has more.
+
+    The watcher holds the last objects of earlier work and of this work a bit longer.
+    """
+    references, blocks = [*map(sys.getrefcount, given)], sys.getallocatedblocks()
     work()
-    after = [sys.getallocatedblocks(), *map(sys.getrefcount, given)]
-    return [last - first for first, last in zip(before, after, strict=True)]
+    blocks = sys.getallocatedblocks() - blocks
+    assert eventually(lambda: all(map(operator.ge, references, map(sys.getrefcount, given)))), (
+        references,
+        [*map(sys.getrefcount, given)],
+    )
+    return blocks
 
 
 def refused_in_a_child(uses: str) -> None:
