@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from userstream import _arguments, _buffers, _copies, _hooks, _process, _targets, _trace
+from userstream._driver import core
 from userstream._engine import held_objects, host_wait
 from userstream._ordering import given_lane, hand_over, resolve, settings
 from userstream._ordering.borrow import WRITE, Borrow, kind_of_borrow, reads_only
@@ -711,9 +712,11 @@ class UserStream:
         """
         reads = mode is not WRITE and reads_only(mode)
         ordering = resolve(buffers, self._table, stream, name, producer)
-        ordering.acquire(to_be_released=False)
-        if ordering.rest is not None and ordering.rest.buffer_use is not None:
-            self._uses.acquired(ordering.rest.buffer_use)
+        result = core.acquire(ordering)
+        if result:
+            ordering.acquire(to_be_released=False, result=result)
+        if ordering.buffer_use is not None:
+            self._uses.acquired(ordering.buffer_use)
         consumer = ordering.consumer
         if _hooks.buffers_acquired:
             for listener in _hooks.buffers_acquired:
@@ -780,7 +783,7 @@ class UserStream:
         ordering = resolve(buffers, self._table, stream, name, producer)
         for listener in _hooks.buffers_released:
             listener(ordering.consumer, ordering.buffers)
-        buffer_use = None if ordering.rest is None else ordering.rest.buffer_use
+        buffer_use = ordering.buffer_use
         if buffer_use is None:
             ordering.release(ordering.buffers)
         else:

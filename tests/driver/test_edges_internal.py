@@ -217,7 +217,7 @@ def test_a_use_that_goes_before_its_end_leaves_an_orphan(streams):
         len(core.use(one._lane, other._lane, "objects"))
     (ticket,) = core.orphans
     assert (ticket.lane, ticket.source) == (one._lane, other._lane)
-    assert (ticket.objects, ticket.order, ticket.thread) == ("objects", None, 0)
+    assert (ticket.objects, ticket.thread) == ("objects", 0)
     assert ticket in core.in_use
     core.orphans.clear()
     ticket.end()

@@ -84,7 +84,7 @@ class InterfaceView(View):
         return device_at(place_of(address, obj), obj) if device is None else device
 
     @staticmethod
-    def named(obj: Any) -> tuple[int, int] | None:
+    def producer_of(obj: Any) -> tuple[int, int, object] | None:
         """Return the device and the stream of the interface; `None` for a default stream."""
         found = getattr(obj, ATTRIBUTE)
         try:
@@ -101,7 +101,7 @@ class InterfaceView(View):
         ):
             return None
         device = _driver.pointers.usual_device(address)
-        return None if device is None else (device, handle)
+        return None if device is None else (device, handle, None)
 
     @once
     def interface(self) -> Mapping[str, Any]:

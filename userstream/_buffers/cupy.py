@@ -78,6 +78,14 @@ class ArrayView(View):
         return array.device.id  # type: ignore[no-any-return]
 
     @staticmethod
+    def producer_of(array: Any) -> tuple[int, int, object]:
+        """Return the device, the handle of the current stream, and its object."""
+        device = array.device.id
+        # Inlined `_current_stream`: this path runs on every borrow.
+        stream = _modules["cupy"].cuda.get_current_stream(device)
+        return device, stream.ptr or _LEGACY, stream
+
+    @staticmethod
     def glance(array: Any) -> tuple[int, int, Form] | None:
         """Return device, address and form of a non-empty array."""
         address = array.data.ptr
@@ -137,6 +145,12 @@ class PointerView(View):
     def locate(pointer: Any) -> int:
         """Return the ordinal of the device."""
         return int(pointer.device_id)
+
+    @staticmethod
+    def producer_of(pointer: Any) -> tuple[int, int, object]:
+        """Return the device, the handle of the current stream, and its object."""
+        device = int(pointer.device_id)
+        return (device, *_current_stream(device))
 
     @once
     def layout(self) -> Layout:

@@ -50,11 +50,11 @@ class ArrayView(InterfaceView):
         return ArrayView(array).device if device is None else device
 
     @staticmethod
-    def named(array: Any) -> tuple[int, int] | None:
+    def producer_of(array: Any) -> tuple[int, int, object] | None:
         """Return the array's device, and its bound stream or else the default stream."""
         device = _device(array)
         # 0: not bound to a stream, or bound to `numba.cuda.default_stream()`.
-        return None if device is None else (device, int(array.stream) or default_stream())
+        return None if device is None else (device, int(array.stream) or default_stream(), None)
 
     @once
     def interface(self) -> Mapping[str, Any]:

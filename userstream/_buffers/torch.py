@@ -115,6 +115,19 @@ class TensorView(View):
         raise host_error(tensor, f"the memory of torch device {str(tensor.device)!r}")
 
     @staticmethod
+    def producer_of(tensor: Any) -> tuple[int, int, None] | None:
+        """Return the device and the current stream."""
+        # Inlined `locate` and `_current_stream`: this path runs on every borrow.
+        if not tensor.is_cuda:
+            return None
+        device = tensor.get_device()
+        try:
+            raw = _modules["torch"]._C._cuda_getCurrentRawStream(device)
+        except AttributeError:
+            raw = _current_stream(device)[0]
+        return device, raw or _LEGACY, None
+
+    @staticmethod
     def glance(tensor: Any) -> tuple[int, int, Form] | None:
         """Return device, address and form of a non-empty device tensor without flags."""
         if not tensor.is_cuda or tensor.is_nested or tensor.is_conj() or tensor.is_neg():

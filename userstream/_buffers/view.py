@@ -88,8 +88,8 @@ class View:
     #: The framework whose current stream is the producer, if this is known without a view.
     usual: ClassVar[Framework | None] = None
 
-    #: True if `named` may return the producer. Not inherited: a subclass may be more precise.
-    is_named: ClassVar[bool] = False
+    #: True if `producer_of` may return a result. Not inherited: a subclass may be more precise.
+    names_producer: ClassVar[bool] = False
 
     #: True if `glance` may return a result. Not inherited either.
     is_glanced: ClassVar[bool] = False
@@ -99,9 +99,9 @@ class View:
 
     def __init_subclass__(cls) -> None:
         cls.is_single = cls.parts is View.parts and cls.pieces is View.pieces
-        cls.is_named = cls.is_single and "named" in vars(cls)
         is_usual = cls.is_single and cls.order is View.order and cls.units is View.units
         cls.usual = cls.framework if is_usual else None
+        cls.names_producer = cls.is_single and "producer_of" in vars(cls)
         cls.is_glanced = cls.usual is not None and "glance" in vars(cls)
 
     def __init__(self, buffer: Any) -> None:  # any framework's buffer
@@ -125,10 +125,11 @@ class View:
         raise NotImplementedError
 
     @staticmethod
-    def named(buffer: Any) -> tuple[int, int] | None:  # noqa: ARG004
-        """Return device and handle of the stream that a buffer names, without making a view.
+    def producer_of(buffer: Any) -> tuple[int, int, object] | None:  # noqa: ARG004
+        """Return a buffer's device, its producer's stream, and what keeps that stream alive.
 
-        `None` outside the common case: the general path then makes a view.
+        Called only for kinds with `names_producer`. `None` outside the common case: the general
+        path then makes a view.
         """
         return None
 

@@ -1,9 +1,10 @@
 # What each function does is written above it in native/*.c.
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final, TypeVar, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Self, TypeVar, final
 
 _T = TypeVar("_T")
+_Ordering = TypeVar("_Ordering", bound=OrderingState)
 
 SOURCE: str  # the checksum of the C files
 FUNCTIONS: tuple[str, ...]
@@ -28,6 +29,33 @@ class LaneState:
     held: Any
     swept: float
 
+class OrderingState:
+    buffers: Sequence[Any]
+    buffer_use: Any
+    rest: Any
+    def __new__(
+        cls,
+        consumer: Any,
+        lane: LaneState,
+        producers: tuple[LaneState, ...],
+        owners: object,
+        buffers: Sequence[Any],
+        may_join: bool,
+        buffer_use: object = ...,
+        rest: object = ...,
+        /,
+    ) -> Self: ...
+    @property
+    def consumer(self) -> Any: ...
+    @property
+    def lane(self) -> Any: ...
+    @property
+    def producers(self) -> tuple[Any, ...]: ...
+    @property
+    def owners(self) -> object: ...
+    @property
+    def may_join(self) -> bool: ...
+
 @final
 class Use:
     @property
@@ -36,7 +64,6 @@ class Use:
 @final
 class Ticket:
     source: Any
-    order: Callable[..., None] | None
     @property
     def lane(self) -> Any: ...
     @property
@@ -85,9 +112,21 @@ def are_free(first: Any, second: Any, /) -> bool: ...
 def is_in(stream: Any, context: Any, /) -> bool: ...
 def query(stream: Any, /) -> int: ...
 def order(source: LaneState, destination: LaneState, /) -> int: ...
-def use(lane: LaneState, source: LaneState | None, objects: object, /) -> Use: ...
+def use(lane: LaneState, source: LaneState | OrderingState | None, objects: object, /) -> Use: ...
 def set_edge_listeners(listeners: list[Callable[[Any, Any], object]], /) -> None: ...
 def finish(lane: LaneState, source: LaneState | None, objects: object, /) -> int: ...
+def new_ordering(
+    kind: type[_Ordering],
+    streams: Mapping[int, Any],
+    device: int,
+    producer: LaneState,
+    owners: object,
+    buffers: Sequence[Any],
+    may_join: bool,
+    /,
+) -> _Ordering | None: ...
+def acquire(ordering: OrderingState, /) -> int: ...
+def release(ordering: OrderingState, objects: object, /) -> int: ...
 def fetch(
     left: dict[int, Any],
     used: object,

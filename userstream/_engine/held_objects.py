@@ -101,17 +101,19 @@ def _is_elsewhere(ticket: Ticket) -> bool:
 
 def _order(ticket: Ticket) -> None:
     """Record the release edge of a ticket. Idempotent once it has succeeded."""
+    source = ticket.source
     try:
-        if ticket.order is not None:
-            ticket.order(None, after_error=True)
-        elif ticket.source is not None:
-            ticket.source.add_edge(ticket.lane, may_join=False)
+        is_lane = isinstance(source, core.LaneState)
+        if is_lane:
+            source.add_edge(ticket.lane, may_join=False)
+        elif source is not None:
+            source.release(None, after_error=True)
     except (CaptureError, DriverError) as error:
         if not _driver.status.ended_context(error):
             raise
     except (UserStreamError, RuntimeError):  # no thread remains that could wait for the lane
         pass
-    ticket.order = ticket.source = None
+    ticket.source = None
 
 
 _IDLE_POLLS = 20  # of the watcher before it stops polling: to start again costs more

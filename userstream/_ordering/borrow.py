@@ -105,16 +105,16 @@ class Borrow:
             activation = _stream.activation.Activation(
                 ordering.consumer, frameworks, ordered=ordering.producers
             )
-        rest = ordering.rest
-        buffer_use = None if rest is None else rest.buffer_use
-        kept = ordering.acquire()
+        objects: tuple[object, ...] = ordering.buffers, ordering.owners, ordering.buffer_use
+        result = core.acquire(ordering)
+        if result:
+            objects += (ordering.acquire(result=result),)
         # The use makes an orphan if this object is freed before its block has ended, as by an
         # exception of a signal handler at the first step of `__exit__`. Later calls then add the
         # release edges and hold the buffers.
-        objects = ordering.buffers, ordering.owners, kept, buffer_use
-        use = core.use(ordering.lane, None, objects)
-        if rest is None or rest.thread is None:
-            use.ticket.order = ordering.release
+        rest = ordering.rest
+        source = ordering if rest is None or rest.thread is None else None
+        use = core.use(ordering.lane, source, objects)
         if activation is not None:
             try:
                 activation.__enter__()
@@ -144,46 +144,48 @@ class Borrow:
             raise RuntimeError("this borrow was not entered")
         if _process.halted:
             _process.check_fork()
-        for listener in _hooks.borrow_left:
-            listener(self)
-        activation, rest = self._activation, ordering.rest
-        if rest is not None:
-            ordering.check_thread()
-        if activation is not None:
-            activation.check_thread()
+        if _hooks.borrow_left:
+            self._report_exit()
+        activation = self._activation
+        if activation is not None or ordering.rest is not None:
+            _check_thread(ordering, activation)
         self._ordering = self._activation = self._use = None
-        if activation is None:
-            failures = self._release(ordering, use)
-        else:
-            failures = []
-            try:
+        failures: list[Exception] = []
+        try:
+            if activation is not None:
                 activation.__exit__(None, None, None)
+        except Exception as failure:
+            failures.append(failure)
+        finally:  # also if an exception of a signal handler came
+            objects = use.ticket if self._keep else ordering.buffer_use
+            try:
+                result = core.release(ordering, objects)
+                if result:
+                    ordering.release(objects, result=result)
             except Exception as failure:
                 failures.append(failure)
-            finally:  # also if an exception of a signal handler came
-                failures += self._release(ordering, use)
+                held_objects.hold_later(use)
+            except BaseException:
+                # Without this the edges would be missing until the next call sweeps.
+                held_objects.hold_later(use)
+                raise
+            if not self._keep:
+                use.ticket.end()
         if failures:
             errors._report_failures(failures, error)
 
-    def _release(self, ordering: Ordering, use: Use) -> list[Exception]:
-        """Add the edges at the end of a block; return the failures."""
-        failures: list[Exception] = []
-        try:
-            if self._keep:
-                ordering.release(use.ticket)
-            else:
-                ordering.release(None if ordering.rest is None else ordering.rest.buffer_use)
-        except Exception as failure:
-            failures.append(failure)
-            if self._keep:
-                held_objects.hold_later(use)
-        except BaseException:
-            # Without this the edges would be missing until the next call sweeps.
-            held_objects.hold_later(use)
-            raise
-        if not self._keep:
-            use.ticket.end()
-        return failures
+    def _report_exit(self) -> None:
+        for listener in _hooks.borrow_left:
+            listener(self)
+
+
+def _check_thread(
+    ordering: Ordering, activation: _stream.activation.Activation[Any] | None
+) -> None:
+    """Raise unless a borrow may end in this thread."""
+    ordering.check_thread()
+    if activation is not None:
+        activation.check_thread()
 
 
 class ReadBorrow(Borrow):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from userstream import _driver, _hooks, errors
 from userstream._buffers import NO_STREAM, type_name
@@ -33,15 +33,7 @@ if TYPE_CHECKING:
 class Rest:
     """The parts of an `Ordering` that few calls need."""
 
-    __slots__ = (
-        "after",
-        "before",
-        "buffer_use",
-        "exporting",
-        "may_order_devices",
-        "may_wait",
-        "thread",
-    )
+    __slots__ = ("after", "before", "exporting", "may_order_devices", "may_wait", "thread")
 
     def __init__(
         self,
@@ -55,47 +47,48 @@ class Rest:
         self.after = after  # devices all of whose later work comes after that of the consumer
         self.may_order_devices = may_order_devices  # else the host waits for the consumer
         self.thread: int | None = None  # whose per-thread default stream takes part
-        self.buffer_use: BufferUse | None = None  # on a stream that is named or was passed
         self.may_wait = False  # on the host, where no edge can order work after the consumer
 
 
-class Ordering:
-    """The streams that produce some buffers, and the stream that uses the buffers."""
+class Ordering(core.OrderingState):
+    """The streams that produce some buffers, and the stream that uses the buffers.
 
-    __slots__ = ("buffers", "consumer", "lane", "may_join", "owners", "producers", "rest")
+    `OrderingState` in `native/edges.c` describes the attributes. `rest` is a `Rest`, or `None` if
+    edges between the lanes are the whole order: `core.acquire` and `core.release` then add them.
+    """
 
-    def __init__(  # noqa: PLR0917 -- names would cost time in every borrow
-        self,
-        consumer: Stream,
-        lane: Lane,
-        producers: Sequence[Lane],
-        owners: object,
-        buffers: Sequence[Any],
-        may_join: bool,
-        rest: Rest | None = None,
-    ) -> None:
-        self.consumer = consumer
-        self.lane = lane  # of the consumer
-        self.producers = producers  # other than the consumer
-        self.owners = owners  # keep streams of producers alive that their frameworks might destroy
-        self.buffers = buffers
-        self.may_join = may_join  # whether the producers may join a capture of the consumer
-        self.rest = rest
+    __slots__ = ()
+
+    consumer: Stream
+    lane: Lane
+    producers: tuple[Lane, ...]
+    buffer_use: BufferUse | None
+    rest: Rest | None
 
     def acquire(
-        self, deadline: Deadline | None = None, *, to_be_released: bool = True
+        self,
+        deadline: Deadline | None = None,
+        *,
+        to_be_released: bool = True,
+        result: int | None = None,
     ) -> Sequence[object]:
         """Make the consumer wait for the producers; return what keeps the memory of some.
 
-        A reason to refuse the release is raised before the first edge.
+        A reason to refuse the release is raised before the first edge. `result` is the result of
+        `core.acquire`, if it was called already.
         """
-        lane, rest = self.lane, self.rest
+        lane, producers, rest = self.lane, self.producers, self.rest
+        if result is None:
+            result = core.acquire(self)
+        if not result:
+            return ()
         if rest is not None and (rest.before or rest.after):
             self._come_after_devices(rest, to_be_released and not rest.may_wait)
-        for producer in self.producers:
-            result = core.order(producer, lane)  # Inlined `Lane.add_edge`: runs on every borrow.
-            if result:
-                lane.add_checked_edge(producer, result, may_join=lane.on_close is None)
+        if rest is None and len(producers) == 1:
+            lane.add_checked_edge(producers[0], result, may_join=lane.on_close is None)
+        else:
+            for producer in producers:
+                lane.add_edge(producer, may_join=lane.on_close is None)
         kept = () if rest is None else [self._export(view) for view in rest.exporting]
         if settings.SYNC:
             self._wait_on_host(deadline)
@@ -148,36 +141,32 @@ class Ordering:
         deadline: Deadline | None = None,
         *,
         after_error: bool = False,
+        result: int | None = None,
     ) -> None:
         """Make the producers wait for the consumer; hold the objects up to there, unless `None`.
 
         One producer that cannot wait does not stop the others. Where one can be ordered by a host
-        wait alone, that has the deadline; after an error it is not waited for.
+        wait alone, that has the deadline; after an error it is not waited for. `result` is the
+        result of `core.release`, if it was called already.
         """
         lane, producers, rest = self.lane, self.producers, self.rest
-        has_devices = rest is not None and bool(rest.after)
-        if objects is None and not (producers or has_devices or settings.SYNC):
-            return
         failures: list[Exception] = []
+        try:
+            if result is None:
+                result = core.release(self, objects)
+            if result == core.DUE:
+                held_objects.sweep_if_due(lane)
+                return
+            if not result:
+                return
+        except Exception as failure:
+            failures.append(failure)
+            result, producers = core.CAPTURED, ()
+        if result != core.CAPTURED:
+            failures.append(core.edge_failure(result, lane, *producers or (lane,)))
+            producers = ()
         wait_on_host = settings.SYNC and not after_error
-        result: int = core.CAPTURED
-        if len(producers) < 2 and not has_devices:
-            source = producers[0] if producers else None
-            try:
-                if objects is not None:
-                    result = core.finish(lane, source, objects)
-                else:
-                    result = 0 if source is None else core.order(lane, source)
-                if result == core.DUE:
-                    result = 0
-                    held_objects.sweep_if_due(lane)
-            except Exception as failure:
-                failures.append(failure)
-                result, producers = core.CAPTURED, ()
-        if result:
-            if result != core.CAPTURED:
-                failures.append(_driver.core.edge_failure(result, lane, *producers[:1] or (lane,)))
-                producers = ()
+        if objects is not None or producers or (rest is not None and rest.after):
             wait_on_host |= self._release_each(producers, objects, failures)
         if wait_on_host:
             try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from userstream import _buffers, _driver, _targets
 from userstream._buffers import type_name
+from userstream._driver import core
 from userstream._engine import lanes
 from userstream._ordering import settings
 from userstream._ordering.ordering import Ordering, Rest
@@ -21,7 +22,7 @@ from userstream._stream.stream import Stream, lane_of
 from userstream.errors import DeviceMismatchError, UnknownProducerError, UnsupportedStreamError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from userstream._buffers.view import View
     from userstream._engine.lane import Lane
@@ -39,79 +40,70 @@ def resolve(
     producer: Producer,
 ) -> Ordering:
     """Return which streams produce the buffers of a call, and which stream uses them."""
+    # Fast path: arrays of one kind on one device whose producer is a stream. No view is made.
+    # `source` remains None where a view has to decide, or to refuse a buffer.
+    source: Lane | None = None
+    kind = named = None
+    owner: object = None
+    may_join = False
     if stream is None and buffers and not settings.SYNC and not settings.BY_DEVICE:
+        first = buffers[0]
+        kind = _buffers.learned.get(type(first)) or _buffers.kind_of(first)
+    if kind is None:
+        pass
+    elif producer is not _AUTO:
+        if kind.is_single:
+            device, owner = kind.locate(first), producer
+            source = _given_producer(producer, device)
+            may_join = source is not None and source.on_close is None
+    elif kind.names_producer and (found := kind.producer_of(first)) is not None:
+        device, handle, owner = found
+        if kind.usual is not None:
+            # Unknown at the first time; the per-thread default stream is never known.
+            known = lanes.of_frameworks.get(device)
+            source = None if known is None else known.get(handle)
+        elif handle != _driver.streams.PER_THREAD:
+            source, named = lanes.named(handle, device), found
+    if source is not None and (len(buffers) == 1 or _are_alike(buffers, kind, device, named)):
         streams = table.unnamed if name is None else table.called(name)
-        ordering = _from_types(buffers, streams, producer)
+        ordering = core.new_ordering(Ordering, streams, device, source, owner, buffers, may_join)
         if ordering is not None:
             if name is not None:
-                ordering.rest = Rest()
-                ordering.rest.buffer_use = table.uses.begin(buffers, ordering.lane)
+                ordering.buffer_use = table.uses.begin(buffers, ordering.lane)
             return ordering
     table.check_open()
     views = list(_targets.views_in(buffers, named="buffers"))
     table.check_name(name, stream)
     ordering = resolve_views(views, table, stream, name, producer)
     if stream is not None or name is not None:
-        if ordering.rest is None:
-            ordering.rest = Rest()
         used = [view.buffer for view in views]
-        ordering.rest.buffer_use = table.uses.begin(used, ordering.lane)
+        ordering.buffer_use = table.uses.begin(used, ordering.lane)
     return ordering
 
 
-def _from_types(  # noqa: PLR0912 -- one function: this path runs on every borrow
-    buffers: Sequence[Any], streams: Mapping[int, Stream], producer: Producer
-) -> Ordering | None:
-    """Return the ordering of arrays of one kind on one device without views of the buffers.
-
-    `None` if that is not possible: `resolve_views` then decides, or refuses a buffer.
-    """
-    # Inlined `kind_of` for a known type: this path runs on every borrow.
-    kind = _buffers.learned.get(type(buffers[0])) or _buffers.kind_of(buffers[0])
-    if kind is None or not kind.is_single:
-        return None
-    may_join = False
-    owner: object = None
-    locate: Callable[[Any], object] = kind.locate
-    if producer is not _AUTO:
-        if producer is None or isinstance(producer, str):
-            return None
-        device, owner = kind.locate(buffers[0]), producer
-        location: object = device
-        if type(producer) is Stream and producer._lane is not None:
-            source = producer._lane
-        else:
-            source = given_lane(producer, "producer", device)
-        if source.handle is None or not source.is_context_independent:
-            return None
-        may_join = source.on_close is None
-    elif kind.usual is not None:
-        location = device = kind.locate(buffers[0])
-        handle, owner = kind.usual.current_stream(device)
-        known = lanes.of_frameworks.get(device)
-        # `None` at the first time, and for the per-thread default stream.
-        found = None if known is None else known.get(handle)
-        if found is None:
-            return None
-        source = found
-    elif kind.is_named:
-        locate = kind.named
-        location = named = kind.named(buffers[0])
-        if named is None or named[1] == _driver.streams.PER_THREAD:
-            return None
-        device, handle = named
-        source = lanes.named(handle, device)
-    else:
-        return None
+def _are_alike(
+    buffers: Sequence[Any],
+    kind: type[View] | None,
+    device: int,
+    named: tuple[int, int, object] | None,
+) -> bool:
+    """Return whether all buffers are of a kind, on a device, and name the same stream, if any."""
     for other in buffers[1:]:
-        if _buffers.kind_of(other) is not kind or locate(other) != location:
-            return None
-    consumer = streams.get(device)
-    if consumer is None or consumer._lane is None:
+        if kind is None or _buffers.kind_of(other) is not kind:
+            return False
+        if kind.locate(other) != device if named is None else kind.producer_of(other) != named:
+            return False
+    return True
+
+
+def _given_producer(producer: Producer, device: int) -> Lane | None:
+    """Return the lane of a producer that was passed; `None` if views have to decide."""
+    if producer is None or isinstance(producer, str):
         return None
-    lane = consumer._lane
-    producers = () if source is lane else (source,)
-    return Ordering(consumer, lane, producers, owner, buffers, may_join)
+    lane = producer._lane if type(producer) is Stream else None
+    if lane is None:
+        lane = given_lane(producer, "producer", device)
+    return lane if lane.handle is not None and lane.is_context_independent else None
 
 
 def resolve_views(
@@ -153,6 +145,8 @@ def resolve_views(
     elif producer is not None:
         found = [(given_lane(producer, "producer", device), producer) for device in devices]
         may_join = all(lane.on_close is None for lane, _ in found)
+    if settings.SYNC and rest is None:
+        rest = Rest()
     if settings.BY_DEVICE:
         rest = Rest(() if rest is None else rest.exporting, devices, devices)
     consumer = _consumer(stream, devices, table, name)  # last, because it may create a stream
@@ -167,12 +161,12 @@ def resolve_views(
             each.live()  # which raises
     # The units hold the memory; the list that the buffers came in may be changed.
     held = [unit.held for unit in units]
-    return Ordering(consumer, lane, producers, owners, held, may_join, rest)
+    return Ordering(consumer, lane, producers, owners, held, may_join, None, rest)
 
 
 def _distinct(
     consumer: Lane, found: Iterable[tuple[Lane, object]]
-) -> tuple[list[Lane], list[object]]:
+) -> tuple[tuple[Lane, ...], list[object]]:
     """Return the producers other than the consumer, each once, and their owners."""
     producers: list[Lane] = []
     owners = []
@@ -180,7 +174,7 @@ def _distinct(
         if not any(lane.is_same(other) for other in (consumer, *producers)):
             producers.append(lane)
             owners.append(owner)
-    return producers, owners
+    return tuple(producers), owners
 
 
 def _unnamed_producers(units: list[View], unknown: Unknown, reads: Collection[View] | None) -> Rest:

@@ -5,8 +5,9 @@
  * alive even if an exception drops all other references. */
 typedef struct {
     PyObject ob_base;
-    PyObject *lane, *source; /* who uses the objects; who waits for it, or None */
-    PyObject *objects, *order;
+    PyObject *lane;   /* uses the objects */
+    PyObject *source; /* waits for the lane at the end: another lane, an ordering, or None */
+    PyObject *objects;
     unsigned long long thread;
 } Ticket;
 
@@ -17,9 +18,25 @@ typedef struct {
     PyObject *ticket;
 } Use;
 
+/* The streams of some buffers, which `Ordering` in _ordering/ordering.py extends. Made in every
+ * borrow: attributes of a Python object would take longer to set. */
+typedef struct {
+    PyObject ob_base;
+    PyObject *consumer;   /* the Stream that uses the buffers */
+    PyObject *lane;       /* the lane of the consumer */
+    PyObject *producers;  /* a tuple of the other lanes */
+    PyObject *owners;     /* keep streams of producers alive that frameworks might destroy */
+    PyObject *buffers;    /* the memory that the consumer uses */
+    PyObject *may_join;   /* whether the producers may join a capture of the consumer */
+    PyObject *buffer_use; /* the BufferUse of a consumer that is not the unnamed user stream */
+    PyObject *rest;       /* what few orderings need; None: the edges are the whole order */
+} OrderingState;
+
+enum { NEEDED = 6, ORDERING_FIELDS = 8 };
+
 PyTypeObject *lane_type;
-static PyTypeObject *ticket_type, *use_type;
-static PyObject *in_use, *orphans;
+static PyTypeObject *ticket_type, *use_type, *ordering_type;
+static PyObject *in_use, *orphans, *name_lane;
 static PyObject *edge_listeners; /* a list: functions to call after each edge; or NULL */
 PyObject *queues;
 
@@ -124,27 +141,38 @@ static PyObject *set_edge_listeners(PyObject *module, PyObject *list)
     Py_RETURN_NONE;
 }
 
-static PyObject *order(PyObject *module, PyObject *const *args, Py_ssize_t count)
+static Result add_edge(PyObject *source, PyObject *destination)
 {
-    (void)module;
     PyObject *event;
-    if (!are_lanes(args, count, 2))
-        return NULL;
-    LaneState *source = (LaneState *)args[0];
-    Result result = order_lanes(source, (LaneState *)args[1], &event);
+    Result result = order_lanes((LaneState *)source, (LaneState *)destination, &event);
     if (!result) {
         /* A pending wait keeps the record that it saw. */
-        if (give_event((EventPool *)source->pool, event) || report_edge(args[1], args[0]))
+        if (give_event((EventPool *)((LaneState *)source)->pool, event) ||
+            report_edge(destination, source))
             result = FAILED;
         Py_DECREF(event);
     }
+    return result;
+}
+
+static PyObject *number_of(Result result)
+{
     return result == FAILED ? NULL : PyLong_FromLongLong(result);
 }
 
+/* order(source, destination): make `destination` wait for the work queued on `source`. */
+static PyObject *order(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    return are_lanes(args, count, 2) ? number_of(add_edge(args[0], args[1])) : NULL;
+}
+
+/* use(lane, source, objects): put objects into use until the ticket of the Use ends. */
 static PyObject *use(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
-    if (!are_lanes(args, count, 3))
+    int is_ordered = count == 3 && PyObject_TypeCheck(args[1], ordering_type) && has_pool(args[0]);
+    if (!is_ordered && !are_lanes(args, count, 3))
         return NULL;
     Ticket *ticket = PyObject_New(Ticket, ticket_type);
     if (!ticket)
@@ -152,7 +180,6 @@ static PyObject *use(PyObject *module, PyObject *const *args, Py_ssize_t count)
     ticket->lane = Py_NewRef(args[0]);
     ticket->source = Py_NewRef(args[1]);
     ticket->objects = Py_NewRef(args[2]);
-    ticket->order = Py_NewRef(Py_None);
     ticket->thread =
         ((LaneState *)args[0])->is_context_independent ? 0 : PyThread_get_thread_ident();
     Use *made = PyObject_New(Use, use_type);
@@ -179,15 +206,11 @@ static PyObject *queue_of(LaneState *lane)
     return queue;
 }
 
-static PyObject *finish(PyObject *module, PyObject *const *args, Py_ssize_t count)
+/* Make `source`, if it is not None, wait for the work of a lane, and hold objects up to there. */
+static Result hold_behind(PyObject *waited, PyObject *source, PyObject *objects)
 {
-    (void)module;
-    PyObject *event;
-    if (!are_lanes(args, count, 3))
-        return NULL;
-    LaneState *lane = (LaneState *)args[0];
-    LaneState *source = args[1] == Py_None ? NULL : (LaneState *)args[1];
-    PyObject *objects = args[2], *ticket = NULL;
+    PyObject *event, *ticket = NULL;
+    LaneState *lane = (LaneState *)waited;
     if (PyObject_TypeCheck(objects, ticket_type)) {
         ticket = objects;
         objects = ((Ticket *)ticket)->objects;
@@ -195,13 +218,13 @@ static PyObject *finish(PyObject *module, PyObject *const *args, Py_ssize_t coun
     PyObject *queue = queue_of(lane);
     if (!queue || queue == Py_None) {
         Py_XDECREF(queue);
-        return PyLong_FromLong(CAPTURED);
+        return CAPTURED;
     }
     double began = seconds();
-    Result result = order_lanes(lane, source, &event);
+    Result result = order_lanes(lane, source == Py_None ? NULL : (LaneState *)source, &event);
     if (result) {
         Py_DECREF(queue);
-        return result == FAILED ? NULL : PyLong_FromLongLong(result);
+        return result;
     }
     double now = seconds();
     PyObject *held = Py_BuildValue("(NddO)", event, began, now, objects);
@@ -212,10 +235,169 @@ static PyObject *finish(PyObject *module, PyObject *const *args, Py_ssize_t coun
         (PySet_Add(queues, queue) || (ticket && PySet_Discard(in_use, ticket) < 0)))
         is_known = -1;
     Py_DECREF(queue);
-    if (is_known < 0 || (source && report_edge(args[1], args[0])))
-        return NULL;
-    return PyLong_FromLong(!is_known || now - lane->swept > SWEEP_SECONDS ? DUE : 0);
+    if (is_known < 0 || (source != Py_None && report_edge(source, waited)))
+        return FAILED;
+    return !is_known || now - lane->swept > SWEEP_SECONDS ? DUE : 0;
 }
+
+/* finish(lane, source, objects): see `hold_behind`. The objects may be a ticket, which ends. */
+static PyObject *finish(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    return are_lanes(args, count, 3) ? number_of(hold_behind(args[0], args[1], args[2])) : NULL;
+}
+
+/* -- orderings ------------------------------------------------------------------------------- */
+
+/* The lanes of an ordering that is a matter of one edge at most: the consumer, and the producer or
+ * None. CAPTURED for any other ordering. The references are borrowed: the ordering keeps them. */
+static Result two_lanes(PyObject *object, PyObject *lanes[2])
+{
+    if (!PyObject_TypeCheck(object, ordering_type)) {
+        PyErr_SetString(PyExc_TypeError, "it takes an ordering");
+        return FAILED;
+    }
+    const OrderingState *ordering = (OrderingState *)object;
+    Py_ssize_t count = PyTuple_Size(ordering->producers);
+    if (ordering->rest != Py_None || count > 1)
+        return CAPTURED;
+    lanes[0] = ordering->lane;
+    lanes[1] = count == 1 ? PyTuple_GetItem(ordering->producers, 0) : Py_None;
+    if (count < 0 || !is_lane(lanes[0]) || (count && !is_lane(lanes[1])) || !is_loaded())
+        return FAILED;
+    return 0;
+}
+
+/* acquire(ordering): make the consumer wait for the producer. CAPTURED if that takes more. */
+static PyObject *acquire(PyObject *module, PyObject *ordering)
+{
+    (void)module;
+    PyObject *lanes[2];
+    Result result = two_lanes(ordering, lanes);
+    if (!result && lanes[1] != Py_None)
+        result = add_edge(lanes[1], lanes[0]);
+    return number_of(result);
+}
+
+/* release(ordering, objects): make the producer wait for the consumer, and hold the objects, which
+ * may be a ticket, up to there. CAPTURED if that takes more. */
+static PyObject *release(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    PyObject *lanes[2];
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "release() takes an ordering and objects");
+        return NULL;
+    }
+    Result result = two_lanes(args[0], lanes);
+    if (!result && args[1] != Py_None)
+        result = hold_behind(lanes[0], lanes[1], args[1]);
+    else if (!result && lanes[1] != Py_None)
+        result = add_edge(lanes[0], lanes[1]);
+    return number_of(result);
+}
+
+/* new_ordering(type, streams, device, producer, owners, buffers, may_join): the ordering between the
+ * producer of buffers on a device, a lane, and the stream of that device. None if `streams`, which
+ * is by device, has no such stream, or the stream has no lane of its own. */
+static PyObject *new_ordering(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    if (count != 7 || !PyType_Check(args[0]) ||
+        !PyType_IsSubtype((PyTypeObject *)args[0], ordering_type)) {
+        PyErr_SetString(PyExc_TypeError, "it takes a type of orderings and six arguments");
+        return NULL;
+    }
+    PyObject *consumer = PyObject_GetItem(args[1], args[2]);
+    if (!consumer) {
+        if (!PyErr_ExceptionMatches(PyExc_KeyError))
+            return NULL;
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    PyObject *lane = PyObject_GetAttr(consumer, name_lane);
+    if (!lane || lane == Py_None) {
+        Py_DECREF(consumer);
+        return lane;
+    }
+    PyObject *self = PyType_GenericAlloc((PyTypeObject *)args[0], 0);
+    OrderingState *ordering = (OrderingState *)self;
+    PyObject *producers =
+        !self ? NULL : lane == args[3] ? PyTuple_New(0) : PyTuple_Pack(1, args[3]);
+    if (!producers) {
+        Py_XDECREF(self);
+        Py_DECREF(consumer);
+        Py_DECREF(lane);
+        return NULL;
+    }
+    ordering->consumer = consumer;
+    ordering->lane = lane;
+    ordering->producers = producers;
+    ordering->owners = Py_NewRef(args[4]);
+    ordering->buffers = Py_NewRef(args[5]);
+    ordering->may_join = Py_NewRef(args[6]);
+    ordering->buffer_use = Py_NewRef(Py_None);
+    ordering->rest = Py_NewRef(Py_None);
+    return self;
+}
+
+static PyObject *ordering_new(PyTypeObject *type, PyObject *args, PyObject *names)
+{
+    PyObject *given[ORDERING_FIELDS] = {0};
+    Py_ssize_t count = PyTuple_Size(args);
+    if (names || count < NEEDED || count > ORDERING_FIELDS) {
+        PyErr_SetString(PyExc_TypeError, "it takes the fields of an ordering in their order");
+        return NULL;
+    }
+    for (int i = 0; i < ORDERING_FIELDS; i++)
+        given[i] = i < count ? PyTuple_GetItem(args, i) : Py_None;
+    PyObject *self = PyType_GenericAlloc(type, 0);
+    if (!self)
+        return NULL;
+    PyObject **fields = &((OrderingState *)self)->consumer;
+    for (int i = 0; i < ORDERING_FIELDS; i++)
+        fields[i] = Py_NewRef(given[i]);
+    return self;
+}
+
+static void ordering_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc free_memory = __extension__(freefunc)PyType_GetSlot(type, Py_tp_free);
+    PyObject **fields = &((OrderingState *)self)->consumer;
+    for (int i = 0; i < ORDERING_FIELDS; i++)
+        Py_XDECREF(fields[i]);
+    free_memory(self);
+    Py_DECREF(type);
+}
+
+static PyMemberDef ordering_members[] = {
+    {"consumer", T_OBJECT_EX, offsetof(OrderingState, consumer), READONLY, NULL},
+    {"lane", T_OBJECT_EX, offsetof(OrderingState, lane), READONLY, NULL},
+    {"producers", T_OBJECT_EX, offsetof(OrderingState, producers), READONLY, NULL},
+    {"owners", T_OBJECT_EX, offsetof(OrderingState, owners), READONLY, NULL},
+    {"buffers", T_OBJECT_EX, offsetof(OrderingState, buffers), 0, NULL},
+    {"may_join", T_OBJECT_EX, offsetof(OrderingState, may_join), READONLY, NULL},
+    {"buffer_use", T_OBJECT_EX, offsetof(OrderingState, buffer_use), 0, NULL},
+    {"rest", T_OBJECT_EX, offsetof(OrderingState, rest), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot ordering_slots[] = {
+    {Py_tp_new, FUNCTION(ordering_new)},
+    {Py_tp_dealloc, FUNCTION(ordering_dealloc)},
+    {Py_tp_members, ordering_members},
+    {0, NULL},
+};
+
+static PyType_Spec ordering_spec = {
+    .name = "userstream._driver._core.OrderingState",
+    .basicsize = sizeof(OrderingState),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .slots = ordering_slots,
+};
+
+/* -- the types of lanes, tickets and uses ---------------------------------------------------- */
 
 static void lane_dealloc(PyObject *self)
 {
@@ -266,7 +448,6 @@ static void ticket_dealloc(PyObject *self)
     Py_XDECREF(ticket->lane);
     Py_XDECREF(ticket->source);
     Py_XDECREF(ticket->objects);
-    Py_XDECREF(ticket->order);
     PyObject_Free(self);
     Py_DECREF(type);
 }
@@ -275,7 +456,6 @@ static PyMemberDef ticket_members[] = {
     {"lane", T_OBJECT_EX, offsetof(Ticket, lane), READONLY, NULL},
     {"source", T_OBJECT_EX, offsetof(Ticket, source), 0, NULL},
     {"objects", T_OBJECT_EX, offsetof(Ticket, objects), READONLY, NULL},
-    {"order", T_OBJECT_EX, offsetof(Ticket, order), 0, NULL},
     {"thread", T_ULONGLONG, offsetof(Ticket, thread), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
@@ -331,8 +511,14 @@ static PyType_Spec use_spec = {
 };
 
 static PyMethodDef methods[] = {
-    METHOD(order), METHOD(use), METHOD(finish),
-    {"set_edge_listeners", set_edge_listeners, METH_O, NULL}, {NULL, NULL, 0, NULL},
+    METHOD(order),
+    METHOD(use),
+    METHOD(finish),
+    METHOD(new_ordering),
+    {"acquire", acquire, METH_O, NULL},
+    METHOD(release),
+    {"set_edge_listeners", set_edge_listeners, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
 };
 
 static int make_all(void)
@@ -340,7 +526,10 @@ static int make_all(void)
     if (!(lane_type = (PyTypeObject *)PyType_FromSpec(&lane_spec)) ||
         !(ticket_type = (PyTypeObject *)PyType_FromSpec(&ticket_spec)) ||
         !(use_type = (PyTypeObject *)PyType_FromSpec(&use_spec)) ||
+        !(ordering_type = (PyTypeObject *)PyType_FromSpec(&ordering_spec)) ||
         !(in_use = PySet_New(NULL)) || !(queues = PySet_New(NULL)))
+        return -1;
+    if (!(name_lane = PyUnicode_InternFromString("_lane")))
         return -1;
     PyObject *collections = PyImport_ImportModule("collections");
     orphans = collections ? PyObject_CallMethod(collections, "deque", NULL) : NULL;
@@ -360,6 +549,7 @@ int add_edges(PyObject *module)
                    PyModule_AddObjectRef(module, "LaneState", (PyObject *)lane_type) ||
                    PyModule_AddObjectRef(module, "Ticket", (PyObject *)ticket_type) ||
                    PyModule_AddObjectRef(module, "Use", (PyObject *)use_type) ||
+                   PyModule_AddObjectRef(module, "OrderingState", (PyObject *)ordering_type) ||
                    PyModule_AddObjectRef(module, "in_use", in_use) ||
                    PyModule_AddObjectRef(module, "queues", queues) ||
                    PyModule_AddObjectRef(module, "orphans", orphans)
