@@ -74,6 +74,7 @@ def test_sanitizer(name, tmp_path):
     log = f"log_path={tmp_path / 'report'}"
     environment = {
         **os.environ,
+        "PYTHONPATH": str(checkout),  # in the programs that tests start, too
         "USERSTREAM_CALLS": "10000",
         "USERSTREAM_TEST_DRIVER": "simulated",
         "LD_PRELOAD": " ".join(library(library_name) for library_name in libraries),

@@ -20,6 +20,7 @@ struct Looking {                /* one launch */
     uint32_t count;
     bool taken, queued, ok;
     bool abandoned;             /* nothing is queued after the launch */
+    bool lost;                  /* nothing tells when the stream has run what is queued */
     uint64_t kernel;
     uint32_t offsets[LOOKED_AT];
     uint32_t sizes[LOOKED_AT];
@@ -175,11 +176,11 @@ void look_after(Looking *mine, uint64_t stream, int result) {
     for (uint32_t k = 0; mine->ok && k < mine->count; k++)
         mine->ok &= !driver.copy_out(mine->after + k * LOOK_BYTES, mine->addresses[k],
                                      mine->sizes[k], stream);
-    /* Should this fail, what was queued may still write there: it is not used again. */
-    if (driver.write_value(stream, (uint64_t)(uintptr_t)mine->done, mine->turn, 0))
-        return;
+    /* Should this fail, what was queued may still write there: the place is not used again. */
+    bool failed = driver.write_value(stream, (uint64_t)(uintptr_t)mine->done, mine->turn, 0);
     pthread_mutex_lock(&kernels_lock);
-    mine->queued = true;
+    mine->queued = !failed;
+    mine->lost = failed;
     pthread_mutex_unlock(&kernels_lock);
 }
 
@@ -193,7 +194,7 @@ void look_abandon(Looking *mine) {
 void looks_abandon(void) {
     pthread_mutex_lock(&kernels_lock);
     for (size_t i = 0; i < LOOKINGS; i++)
-        lookings[i].abandoned = lookings[i].taken && !lookings[i].queued;
+        lookings[i].abandoned = lookings[i].taken && !lookings[i].queued && !lookings[i].lost;
     pthread_mutex_unlock(&kernels_lock);
 }
 

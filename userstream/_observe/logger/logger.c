@@ -317,14 +317,15 @@ PUBLIC void logger_no_rules(void) {
 }
 
 PUBLIC void logger_begin(const Driver *functions, const Layout *python) {
-    wait_for_calls();
+    bool alone = wait_for_calls();
     atomic_fetch_add(&epoch, 1);
     log_clear();                /* of an earlier observation */
     streams_clear();
     memory_clear();
     sources_clear();
     kernels_forget();
-    looks_abandon();
+    if (alone)                  /* else a thread may still queue copies to the place of a look */
+        looks_abandon();
     driver = *functions;
     layout = *python;
     atomic_store(&guarding, true);

@@ -14,7 +14,7 @@ static Thread *threads;         /* that have called the driver */
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t progressed;
-static uint64_t last_id;
+static _Atomic uint64_t last_id;     /* a thread is numbered without the lock */
 
 void lock(void) {
     pthread_mutex_lock(&mutex);
