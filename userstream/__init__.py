@@ -18,7 +18,7 @@ from userstream._stream.stream import Stream
 from userstream.errors import *  # noqa: F403 -- the tree, as errors.__all__ lists it
 
 if TYPE_CHECKING:
-    from userstream._buffers._info import BufferInfo
+    from userstream._buffers.view import BufferInfo
     from userstream._engine.futures import Completion
     from userstream._observe import Observation, Operation, Race, Stall, observe
     from userstream._stream.attributes import AccessPolicyWindow
@@ -102,7 +102,7 @@ __all__ += errors.__all__
 # that it belongs to this module.
 _LATE = {
     "AccessPolicyWindow": "_stream.attributes",
-    "BufferInfo": "_buffers._info",
+    "BufferInfo": "_buffers.view",
     "CaptureInfo": "_stream.capture",
     "Completion": "_engine.futures",
     **dict.fromkeys(

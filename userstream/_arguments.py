@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numbers
 import operator
-import sys
 from typing import Any
 
 import numpy as np
 from cuda.core import Device
 
-from userstream import _driver
-from userstream.errors import InvalidDeviceError
+from userstream import _buffers, _driver
 
 
 def integer(value: Any, what: str) -> int:
@@ -67,12 +65,7 @@ def _ordinal(obj: Any) -> int | None:
         return _named(obj)
     if isinstance(obj, Device):
         return int(obj.device_id)
-    for module, name, ordinal in _FRAMEWORKS:
-        framework = sys.modules.get(module)
-        kind = getattr(framework, name, None)
-        if isinstance(kind, type) and isinstance(obj, kind):
-            return ordinal(obj)
-    return None
+    return _buffers.device_id_of(obj)
 
 
 def _named(device: str) -> int | None:
@@ -80,42 +73,3 @@ def _named(device: str) -> int | None:
     if device == "cuda":
         return _driver.contexts.current_device()
     return int(index) if kind == "cuda" and index.isdecimal() else None
-
-
-def _torch(device: Any) -> int:
-    if device.type != "cuda":
-        raise InvalidDeviceError(f"{device!r} is not a CUDA device; pass torch.device('cuda', i)")
-    # torch.device("cuda") means the current device, as in torch.
-    return _driver.contexts.current_device() if device.index is None else int(device.index)
-
-
-def _cupy(device: Any) -> int:
-    return int(device.id)
-
-
-def _jax(device: Any) -> int:
-    if device.platform not in ("gpu", "cuda"):
-        raise InvalidDeviceError(f"{device!r} is not a CUDA device; pass one of jax.devices('gpu')")
-    return int(device.local_hardware_id)
-
-
-def _warp(device: Any) -> int:
-    if not device.is_cuda:
-        raise InvalidDeviceError(f'{device!r} is not a CUDA device; pass warp.get_device("cuda:0")')
-    return int(device.ordinal)
-
-
-def _tvm_ffi(device: Any) -> int:
-    if device.type != "cuda":
-        raise InvalidDeviceError(f'{device!r} is not a CUDA device; pass tvm_ffi.device("cuda:0")')
-    return int(device.index)
-
-
-# The framework's module in sys.modules, its device class, and the rule for its ordinal.
-_FRAMEWORKS = (
-    ("torch", "device", _torch),
-    ("cupy.cuda", "Device", _cupy),
-    ("jax", "Device", _jax),
-    ("warp", "Device", _warp),
-    ("tvm_ffi", "Device", _tvm_ffi),
-)

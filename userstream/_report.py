@@ -21,6 +21,7 @@ import numpy as np
 from cuda.core import Buffer, Device
 
 from userstream import DriverNotFoundError, UserStream, __version__, _driver
+from userstream._buffers.framework import KNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -52,11 +53,7 @@ T = TypeVar("T")
 PACKAGES = ("cuda-core", "cuda-bindings", "numpy")
 
 # Names of distributions, most of which include the major version of CUDA.
-FRAMEWORKS = re.compile(
-    r"torch|cupy(-cuda\d+x)?|jax(-cuda\d+-plugin)?|numba(-cuda)?"
-    r"|nvidia-dali(-nightly|-weekly)?-cuda\d+|(rmm|pylibraft|cvcuda|nvidia-(nvimgcodec|nvcomp))(-cu\d+)?"
-    r"|warp-lang|apache-tvm-ffi|drjit|holoscan(-cu\d+)?|pynvvideocodec"
-)
+FRAMEWORKS = re.compile("|".join(each.distributions for each in KNOWN))
 
 VARIABLES = re.compile(
     r"CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|CUDA_MODULE_LOADING|CUDA_LAUNCH_BLOCKING"

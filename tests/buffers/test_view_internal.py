@@ -17,8 +17,7 @@ from helpers import (
     DLPack,
 )
 from userstream import _buffers, testing
-from userstream._buffers._layout import Layout, contiguous_strides
-from userstream._buffers.view import View, once
+from userstream._buffers.view import Layout, View, contiguous_strides, once
 
 
 class Counted(CAI):

@@ -34,8 +34,7 @@ from helpers import (
 from layouts import random_target, same, views
 from userstream import _driver, testing
 from userstream._buffers import view_of
-from userstream._buffers._layout import Layout
-from userstream._buffers.view import View
+from userstream._buffers.view import Layout, View
 from userstream._copies import layout as _layout
 from userstream._copies import pinned as _pinned
 from userstream._copies import staging

@@ -30,8 +30,8 @@ LAYERS = [
     "_targets",
     "_stream",
     "_engine",
-    "_buffers",
     "_arguments",
+    "_buffers",
     "_driver",
     "_process",
     "_trace",
@@ -267,7 +267,7 @@ def test_what_few_programs_need_is_loaded_when_it_is_used() -> None:
             "testing",
         )
         early = {name for name in ours if name.removeprefix("userstream.").startswith(late)}
-        small = {"_buffers._framework", "_buffers._names"}
+        small = {"_buffers.framework"}
         assert early <= {f"userstream.{name}" for name in small}, early
         assert set(us.__all__) <= set(dir(us))
         for name in us.__all__:

@@ -8,6 +8,7 @@ import pytest
 
 from helpers import eventually
 from userstream import _buffers
+from userstream._buffers import framework
 from userstream._copies import copy_lane, pinned
 from userstream._engine import held_objects, lanes
 from userstream._ordering import settings
@@ -27,7 +28,8 @@ def forget_frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def add_framework(monkeypatch: pytest.MonkeyPatch, package: str, module: str) -> None:
-    monkeypatch.setitem(_buffers._FRAMEWORKS, package, module)
+    row = framework.Known(module, (package,), package)
+    monkeypatch.setattr(framework, "KNOWN", (*framework.KNOWN, row))
     forget_frameworks(monkeypatch)
 
 

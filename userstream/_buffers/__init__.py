@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any
 from cuda.core import Device
 
 from userstream import _driver
-from userstream._buffers._framework import NO_STREAM
-from userstream._buffers._names import is_named, type_name
+from userstream._buffers import framework
+from userstream._buffers.framework import NO_STREAM, is_named, type_name
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Container
     from types import ModuleType
 
-    from userstream._buffers._framework import Framework
-    from userstream._buffers._info import BufferInfo
-    from userstream._buffers.view import View
+    from userstream._buffers.framework import Framework
+    from userstream._buffers.view import BufferInfo, View
 
 __all__ = [
     "NO_STREAM",
     "describe",
+    "device_id_of",
     "device_of",
     "frameworks",
     "is_named",
@@ -41,22 +41,6 @@ __all__ = [
     "view_or_none",
 ]
 
-# The module of each framework, by the packages that define its types. A module is loaded when the
-# first of these types is seen, to keep `import userstream` fast.
-_FRAMEWORKS = {
-    "torch": "torch",
-    "cupy": "cupy",
-    "cupyx": "cupy",
-    "jax": "jax",
-    "jaxlib": "jax",
-    "numba": "numba",
-    "numba_cuda": "numba",
-    "nvidia": "dali",
-    "warp": "warp",
-    "tvm_ffi": "tvm_ffi",
-    "cvcuda": "cvcuda",
-    "nvcv": "cvcuda",
-}
 # The module of each protocol, by the attribute that objects with the protocol have.
 _PROTOCOLS = {"__dlpack_device__": "dlpack", "__cuda_array_interface__": "cai"}
 
@@ -100,12 +84,28 @@ def _learn(kind: type) -> type[View] | None:
 
 def frameworks(*, imported: bool = True) -> list[Framework]:
     """Return the frameworks that have current streams: the imported ones, or all."""
-    files = map(_file, _files_of(sys.modules if imported else _FRAMEWORKS))
+    known = [each.file for each in framework.KNOWN if each.file]
+    files = map(_file, _files_of(sys.modules) if imported else known)
     return [file.FRAMEWORK for file in files if hasattr(file, "FRAMEWORK")]
 
 
-def _files_of(packages: Container[str]) -> Iterable[str]:
-    return {file: None for package, file in _FRAMEWORKS.items() if package in packages}  # each once
+def device_id_of(obj: Any) -> int | None:
+    """Return the ordinal of a framework's device object; `None` if `obj` is not one."""
+    for known in framework.KNOWN:
+        if known.file and known.device:
+            module, name = known.device
+            kind = getattr(sys.modules.get(module), name, None)
+            if isinstance(kind, type) and isinstance(obj, kind):
+                return _file(known.file).device_id_of(obj)  # type: ignore[no-any-return]
+    return None
+
+
+def _files_of(packages: Container[str]) -> list[str]:
+    return [
+        each.file
+        for each in framework.KNOWN
+        if each.file and any(package in packages for package in each.packages)
+    ]
 
 
 # Cached only after the import: if a signal handler raises during the import, the next call imports

@@ -10,11 +10,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from userstream import _driver
-from userstream._buffers import _known
-from userstream._buffers._layout import Layout, contiguous_strides
-from userstream._buffers._names import type_name
-from userstream._buffers._places import checked_place, device_at, place_of
-from userstream._buffers.view import DOUBTED, UNKNOWN, Order, View, once
+from userstream._buffers.framework import KNOWN, is_named, type_name
+from userstream._buffers.view import (
+    DOUBTED,
+    UNKNOWN,
+    Layout,
+    Order,
+    View,
+    checked_place,
+    contiguous_strides,
+    device_at,
+    once,
+    place_of,
+)
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
@@ -37,7 +45,13 @@ def view_for(kind: Any) -> type[View] | None:
 def view_of_interface(kind: Any) -> type[InterfaceView]:
     """Return the view class for the interface of `kind`, a type or an object."""
     named = kind if isinstance(kind, type) else type(kind)
-    return MisledView if _known.misleads(named) else InterfaceView
+    return MisledView if _misleads(named) else InterfaceView
+
+
+@functools.lru_cache(maxsize=256)
+def _misleads(kind: type) -> bool:
+    """Return whether the interface of a type is known to name a wrong stream."""
+    return any(is_named(kind, each.packages, each.misleads) for each in KNOWN)
 
 
 def checked(obj: Any, found: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Any
 from cuda.bindings import driver
 from cuda.core import Buffer
 
-from userstream._buffers._layout import Layout, contiguous_strides
-from userstream._buffers._places import device_at, host_error, place_of
-from userstream._buffers.view import View, once
+from userstream._buffers.view import (
+    Layout,
+    View,
+    contiguous_strides,
+    device_at,
+    host_error,
+    once,
+    place_of,
+)
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:

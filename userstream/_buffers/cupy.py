@@ -6,10 +6,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from userstream import _driver
-from userstream._buffers._framework import Framework
-from userstream._buffers._layout import Form, Layout, form
-from userstream._buffers._names import is_named
-from userstream._buffers.view import View, once
+from userstream._buffers.framework import Framework, is_named
+from userstream._buffers.view import Form, Layout, View, form, once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +28,11 @@ def view_for(kind: type) -> type[View] | None:
         return SparseView
     pointer = getattr(sys.modules.get("cupy.cuda"), "MemoryPointer", None)
     return PointerView if isinstance(pointer, type) and issubclass(kind, pointer) else None
+
+
+def device_id_of(device: Any) -> int:
+    """Return the ordinal of a device object."""
+    return int(device.id)
 
 
 def _is_usable() -> bool:

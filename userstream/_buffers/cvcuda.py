@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 from cuda.bindings import driver
 
 from userstream import _driver
-from userstream._buffers._framework import NO_STREAM, Framework
-from userstream._buffers._layout import Layout
-from userstream._buffers._names import is_named, type_name
 from userstream._buffers.dlpack import DLPackView
-from userstream._buffers.view import UNKNOWN, Order, View, once
+from userstream._buffers.framework import NO_STREAM, Framework, is_named, type_name
+from userstream._buffers.view import UNKNOWN, Layout, Order, View, once
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:

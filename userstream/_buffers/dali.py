@@ -11,12 +11,9 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from userstream import _driver
-from userstream._buffers._framework import NO_STREAM, Framework
-from userstream._buffers._layout import Layout
-from userstream._buffers._names import is_named
-from userstream._buffers._places import host_error
 from userstream._buffers.cai import InterfaceView
-from userstream._buffers.view import UNKNOWN, Order, View, once
+from userstream._buffers.framework import NO_STREAM, Framework, is_named
+from userstream._buffers.view import UNKNOWN, Layout, Order, View, host_error, once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import operator
 from typing import TYPE_CHECKING, Any
 
 from userstream import _driver
-from userstream._buffers import _exchange, _known, cai
-from userstream._buffers._names import type_name
-from userstream._buffers._places import device_at, host_error
+from userstream._buffers import cai
 from userstream._buffers.cuda_core import layout_of
-from userstream._buffers.view import UNKNOWN, Order, View, once
+from userstream._buffers.framework import KNOWN, is_named, type_name
+from userstream._buffers.view import UNKNOWN, BufferInfo, Order, View, device_at, host_error, once
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
-    from userstream._buffers._info import BufferInfo
-    from userstream._buffers._layout import Layout
+    from collections.abc import Callable
+
+    from userstream._buffers.view import Layout
     from userstream._driver.pointers import Memory, Place
 
 ATTRIBUTE = "__dlpack_device__"
@@ -160,10 +162,10 @@ class DLPackView(View):
             order = self.interface.order
             if order.ordering != "device":
                 return order
-        handle = _exchange.current_stream(kind, self.said[1])
+        handle = exchanged_stream(kind, self.said[1])
         if handle:
             return Order("current", handle)
-        return Order("dlpack") if _known.honours_dlpack(kind) else order
+        return Order("dlpack") if _honours(kind) else order
 
     def check_context(self) -> None:
         """Query the driver for the memory, if the interface has the address."""
@@ -208,8 +210,6 @@ class DLPackView(View):
 
     def info(self) -> BufferInfo:
         """Return the description, without a layout if the export fails."""
-        from userstream._buffers._info import BufferInfo
-
         device = 0 if self.said[0] == _CUDA_HOST else self.device
         if self.interface is None:
             try:
@@ -219,3 +219,57 @@ class DLPackView(View):
                     source=self.source, device_id=device, ordering=self.order.ordering
                 )
         return super().info()
+
+
+@functools.lru_cache(maxsize=256)
+def _honours(kind: type) -> bool:
+    """Return whether ``__dlpack__`` of a type is known to order the consumer's stream."""
+    return any(is_named(kind, each.packages, each.honours_dlpack) for each in KNOWN)
+
+
+# -- the C exchange table of DLPack 1.3, whose functions include one that returns a stream ---------
+
+_EXCHANGE = "__dlpack_c_exchange_api__"  # attribute of the type: a capsule
+_CAPSULE = b"dlpack_exchange_api"
+_MAJOR = 1  # major version in the header of the table
+_CURRENT_WORK_STREAM = 48  # offset, after the header, the older table and four functions
+
+# PYFUNCTYPE keeps the GIL and raises the exception that the function sets.
+_Function = ctypes.PYFUNCTYPE(
+    ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p)
+)
+# A private prototype: any code can change the types of `ctypes.pythonapi.PyCapsule_GetPointer`.
+_pointer_in = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def exchanged_stream(kind: type, device: int) -> int:
+    """Return the handle of the current stream of a type's framework on a device; 0 if unknown.
+
+    0 may stand for the legacy default stream, but with tvm_ffi it means that none was set.
+    """
+    function = _function_of(kind)
+    if function is None:
+        return 0
+    stream = ctypes.c_void_p()
+    try:
+        status = function(_CUDA, device, ctypes.byref(stream))
+    except Exception:  # any error of the framework: the stream is unknown
+        return 0
+    return 0 if status else stream.value or 0
+
+
+@functools.lru_cache(maxsize=256)
+def _function_of(kind: type) -> Callable[..., int] | None:
+    capsule = getattr(kind, _EXCHANGE, None)
+    if capsule is None:
+        return None
+    try:
+        table = _pointer_in(capsule, _CAPSULE)  # the table lives until the process ends
+    except (TypeError, ValueError):  # another kind of capsule, from a draft of the protocol
+        return None
+    if ctypes.c_uint32.from_address(table).value != _MAJOR:
+        return None
+    address = ctypes.c_void_p.from_address(table + _CURRENT_WORK_STREAM).value
+    return None if address is None else _Function(address)

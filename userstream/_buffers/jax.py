@@ -5,11 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from userstream._buffers._layout import Layout, contiguous_strides
-from userstream._buffers._names import type_name
-from userstream._buffers._places import host_error
-from userstream._buffers.view import Order, View, once
-from userstream.errors import DeviceMismatchError, UnsupportedBufferError
+from userstream._buffers.framework import type_name
+from userstream._buffers.view import Layout, Order, View, contiguous_strides, host_error, once
+from userstream.errors import DeviceMismatchError, InvalidDeviceError, UnsupportedBufferError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +25,13 @@ def view_for(kind: type) -> type[View] | None:
         return ArrayView
     tracer = getattr(sys.modules.get("jax.core"), "Tracer", None)
     return TracerView if isinstance(tracer, type) and issubclass(kind, tracer) else None
+
+
+def device_id_of(device: Any) -> int:
+    """Return the ordinal of a device object."""
+    if device.platform not in ("gpu", "cuda"):
+        raise InvalidDeviceError(f"{device!r} is not a CUDA device; pass one of jax.devices('gpu')")
+    return int(device.local_hardware_id)
 
 
 class ArrayView(View):

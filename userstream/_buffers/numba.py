@@ -6,15 +6,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from userstream import _driver
-from userstream._buffers._names import is_named
 from userstream._buffers.cai import InterfaceView, checked
+from userstream._buffers.framework import is_named
 from userstream._buffers.view import Order, once
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from userstream._buffers._layout import Layout
-    from userstream._buffers.view import View
+    from userstream._buffers.view import Layout, View
     from userstream._driver.pointers import Memory
 
 

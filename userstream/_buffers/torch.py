@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from userstream import _driver
-from userstream._buffers._framework import Framework
-from userstream._buffers._layout import Form, Layout
-from userstream._buffers._places import host_error
-from userstream._buffers.view import View, once
-from userstream.errors import UnsupportedBufferError
+from userstream._buffers.framework import Framework
+from userstream._buffers.view import Form, Layout, View, host_error, once
+from userstream.errors import InvalidDeviceError, UnsupportedBufferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +27,14 @@ def view_for(kind: type) -> type[View] | None:
     """Return the view class if `kind` is a tensor type."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     return TensorView if isinstance(tensor, type) and issubclass(kind, tensor) else None
+
+
+def device_id_of(device: Any) -> int:
+    """Return the ordinal of a device object."""
+    if device.type != "cuda":
+        raise InvalidDeviceError(f"{device!r} is not a CUDA device; pass torch.device('cuda', i)")
+    # torch.device("cuda") means the current device, as in torch.
+    return _driver.contexts.current_device() if device.index is None else int(device.index)
 
 
 def _is_usable() -> bool:

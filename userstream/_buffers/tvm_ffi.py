@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from userstream import _driver
 from userstream._buffers import dlpack
-from userstream._buffers._framework import Framework
-from userstream._buffers._names import is_named
+from userstream._buffers.framework import Framework, is_named
 from userstream._buffers.view import UNKNOWN, Order, View, once
+from userstream.errors import InvalidDeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 def view_for(kind: type) -> type[View] | None:
     """Return the view class if `kind` is the tensor type of TVM FFI."""
     return TensorView if is_named(kind, ("tvm_ffi.",), ("Tensor",)) else None
+
+
+def device_id_of(device: Any) -> int:
+    """Return the ordinal of a device object."""
+    if device.type != "cuda":
+        raise InvalidDeviceError(f'{device!r} is not a CUDA device; pass tvm_ffi.device("cuda:0")')
+    return int(device.index)
 
 
 def _is_usable() -> bool:

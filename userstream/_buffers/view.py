@@ -1,23 +1,38 @@
-"""`View`: the facts about one buffer during one call."""
+"""`View`: the facts about one buffer during one call, and the types and errors that views share."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, overload
+import functools
+import math
+from dataclasses import dataclass, fields
+from itertools import accumulate
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 from userstream import _driver
-from userstream._buffers._places import checked_place
-from userstream.errors import HostBufferError
+from userstream._buffers.framework import type_name
+from userstream.errors import HostBufferError, UnsupportedBufferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self
 
-    from userstream._buffers._framework import Framework
-    from userstream._buffers._info import BufferInfo, Ordering
-    from userstream._buffers._layout import Form, Layout
+    import numpy as np
+
+    from userstream._buffers.framework import Framework
     from userstream._driver.pointers import Memory, Place
 
 T = TypeVar("T")
+Ordering: TypeAlias = Literal["exact", "current", "dlpack", "none", "device"]
 
 
 class once(Generic[T]):  # noqa: N801 -- used like `property`
@@ -58,6 +73,179 @@ UNKNOWN = Order("device")
 # The same for a buffer that names a default stream: many name one whichever stream wrote the data.
 # Messages distinguish `DOUBTED` from `UNKNOWN` by `is`.
 DOUBTED = Order("device")
+
+
+class Layout(NamedTuple):
+    """Address, shape, strides and type of a buffer's elements. An unknown fact is `None`."""
+
+    address: int | None  # of the first element; None for a buffer of several parts
+    shape: tuple[int, ...] | None = None
+    strides: tuple[int, ...] | None = None  # in bytes
+    dtype: np.dtype | str | None = None  # the name of a type that NumPy lacks
+    nbytes: int | None = None  # of the elements, without gaps between them
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the buffer is known to have no elements."""
+        return self.nbytes == 0 or (self.shape is not None and 0 in self.shape)
+
+
+class Form:
+    """Layout of an array's elements relative to the first one.
+
+    Arrays with the same layout share one object, which serves as the key of caches.
+    """
+
+    __slots__ = ("dtype", "shape", "strides")
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],  # in bytes
+        dtype: np.dtype | str,  # the name of a type that NumPy lacks
+    ) -> None:
+        self.shape = shape
+        self.strides = strides
+        self.dtype = dtype
+
+
+form: Callable[[tuple[int, ...], tuple[int, ...], np.dtype], Form]
+form = functools.lru_cache(maxsize=256)(Form)
+
+
+def packed(address: int, shape: Sequence[int], dtype: np.dtype) -> Layout:
+    """Return the layout of an array in C order, without gaps."""
+    shape, size = tuple(shape), dtype.itemsize
+    return Layout(address, shape, contiguous_strides(shape, size), dtype, math.prod(shape) * size)
+
+
+@functools.lru_cache(maxsize=256)
+def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Return the strides in bytes of an array in C order."""
+    if 0 in shape:
+        return (0,) * len(shape)  # the same as NumPy and CuPy
+    sizes = accumulate(shape[:0:-1], int.__mul__, initial=itemsize)
+    return tuple(sizes)[::-1] if shape else ()
+
+
+# -- errors and the memory at an address ----------------------------------------------------------
+
+
+def host_error(obj: object, where: str = "host memory") -> HostBufferError:
+    """Return the error for a buffer that has no device."""
+    return HostBufferError(
+        f"this {type_name(obj)} is in {where}, which belongs to no device; pass a GPU buffer "
+        "(get_stream and the waits also take the device itself)"
+    )
+
+
+def place_of(address: int, obj: object) -> Place:
+    """Query the driver for the memory at an address of `obj`, pinned memory included.
+
+    Raises
+    ------
+    UnsupportedBufferError
+        The address is 0, unknown to the driver, or in a context that is not a primary one.
+    """
+    return checked_place(_driver.pointers.place_of(address) if address else None, address, obj)
+
+
+def checked_place(place: Place | None, address: int, obj: object) -> Place:
+    """Return a place that the driver reported; raise for the same errors as `place_of`."""
+    if address == 0:
+        raise UnsupportedBufferError(
+            f"this {type_name(obj)} has address 0 (it is empty, or was freed), which does not "
+            "determine its device (get_stream and the waits also take the device itself)"
+        )
+    if place is None:
+        raise UnsupportedBufferError(
+            f"address {address:#x} of this {type_name(obj)} is not in memory that the CUDA driver "
+            "knows"
+        )
+    if place.kind != "pinned" and not place.is_in_primary_context():
+        raise UnsupportedBufferError(
+            f"address {address:#x} of this {type_name(obj)} was allocated in a CUDA context that "
+            "is not the primary one of its device, where the user streams are"
+        )
+    return place
+
+
+def device_at(place: Place, obj: object) -> int:
+    """Return the device of the memory of `obj`; raise `HostBufferError` for pinned host memory."""
+    if place.kind == "pinned":
+        raise host_error(obj, "pinned host memory")
+    return place.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferInfo:
+    """The description of a buffer, as returned by `describe`. Unknown facts are `None`.
+
+    Attributes
+    ----------
+    device_id : int or None
+        Ordinal of the device that owns the memory; `None` for parts on several devices.
+    device_uuid : str or None
+        UUID of that device, as shown by ``nvidia-smi -L``; the same in every process.
+    address : int or None
+        Address of the first element; 0 for most empty arrays.
+    nbytes : int or None
+        Size of the elements in bytes, without the gaps between them.
+    shape : tuple of int, or None
+        Shape in elements.
+    strides : tuple of int, or None
+        Strides in bytes, as in NumPy.
+    dtype : numpy.dtype, str or None
+        The name, such as "bfloat16", if NumPy has no such type.
+    memory : {"device", "managed", "pinned"} or None
+        Kind of memory, as reported by the driver.
+    producer : int or None
+        Handle of the stream on which work for the buffer may be pending, as in
+        ``__cuda_stream__``: 1 and 2 are the legacy and the per-thread default stream.
+    ordering : {"exact", "current", "dlpack", "none", "device"}
+        How the producer is known. *exact*: the object names its stream. *current*: the current
+        stream of its framework stands in, which is not necessarily the one that wrote the buffer.
+        *dlpack*: the object names no stream, but its type is known to order a consumer's stream
+        itself, in ``__dlpack__(stream=)``. *none*: nothing is pending. *device*: the producer is
+        not known, so the buffer is ordered with everything on the device.
+    source : str
+        The kind of buffer, such as ``"torch.Tensor"`` or ``"__cuda_array_interface__"``.
+    parts : tuple of BufferInfo
+        The parts of a buffer that consists of several, such as a sharded array.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> from cuda.core import Device
+    >>> Device(0).set_current()
+    >>> info = us.describe(Device(0).allocate(1024, stream=us.get_stream(0)))
+    >>> info.device_id, info.nbytes, info.memory
+    (0, 1024, 'device')
+    """
+
+    __module__ = "userstream"
+
+    device_id: int | None
+    source: str
+    ordering: Ordering
+    address: int | None = None
+    nbytes: int | None = None
+    shape: tuple[int, ...] | None = None
+    strides: tuple[int, ...] | None = None
+    dtype: np.dtype | str | None = None
+    memory: Memory | None = None
+    producer: int | None = None
+    parts: tuple[BufferInfo, ...] = ()
+    device_uuid: str | None = None
+
+    def __repr__(self) -> str:
+        said = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return f"BufferInfo({', '.join(f'{name}={_shown(name, it)}' for name, it in said)})"
+
+
+def _shown(name: str, it: object) -> str:
+    # Hexadecimal, like the repr of streams and the reports of races.
+    return hex(it) if isinstance(it, int) and name in ("address", "producer") else repr(it)
 
 
 class View:
@@ -265,8 +453,6 @@ class View:
 
     def info(self) -> BufferInfo:
         """Return the result of `describe`, without the UUID."""
-        from userstream._buffers._info import BufferInfo
-
         where, memory = self.where
         layout, order = self.layout, self.order
         return BufferInfo(

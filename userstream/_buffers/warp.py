@@ -7,12 +7,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from userstream import _driver
-from userstream._buffers._framework import Framework
-from userstream._buffers._layout import Layout
-from userstream._buffers._names import is_named
-from userstream._buffers._places import host_error
 from userstream._buffers.cai import InterfaceView
-from userstream._buffers.view import Order, View, once
+from userstream._buffers.framework import Framework, is_named
+from userstream._buffers.view import Layout, Order, View, host_error, once
+from userstream.errors import InvalidDeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +24,13 @@ def view_for(kind: type) -> type[View] | None:
     if is_named(kind, ("warp.",), ("array",)):
         return ArrayView
     return IndexedView if is_named(kind, ("warp.",), ("indexedarray",)) else None
+
+
+def device_id_of(device: Any) -> int:
+    """Return the ordinal of a device object."""
+    if not device.is_cuda:
+        raise InvalidDeviceError(f'{device!r} is not a CUDA device; pass warp.get_device("cuda:0")')
+    return int(device.ordinal)
 
 
 def _is_usable() -> bool:

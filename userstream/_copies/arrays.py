@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from userstream import _driver
-from userstream._buffers._layout import contiguous_strides
+from userstream._buffers.view import contiguous_strides
 from userstream._copies import layout
 from userstream.errors import UnsupportedBufferError
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from userstream import _buffers, _driver
 from userstream._arguments import integer
-from userstream._buffers._layout import contiguous_strides
+from userstream._buffers.view import contiguous_strides
 from userstream._copies import layout, pinned
 from userstream._copies.arrays import device_array
 from userstream._copies.operands import as_array, is_on_host, require_numpys

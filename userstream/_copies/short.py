@@ -28,8 +28,7 @@ from userstream.errors import HostBufferError, UnsupportedBufferError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from userstream._buffers._layout import Form
-    from userstream._buffers.view import View
+    from userstream._buffers.view import Form, View
     from userstream._copies.copy_lane import Move
     from userstream._copies.layout import Shape
     from userstream._engine.events import Pending

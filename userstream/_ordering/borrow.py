@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from userstream._buffers._framework import Framework
+    from userstream._buffers.framework import Framework
     from userstream._driver.core import Use
     from userstream._ordering.ordering import Ordering
     from userstream._stream.stream import Stream

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from userstream._buffers._framework import Framework
+    from userstream._buffers.framework import Framework
     from userstream._engine.lane import Lane
 
 

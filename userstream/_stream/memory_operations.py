@@ -15,7 +15,7 @@ from cuda.bindings import driver
 
 from userstream import _arguments, _buffers, _driver, _process
 from userstream._buffers import type_name
-from userstream._buffers._layout import contiguous_strides
+from userstream._buffers.view import contiguous_strides
 from userstream.errors import DeviceMismatchError
 
 if TYPE_CHECKING:

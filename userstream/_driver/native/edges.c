@@ -297,9 +297,9 @@ static PyObject *release(PyObject *module, PyObject *const *args, Py_ssize_t cou
     return number_of(result);
 }
 
-/* new_ordering(type, streams, device, producer, owners, buffers, may_join): the ordering between the
- * producer of buffers on a device, a lane, and the stream of that device. None if `streams`, which
- * is by device, has no such stream, or the stream has no lane of its own. */
+/* new_ordering(type, streams, device, producer, owners, buffers, may_join): the ordering between
+ * the producer of buffers on a device, a lane, and the stream of that device. None if `streams`,
+ * which is by device, has no such stream, or the stream has no lane of its own. */
 static PyObject *new_ordering(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
@@ -402,10 +402,10 @@ static PyType_Spec ordering_spec = {
 static void lane_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
-    freefunc release = __extension__(freefunc)PyType_GetSlot(type, Py_tp_free);
+    freefunc release_memory = __extension__(freefunc)PyType_GetSlot(type, Py_tp_free);
     Py_XDECREF(((LaneState *)self)->pool);
     Py_XDECREF(((LaneState *)self)->held);
-    release(self);
+    release_memory(self);
     Py_DECREF(type);
 }
 
