@@ -49,8 +49,6 @@ test compares the names with the code.
         _forms: facts, which stay
     _buffers/view
         UNKNOWN DOUBTED: constants
-    _ordering/device_edges
-        _spare: emptied
     _ordering/resolver
         _logged: stays; nothing is said twice
     _stream/capture

@@ -199,15 +199,15 @@ class UserStream:
         >>> us.get_stream(0, name="preprocess", sms=16).sms
         16
         """
-        # The path of every call but the first: one look at the type, one at the table.
+        # Fast path: the stream exists.
         streams = self._unnamed if name is None else self._table.called(name)
         if priority is None and sms is None:
-            # As `_known`, without its call.
-            kind = _buffers.learned.get(type(target))
-            if kind is not None:
-                stream = streams.get(kind.locate(target))
+            # Inlined `_known`: this path runs in every call but the first.
+            if type(target) is int:
+                stream = streams.get(target)
             else:
-                stream = streams.get(target) if type(target) is int else None
+                kind = _buffers.learned.get(type(target)) or _buffers.kind_of(target)
+                stream = None if kind is None else streams.get(kind.locate(target))
             if stream is not None:
                 return stream
         return self._table.find_or_create(target, name, priority, sms)
@@ -1546,11 +1546,11 @@ class UserStream:
 
 
 def _known(target: Target, streams: Mapping[int, Stream]) -> Stream | None:
-    """Return the stream that there is for an ordinal or a buffer."""
-    kind = _buffers.learned.get(type(target))
-    if kind is not None:
-        return streams.get(kind.locate(target))
-    return streams.get(target) if type(target) is int else None
+    """Return the existing stream for an ordinal or a buffer; `None` if the table has to decide."""
+    if type(target) is int:
+        return streams.get(target)
+    kind = _buffers.learned.get(type(target)) or _buffers.kind_of(target)
+    return None if kind is None else streams.get(kind.locate(target))
 
 
 _process_registry = UserStream()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 import types
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -17,13 +16,10 @@ import userstream as us
 from helpers import (
     CAI,
     Delegating,
-    array,
     is_blocked,
     running,
 )
-from interrupts import cut_short
 from userstream import _driver, _table, testing
-from userstream._ordering import device_edges
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -139,18 +135,6 @@ def test_nothing_piles_up(buffer: CAI, mine: us.Stream) -> None:
     mine.sync(timeout=20)
     us.wait(buffer, timeout=20)
     assert not noted._acquired
-
-
-def test_a_signal_loses_no_event_of_an_order_with_a_device(memory: int) -> None:
-    """No destructor frees it, as it is a mere handle."""
-    us.acquire(array(memory, None), producer="device")
-    spare = device_edges._spare[0]
-    events = {int(event) for event in spare}
-    for at in itertools.count():
-        came = cut_short(lambda: us.acquire(array(memory, None), producer="device"), at)
-        assert {int(event) for event in spare} == events, f"signal {at}"
-        if not came:
-            break
 
 
 NEW = np.full(SIZE, 7, "u1")

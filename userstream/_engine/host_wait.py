@@ -310,17 +310,21 @@ class DeviceWork:
         return f"<device {self.device}>"
 
 
-def refuse_captures(device: int, context: driver.CUcontext, why: str) -> None:
+def refuse_captures(
+    device: int, context: driver.CUcontext, why: str, others: Sequence[Lane] = ()
+) -> None:
     """Raise `CaptureError` for a known capture in a context of a device.
 
     Known are captures that the legacy default stream would join, and captures of streams that
-    userstream created. `why` is as for `Lane.usable`.
+    userstream created or that the caller knows. `why` is as for `Lane.usable`.
     """
-    lanes.default_in(_driver.streams.LEGACY, device, context).usable(why)
-    for lane in lanes.ours():
-        # Streams of other code may be destroyed, and a query of a destroyed stream crashes.
-        handle = lane.handle
-        if handle is not None and lane.is_in(context) and not _driver.core.are_free(handle, handle):
+    legacy = lanes.default_in(_driver.streams.LEGACY, device, context)
+    # Streams of other code may be destroyed, and a query of a destroyed stream crashes.
+    ours = [lane for lane in lanes.ours() if lane.raw_context == legacy.raw_context]
+    if core.are_all_free((legacy, *ours, *others)):
+        return
+    for lane in (legacy, *ours, *others):
+        if lane.handle is not None:  # not closed meanwhile
             lane.usable(why)
 
 

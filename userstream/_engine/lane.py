@@ -319,10 +319,6 @@ class Lane(core.LaneState):
             and (self.is_context_independent or int(self.context) == int(other.context))
         )
 
-    def is_in(self, context: driver.CUcontext) -> bool:
-        """Return whether the lane is open and in the given context."""
-        return self.handle is not None and int(self.context) == int(context)
-
     def close(self) -> None:
         """Close the lane; the driver destroys a stream that userstream created."""
         self.handle, self.raw_handle, self._owner = None, 0, None
@@ -381,6 +377,9 @@ class Lane(core.LaneState):
 
     def mark(self) -> tuple[int, CUstreamCaptureStatus]:
         """Record an event behind the queued work; return the event and the capture status."""
+        event = core.mark(self)
+        if event is not None:
+            return event, _NONE
         capture = self.capture_status()
         return self.here(core.record, self), capture
 

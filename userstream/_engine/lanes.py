@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from cuda.bindings import driver
 from cuda.core import Context, Device, StreamOptions
 
 from userstream import _arguments, _driver, _process
+from userstream._buffers import NO_STREAM
 from userstream._engine.lane import CoreStream, Lane, Part
+
+if TYPE_CHECKING:
+    from userstream._buffers.framework import Framework
 
 _core_contexts: dict[int | Part, Context] = {}
 
@@ -114,7 +118,8 @@ def named(handle: int, device: int) -> Lane:
 
     The stream may belong to another device.
     """
-    lane = of_framework(handle, device)
+    known = of_frameworks.get(device)  # Inlined `of_framework`: this path runs on every borrow.
+    lane = (known and known.get(handle)) or of_framework(handle, device)
     if not lane.is_context_independent or _driver.core.is_in(
         lane.raw_handle or lane.live(), lane.raw_context
     ):
@@ -140,6 +145,15 @@ def of_framework(handle: int, device: int) -> Lane:
         known.clear()
     # setdefault: two threads must not get two lanes of one stream, which edges would order.
     return known.setdefault(handle, lane)
+
+
+def current_of(framework: Framework, device: int) -> tuple[Lane | None, object]:
+    """Return the lane of a framework's current stream on a device, and what keeps it alive.
+
+    `None` if the framework has no current stream on the device.
+    """
+    handle, owner = framework.current_stream(device)
+    return (None if handle == NO_STREAM else of_framework(handle, device)), owner
 
 
 def default(handle: int, device: int | None = None) -> Lane:

@@ -1,14 +1,14 @@
 """Ordering the streams that produce buffers and the stream that uses the buffers.
 
-`resolver` determines the streams. `ordering` adds the edges between them, or by `device_edges`
-between a stream and everything on its device. `borrow` does so at both ends of a block, and for
-results that were produced in a block. `settings` reads the environment.
+`resolver` determines the streams. `ordering` adds the edges between the streams, or between a
+stream and everything on its device. `borrow` adds edges at both ends of a block, and for results
+that were produced in a block. `settings` reads the environment.
 """
 
 from userstream._ordering import settings
 from userstream._ordering.borrow import Borrow, hand_over
-from userstream._ordering.ordering import Ordering, resolve_copy
-from userstream._ordering.resolver import given_lane, resolve, resolve_views
+from userstream._ordering.ordering import Ordering
+from userstream._ordering.resolver import given_lane, resolve, resolve_copy, resolve_views
 
 __all__ = [
     "Borrow",

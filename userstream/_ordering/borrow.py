@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
 from userstream import _hooks, _process, _stream, _targets, _trace, _unentered, errors
-from userstream._buffers import NO_STREAM, type_name
+from userstream._buffers import type_name
 from userstream._driver import core
 from userstream._engine import held_objects, lanes
 from userstream._ordering.resolver import given_lane, resolve
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from userstream._buffers.framework import Framework
     from userstream._driver.core import Use
+    from userstream._engine.lane import Lane
     from userstream._ordering.ordering import Ordering
     from userstream._stream.stream import Stream
     from userstream._table import Table
@@ -250,7 +251,7 @@ def hand_over(
     """Make the frameworks' current streams wait for the stream that produced the results."""
     if stream is not None:
         given_lane(stream, "stream")  # first, as a wrong stream is refused
-    ordered: set[tuple[int, int]] = set()
+    ordered: dict[int, Lane] = {}
     for view in _targets.views_in(results, named="results"):
         buffer, framework = view.buffer, view.framework
         if framework is None:
@@ -263,19 +264,18 @@ def hand_over(
             source = table.user_stream(device, name)._resolve()
         else:
             source = given_lane(stream, "stream", device)
-        handle, _owner = framework.current_stream(device)
-        if handle == NO_STREAM:
+        current, _owner = lanes.current_of(framework, device)
+        if current is None:
             raise DeviceMismatchError(
                 f"{framework.name} has no current stream on device {device}, where this "
                 f"{type_name(buffer)} is, as its current context is on another one",
                 device=device,
             )
-        current = lanes.of_framework(handle, device)
         if current.is_same(source):
             continue
-        if (handle, device) not in ordered:
+        if id(current) not in ordered:
             # The framework did not ask for a capture: its stream must not join one of ours.
             current.add_edge(source, may_join=False)
-            ordered.add((handle, device))
+            ordered[id(current)] = current
         if framework.record_use is not None:
             framework.record_use(buffer)

@@ -1,4 +1,11 @@
-"""The edges between the streams that produce some buffers and the one that uses them."""
+"""The edges between the streams that produce some buffers and the one that uses them.
+
+Where a producer is unknown, an edge is between the consumer and everything on a device. An event of
+``cuCtxRecordEvent`` covers what is queued on every stream of a context, whichever library created
+the stream. ``cuCtxWaitEvent`` makes everything that is queued in a context afterwards wait for an
+event, even on streams that are created later, and nothing that was queued before. Neither waits on
+the host. Both invalidate any capture in the context, whatever its mode.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +14,10 @@ import time
 from typing import TYPE_CHECKING
 
 from userstream import _driver, _hooks, errors
-from userstream._buffers import NO_STREAM, type_name
+from userstream._buffers import frameworks, type_name
 from userstream._driver import core
-from userstream._engine import held_objects, host_wait, lanes
-from userstream._ordering import device_edges, settings
+from userstream._engine import events, held_objects, host_wait, lanes
+from userstream._ordering import settings
 from userstream.errors import (
     CaptureError,
     DeviceMismatchError,
@@ -21,7 +28,7 @@ from userstream.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from userstream._buffers.view import View
     from userstream._engine.host_wait import Deadline
@@ -97,9 +104,9 @@ class Ordering(core.OrderingState):
     def _come_after_devices(self, rest: Rest, to_be_released: bool) -> None:
         devices = {*rest.before, *rest.after} if to_be_released else rest.before
         if devices:
-            device_edges.refuse_captures(devices, self.lane)
+            refuse_captures(devices, self.lane)
         for device in rest.before:
-            device_edges.from_device(device, self.lane)
+            _add_edge_from_device(device, self.lane)
 
     def _export(self, view: View) -> object:
         consumer, buffer, device = self.lane, view.buffer, view.device
@@ -122,8 +129,8 @@ class Ordering(core.OrderingState):
             raise
         except Exception as error:
             if self.rest is not None and self.rest.may_order_devices:
-                device_edges.refuse_captures((device,), consumer)
-                device_edges.from_device(device, consumer)
+                refuse_captures((device,), consumer)
+                _add_edge_from_device(device, consumer)
                 return None
             raise UnknownProducerError(
                 f"this {type_name(buffer)} could not order {consumer!r} after its producer "
@@ -210,9 +217,9 @@ class Ordering(core.OrderingState):
         for device in rest.after:
             tried = False
             try:
-                device_edges.refuse_captures((device,), self.lane)
+                refuse_captures((device,), self.lane)
                 tried = True
-                device_edges.to_device(device, event)
+                _add_edge_to_device(device, event)
             except (CaptureError, NotSupportedError) as failure:
                 instead = rest.may_wait
                 # A capture that could not be seen is broken by now, which must be reported.
@@ -242,27 +249,78 @@ class Ordering(core.OrderingState):
             raise host_wait.late((self.lane,), deadline.seconds) from None
 
 
-def resolve_copy(view: View, streams: Mapping[int, Stream]) -> Ordering | None:
-    """Return the ordering of a copy of one array to the host on the user stream of its device.
+# -- edges with everything on a device -------------------------------------------------------------
 
-    The caller sets `buffers`. `None` if the array names no stream and its framework has no current
-    stream, or if the streams are unusual: `resolve_views` then decides.
-    """
-    device = view.device
-    consumer = streams.get(device)
-    if consumer is None or settings.SYNC or settings.BY_DEVICE:
-        return None
-    kind, handle, owner = view.order
-    if handle in (NO_STREAM, _driver.streams.PER_THREAD):  # 0 is not a stream
-        return None
-    if kind == "current":
-        source = lanes.of_framework(handle, device)
-    elif kind == "exact":
-        source = lanes.named(handle, device)
-    else:
-        return None
-    lane = consumer._lane
-    if lane is None:
-        return None
-    producers = () if source is lane else (source,)
-    return Ordering(consumer, lane, producers, owner, (), False)
+# The advice in a refusal, by whether USERSTREAM_ORDER asks for these edges for every producer.
+_INSTEAD = {
+    False: "pass producer=, the stream that writes the buffer, or use the buffer before or after "
+    "the capture",
+    True: "unset USERSTREAM_ORDER, or use the buffer before or after the capture",
+}
+_BREAKS = {
+    by_device: f", which ordering with everything on the device would invalidate: {instead}"
+    for by_device, instead in _INSTEAD.items()
+}
+
+
+def refuse_captures(devices: Iterable[int], consumer: Lane) -> None:
+    """Raise `CaptureError` if a capture can be seen, before an edge would invalidate it."""
+    breaks = _BREAKS[settings.BY_DEVICE]
+    if (
+        not core.are_all_free((consumer,))
+        and consumer.capture_status() != _driver.streams.NOT_CAPTURING
+    ):
+        raise CaptureError(
+            f"{consumer!r} is being captured into a graph, which cannot depend on all other work "
+            f"on the device: {_INSTEAD[settings.BY_DEVICE]}",
+            stream=repr(consumer),
+        )
+    capturing = [each for each in frameworks() if each.captures and each.is_usable()]
+    for device in devices:
+        # A framework captures on its current stream. The legacy stream does not tell of the capture
+        # of a non-blocking stream.
+        current = [lanes.current_of(framework, device)[0] for framework in capturing]
+        others = [lane for lane in current if lane is not None and lane.is_context_independent]
+        context = _driver.contexts.primary_context(device)
+        host_wait.refuse_captures(device, context, breaks, others)
+
+
+def _add_edge_from_device(device: int, consumer: Lane) -> None:
+    """Make later work on a stream wait for everything that is queued on a device now."""
+    context = _driver.contexts.primary_context(device)
+    pool = events.pool_of(context)
+    event = pool.take()
+    try:
+        _driver.streams.record_context(context, event)
+        consumer.here(_driver.streams.wait_for_event, consumer.live(), event, 0, consumer)
+    except CaptureError as error:
+        _explain(error)
+        raise
+    finally:
+        pool.give_back(event)  # a wait that is pending keeps the record that it saw
+    if _hooks.edge_added:
+        _hooks.report_edge(consumer, f"everything on device {device}")
+
+
+def _add_edge_to_device(device: int, event: int) -> None:
+    """Make everything that is queued on a device from now on wait for an event."""
+    try:
+        _driver.streams.let_context_wait(_driver.contexts.primary_context(device), event)
+    except CaptureError as error:
+        _explain(error)
+        raise
+    if _hooks.edge_added:
+        _hooks.report_edge(f"everything on device {device}", "the stream that used the buffers")
+
+
+def _explain(error: CaptureError) -> None:
+    """Add to an error what invalidated a capture that could not be seen, and how to avoid it."""
+    instead = (
+        "unset USERSTREAM_ORDER"
+        if settings.BY_DEVICE
+        else "pass producer=, or set UserStream.unknown (USERSTREAM_UNKNOWN) to 'raise'"
+    )
+    error.add_note(
+        "this was to order a buffer with everything on its device, which invalidates a capture "
+        f"there: {instead}"
+    )

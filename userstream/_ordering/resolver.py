@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from userstream import _buffers, _driver, _targets
-from userstream._buffers import type_name
+from userstream._buffers import NO_STREAM, type_name
 from userstream._driver import core
 from userstream._engine import lanes
 from userstream._ordering import settings
@@ -22,7 +22,7 @@ from userstream._stream.stream import Stream, lane_of
 from userstream.errors import DeviceMismatchError, UnknownProducerError, UnsupportedStreamError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from userstream._buffers.view import View
     from userstream._engine.lane import Lane
@@ -106,6 +106,27 @@ def _given_producer(producer: Producer, device: int) -> Lane | None:
     return lane if lane.handle is not None and lane.is_context_independent else None
 
 
+def resolve_copy(view: View, streams: Mapping[int, Stream]) -> Ordering | None:
+    """Return the ordering of a copy of one array to the host on the user stream of its device.
+
+    The caller sets `buffers`. `None` if the array names no stream and its framework has no current
+    stream, or if the streams are unusual: `resolve_views` then decides.
+    """
+    if settings.SYNC or settings.BY_DEVICE:
+        return None
+    device = view.device
+    kind, handle, owner = view.order
+    if handle == _driver.streams.PER_THREAD:
+        return None
+    if kind == "current" and handle != NO_STREAM:
+        source = lanes.of_framework(handle, device)
+    elif kind == "exact":
+        source = lanes.named(handle, device)
+    else:
+        return None
+    return core.new_ordering(Ordering, streams, device, source, owner, (), False)
+
+
 def resolve_views(
     views: Iterable[View],
     table: Table,
@@ -123,7 +144,7 @@ def resolve_views(
     units: list[View] = []
     for view in views:
         units += view.units
-    devices = list(dict.fromkeys([unit.device for unit in units]))
+    devices = _devices(units)
     if not devices:
         raise ValueError("no buffer was passed: pass those that the work reads or writes")
     rest: Rest | None = None
@@ -177,16 +198,20 @@ def _distinct(
     return tuple(producers), owners
 
 
-def _unnamed_producers(units: list[View], unknown: Unknown, reads: Collection[View] | None) -> Rest:
+def _unnamed_producers(
+    units: Iterable[View], unknown: Unknown, reads: Collection[View] | None
+) -> Rest:
     """Return how buffers that name no stream are ordered, or refuse them."""
-    exporting = [unit for unit in units if unit.order.ordering == "dlpack"]
-    untold = [unit for unit in units if unit.order.ordering == "device"]
+    exporting: list[View] = []
+    untold: list[View] = []
+    for unit in units:
+        (exporting if unit.order.ordering == "dlpack" else untold).append(unit)
     if unknown == "device" and _driver.streams.has_context_events():
         for unit in untold:
             unit.check_context()
         _log(untold)
-        read = [unit for view in reads or () for unit in view.units]
-        written = [unit for unit in exporting if not (unit.is_immutable and unit in read)]
+        read = {id(unit) for view in reads or () for unit in view.units}
+        written = [unit for unit in exporting if not (unit.is_immutable and id(unit) in read)]
         return Rest(exporting, _devices(untold), _devices(untold + written))
     written = [unit for unit in exporting if not unit.is_immutable]
     # A copy is waited for instead, where only the way back is missing.
@@ -195,7 +220,12 @@ def _unnamed_producers(units: list[View], unknown: Unknown, reads: Collection[Vi
 
 
 def _devices(units: Iterable[View]) -> list[int]:
-    return list(dict.fromkeys([unit.device for unit in units]))
+    """Return the devices of buffers, each once."""
+    found: list[int] = []
+    for unit in units:
+        if unit.device not in found:
+            found.append(unit.device)
+    return found
 
 
 def _refuse(units: Iterable[View]) -> None:

@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from userstream import _process, _unentered, errors
-from userstream._buffers import NO_STREAM, frameworks
+from userstream._buffers import frameworks
 from userstream._engine import lanes
 
 if TYPE_CHECKING:
@@ -186,8 +186,7 @@ class Activation(Generic[S]):
     def _enter(self, framework: Framework, stream: S) -> _Before:
         lane = stream._resolve()
         device = lane.device
-        handle, owner = lane.within(framework.current_stream, device)
-        before = None if handle == NO_STREAM else lanes.of_framework(handle, device)
+        before, owner = lane.within(lanes.current_of, framework, device)
         if before is not None and any(map(before.is_same, (lane, *self._ordered))):
             before = None
         # Memory that was freed to the stream's arena may still be in use on the previous stream.

@@ -160,6 +160,40 @@ static PyObject *number_of(Result result)
     return result == FAILED ? NULL : PyLong_FromLongLong(result);
 }
 
+/* Whether a lane is open and not captured, in the context that its handle depends on. */
+static int is_surely_free(const LaneState *lane)
+{
+    CUstream stream = (CUstream)(uintptr_t)lane->raw_handle;
+    CUcontext context = (CUcontext)(uintptr_t)lane->raw_context, before;
+    if (!stream)
+        return 0;
+    if (lane->is_context_independent)
+        return is_free(stream);
+    if (enter_context(context, &before))
+        return 0;
+    int answer = is_free(stream);
+    return !leave_context(context, before, 0) && answer;
+}
+
+/* are_all_free(lanes): whether every lane is open and not captured. Breaks no capture. */
+static PyObject *are_all_free(PyObject *module, PyObject *lanes)
+{
+    (void)module;
+    int answer = 1;
+    PyObject *each, *iterator = is_loaded() ? PyObject_GetIter(lanes) : NULL;
+    while (answer && iterator && (each = PyIter_Next(iterator))) {
+        answer = is_lane(each);
+        if (answer) {
+            Py_BEGIN_ALLOW_THREADS
+            answer = is_surely_free((LaneState *)each);
+            Py_END_ALLOW_THREADS
+        }
+        Py_DECREF(each);
+    }
+    Py_XDECREF(iterator);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(answer);
+}
+
 /* order(source, destination): make `destination` wait for the work queued on `source`. */
 static PyObject *order(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
@@ -516,6 +550,7 @@ static PyMethodDef methods[] = {
     METHOD(finish),
     METHOD(new_ordering),
     {"acquire", acquire, METH_O, NULL},
+    {"are_all_free", are_all_free, METH_O, NULL},
     METHOD(release),
     {"set_edge_listeners", set_edge_listeners, METH_O, NULL},
     {NULL, NULL, 0, NULL},

@@ -158,25 +158,20 @@ static PyObject *pool_abandon(PyObject *self, PyObject *event)
     Py_RETURN_NONE;
 }
 
-/* record(lane): record an event of the lane's pool behind its work, captured or not. The context is
- * current if the handle depends on it. */
-static PyObject *record(PyObject *module, PyObject *argument)
+/* Record an event of the lane's pool behind its work. */
+static PyObject *record_behind(LaneState *lane)
 {
-    (void)module;
     CUevent handle;
     Result result;
-    if (!is_lane(argument) || !is_loaded())
-        return NULL;
-    LaneState *lane = (LaneState *)argument;
     EventPool *pool = (EventPool *)lane->pool;
     PyObject *event = take_event(pool, &handle, &result);
     if (!event)
-        return result == FAILED ? NULL : raise_result(result, argument);
+        return result == FAILED ? NULL : raise_result(result, (PyObject *)lane);
     CUstream stream = (CUstream)(uintptr_t)lane->raw_handle;
     if (!stream) { /* closed by another thread: to the driver 0 is the legacy stream */
         give_event(pool, event);
         Py_DECREF(event);
-        return PyObject_CallMethod(argument, "live", NULL); /* which raises */
+        return PyObject_CallMethod((PyObject *)lane, "live", NULL); /* which raises */
     }
     Py_BEGIN_ALLOW_THREADS
     result = failed(RECORD_EVENT, record_event(handle, stream));
@@ -185,7 +180,32 @@ static PyObject *record(PyObject *module, PyObject *argument)
         return event;
     give_event(pool, event);
     Py_DECREF(event);
-    return raise_result(result, argument);
+    return raise_result(result, (PyObject *)lane);
+}
+
+/* record(lane): record an event behind the work of a lane, captured or not. The context is current
+ * if the handle depends on it. */
+static PyObject *record(PyObject *module, PyObject *lane)
+{
+    (void)module;
+    return is_lane(lane) && is_loaded() ? record_behind((LaneState *)lane) : NULL;
+}
+
+/* mark(lane): like `record`, or None if the lane is captured or its handle depends on a context. */
+static PyObject *mark(PyObject *module, PyObject *argument)
+{
+    (void)module;
+    LaneState *lane = (LaneState *)argument;
+    int answer;
+    if (!is_lane(argument) || !is_loaded())
+        return NULL;
+    CUstream stream = (CUstream)(uintptr_t)lane->raw_handle;
+    Py_BEGIN_ALLOW_THREADS
+    answer = stream && lane->is_context_independent && is_free(stream);
+    Py_END_ALLOW_THREADS
+    if (!answer)
+        Py_RETURN_NONE;
+    return record_behind(lane);
 }
 
 /* is_complete(event, target): whether an event has completed. Leaves all captures alone. */
@@ -374,6 +394,7 @@ static PyType_Spec pool_spec = {
 static PyMethodDef methods[] = {
     METHOD(make_pool),
     {"record", record, METH_O, NULL},
+    {"mark", mark, METH_O, NULL},
     METHOD(is_complete),
     {"is_sticky", is_sticky, METH_O, NULL},
     METHOD(sweep),
