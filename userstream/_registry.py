@@ -930,8 +930,7 @@ class UserStream:
         if stream is not None:
             held_by = [given_lane(stream, "stream")]
         else:
-            for _ in _targets.views_in(objects, named="objects"):
-                pass  # but refuse what is no buffer
+            _targets.views_in(objects, named="objects")  # raises for an object that is no buffer
             held_by = self._waited_for(objects, name) if objects else []
         for lane in held_by:
             held_objects.keep(lane, objects)

@@ -326,7 +326,8 @@ class Table:
 
     def check_open(self) -> None:
         """Raise `ClosedError` if the registry was closed permanently."""
-        _process.check_fork()
+        if _process.halted:
+            _process.check_fork()
         if self.closed:
             raise ClosedError(
                 "this UserStream was closed at the end of its with block; create another one"

@@ -106,15 +106,17 @@ def check_depth(depth: int, collection: object) -> None:
         )
 
 
-def views_in(collection: Any, *, named: str = "target") -> Iterator[View]:
-    """Yield a view of each buffer in a (nested) sequence or mapping."""
+def views_in(collection: Any, *, named: str = "target") -> list[View]:
+    """Return a view of each buffer in a (nested) sequence or mapping."""
+    views: list[View] = []
     for path, item, kind in _leaves(collection):
         if kind is None:
             raise UnsupportedBufferError(
                 f"{named}{subscripts(path)} is {shown(item)}, which is not a GPU buffer"
                 + _instead(item, named, inside=named == "target" or len(path) > 1)
             )
-        yield kind(item)
+        views.append(kind(item))
+    return views
 
 
 def _instead(item: object, named: str, *, inside: bool) -> str:

@@ -28,7 +28,6 @@ from interrupts import cut_short
 from userstream import testing
 from userstream._driver import core
 from userstream._engine import held_objects, watcher
-from userstream._engine.lane import Lane
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -317,7 +316,7 @@ def test_a_borrow_that_fails_in_its_end_holds_until_a_later_point(
         block = us.borrow(buffer)
         block.__enter__()
         with monkeypatch.context() as patch:
-            patch.setattr(Lane, "mark", _interrupt)
+            patch.setattr(core, "mark", _interrupt)
             with pytest.raises(KeyboardInterrupt):
                 block.__exit__(None, None, None)
         us.hold(stream=stream)  # a later call
@@ -335,7 +334,7 @@ def test_a_release_that_is_interrupted_frees_nothing(
         borrow = us.borrow(buffer)
         borrow.__enter__()
         with monkeypatch.context() as patch:
-            patch.setattr(Lane, "mark", _interrupt)
+            patch.setattr(core, "mark", _interrupt)
             with pytest.raises(KeyboardInterrupt):
                 borrow.__exit__(None, None, None)
         del buffer, borrow

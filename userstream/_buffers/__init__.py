@@ -84,9 +84,12 @@ def _learn(kind: type) -> type[View] | None:
 
 def frameworks(*, imported: bool = True) -> list[Framework]:
     """Return the frameworks that have current streams: the imported ones, or all."""
-    known = [each.file for each in framework.KNOWN if each.file]
-    files = map(_file, _files_of(sys.modules) if imported else known)
-    return [file.FRAMEWORK for file in files if hasattr(file, "FRAMEWORK")]
+    found: list[Framework] = []
+    for file in _files_of(sys.modules if imported else None):
+        module = _file(file)
+        if hasattr(module, "FRAMEWORK"):
+            found.append(module.FRAMEWORK)
+    return found
 
 
 def device_id_of(obj: Any) -> int | None:
@@ -100,12 +103,17 @@ def device_id_of(obj: Any) -> int | None:
     return None
 
 
-def _files_of(packages: Container[str]) -> list[str]:
-    return [
-        each.file
-        for each in framework.KNOWN
-        if each.file and any(package in packages for package in each.packages)
-    ]
+def _files_of(packages: Container[str] | None) -> list[str]:
+    """Return the modules of the frameworks that have one of the packages; of all for `None`."""
+    found: list[str] = []
+    # Loops without calls: every order with a whole device looks for the imported frameworks.
+    for each in framework.KNOWN:
+        if each.file:
+            for package in each.packages:
+                if packages is None or package in packages:
+                    found.append(each.file)
+                    break
+    return found
 
 
 # Cached only after the import: if a signal handler raises during the import, the next call imports

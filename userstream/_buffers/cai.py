@@ -120,7 +120,8 @@ class InterfaceView(View):
     @once
     def interface(self) -> Mapping[str, Any]:
         """The interface, with all fields that every version requires."""
-        return checked(self.buffer, self._shown())
+        found = self._found
+        return checked(self.buffer, getattr(self.buffer, ATTRIBUTE) if found is None else found)
 
     def _shown(self) -> Mapping[str, Any]:
         """Return the object's interface; `interface` caches the result, to read it once."""

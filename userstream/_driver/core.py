@@ -62,6 +62,7 @@ from userstream._driver._core import (
     set_account,
     sweep,
     use,
+    wait_for,
     within,
 )
 from userstream._driver.status import call, failed
@@ -116,6 +117,7 @@ __all__ = [
     "set_account",
     "sweep",
     "use",
+    "wait_for",
     "within",
 ]
 

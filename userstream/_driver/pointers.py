@@ -49,9 +49,9 @@ class Place(NamedTuple):
 
     def is_in_primary_context(self) -> bool:
         """Return whether the memory belongs to its device or the device's primary context."""
-        if self.context in devices_of_primaries:
+        if not self.context or self.context in devices_of_primaries:
             return True
-        return self.context in (0, int(primary_context(self.device)))
+        return self.context == int(primary_context(self.device))
 
     def covers(self, start: int, nbytes: int) -> bool:
         """Return whether bytes lie in the allocation, or in one range of mapped allocations."""

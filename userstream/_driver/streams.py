@@ -197,6 +197,7 @@ def let_context_wait(context: driver.CUcontext, event: int | driver.CUevent) -> 
     call(driver.cuCtxWaitEvent, context, driver.CUevent(int(event)))
 
 
+@functools.cache
 def has_context_events() -> bool:
     """Return whether the driver supports events of a whole context (CUDA 12.5 or newer)."""
     return version() >= 12050

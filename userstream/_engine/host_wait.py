@@ -288,7 +288,7 @@ class DeviceWork:
 
     def refuse_captures(self) -> None:
         """Raise `CaptureError` for a known capture that the wait would invalidate."""
-        refuse_captures(self.device, self._context, _BREAKS)
+        lanes.refuse_captures(self.device, self._context, _BREAKS)
 
     def is_idle(self) -> bool:
         return False  # CUDA has no such query; an event of an idle context completes at once
@@ -308,24 +308,6 @@ class DeviceWork:
 
     def __repr__(self) -> str:
         return f"<device {self.device}>"
-
-
-def refuse_captures(
-    device: int, context: driver.CUcontext, why: str, others: Sequence[Lane] = ()
-) -> None:
-    """Raise `CaptureError` for a known capture in a context of a device.
-
-    Known are captures that the legacy default stream would join, and captures of streams that
-    userstream created or that the caller knows. `why` is as for `Lane.usable`.
-    """
-    legacy = lanes.default_in(_driver.streams.LEGACY, device, context)
-    # Streams of other code may be destroyed, and a query of a destroyed stream crashes.
-    ours = [lane for lane in lanes.ours() if lane.raw_context == legacy.raw_context]
-    if core.are_all_free((legacy, *ours, *others)):
-        return
-    for lane in (legacy, *ours, *others):
-        if lane.handle is not None:  # not closed meanwhile
-            lane.usable(why)
 
 
 def work_on(devices: Sequence[int], lane: Lane | None, *, and_current: bool) -> list[DeviceWork]:

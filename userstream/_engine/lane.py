@@ -390,8 +390,7 @@ class Lane(core.LaneState):
         here = self.capture_status()
         if here != _NONE or capture != _NONE:
             _check_captures(source, capture, self, here, may_join=may_join)
-        wait = _driver.streams.wait_for_event
-        self.here(wait, self.live(), event, 0, self)
+        core.wait_for(self, event)
         if _hooks.edge_added:
             _hooks.report_edge(self, source)
 

@@ -15,9 +15,12 @@ from cuda.core import Context, Device, StreamOptions
 
 from userstream import _arguments, _driver, _process
 from userstream._buffers import NO_STREAM
+from userstream._driver import core
 from userstream._engine.lane import CoreStream, Lane, Part
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from userstream._buffers.framework import Framework
 
 _core_contexts: dict[int | Part, Context] = {}
@@ -106,7 +109,7 @@ def at_handle(address: int, owner: object = None, *, shared: bool = True) -> Lan
         # For a stream limited to a part, the driver would return the green context.
         return ours if shared else _wrapped(address, owner, ours.device, ours.context)
     context = _driver.streams.stream_context(driver.CUstream(address))
-    device = _driver.contexts.device_of_primary(int(context))
+    device = _driver.contexts.devices_of_primaries.get(int(context))
     if device is None:
         device = _driver.contexts.within(context, _driver.contexts.current_device)
         _driver.contexts.primary_context_if_active(device)  # registers the context if primary
@@ -120,7 +123,7 @@ def named(handle: int, device: int) -> Lane:
     """
     known = of_frameworks.get(device)  # Inlined `of_framework`: this path runs on every borrow.
     lane = (known and known.get(handle)) or of_framework(handle, device)
-    if not lane.is_context_independent or _driver.core.is_in(
+    if not lane.is_context_independent or core.is_in(
         lane.raw_handle or lane.live(), lane.raw_context
     ):
         return lane
@@ -176,6 +179,9 @@ def default(handle: int, device: int | None = None) -> Lane:
 
 def default_in(handle: int, device: int, context: driver.CUcontext) -> Lane:
     """Return the lane of a default stream in a context of a device."""
+    known = _defaults.get((handle, device))
+    if known is not None and known.raw_context == int(context):
+        return known
     primary = _driver.contexts.device_of_primary(int(context)) is not None
     return default(handle, device) if primary else _wrapped(handle, None, device, context)
 
@@ -209,6 +215,27 @@ def clamp_priority(device: int, priority: int) -> int:
             least,
         )
     return nearest
+
+
+def refuse_captures(
+    device: int, context: driver.CUcontext, why: str, others: Iterable[Lane] = ()
+) -> None:
+    """Raise `CaptureError` for a known capture in a context of a device.
+
+    Known are captures that the legacy default stream would join, and captures of streams that
+    userstream created or that the caller knows. `why` is as for `Lane.usable`.
+    """
+    legacy = default_in(_driver.streams.LEGACY, device, context)
+    candidates = [legacy, *others]
+    # Streams of other code may be destroyed, and a query of a destroyed stream crashes.
+    for lane in list(_ours.values()):
+        if lane.raw_context == legacy.raw_context:
+            candidates.append(lane)  # noqa: PERF401 -- a comprehension is a call until Python 3.12
+    if core.are_all_free(candidates):
+        return
+    for lane in candidates:
+        if lane.handle is not None:  # not closed meanwhile
+            lane.usable(why)
 
 
 # -- parts of a device -----------------------------------------------------------------------------

@@ -134,7 +134,7 @@ class Borrow:
             listener(self, stream)
 
     @_trace.ends_range
-    def __exit__(
+    def __exit__(  # noqa: PLR0912 -- one function: this path runs on every borrow
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
@@ -148,8 +148,10 @@ class Borrow:
         if _hooks.borrow_left:
             self._report_exit()
         activation = self._activation
-        if activation is not None or ordering.rest is not None:
-            _check_thread(ordering, activation)
+        if ordering.rest is not None:
+            ordering.check_thread()
+        if activation is not None:
+            activation.check_thread()
         self._ordering = self._activation = self._use = None
         failures: list[Exception] = []
         try:
@@ -178,15 +180,6 @@ class Borrow:
     def _report_exit(self) -> None:
         for listener in _hooks.borrow_left:
             listener(self)
-
-
-def _check_thread(
-    ordering: Ordering, activation: _stream.activation.Activation[Any] | None
-) -> None:
-    """Raise unless a borrow may end in this thread."""
-    ordering.check_thread()
-    if activation is not None:
-        activation.check_thread()
 
 
 class ReadBorrow(Borrow):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from userstream import _driver, _hooks, errors
 from userstream._buffers import frameworks, type_name
 from userstream._driver import core
-from userstream._engine import events, held_objects, host_wait, lanes
+from userstream._engine import held_objects, host_wait, lanes
 from userstream._ordering import settings
 from userstream.errors import (
     CaptureError,
@@ -28,7 +28,7 @@ from userstream.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
     from userstream._buffers.view import View
     from userstream._engine.host_wait import Deadline
@@ -90,23 +90,19 @@ class Ordering(core.OrderingState):
         if not result:
             return ()
         if rest is not None and (rest.before or rest.after):
-            self._come_after_devices(rest, to_be_released and not rest.may_wait)
+            after = rest.after if to_be_released and not rest.may_wait else ()
+            refuse_captures({*rest.before, *after}, lane)
+            for device in rest.before:
+                _add_edge_from_device(device, lane)
         if rest is None and len(producers) == 1:
             lane.add_checked_edge(producers[0], result, may_join=lane.on_close is None)
         else:
             for producer in producers:
                 lane.add_edge(producer, may_join=lane.on_close is None)
-        kept = () if rest is None else [self._export(view) for view in rest.exporting]
+        kept = [self._export(view) for view in rest.exporting] if rest and rest.exporting else ()
         if settings.SYNC:
             self._wait_on_host(deadline)
         return kept
-
-    def _come_after_devices(self, rest: Rest, to_be_released: bool) -> None:
-        devices = {*rest.before, *rest.after} if to_be_released else rest.before
-        if devices:
-            refuse_captures(devices, self.lane)
-        for device in rest.before:
-            _add_edge_from_device(device, self.lane)
 
     def _export(self, view: View) -> object:
         consumer, buffer, device = self.lane, view.buffer, view.device
@@ -189,7 +185,9 @@ class Ordering(core.OrderingState):
         """Release one producer after the other; tell whether the host has to wait as well."""
         lane = self.lane
         began = time.monotonic()
-        event, capture = lane.mark()
+        event, capture = core.mark(lane), _driver.streams.NOT_CAPTURING
+        if event is None:
+            event, capture = lane.mark()
         for producer in producers:
             try:
                 producer.wait_for_event(event, lane, capture, may_join=self.may_join)
@@ -263,8 +261,10 @@ _BREAKS = {
 }
 
 
-def refuse_captures(devices: Iterable[int], consumer: Lane) -> None:
+def refuse_captures(devices: Collection[int], consumer: Lane) -> None:
     """Raise `CaptureError` if a capture can be seen, before an edge would invalidate it."""
+    if not devices:
+        return
     breaks = _BREAKS[settings.BY_DEVICE]
     if (
         not core.are_all_free((consumer,))
@@ -275,37 +275,41 @@ def refuse_captures(devices: Iterable[int], consumer: Lane) -> None:
             f"on the device: {_INSTEAD[settings.BY_DEVICE]}",
             stream=repr(consumer),
         )
-    capturing = [each for each in frameworks() if each.captures and each.is_usable()]
+    known = frameworks()
     for device in devices:
-        # A framework captures on its current stream. The legacy stream does not tell of the capture
-        # of a non-blocking stream.
-        current = [lanes.current_of(framework, device)[0] for framework in capturing]
-        others = [lane for lane in current if lane is not None and lane.is_context_independent]
-        context = _driver.contexts.primary_context(device)
-        host_wait.refuse_captures(device, context, breaks, others)
+        others: list[Lane] = []
+        for framework in known:
+            # A framework captures on its current stream. The legacy stream does not tell of the
+            # capture of a non-blocking stream.
+            if framework.captures and framework.is_usable():
+                current, _owner = lanes.current_of(framework, device)
+                if current is not None and current.is_context_independent:
+                    others.append(current)
+        context = lanes.default(_driver.streams.LEGACY, device).context
+        lanes.refuse_captures(device, context, breaks, others)
 
 
 def _add_edge_from_device(device: int, consumer: Lane) -> None:
     """Make later work on a stream wait for everything that is queued on a device now."""
-    context = _driver.contexts.primary_context(device)
-    pool = events.pool_of(context)
-    event = pool.take()
+    everything = lanes.default(_driver.streams.LEGACY, device)  # its context and pool of events
+    event = everything.pool.take()
     try:
-        _driver.streams.record_context(context, event)
-        consumer.here(_driver.streams.wait_for_event, consumer.live(), event, 0, consumer)
+        _driver.streams.record_context(everything.context, event)
+        core.wait_for(consumer, event)
     except CaptureError as error:
         _explain(error)
         raise
     finally:
-        pool.give_back(event)  # a wait that is pending keeps the record that it saw
+        everything.pool.give_back(event)  # a wait that is pending keeps the record that it saw
     if _hooks.edge_added:
         _hooks.report_edge(consumer, f"everything on device {device}")
 
 
 def _add_edge_to_device(device: int, event: int) -> None:
     """Make everything that is queued on a device from now on wait for an event."""
+    context = lanes.default(_driver.streams.LEGACY, device).context
     try:
-        _driver.streams.let_context_wait(_driver.contexts.primary_context(device), event)
+        _driver.streams.let_context_wait(context, event)
     except CaptureError as error:
         _explain(error)
         raise

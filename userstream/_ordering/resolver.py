@@ -72,8 +72,9 @@ def resolve(
                 ordering.buffer_use = table.uses.begin(buffers, ordering.lane)
             return ordering
     table.check_open()
-    views = list(_targets.views_in(buffers, named="buffers"))
-    table.check_name(name, stream)
+    views = _targets.views_in(buffers, named="buffers")
+    if name is not None:
+        table.check_name(name, stream)
     ordering = resolve_views(views, table, stream, name, producer)
     if stream is not None or name is not None:
         used = [view.buffer for view in views]
@@ -152,8 +153,7 @@ def resolve_views(
     found: list[tuple[Lane, object]] = []
     word: str | None = producer if isinstance(producer, str) else None
     if word == "auto":
-        found = _producers(units)
-        unnamed = [unit for unit in units if unit.order.ordering in ("device", "dlpack")]
+        found, unnamed = _producers(units)
         if unnamed:
             # With USERSTREAM_ORDER=device every buffer is ordered so, and none is refused.
             rest = _unnamed_producers(
@@ -171,8 +171,8 @@ def resolve_views(
     if settings.BY_DEVICE:
         rest = Rest(() if rest is None else rest.exporting, devices, devices)
     consumer = _consumer(stream, devices, table, name)  # last, because it may create a stream
-    lane = consumer._resolve()
-    producers, owners = _distinct(lane, found)
+    lane = consumer._lane or consumer._resolve()
+    producers, owners = _distinct(lane, found) if found else ((), [])
     for each in (lane, *producers):
         # The per-thread default stream of one thread is another stream in the next thread.
         if not each.is_context_independent and int(each.live()) == _driver.streams.PER_THREAD:
@@ -210,9 +210,13 @@ def _unnamed_producers(
         for unit in untold:
             unit.check_context()
         _log(untold)
-        read = {id(unit) for view in reads or () for unit in view.units}
-        written = [unit for unit in exporting if not (unit.is_immutable and id(unit) in read)]
-        return Rest(exporting, _devices(untold), _devices(untold + written))
+        written = untold
+        if exporting:
+            read = {id(unit) for view in reads or () for unit in view.units}
+            written = untold + [
+                unit for unit in exporting if not (unit.is_immutable and id(unit) in read)
+            ]
+        return Rest(exporting, _devices(untold), _devices(written))
     written = [unit for unit in exporting if not unit.is_immutable]
     # A copy is waited for instead, where only the way back is missing.
     _refuse(untold if reads is not None else untold + written)
@@ -271,19 +275,26 @@ def _log(units: Iterable[View]) -> None:
 _logged: weakref.WeakSet[type] = weakref.WeakSet()
 
 
-def _producers(units: Iterable[View]) -> list[tuple[Lane, object]]:
-    """Return the streams on which work for the buffers is pending, and what keeps each alive."""
-    # By handle and device, as buffers often share a stream, and to wrap one takes long. Some name
-    # theirs themselves, and that may be of another device.
-    found: dict[tuple[int, int, bool], object] = {}
+def _producers(units: Iterable[View]) -> tuple[list[tuple[Lane, object]], list[View]]:
+    """Return the streams on which work for buffers is pending, and the buffers that name none.
+
+    Beside each stream is an object that keeps the stream alive.
+    """
+    # By handle and device: buffers often share a stream, and a new lane takes long. A stream that a
+    # buffer names may be of another device.
+    named: dict[tuple[int, int, bool], object] = {}
+    unnamed: list[View] = []
     for unit in units:
         ordering, handle, owner = unit.order
         if handle:
-            found.setdefault((handle, unit.device, ordering == "exact"), owner)
-    return [
-        ((lanes.named if named else lanes.of_framework)(handle, device), owner)
-        for (handle, device, named), owner in found.items()
-    ]
+            named.setdefault((handle, unit.device, ordering == "exact"), owner)
+        elif ordering in ("device", "dlpack"):
+            unnamed.append(unit)
+    found: list[tuple[Lane, object]] = []
+    for (handle, device, is_exact), owner in named.items():
+        lane_of_handle = lanes.named if is_exact else lanes.of_framework
+        found.append((lane_of_handle(handle, device), owner))
+    return found, unnamed
 
 
 def _consumer(

@@ -194,6 +194,38 @@ static PyObject *are_all_free(PyObject *module, PyObject *lanes)
     return PyErr_Occurred() ? NULL : PyBool_FromLong(answer);
 }
 
+/* wait_for(lane, event): make later work of a lane wait for an event, in the context that the handle
+ * of the lane depends on. */
+static PyObject *wait_for(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    void *event;
+    CUcontext before;
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "wait_for() takes a lane and an event");
+        return NULL;
+    }
+    if (!is_lane(args[0]) || !is_loaded() || !address(args[1], &event))
+        return NULL;
+    const LaneState *lane = (LaneState *)args[0];
+    CUstream stream = (CUstream)(uintptr_t)lane->raw_handle;
+    CUcontext context = (CUcontext)(uintptr_t)lane->raw_context;
+    if (!stream) /* closed: to the driver 0 is the legacy stream */
+        return PyObject_CallMethod(args[0], "live", NULL); /* which raises */
+    Result result;
+    Py_BEGIN_ALLOW_THREADS
+    result = lane->is_context_independent ? 0 : enter_context(context, &before);
+    if (!result) {
+        result = failed(WAIT_EVENT, wait_event(stream, event, 0));
+        if (!lane->is_context_independent)
+            result = leave_context(context, before, result);
+    }
+    Py_END_ALLOW_THREADS
+    if (result)
+        return raise_result(result, args[0]);
+    Py_RETURN_NONE;
+}
+
 /* order(source, destination): make `destination` wait for the work queued on `source`. */
 static PyObject *order(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
@@ -546,6 +578,7 @@ static PyType_Spec use_spec = {
 
 static PyMethodDef methods[] = {
     METHOD(order),
+    METHOD(wait_for),
     METHOD(use),
     METHOD(finish),
     METHOD(new_ordering),
