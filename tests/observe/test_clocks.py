@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from userstream._observe.clocks import Clocks
+from userstream._observe.judge.clocks import Clocks
 
 
 def test_the_legacy_stream_is_beside_the_blocking_ones_that_there_are() -> None:

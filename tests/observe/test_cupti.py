@@ -12,8 +12,9 @@ import pytest
 
 import observed
 import userstream as us
-from userstream._observe import cupti, functions, observation
-from userstream._observe.functions import LEAVE, Function
+from userstream._observe import cupti, observation
+from userstream._observe.judge import functions
+from userstream._observe.judge.functions import LEAVE, Function
 from userstream._observe.logger import DRIVER_FUNCTIONS, Driver, address_of, the_logger
 from userstream.testing._simulated import _side_door
 

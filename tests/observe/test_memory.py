@@ -13,14 +13,14 @@ import userstream as us
 from helpers import checked
 from observed import a_room, copy, fill, handle
 from userstream._driver import account
-from userstream._observe import functions
-from userstream._observe.clocks import Clocks, join
-from userstream._observe.functions import FUNCTIONS, Call
-from userstream._observe.launches import Launches, parameter_types
-from userstream._observe.memory import ASSUMED, DEVICE, EXACT, LEARNED, Access, Allocation
-from userstream._observe.races import Finds, RecordedOperation
-from userstream._observe.timeline import Timeline
-from userstream._observe.world import World
+from userstream._observe.judge import functions
+from userstream._observe.judge.clocks import Clocks, join
+from userstream._observe.judge.functions import FUNCTIONS, Call
+from userstream._observe.judge.launches import Launches, parameter_types
+from userstream._observe.judge.memory import ASSUMED, DEVICE, EXACT, LEARNED, Access, Allocation
+from userstream._observe.judge.races import Finds, RecordedOperation
+from userstream._observe.judge.timeline import Timeline
+from userstream._observe.judge.world import World
 
 
 def told(accesses: list[Access]) -> list[tuple[object, ...]]:
@@ -126,7 +126,7 @@ def test_a_parameter_only_reads_if_all_was_compared_or_its_type_says_so(
     symbol: str, whole: int, known: str
 ) -> None:
     kernel, offset, address = 7, 8, 4096
-    world = World(cast(Any, None))
+    world = World()
     world.memory.add(Allocation(address, 2 * address, DEVICE))
     launches = Launches(world)
 
@@ -145,7 +145,7 @@ def test_a_parameter_only_reads_if_all_was_compared_or_its_type_says_so(
 
 def test_what_was_learned_of_a_kernel_is_not_known_of_the_next_at_its_handle() -> None:
     kernel, offset, address = 7, 8, 4096
-    world = World(cast(Any, None))
+    world = World()
     world.memory.add(Allocation(address, 2 * address, DEVICE))
     launches = Launches(world)
 

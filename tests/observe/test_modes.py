@@ -16,10 +16,11 @@ from cuda.core import LaunchConfig, ObjectCode, launch
 
 import userstream as us
 from helpers import CAI, checked
-from observed import SIZE, a_room, captured, copy, fill, handle, view
+from observed import SIZE, a_room, captured, copy, engine_of, fill, handle, view
 from userstream import _hooks
-from userstream._observe import functions, logger
-from userstream._observe.memory import DEVICE, Allocation
+from userstream._observe import logger
+from userstream._observe.judge import functions
+from userstream._observe.judge.memory import DEVICE, Allocation
 from userstream.testing import Pointer, kernel
 
 pytestmark = [
@@ -67,7 +68,7 @@ EITHER = pytest.mark.parametrize("use", [borrowed, acquired], ids=["borrow", "ac
 
 def accesses(seen: us.Observation, address: int) -> list[str]:
     """Return how each access is known that is remembered there: what is not declared is guessed."""
-    found = seen._catch_up().world.memory.find(address)
+    found = engine_of(seen).world.memory.find(address)
     assert found is not None
     there = [each for each in found.accesses if each.start <= address < each.end]
     assert not any(each.write for each in there if each.known == "declared")
@@ -224,7 +225,7 @@ def test_it_ends_with_the_block(use: Use) -> None:
                 pass
             run(room.a, room.y, room.x)
             assert set(accesses(seen, room.x)) == {"guessed"}
-            assert seen._catch_up().world.declarations.open == {}
+            assert engine_of(seen).world.declarations.open == {}
 
 
 def test_it_ends_with_a_block_that_is_left_by_an_error_or_not_at_all() -> None:
@@ -235,7 +236,7 @@ def test_it_ends_with_a_block_that_is_left_by_an_error_or_not_at_all() -> None:
         lost.__enter__()  # as if a Ctrl-C had come at the first step of its end
         del lost
         gc.collect()
-        assert seen._catch_up().world.declarations.open == {}
+        assert engine_of(seen).world.declarations.open == {}
 
 
 def test_it_ends_even_if_a_ctrl_c_comes_as_that_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +252,7 @@ def test_it_ends_even_if_a_ctrl_c_comes_as_that_is_noted(monkeypatch: pytest.Mon
             monkeypatch.setattr(logger.Logger, "note", interrupted)
         del borrow
         gc.collect()
-        assert seen._catch_up().world.declarations.open == {}
+        assert engine_of(seen).world.declarations.open == {}
 
 
 def test_a_borrow_that_is_entered_again_declares_again() -> None:
@@ -262,7 +263,7 @@ def test_a_borrow_that_is_entered_again_declares_again() -> None:
             with borrow:
                 run(room.a, room.y, room.x)
                 assert accesses(seen, room.x) == ["declared"]
-            assert seen._catch_up().world.declarations.open == {}
+            assert engine_of(seen).world.declarations.open == {}
 
 
 @EITHER
@@ -277,7 +278,7 @@ def test_of_nested_blocks_the_innermost_counts(use: Use, outer: Any, inner: Any)
                     run(room.a, room.pinned, room.x)
                     found += accesses(seen, room.x)[-1:]
                     us.wait_for_device(0)
-                    seen._catch_up().world.memory.trim(lambda _: True)
+                    engine_of(seen).world.memory.trim(lambda _: True)
     known = {"read": "declared", "write": "guessed"}
     assert found == [known[inner], known[outer]]
 
@@ -319,7 +320,7 @@ def test_what_is_allocated_there_later_was_not_declared() -> None:
         us.acquire(array(address), stream=room.a, producer=None, mode="read")  # and not released
         run(room.a, room.y, address)
         assert accesses(seen, address)[-1] == "declared"
-        engine = seen._catch_up()
+        engine = engine_of(seen)
         engine.world.memory.add(Allocation(address, address + SIZE, DEVICE))
         run(room.a, room.y, address)
         assert accesses(seen, address)[-1] == "guessed"
@@ -363,7 +364,7 @@ def test_what_is_allocated_there_inside_of_the_block_was_not_declared(heard_of: 
         if heard_of:
             fill(room.x, room.a)
         with borrowed(room.x, room.a):
-            memory = seen._catch_up().world.memory
+            memory = engine_of(seen).world.memory
             memory.add(Allocation(room.x, room.x + SIZE, DEVICE, operation=object()))
             run(room.a, room.x, room.y)
         assert accesses(seen, room.x)[-1] == "guessed"
@@ -383,7 +384,7 @@ def test_ever_other_buffers_that_are_acquired_do_not_grow() -> None:
         for at in range(1100):
             part = CAI(room.x + at, (1,))
             us.acquire(part, stream=room.a, producer=None, mode="read")
-        (found,) = seen._catch_up().world.declarations.open.values()
+        (found,) = engine_of(seen).world.declarations.open.values()
         assert len(found) == 1024
         assert found[-1].start == room.x + 1099
 
@@ -392,12 +393,12 @@ def test_what_is_acquired_and_never_released_does_not_grow() -> None:
     with a_room() as room, us.observe() as seen:
         for _ in range(50):
             us.acquire(array(room.x), stream=room.a, producer=None, mode="read")
-        (found,) = seen._catch_up().world.declarations.open.values()
+        (found,) = engine_of(seen).world.declarations.open.values()
         assert len(found) == 1
         us.release(array(room.x), stream=room.b, producer=None)  # it was not acquired there
-        assert len(seen._catch_up().world.declarations.open) == 1
+        assert len(engine_of(seen).world.declarations.open) == 1
         us.release(array(room.x), stream=room.a, producer=None)
-        assert seen._catch_up().world.declarations.open == {}
+        assert engine_of(seen).world.declarations.open == {}
 
 
 # -- what it costs the others ----------------------------------------------------------------------

@@ -33,6 +33,7 @@ from observed import (
     a_room,
     captured,
     copy,
+    engine_of,
     event_too_early,
     fill,
     future_was_told,
@@ -41,15 +42,11 @@ from observed import (
     no_edge,
     watched,
 )
-from userstream._observe import (
-    engine,
-    found,
-    functions,
-    logger,
-)
-from userstream._observe.allocations import Allocations
-from userstream._observe.launches import _library, readable
-from userstream._observe.memory import READS, TOGETHER, WRITES, Guesses
+from userstream._observe import logger, recording
+from userstream._observe.judge import found, functions
+from userstream._observe.judge.allocations import Allocations
+from userstream._observe.judge.launches import _library, readable
+from userstream._observe.judge.memory import READS, TOGETHER, WRITES, Guesses
 from userstream.testing import Pointer, kernel, latch, reset
 from userstream.testing._simulated import _side_door
 
@@ -147,14 +144,16 @@ def test_a_strict_thread_knows_what_it_has_waited_for() -> None:
     assert seen.races == ()
 
 
-def test_a_strict_observation_keeps_nothing_for_threads_that_ended() -> None:
+def test_a_strict_observation_keeps_nothing_for_threads_that_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recording, "_THREADS_EVERY", 0)  # seconds
     with a_room() as room, us.observe(threads="strict") as seen:
         in_turns(room)
-        for _ in range(engine._TRIM + 10):
-            driver.cuStreamQuery(handle(room.a))
+        engine_of(seen)
+        driver.cuStreamQuery(handle(room.a))
         assert len(seen.races) == 1
-        assert seen._engine is not None
-        hosts = seen._engine.world.clocks._hosts
+        hosts = engine_of(seen).world.clocks._hosts
         assert [*hosts] == [threading.get_native_id()]
 
 
@@ -844,7 +843,7 @@ def test_memory_of_the_host_that_is_pinned_no_more_is_its_own_again() -> None:
 def told(seen: us.Observation, name: str, *words: int) -> None:
     """Let the logger be told of a call that the simulated driver does not have."""
     number = 4000
-    found = seen._catch_up()
+    found = engine_of(seen)
     function = functions.FUNCTIONS[name]
     apply = getattr(Allocations(found.world), function.means)
     found._table[number] = (name, function, apply)
@@ -859,14 +858,14 @@ def test_memory_that_is_unmapped_is_unknown_wherever_it_was_cut() -> None:
         fill(room.y, room.a)
         begin, end = sorted((room.x, room.y))
         told(seen, "cuMemUnmap", begin + 1, end - begin)
-        memory = seen._catch_up().world.memory
+        memory = engine_of(seen).world.memory
         assert (memory.find(room.x), memory.find(room.y)) == (None, None)
         fill(room.x, room.a)  # the logger has forgotten it too, and tells of it anew
         fill(room.y, room.a)
-        seen._catch_up()
+        engine_of(seen)
         assert None not in (memory.find(room.x), memory.find(room.y))
         told(seen, "cuIpcCloseMemHandle", room.x)
-        seen._catch_up()
+        engine_of(seen)
         assert memory.find(room.x) is None
         assert memory.find(room.y) is not None
 
@@ -882,11 +881,11 @@ def test_what_was_freed_into_a_pool_goes_with_it() -> None:
             for _ in range(2)
         )
         checked(driver.cuMemFreeAsync(one, handle(room.a)))
-        memory = seen._catch_up().world.memory
+        memory = engine_of(seen).world.memory
         assert memory.find(one) is not None
         room.a.sync()
         checked(driver.cuMemPoolDestroy(pool))
-        seen._catch_up()
+        engine_of(seen)
         assert memory.find(one) is None
         assert memory.find(other) is not None  # its memory stays until it is freed
         checked(driver.cuMemFreeAsync(other, handle(room.a)))
@@ -899,7 +898,7 @@ def test_what_is_remembered_does_not_grow() -> None:
             room.b.wait(room.a)
             copy(room.y, room.x, room.b)
             room.a.wait(room.b)
-        world = seen._catch_up().world
+        world = engine_of(seen).world
         accesses = [*world.memory, world.memory.elsewhere]
         assert sum(len(each.accesses) for each in accesses) < 10
         room.a.sync()
@@ -912,7 +911,7 @@ def test_what_is_remembered_does_not_grow() -> None:
             stream.close()
             room.b.sync()  # the stream is forgotten, and the event still knows of it
             event.sync()
-        world = seen._catch_up().world
+        world = engine_of(seen).world
         assert seen.races == ()
         assert len(list(world.clocks.lanes())) < 10
         assert len(world.clocks._host.clock) < 10

@@ -19,8 +19,8 @@ import userstream as us
 from browser import PROGRAM, Browser, browser, data_of
 from helpers import checked
 from observed import a_room, captured, copy, fill, handle, no_edge, watched
-from userstream._observe import observation as page_module
-from userstream._observe.observation import page
+from userstream._observe.judge import page as page_module
+from userstream._observe.judge.page import page
 from userstream.testing import Pointer, kernel
 
 pytestmark = [
@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.no_races(False),  # they watch themselves
 ]
 
-PIECES = Path(page_module.__file__).parent / "page"
+PIECES = Path(page_module.__file__).parent / "pieces"
 
 
 def shown(seen: us.Observation, tmp_path: Path) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import ctypes
 
 import pytest
 
-from userstream._observe import functions, logger, stacks
+from userstream._observe import logger
+from userstream._observe.judge import functions, stacks
 from userstream._observe.logger import Driver, the_logger
 
 pytestmark = [

@@ -6,6 +6,8 @@ import ast
 import graphlib
 import importlib
 import re
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -54,6 +56,8 @@ def imported_rooms(module: Path) -> set[str]:
     for node in ast.walk(ast.parse((PACKAGE / module).read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and module.is_relative_to("_observe/judge"):
+            assert node.level == 1 or node.module.partition(".")[0] in sys.stdlib_module_names
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module} has a relative import"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
@@ -83,8 +87,9 @@ def imported_files(module: Path) -> set[str]:
         if isinstance(node, ast.Import):
             files |= {_file(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.module is not None
-            files |= {_file(f"{node.module}.{alias.name}") for alias in node.names}
+            inside = ".".join(("userstream", *module.parts[:-1])) if node.level else ""
+            source = ".".join(filter(None, (inside, node.module)))
+            files |= {_file(f"{source}.{alias.name}") for alias in node.names}
     return files - {"", str(module)}
 
 
@@ -332,6 +337,21 @@ def test_a_test_file_is_short_and_named_internal_if_it_imports_private_modules(p
         assert not private_imports(TESTS / path), (
             f"{path}: use what users use, tests/support, or move the test to a file *_internal.py"
         )
+
+
+def test_the_judge_needs_the_standard_library_alone() -> None:
+    """It judges logs where neither userstream's dependencies nor a driver are installed."""
+    program = f"""
+import sys
+before = set(sys.modules)
+sys.path.insert(0, {str(PACKAGE / "_observe")!r})
+import judge, judge.page, judge.blocks
+loaded = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+assert loaded <= {{"judge", *sys.stdlib_module_names}}, loaded
+"""
+    command = [sys.executable, "-I", "-S", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_few_test_files_are_internal() -> None:

@@ -723,6 +723,11 @@ def a_room() -> Iterator[Room]:
                 stream.sync()
 
 
+def engine_of(seen: us.Observation) -> Any:
+    """Return the state of the analysis, up to what has been called until now."""
+    return seen._ask(lambda judge: judge._engine)
+
+
 def watched(case: Callable[[Room], Any]) -> tuple[us.Observation, Any]:
     with a_room() as room:
         with us.observe() as seen:

@@ -2,12 +2,13 @@
 
 A hook of the simulated driver, or CUPTI, tells the recorder, in C, of each driver call; the
 recorder logs the call with the stack and the account of its thread. The judge, in Python, reads the
-log and works out with vector clocks which operations are ordered.
+log and works out with vector clocks which operations are ordered: in a thread, or later, on any
+machine.
 
-With the program: `observation` (session and `Observation`), `command`, `declaring`, `allocators`,
-`logger`, `simulated`, `cupti`, `stacks`, `layouts`. The judge: `engine` dispatches records to
-`allocations`, `captures`, `copies`, `launches` and `order`, which share `world`: `clocks`,
-`memory`, `declarations`, `races`, `timeline`. Both: `functions` (the log) and `found` (findings).
+The recorder's side: `logger` and `layouts` (the library in C), `simulated` and `cupti` (who tells
+it of calls), `declaring` and `allocators` (what is no driver call), `recording` (the log),
+`observation` (session and `Observation`), `command`. The other side is the package `judge`, which
+imports nothing of userstream.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from types import FunctionType
 from typing import TYPE_CHECKING, Literal
 
-from userstream._observe.found import Operation, Race, Stall
+from userstream._observe.judge.found import Operation, Race, Stall
 from userstream._observe.observation import Observation
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ def observe(
     threads: Literal["shared", "strict"] = "shared",
     timeline: int = 20_000,
     allocations: bool = False,
+    log: str | os.PathLike[str] | None = None,
+    judge: Literal["thread", "later"] = "thread",
 ) -> Observation:
     """Watch every stream of the process, whichever library uses it: a context manager.
 
@@ -65,6 +68,13 @@ def observe(
         the one for which its framework obtained memory from the driver. PyTorch keeps its memory
         history meanwhile (``torch.cuda.memory._record_memory_history``, unless it does so already);
         CuPy is asked by a memory hook of the thread that begins the observation.
+    log : path, optional
+        A file to which everything recorded is written, for ``python -m userstream judge``. It is
+        replaced if it exists, and only its owner can read it: it has the command line and paths of
+        source files.
+    judge : {"thread", "later"}, default "thread"
+        Whether a thread of this process judges what is recorded. ``"later"`` only writes the log,
+        which slows the program least: it has no races, stalls or report until it is judged.
 
     Returns
     -------
@@ -92,6 +102,8 @@ def observe(
         threads=threads,
         timeline=timeline,
         allocations=allocations,
+        log=log,
+        judge=judge,
     )
 
 

@@ -7,68 +7,21 @@ import sys
 import threading
 import time
 from collections import deque
-from dataclasses import replace
-from traceback import FrameSummary
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from userstream import _process
-from userstream._observe.stacks import is_own, line_of
+from userstream._observe.judge.blocks import Block, Blocks
+from userstream._observe.judge.log import OWN
+from userstream._observe.judge.stacks import Frame
+from userstream._observe.recording import stack_of, whose
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
-    from userstream._observe.found import Race, Stack
+    from userstream._observe.judge.stacks import Stack
     from userstream._observe.logger import Logger
-    from userstream._observe.stacks import Stacks
 
     T = TypeVar("T")
-
-
-class Block(NamedTuple):
-    """Memory that a caching allocator gave to a tensor or an array."""
-
-    start: int
-    end: int
-    time: int  # on the clock of the log; 0 for blocks from before the history
-    stack: Callable[[], Stack]  # of the allocating line
-    framework: str
-
-
-class Blocks:
-    """The blocks that are known, of any time."""
-
-    def __init__(self, blocks: Iterable[Block] = ()) -> None:
-        self._newest_first = sorted(blocks, key=lambda block: -block.time)
-
-    def at(self, address: int, time: int) -> Block | None:
-        """Return the block that contained an address at a time; 0 is the end of the observation."""
-        for block in self._newest_first:
-            if block.start <= address < block.end and (not time or block.time <= time):
-                return block
-        return None
-
-    def name(self, race: Race) -> Race:
-        """Return a race with the framework and the line of its block, if the block is known.
-
-        Whether it is one is settled: the stream that a block was allocated on may be given it again
-        before others have done with it, and may not touch it then.
-        """
-        first, second = (self.at(race.address, time) for time in race._times)
-        block = first or second
-        if block is None:
-            return race
-        stack = () if first is None else first.stack()
-        named = replace(race, allocated=stack, framework=block.framework)
-        if second is None or first is second:
-            return named
-        line = line_of(second.stack())
-        where = "" if line is None else f" at {line.filename}:{line.lineno}"
-        return replace(
-            named,
-            advice=f"it was freed in between, and allocated again{where}: keep it until "
-            f"{race.first.stream} has done with it (torch: tensor.record_stream), or let "
-            f"{race.second.stream} wait for {race.first.stream}",
-        )
 
 
 class Allocator(Protocol):
@@ -84,14 +37,21 @@ class Allocator(Protocol):
 class Allocators:
     """The allocators of PyTorch and CuPy. A failure of one is reported and harms no other."""
 
-    def __init__(self, logger: Logger, stacks: Stacks) -> None:
+    def __init__(self, logger: Logger) -> None:
         self._torch: Allocator = TorchHistory()
-        self._cupy: Allocator = CupyHook(logger, stacks)  # of the thread that calls `begin`
+        self._cupy: Allocator = CupyHook(logger)  # of the thread that calls `begin`
         self._lock = _process.Lock()  # also taken by the thread of the session
         self._ended = False
         self._races = 0
         self._blocks = Blocks()
         self.failures: dict[str, str] = {}  # by framework
+
+    def unseen(self) -> list[str]:
+        """Return sentences that say which blocks are not known."""
+        return [
+            f"which lines allocate for {framework}: {why}"
+            for framework, why in self.failures.items()
+        ]
 
     def begin(self) -> None:
         """Begin with the frameworks that are loaded."""
@@ -214,7 +174,7 @@ def _ahead() -> int:
 
 def _stack(frames: list[dict[str, Any]]) -> Stack:
     return tuple(
-        FrameSummary(each["filename"], each["line"], each["name"], lookup_line=False)
+        Frame(each["filename"], each["line"], each["name"], whose(each["filename"]))
         for each in reversed(frames)
     )
 
@@ -227,9 +187,8 @@ class CupyHook:
 
     framework = "cupy"
 
-    def __init__(self, logger: Logger, stacks: Stacks) -> None:
+    def __init__(self, logger: Logger) -> None:
         self._logger = logger
-        self._stacks = stacks
         self._blocks: deque[Block] = deque(maxlen=_MOST_OF_CUPY)
         self._hook: Any = None
         self._thread = 0
@@ -253,8 +212,8 @@ class CupyHook:
         self._blocks.append(block)
 
     def _stack(self, index: int) -> Stack:
-        stack = self._stacks[index]
-        while stack and is_own(stack[-1].filename):
+        stack = stack_of(self._logger, index)
+        while stack and getattr(stack[-1], "whose", None) == OWN:
             stack = stack[:-1]
         return stack
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from userstream import _driver
-from userstream._observe.functions import FUNCTIONS, Function
+from userstream._observe.judge.functions import FUNCTIONS, Function
 from userstream._observe.logger import DRIVER_FUNCTIONS, Driver, Logger, address_of
 from userstream.errors import NotSupportedError
 

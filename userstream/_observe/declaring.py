@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from userstream import _hooks, _targets
 from userstream._copies.layout import spread
-from userstream._observe import functions
+from userstream._observe.judge import functions
 from userstream._ordering.borrow import READ
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from userstream import _built, _process
-from userstream._observe.functions import ENTER, LEAVE, Function
+from userstream._observe.judge.functions import ENTER, LEAVE, Function
 from userstream._observe.layouts import Layout, layout, without_stacks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _NO_WORD = 255
 _CHUNK = 1 << 18
@@ -159,6 +159,11 @@ class Logger:
         """Return the index of the stack of the calling thread."""
         index: int = self._library.logger_own_stack()
         return index
+
+    def new_stacks(self) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+        """Take the stacks that are new in this observation, with their codes and places."""
+        while (index := self._library.logger_new_stack()) >= 0:
+            yield index, self.stack(index)
 
     def stack(self, index: int) -> list[tuple[int, int]]:
         """Return the codes of a stack and the places in them, the innermost first."""

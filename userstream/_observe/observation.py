@@ -3,46 +3,42 @@
 from __future__ import annotations
 
 import atexit
-import base64
-import hashlib
 import json
 import os
-import re
-import sys
 import time
 import weakref
 from collections import deque
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
 from userstream import _process
-from userstream._driver import account, contexts
-from userstream._observe.allocators import Allocators, Blocks
+from userstream._driver import account
+from userstream._observe.allocators import Allocators
 from userstream._observe.declaring import Declaring
-from userstream._observe.engine import Engine
-from userstream._observe.found import Race, covers, read_suppressions
-from userstream._observe.functions import read_log
+from userstream._observe.judge import Judge
+from userstream._observe.judge import log as log_format
+from userstream._observe.judge.found import read_suppressions
+from userstream._observe.judge.page import page
 from userstream._observe.logger import the_logger
-from userstream._observe.stacks import Stacks
+from userstream._observe.recording import Recording
 from userstream.errors import RaceError
 from userstream.testing import _simulated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
+    from typing import BinaryIO
 
-    from userstream._observe.found import Stall
-    from userstream._observe.functions import Function
+    from userstream._observe.judge.found import Race, Stall
+    from userstream._observe.judge.functions import Function
+    from userstream._observe.judge.log import Block
     from userstream._observe.logger import Driver, Logger
 
     T = TypeVar("T")
 
 _PAUSE = 0.02  # seconds between two reads of the log
 _POLL = 0.05  # seconds between two looks at a flag whose wake-up another thread took
-_SHOWN = 20  # stalls in the summary
 _MOST_KEPT = 1_000_000  # operations of the timeline
-_VERSION = 1  # of the JSON document
 
 # The session that watches: one at a time, because there is one hook and one log. Only threads of
 # sessions take the lock, and signal handlers never run in these.
@@ -93,11 +89,11 @@ class _Flag:
 
 
 class _Question:
-    """A function of the engine that the thread of a session calls for another thread."""
+    """A function of the judge that the thread of a session calls for another thread."""
 
     __slots__ = ("answer", "answered", "error", "function")
 
-    def __init__(self, function: Callable[[Engine], Any]) -> None:
+    def __init__(self, function: Callable[[Judge], Any]) -> None:
         self.function = function
         self.answered = _Flag()
         self.answer: Any = None
@@ -117,23 +113,27 @@ class _Session:
         owner: Observation,
         maker: Maker,
         functions: Mapping[int, tuple[str, Function]],
-        engine: Engine,
-        logger: Logger,
         *,
+        judge: Judge | None,
+        recording: Recording,
+        path: str | None,
+        logger: Logger,
         declaring: Declaring,
         allocators: Allocators | None,
     ) -> None:
-        self.engine = engine
+        self.judge = judge
         self.begun = _Flag()
         self.done = _Flag()
         self.failure: BaseException | None = None  # of the begin or the analysis
-        self.lost = 0
+        self.log_failure: OSError | None = None  # of writing the log
         self.began = self.seconds = 0.0
-        self.blocks = Blocks()
         self.wanted = True  # until it is asked to end
         self._owner = weakref.ref(owner)
         self._maker = maker
         self._functions = functions
+        self._recording = recording
+        self._path = path  # of the log
+        self._writer: log_format.Writer | None = None
         self._logger = logger
         self._declaring = declaring
         self._allocators = allocators
@@ -158,8 +158,8 @@ class _Session:
         self.wanted = False
         self._bell.ring()
 
-    def ask(self, function: Callable[[Engine], T]) -> T:
-        """Apply the log until now; return the result of `function` on the engine."""
+    def ask(self, function: Callable[[Judge], T]) -> T:
+        """Apply the log until now; return the result of `function` on the judge."""
         if not self.done.is_set and not self._daemon.is_current():
             question = _Question(function)
             self._questions.append(question)
@@ -172,7 +172,15 @@ class _Session:
                 return question.answer  # type: ignore[no-any-return]  # of `function`
         if self.failure is not None:
             raise self.failure
-        return function(self.engine)
+        return function(self._judge_or_raise())
+
+    def _judge_or_raise(self) -> Judge:
+        if self.judge is None:
+            raise RuntimeError(
+                'this observation is only recorded, as judge="later" asks for: judge its log with '
+                "`python -m userstream judge`"
+            )
+        return self.judge
 
     def forked(self) -> None:
         """End in a forked child, in which the thread does not exist."""
@@ -234,10 +242,20 @@ class _Session:
         self.began = time.monotonic()
         while _inherited:
             _inherited.pop()()
+        with ExitStack() as file:
+            if self._path is not None:
+                self._writer = log_format.Writer(file.enter_context(_log_file(self._path)))
+            self._record()
+            self._end_log()
+        self._answer()
+
+    def _record(self) -> None:
+        """Watch until it is no longer wanted."""
         with ExitStack() as ends:  # all of them, also if one raises
             ends.callback(self._logger.end)
             self._logger.take_account(account.address())
             self._logger.begin(self._maker.driver())
+            self._take([self._recording.header()])
             self._stop = self._maker.begin(self._logger)
             ends.callback(self._stop)
             ends.callback(self._logger.end)  # before calls go unseen by the recorder
@@ -246,12 +264,16 @@ class _Session:
             self.begun.set()
             self._analyze()
             self.seconds = time.monotonic() - self.began
+
+    def _end_log(self) -> None:
+        """Take what is left of the log, and end it."""
         self._catch_up(everything=True)
-        self.engine.finish()
         if self._allocators is not None:  # after which they forget the blocks
-            self._read_blocks()
+            self._read_blocks(everything=True)
             self._allocators.finish()
-        self._answer()
+        self._take(self._recording.end("the end of the observation"))
+        if self.judge is not None:
+            self.judge.finish()
 
     def _analyze(self) -> None:
         while self._is_wanted():
@@ -270,25 +292,54 @@ class _Session:
                 self._catch_up()
                 if self._allocators is not None:
                     self._read_blocks()
-                question.answer = question.function(self.engine)
+                question.answer = question.function(self._judge_or_raise())
             except BaseException as error:
                 question.error = error
             question.answered.set()
 
-    def _read_blocks(self) -> None:
-        if self._allocators is not None:
-            self.blocks = self._allocators.blocks(self.engine.world.finds.count())
+    def _read_blocks(self, *, everything: bool = False) -> None:
+        """Read the blocks of the allocators anew if there are new races, or for the log."""
+        if self._allocators is None:
+            return
+        blocks = None
+        if self.judge is not None:
+            blocks = self.judge.blocks = self._allocators.blocks(self.judge.count_races())
+        if everything and self._writer is not None:
+            if blocks is None:
+                blocks = self._allocators.blocks(-1)
+            self._write([blocks.as_block()])
 
     def _catch_up(self, *, everything: bool = False) -> None:
-        """Apply the log until now. Other threads may log without end."""
+        """Take the log until now. Other threads may log without end."""
         left = None
         while left is None or left >= 0 or everything:
-            chunk, lost, behind = self._logger.read()
+            blocks, behind = self._recording.read()
             left = (behind if left is None else left) - 1
-            self.lost = lost
-            self.engine.take(read_log(chunk))
-            if not chunk:
+            self._take(blocks)
+            if not blocks:
                 break
+
+    def _take(self, blocks: Iterable[Block]) -> None:
+        """Write blocks to the log, if there is one, and give them to the judge."""
+        blocks = list(blocks)
+        self._write(blocks)
+        if self.judge is not None:
+            for block in blocks:
+                self.judge.take(block)
+
+    def _write(self, blocks: Iterable[Block]) -> None:
+        """Write blocks to the log; after a failure write no more, and raise the error at the end.
+
+        The log has no `END` then, and whoever judges it is told that it is not whole.
+        """
+        if self._writer is None:
+            return
+        try:
+            for block in blocks:
+                self._writer.write(block)
+        except OSError as error:
+            self._writer = None
+            self.log_failure = error
 
 
 class Observation:
@@ -308,6 +359,10 @@ class Observation:
         The largest number of operations on the page of `save`.
     allocations : bool
         Whether races name the lines that allocated tensors and arrays.
+    log : path or None
+        The file to which the log is written.
+    judge : {"thread", "later"}
+        Whether a thread judges what is recorded, or only ``python -m userstream judge`` later.
 
     Examples
     --------
@@ -327,6 +382,8 @@ class Observation:
         threads: Literal["shared", "strict"] = "shared",
         timeline: int = 20_000,
         allocations: bool = False,
+        log: str | os.PathLike[str] | None = None,
+        judge: Literal["thread", "later"] = "thread",
     ) -> None:
         _process.check_fork()  # before the locks, which stay as they were in a forked child
         if isinstance(stall, bool) or not isinstance(stall, (int, float)):
@@ -339,15 +396,23 @@ class Observation:
             raise TypeError(f"timeline must be a number of operations, an int, not {timeline!r}")
         if not 0 <= timeline <= _MOST_KEPT:
             raise ValueError(f"timeline must be from 0 to {_MOST_KEPT:,}, not {timeline!r}")
-        self._possible = bool(possible)
-        self._suppressions = read_suppressions(suppress)
-        self._threshold = float(stall)
-        self._strict = threads == "strict"
-        self._room = timeline
+        if judge not in ("thread", "later"):
+            raise ValueError(f'judge must be "thread" or "later", not {judge!r}')
+        if judge == "later" and log is None:
+            raise ValueError('judge="later" needs log=, the file to judge later')
+        self._log = None if log is None else os.path.abspath(os.fspath(log))
+        self._judge: Judge | None = None
+        if judge == "thread":
+            self._judge = Judge(
+                possible=bool(possible),
+                suppressions=read_suppressions(suppress),
+                stall=float(stall),
+                strict=threads == "strict",
+                timeline=timeline,
+            )
         self._logger = the_logger()
-        self._stacks = Stacks(self._logger)
         self._declaring = Declaring(self._logger)
-        self._allocators = Allocators(self._logger, self._stacks) if allocations else None
+        self._allocators = Allocators(self._logger) if allocations else None
         self._session: _Session | None = None
 
     # -- from when to when ------------------------------------------------------------------------
@@ -358,22 +423,17 @@ class Observation:
         if self._session is not None:
             raise RuntimeError("an observation is used once: call observe() again")
         functions = maker.functions()
-        engine = Engine(
-            functions,
-            self._stacks,
-            stall=self._threshold,
-            strict=self._strict,
-            timeline=self._room,
-        )
-        engine.world.names = _name_of
-        engine.world.primary_devices = contexts.devices_of_primaries
-        engine.world.primaries = contexts.primaries_of_green
+        recording = Recording(self._logger, functions)
+        if self._allocators is not None:
+            recording.unseen = self._allocators.unseen
         session = _Session(
             self,
             maker,
             functions,
-            engine,
-            self._logger,
+            judge=self._judge,
+            recording=recording,
+            path=self._log,
+            logger=self._logger,
             declaring=self._declaring,
             allocators=self._allocators,
         )
@@ -418,58 +478,23 @@ class Observation:
             session.done.wait()
         finally:
             self._leave_allocators()
-        if is_first and session.failure is not None:
-            raise session.failure
+        failure = session.failure or session.log_failure
+        if is_first and failure is not None:
+            raise failure
 
     def _leave_allocators(self) -> None:
         session = self._session
         if self._allocators is not None and not (session is not None and session.is_of_parent):
             self._allocators.end()
 
-    def _catch_up(self) -> Engine:
-        """Apply the log until now; return the engine."""
-        return self._ask(lambda engine: engine)
-
-    def _ask(self, function: Callable[[Engine], T]) -> T:
+    def _ask(self, function: Callable[[Judge], T]) -> T:
         if _process.forked:
             _process.check_fork()
         if self._session is None:
             raise RuntimeError("nothing has been observed yet: enter the observation (`with`)")
         return self._session.ask(function)
 
-    @property
-    def _engine(self) -> Engine | None:
-        return None if self._session is None else self._session.engine
-
     # -- what was found ---------------------------------------------------------------------------
-
-    def _found(self, engine: Engine) -> list[Race]:
-        blocks = Blocks() if self._session is None else self._session.blocks
-        return [
-            blocks.name(race)
-            for race in engine.world.finds.races()
-            if not any(covers(each, race) for each in self._suppressions)
-        ]
-
-    def _races(self, engine: Engine) -> tuple[Race, ...]:
-        return tuple(race for race in self._found(engine) if self._possible or not race.possible)
-
-    def _not_seen(self, engine: Engine) -> tuple[str, ...]:
-        found = [f"{what} ({count})" for what, count in engine.world.unseen.copy().items()]
-        lost = 0 if self._session is None else self._session.lost
-        if lost:
-            found.append(f"calls that came faster than they could be analyzed ({lost})")
-        if self._allocators is not None:
-            found += [
-                f"which lines allocate for {framework}: {why}"
-                for framework, why in self._allocators.failures.items()
-            ]
-        without_stack = self._logger.without_stack()
-        if without_stack:
-            found.append(f"lines of calls with more different stacks than fit ({without_stack})")
-        if not self._logger.has_stacks:
-            found.append("lines: the frames of this interpreter cannot be read")
-        return tuple(found)
 
     @property
     def races(self) -> tuple[Race, ...]:
@@ -482,7 +507,7 @@ class Observation:
         ...     seen.races
         ()
         """
-        return self._ask(self._races)
+        return self._ask(Judge.races)
 
     @property
     def stalls(self) -> tuple[Stall, ...]:
@@ -495,7 +520,7 @@ class Observation:
         ...     seen.stalls
         ()
         """
-        return self._ask(lambda engine: tuple(engine.world.finds.stalls()))
+        return self._ask(Judge.stalls)
 
     @property
     def not_seen(self) -> tuple[str, ...]:
@@ -508,7 +533,7 @@ class Observation:
         ...     seen.not_seen
         ()
         """
-        return self._ask(self._not_seen)
+        return self._ask(Judge.not_seen)
 
     def check(self) -> None:
         """Raise `RaceError`, with the report as its message, if there are races.
@@ -530,26 +555,7 @@ class Observation:
             raise RaceError(str(self), races=[race.key for race in races])
 
     def __str__(self) -> str:
-        return self._ask(self._report)
-
-    def _report(self, engine: Engine) -> str:
-        races, stalls = self._races(engine), engine.world.finds.stalls()
-        unseen = self._not_seen(engine)
-        seconds = self._watched()
-        calls = sum(engine.counts.values())
-        streams = engine.world.clocks.count_streams()
-        found = f"{_plural(len(races), 'race')}, {_plural(len(stalls), 'stall')}"
-        on = f"{_plural(calls, 'driver call')} on {_plural(streams, 'stream')}"
-        lines = [f"observed {seconds:.3f} s, {on}: {found}", *(f"\n{race}" for race in races)]
-        if stalls:
-            lines.append("\nstalls:")
-            lines += [f"  {stall}" for stall in stalls[:_SHOWN]]
-            if len(stalls) > _SHOWN:
-                lines.append(f"  and {len(stalls) - _SHOWN} more")
-        if unseen:
-            lines.append("\nnot seen:")
-            lines += [f"  {what}" for what in unseen]
-        return "\n".join(lines)
+        return self._ask(lambda judge: judge.report(self._watched()))
 
     def __repr__(self) -> str:
         session = self._session
@@ -572,24 +578,12 @@ class Observation:
         >>> seen.as_dict()["races"]
         []
         """
-        return self._ask(lambda engine: self._document(engine, Race.as_dict))
+        return self._ask(lambda judge: judge.document(self._watched()))
 
     def _watched(self) -> float:
         """Return for how many seconds the process was watched."""
         session = self._session
         return 0.0 if session is None else session.seconds or time.monotonic() - session.began
-
-    def _document(self, engine: Engine, tell: Callable[[Race], dict[str, Any]]) -> dict[str, Any]:
-        found = self._found(engine)
-        return {
-            "version": _VERSION,
-            "seconds": self._watched(),
-            "races": [tell(race) for race in found if not race.possible],
-            "possible": [tell(race) for race in found if race.possible],
-            "stalls": [stall.as_dict() for stall in engine.world.finds.stalls()],
-            "calls": dict(sorted(engine.counts.items())),
-            "not_seen": list(self._not_seen(engine)),
-        }
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the findings as a page (``.html``) or as data (``.json``: what `as_dict` returns).
@@ -627,19 +621,7 @@ class Observation:
             file.write(document)
 
     def _page(self) -> str:
-        return page(self._ask(self._document_of_page))
-
-    def _document_of_page(self, engine: Engine) -> dict[str, Any]:
-        document = self._document(engine, Race._for_page)
-        world = engine.world
-        document["timeline"] = world.timeline.as_dict(
-            world.stacks, lambda lane: world.describe(lane)[0], world.finds.thread_name
-        )
-        return document
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+        return page(self._ask(lambda judge: judge.document_of_page(self._watched())))
 
 
 def _maker() -> Maker:
@@ -652,16 +634,10 @@ def _maker() -> Maker:
     return Cupti()
 
 
-def _name_of(handle: int) -> str | None:
-    """Return the name of a user stream by its handle, or `None` for other streams."""
-    # No import: this is another thread, and the main one may be in the middle of an import.
-    registry = sys.modules.get("userstream._registry")
-    if registry is None:
-        return None
-    for (_, name), stream in registry.UserStream.get().streams().items():
-        if not stream.is_closed and int(stream.handle) == handle:
-            return f"user stream {name!r}" if name else "the user stream"
-    return None
+def _log_file(path: str) -> BinaryIO:
+    """Create the file of a log, which only its owner can read: it names files and commands."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    return open(os.open(path, flags, 0o600), "wb", buffering=0)
 
 
 def _in_child() -> None:
@@ -683,37 +659,3 @@ def _at_exit() -> None:
 # Also in children of processes in which only other libraries have used the driver.
 os.register_at_fork(after_in_child=_in_child)
 atexit.register(_at_exit)  # no thread may read Python's frames when they are gone
-
-
-_PIECES = Path(__file__).parent / "page"
-_SCRIPTS = ("model.js", "view.js", "paint.js", "panel.js", "main.js")
-
-
-def page(document: dict[str, Any]) -> str:
-    """Return the page of a document; see `Observation.save`."""
-    style, script = _read("page.css"), "".join(map(_read, _SCRIPTS))
-    pieces = {
-        "policy": (
-            f"default-src 'none'; base-uri 'none'; form-action 'none'; "
-            f"style-src {_hash(style)}; script-src {_hash(script)}"
-        ),
-        "style": style,
-        "data": _embedded(document),
-        "script": script,
-    }
-    # At once: what is put in may look like a place itself.
-    return re.sub(r"\{\{(\w+)\}\}", lambda place: pieces[place[1]], _read("page.html"))
-
-
-def _read(name: str) -> str:
-    return (_PIECES / name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    """Return the source expression of a content security policy that allows one text."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _embedded(document: dict[str, Any]) -> str:
-    """Return JSON for a script element, without a character that could end the element."""
-    return json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")

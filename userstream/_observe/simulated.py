@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING
 
-from userstream._observe.functions import FUNCTIONS, Function
+from userstream._observe.judge.functions import FUNCTIONS, Function
 from userstream._observe.logger import DRIVER_FUNCTIONS, Driver, Logger, address_of
 from userstream.testing import _simulated
 

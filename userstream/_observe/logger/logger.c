@@ -320,6 +320,7 @@ PUBLIC void logger_begin(const Driver *functions, const Layout *python) {
     bool alone = wait_for_calls();
     atomic_fetch_add(&epoch, 1);
     log_clear();                /* of an earlier observation */
+    stacks_begin();
     streams_clear();
     memory_clear();
     sources_clear();

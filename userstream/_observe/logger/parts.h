@@ -143,6 +143,7 @@ void log_in_child(void);
 /* ---- stacks.c: the frames of the calling thread --------------------------------------------- */
 
 int32_t stack_index(void);
+void stacks_begin(void);
 void stacks_in_child(void);
 
 /* ---- ranges.c: what was seen ----------------------------------------------------------------- */

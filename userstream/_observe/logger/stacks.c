@@ -24,6 +24,8 @@ typedef struct Frame {
 
 typedef struct Stack {
     uint32_t count;
+    uint32_t told;              /* in which observation it is used, the last of them */
+    uint32_t next;              /* of those to be told; and 1, 0: none */
     Frame *frames;
 } Stack;
 
@@ -32,6 +34,8 @@ enum { FRAMES = 48, MOST = 1 << 20, NO_INDEX = MOST };
 static pthread_mutex_t stacks_lock = PTHREAD_MUTEX_INITIALIZER;
 static Code *codes;
 static Stack *stacks;
+static uint32_t telling;        /* the observation */
+static uint32_t first_new, last_new; /* the stacks to be told; and 1, 0: none */
 static uint64_t without_stack;  /* calls whose stack was one too many */
 
 /* Finds entries of an array by their hashes. */
@@ -153,6 +157,16 @@ static uint32_t find_code(const char *object) {
     return append(&codes_index, hash);
 }
 
+static void tell(uint32_t which) {
+    stacks[which].told = telling;
+    stacks[which].next = 0;
+    if (last_new)
+        stacks[last_new - 1].next = which + 1;
+    else
+        first_new = which + 1;
+    last_new = which + 1;
+}
+
 /* The frames of the calling thread, the innermost first; -1: it has none, or there are too many. */
 int32_t stack_index(void) {
     const char *state = layout.thread_state ? layout.thread_state() : NULL;
@@ -190,15 +204,37 @@ int32_t stack_index(void) {
     if (count && which == NO_INDEX) {
         Frame *copy = copy_of(frames, count * sizeof *frames);
         if (copy && make_room(&stacks_index, (void **)&stacks, sizeof *stacks)) {
-            stacks[stacks_index.count] = (Stack){count, copy};
+            stacks[stacks_index.count] = (Stack){.count = count, .frames = copy};
             which = append(&stacks_index, hash);
         } else {
             free(copy);
             without_stack++;
         }
     }
+    if (which != NO_INDEX && stacks[which].told != telling)
+        tell(which);
     pthread_mutex_unlock(&stacks_lock);
     return which == NO_INDEX ? -1 : (int32_t)which;
+}
+
+/* From now on each stack is new. */
+void stacks_begin(void) {
+    pthread_mutex_lock(&stacks_lock);
+    telling++;
+    first_new = last_new = 0;
+    pthread_mutex_unlock(&stacks_lock);
+}
+
+/* The next stack that the observation uses for the first time; -1: none. */
+PUBLIC int32_t logger_new_stack(void) {
+    pthread_mutex_lock(&stacks_lock);
+    int32_t which = (int32_t)first_new - 1;
+    if (which >= 0)
+        first_new = stacks[which].next;
+    if (!first_new)
+        last_new = 0;
+    pthread_mutex_unlock(&stacks_lock);
+    return which;
 }
 
 /* How many calls have no stack because there were too many different ones. */
@@ -244,4 +280,5 @@ void stacks_in_child(void) {
     codes = NULL;
     stacks = NULL;
     codes_index = stacks_index = (Index){0};
+    first_new = last_new = 0;
 }

@@ -6,13 +6,13 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING
 
-from userstream._observe.clocks import Clock, join
+from .clocks import Clock, join
 
 if TYPE_CHECKING:
-    from userstream._observe.captures import Captures
-    from userstream._observe.clocks import Lane
-    from userstream._observe.functions import Call
-    from userstream._observe.world import World
+    from .captures import Captures
+    from .clocks import Lane
+    from .functions import Call
+    from .world import World
 
 _EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL and CU_EVENT_WAIT_EXTERNAL
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from userstream._observe.clocks import join
-from userstream._observe.memory import Access, Allocation
-from userstream._observe.races import RecordedOperation
-from userstream._observe.stacks import line_of
+from .clocks import join
+from .memory import Access, Allocation
+from .races import RecordedOperation
+from .stacks import line_of
 
 if TYPE_CHECKING:
-    from userstream._observe.allocations import Allocations
-    from userstream._observe.clocks import Lane
-    from userstream._observe.functions import Call
-    from userstream._observe.world import World
+    from .allocations import Allocations
+    from .clocks import Lane
+    from .functions import Call
+    from .world import World
 
 
 class Touch(NamedTuple):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from userstream._observe.allocations import Allocations, Contexts
-from userstream._observe.captures import Captures
-from userstream._observe.copies import Copies, Pinned
-from userstream._observe.functions import (
+from .allocations import Allocations, Contexts
+from .captures import Captures
+from .copies import Copies, Pinned
+from .functions import (
     DECLARED,
     DECLARED_NO_MORE,
     LEARNED,
@@ -18,15 +18,14 @@ from userstream._observe.functions import (
     SEEN_STREAM,
     SOURCE_CHANGED,
 )
-from userstream._observe.launches import Launches
-from userstream._observe.order import Order, Words
-from userstream._observe.world import World
+from .launches import Launches
+from .order import Order, Words
+from .world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from userstream._observe.functions import Call, Function
-    from userstream._observe.stacks import Stacks
+    from .functions import Call, Function
 
 
 _TRIM = 4096  # calls between two looks for what can be forgotten
@@ -38,13 +37,12 @@ class Engine:
     def __init__(
         self,
         functions: Mapping[int, tuple[str, Function]],
-        stacks: Stacks,
         *,
         stall: float,
         strict: bool = False,
         timeline: int = 0,
     ) -> None:
-        self.world = world = World(stacks, strict=strict, timeline=timeline)
+        self.world = world = World(strict=strict, timeline=timeline)
         self.counts: dict[str, int] = {}
         self._stall = stall
         self._untrimmed = 0
@@ -102,7 +100,6 @@ class Engine:
             self._untrimmed += 1
         if self._untrimmed >= _TRIM:
             self._untrimmed = 0
-            self.world.clocks.forget_ended_threads()
             self.world.memory.trim(self.world.is_known)
 
     def _note_stall(self, call: Call) -> None:

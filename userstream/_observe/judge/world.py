@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from userstream._observe.clocks import LEGACY, Clocks, join
-from userstream._observe.declarations import Declarations
-from userstream._observe.functions import FUTURE, PROGRAM
-from userstream._observe.memory import ASSUMED, EXACT, PINNED, Access, Allocation, Memory
-from userstream._observe.races import ACCESSES, Finds, RaceMemory, RecordedOperation, Side
-from userstream._observe.timeline import Timeline
+from .clocks import LEGACY, Clocks, join
+from .declarations import Declarations
+from .functions import FUTURE, PROGRAM
+from .memory import ASSUMED, EXACT, PINNED, Access, Allocation, Memory
+from .races import ACCESSES, Finds, RaceMemory, RecordedOperation, Side
+from .stacks import Stacks
+from .timeline import Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable
 
-    from userstream._observe.clocks import Clock, Lane
-    from userstream._observe.functions import Call
-    from userstream._observe.memory import Guess, Guesses, Span
-    from userstream._observe.stacks import Stacks
+    from .clocks import Clock, Lane
+    from .functions import Call
+    from .memory import Guess, Guesses, Span
 
 Range = tuple[int, int]
 
@@ -25,17 +25,17 @@ Range = tuple[int, int]
 class World:
     """The state of an analysis, with the operations that all subjects share."""
 
-    def __init__(self, stacks: Stacks, *, strict: bool = False, timeline: int = 0) -> None:
-        self.stacks = stacks
+    def __init__(self, *, strict: bool = False, timeline: int = 0) -> None:
+        self.stacks = stacks = Stacks()
         self.clocks = Clocks(strict=strict)
         self.memory = Memory()
         self.declarations = Declarations(self.memory)
         self.finds = Finds(stacks, self.describe)
         self.timeline = Timeline(timeline)
         self.devices: dict[int, int] = {}  # of contexts that were made while watching
-        self.primary_devices: Mapping[int, int] = {}  # of primary contexts
-        self.primaries: Mapping[int, int] = {}  # the primary context of each green one
-        self.names: Callable[[int], str | None] = lambda _: None  # of streams, by handle
+        self.primary_devices: dict[int, int] = {}  # of primary contexts
+        self.primaries: dict[int, int] = {}  # the primary context of each green one
+        self.names: dict[int, str] = {}  # of streams, by handle
         self.unseen: dict[str, int] = {}  # what could not be followed, and how often
 
     def lane(self, call: Call) -> Lane:
@@ -189,7 +189,7 @@ class World:
         elif lane.kind == "per-thread":
             name = f"the default stream of thread {lane.thread}"
         else:
-            known = self.names(lane.handle)
+            known = self.names.get(lane.handle)
             name = f"stream {lane.handle:#x}" if known is None else f"{known} ({lane.handle:#x})"
         if device is not None:
             name += f" of device {device}"

@@ -6,14 +6,14 @@ import struct
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
-from userstream._observe.memory import DEVICE, PINNED, UNKNOWN, Access
-from userstream._observe.races import RaceMemory, RecordedOperation, Side
+from .memory import DEVICE, PINNED, UNKNOWN, Access
+from .races import RaceMemory, RecordedOperation, Side
 
 if TYPE_CHECKING:
-    from userstream._observe.clocks import Lane
-    from userstream._observe.functions import Call
-    from userstream._observe.memory import Allocation
-    from userstream._observe.world import World
+    from .clocks import Lane
+    from .functions import Call
+    from .memory import Allocation
+    from .world import World
 
 # Bytes of a source up to which the recorder compares all of it: `WHOLE` in `sources.c`.
 _WHOLE = 1 << 16

@@ -6,13 +6,13 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING
 
-from userstream._observe.memory import DEVICE, MANAGED, PINNED, Access, Allocation
-from userstream._observe.races import RecordedOperation
+from .memory import DEVICE, MANAGED, PINNED, Access, Allocation
+from .races import RecordedOperation
 
 if TYPE_CHECKING:
-    from userstream._observe.clocks import Lane
-    from userstream._observe.functions import Call
-    from userstream._observe.world import Range, World
+    from .clocks import Lane
+    from .functions import Call
+    from .world import Range, World
 
 _WORD = struct.Struct("<Q")
 

@@ -7,12 +7,11 @@ threads tell each other of what they know, cannot be seen. In strict mode each t
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
 Clock = dict[int, int]
 
@@ -150,12 +149,10 @@ class Clocks:
             return True
         return all(host.clock.get(lane.id, 0) >= time for host in self._hosts.values())
 
-    def forget_ended_threads(self) -> None:
+    def forget_ended_threads(self, alive: Container[int]) -> None:
         """Forget the clocks of threads that have ended."""
         if self._strict:
-            for thread in [
-                each for each in self._hosts if not os.path.exists(f"/proc/self/task/{each}")
-            ]:
+            for thread in [each for each in self._hosts if each not in alive]:
                 del self._hosts[thread]
 
     def _changed(self, host: _Host) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from traceback import FrameSummary
 from typing import Any
 
-from userstream._observe.stacks import line_of
+from .stacks import line_of
 
 # Where `str.splitlines` ends a line: a suppression is one line.
 _LINE_BREAK = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from userstream._observe.memory import ASSUMED
-from userstream._observe.races import RecordedOperation
-from userstream._observe.stacks import line_of
+from .memory import ASSUMED
+from .races import RecordedOperation
+from .stacks import line_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from userstream._observe.clocks import Lane
-    from userstream._observe.functions import Call
-    from userstream._observe.memory import Span
-    from userstream._observe.stacks import Stacks
+    from .clocks import Lane
+    from .functions import Call
+    from .memory import Span
+    from .stacks import Stacks
 
 READ, WRITE, EITHER = 0, 1, 2  # kinds of access on the page
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable, Iterator
 
-    from userstream._observe.clocks import Clock, Lane
+    from .clocks import Clock, Lane
 
 PINNED = 1
 DEVICE = 2

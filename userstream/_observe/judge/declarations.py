@@ -5,12 +5,12 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from userstream._observe.memory import DECLARED, EXACT
+from .memory import DECLARED, EXACT
 
 if TYPE_CHECKING:
-    from userstream._observe.functions import Call
-    from userstream._observe.memory import Allocation, Memory
-    from userstream._observe.races import RecordedOperation
+    from .functions import Call
+    from .memory import Allocation, Memory
+    from .races import RecordedOperation
 
 _LEGACY = 1
 _MOST = 1024  # of a thread on a stream

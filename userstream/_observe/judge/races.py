@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from userstream._observe.found import Operation, Race, Stall, access_kind
-from userstream._observe.memory import ASSUMED, KINDS, LEARNED
-from userstream._observe.stacks import line_of
+from .found import Operation, Race, Stall, access_kind
+from .memory import ASSUMED, KINDS, LEARNED
+from .stacks import line_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from userstream._observe.clocks import Lane
-    from userstream._observe.found import Stack
-    from userstream._observe.memory import Guess, Guesses, Span
-    from userstream._observe.stacks import Stacks
+    from .clocks import Lane
+    from .found import Stack
+    from .memory import Guess, Guesses, Span
+    from .stacks import Stacks
 
 
 ACCESSES = "accesses"  # a race of two accesses, named by `access_kind`
@@ -134,7 +133,7 @@ class Finds:
         self._describe = describe
         self._races: dict[tuple[Any, ...], _Entry] = {}
         self._stalls: dict[tuple[str, Any], list[Any]] = {}
-        self._threads: dict[int, str] = {}
+        self.threads: dict[int, str] = {}  # names of threads, by their numbers of the system
 
     # -- races ------------------------------------------------------------------------------------
 
@@ -247,12 +246,8 @@ class Finds:
         )
 
     def thread_name(self, native: int) -> str:
-        """Return the name that a thread had at its first appearance."""
-        name = self._threads.get(native)
-        if name is None:
-            names = {thread.native_id: thread.name for thread in threading.enumerate()}
-            name = self._threads[native] = names.get(native, f"thread {native}")
-        return name
+        """Return the name of a thread."""
+        return self.threads.get(native, f"thread {native}")
 
 
 def _place(operation: Operation) -> str:

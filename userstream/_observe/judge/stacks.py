@@ -1,76 +1,83 @@
-"""The stacks that the logger took, as lines of source."""
+"""The stacks of a log, as lines of source."""
 
 from __future__ import annotations
 
-import os
-import sysconfig
 from contextlib import suppress
 from traceback import FrameSummary
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from userstream._observe.logger import Logger
+from .log import OWN, PROGRAM
 
-_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_LIBRARIES = tuple(
-    {os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib")}
-)
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+if TYPE_CHECKING:
+    from .log import Code
+
+
+class Frame(FrameSummary):
+    """A line of source, and whose it is: the program's, a library's or userstream's."""
+
+    __slots__ = ("whose",)
+
+    def __init__(self, filename: str, line: int | None, name: str, whose: int) -> None:
+        super().__init__(filename, line, name, lookup_line=False)
+        self.whose = whose
+
 
 Stack = tuple[FrameSummary, ...]
 
 
-def is_own(filename: str) -> bool:
-    """Tell whether a file is userstream's."""
-    return filename.startswith(_OWN)
-
-
-def _is_program(filename: str) -> bool:
-    """Tell whether a file is the program's, and not of a library that it uses."""
-    if filename.startswith(("<frozen", _OWN)):
-        return False
-    return not filename.startswith(_LIBRARIES) and not any(part in filename for part in _INSTALLED)
-
-
 class Stacks:
-    """Works out each stack once."""
+    """The definitions of stacks and code objects. Each stack is worked out once."""
 
-    def __init__(self, logger: Logger) -> None:
-        self._logger = logger
-        self._codes: dict[int, tuple[str, str, list[tuple[int, int | None]]]] = {}
+    def __init__(self) -> None:
+        self._codes: dict[int, Code] = {}
+        self._tables: dict[int, list[tuple[int, int | None]]] = {}
+        self._frames: dict[int, list[tuple[int, int]]] = {}
         self._stacks: dict[int, Stack] = {-1: ()}
 
-    def __getitem__(self, index: int) -> Stack:
+    def define_code(self, code: Code) -> None:
+        """Add a code object."""
+        self._codes[code.number] = code
+
+    def define_stack(self, number: int, frames: list[tuple[int, int]]) -> None:
+        """Add a stack: codes, and the offsets in them, the innermost frame first."""
+        self._frames[number] = frames
+
+    def __getitem__(self, number: int) -> Stack:
         """Return the frames, the innermost last as in a traceback."""
-        found = self._stacks.get(index)
+        found = self._stacks.get(number)
         if found is None:
-            frames = [self._frame(code, place) for code, place in self._logger.stack(index)]
-            found = self._stacks[index] = tuple(reversed(frames))
+            if number not in self._frames:
+                return ()
+            frames = [self._frame(code, place) for code, place in self._frames[number]]
+            found = self._stacks[number] = tuple(reversed(frames))
         return found
 
-    def _frame(self, code: int, place: int) -> FrameSummary:
-        known = self._codes.get(code)
-        if known is None:
-            filename, name, lines, first_line = self._logger.code(code)
-            known = self._codes[code] = (filename, name, line_table(lines, first_line))
-        filename, name, table = known
+    def _frame(self, number: int, place: int) -> Frame:
+        code = self._codes[number]
+        table = self._tables.get(number)
+        if table is None:
+            table = self._tables[number] = line_table(code.lines, code.first_line)
         line = None
         for end, candidate in table:
             line = candidate
             if place < end:
                 break
-        return FrameSummary(filename, line, name, lookup_line=False)
+        return Frame(code.file, line, code.name, code.whose)
 
 
 def line_of(stack: Stack) -> FrameSummary | None:
     """Return the frame to show: the program's innermost, else the innermost there is."""
     for frame in reversed(stack):
-        if _is_program(frame.filename):
+        if _whose(frame) == PROGRAM:
             return frame
     for frame in reversed(stack):
-        if not is_own(frame.filename):
+        if _whose(frame) != OWN:
             return frame
     return stack[-1] if stack else None
+
+
+def _whose(frame: FrameSummary) -> int:
+    return frame.whose if isinstance(frame, Frame) else PROGRAM
 
 
 def line_table(data: bytes, first_line: int) -> list[tuple[int, int | None]]:

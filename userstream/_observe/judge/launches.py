@@ -7,7 +7,7 @@ import struct
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from userstream._observe.memory import (
+from .memory import (
     ASSUMED,
     LEARNED,
     PAIR,
@@ -19,9 +19,9 @@ from userstream._observe.memory import (
 )
 
 if TYPE_CHECKING:
-    from userstream._observe.functions import Call
-    from userstream._observe.memory import Span
-    from userstream._observe.world import World
+    from .functions import Call
+    from .memory import Span
+    from .world import World
 
 
 # In the names of kernels that take lists of tensors: those of the optimizers and of `cat` of
