@@ -18,6 +18,7 @@ from helpers import current_context, device_current, eventually, grown
 from userstream import _driver, testing
 from userstream._driver import _core, core
 from userstream._engine import held_objects, lanes
+from userstream._ordering.ordering import Ordering, Rest
 
 NOT_READY = 600
 INVALID_HANDLE = 400
@@ -241,6 +242,124 @@ def test_the_source_of_an_orphan_waits(streams):
         assert is_pending(other)
         assert not core.in_use
     other.sync(timeout=10)
+
+
+def ordering_of(consumer: us.Stream, *producers: us.Stream, rest: object = None) -> Ordering:
+    lanes = tuple(producer._lane for producer in producers)
+    return Ordering(consumer, consumer._lane, lanes, None, (), False, None, rest)
+
+
+class TestOrderings:
+    """Orderings of at most two lanes, which the core acquires and releases by itself."""
+
+    def test_the_consumer_waits_and_then_the_producer(self, streams):
+        one, other = streams
+        ordering = ordering_of(one, other)
+        with testing.latch(other):
+            assert core.acquire(ordering) == 0
+            assert is_pending(one)
+        one.sync(timeout=10)
+        with testing.latch(one):
+            assert core.release(ordering, None) == 0
+            assert is_pending(other)
+        other.sync(timeout=10)
+
+    def test_without_a_producer_nothing_waits(self, streams):
+        one, other = streams
+        with testing.latch(one):
+            assert core.acquire(ordering_of(one)) == core.release(ordering_of(one), None) == 0
+            assert not is_pending(other)
+
+    def test_a_release_holds_objects(self, streams):
+        one, _ = streams
+        held_objects.keep(one._lane, ())  # from now on the lane has a queue
+        thing = Thing()
+        alive = weakref.ref(thing)
+        with testing.latch(one):
+            assert core.release(ordering_of(one), [thing]) in (0, core.DUE)
+            del thing
+            assert alive() is not None
+        one.sync(timeout=10)
+        assert eventually(lambda: (held_objects.sweep(), alive() is None)[1])
+
+    def test_other_orderings_are_declined(self, streams):
+        one, other = streams
+        for ordering in (ordering_of(one, other, other), ordering_of(one, other, rest=Rest())):
+            assert core.acquire(ordering) == core.CAPTURED
+            assert core.release(ordering, None) == core.CAPTURED
+        one.begin_capture(mode="relaxed")
+        assert core.acquire(ordering_of(one, other)) == core.CAPTURED
+        one.end_capture()
+
+    def test_one_is_made_for_the_stream_of_the_device(self, streams):
+        one, other = streams
+        made = core.new_ordering(Ordering, {0: one}, 0, other._lane, "owner", ("buffer",), True)
+        assert type(made) is Ordering
+        assert (made.consumer, made.lane, made.producers) == (one, one._lane, (other._lane,))
+        assert (made.owners, made.buffers, made.may_join) == ("owner", ("buffer",), True)
+        assert made.buffer_use is made.rest is None
+        same = core.new_ordering(Ordering, {0: one}, 0, one._lane, None, (), False)
+        assert same.producers == ()
+        for streams_by_device in ({}, {0: us.Stream.legacy_default()}):
+            assert (
+                core.new_ordering(Ordering, streams_by_device, 0, one._lane, None, (), False)
+                is None
+            )
+
+    def test_what_is_no_ordering_is_refused(self, streams):
+        one, _ = streams
+        lane = one._lane
+        for call in (
+            lambda: core.acquire(lane),
+            lambda: core.release(lane, ()),
+            lambda: core.release(ordering_of(one)),
+            lambda: core.new_ordering(Ordering),
+            lambda: core.new_ordering(int, {}, 0, lane, None, (), False),
+            lambda: Ordering(one, lane),
+            lambda: core.acquire(Ordering(one, "lane", (), None, (), False)),
+            lambda: core.acquire(Ordering(one, lane, ("lane",), None, (), False)),
+            lambda: Ordering(one, lane, [lane], None, (), False),
+        ):
+            with pytest.raises(TypeError):
+                call()
+
+
+def test_an_event_is_waited_for_in_the_context_of_the_handle(streams):
+    legacy = lanes.default(1, 0)
+    with testing.latch(streams[0]):
+        event = core.record(streams[0]._lane)
+        core.wait_for(legacy, event)
+        core.wait_for(streams[1]._lane, event)
+        assert is_pending(streams[1])
+    streams[1].sync(timeout=10)
+    legacy.pool.give_back(event)
+    for arguments in ((), (legacy,), ("lane", event), (legacy, "event")):
+        with pytest.raises((TypeError, ValueError)):
+            core.wait_for(*arguments)
+
+
+def test_a_mark_is_for_streams_that_are_not_captured(streams):
+    one, _ = streams
+    assert core.mark(lanes.default(1, 0)) is None
+    one.begin_capture(mode="relaxed")
+    assert core.mark(one._lane) is None
+    assert not core.are_all_free([one._lane])
+    one.end_capture()
+    event = core.mark(one._lane)
+    assert event is not None
+    one._lane.pool.give_back(event)
+    assert core.are_all_free([one._lane, lanes.default(1, 0)])
+    assert core.are_all_free([])
+    closed = us.Stream.create(0)
+    lane = closed._lane
+    closed.close()
+    assert not core.are_all_free([lane])
+    assert core.mark(lane) is None
+    with pytest.raises(us.ClosedError):
+        core.wait_for(lane, event)
+    for no_lanes in (1, ["lane"]):
+        with pytest.raises(TypeError):
+            core.are_all_free(no_lanes)
 
 
 @pytest.mark.simulated

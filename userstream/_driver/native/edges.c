@@ -194,8 +194,8 @@ static PyObject *are_all_free(PyObject *module, PyObject *lanes)
     return PyErr_Occurred() ? NULL : PyBool_FromLong(answer);
 }
 
-/* wait_for(lane, event): make later work of a lane wait for an event, in the context that the handle
- * of the lane depends on. */
+/* wait_for(lane, event): make later work of a lane wait for an event, in the context that
+ * the handle of the lane depends on. */
 static PyObject *wait_for(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
@@ -411,7 +411,8 @@ static PyObject *ordering_new(PyTypeObject *type, PyObject *args, PyObject *name
 {
     PyObject *given[ORDERING_FIELDS] = {0};
     Py_ssize_t count = PyTuple_Size(args);
-    if (names || count < NEEDED || count > ORDERING_FIELDS) {
+    if (names || count < NEEDED || count > ORDERING_FIELDS ||
+        !PyTuple_Check(PyTuple_GetItem(args, 2))) {
         PyErr_SetString(PyExc_TypeError, "it takes the fields of an ordering in their order");
         return NULL;
     }
