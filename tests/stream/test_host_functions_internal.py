@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 import userstream as us
-from conftest import SIMULATED
 from helpers import (
     eventually,
     pinned_memory,
@@ -141,39 +139,11 @@ def taken() -> memory_operations.Gate:
     return gate
 
 
-def test_a_signal_loses_no_word_of_a_gate(stream: us.Stream) -> None:
-    pool = memory_operations._pools[0]
-    unused = int(re.search(r"\d+", repr(pool.unused))[0])
-    for at in itertools.count():
-        cut = cut_short(lambda: stream.launch_host_func(int), at)
-        stream.sync(timeout=10)
-        assert eventually(lambda: len(pool.free) == unused), f"after a signal at {at}"
-        if not cut:
-            break
-    assert sorted(pool.free) == [*range(unused)]
-
-
-def test_a_signal_loses_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    for at in itertools.count():
-        monkeypatch.setattr(memory_operations, "_pools", {})
-        gate = memory_operations.Gate(0)
-        made = testing.calls("cuMemHostAlloc") if SIMULATED else 0
-        cut = cut_short(gate.take, at)
-        gate.release()
-        again = taken()
-        if SIMULATED:
-            assert testing.calls("cuMemHostAlloc") == made + 1, f"after a signal at {at}"
-        again.release()
-        assert [*memory_operations._pools[0].free] == [0]
-        if not cut:
-            break
-
-
 def test_gates_of_more_than_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_operations, "_pools", {})
     held = [taken() for _ in range(1100)]
     assert len({gate.address for gate in held}) == 1100
-    assert len(memory_operations._pools[0].made) == 2
+    assert len(memory_operations._pools[0].pages) == 2
     for gate in held:
         gate.release()
         gate.release()  # once more does nothing

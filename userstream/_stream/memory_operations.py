@@ -8,7 +8,7 @@ import itertools
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Literal, SupportsIndex
 
 import numpy as np
 from cuda.bindings import driver
@@ -443,40 +443,35 @@ _WORDS = _PAGE // _WIDTH
 
 
 class _Pool:
-    """Numbered 32-bit words of a device. Lock-free: every step is one atomic call."""
+    """Numbered 32-bit words of a device. Thread-safe without a lock."""
 
-    __slots__ = ("free", "made", "unused")
+    __slots__ = ("free", "pages", "unused")
 
     def __init__(self) -> None:
         self.free: deque[int] = deque()  # numbers of released words
         self.unused = itertools.count()  # numbers of words that were never used
-        self.made: list[tuple[Any, ...]] = []  # allocated pages
+        self.pages: list[int] = []  # addresses of page-locked pages
 
     def address(self, number: int, device: int) -> int:
         """Return the address of a word; allocate its page on first use."""
         page, word = divmod(number, _WORDS)
-        while True:
-            pages = [made for _, made in self.made if made is not None]
-            if page < len(pages):  # not cleared: a gate increments the value that it finds
-                return int(pages[page]) + word * _WIDTH
+        while page >= len(self.pages):  # not cleared: a gate increments the value that it finds
             context = _driver.contexts.primary_context(device)
-            _driver.copies.allocate_pinned(context, _PAGE, self.made)
+            self.pages.append(_driver.copies.allocate_pinned(context, _PAGE))
+        return self.pages[page] + word * _WIDTH
 
 
 _pools: dict[int, _Pool] = {}  # by device
 
 
 class Gate:
-    """A 32-bit word that a stream waits for: at `address`, until it reaches `value`.
+    """A 32-bit word that a stream waits for: at `address`, until it reaches `value`."""
 
-    `take` allocates the word. Even if a signal handler raises in `take`, `release` frees the word.
-    """
-
-    __slots__ = ("_device", "_taken", "address", "value")
+    __slots__ = ("_device", "_number", "address", "value")
 
     def __init__(self, device: int) -> None:
         self._device = device
-        self._taken: list[int] = []  # the number of the word, once taken
+        self._number: int | None = None  # of the word, once taken
         self.address = 0
         self.value = 0
 
@@ -484,13 +479,11 @@ class Gate:
         """Allocate a word and choose the value that releases the stream."""
         device = self._device
         pool = _pools.get(device) or _pools.setdefault(device, _Pool())
-        # One call of C: a signal handler that raised between taking a number and
-        # storing it would lose the word.
         try:
-            self._taken.extend(itertools.islice(iter(pool.free.pop, None), 1))
+            self._number = pool.free.pop()
         except IndexError:
-            self._taken.extend(itertools.islice(pool.unused, 1))
-        address = pool.address(self._taken[0], device)
+            self._number = next(pool.unused)
+        address = pool.address(self._number, device)
         # Increment the value of the previous use: pending waits of that use (GEQ) are satisfied as
         # well. A smaller value could block those waits forever, so `address` is set last.
         self.value = (ctypes.c_uint32.from_address(address).value + 1) & 0xFFFFFFFF
@@ -498,8 +491,12 @@ class Gate:
 
     def release(self) -> None:
         """Release the stream. The word can be reused at once."""
-        if self._taken:
-            if self.address:
-                _process.fence()  # make earlier writes visible to the stream first
-                ctypes.c_uint32.from_address(self.address).value = self.value
-            _pools[self._device].free.append(self._taken.pop())
+        if self._number is None:
+            return
+        # Write before giving the word back: an exception of a signal handler between the two steps
+        # loses the word. In the other order it would block the stream forever.
+        if self.address:
+            _process.fence()  # make earlier writes visible to the stream first
+            ctypes.c_uint32.from_address(self.address).value = self.value
+        number, self._number = self._number, None
+        _pools[self._device].free.append(number)
