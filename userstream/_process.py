@@ -20,7 +20,7 @@ test compares the names with the code.
     _driver/host_pools
         _pools: stays, out of reach
     _engine/events
-        _pools: emptied; the events are leaked
+        pools: emptied; the events are leaked
     _engine/watcher
         _watcher: a new one, with nothing to watch; its thread is not begun
     _engine/host_wait
@@ -72,7 +72,7 @@ test compares the names with the code.
         spare: stays; what is in it warns of nothing
     _observe/logger
         _lock _logger: stay, out of reach
-    _observe/memory
+    _observe/judge/memory
         _NONE: a constant
     _observe/observation
         _turn: a new one. _active: none. _inherited: what ends the hook of the parent

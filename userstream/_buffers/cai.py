@@ -35,6 +35,7 @@ _SYNCHRONIZED = -1  # as a stream: nothing is pending, by the convention of CV-C
 # The default streams, 1 and 2. Some types name one as a constant: on an H200, copies from each of
 # the four examined types were stale, or overtaken by the next work on the buffer.
 _LAST_DEFAULT = _driver.streams.PER_THREAD
+_INTEGERS = (int, np.integer)
 
 
 def view_for(kind: Any) -> type[View] | None:
@@ -59,7 +60,8 @@ def checked(obj: Any, found: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         found["shape"], found["typestr"]
         where, read_only = found["data"]
-        bool(read_only)  # raises for an array of several elements
+        if type(read_only) is not bool:
+            bool(read_only)  # raises for an array of several elements
     except (KeyError, TypeError, ValueError) as error:
         raise _malformed(obj, "it needs shape, typestr and data: (address, read-only)") from error
     try:
@@ -69,7 +71,8 @@ def checked(obj: Any, found: Mapping[str, Any]) -> Mapping[str, Any]:
     if wrong:
         raise _malformed(obj, f"its address is {where!r}")
     stream = found.get("stream")
-    if isinstance(stream, (int, np.integer)) and stream == 0:  # an array's == has no truth value
+    # Of integers only: an array's == has no truth value.
+    if stream is not None and isinstance(stream, _INTEGERS) and stream == 0:
         raise _malformed(obj, "its stream is 0, which the interface forbids; 1 is the legacy one")
     return found
 

@@ -43,13 +43,15 @@ class BufferView(View):
     @staticmethod
     def locate(buffer: Buffer) -> int:
         """Return the ordinal of the device."""
-        return BufferView(buffer).device
+        # cuda.core reports -1 for host memory and DLPack's device for managed or pinned memory:
+        # query the driver instead.
+        if buffer.is_host_accessible or not buffer.is_device_accessible:
+            return device_at(BufferView(buffer).place, buffer)
+        return int(buffer.device_id)
 
     @once
     def device(self) -> int:
         """The ordinal of the device."""
-        # cuda.core reports -1 for host memory and DLPack's device for managed or pinned memory:
-        # query the driver instead.
         if self.buffer.is_host_accessible or not self.buffer.is_device_accessible:
             return device_at(self.place, self.buffer)
         return int(self.buffer.device_id)

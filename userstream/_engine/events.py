@@ -27,19 +27,19 @@ class Pending(Protocol):
     def abandon(self) -> None: ...
 
 
-_pools: dict[int, EventPool] = {}  # by the address of a primary context
+pools: dict[int, EventPool] = {}  # by the address of a primary context
 
 
 def pool_of(context: driver.CUcontext) -> EventPool:
     """Return the event pool of a context."""
     address = int(context)
-    pool = _pools.get(address)
+    pool = pools.get(address)
     if pool is not None:
         return pool
     # A foreign context may be destroyed at any time, and its events with it: do not keep them.
     if _driver.contexts.device_of_primary(address) is None:
         return core.make_pool(address, False)
-    return _pools.setdefault(address, core.make_pool(address, True))
+    return pools.setdefault(address, core.make_pool(address, True))
 
 
 class StreamPoint:
@@ -83,4 +83,4 @@ class StreamPoint:
             self._pool.abandon(event)
 
 
-_process.after_fork(_pools.clear)
+_process.after_fork(pools.clear)

@@ -211,7 +211,7 @@ class Lane(core.LaneState):
             _driver.streams.PER_THREAD,
         )
         self.part: Part | None = None
-        self.pool = events.pool_of(context)
+        self.pool = events.pools.get(self.raw_context) or events.pool_of(context)
         self.stream_id: int | None = None  # cached
         self.flags: int | None = None
         self.priority: int | None = None
