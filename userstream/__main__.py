@@ -14,6 +14,8 @@ NVIDIA device node nor a driver it runs on the simulated driver.
 
 ``observe program.py ...``
     Run a program, and report the races and stalls of its streams: ``observe --help`` says more.
+``judge run.uslog ...``
+    Report the races and stalls in a log of ``observe --log``: ``judge --help`` says more.
 
 The exit status is 0 if every check passed, 1 if not, 2 for an invalid command line, and 141 if the
 reader of the output went away (``| head``).
@@ -42,6 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from userstream._observe import command
 
         return command.main(given[1:])
+    if given[:1] == ["judge"]:
+        from userstream._observe.judge.__main__ import main as judge
+
+        return judge(given[1:])
     options = _parse(arguments)
     # Not with --simulate: looking for a real driver loads it, and a process can load only one.
     gpu = not options.simulate and _report.is_gpu_machine()

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import queue
 import random
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from cuda.bindings import driver
 
 import userstream as us
 from helpers import checked, current_context, device_current, device_memory, pinned_memory
+from userstream._observe.judge import Judge, judged
+from userstream._observe.judge.log import read_blocks
 from userstream.testing import latch
 
 SIZE = 4096
@@ -729,9 +734,28 @@ def engine_of(seen: us.Observation) -> Any:
 
 
 def watched(case: Callable[[Room], Any]) -> tuple[us.Observation, Any]:
-    with a_room() as room:
-        with us.observe() as seen:
+    with a_room() as room, tempfile.TemporaryDirectory() as directory:
+        log = Path(directory, "run.uslog")
+        with us.observe(log=log) as seen:
             expected = case(room)
             seen.stop()
             room.release()
+        assert findings_of(log) == without_time(seen.as_dict())
     return seen, expected
+
+
+def judge_of(log: Path, **options: Any) -> Judge:
+    with open(log, "rb") as file:
+        return judged(read_blocks(file), Judge(**options))
+
+
+def findings_of(log: Path) -> dict[str, Any]:
+    """Return the findings of a judge that knows the log alone."""
+    return without_time(judge_of(log).document(0))
+
+
+def without_time(document: dict[str, Any]) -> dict[str, Any]:
+    """Return findings as JSON would give them back, without how long was watched."""
+    found: dict[str, Any] = json.loads(json.dumps(document))
+    del found["seconds"]
+    return found

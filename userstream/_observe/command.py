@@ -4,6 +4,8 @@
     Write a page there that shows the streams, with the races in it.
 ``--json FILE``
     Write the whole report there.
+``--log FILE``
+    Only record what the program does, for ``python -m userstream judge FILE``.
 ``--fail-on WHAT``
     ``races``, which is the default, ``stalls``, both with a comma, or ``nothing``: what makes the
     exit status of a program that succeeded 66.
@@ -51,7 +53,7 @@ _INTERRUPTED = 130
 _FLUSH_FAILED = 120  # Python's own exit status if it cannot write what is left in stdout
 _TIMELINE = 100_000  # operations that the page shows
 _FAIL_ON = {"races", "stalls", "nothing"}
-_WITH_VALUE = ("--html", "--json", "--fail-on", "--suppress")
+_WITH_VALUE = ("--html", "--json", "--log", "--fail-on", "--suppress")
 _LEAST_DESCRIPTOR = 500  # of the copy of stderr: programs close and compare the lower ones
 
 
@@ -101,6 +103,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--html", metavar="FILE", help="write a page of the streams to FILE")
     parser.add_argument("--json", metavar="FILE", help="write the whole report to FILE")
     parser.add_argument(
+        "--log", metavar="FILE", help="only record to FILE, for `python -m userstream judge FILE`"
+    )
+    parser.add_argument(
         "--fail-on",
         type=_fail_on,
         default={"races"},
@@ -128,7 +133,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     options.program = program
     if not program:
         parser.error("there is no program to watch")
-    for name, end in (("html", ".html"), ("json", ".json")):
+    if options.log is not None and (options.html or options.json or options.suppress):
+        parser.error("--html, --json and --suppress are for the judge of a log, not for --log")
+    for name, end in (("html", ".html"), ("json", ".json"), ("log", "")):
         path = getattr(options, name)
         if path is None:
             continue
@@ -178,6 +185,8 @@ def _observation(options: argparse.Namespace) -> Observation:
             threads="strict" if options.strict_threads else "shared",
             timeline=0 if options.html is None else _TIMELINE,
             allocations=options.allocations,
+            log=options.log,
+            judge="thread" if options.log is None else "later",
         )
     except (OSError, ValueError, NotSupportedError) as error:
         _refuse(str(error))
@@ -371,9 +380,13 @@ def _report(seen: Observation, options: argparse.Namespace, stderr: _Stderr) -> 
         except Exception as error:
             said.append(f"python -m userstream observe: {what}: {type(error).__name__}: {error}")
 
-    attempt("the analysis failed", seen.stop)
+    what = "the analysis failed" if options.log is None else f"{options.log!r} is not complete"
+    attempt(what, seen.stop)
     for path in (options.html, options.json):
         if path is not None:
             attempt(f"{path!r} was not written", functools.partial(seen.save, path))
-    attempt("there is no report", lambda: said.insert(0, str(seen)))
+    if options.log is None:
+        attempt("there is no report", lambda: said.insert(0, str(seen)))
+    else:
+        said.append(f"recorded: judge it with `python -m userstream judge {options.log}`")
     stderr.write("\n".join(said))

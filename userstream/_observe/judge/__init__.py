@@ -59,7 +59,7 @@ class Judge:
         self._possible = possible
         self._suppressions = suppressions
         self._options: dict[str, Any] = {"stall": stall, "strict": strict, "timeline": timeline}
-        self._unseen: Sequence[str] = ()
+        self.not_recorded: Sequence[str] = ()  # sentences
         self._engine = Engine({}, **self._options)
         self._takers: dict[int, Callable[[log.Block], None]] = {
             log.HEADER: self._header,
@@ -90,6 +90,19 @@ class Judge:
         functions = log.read_functions(self.header["functions"])
         self._engine = Engine(functions, **self._options)
 
+    def about(self) -> str:
+        """Return which process and command the log is of."""
+        rank = self.header.get("rank")
+        of_rank = "" if rank is None else f", rank {rank}"
+        return f"process {self.header['pid']}{of_rank}, {' '.join(self.header['command'])}"
+
+    def watched(self) -> float:
+        """Return for how many seconds was recorded, as far as the log tells."""
+        if self.seconds is not None:
+            return self.seconds
+        began: int = self.header.get("monotonic_ns", 0)
+        return max(0, self._engine.time - began) * 1e-9
+
     def _codes(self, block: log.Block) -> None:
         for code in log.read_codes(block):
             self._engine.world.stacks.define_code(code)
@@ -116,7 +129,7 @@ class Judge:
         self.blocks = read_blocks(block)
 
     def _not_recorded(self, block: log.Block) -> None:
-        self._unseen = block.json()
+        self.not_recorded = block.json()
 
     def _ended(self, block: log.Block) -> None:
         told = block.json()
@@ -146,7 +159,7 @@ class Judge:
     def not_seen(self) -> tuple[str, ...]:
         """Return sentences that say what could not be observed."""
         counted = self._engine.world.unseen.copy().items()
-        return (*(f"{what} ({count})" for what, count in counted), *self._unseen)
+        return (*(f"{what} ({count})" for what, count in counted), *self.not_recorded)
 
     def stack(self, number: int) -> tuple[Any, ...]:
         """Return the frames of a stack, by its number in the log."""
@@ -199,9 +212,20 @@ class Judge:
 
 
 def judged(blocks: Iterable[log.Block], judge: Judge) -> Judge:
-    """Give a judge the blocks of a whole log, and return it."""
+    """Give a judge the blocks of a whole log, and return it.
+
+    Raises
+    ------
+    LogError
+        The log cannot be read.
+    """
     for block in blocks:
         judge.take(block)
+    if not judge.header:
+        raise log.LogError("this log has no header")
+    if judge.end is None:
+        cut = "what came after the end of this log: the program was killed, or still runs"
+        judge.take(log.block(log.UNSEEN, [*judge.not_recorded, cut]))
     judge.finish()
     return judge
 

@@ -44,6 +44,7 @@ class Engine:
     ) -> None:
         self.world = world = World(strict=strict, timeline=timeline)
         self.counts: dict[str, int] = {}
+        self.time = 0  # of the last record
         self._stall = stall
         self._untrimmed = 0
         self._pinned = Pinned(world)
@@ -98,6 +99,7 @@ class Engine:
             if call.leaving and function.waits and not call.result:
                 self._note_wait(call)
             self._untrimmed += 1
+            self.time = call.ended
         if self._untrimmed >= _TRIM:
             self._untrimmed = 0
             self.world.memory.trim(self.world.is_known)

@@ -1,0 +1,250 @@
+"""Logs of observations, and ``python -m userstream judge``."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import stat
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import userstream as us
+from helpers import run_python
+from observed import SIZE, a_room, copy, fill, findings_of, judge_of, without_time
+
+pytestmark = [
+    pytest.mark.simulated,
+    pytest.mark.no_races(False),  # they watch themselves
+]
+
+RACE = """
+import os, signal, sys, time
+import userstream as us
+from cuda.bindings import driver
+from cuda.core import Device
+
+Device(0).set_current()
+_, memory = driver.cuMemAlloc(4096)
+one, other = us.Stream.create(0), us.Stream.create(0)
+
+def first():
+    driver.cuMemsetD8Async(memory, 1, 4096, int(one.handle))
+
+def second():
+    driver.cuMemsetD8Async(memory, 2, 4096, int(other.handle))
+
+first()
+second()
+one.sync()
+other.sync()
+if sys.argv[1:] == ["killed"]:
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Return a log of races, with calls of several kinds."""
+    path = tmp_path / "run.uslog"
+    with a_room() as room, us.observe(log=path) as seen:
+        for _ in range(3):
+            fill(room.x, room.a)
+            fill(room.x, room.b)
+            copy(room.y, room.x, room.a)
+            room.a.sync()
+    assert len(seen.races) >= 2
+    return path
+
+
+def judge(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "userstream", "judge", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def recorded(tmp_path: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """Record a program with a race."""
+    program, path = tmp_path / "race.py", tmp_path / "run.uslog"
+    program.write_text(RACE)
+    options = ("observe", "--simulate", "--log", str(path), str(program), *arguments)
+    command = [sys.executable, "-m", "userstream", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False), path
+
+
+def test_a_log_gives_the_findings_of_the_observation(tmp_path: Path) -> None:
+    path = tmp_path / "run.uslog"
+    with a_room() as room, us.observe(log=path, possible=True) as seen:
+        fill(room.x, room.a)
+        fill(room.x, room.b)
+    assert [race.kind for race in seen.races] == ["write after write"]
+    assert findings_of(path) == without_time(seen.as_dict())
+    assert str(judge_of(path).races()[0]) == str(seen.races[0])
+
+
+def test_only_its_owner_can_read_a_log(log: Path) -> None:
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+def test_a_log_has_no_values_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "a-value-of-the-environment")
+    with us.observe(log=tmp_path / "run.uslog"):
+        us.get_stream(0).record()
+    assert b"a-value-of-the-environment" not in (tmp_path / "run.uslog").read_bytes()
+
+
+def test_the_command_records_and_the_judge_reports(tmp_path: Path) -> None:
+    done, path = recorded(tmp_path)
+    assert done.returncode == 0
+    assert done.stderr == f"recorded: judge it with `python -m userstream judge {path}`\n"
+    found = judge(path, "--json", tmp_path / "run.json", "--html", tmp_path / "run.html")
+    assert found.returncode == 66, found.stderr
+    assert ": 1 race, " in found.stdout
+    assert "race.py:12 in first" in found.stdout
+    (race,) = json.loads((tmp_path / "run.json").read_text())["races"]
+    assert race["key"] == "race=write-after-write first=race.py:first second=race.py:second"
+    assert "cuMemsetD8Async" in (tmp_path / "run.html").read_text()
+    (tmp_path / "known.txt").write_text(f"{race['key']}\n")
+    assert judge(path, "--suppress", tmp_path / "known.txt").returncode == 0
+
+
+def test_a_program_that_is_killed_leaves_what_was_recorded(tmp_path: Path) -> None:
+    done, path = recorded(tmp_path, "killed")
+    assert done.returncode == -signal.SIGKILL
+    found = judge(path)
+    assert found.returncode == 66
+    assert "race.py:15 in second" in found.stdout
+    assert "the program was killed, or still runs" in found.stdout
+
+
+def test_several_logs_are_judged_each_by_itself(tmp_path: Path, log: Path) -> None:
+    _, other = recorded(tmp_path)
+    found = judge(log, other)
+    assert found.returncode == 66
+    assert [line for line in found.stdout.splitlines() if line.startswith("==")] == [
+        f"== {log}: {judge_of(log).about()}",
+        f"== {other}: {judge_of(other).about()}",
+    ]
+    assert judge(log, other, "--json", tmp_path / "both.json").returncode == 2
+
+
+def test_the_judge_runs_without_userstream(tmp_path: Path, log: Path) -> None:
+    folder = Path(us.__file__).parent / "_observe"
+    program = f"import sys; sys.path.insert(0, {str(folder)!r}); import judge.__main__ as m; "
+    command = [sys.executable, "-I", "-S", "-c", f"{program}sys.exit(m.main())", str(log)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (66, "")
+    assert judge(log).stdout == done.stdout
+
+
+def test_a_log_that_was_cut_off_is_judged_up_to_there(log: Path) -> None:
+    whole, chance = log.read_bytes(), random.Random(0)
+    begin = len(whole) - len(whole.split(b'{"seconds"')[-1])  # the block at the end
+    header = 16 + struct.unpack_from("<I", whole, 12)[0] + 7 & ~7
+    for _ in range(1000):
+        at = chance.randrange(header, begin - 24)
+        log.write_bytes(whole[:at])
+        found = judge_of(log)
+        assert found.end is None
+        assert "what came after the end of this log" in found.not_seen()[-1]
+    log.write_bytes(whole)
+    assert judge_of(log).end == "the end of the observation"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda _: b"", "no log of"),
+        (lambda _: b"PK\x03\x04 something else", "no log of"),
+        (lambda whole: whole[:20], "no header"),
+        (
+            lambda whole: whole.replace(b'"format":[1,', b'"format":[9,'),
+            "version 9.0 of the format",
+        ),
+    ],
+)
+def test_what_is_no_log_is_refused_in_a_sentence(log: Path, change: Any, message: str) -> None:
+    log.write_bytes(change(log.read_bytes()))
+    done = judge(log)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_blocks_of_later_versions_are_skipped(log: Path) -> None:
+    expected, whole = findings_of(log), log.read_bytes()
+    log.write_bytes(whole + struct.pack("<II", 77, 5) + b"later\0\0\0")
+    assert findings_of(log) == expected
+
+
+def test_an_observation_that_is_only_recorded_has_no_findings(tmp_path: Path) -> None:
+    path = tmp_path / "run.uslog"
+    with a_room() as room, us.observe(log=path, judge="later") as seen:
+        fill(room.x, room.a)
+        fill(room.x, room.b)
+        with pytest.raises(RuntimeError, match="only recorded"):
+            seen.check()
+    with pytest.raises(RuntimeError, match="python -m userstream judge"):
+        str(seen)
+    assert [race["nbytes"] for race in findings_of(path)["races"]] == [SIZE]
+
+
+def test_a_log_that_cannot_be_written_any_more_harms_no_findings(tmp_path: Path) -> None:
+    done = run_python(
+        """
+        import errno, resource, sys
+        import userstream as us
+        from cuda.bindings import driver
+        from cuda.core import Device
+
+        Device(0).set_current()
+        _, memory = driver.cuMemAlloc(4096)
+        one, other = us.Stream.create(0), us.Stream.create(0)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+        seen = us.observe(log=sys.argv[1])
+        try:
+            with seen:
+                for _ in range(1000):
+                    driver.cuMemsetD8Async(memory, 1, 4096, int(one.handle))
+                    driver.cuMemsetD8Async(memory, 2, 4096, int(other.handle))
+        except OSError as error:
+            assert error.errno == errno.EFBIG
+        else:
+            raise AssertionError("a log that is not whole is one")
+        assert {race.kind for race in seen.races} == {"write after write"}
+        one.sync(), other.sync()
+        """,
+        str(tmp_path / "run.uslog"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the program was killed" in judge(tmp_path / "run.uslog").stdout
+
+
+def test_a_log_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing" / "run.uslog", "/dev/full"):
+        with pytest.raises(OSError, match=r"No such|No space"), us.observe(log=path):
+            pass
+    with us.observe() as seen:  # nothing is left half-begun
+        pass
+    assert seen.races == ()
+
+
+def test_what_makes_no_sense_is_refused(log: Path) -> None:
+    with pytest.raises(ValueError, match='judge must be "thread" or "later", not \'never\''):
+        us.observe(judge="never")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match='judge="later" needs log='):
+        us.observe(judge="later")
+    assert judge().returncode == 2
+    assert judge(log.with_name("missing.uslog")).returncode == 2
+    command = [sys.executable, "-m", "userstream", "observe", "--log", "a", "--html", "b.html"]
+    done = subprocess.run([*command, os.devnull], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--log" in done.stderr
