@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import re
+import struct
+from pathlib import Path
 
 import pytest
 
 from userstream._observe import logger
 from userstream._observe.judge import functions, stacks
+from userstream._observe.judge import log as log_format
 from userstream._observe.logger import Driver, the_logger
 
 pytestmark = [
@@ -62,3 +66,26 @@ def test_a_table_of_locations_that_ends_early_gives_what_it_has(cut: int) -> Non
     part = stacks.line_table(table[: len(table) - cut], 1)
     assert part == whole[: len(part)]
     assert len(part) >= len(whole) - cut
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "log-format.rst"
+
+
+def test_the_page_of_the_format_says_what_a_log_has() -> None:
+    blocks, records = PAGE.read_text(encoding="utf-8").split("\nRecords\n")
+    rows = re.findall(r"^   \* - (\d+)\n     - ([A-Z]+)$", blocks, re.MULTILINE)
+    assert len(rows) == 9
+    assert rows == [(str(getattr(log_format, name)), name) for _, name in rows]
+    assert f"version {log_format.MAJOR}.{log_format.MINOR} of its format" in blocks
+    fields = re.findall(r"^   \* - (\d+)\n     - (\d+)$", records, re.MULTILINE)
+    layout, at = functions._HEAD.format.lstrip("<"), 0
+    offsets = []
+    for code in layout:
+        size = struct.calcsize(f"<{code}")
+        if code != "x":
+            offsets.append((str(at), str(8 * size)))
+        at += size
+    assert fields == offsets
+    assert f"a head of {at} bytes" in records
+    for name in ("SEEN_MEMORY", "SEEN_STREAM", "SEEN_KERNEL", "SOURCE_CHANGED", "LEARNED", "LOST"):
+        assert f"{getattr(functions, name):#06X}".replace("X", "x") in records, name
