@@ -67,3 +67,24 @@ def test_a_framework_in_one_file(producer: us.Stream, memory: int) -> None:
 def test_it_is_refused_without_the_file(producer: us.Stream, memory: int) -> None:
     with pytest.raises(us.UnsupportedBufferError):
         us.describe(Array(memory, (256,), producer))
+
+
+def test_the_page_about_the_inside_names_what_exists() -> None:
+    """Each file in its table exists, and has the names that follow it."""
+    page = (Path(us.__file__).parents[1] / "docs" / "explanation" / "inside.rst").read_text()
+    table = page.split("Where to look\n")[1]
+    missing = []
+    for named in re.findall(r"``([\w/.]+)``", table):
+        if "/" in named:
+            file = Path(us.__file__).parent / named
+            assert file.is_file(), named
+    listed = r"``([\w/]+\.(?:py|c))``: ((?:``[\w.]+``(?:, | and )?)+)"
+    pairs = re.findall(listed, table)
+    for named, names in pairs:
+        text = (Path(us.__file__).parent / named).read_text(encoding="utf-8")
+        for name in re.findall(r"``([\w.]+)``", names):
+            last = name.rpartition(".")[2]
+            if not re.search(rf"\b(def|class|\w+ \*?){last}\b|\*{last}\(", text):
+                missing.append((named, name))
+    assert len(pairs) >= 7
+    assert missing == []
