@@ -9,8 +9,8 @@ from userstream._driver import core
 from userstream._engine import held_objects, host_wait
 from userstream._ordering import given_lane, hand_over, resolve, settings
 from userstream._ordering.borrow import WRITE, Borrow, kind_of_borrow, reads_only
-from userstream._table import BufferUses, Table
-from userstream.errors import NoUserStreamError, UserStreamError, WaitErrors
+from userstream._table import Table, known_stream
+from userstream.errors import WaitErrors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -74,9 +74,9 @@ class UserStream:
 
     def __init__(self, *, unknown: Unknown | None = None) -> None:
         checked = settings.UNKNOWN if unknown is None else settings.check_unknown(unknown)
-        self._uses = BufferUses()
-        self._table = Table(self._uses, checked)
-        self._unnamed = self._table.unnamed  # for the path of nearly every call
+        self._table = Table(checked)
+        # For the fast paths: attributes of the table that are never replaced.
+        self._unnamed, self._uses = self._table.unnamed, self._table.uses
 
     @staticmethod
     def get() -> UserStream:
@@ -202,7 +202,7 @@ class UserStream:
         # Fast path: the stream exists.
         streams = self._unnamed if name is None else self._table.called(name)
         if priority is None and sms is None:
-            # Inlined `_known`: this path runs in every call but the first.
+            # Inlined `known_stream`: this path runs in every call but the first.
             if type(target) is int:
                 stream = streams.get(target)
             else:
@@ -375,12 +375,12 @@ class UserStream:
         streams = self._unnamed if name is None else self._table.called(name)
         stream = None
         if len(targets) == 1 and (name is not None or not self._uses.pending):
-            stream = _known(targets[0], streams)
+            stream = known_stream(targets[0], streams)
         if stream is not None:
             host_wait.sync(stream._lane or stream._resolve(), timeout, policy)
             return
         host_wait.check_arguments(timeout, policy)
-        lanes = self._waited_for(targets, name)
+        lanes = self._table.waited_for(targets, name)
         if len(lanes) == 1:
             host_wait.sync(lanes[0], timeout, policy)
         else:
@@ -531,7 +531,7 @@ class UserStream:
         >>> stream = us.get_stream(0)
         >>> us.completion(0).result(timeout=10)
         """
-        lanes = self._waited_for(targets, name)
+        lanes = self._table.waited_for(targets, name)
         # Takes longer to load than the rest of the waits. After the check for a forked child, where
         # a thread that is not there may have been loading it, and would be waited for.
         from userstream._engine import futures
@@ -581,7 +581,7 @@ class UserStream:
         >>> asyncio.run(us.wait_async(0, timeout=10))
         """
         host_wait.check_arguments(timeout, "auto")
-        lanes = self._waited_for(targets, name)
+        lanes = self._table.waited_for(targets, name)
         from userstream._engine import futures  # as in `completion`
 
         await futures.wait(lanes, timeout=timeout, grouped=len(lanes) > 1)
@@ -931,7 +931,7 @@ class UserStream:
             held_by = [given_lane(stream, "stream")]
         else:
             _targets.views_in(objects, named="objects")  # raises for an object that is no buffer
-            held_by = self._waited_for(objects, name) if objects else []
+            held_by = self._table.waited_for(objects, name) if objects else []
         for lane in held_by:
             held_objects.keep(lane, objects)
 
@@ -1512,44 +1512,6 @@ class UserStream:
         >>> UserStream.set_pinned_limit(1 << 30)
         """
         _copies.pinned.set_limit(_arguments.integer(nbytes, "nbytes"))
-
-    # -- targets and buffers as lanes and orderings -----------------------------------------------
-
-    def _waited_for(self, targets: tuple[Target, ...], name: str | None) -> list[Lane]:
-        """Return the lanes of the streams that the targets of `wait` name."""
-        try:
-            return self._lanes_of(targets, name)
-        except UserStreamError as error:
-            _targets.suggest_timeout(targets, error)
-            raise
-
-    def _lanes_of(self, targets: tuple[Target, ...], name: str | None) -> list[Lane]:
-        if name is not None or not self._uses.pending:
-            if len(targets) == 1:
-                streams = self._unnamed if name is None else self._table.called(name)
-                stream = _known(targets[0], streams)
-                if stream is not None:
-                    return [stream._resolve()]
-            return self._table.waited_for(targets, name)
-        self._table.check_open()
-        found: dict[int, Lane] = {}
-        for target in targets or (None,):
-            used = self._uses.lanes_of(target)
-            try:
-                used = self._table.waited_for((target,), None) + used
-            except NoUserStreamError:
-                if not used:
-                    raise
-            found.update((id(lane), lane) for lane in used)
-        return list(found.values())
-
-
-def _known(target: Target, streams: Mapping[int, Stream]) -> Stream | None:
-    """Return the existing stream for an ordinal or a buffer; `None` if the table has to decide."""
-    if type(target) is int:
-        return streams.get(target)
-    kind = _buffers.learned.get(type(target)) or _buffers.kind_of(target)
-    return None if kind is None else streams.get(kind.locate(target))
 
 
 _process_registry = UserStream()

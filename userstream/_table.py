@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from cuda.bindings import driver
 
-from userstream import _arguments, _driver, _engine, _process, _targets
+from userstream import _arguments, _buffers, _driver, _engine, _process, _targets
 from userstream._engine import held_objects, lanes
 from userstream._stream.stream import Stream
 from userstream.errors import (
@@ -128,8 +128,8 @@ class Table:
         "uses",
     )
 
-    def __init__(self, uses: BufferUses, unknown: Unknown) -> None:
-        self.uses = uses
+    def __init__(self, unknown: Unknown) -> None:
+        self.uses = BufferUses()  # never replaced: callers keep a reference
         self.unknown = unknown  # policy for a buffer whose producer is unknown
         # Protects changes; readers need no lock. Re-entrant, because the garbage collector may run
         # any destructor during a change.
@@ -241,15 +241,35 @@ class Table:
                 return self.named.setdefault(name, {}).setdefault(device, stream)
 
     def waited_for(self, targets: Sequence[Target], name: str | None) -> list[Lane]:
-        """Return the distinct lanes of the existing streams that targets name."""
-        self.check_open()
-        found: dict[int, Lane] = {}
-        for target in targets or (None,):
-            for lane in self._waited_for(target, name):
-                found.setdefault(id(lane), lane)
+        """Return the distinct lanes of the streams that a wait for targets covers."""
+        try:
+            if len(targets) == 1 and (name is not None or not self.uses.pending):
+                streams = self.unnamed if name is None else self.called(name)
+                stream = known_stream(targets[0], streams)
+                if stream is not None:
+                    return [stream._resolve()]
+            self.check_open()
+            found: dict[int, Lane] = {}
+            for target in targets or (None,):
+                for lane in self._waited_for(target, name):
+                    found.setdefault(id(lane), lane)
+        except UserStreamError as error:
+            _targets.suggest_timeout(targets, error)
+            raise
         return list(found.values())
 
     def _waited_for(self, target: Target, name: str | None) -> list[Lane]:
+        """Return the lanes of the user streams of a target, and of other streams that use it."""
+        users = self.uses.lanes_of(target) if name is None else []
+        try:
+            return self._lanes_of(target, name) + users
+        except NoUserStreamError:
+            if not users:
+                raise
+            return users
+
+    def _lanes_of(self, target: Target, name: str | None) -> list[Lane]:
+        """Return the lanes of the existing streams that a target names."""
         given = _targets.streams_in(target)
         if given:
             if name is not None:
@@ -338,6 +358,14 @@ class Table:
         with self._lock:  # waits for a thread that is storing a new stream
             self.closed = True
         self.empty(self.lanes())  # including streams created meanwhile or being captured
+
+
+def known_stream(target: Target, streams: Mapping[int, Stream]) -> Stream | None:
+    """Return the existing stream for an ordinal or a buffer; `None` if the table has to decide."""
+    if type(target) is int:
+        return streams.get(target)
+    kind = _buffers.learned.get(type(target)) or _buffers.kind_of(target)
+    return None if kind is None else streams.get(kind.locate(target))
 
 
 def _check_part(stream: Stream, device: int, sms: Wanted) -> None:

@@ -74,7 +74,7 @@ class Declaring:
         self._any_read = True
         number = next(self._numbers)
         borrow.noted = _Block(self._logger, number)
-        self._declare(number, reads, stream, borrow._asked[0])
+        self._declare(number, reads, stream, borrow._arguments[0])
 
     def _left(self, borrow: Borrow) -> None:
         block = getattr(borrow, "noted", None)

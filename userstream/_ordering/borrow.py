@@ -32,7 +32,8 @@ READ: Final = "read"
 class Borrow:
     """The context manager that `borrow` returns; its value is the `Stream`.
 
-    It can be entered again after its end. One that is never entered does nothing, and warns of it.
+    A borrow can be entered again after its end. A borrow that is never entered does nothing; its
+    destructor warns.
 
     Examples
     --------
@@ -44,7 +45,7 @@ class Borrow:
     __slots__ = (
         "_activate",
         "_activation",
-        "_asked",
+        "_arguments",
         "_keep",
         "_ordering",
         "_unentered",
@@ -57,11 +58,11 @@ class Borrow:
 
     def __init__(
         self,
-        asked: tuple[tuple[Any, ...], Table, StreamLike | None, str | None, Producer],
+        arguments: tuple[tuple[Any, ...], Table, StreamLike | None, str | None, Producer],
         activate: bool | str | Iterable[str],
         keep: bool,
     ) -> None:
-        self._asked = asked  # the arguments of `resolve`, the buffers first
+        self._arguments = arguments  # of `resolve`, the buffers first
         self._keep = keep
         self._activate = (
             activate if activate is False or isinstance(activate, (bool, str)) else _names(activate)
@@ -73,14 +74,14 @@ class Borrow:
             unentered = _unentered.spare.pop()
         except IndexError:
             unentered = _unentered.Unentered()
-        frame = sys._getframe(2)  # that called UserStream.borrow
+        frame = sys._getframe(2)  # the caller of UserStream.borrow
         unentered.words, unentered.position = "a borrow", frame.f_lasti
         unentered.code = frame.f_code
         self._unentered: _unentered.Unentered | None = unentered
 
     def __repr__(self) -> str:
-        # Not the buffers, whose own may copy them to the host.
-        count = len(self._asked[0])
+        # Not the repr of the buffers, which may copy them to the host.
+        count = len(self._arguments[0])
         ordering = self._ordering
         state = "not entered" if ordering is None else f"on {ordering.consumer!r}"
         return f"<userstream.borrow of {count} {'buffer' if count == 1 else 'buffers'}: {state}>"
@@ -98,11 +99,11 @@ class Borrow:
             raise RuntimeError("this borrow has not ended yet; call borrow() for another one")
         activation = None
         if self._activate is False:
-            ordering = resolve(*self._asked)
+            ordering = resolve(*self._arguments)
         else:
-            # Before any edge is added, as an unknown framework is refused.
-            frameworks = _frameworks(self._activate, self._asked[0])
-            ordering = resolve(*self._asked)
+            # Before any edge is added: an unknown framework raises.
+            frameworks = _frameworks(self._activate, self._arguments[0])
+            ordering = resolve(*self._arguments)
             activation = _stream.activation.Activation(
                 ordering.consumer, frameworks, ordered=ordering.producers
             )
@@ -196,7 +197,7 @@ def reads_only(mode: AccessMode) -> bool:
     Raises
     ------
     ValueError
-        *mode* is neither of the two.
+        *mode* is neither "read" nor "write".
     """
     if isinstance(mode, str) and mode in (READ, WRITE):
         return mode == READ
@@ -216,7 +217,8 @@ def _names(activate: Iterable[str]) -> tuple[str, ...]:
         raise TypeError(
             f"activate= takes True, the name of a framework, or several names, not {activate!r}"
         )
-    return tuple(activate)  # an iterator gives them once, and a borrow can be entered again
+    # A tuple, because a borrow can be entered again and an iterator is then exhausted.
+    return tuple(activate)
 
 
 def _frameworks(activate: bool | str | Iterable[str], buffers: tuple[Any, ...]) -> list[Framework]:
@@ -243,7 +245,7 @@ def hand_over(
 ) -> None:
     """Make the frameworks' current streams wait for the stream that produced the results."""
     if stream is not None:
-        given_lane(stream, "stream")  # first, as a wrong stream is refused
+        given_lane(stream, "stream")  # raises for a wrong stream, also without results
     ordered: dict[int, Lane] = {}
     for view in _targets.views_in(results, named="results"):
         buffer, framework = view.buffer, view.framework

@@ -79,10 +79,10 @@ class Ordering(core.OrderingState):
         to_be_released: bool = True,
         result: int | None = None,
     ) -> Sequence[object]:
-        """Make the consumer wait for the producers; return what keeps the memory of some.
+        """Make the consumer wait for the producers; return objects that keep exported memory.
 
-        A reason to refuse the release is raised before the first edge. `result` is the result of
-        `core.acquire`, if it was called already.
+        An error that the release would raise is raised before the first edge. `result` is the
+        result of `core.acquire`, if the caller has called that function already.
         """
         lane, producers, rest = self.lane, self.producers, self.rest
         if result is None:
@@ -119,7 +119,7 @@ class Ordering(core.OrderingState):
                 stream=repr(consumer),
             )
         try:
-            # Where its handle means it: that of a default stream means the current context's.
+            # In the stream's context: the handle of a default stream depends on the context.
             kept = consumer.within(view.export, int(self.consumer.handle))
         except UserStreamError:
             raise
@@ -148,9 +148,9 @@ class Ordering(core.OrderingState):
     ) -> None:
         """Make the producers wait for the consumer; hold the objects up to there, unless `None`.
 
-        One producer that cannot wait does not stop the others. Where one can be ordered by a host
-        wait alone, that has the deadline; after an error it is not waited for. `result` is the
-        result of `core.release`, if it was called already.
+        A failure of one producer does not stop the others. A producer that no edge can order is
+        ordered by a host wait until the deadline; there is no host wait after an error. `result` is
+        the result of `core.release`, if the caller has called that function already.
         """
         lane, producers, rest = self.lane, self.producers, self.rest
         failures: list[Exception] = []
@@ -182,7 +182,7 @@ class Ordering(core.OrderingState):
     def _release_each(
         self, producers: Sequence[Lane], objects: object, failures: list[Exception]
     ) -> bool:
-        """Release one producer after the other; tell whether the host has to wait as well."""
+        """Release each producer; return whether the host has to wait as well."""
         lane = self.lane
         began = time.monotonic()
         event, capture = core.mark(lane), _driver.streams.NOT_CAPTURING
@@ -194,7 +194,7 @@ class Ordering(core.OrderingState):
             except Exception as failure:
                 failures.append(failure)
         wait_on_host = self._let_devices_wait(event, failures)
-        # What is captured never completes: the graph needs the buffers as long as it lives.
+        # Captured work never completes: the user keeps the buffers as long as the graph.
         if objects is None:
             lane.pool.give_back(event)
         elif capture != _driver.streams.NOT_CAPTURING:
@@ -205,7 +205,7 @@ class Ordering(core.OrderingState):
         return wait_on_host
 
     def _let_devices_wait(self, event: int, failures: list[Exception]) -> bool:
-        """Make the devices wait for an event; tell whether the host has to wait for it instead."""
+        """Make the devices wait for an event; return whether the host has to wait instead."""
         rest = self.rest
         if rest is None:
             return False
@@ -220,7 +220,7 @@ class Ordering(core.OrderingState):
                 _add_edge_to_device(device, event)
             except (CaptureError, NotSupportedError) as failure:
                 instead = rest.may_wait
-                # A capture that could not be seen is broken by now, which must be reported.
+                # Report a capture that could not be seen: the edge has invalidated it.
                 if not instead or (tried and isinstance(failure, CaptureError)):
                     failures.append(failure)
             except Exception as failure:
@@ -228,7 +228,7 @@ class Ordering(core.OrderingState):
         return instead
 
     def check_thread(self) -> None:
-        """Raise unless this is the thread whose per-thread default stream takes part, if any."""
+        """Raise in a thread with another per-thread default stream than the one that takes part."""
         rest = self.rest
         if rest is not None and rest.thread not in (None, threading.get_ident()):
             raise RuntimeError(

@@ -1,7 +1,7 @@
-"""The resolver: which streams produce the buffers of a call, and which stream uses them.
+"""The resolver: finds the streams that produce buffers, and the stream that uses the buffers.
 
-`resolve` answers for `borrow`, `acquire` and `release`, `resolve_views` also for copies. The fast
-path `_from_types` makes no views; its guard is at the top of `resolve`.
+`resolve` is for `borrow`, `acquire` and `release`; `resolve_views` and `resolve_copy` are for
+copies. `resolve` begins with a fast path that makes no views of the buffers.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def resolve(
     name: str | None,
     producer: Producer,
 ) -> Ordering:
-    """Return which streams produce the buffers of a call, and which stream uses them."""
-    # Fast path: arrays of one kind on one device whose producer is a stream. No view is made.
-    # `source` remains None where a view has to decide, or to refuse a buffer.
+    """Return the ordering between the producers of buffers and the stream that uses the buffers."""
+    # Fast path for arrays of one kind on one device whose producer is one stream. `source` remains
+    # None where the general path has to decide, or has to raise.
     source: Lane | None = None
     kind = named = None
     owner: object = None
@@ -59,7 +59,7 @@ def resolve(
     elif kind.names_producer and (found := kind.producer_of(first)) is not None:
         device, handle, owner = found
         if kind.usual is not None:
-            # Unknown at the first time; the per-thread default stream is never known.
+            # A stream is unknown on first use. The per-thread default stream is never cached.
             known = lanes.of_frameworks.get(device)
             source = None if known is None else known.get(handle)
         elif handle != _driver.streams.PER_THREAD:
@@ -88,7 +88,7 @@ def _are_alike(
     device: int,
     named: tuple[int, int, object] | None,
 ) -> bool:
-    """Return whether all buffers are of a kind, on a device, and name the same stream, if any."""
+    """Return whether all buffers have the kind, the device and the named stream of the first."""
     for other in buffers[1:]:
         if kind is None or _buffers.kind_of(other) is not kind:
             return False
@@ -98,7 +98,7 @@ def _are_alike(
 
 
 def _given_producer(producer: Producer, device: int) -> Lane | None:
-    """Return the lane of a producer that was passed; `None` if views have to decide."""
+    """Return the lane of a producer that was passed; `None` if the general path has to decide."""
     if producer is None or isinstance(producer, str):
         return None
     lane = producer._lane if type(producer) is Stream else None
@@ -111,7 +111,7 @@ def resolve_copy(view: View, streams: Mapping[int, Stream]) -> Ordering | None:
     """Return the ordering of a copy of one array to the host on the user stream of its device.
 
     The caller sets `buffers`. `None` if the array names no stream and its framework has no current
-    stream, or if the streams are unusual: `resolve_views` then decides.
+    stream, or if the order needs more than two lanes: `resolve_views` then decides.
     """
     if settings.SYNC or settings.BY_DEVICE:
         return None
@@ -137,10 +137,10 @@ def resolve_views(
     *,
     reads: Collection[View] | None = None,
 ) -> Ordering:
-    """Return which streams produce the buffers of views, and which stream uses them.
+    """Return the ordering between the producers of views and the stream that uses the views.
 
-    `reads` is for copies: the buffers that are read. A copy holds them, so nothing has to wait for
-    the copy if a buffer is never written again.
+    `reads` lists the views that a copy only reads. A copy holds the buffers of these views, so
+    nothing has to wait for the copy if such a buffer is never written again.
     """
     units: list[View] = []
     for view in views:
@@ -155,7 +155,7 @@ def resolve_views(
     if word == "auto":
         found, unnamed = _producers(units)
         if unnamed:
-            # With USERSTREAM_ORDER=device every buffer is ordered so, and none is refused.
+            # With USERSTREAM_ORDER=device every buffer is ordered with its device: none is refused.
             rest = _unnamed_producers(
                 unnamed, "device" if settings.BY_DEVICE else table.unknown, reads
             )
@@ -179,8 +179,8 @@ def resolve_views(
             rest = rest or Rest()
             rest.thread = threading.get_ident()
         elif each.handle is None:
-            each.live()  # which raises
-    # The units hold the memory; the list that the buffers came in may be changed.
+            each.live()  # raises ClosedError
+    # Hold the units, not the list that was passed: the caller may change the list.
     held = [unit.held for unit in units]
     return Ordering(consumer, lane, producers, owners, held, may_join, None, rest)
 
@@ -201,25 +201,25 @@ def _distinct(
 def _unnamed_producers(
     units: Iterable[View], unknown: Unknown, reads: Collection[View] | None
 ) -> Rest:
-    """Return how buffers that name no stream are ordered, or refuse them."""
+    """Return the order of buffers that name no stream, or raise `UnknownProducerError`."""
     exporting: list[View] = []
-    untold: list[View] = []
+    unknown_units: list[View] = []
     for unit in units:
-        (exporting if unit.order.ordering == "dlpack" else untold).append(unit)
+        (exporting if unit.order.ordering == "dlpack" else unknown_units).append(unit)
     if unknown == "device" and _driver.streams.has_context_events():
-        for unit in untold:
+        for unit in unknown_units:
             unit.check_context()
-        _log(untold)
-        written = untold
+        _log(unknown_units)
+        written = unknown_units
         if exporting:
             read = {id(unit) for view in reads or () for unit in view.units}
-            written = untold + [
+            written = unknown_units + [
                 unit for unit in exporting if not (unit.is_immutable and id(unit) in read)
             ]
-        return Rest(exporting, _devices(untold), _devices(written))
+        return Rest(exporting, _devices(unknown_units), _devices(written))
     written = [unit for unit in exporting if not unit.is_immutable]
-    # A copy is waited for instead, where only the way back is missing.
-    _refuse(untold if reads is not None else untold + written)
+    # A copy needs no release edge: the host can wait for the copy instead.
+    _refuse(unknown_units if reads is not None else unknown_units + written)
     return Rest(exporting, (), _devices(written), may_order_devices=False)
 
 
@@ -244,7 +244,7 @@ def _refuse(units: Iterable[View]) -> None:
 
 
 def _doubt(unit: View) -> str:
-    """Return why a buffer that names its producer is not believed, for a message."""
+    """Return the end of a message about a buffer that names a default stream."""
     from userstream._buffers.view import DOUBTED  # loaded with the first buffer
 
     if unit.order is not DOUBTED:
@@ -253,10 +253,10 @@ def _doubt(unit: View) -> str:
 
 
 def _log(units: Iterable[View]) -> None:
-    """Record once per type what its buffers are ordered with, and how to narrow that."""
+    """Log once per type that buffers are ordered with their device, and how to avoid that."""
     for unit in units:
         kind = type(unit.buffer)
-        logging = sys.modules.get("logging")  # who has not imported it listens to nothing
+        logging = sys.modules.get("logging")  # without an import there is no handler
         if logging is None or kind in _logged:
             continue
         logger = logging.getLogger("userstream")
@@ -315,7 +315,7 @@ def _consumer(
 
 
 def given_lane(stream: Any, argument: str, device: int | None = None) -> Lane:
-    """Return the lane of a stream that was passed: of a default stream that on a device."""
+    """Return the lane of a stream that was passed; `device` selects a default stream's lane."""
     try:
         return lane_of(stream, device)
     except UnsupportedStreamError as error:
@@ -328,7 +328,7 @@ def given_lane(stream: Any, argument: str, device: int | None = None) -> Lane:
 def _given_stream(stream: StreamLike) -> Stream:
     try:
         if factory.protocol_of(stream) is None:
-            factory.address_of_stream(stream)  # an address is none here, unlike there
+            factory.address_of_stream(stream)  # raises for a number, which from_handle accepts
         return Stream.from_handle(stream)
     except UnsupportedStreamError as error:
         raise UnsupportedStreamError(f"stream=: {error}{_advice(stream, 'stream')}") from None

@@ -1,4 +1,4 @@
-"""What the environment asks of every ordering; read when userstream is imported."""
+"""Environment variables that affect every ordering, read when userstream is imported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def check_unknown(value: object, named: str = "unknown") -> Unknown:
-    """Return what is to be done about an unknown producer."""
+    """Return a validated policy for buffers whose producer is unknown."""
     if value not in ("device", "raise"):
         raise ValueError(
             f'{named} must be "device" (order it with everything on its device) or "raise" '
@@ -29,11 +29,11 @@ def _is_on(variable: str) -> bool:
     return os.environ.get(variable, "") not in ("", "0")
 
 
-# To find a race: every acquire and release waits on the host as well.
+# For finding a race: every acquire and release also waits on the host.
 SYNC = _is_on("USERSTREAM_SYNC")
 
-# To find a producer that was guessed wrongly: each of them orders with everything on the device.
+# For finding a wrong producer: every acquire and release orders with everything on the device.
 BY_DEVICE = _by_device(os.environ.get("USERSTREAM_ORDER", ""))
 
-# What a registry does about an unknown producer, unless it is set.
+# The default policy of a registry for an unknown producer.
 UNKNOWN = check_unknown(os.environ.get("USERSTREAM_UNKNOWN") or "device", "USERSTREAM_UNKNOWN")
