@@ -109,7 +109,7 @@ def races(session: nox.Session) -> None:
     session.install("-e", ".[test]")
     session.run("pytest", "-q", "--races", *QUEUING, env=ORDERED)
     storm = "tests/observe/test_recorder.py::test_a_storm_of_observations_harms_no_program"
-    session.run("pytest", "-q", storm, env={**ORDERED, "USERSTREAM_STORM": "60"})
+    session.run("pytest", "-q", storm, env={**ORDERED, "USERSTREAM_STORM": "30"})
 
 
 @nox.session

@@ -21,7 +21,7 @@ STARTS = {
     "_copies": "What calls do",
     "_stream": "Streams",
     "_engine": "The engine",
-    "_buffers": "Buffers, devices",
+    "_arguments": "Buffers, devices",
     "_driver": "The driver",
     "_process": "Ground",
 }

@@ -15,7 +15,7 @@ import pytest
 
 import interrupts
 import userstream as us
-from helpers import eventually, run_python
+from helpers import UNTRACED, eventually, run_python
 from userstream import _process
 from userstream._process import Daemon
 
@@ -144,7 +144,8 @@ def test_signals_at_random_moments_of_a_start() -> None:
                 assert time.monotonic() < end + 20, "the thread has not run"
                 time.sleep(1e-4)
         assert cuts > 20, cuts
-        """
+        """,
+        **UNTRACED,
     )
     assert (done.returncode, done.stderr) == (0, "")
 

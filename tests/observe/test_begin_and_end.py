@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import userstream as us
-from helpers import run_python
+from helpers import UNTRACED, run_python
 from interrupts import cut_short
 from observed import a_room, fill
 from userstream._observe import observation
@@ -135,7 +135,7 @@ while time.monotonic() < end or cuts < 20:
 
 
 def test_signals_at_random_moments_refuse_and_hang_nothing() -> None:
-    done = run_python(SIGNALS)
+    done = run_python(SIGNALS, **UNTRACED)
     assert done.returncode == 0, done.stderr
 
 

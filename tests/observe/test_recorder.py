@@ -14,7 +14,7 @@ from cuda.bindings import driver
 
 import userstream as us
 from conformance.support import CUDA_12
-from helpers import checked, device_memory, pinned_memory, run_python
+from helpers import UNTRACED, checked, device_memory, pinned_memory, run_python
 from observed import SIZE, a_room, captured, copy, fill, handle
 from userstream.testing import latch
 
@@ -59,6 +59,7 @@ def test_a_storm_of_observations_harms_no_program() -> None:
         text=True,
         timeout=float(seconds) + 120,
         check=False,
+        env={**os.environ, **UNTRACED},
     )
     assert done.returncode == 0, done.stderr[-4000:]
 

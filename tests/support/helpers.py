@@ -333,6 +333,11 @@ def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
     return True
 
 
+# For programs in which signal handlers raise at random moments: the locks of coverage's tracer
+# would stay locked.
+UNTRACED = {"COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}
+
+
 def run_python(
     code: str, *arguments: str, simulate: int | None = 2, **environment: str
 ) -> subprocess.CompletedProcess[str]:
