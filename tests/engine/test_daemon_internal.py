@@ -119,26 +119,27 @@ def test_signals_at_random_moments_of_a_start() -> None:
             pass
 
         def handler(*_):
-            raise Cut
+            if armed:
+                raise Cut
 
         def run():
             runs.append(1)
             time.sleep(1e-4)
 
-        runs, cuts, chance = [], 0, random.Random(0)
+        armed, runs, cuts, chance = False, [], 0, random.Random(0)
         signal.signal(signal.SIGALRM, handler)
         end = time.monotonic() + 5
         while time.monotonic() < end:
             daemon = Daemon(run, "mine")
             runs.clear()
             try:
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 2e-4))
-                    daemon.start()
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
+                armed = True
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 2e-4))
+                daemon.start()
             except Cut:
                 cuts += 1
+            armed = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
             daemon.start()  # unless it runs, or has run
             while not runs or daemon._thread is not None:
                 assert time.monotonic() < end + 20, "the thread has not run"
