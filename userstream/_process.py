@@ -31,7 +31,6 @@ test compares the names with the code.
         _mailboxes: stays; no event loop of the parent runs
     _engine/held_objects
         _lock: a new one. _watched: not any more
-        left: stays, so that nothing in it is destroyed
     _engine/lanes
         of_frameworks: emptied. _ours _defaults _core_contexts _splits: stay, out of reach
     _engine/lane

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from userstream._engine.futures import Completion
-    from userstream._engine.lane import Lane
     from userstream._stream.stream import Stream
     from userstream._table import Unknown
     from userstream.typing import (
@@ -1122,26 +1121,7 @@ class UserStream:
         """
         if timeout is not None:
             host_wait.check_arguments(timeout, "auto")
-        # A registry that is closed, or in a forked child, has no streams.
-        streams = self._unnamed if name is None else self._table.called(name)
-        if stream is None and producer is _AUTO:
-            result = _copies.short.asnumpy(buffer, out, streams, timeout)
-            if result is not None:
-                return result
-        if self._table.closed or _process.forked:
-            self._table.check_open()
-        if name is not None:
-            self._table.check_name(name, stream)
-        return _copies.copies.asnumpy(
-            buffer,
-            out,
-            stream=stream,
-            producer=producer,
-            streams=streams,
-            table=self._table,
-            name=name,
-            timeout=timeout,
-        )
+        return _copies.copies.asnumpy(buffer, out, (self._table, stream, name, producer), timeout)
 
     @overload
     def asnumpy_async(
@@ -1266,22 +1246,9 @@ class UserStream:
         >>> copy.result(timeout=10).tolist()  # in a coroutine: await copy
         [7, 7, 7, 7]
         """
-        found: tuple[Any, Sequence[Lane]] | None = None
-        if stream is None and producer is _AUTO:
-            streams = self._unnamed if name is None else self._table.called(name)
-            found = _copies.short.asnumpy_async(buffer, out, streams)
-        if found is None:
-            self._table.check_open()
-            self._table.check_name(name, stream)
-            found = _copies.queued.asnumpy(
-                buffer,
-                out,
-                stream=stream,
-                producer=producer,
-                table=self._table,
-                name=name,
-            )
-        result, lanes = found
+        result, lanes = _copies.copies.asnumpy_async(
+            buffer, out, (self._table, stream, name, producer)
+        )
         from userstream._engine import futures  # as in `completion`
 
         return futures.Completion(lanes, result, grouped=len(lanes) > 1)
@@ -1377,21 +1344,12 @@ class UserStream:
         >>> us.asnumpy(buffer, producer=theirs).tolist()
         [0, 1, 2, 3]
         """
-        host_wait.check_arguments(timeout, "auto")
-        if not wait and timeout is not None:
-            raise ValueError("wait=False waits for nothing: pass timeout= to what waits for it")
-        self._table.check_open()
-        self._table.check_name(name, stream)
+        if timeout is not None:
+            host_wait.check_arguments(timeout, "auto")
+            if not wait:
+                raise ValueError("wait=False waits for nothing: pass timeout= to what waits for it")
         return _copies.copies.copyto(
-            dst,
-            src,
-            stream=stream,
-            producer=producer,
-            streams=self._unnamed if name is None else self._table.called(name),
-            table=self._table,
-            name=name,
-            timeout=timeout,
-            wait=wait,
+            dst, src, (self._table, stream, name, producer), timeout, wait=wait
         )
 
     def pinned_empty(self, shape: int | Sequence[int], dtype: DTypeLike = float) -> np.ndarray:
@@ -1438,7 +1396,7 @@ class UserStream:
         ((2, 3), dtype('float32'))
         """
         self._table.check_open()
-        return _copies.host_arrays.empty(shape, dtype)
+        return _copies.pinned.empty(shape, dtype)
 
     def pinned_like(self, prototype: Buffer, dtype: DTypeLike | None = None) -> np.ndarray:
         """Return a new page-locked array with the shape and dtype of a buffer or an array.
@@ -1480,7 +1438,7 @@ class UserStream:
         (2, 3)
         """
         self._table.check_open()
-        return _copies.host_arrays.empty_like(prototype, dtype)
+        return _copies.pinned.empty_like(prototype, dtype)
 
     @staticmethod
     def set_pinned_limit(nbytes: int) -> None:

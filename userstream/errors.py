@@ -536,4 +536,7 @@ def _report_failures(failures: Sequence[Exception], error: BaseException | None)
         if failure is not raised:
             raised.add_note(f"and at the end of the block: {type(failure).__name__}: {failure}")
     if error is None:
-        raise raised
+        try:
+            raise raised
+        finally:
+            del raised, failure  # or the traceback of an exception would refer to itself

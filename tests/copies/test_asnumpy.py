@@ -31,11 +31,16 @@ from helpers import (
     running,
     write,
 )
-from userstream import _driver, testing
-from userstream._copies import copy_lane, short
-from userstream._copies import pinned as _pinned
-from userstream._engine import held_objects
-from userstream._ordering import settings
+from internals import (
+    PART,
+    forget_uses,
+    order_by_device,
+    pinned_limit,
+    place_of,
+    wait_in_every_block,
+    watch_fetches,
+)
+from userstream import testing
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -247,7 +252,7 @@ def test_nothing_is_released_that_a_capture_refused(producer: us.Stream, memory:
 
 def test_the_events_of_a_copy_in_parts_are_free_again_at_once(producer: us.Stream) -> None:
     """Those that are given up keep the next edges from the quick way."""
-    size = 4 * copy_lane.PART
+    size = 4 * PART
     out = np.zeros(size, "u1")
 
     def copy() -> np.ndarray:
@@ -284,7 +289,7 @@ def test_results_outlive_the_context_of_the_stream(memory: int) -> None:
     with another_context():
         stream = us.Stream.from_handle(checked(driver.cuStreamCreate(1)))
         result = us.asnumpy(array(memory, shape=(64,)), stream=stream)
-    assert _driver.pointers.place_of(result.ctypes.data) is not None
+    assert place_of(result.ctypes.data) is not None
     assert result.tolist() == list(range(64))
 
 
@@ -386,25 +391,24 @@ def test_what_a_glance_at_an_array_does_not_tell(cupy: types.ModuleType, memory:
     assert us.asnumpy(one).shape == (0,)
 
 
-@pytest.mark.parametrize("reason", ["SYNC", "BY_DEVICE", "per thread"])
-def test_what_is_more_than_a_glance(
+@pytest.mark.parametrize("reason", ["sync", "by device", "per thread"])
+def test_unusual_orders_take_the_general_path(
     reason: str, torch: types.ModuleType, memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensor = torch.Tensor(torch.device("cuda", 0), memory)
     us.asnumpy(tensor)
-    if reason == "per thread":  # whose default stream is another one in the next thread
-        torch.cuda.set_stream(torch.cuda.ExternalStream(_driver.streams.PER_THREAD, 0))
+    fast = watch_fetches(monkeypatch)
     us.asnumpy(tensor)
-    short_ways: list[object] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(short, "_copied", lambda *given: short_ways.append(given))
-        us.asnumpy(tensor)
-        assert bool(short_ways) == (reason != "per thread")
-        short_ways.clear()
-        if reason != "per thread":
-            patch.setattr(settings, reason, True)
-        us.asnumpy(tensor)
-        assert short_ways == []
+    assert fast
+    fast.clear()
+    if reason == "per thread":  # in the next thread this is another stream
+        torch.cuda.set_stream(torch.cuda.ExternalStream(2, 0))
+    elif reason == "sync":
+        wait_in_every_block(monkeypatch)
+    else:
+        order_by_device(monkeypatch)
+    us.asnumpy(tensor)
+    assert not fast
 
 
 def test_nothing_is_copied_of_a_registry_that_is_closed(
@@ -578,12 +582,12 @@ def test_what_is_copied_is_kept_if_nothing_can_hold_it(producer: us.Stream, memo
             del source
             gc.collect()
             assert alive() is not None
-    held_objects.in_use.clear()
+    forget_uses()
 
 
 def test_the_limit_of_pinned_memory(memory: int) -> None:
     write(memory, NUMBERS)
-    before = _pinned.limit()
+    before = pinned_limit()
     try:
         us.UserStream.set_pinned_limit(0)
         np.testing.assert_array_equal(us.asnumpy(array(memory, shape=(2, 3))), NUMBERS)
@@ -636,9 +640,9 @@ def test_pinned_memory_of_cuda_core(memory: int) -> None:
         other = LegacyPinnedMemoryResource().allocate(24)
         kept, address = us.asnumpy(other), int(other.handle)
         del other
-        assert _driver.pointers.place_of(address) is not None, "the array keeps it"
+        assert place_of(address) is not None, "the array keeps it"
         del kept
-        assert _driver.pointers.place_of(address) is None
+        assert place_of(address) is None
 
 
 def test_host_memory_that_numpy_cannot_read(memory: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import signal
 import threading
@@ -16,98 +15,50 @@ from cuda.bindings import driver
 from numpy.lib.stride_tricks import sliding_window_view
 
 import userstream as us
+from device_copies import DeviceArray, copy_on, memory_of, on_device, read, to_host
 from helpers import (
     address,
     checked,
     current_context,
     device_current,
-    device_memory,
     eventually,
     in_thread,
     is_blocked,
+    primary_context,
     reclaim,
-    run_python,
     running,
     untraced,
-    upload,
+)
+from internals import (
+    CHUNK,
+    alive_in_driver,
+    forget_uses,
+    free_pinned,
+    is_anything_in_use,
+    is_pinned,
+    never_reach,
+    pinned_limit,
+    pinned_total,
+    settled,
+    small_chunks_in,
+    stage_at_most,
 )
 from layouts import random_target, same, views
-from userstream import _driver, testing
-from userstream._buffers import view_of
-from userstream._buffers.view import Layout, View
-from userstream._copies import layout as _layout
-from userstream._copies import pinned as _pinned
-from userstream._copies import staging
-from userstream._copies.arrays import DeviceArray, device_array, numpy_dtype, pinned_address
-from userstream._copies.copies import between, from_host, into_host, to_host
-from userstream._copies.copy_lane import CopyLane
-from userstream._engine import held_objects
-from userstream._engine.host_wait import Deadline
-from userstream.testing import _simulated
+from userstream import testing
 
 MIB = 1 << 20
 multi_device = pytest.mark.multi_device
-
-
-def span(view: np.ndarray) -> tuple[int, int]:
-    """Return where the memory of a view begins, before its first element, and how much it is."""
-    side = _layout.spread(view.shape, view.strides, view.itemsize)
-    return side.offset, side.nbytes
-
-
-class Told(View):
-    """A look at nothing: what it tells is given."""
-
-    source = "test"
-
-    def __init__(self, layout: Layout, device: int = 0) -> None:
-        super().__init__(None)
-        self.layout, self.device = layout, device
-
-
-def array(view: np.ndarray, where: int, device: int = 0, **more: Any) -> DeviceArray:
-    layout = Layout(where, view.shape, view.strides, view.dtype, view.nbytes)
-    return device_array(Told(layout._replace(**more), device))
-
-
-@contextmanager
-def on_device(view: np.ndarray, device: int = 0, **more: Any) -> Iterator[DeviceArray]:
-    """Put a view of host memory on a device, with what lies between its elements."""
-    offset, size = span(view)
-    size = size if view.size else 1
-    with (
-        device_memory(device, size) as where,
-        device_current(device),
-    ):
-        if view.size:
-            upload(where, address(view) - offset, size)
-        yield array(view, where + offset, device, **more)
-
-
-def read(memory: DeviceArray, view: np.ndarray) -> np.ndarray:
-    """Read the memory of a view, as bytes."""
-    offset, size = span(view)
-    found = np.empty(size, "u1")
-    with device_current(memory.device):
-        checked(driver.cuMemcpyDtoH(address(found), memory.address - offset, size))
-    return found
-
-
-def memory_of(view: np.ndarray) -> np.ndarray:
-    """Return the memory of a view, as bytes."""
-    offset, size = span(view)
-    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address(view) - offset))
 
 
 @pytest.fixture(autouse=True)
 def _nothing_in_use() -> Iterator[None]:
     """Forget what an error of the GPU left behind, which is kept forever; bound the cache."""
     gc.collect()
-    held_objects.in_use.clear()
-    before = _pinned.limit()
-    _pinned.set_limit(1 << 28)
+    forget_uses()
+    before = pinned_limit()
+    us.UserStream.set_pinned_limit(1 << 28)
     yield
-    _pinned.set_limit(before)
+    us.UserStream.set_pinned_limit(before)
 
 
 @pytest.fixture
@@ -116,24 +67,14 @@ def stream() -> us.Stream:
 
 
 @pytest.fixture
-def no_cache() -> Iterator[None]:
-    """Let every result be pageable."""
-    before = _pinned.limit()
-    _pinned.set_limit(0)
-    yield
-    _pinned.set_limit(before)
-
-
-@pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch, no_cache: None) -> None:
-    monkeypatch.setattr(staging, "SIZE", 4096)
-    monkeypatch.setattr(staging, "_spare", {})
+    small_chunks_in(monkeypatch, 4096)
 
 
 @pytest.fixture
 def held_in_between(monkeypatch: pytest.MonkeyPatch, small_chunks: None) -> None:
     """Let a stream be held that was free when the chunks were lent."""
-    monkeypatch.setattr(CopyLane, "reach", lambda lane: None)
+    never_reach(monkeypatch)
 
 
 RANDOM = np.random.default_rng(1)
@@ -182,17 +123,17 @@ def test_to_host_of_any_layout(seed: int, stream: us.Stream) -> None:
 
 
 def test_chunks_that_do_not_divide(stream: us.Stream, no_cache: None) -> None:
-    view = RANDOM.integers(0, 255, 2 * staging.SIZE + 12345).astype("u1")
+    view = RANDOM.integers(0, 255, 2 * CHUNK + 12345).astype("u1")
     with on_device(view) as memory:
         result = to_host(memory, stream)
         assert same(result, view)
-        assert pinned_address(result) is None
+        assert not is_pinned(result)
 
 
 def test_results_are_page_locked_and_writable(stream: us.Stream) -> None:
     with on_device(LARGE) as memory:
         result = to_host(memory, stream)
-    assert pinned_address(result) == address(result)
+    assert is_pinned(result)
     result += 1
     assert same(result, LARGE + 1)
 
@@ -216,23 +157,6 @@ def test_a_huge_broadcast_takes_no_memory(stream: us.Stream) -> None:
         windows = sliding_window_view(np.zeros(1 << 20, "f4"), 1 << 19)
     with on_device(windows) as memory:
         assert to_host(memory, stream).shape == windows.shape
-
-
-def test_too_many_copies_are_refused(stream: us.Stream) -> None:
-    plan = _layout.moves((70000, 2), 1, (2, 1), (1 << 31, 1))
-    with pytest.raises(us.UnsupportedBufferError, match="contiguous first"):
-        CopyLane(stream, 0).copy(0, 0, plan)
-
-
-def test_scattered_arrays_are_for_their_framework() -> None:
-    def somewhere(name: str) -> DeviceArray:
-        view = LAYOUTS[name]
-        return DeviceArray(512, view.shape, view.strides, view.dtype, 0)
-
-    assert somewhere("every second").is_scattered
-    assert somewhere("column").is_scattered
-    for name in ("contiguous", "transposed", "long rows", "windows", "broadcast", "0-d", "empty"):
-        assert not somewhere(name).is_scattered, name
 
 
 @layouts
@@ -274,20 +198,14 @@ def test_into_page_locked_memory(name: str, stream: us.Stream) -> None:
     assert same(out, view)
 
 
-def test_page_locked_memory_is_written_directly(
-    stream: us.Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    targets = []
-    copy = _driver.copies.copy
+def test_page_locked_memory_is_written_directly(stream: us.Stream) -> None:
     with on_device(LARGE) as memory:
-        out = to_host(memory, stream)
-        monkeypatch.setattr(
-            _driver.copies,
-            "copy",
-            lambda to, *more, **peers: (targets.append(to), copy(to, *more, **peers)),
-        )
+        out = us.pinned_empty(LARGE.shape, LARGE.dtype)
+        assert eventually(lambda: (free_pinned(), pinned_total() < 2 * out.nbytes)[1])
+        before = pinned_total()
         to_host(memory, stream, out)
-        assert targets == [address(out)]
+        assert same(out, LARGE)
+        assert pinned_total() == before, "the copy went through other memory"
         out.flags.writeable = False
         with pytest.raises(ValueError, match="out is read-only"):
             to_host(memory, stream, out)
@@ -312,20 +230,18 @@ def test_what_out_must_be(out: np.ndarray, error: type[Exception], stream: us.St
 def test_broadcasting_into_the_host(stream: us.Stream) -> None:
     with on_device(LARGE[0, 0]) as memory:
         out = np.zeros((3, 2, 300), "f4")
-        into_host(out, memory, stream)
+        copy_on(stream, out, memory)
         assert same(out, np.broadcast_to(LARGE[0, 0], out.shape).copy())
         with pytest.raises(ValueError, match="broadcast"):
-            into_host(np.zeros((300, 2), "f4"), memory, stream)
+            copy_on(stream, np.zeros((300, 2), "f4"), memory)
         with pytest.raises(ValueError, match="broadcast"):
-            into_host(np.zeros((), "f4"), memory, stream)
+            copy_on(stream, np.zeros((), "f4"), memory)
 
 
 def test_a_buffer_without_a_shape(stream: us.Stream) -> None:
     with on_device(np.arange(100, dtype="u1")) as memory:
-        bytes_ = device_array(Told(Layout(memory.address, nbytes=100)))
-        assert same(to_host(bytes_, stream), np.arange(100, dtype="u1"))
         with pytest.raises(us.UnsupportedBufferError, match="__cuda_array_interface__"):
-            device_array(view_of(driver.CUdeviceptr(memory.address)))
+            to_host(driver.CUdeviceptr(memory.address), stream)
 
 
 # ---- from the host ------------------------------------------------------------------------------
@@ -334,7 +250,7 @@ def test_a_buffer_without_a_shape(stream: us.Stream) -> None:
 def check_from_host(view: np.ndarray, target: np.ndarray, stream: us.Stream) -> None:
     """Copy a view into a view of device memory, and compare with NumPy, gaps included."""
     with on_device(target) as memory:
-        from_host(view, memory, stream)
+        copy_on(stream, memory, view)
         stream.sync(timeout=20)
         target[...] = view
         assert (read(memory, target) == memory_of(target)).all()
@@ -362,14 +278,14 @@ def test_what_is_staged_stays_until_the_gpu_has_read_it(stream: us.Stream) -> No
     with ExitStack() as stack:
         buffers = [stack.enter_context(on_device(np.zeros(1000, "f4"))) for _ in values]
         # Where the driver has no pools, none could be allocated beside a held stream.
-        blocks = [_pinned.take(values[0].nbytes, 0) for _ in values]
+        blocks = [us.pinned_empty(values[0].nbytes, "u1") for _ in values]
         del blocks
         with testing.latch(stream):
             for value, buffer in zip(values, buffers, strict=True):
-                from_host(value, buffer, stream)
+                copy_on(stream, buffer, value)
                 value[:] = -1
         for number, buffer in enumerate(buffers):
-            assert (to_host(buffer, stream, deadline=Deadline(20)) == number).all()
+            assert (to_host(buffer, stream, timeout=20) == number).all()
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -383,16 +299,16 @@ def test_from_host_broadcasts(stream: us.Stream) -> None:
     check_from_host(np.arange(3.0), np.zeros((4, 2, 3)), stream)
     with on_device(np.zeros((4, 3))) as memory:
         with pytest.raises(ValueError, match="broadcast"):
-            from_host(np.zeros((3, 4)), memory, stream)
+            copy_on(stream, memory, np.zeros((3, 4)))
         with pytest.raises(TypeError, match="float32"):
-            from_host(np.zeros((4, 3), "f4"), memory, stream)
+            copy_on(stream, memory, np.zeros((4, 3), "f4"))
     with on_device(np.zeros((0, 3))) as memory:
-        from_host(np.zeros(3), memory, stream)
+        copy_on(stream, memory, np.zeros(3))
 
 
 def test_targets_that_alias_are_refused(stream: us.Stream) -> None:
     with on_device(LAYOUTS["windows"]) as memory, pytest.raises(ValueError, match="share memory"):
-        from_host(np.zeros((), "f4"), memory, stream)
+        copy_on(stream, memory, np.zeros((), "f4"))
 
 
 @pytest.mark.parametrize("pinned", [False, True])
@@ -400,7 +316,7 @@ def test_the_source_may_be_reused_at_once(pinned: bool, stream: us.Stream) -> No
     with on_device(LARGE) as memory:
         source = to_host(memory, stream) if pinned else LARGE.copy()
         with testing.latch(stream):
-            from_host(source, memory, stream)  # waits for nothing
+            copy_on(stream, memory, source)  # waits for nothing
             source[...] = 0
         stream.sync(timeout=20)
         assert same(to_host(memory, stream), LARGE)
@@ -410,14 +326,12 @@ def test_the_source_may_be_reused_at_once(pinned: bool, stream: us.Stream) -> No
 def test_a_large_source_is_waited_for(
     pinned: bool, stream: us.Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from userstream._copies import copies as _host
-
-    monkeypatch.setattr(_host, "_STAGED", 4096)
+    stage_at_most(monkeypatch, 4096)
     with on_device(LARGE) as memory:
         source = to_host(memory, stream)[::-1] if pinned else LARGE[::-1].copy()
         source = source[::-1] if pinned else source
         with testing.latch(stream) as latch:
-            with running(lambda: from_host(source, memory, stream)) as result:
+            with running(lambda: copy_on(stream, memory, source)) as result:
                 assert is_blocked(result)
                 latch.release()
                 result()
@@ -432,7 +346,7 @@ def test_a_large_source_is_waited_for(
 def check_between(view: np.ndarray, target: np.ndarray, devices: tuple[int, int]) -> None:
     stream = us.get_stream(devices[0])
     with on_device(view, devices[1]) as source, on_device(target, devices[0]) as to:
-        between(to, source, stream)
+        copy_on(stream, to, source)
         stream.sync(timeout=20)
         target[...] = view
         assert not view.size or (read(to, target) == memory_of(target)).all()
@@ -463,23 +377,23 @@ def test_between_broadcasts() -> None:
 def test_between_waits_for_nothing(stream: us.Stream) -> None:
     with on_device(LARGE) as source, on_device(np.zeros_like(LARGE)) as to:
         with testing.latch(stream):
-            between(to, source, stream)
+            copy_on(stream, to, source)
         assert same(to_host(to, stream), LARGE)
 
 
 def test_between_what_overlaps(stream: us.Stream) -> None:
     with on_device(LARGE[0]) as memory:
-        between(memory, memory, stream)  # nothing to do
-        row = array(LARGE[:1], memory.address)
-        between(row, row, stream)
-        first = array(LARGE[0, :20], memory.address)
-        other = array(LARGE[0, :20], memory.address + 4)
+        copy_on(stream, memory, memory)  # nothing to do
+        row = DeviceArray(LARGE[0, :1], memory.address)
+        copy_on(stream, row, row)
+        first = DeviceArray(LARGE[0, :20], memory.address)
+        other = DeviceArray(LARGE[0, :20], memory.address + 4)
         with pytest.raises(ValueError, match="overlap"):
-            between(first, other, stream)
-        between(first, array(LARGE[0, :20], memory.address + LARGE[0, :20].nbytes), stream)
+            copy_on(stream, first, other)
+        copy_on(stream, first, first.at(memory.address + LARGE[0, :20].nbytes))
         assert same(to_host(first, stream), LARGE[0, 20:])
         with pytest.raises(TypeError, match="convert"):
-            between(first, array(LARGE[0, :20].view("i4"), memory.address), stream)
+            copy_on(stream, first, DeviceArray(LARGE[0, :20].view("i4"), memory.address))
 
 
 # ---- streams, contexts, captures ----------------------------------------------------------------
@@ -491,19 +405,20 @@ def everything(stream: us.Stream, device: int = 0) -> None:
     with ExitStack() as stack:
         for view in fresh:
             memory = stack.enter_context(on_device(np.zeros_like(LARGE), device))
-            memory = array(view, memory.address, device)
+            memory = DeviceArray(view, memory.address, device)
             other = stack.enter_context(on_device(np.zeros(view.shape, "f4"), device))
-            from_host(view, memory, stream)
-            between(other, memory, stream)
-            assert same(to_host(memory, stream, deadline=Deadline(20)), view)
+            copy_on(stream, memory, view)
+            copy_on(stream, other, memory)
+            assert same(to_host(memory, stream, timeout=20), view)
             assert same(to_host(other, stream, np.zeros(view.shape, "f4")), view)
-        before = _pinned.limit()
-        _pinned.set_limit(0)
+        before = pinned_limit()
+        us.UserStream.set_pinned_limit(0)
         try:
-            from_host(LARGE, memory := array(LARGE, memory.address, device), stream)
+            memory = DeviceArray(LARGE, memory.address, device)
+            copy_on(stream, memory, LARGE)
             assert same(to_host(memory, stream), LARGE)
         finally:
-            _pinned.set_limit(before)
+            us.UserStream.set_pinned_limit(before)
 
 
 def test_in_a_thread_without_a_context() -> None:
@@ -524,7 +439,7 @@ def test_in_a_thread_without_a_context() -> None:
 def test_on_another_device_than_the_current_one(make: Callable[[], us.Stream]) -> None:
     with device_current(0):
         everything(make(), 1)
-        assert current_context() == int(_driver.contexts.primary_context(0))
+        assert current_context() == int(primary_context(0))
 
 
 @multi_device
@@ -539,7 +454,7 @@ def test_a_default_stream_is_that_of_the_buffers_device(default: Callable[[], us
             device_current(0),
         ):
             with pytest.raises(us.WaitTimeout):
-                to_host(memory, default(), deadline=Deadline(0.02))
+                to_host(memory, default(), timeout=0.02)
     assert eventually(settled)
 
 
@@ -557,22 +472,26 @@ def capturing(stream: us.Stream) -> Iterator[None]:
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_a_capturing_stream_is_refused(cached: bool, stream: us.Stream) -> None:
-    with on_device(LARGE) as memory, us.Stream.create(0) as captured:
+    with (
+        on_device(LARGE) as memory,
+        on_device(LARGE) as other,
+        us.Stream.create(0) as captured,
+    ):
         if cached:
             to_host(memory, stream)
         else:
-            staging.trim()
-        total = _pinned._total
+            free_pinned()
+        total = pinned_total()
         with capturing(captured):
             for use in (
                 lambda: to_host(memory, captured),
                 lambda: to_host(memory, captured, np.zeros_like(LARGE)),
-                lambda: from_host(LARGE, memory, captured),
-                lambda: between(memory, memory._replace(address=memory.address + 4), captured),
+                lambda: copy_on(captured, memory, LARGE),
+                lambda: copy_on(captured, memory, other),
             ):
                 with pytest.raises(us.CaptureError):
                     use()
-        assert _pinned._total <= total
+        assert not cached or pinned_total() <= total
         assert same(to_host(memory, stream), LARGE)
 
 
@@ -580,24 +499,22 @@ def test_a_capture_elsewhere_survives(stream: us.Stream) -> None:
     """In the global mode, which most calls of the driver break."""
     # What allocates device memory may not run beside it.
     with on_device(LARGE) as memory, on_device(LARGE) as other, us.Stream.create(0) as captured:
-        thread = staging.trim()
-        if thread is not None:
-            thread.join(20)
-        every = array(LARGE[..., ::2], memory.address)
+        free_pinned()
+        every = DeviceArray(LARGE[..., ::2], memory.address)
 
         def use() -> None:
             assert same(to_host(memory, stream), LARGE)
             assert same(to_host(every, stream), LARGE[..., ::2])
-            from_host(LARGE[..., ::2], every, stream)
-            between(other, memory, stream)
-            before = _pinned.limit()
-            _pinned.set_limit(0)
+            copy_on(stream, every, LARGE[..., ::2])
+            copy_on(stream, other, memory)
+            before = pinned_limit()
+            us.UserStream.set_pinned_limit(0)
             try:
                 assert same(to_host(memory, stream, np.zeros_like(LARGE)), LARGE)
                 with testing.latch(stream), pytest.raises(us.WaitTimeout):
-                    to_host(memory, stream, deadline=Deadline(0.01))
+                    to_host(memory, stream, timeout=0.01)
             finally:
-                _pinned.set_limit(before)
+                us.UserStream.set_pinned_limit(before)
 
         with capturing(captured):
             use()
@@ -607,28 +524,22 @@ def test_a_capture_elsewhere_survives(stream: us.Stream) -> None:
 # ---- timeouts, Ctrl-C, failures -----------------------------------------------------------------
 
 
-def settled() -> bool:
-    held_objects.sweep()
-    return not held_objects.queues and not held_objects.in_use
-
-
 def test_a_timeout(stream: us.Stream) -> None:
     with on_device(LARGE) as memory:
         where = address(to_host(memory, stream))
         out = to_host(memory, stream)
         with testing.latch(stream):
             for late in (
-                lambda: to_host(memory, stream, deadline=Deadline(0.02)),
-                lambda: to_host(memory, stream, np.zeros_like(LARGE), deadline=Deadline(0.02)),
-                lambda: to_host(memory, stream, out, deadline=Deadline(0.02)),
+                lambda: to_host(memory, stream, timeout=0.02),
+                lambda: to_host(memory, stream, np.zeros_like(LARGE), timeout=0.02),
+                lambda: to_host(memory, stream, out, timeout=0.02),
             ):
                 with pytest.raises(us.WaitTimeout) as error:
                     late()
                 assert error.value.seconds == 0.02
                 assert error.value.streams == (repr(stream),)
-            held = _pinned.take(LARGE.nbytes, 0)
-            assert held is not None  # and none that the GPU is still to write
-            assert address(np.ndarray(1, "u1", held)) != where
+            held = us.pinned_empty(LARGE.nbytes, "u1")
+            assert address(held) != where, "the GPU is still to write there"
         assert eventually(settled)
         assert same(to_host(memory, stream), LARGE)
 
@@ -638,8 +549,8 @@ def test_a_timeout_past_the_bound(stream: us.Stream, small_chunks: None) -> None
         assert same(to_host(memory, stream), LARGE)
         with testing.latch(stream):
             for late in (
-                lambda: to_host(memory, stream, deadline=Deadline(0.02)),
-                lambda: from_host(LARGE, memory, stream, deadline=Deadline(0.02)),
+                lambda: to_host(memory, stream, timeout=0.02),
+                lambda: copy_on(stream, memory, LARGE, timeout=0.02),
             ):
                 with pytest.raises(us.WaitTimeout) as error:
                     late()
@@ -656,10 +567,10 @@ def test_timeouts_lose_no_events(stream: us.Stream, small_chunks: None) -> None:
             with testing.latch(stream):
                 for _ in range(4):
                     with pytest.raises(us.WaitTimeout):
-                        to_host(memory, stream, deadline=Deadline(0))
+                        to_host(memory, stream, timeout=0)
             assert eventually(settled)
             to_host(memory, stream)
-            counts.append(_simulated.stats().events)
+            counts.append(alive_in_driver().events)
     assert counts[3] <= counts[1] + 2, counts
 
 
@@ -667,12 +578,12 @@ def test_a_held_stream_keeps_the_chunks_from_nobody(stream: us.Stream, small_chu
     with on_device(LARGE) as memory, on_device(LARGE) as more, us.Stream.create(0) as other:
         for copy in (
             lambda: to_host(memory, stream),
-            lambda: from_host(LARGE, memory, stream, deadline=Deadline(20)),
+            lambda: copy_on(stream, memory, LARGE, timeout=20),
         ):
             with testing.latch(stream) as latch, running(copy) as result:
                 assert is_blocked(result)
-                assert same(to_host(more, other, deadline=Deadline(20)), LARGE)
-                from_host(LARGE, more, other, deadline=Deadline(20))
+                assert same(to_host(more, other, timeout=20), LARGE)
+                copy_on(other, more, LARGE, timeout=20)
                 latch.release()
                 result()
 
@@ -680,25 +591,23 @@ def test_a_held_stream_keeps_the_chunks_from_nobody(stream: us.Stream, small_chu
 def test_waiting_for_the_chunks_times_out(stream: us.Stream, held_in_between: None) -> None:
     with on_device(LARGE) as memory, us.Stream.create(0) as other, testing.latch(stream) as latch:
         with running(lambda: to_host(memory, stream)) as result:
-            assert eventually(lambda: bool(held_objects.in_use))
+            assert eventually(is_anything_in_use)
             with pytest.raises(us.WaitTimeout):
-                to_host(memory, other, deadline=Deadline(0.02))
+                to_host(memory, other, timeout=0.02)
             latch.release()
             assert same(result(), LARGE)
         assert same(to_host(memory, other), LARGE)
 
 
 def test_at_most_two_chunks(stream: us.Stream, no_cache: None) -> None:
-    thread = staging.trim()
-    if thread is not None:
-        thread.join(20)
-    before = _pinned._total
-    view = np.zeros(5 * staging.SIZE, "u1")
+    free_pinned()
+    before = pinned_total()
+    view = np.zeros(5 * CHUNK, "u1")
     with on_device(view) as memory, ExitStack() as stack:
         for _ in range(4):
             stack.enter_context(running(lambda: to_host(memory, us.get_stream(0))))
-        from_host(view, memory, stream)
-    assert _pinned._total <= before + 2 * staging.SIZE
+        copy_on(stream, memory, view)
+    assert pinned_total() <= before + 2 * CHUNK
 
 
 def test_a_closed_stream_is_refused(stream: us.Stream) -> None:
@@ -720,7 +629,7 @@ def test_ctrl_c(
         with testing.latch(stream) as latch:
 
             def interrupt() -> None:
-                assert eventually(lambda: bool(held_objects.in_use))
+                assert eventually(is_anything_in_use)
                 threading.Event().wait(0.02)
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
@@ -743,7 +652,7 @@ def test_a_failure_in_the_middle(
     with on_device(LARGE) as memory:
         uses: list[Callable[[], object]] = [lambda: to_host(memory, stream)]
         if past or function != "cuEventQuery":  # else it waits for nothing
-            uses.append(lambda: from_host(LARGE, memory, stream))
+            uses.append(lambda: copy_on(stream, memory, LARGE))
         for use in uses:
             use()
             stream.sync(timeout=20)
@@ -764,7 +673,7 @@ def test_an_error_of_the_gpu_surfaces_as_itself() -> None:
     with us.Stream.create(3) as stream, on_device(LARGE, 3) as memory:
         testing.async_error(stream, 700)
         with pytest.raises(us.DriverError) as error:
-            to_host(memory, stream, deadline=Deadline(20))
+            to_host(memory, stream, timeout=20)
         assert error.value.code == 700
         testing.reset()
 
@@ -795,47 +704,3 @@ def test_types_of_numpy(dtype: Any, stream: us.Stream) -> None:
     view = raw.view(dtype).reshape(2, 3)[:, ::2]
     with on_device(view) as memory:
         assert same(to_host(memory, stream), view)
-
-
-@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
-def test_types_of_ml_dtypes(name: str, stream: us.Stream) -> None:
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    view = np.arange(12).astype(getattr(ml_dtypes, name)).reshape(3, 4)
-    for dtype in (name, view.dtype):
-        with on_device(view, dtype=dtype) as memory:
-            result = to_host(memory, stream)
-        assert result.dtype == view.dtype
-        assert same(result, view)
-
-
-def test_without_ml_dtypes() -> None:
-    done = run_python(
-        """
-        import sys
-        sys.modules["ml_dtypes"] = None
-        import userstream as us
-        from userstream._copies.arrays import numpy_dtype
-        for name in "bfloat16", "float8_e4m3fn":
-            try:
-                numpy_dtype(name, "torch.Tensor")
-            except us.UnsupportedBufferError as error:
-                assert name in str(error)
-                assert "ml_dtypes" in str(error)
-            else:
-                raise AssertionError(name)
-        """,
-        simulate=None,  # cuda.core would import it
-    )
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("dtype", ["qint8", "qint32", "float4_e2m1fn_x2", np.dtype("O"), None])
-def test_types_that_numpy_has_not(dtype: Any) -> None:
-    with pytest.raises(us.UnsupportedBufferError, match="framework x"):
-        numpy_dtype(dtype, "framework x")
-
-
-def test_types_below_a_byte_are_refused() -> None:
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    with pytest.raises(us.UnsupportedBufferError, match="int4"):
-        numpy_dtype(np.dtype(ml_dtypes.int4), "jax.Array")

@@ -11,9 +11,9 @@ import pytest
 from cuda.bindings.driver import CUresult
 
 import userstream as us
-from helpers import array, on
-from userstream import _driver, errors, testing
-from userstream._driver import library
+from helpers import array, device_uuid, on
+from internals import forget_uuids, shown_uuid
+from userstream import errors, testing
 
 WAYS = {
     "pickle": lambda obj: pickle.loads(pickle.dumps(obj)),
@@ -88,7 +88,7 @@ def test_values_cross(value: object, way: Callable[[Any], Any]) -> None:
 @ways
 def test_a_description_crosses(memory: int, way: Callable[[Any], Any]) -> None:
     info = us.describe(array(memory))
-    assert info.device_uuid == _driver.library.device_uuid(0)
+    assert info.device_uuid == device_uuid(0)
     assert way(info) == info
 
 
@@ -97,7 +97,7 @@ def test_a_late_wait_crosses(way: Callable[[Any], Any]) -> None:
     stream = us.get_stream(0)
     with testing.latch(stream), pytest.raises(us.WaitTimeout) as caught:
         stream.sync(timeout=0)
-    error, uuid = way(caught.value), _driver.library.device_uuid(0)
+    error, uuid = way(caught.value), device_uuid(0)
     assert (error.device_uuid, error.device_uuids) == (uuid, (uuid,))
     assert f"; device 0 is {uuid};" in str(error)
     assert error.streams == (repr(stream),)
@@ -115,7 +115,7 @@ def test_a_group_of_errors_crosses(way: Callable[[Any], Any]) -> None:
         us.wait_all(timeout=0)
     group = way(caught.value)
     failed, timeout = group.exceptions
-    uuids = [_driver.library.device_uuid(device) for device in (0, 1)]
+    uuids = [device_uuid(device) for device in (0, 1)]
     assert (timeout.devices, timeout.device_uuids) == ((0,), (uuids[0],))
     assert (failed.device, failed.device_uuid) == (1, uuids[1])
     stays = "earlier work may have caused it, and the context does not recover: start a new process"
@@ -128,7 +128,7 @@ def test_a_group_of_errors_crosses(way: Callable[[Any], Any]) -> None:
 def test_several_devices_are_named_each() -> None:
     with pytest.raises(us.DeviceMismatchError) as caught:
         us.get_stream([on(0), on(1)])
-    assert caught.value.device_uuids == tuple(_driver.library.device_uuid(at) for at in (0, 1))
+    assert caught.value.device_uuids == tuple(device_uuid(at) for at in (0, 1))
     assert len(set(caught.value.device_uuids)) == 2
 
 
@@ -136,7 +136,7 @@ def test_the_device_of_a_device_wait() -> None:
     stream = us.get_stream(0)
     with testing.latch(stream), pytest.raises(us.WaitTimeout) as caught:
         us.wait_for_device(0, timeout=0)
-    assert caught.value.device_uuid == _driver.library.device_uuid(0)
+    assert caught.value.device_uuid == device_uuid(0)
 
 
 def test_there_is_no_name_for_no_device() -> None:
@@ -147,7 +147,7 @@ def test_there_is_no_name_for_no_device() -> None:
 
 @pytest.mark.simulated
 def test_an_error_is_made_even_if_the_name_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_uuids", {})
+    forget_uuids(monkeypatch)
     with testing.inject("cuDeviceGetUuid", CUresult.CUDA_ERROR_UNKNOWN, this_thread=True):
         assert errors.DriverError("m", device=0).device_uuid is None
     assert errors.DriverError("m", device=0).device_uuid is not None
@@ -155,7 +155,7 @@ def test_an_error_is_made_even_if_the_name_cannot_be_had(monkeypatch: pytest.Mon
 
 @pytest.mark.simulated
 def test_a_device_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_uuids", {})
+    forget_uuids(monkeypatch)
     before = testing.calls("cuDeviceGetUuid")
     for _ in range(3):
         errors.DriverError("m", device=0)
@@ -163,6 +163,6 @@ def test_a_device_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_part_of_a_gpu_has_a_name_of_its_own() -> None:
-    whole = library._uuid(0, "NVIDIA H200")
-    part = library._uuid(0, "NVIDIA H200 MIG 1g.18gb")
+    whole = shown_uuid(0, "NVIDIA H200")
+    part = shown_uuid(0, "NVIDIA H200 MIG 1g.18gb")
     assert (whole[:4], part[:4]) == ("GPU-", "MIG-")

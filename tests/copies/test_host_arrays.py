@@ -12,13 +12,19 @@ import pytest
 
 import userstream as us
 from helpers import address, array, content, device_memory, eventually, fill, refused_in_a_child
-from userstream import _driver, testing
-from userstream._copies import copies as _copies
-from userstream._copies import copy_lane
-from userstream._copies import pinned as _pinned
-from userstream._copies.arrays import address_of
-from userstream._copies.staging import trim
-from userstream._engine import held_objects
+from internals import (
+    address_of,
+    free_pinned,
+    pinned_limit,
+    pinned_total,
+    place_of,
+    refuse_staging,
+    release_held,
+    spin_for_ever,
+    stage_at_most,
+    watch_fetches,
+)
+from userstream import testing
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -29,10 +35,10 @@ NUMBERS = np.arange(6.0).reshape(2, 3)
 
 @pytest.fixture(autouse=True)
 def _limit() -> Iterator[None]:
-    before = _pinned.limit()
-    _pinned.set_limit(64 * MIB)
+    before = pinned_limit()
+    us.UserStream.set_pinned_limit(64 * MIB)
     yield
-    _pinned.set_limit(before)
+    us.UserStream.set_pinned_limit(before)
 
 
 @pytest.fixture
@@ -44,12 +50,6 @@ def large() -> Iterator[int]:
 
 def as_bytes(address: int, producer: us.Stream) -> Any:
     return array(address, producer, shape=(SIZE,), typestr="|u1")
-
-
-def free_all() -> None:
-    thread = trim()
-    if thread is not None:
-        thread.join(30)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_it_is_as_numpys_empty(shape: Any, dtype: Any) -> None:
     assert made.flags.c_contiguous
     if made.nbytes:
         made[...] = np.zeros((), made.dtype)
-        place = _driver.pointers.place_of(address(made))
+        place = place_of(address(made))
         assert place is not None
         assert place.kind == "pinned"
         assert place.covers(address(made), made.nbytes)
@@ -143,16 +143,16 @@ def test_one_like_a_buffer_on_a_device(memory: int, producer: us.Stream) -> None
     ],
 )
 def test_bad_input(use: Callable[[], object], error: type[Exception], message: str) -> None:
-    before = _pinned._total
+    before = pinned_total()
     with pytest.raises(error, match=message):
         use()
-    assert _pinned._total == before
+    assert pinned_total() == before
 
 
 def test_it_counts_in_the_limit() -> None:
-    assert eventually(lambda: (free_all(), _pinned._total == 0)[1])
+    assert eventually(lambda: (free_pinned(), pinned_total() == 0)[1])
     held = us.pinned_empty(48 * MIB, "u1")
-    assert _pinned._total == 48 * MIB
+    assert pinned_total() == 48 * MIB
     with pytest.raises(
         MemoryError, match=r"arrays use 50331648 bytes.* the limit is 67108864; .*LIMIT"
     ):
@@ -164,12 +164,12 @@ def test_it_counts_in_the_limit() -> None:
 
 def test_what_is_free_is_no_reason_to_refuse() -> None:
     """It is of another size, and is freed in a thread of its own."""
-    assert eventually(lambda: (free_all(), _pinned._total == 0)[1])
+    assert eventually(lambda: (free_pinned(), pinned_total() == 0)[1])
     held = [us.pinned_empty(4 * MIB, "u1") for _ in range(16)]
     held.clear()
     large = us.pinned_empty(60 * MIB, "u1")
     large[:] = 1
-    assert eventually(lambda: _pinned._total <= 64 * MIB)
+    assert eventually(lambda: pinned_total() <= 64 * MIB)
 
 
 def test_a_closed_registry() -> None:
@@ -187,14 +187,7 @@ def test_a_forked_child_is_refused() -> None:
 
 @pytest.fixture
 def _no_staging(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("it goes through other memory")
-
-    monkeypatch.setattr(_copies.pinned, "take", refuse)
-    monkeypatch.setattr(_copies.staging, "fetch", refuse)
-    monkeypatch.setattr(_copies.staging, "send", refuse)
-    # However slow the machine is, the edge to the producer is passed by then.
-    monkeypatch.setattr(copy_lane, "_SPIN", 10**10)
+    refuse_staging(monkeypatch)
 
 
 @pytest.mark.parametrize("cut", [slice(None), slice(100, -100), slice(None, None, -1)])
@@ -222,20 +215,12 @@ def test_all_parts_together_have_the_timeout(
     mib: int, producer: us.Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is waited for without a look at the clock of the others."""
-    waited: list[tuple[int, int]] = []
-    really_fetch = _driver.core.fetch
-
-    def fetch(*given: Any) -> int:
-        _, _, _, events, _, _, _, _, nanoseconds, _, _ = given
-        waited.append((len(events), nanoseconds))
-        return really_fetch(*given)
-
     us.get_stream(0)
     out = np.empty(mib << 20, "u1")
     with device_memory(0, out.nbytes) as memory:
         buffer = array(memory, producer, shape=out.shape, typestr="|u1")
-        monkeypatch.setattr(_driver.core, "fetch", fetch)
-        monkeypatch.setattr(copy_lane, "_SPIN", 10**10)
+        waited = watch_fetches(monkeypatch)
+        spin_for_ever(monkeypatch)
         us.asnumpy(buffer, out=out)
         with testing.latch(producer):
             with pytest.raises(us.WaitTimeout):
@@ -305,7 +290,7 @@ def test_it_is_kept_while_a_copy_is_under_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Though the call has ended, and the copy used a view of it."""
-    monkeypatch.setattr(_copies, "_STAGED", 4096)
+    stage_at_most(monkeypatch, 4096)
     buffer = as_bytes(large, producer)
     fill(producer, large, 7, SIZE)
     producer.sync()
@@ -323,6 +308,6 @@ def test_it_is_kept_while_a_copy_is_under_way(
         assert where not in map(address, others)
         latch.release()
         us.wait_for_device(0, timeout=20)
-    assert eventually(lambda: (held_objects.sweep(), not held_objects.queues)[1])
+    release_held()
     assert address(us.pinned_empty((2, SIZE), "u1")) == where
     assert content(large, SIZE) == ({7} if use is read else {3})

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 import userstream as us
-from helpers import array, content, device_current, device_memory, eventually, fill, in_thread
-from interrupts import Cut, cut_short
+from helpers import array, content, device_memory, eventually, fill, in_thread
+from internals import nothing_is_in_use, small_chunks_in
+from interrupts import cut_short
 from userstream import testing
-from userstream._copies import short, staging
-from userstream._engine import held_objects
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("no_garbage")]
 
@@ -28,7 +27,7 @@ SIZE = 256
 def settled() -> bool:
     for stream in us.streams().values():
         stream.sync()
-    return not held_objects.queues and not held_objects.in_use and not held_objects.left
+    return nothing_is_in_use()
 
 
 def as_bytes(address: int, producer: us.Stream) -> Any:
@@ -104,49 +103,6 @@ def test_what_a_copy_uses_stays_and_its_producer_waits(
     assert any(not scene.cut(use, at) for at in itertools.count())
 
 
-@pytest.mark.parametrize("closes", [False, True])
-def test_two_signals_while_a_third_is_handled(
-    closes: bool, scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the GPU copies is held nevertheless, until the stream has passed that."""
-    source = as_bytes(scene.source, scene.producer)
-    registry = us.UserStream()
-    registry.asnumpy(source)
-    stream = registry.get_stream(0)
-    alive = weakref.ref(source)
-
-    def signal(*_: object) -> None:
-        raise Cut
-
-    with testing.latch(stream) as latch:
-        with monkeypatch.context() as patch:
-            patch.setattr(short, "_acquired", signal)  # each time before it can hold anything
-            with device_current(0), pytest.raises(Cut):
-                registry.asnumpy(source)
-        del source
-        gc.collect()
-        assert alive() is not None
-        if closes:
-            stream.close()
-        us.get_stream(1).sync()  # a later call
-        assert alive() is not None
-        latch.release()
-    us.wait_for_device(0)
-    assert eventually(settled)
-    assert eventually(lambda: alive() is None)
-    registry.close()
-
-
-def test_what_several_signals_left_goes_after_a_wait(scene: Scene) -> None:
-    """Also in a program that only waits for a stream from then on."""
-    source = as_bytes(scene.source, scene.producer)
-    alive, kept = weakref.ref(source), (scene.stream._lane, source)
-    held_objects.left[id(kept)] = kept
-    del source, kept
-    scene.stream.sync()
-    assert eventually(lambda: alive() is None)
-
-
 @pytest.mark.parametrize("use", [between, read])
 def test_a_copy_whose_end_cannot_be_marked(
     use: Callable[[Any, Any], object], scene: Scene, memory: int
@@ -174,7 +130,7 @@ def test_a_copy_whose_end_cannot_be_marked(
 
 
 def test_a_copy_that_is_not_late(scene: Scene) -> None:
-    """In the short way: whatever signal comes, nothing is kept for good."""
+    """On the fast path: whatever signal comes, nothing is kept for good."""
     source = as_bytes(scene.source, scene.producer)
     us.asnumpy(source)
     for at in itertools.count():
@@ -189,10 +145,8 @@ def test_the_chunks_of_a_large_copy_are_left_to_other_threads(
     producer: us.Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever signal comes, and also where the error is kept, as an interactive Python does."""
-    monkeypatch.setattr(staging, "SIZE", 1 << 15)
-    monkeypatch.setattr(staging, "_spare", {})
-    large = 5 << 14
-    assert large > max(short.ASIDE, 2 * staging.SIZE)
+    small_chunks_in(monkeypatch, 1 << 15)
+    large = 5 << 14  # more than both chunks, and than is copied aside
     with device_memory(0, large) as memory:
         source = array(memory, producer, shape=(large,), typestr="|u1")
         out = np.zeros(large, "u1")

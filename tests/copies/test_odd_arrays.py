@@ -15,11 +15,8 @@ from cuda.core.utils import StridedMemoryView
 import standins
 import userstream as us
 from helpers import CAI, array, content, device_current, device_memory, fill, write
-from userstream import _driver, testing
-from userstream._buffers import torch as _torch
-from userstream._copies import arrays as _arrays
-from userstream._copies import pinned as _pinned
-from userstream._copies import staging
+from internals import CHUNK, name_dtypes_of_torch
+from userstream import testing
 
 NUMBERS = np.arange(6, dtype="f4").reshape(2, 3)
 
@@ -306,7 +303,7 @@ def test_types_of_ml_dtypes_on_the_host(
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
     numbers = np.arange(4).astype(bfloat16)
     dtype = np.dtype(bfloat16) if is_numpys else "bfloat16"
-    monkeypatch.setattr(_torch, "_dtype", lambda _: dtype)
+    name_dtypes_of_torch(monkeypatch, dtype)
     torch.uint8, torch.int16 = np.uint8, np.int16
     tensor = torch.Tensor(torch.device("cpu"))
     tensor.detach = tensor.resolve_conj = tensor.resolve_neg = lambda: tensor
@@ -499,11 +496,11 @@ def test_leading_axes_of_one_are_dropped_as_in_numpy(memory: int) -> None:
 
 @pytest.mark.parametrize("room", ["cache", "chunks"])
 def test_elements_larger_than_a_chunk(
-    room: str, monkeypatch: pytest.MonkeyPatch, no_garbage: None
+    room: str, request: pytest.FixtureRequest, no_garbage: None
 ) -> None:
     if room == "chunks":
-        monkeypatch.setattr(_pinned, "_limit", 0)
-    size = staging.SIZE + 4096
+        request.getfixturevalue("no_cache")
+    size = CHUNK + 4096
     whole = np.frombuffer(np.random.default_rng(0).bytes(3 * size), f"V{size}")
     with device_memory(0, 3 * size) as address:
         buffer = array(address, shape=(3,), typestr=f"|V{size}")
@@ -540,23 +537,15 @@ def allocation_of(result: np.ndarray) -> int:
     return abs(result.strides[0]) * (result.shape[0] - 1) + result.itemsize
 
 
+@pytest.mark.simulated
 @pytest.mark.multi_device
-def test_copies_between_devices_name_the_contexts_and_leave_peer_access(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    named: list[Any] = []
-    real: Callable[..., Any] = _driver.copies.copy
-
-    def copy(*args: Any, peers: Any = None) -> None:
-        named.append(peers)
-        real(*args, peers=peers)
-
-    monkeypatch.setattr(_driver.copies, "copy", copy)
+def test_only_copies_between_devices_name_the_contexts() -> None:
     with device_memory(0) as here, device_memory(1) as there:
+        before = testing.calls("cuMemcpyPeerAsync")
         us.copyto(array(there), array(here)).sync(timeout=10)
+        assert testing.calls("cuMemcpyPeerAsync") == before + 1
         us.copyto(array(there + 64), array(there)).sync(timeout=10)
-    contexts = tuple(int(_driver.contexts.primary_context(device)) for device in (1, 0))
-    assert [peers and tuple(map(int, peers)) for peers in named] == [contexts, None]
+        assert testing.calls("cuMemcpyPeerAsync") == before + 1
 
 
 @pytest.mark.simulated
@@ -567,10 +556,3 @@ def test_peer_access_is_the_users(memory: int) -> None:
             us.copyto(array(there, strides=strides), array(memory)).sync(timeout=10)
     assert testing.calls("cuMemcpyPeerAsync") > 0
     assert testing.calls("cuCtxEnablePeerAccess") == 0
-
-
-def test_bytes_of_elements() -> None:
-    whole = _arrays.DeviceArray(512, (2, 3), (24, 8), np.dtype("f8"), 0)
-    assert whole.as_bytes() == _arrays.DeviceArray(
-        512, (2, 3, 8), (24, 8, 1), np.dtype(np.uint8), 0
-    )

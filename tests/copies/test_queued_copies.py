@@ -23,6 +23,7 @@ import userstream as us
 from helpers import (
     array,
     content,
+    device_count,
     device_current,
     device_memory,
     eventually,
@@ -33,11 +34,19 @@ from helpers import (
     running,
     write,
 )
+from internals import (
+    copy_aside_at_most,
+    forget_uses,
+    lent_blocks,
+    pinned_limit,
+    release_held,
+    run_host_functions_on,
+    settled,
+    sweep,
+    wait_long_at_once,
+)
 from interrupts import cut_short
-from userstream import _driver, testing
-from userstream._copies import copy_lane, short
-from userstream._copies import pinned as _pinned
-from userstream._engine import held_objects, host_wait
+from userstream import testing
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -56,17 +65,12 @@ def as_tensor(address: int, producer: us.Stream) -> Any:
     return torch.Tensor(torch.device("cuda", 0), address)
 
 
-def settled() -> bool:
-    held_objects.sweep()
-    return not held_objects.queues and not held_objects.in_use and not held_objects.orphans
-
-
 @pytest.fixture(autouse=True)
 def _nothing_in_use() -> None:
     """Begin without what an error of the GPU left behind in another test."""
     gc.collect()
-    assert eventually(lambda: (held_objects.sweep(), not held_objects.queues)[1])
-    held_objects.in_use.clear()
+    release_held()
+    forget_uses()
 
 
 # -- asnumpy_async --------------------------------------------------------------------------------
@@ -107,9 +111,8 @@ def test_a_small_copy_that_is_over_at_once_holds_nothing(
         write(memory, NUMBERS.T)
         us.wait_for_device(0, timeout=20)
         assert eventually(settled)
-        monkeypatch.setattr(host_wait, "host_functions_thread", 1)  # of another thread
-        monkeypatch.setattr(short, "_AT_ONCE", 20)
-        monkeypatch.setattr(copy_lane, "_SPIN", 10**10)
+        run_host_functions_on(monkeypatch, 1)  # another thread
+        wait_long_at_once(monkeypatch)
         alive = weakref.ref(tensor)
         testing.reset()
         copy = us.asnumpy_async(tensor, out=out)
@@ -129,7 +132,7 @@ def test_a_copy_at_a_glance_is_queued_in_a_host_function(
     with device_current(0):
         us.asnumpy(tensor)
         with monkeypatch.context() as patch:
-            patch.setattr(host_wait, "host_functions_thread", threading.get_ident())
+            run_host_functions_on(patch, threading.get_ident())
             copy = us.asnumpy_async(tensor)
         assert copy.result(timeout=20).size == 6
 
@@ -147,7 +150,7 @@ def test_a_copy_at_a_glance_that_is_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is in order as others are, and what it uses is kept."""
-    monkeypatch.setattr(short, "ASIDE", small)
+    copy_aside_at_most(monkeypatch, small)
     stream = us.get_stream(0)
     us.asnumpy(as_tensor(memory, producer))
     with device_current(0), pytest.raises(ValueError, match="in pageable memory"):
@@ -169,7 +172,7 @@ def test_a_copy_at_a_glance_that_is_late(
         assert set(copy.result(timeout=20).tobytes()) == {1}
         producer.sync(timeout=20)
         assert content(memory) == {2}
-        assert eventually(lambda alive=alive: (held_objects.sweep(), alive() is None)[1])
+        assert eventually(lambda alive=alive: (sweep(), alive() is None)[1])
 
 
 def test_it_gives_what_asnumpy_gives(memory: int, producer: us.Stream) -> None:
@@ -417,10 +420,6 @@ def copy_from_host(buffer: Any) -> tuple[Any, ...]:
 QUEUES = [queue_to_new, queue_to_out, copy_to_host, copy_from_host]
 
 
-def lent_blocks() -> set[int]:
-    return set().union(*_pinned._blocks.values()).difference(*_pinned._free.values())
-
-
 @pytest.mark.parametrize("end", ["dropped", "cancelled", "stream closed"])
 @pytest.mark.parametrize("queue", QUEUES)
 def test_what_it_uses_is_kept(
@@ -441,13 +440,13 @@ def test_what_it_uses_is_kept(
         del result, buffer
         if end == "stream closed":
             stream.close()
-        us.get_stream(1 % _driver.library.device_count()).sync(timeout=20)  # a later call
+        us.get_stream(1 % device_count()).sync(timeout=20)  # a later call
         assert alive() is not None
         assert lent <= lent_blocks(), "its host memory could be used again"
         assert lent
         latch.release()
     us.wait_for_device(0, timeout=20)
-    assert eventually(lambda: (held_objects.sweep(), alive() is None)[1])
+    assert eventually(lambda: (sweep(), alive() is None)[1])
     assert eventually(settled)
     stream.close()
 
@@ -540,13 +539,13 @@ def test_it_never_waits_for_the_gpu(memory: int) -> None:
 def test_past_the_limit_it_is_refused(memory: int, producer: us.Stream) -> None:
     """Results in ordinary memory would have to be waited for."""
     buffer = as_bytes(memory, producer)
-    before = _pinned.limit()
+    before = pinned_limit()
     try:
-        _pinned.set_limit(0)
+        us.UserStream.set_pinned_limit(0)
         with pytest.raises(MemoryError, match="the limit is 0"):
             us.asnumpy_async(buffer)
     finally:
-        _pinned.set_limit(before)
+        us.UserStream.set_pinned_limit(before)
     assert us.asnumpy_async(buffer).result(timeout=20).size == SIZE
 
 

@@ -18,13 +18,15 @@ from helpers import (
     checked,
     device_current,
     device_memory,
+    entered,
     fill,
     managed_memory,
     pinned_memory,
+    primary_context,
     write,
 )
-from userstream import _driver, testing
-from userstream._driver import pointers
+from internals import let_all_be_mapped, place_of, report_pieces
+from userstream import testing
 
 SIZE = 4096
 GUARD = 0x5A
@@ -180,21 +182,11 @@ def test_memory_that_was_freed_or_is_not_there(block: int, torch: Any) -> None:
 
 
 def test_memory_that_is_mapped_piece_by_piece(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    piece = SIZE // 4
-    whole = _driver.pointers.place_of(block)
-    assert whole is not None
-
-    def pieces(address: int) -> _driver.pointers.Place | None:
-        if not block <= address < block + SIZE:
-            return None
-        return whole._replace(start=block + (address - block) // piece * piece, size=piece)
-
-    monkeypatch.setattr(pointers, "place_of", pieces)
-    monkeypatch.setattr(_driver.pointers, "place_of", pieces)
+    report_pieces(monkeypatch, block, SIZE, SIZE // 4)
     array = interface(block, shape=(SIZE,), typestr="|u1")
     with pytest.raises(us.UnsupportedBufferError, match="extends beyond"):
         us.asnumpy(array)  # these are allocations, and another one begins where one ends
-    monkeypatch.setattr(_driver.pointers.Place, "_may_be_mapped", lambda _: True)
+    let_all_be_mapped(monkeypatch)
     assert set(us.asnumpy(array)) == {GUARD}
     for wrong in ({"shape": (SIZE + 1,)}, {"shape": (2,), "strides": (-1,)}, OUT["2**70"]):
         with pytest.raises(us.UnsupportedBufferError, match="extends beyond"):
@@ -202,16 +194,16 @@ def test_memory_that_is_mapped_piece_by_piece(block: int, monkeypatch: pytest.Mo
 
 
 def test_what_may_be_mapped() -> None:
-    context = _driver.contexts.primary_context(0)
+    context = primary_context(0)
     with device_memory(0) as whole, pinned_memory(0) as pinned, managed_memory(0) as managed:
         for address in (whole, pinned, managed):
-            place = _driver.pointers.place_of(address)
+            place = place_of(address)
             assert place is not None
             assert not place._may_be_mapped()
-    with _driver.contexts.entered(context):
+    with entered(context):
         stream = us.get_stream(0)._live()
         pooled = int(checked(driver.cuMemAllocAsync(256, stream)))
-        place = _driver.pointers.place_of(pooled)
+        place = place_of(pooled)
         assert place is not None
         assert not place._may_be_mapped()
         checked(driver.cuMemFreeAsync(pooled, stream))

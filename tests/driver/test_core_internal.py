@@ -21,12 +21,10 @@ from helpers import (
     checked,
     device_current,
     device_memory,
-    eventually,
     fill,
     grown,
     pinned_memory,
     run_python,
-    running,
     upload,
 )
 from userstream import _built, _driver, testing
@@ -116,7 +114,7 @@ def to_host(memory: int) -> Iterator[tuple[int, int]]:
 
 
 def fetch(*given: Any) -> int:
-    return core.fetch({}, (), *given)  # type: ignore[no-any-return]
+    return core.fetch(*given)  # type: ignore[no-any-return]
 
 
 def test_fetching_copies_and_waits_for_that(producer, event, memory, to_host):
@@ -124,52 +122,16 @@ def test_fetching_copies_and_waits_for_that(producer, event, memory, to_host):
     fill(producer, memory, 7)
     with _driver.contexts.entered(context):
         before = mode_of_this_thread()
-        while result := core.fetch({}, (), EIGHT, (event,), *to_host, stream, context, LONG, 0, 0):
+        while result := core.fetch(EIGHT, (event,), *to_host, stream, context, LONG, 0, 0):
             assert which(result) == ("cuEventQuery", NOT_READY)
         assert mode_of_this_thread() == before
     assert ctypes.string_at(to_host[0], 8) == b"\7" * 8
 
 
-def test_what_a_copy_uses_is_left_unless_that_is_over(producer, event, to_host):
-    stream, context = producer._lane.handle, producer._lane.context
-    left: dict[int, Any] = {}
-    used = (object(), object())
-    with _driver.contexts.entered(context):
-        with testing.latch(producer):
-            assert core.fetch(left, used, EIGHT, (event,), *to_host, stream, context, 1000, 0, 0)
-        assert left == {id(used): used}
-        left.clear()
-        producer.sync(timeout=20)
-        while core.fetch(left, used, EIGHT, (event,), *to_host, stream, context, LONG, 0, 0):
-            assert left.pop(id(used)) is used
-        assert left == {}
-    with another_context():
-        core.fetch(left, used, EIGHT, (event,), *to_host, stream, context, LONG, 0, 0)
-    assert left == {}
-
-
-def test_another_thread_may_take_what_is_left_meanwhile(producer, event, to_host):
-    stream, context = producer._lane.handle, producer._lane.context
-    left: dict[int, Any] = {}
-
-    def copy() -> int:
-        with _driver.contexts.entered(context):
-            return core.fetch(
-                left, (), EIGHT, (event,), *to_host, stream, context, 20 * 10**9, 0, 0
-            )
-
-    with testing.latch(producer) as latch, running(copy) as result:
-        eventually(lambda: left, 0.2)  # the compiled core leaves it at the end alone
-        left.clear()
-        latch.release()
-        assert result() == 0
-    assert left == {}
-
-
 def test_fetching_gives_up_in_time(producer, event, to_host):
     stream, context = producer._lane.handle, producer._lane.context
     with _driver.contexts.entered(context), testing.latch(producer):
-        result = core.fetch({}, (), EIGHT, (event,), *to_host, stream, context, 1000, 0, 0)
+        result = core.fetch(EIGHT, (event,), *to_host, stream, context, 1000, 0, 0)
         assert which(result) == ("cuEventQuery", NOT_READY)
     producer.sync()
     checked(driver.cuEventQuery(event))  # which was recorded behind the copy
@@ -192,7 +154,7 @@ def test_fetching_goes_on_to_other_memory_in_parts(producer, count, size):
             copies = testing.calls("cuMemcpyAsync") if SIMULATED else 0
             tries = 1
             while result := core.fetch(
-                {}, (), move, tuple(events), to, source, stream, context, LONG, 0, to_out
+                move, tuple(events), to, source, stream, context, LONG, 0, to_out
             ):
                 assert which(result) == ("cuEventQuery", NOT_READY)
                 tries += 1
@@ -213,7 +175,7 @@ def test_what_is_late_does_not_go_on(producer, event, to_host):
     out = ctypes.create_string_buffer(b"before..", 8)
     with _driver.contexts.entered(context), testing.latch(producer):
         result = core.fetch(
-            {}, (), EIGHT, (event,), *to_host, stream, context, 1000, 0, ctypes.addressof(out)
+            EIGHT, (event,), *to_host, stream, context, 1000, 0, ctypes.addressof(out)
         )
         assert which(result) == ("cuEventQuery", NOT_READY)
     producer.sync()
@@ -228,14 +190,12 @@ def test_a_producer_is_followed_by_an_edge_only_while_it_is_busy(producer, event
         fill(producer, memory, 1)
         producer.sync(timeout=20)
         waits = testing.calls("cuStreamWaitEvent") if SIMULATED else 0
-        while result := core.fetch(
-            {}, (), EIGHT, (event,), *to_host, stream, context, LONG, theirs, 0
-        ):
+        while result := core.fetch(EIGHT, (event,), *to_host, stream, context, LONG, theirs, 0):
             assert which(result) == ("cuEventQuery", NOT_READY)
         assert not SIMULATED or testing.calls("cuStreamWaitEvent") == waits
         with testing.latch(producer) as latch:
             fill(producer, memory, 2)
-            result = core.fetch({}, (), EIGHT, (event,), *to_host, stream, context, 1000, theirs, 0)
+            result = core.fetch(EIGHT, (event,), *to_host, stream, context, 1000, theirs, 0)
             assert which(result) == ("cuEventQuery", NOT_READY)
             latch.release()
         us.wait(0, timeout=20)
@@ -244,7 +204,7 @@ def test_a_producer_is_followed_by_an_edge_only_while_it_is_busy(producer, event
             captured.begin_capture(mode="relaxed")
             handle = captured._lane.handle
             assert (
-                core.fetch({}, (), EIGHT, (event,), *to_host, stream, context, LONG, handle, 0)
+                core.fetch(EIGHT, (event,), *to_host, stream, context, LONG, handle, 0)
                 == core.CAPTURED
             )
             captured.end_capture()
@@ -253,16 +213,11 @@ def test_a_producer_is_followed_by_an_edge_only_while_it_is_busy(producer, event
 def test_nothing_is_fetched_on_a_captured_stream_or_beside_its_context(producer, event, to_host):
     stream, context = producer._lane.handle, producer._lane.context
     with another_context():
-        assert (
-            core.fetch({}, (), EIGHT, (event,), *to_host, stream, context, LONG, 0, 0)
-            == core.CAPTURED
-        )
+        assert core.fetch(EIGHT, (event,), *to_host, stream, context, LONG, 0, 0) == core.CAPTURED
     with us.Stream.create(0) as captured, _driver.contexts.entered(context):
         captured.begin_capture(mode="relaxed")
         assert (
-            core.fetch(
-                {}, (), EIGHT, (event,), *to_host, captured._lane.handle, context, LONG, 0, 0
-            )
+            core.fetch(EIGHT, (event,), *to_host, captured._lane.handle, context, LONG, 0, 0)
             == core.CAPTURED
         )
         captured.end_capture()
@@ -285,15 +240,12 @@ def test_nothing_is_fetched_beyond_an_allocation(producer, event, memory, to_hos
         for down, span in beyond:
             move = (0, 0, 8, down, span)
             given = (move, (event,), *to_host, stream, context, LONG, 0, 0)
-            assert core.fetch({}, (), *given) == core.CAPTURED
+            assert core.fetch(*given) == core.CAPTURED
         unknown = (to_host[0], 4096)
-        assert (
-            core.fetch({}, (), EIGHT, (event,), *unknown, stream, context, LONG, 0, 0)
-            == core.CAPTURED
-        )
+        assert core.fetch(EIGHT, (event,), *unknown, stream, context, LONG, 0, 0) == core.CAPTURED
         assert ctypes.string_at(to_host[0], 8) == b"\xff" * 8
         move = (0, 0, 8, below, size)
-        while result := core.fetch({}, (), move, (event,), *to_host, stream, context, LONG, 0, 0):
+        while result := core.fetch(move, (event,), *to_host, stream, context, LONG, 0, 0):
             assert which(result) == ("cuEventQuery", NOT_READY)
 
 
@@ -322,7 +274,7 @@ def test_a_failure_to_fetch_names_its_function(producer, event, to_host, functio
     with _driver.contexts.entered(context):
         before = mode_of_this_thread()
         with testing.inject(function, driver.CUresult.CUDA_ERROR_UNKNOWN):
-            result = core.fetch({}, (), EIGHT, (event,), *to_host, stream, context, LONG, 0, 0)
+            result = core.fetch(EIGHT, (event,), *to_host, stream, context, LONG, 0, 0)
         assert which(result) == (function, 999)
         assert mode_of_this_thread() == before
     producer.sync()
@@ -449,7 +401,7 @@ class TestCore:
     def test_a_copy_in_no_parts_or_too_many_is_refused(self, count):
         core.load()
         with pytest.raises(TypeError, match="not a tuple of 1 to 32"):
-            core.fetch({}, (), EIGHT, (0,) * count, *[0] * 7)
+            core.fetch(EIGHT, (0,) * count, *[0] * 7)
 
     @pytest.mark.parametrize("arguments", [(), ({},), ([], 8), ({}, None), ({}, 1 << 70)])
     def test_what_cannot_be_lent_is_refused(self, arguments):
@@ -485,7 +437,7 @@ class TestCore:
             *((core.query, (handle,)) for handle in (stream, int(stream))),
             (core.are_free, (stream, stream)),
             *((core.pointer, (address,)) for address in (to_host[1], 1 << 40)),
-            (core.fetch, ({}, (), EIGHT, (event,), *to_host, stream, context, LONG, 0, 0)),
+            (core.fetch, (EIGHT, (event,), *to_host, stream, context, LONG, 0, 0)),
             (core.lend, (blocks, 8)),
             (core.lend, ({}, 8)),
             (core.query, (None,)),

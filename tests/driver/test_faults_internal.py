@@ -16,6 +16,7 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
+from device_copies import copy_on, to_host
 from helpers import (
     CAI,
     Delegating,
@@ -27,14 +28,11 @@ from helpers import (
     run_python,
 )
 from userstream import _driver, testing
-from userstream._copies import copies as _copies
 from userstream._copies import pinned as _pinned
 from userstream._copies import staging
-from userstream._copies.arrays import DeviceArray
 from userstream._driver import contexts, core
 from userstream._driver.status import NOT_READY
 from userstream._engine import lanes
-from userstream._engine.host_wait import Deadline
 from userstream.testing import _simulated
 
 pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("quick_collections", "no_garbage")]
@@ -202,8 +200,8 @@ def use_memory(stream: us.Stream, address: int) -> None:
     stream.launch_host_func(int, blocking=False)
 
 
-def array(address: int, shape: tuple[int, ...], strides: tuple[int, ...], device: int = 0) -> Any:
-    return DeviceArray(address, shape, strides, np.dtype("u1"), device)
+def array(address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    return CAI(address, shape, typestr="|u1", strides=strides)
 
 
 def copies(address: int) -> None:
@@ -220,20 +218,20 @@ def copy_everywhere(address: int, elsewhere: int) -> None:
     stream = us.get_stream(0)
     ones = np.ones(64, "u1")
     whole, tail = array(address, (64,), (1,)), array(address + 128, (64,), (1,))
-    rows, other = array(address, (4, 16), (32, 1)), array(elsewhere, (4, 16), (32, 1), 1)
+    rows, other = array(address, (4, 16), (32, 1)), array(elsewhere, (4, 16), (32, 1))
     for limit in (1 << 20, 0):
         _pinned.set_limit(limit)
-        _copies.from_host(ones, whole, stream)
-        _copies.from_host(ones.reshape(4, 16), rows, stream)
-        _copies.between(tail, whole, stream)
-        _copies.between(other, rows, stream)
-        _copies.between(array(elsewhere, (64,), (1,), 1), whole, stream)
-        assert _copies.to_host(tail, stream, deadline=Deadline(10)).all()
-        assert _copies.to_host(rows, stream).all()
-        assert _copies.to_host(whole, stream, np.zeros(64, "u1")).all()
+        copy_on(stream, whole, ones)
+        copy_on(stream, rows, ones.reshape(4, 16))
+        copy_on(stream, tail, whole)
+        copy_on(stream, other, rows)
+        copy_on(stream, array(elsewhere, (64,), (1,)), whole)
+        assert to_host(tail, stream, timeout=10).all()
+        assert to_host(rows, stream).all()
+        assert to_host(whole, stream, np.zeros(64, "u1")).all()
     _pinned.set_limit(1 << 26)
-    page_locked = _copies.to_host(whole, stream)
-    assert _copies.to_host(tail, stream, page_locked).all()
+    page_locked = to_host(whole, stream)
+    assert to_host(tail, stream, page_locked).all()
 
 
 def free_pinned() -> None:
@@ -255,8 +253,7 @@ COPYING = COPIES | {
     "cuEventQuery",
     "cuEventRecord",
     "cuPointerGetAttributes",
-    "cuStreamIsCapturing",
-}
+}  # and cuStreamIsCapturing, which is called again after a failure
 
 
 @pytest.fixture(autouse=True)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from helpers import eventually
-from userstream import _buffers
+from helpers import address, eventually
+from userstream import _buffers, _driver
 from userstream._buffers import framework
-from userstream._copies import copy_lane, pinned
-from userstream._engine import held_objects, lanes
+from userstream._copies import copies, fast_path, operands, pinned, staging
+from userstream._engine import held_objects, host_wait, lanes
 from userstream._ordering import settings
 from userstream._stream import capture, memory_operations
 from userstream.testing import _simulated
+
+CHUNK = staging.SIZE  # bytes of each of the two chunks of a device
+PART = fast_path.PART  # bytes of a part of a copy to pageable memory
 
 
 def alive_in_driver() -> Any:
@@ -51,6 +55,13 @@ def is_capture_begun() -> bool:
     return bool(capture._begun)
 
 
+def name_dtypes_of_torch(monkeypatch: pytest.MonkeyPatch, dtype: np.dtype | str) -> None:
+    """Let every tensor have one type, for one test."""
+    from userstream._buffers import torch  # loaded with the first tensor
+
+    monkeypatch.setattr(torch, "_dtype", lambda _: dtype)
+
+
 def nothing_is_held() -> bool:
     return not held_objects.queues
 
@@ -82,7 +93,7 @@ def release_held() -> None:
 
 def spin_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a copy be waited for where it was queued, however slow the machine is."""
-    monkeypatch.setattr(copy_lane, "_SPIN", 10**10)
+    monkeypatch.setattr(staging, "SPIN", 10**10)
 
 
 def sweep() -> None:
@@ -92,3 +103,137 @@ def sweep() -> None:
 def wait_in_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set, for one test, what ``USERSTREAM_SYNC=1`` sets at the import."""
     monkeypatch.setattr(settings, "SYNC", True)
+
+
+# -- copies ----------------------------------------------------------------------------------------
+
+
+def settled() -> bool:
+    """Sweep; return whether no copy uses anything any more."""
+    held_objects.sweep()
+    return nothing_is_in_use() and not held_objects.orphans
+
+
+def forget_uses() -> None:
+    """Forget the uses that an error of the GPU left behind, which the library keeps forever."""
+    held_objects.in_use.clear()
+
+
+def is_anything_in_use() -> bool:
+    return bool(held_objects.in_use)
+
+
+def place_of(at: int) -> Any:
+    """Return the driver's information about an address; `None` if CUDA does not know it."""
+    return _driver.pointers.place_of(at)
+
+
+def report_pieces(monkeypatch: pytest.MonkeyPatch, start: int, size: int, piece: int) -> None:
+    """Let the driver report an allocation as pieces, for one test."""
+    whole = place_of(start)
+    assert whole is not None
+
+    def piece_of(at: int) -> Any:
+        if not start <= at < start + size:
+            return None
+        return whole._replace(start=start + (at - start) // piece * piece, size=piece)
+
+    monkeypatch.setattr(_driver.pointers, "place_of", piece_of)
+
+
+def let_all_be_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take all memory for mapped memory, for one test."""
+    monkeypatch.setattr(_driver.pointers.Place, "_may_be_mapped", lambda _: True)
+
+
+def forget_uuids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask the driver for the UUID of a device again, for one test."""
+    monkeypatch.setattr(_driver.library, "_uuids", {})
+
+
+def shown_uuid(device: int, name: str) -> str:
+    """Return the UUID of a device of that name as the library shows it."""
+    return str(_driver.library._uuid(device, name))
+
+
+def address_of(array: np.ndarray) -> int:
+    """Return the address that copies take for the first element of a host array."""
+    return operands.address_of(array)
+
+
+def is_pinned(array: np.ndarray) -> bool:
+    """Return whether copies of a host array go directly to its memory."""
+    return operands.pinned_address(array) == address(array)
+
+
+def free_pinned() -> None:
+    """Free the unused page-locked memory, and wait for that."""
+    thread = staging.trim()
+    if thread is not None:
+        thread.join(30)
+
+
+def pinned_total() -> int:
+    """Return the bytes of all page-locked memory of the cache, lent or free."""
+    return pinned._total
+
+
+def lent_blocks() -> set[int]:
+    """Return the addresses of the blocks of the cache that are in use."""
+    return set().union(*pinned._blocks.values()).difference(*pinned._free.values())
+
+
+def small_chunks_in(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Let chunks have another size, for one test."""
+    monkeypatch.setattr(staging, "SIZE", size)
+    monkeypatch.setattr(staging, "_spare", {})
+
+
+def never_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the chunks while the stream is still held up, for one test."""
+    monkeypatch.setattr(staging.CopyLane, "reach", lambda lane: None)
+
+
+def stage_at_most(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    """Wait for copies of larger host arrays, for one test."""
+    monkeypatch.setattr(copies, "_STAGED", nbytes)
+
+
+def copy_aside_at_most(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    """Let larger copies go to the memory of the user directly, for one test."""
+    monkeypatch.setattr(fast_path, "ASIDE", nbytes)
+
+
+def wait_long_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a small queued copy be over when the call returns, however slow the machine is."""
+    monkeypatch.setattr(fast_path, "AT_ONCE", 20)
+    spin_for_ever(monkeypatch)
+
+
+def refuse_staging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail if a copy goes through page-locked memory of the library, for one test."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the copy goes through other memory")
+
+    monkeypatch.setattr(pinned, "take", refuse)
+    monkeypatch.setattr(staging, "fetch", refuse)
+    monkeypatch.setattr(staging, "send", refuse)
+    spin_for_ever(monkeypatch)
+
+
+def watch_fetches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Return a list to which each copy of the fast path adds its parts and their nanoseconds."""
+    fetch, seen = _driver.core.fetch, []
+
+    def watched(*given: Any) -> int:
+        seen.append((len(given[1]), given[6]))
+        return fetch(*given)
+
+    monkeypatch.setattr(_driver.core, "fetch", watched)
+    return seen
+
+
+def run_host_functions_on(monkeypatch: pytest.MonkeyPatch, thread: int) -> None:
+    """Take a thread for the one that runs host functions, for one test."""
+    monkeypatch.setattr(host_wait, "host_functions_thread", thread)

@@ -154,7 +154,9 @@ class InterfaceView(View):
     @once
     def device(self) -> int:
         """The ordinal of the device, by the driver."""
-        place = self.place
+        place = self.found
+        if place is None or place.is_host or not place.is_in_primary_context():
+            place = self.place
         return device_at(place, self.buffer) if place.is_host else place.device
 
     @once

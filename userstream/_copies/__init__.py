@@ -1,10 +1,8 @@
 """Copies of buffers: to the host, from it, and between devices.
 
-`copies` has `asnumpy` and `copyto`, `queued` what they are without a wait, and `host_arrays` makes
-arrays for them. `operands` says what is copied, `arrays` and `layout` how that lies in memory.
-`ordered` orders a copy with the producers of both sides, and `copy_lane` is the stream that it is
-queued on, and until when. `pinned` has the page-locked memory that copies go to, and `staging`
-takes what does not fit there through chunks.
+`copies` has the calls and the general path, `fast_path` the one fast path. `operands` describes the
+arrays, `layout` how the bytes of an array are moved. `pinned` has the cache of page-locked memory
+and new arrays there, `staging` the lane of a copy and the chunks for large arrays.
 """
 
 from __future__ import annotations
@@ -14,15 +12,7 @@ from typing import TYPE_CHECKING
 from userstream import _process
 
 if TYPE_CHECKING:
-    from userstream._copies import copies, host_arrays, pinned, queued, short, staging  # noqa: F401
+    from userstream._copies import copies, pinned, staging  # noqa: F401
 
-# Loaded with the first copy, which makes `import userstream` quicker.
-__getattr__ = _process.lazy_modules(
-    __name__,
-    "copies",
-    "host_arrays",
-    "pinned",
-    "queued",
-    "short",
-    "staging",
-)
+# Loaded with the first copy, which makes `import userstream` faster.
+__getattr__ = _process.lazy_modules(__name__, "copies", "pinned", "staging")

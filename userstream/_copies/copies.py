@@ -1,18 +1,18 @@
-"""`asnumpy` and `copyto`: copies in order with the producers of what is copied.
+"""`asnumpy`, `asnumpy_async` and `copyto`: copies in order with the producers of their operands.
 
-Below these two are the copies themselves, between arrays and behind the work of a stream: the order
-with others, and to keep the buffers alive, is the business of the two.
+Each tries the fast path, if there is one for its direction, and then takes the general path: make
+views of the operands, resolve their streams, and copy between the edges (`_in_order`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from userstream import _buffers, _driver
-from userstream._copies import layout, operands, pinned, queued, short, staging
-from userstream._copies.arrays import (
+from userstream import _buffers, _driver, _process
+from userstream._copies import fast_path, layout, operands, pinned, staging
+from userstream._copies.operands import (
     DeviceArray,
     broadcast_strides,
     check_out,
@@ -22,167 +22,277 @@ from userstream._copies.arrays import (
     pinned_address,
     surplus_axes,
 )
-from userstream._copies.copy_lane import CopyLane
-from userstream._copies.ordered import in_order
-from userstream._engine import held_objects
+from userstream._copies.staging import NOT_CAPTURED, CopyLane
+from userstream._driver import core
 from userstream._engine.host_wait import Deadline
-from userstream._ordering import resolve_views
-from userstream.errors import UnsupportedBufferError
+from userstream._ordering import resolve_copy, resolve_views
+from userstream.errors import CaptureError, UnknownProducerError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Sequence
 
     from userstream._buffers.view import View
-    from userstream._driver.copies import Peers
-    from userstream._driver.core import Lease
+    from userstream._copies.fast_path import Wanted
+    from userstream._engine.lane import Lane
+    from userstream._ordering import Ordering
     from userstream._stream.stream import Stream
-    from userstream._table import Table
-    from userstream.typing import Buffer, Buffers, Producer, StreamLike
+    from userstream.typing import Buffer, Buffers
+
+T = TypeVar("T")
 
 _BYTE = np.dtype(np.uint8)
-_STAGED = 16 << 20  # bytes of a host array that are copied aside, so that nothing is waited for
+_STAGED = 16 << 20  # bytes of a host array that are copied aside, so that the host does not wait
 _FEW = 64  # driver calls for one array
-_AUTO = "auto"
 _FOREVER = Deadline(None)
 
 
-def asnumpy(
-    buffer: Buffers,
-    out: np.ndarray | None,
-    *,
-    stream: StreamLike | None,
-    producer: Producer,
-    streams: Mapping[int, Stream],
-    table: Table,
-    name: str | None,
-    timeout: float | None,
-) -> Any:
-    """Copy a buffer, or what a collection holds, to the host."""
-    deadline = _FOREVER if timeout is None else Deadline(timeout)  # one for all that is copied
-    usual = stream is None and producer is _AUTO
+def asnumpy(buffer: Buffers, out: np.ndarray | None, wanted: Wanted, timeout: float | None) -> Any:
+    """Copy a buffer or a collection of buffers to the host."""
+    if wanted[0].closed or _process.halted or wanted[2] is not None:
+        _check(wanted)
+    deadline = _FOREVER if timeout is None else Deadline(timeout)  # one for all arrays
     kind = _buffers.learned.get(type(buffer)) or _buffers.kind_of(buffer)
-    single: View | None = None
     if kind is not None and kind.is_single and (out is None or isinstance(out, np.ndarray)):
-        single = kind(buffer)
-        if usual:  # before all that takes time to make
-            result = short.to_host(single, out, streams, deadline)
-            if result is not None:
-                return result
-            usual = False
+        return _asnumpy(kind(buffer), out, wanted, deadline)
 
     def copy(view: View, out: np.ndarray | None = None) -> np.ndarray:
-        if usual:
-            result = short.to_host(view, out, streams, deadline)
-            if result is not None:
-                return result
-        result = operands.if_on_host(view, out)
-        if result is not None:
-            return result
-        source = operands.Operand(view, device_array(view))  # refuses what has no shape
-        ordering = resolve_views((view,), table, stream, name, producer, reads=(view,))
+        return _asnumpy(view, out, wanted, deadline)
 
-        def fetch() -> np.ndarray:
-            _keep, packed = operands.packed(source, ordering)
-            return to_host(packed, ordering.consumer, out, deadline)
-
-        return in_order(ordering, fetch, release=False, deadline=deadline)
-
-    if single is not None:
-        return copy(single, out)
     return operands.copied(buffer, copy, out)
 
 
+def _check(wanted: Wanted) -> None:
+    table, stream, name, _ = wanted
+    table.check_open()
+    table.check_name(name, stream)
+
+
+def _asnumpy(view: View, out: np.ndarray | None, wanted: Wanted, deadline: Deadline) -> np.ndarray:
+    copied = fast_path.to_host(view, out, wanted, deadline)
+    if copied is not None:
+        return copied[0]
+    result = operands.if_on_host(view, out)
+    if result is not None:
+        return result
+    source = operands.Operand(view, device_array(view))  # refuses a buffer without a shape
+    ordering = resolve_views((view,), *wanted, reads=(view,))
+
+    def copy(lane: CopyLane) -> np.ndarray:
+        packed = operands.packed(source, ordering, lane.kept)
+        if out is not None:
+            check_out(out, packed.shape, packed.dtype)
+            _into(out, packed, lane)
+            return out
+        return _to_host(packed, lane)
+
+    return _in_order(ordering, copy, deadline, release=False)
+
+
+def asnumpy_async(
+    buffer: Buffers, out: np.ndarray | None, wanted: Wanted
+) -> tuple[Any, Sequence[Lane]]:
+    """Queue copies of a buffer or a collection to the host.
+
+    Returns the arrays in its form, and the lanes that fill the arrays. Host memory is page-locked
+    here, because otherwise the driver would wait.
+    """
+    if wanted[0].closed or _process.halted or wanted[2] is not None:
+        _check(wanted)
+    lanes: dict[int, Lane] = {}
+
+    def queue(view: View, out: np.ndarray | None = None) -> np.ndarray:
+        copied = fast_path.to_host(view, out, wanted, _FOREVER, False)
+        if copied is not None:
+            result, ordering, is_over = copied
+            if not is_over:
+                lanes[id(ordering.lane)] = ordering.lane
+            return result
+        on_host = operands.if_on_host(view, out)
+        if on_host is not None:
+            return on_host
+        array = device_array(view)  # refuses a buffer without a shape
+        target = None
+        if out is not None:
+            check_out(out, array.shape, array.dtype)
+            target = _PinnedArray(out, "out=")
+        source = operands.Operand(view, array)
+        ordering = resolve_views((view,), *wanted, reads=(view,))
+
+        def copy(lane: CopyLane) -> np.ndarray:
+            packed = operands.packed(source, ordering, lane.kept)
+            lanes[id(ordering.lane)] = ordering.lane
+            return _queue_to_host(packed, lane, target)
+
+        return _in_order(ordering, copy, None, release=True, may_wait=False)
+
+    def join(pieces: Sequence[tuple[View, Any]], whole: Any) -> np.ndarray:
+        dtype = device_array(pieces[0][0]).dtype
+        return pinned.empty(tuple(whole.shape), dtype)
+
+    kind = _buffers.learned.get(type(buffer)) or _buffers.kind_of(buffer)
+    if kind is not None and kind.is_single and (out is None or isinstance(out, np.ndarray)):
+        return queue(kind(buffer), out), list(lanes.values())
+    return operands.copied(buffer, queue, out, joined=join), list(lanes.values())
+
+
 def copyto(
-    dst: Buffer,
-    src: Buffer | np.generic,
-    *,
-    stream: StreamLike | None,
-    producer: Producer,
-    streams: Mapping[int, Stream],
-    table: Table,
-    name: str | None,
-    timeout: float | None,
-    wait: bool,
+    dst: Buffer, src: Buffer | np.generic, wanted: Wanted, timeout: float | None, *, wait: bool
 ) -> Stream:
-    """Copy one array to another; return the stream that it was queued on."""
+    """Copy one array to another; return the stream of the copy."""
+    if wanted[0].closed or _process.halted or wanted[2] is not None:
+        _check(wanted)
     deadline = _FOREVER if timeout is None else Deadline(timeout)
-    view = None
-    if wait and stream is None and producer is _AUTO and type(dst) is np.ndarray:
-        consumer = short.copyto(dst, src, streams, timeout)
-        if consumer is not None:
-            return consumer
+    to = view = None
+    if type(dst) is not np.ndarray:
+        to = operands.target_of(dst)
+    elif wait:
         kind = _buffers.learned.get(type(src)) or _buffers.kind_of(src)
         if kind is not None and kind.is_single:
             view = kind(src)
-            if _is_as(dst, view) and short.to_host(view, dst, streams, deadline) is not None:
-                return streams[view.device]
-    to = operands.target_of(dst)
-    source = operands.source_of(src) if view is None else operands.operand(view)
-    target = to or source
-    if target is None:
+            copied = fast_path.to_host(view, dst, wanted, deadline, True, True)
+            if copied is not None:
+                return copied[1].consumer
+    if view is not None:
+        source = operands.operand(view)
+    else:
+        source = None if type(src) is np.ndarray else operands.source_of(src)
+    if to is None and source is None:
         raise TypeError("both are on the host: use numpy.copyto")
-    place = None
+    pinned_array = None
     if not wait and source is None:
-        place = queued.Place(operands.as_array(src), "the source")
+        pinned_array = _PinnedArray(operands.as_array(src), "the source")
     elif not wait and to is None:
-        place = queued.Place(operands.writable(dst), "the target")
-    views = [operand.view for operand in (to, source) if operand is not None]
-    if stream is None:
-        stream = table.user_stream(target.array.device, name)
+        pinned_array = _PinnedArray(operands.writable(dst), "the target")
+    ordering = _resolve(to, source, wanted)
 
-    read = () if source is None else (source.view,)
-    ordering = resolve_views(views, table, stream, name, producer, reads=read)
-    consumer = ordering.consumer
-
-    kept: list[object] = []
-
-    def copy() -> None:
+    def copy(lane: CopyLane) -> None:
         if source is None:
             assert to is not None
-            if place is None:
-                from_host(operands.as_array(src), to.array, consumer, deadline)
+            if pinned_array is None:
+                _from_host(operands.as_array(src), to.array, lane)
             else:
-                queued.from_host(place, to.array, consumer, kept)
+                _queue_from_host(pinned_array, to.array, lane)
             return
-        _keep, packed = operands.packed(source, ordering, if_scattered=to is None)
+        packed = source.array
+        if source.view.packs:
+            packed = operands.packed(source, ordering, lane.kept, if_scattered=to is None)
         if to is not None:
-            between(to.array, packed, consumer, deadline)
-        elif place is None:
-            into_host(operands.writable(dst), packed, consumer, deadline)
+            _between(to.array, packed, lane)
+            return
+        out = operands.writable(dst) if pinned_array is None else pinned_array.array
+        packed = packed._replace(shape=out.shape, strides=broadcast_strides(packed, out.shape))
+        check_out(out, packed.shape, packed.dtype)
+        if pinned_array is None:
+            _into(out, packed, lane)
         else:
-            queued.into_host(place, packed, consumer, kept)
+            _queue_to_host(packed, lane, pinned_array)
 
-    in_order(ordering, copy, release=True, deadline=deadline, memory=kept, may_wait=wait)
-    return consumer
+    _in_order(ordering, copy, deadline, release=True, may_wait=wait)
+    return ordering.consumer
 
 
-def _is_as(host: np.ndarray, view: View) -> bool:
-    """Tell whether a host array can take a buffer as it is; what is refused is said elsewhere."""
+def _resolve(
+    to: operands.Operand | None, source: operands.Operand | None, wanted: Wanted
+) -> Ordering:
+    views = [operand.view for operand in (to, source) if operand is not None]
+    ordering = resolve_copy(views, *wanted)
+    if ordering is not None:
+        return ordering
+    table, stream, name, producer = wanted
+    if stream is None:  # for two devices, the user stream of the target's
+        stream = table.user_stream(views[0].device, name)
+    reads = () if source is None else (source.view,)
+    return resolve_views(views, table, stream, name, producer, reads=reads)
+
+
+# -- between the edges -----------------------------------------------------------------------------
+
+
+def _in_order(
+    ordering: Ordering,
+    copy: Callable[[CopyLane], T],
+    deadline: Deadline | None,
+    *,
+    release: bool,
+    may_wait: bool = True,
+) -> T:
+    """Run a copy between its acquire and release edges.
+
+    A copy that the host has waited for needs no release: whatever the producers do next comes
+    after the copy. One that failed may still run on the GPU: its objects are held, and its
+    producers wait, in any case.
+
+    Where a producer can continue after the copy only once the host has waited for that, `may_wait`
+    decides between that wait and an error.
+    """
+    lane, rest = ordering.lane, ordering.rest
+    if rest is not None:
+        rest.may_wait = may_wait
+        if not may_wait:
+            _refuse_waits(ordering)
     try:
-        there = view.layout
-    except UnsupportedBufferError:
-        return False
-    return host.flags.writeable and (host.shape, host.dtype) == (there.shape, there.dtype)
+        exported = ordering.acquire(deadline, to_be_released=release)
+    except CaptureError:
+        # The advice in the error of the edge would lead to the error that a copy is captured.
+        lane.usable(NOT_CAPTURED)
+        raise
+    handle = lane.raw_handle or lane.live()
+    if not lane.is_context_independent or not core.are_free(handle, handle):
+        lane.usable(NOT_CAPTURED)  # asks again, to raise the right error
+    kept: list[object] = [exported]
+    # If an exception of a signal handler frees this use before its end, later calls add the release
+    # edges and hold the objects.
+    order = ordering if rest is None or rest.thread is None else None
+    use = core.use(lane, order, (ordering.buffers, kept))
+    try:
+        result = copy(CopyLane(lane, deadline, kept))
+        if release:
+            ordering.release(use.ticket, deadline)
+        use.ticket.end()
+    except BaseException as error:
+        staging.release_after_error(ordering, use, error)
+        raise
+    return result
 
 
-def to_host(
-    source: DeviceArray,
-    stream: Stream,
-    out: np.ndarray | None = None,
-    deadline: Deadline | None = None,
-) -> np.ndarray:
-    """Copy an array to the host behind the work on `stream`, and wait for that copy.
+def _refuse_waits(ordering: Ordering) -> None:
+    """Refuse buffers whose producers could not be ordered after the copy by an edge."""
+    rest = ordering.rest
+    if rest is not None and rest.after and not rest.may_order_devices:
+        raise UnknownProducerError(
+            "the producer of a buffer is unknown, so it could continue only when the copy is done: "
+            "pass producer=, the stream that writes it, or None if nothing is pending, or wait for "
+            "the copy",
+            device=rest.after[0],
+        )
+
+
+class _PinnedArray:
+    """A page-locked array of the user, with its address; pageable memory is refused."""
+
+    __slots__ = ("address", "array")
+
+    def __init__(self, array: np.ndarray, what: str) -> None:
+        self.array = array
+        address = pinned_address(array) if array.size else 0
+        if address is None:
+            raise ValueError(
+                f"{what} is in pageable memory, which the driver can copy only while the caller "
+                "waits; pass an array of pinned_empty() or pinned_like(), or call asnumpy(), or "
+                "copyto() without wait=False, which copy through page-locked memory of their own"
+            )
+        self.address = address
+
+
+# -- to the host -----------------------------------------------------------------------------------
+
+
+def _to_host(source: DeviceArray, lane: CopyLane) -> np.ndarray:
+    """Copy an array to new host memory, and wait for the copy.
 
     The result has the order in memory that the array has. It is read-only where elements share
-    memory, as in NumPy's broadcast views. On an error, what `out` holds is undefined; and after a
-    timeout or a Ctrl-C the GPU may still write a page-locked `out`.
+    memory, as in NumPy's broadcast views.
     """
-    if out is not None:
-        check_out(out, source.shape, source.dtype)
-    lane = CopyLane(stream, source.device, deadline)
-    if out is not None:
-        _into(out, source, lane)
-        return out
     if 0 in source.shape:
         return np.empty(source.shape, source.dtype)
     result = _cached(source, lane)
@@ -198,15 +308,6 @@ def _cached(source: DeviceArray, lane: CopyLane) -> np.ndarray | None:
     to = memory.address + chosen.side.offset
     lane.copy_and_wait(to, source.address, chosen.moves, memory)
     return chosen.array(memory, source.shape, source.dtype)
-
-
-def into_host(
-    out: np.ndarray, source: DeviceArray, stream: Stream, deadline: Deadline | None = None
-) -> None:
-    """Copy an array to a host array as `to_host`, but broadcast it to the shape of the array."""
-    source = source._replace(shape=out.shape, strides=broadcast_strides(source, out.shape))
-    check_out(out, source.shape, source.dtype)
-    _into(out, source, CopyLane(stream, source.device, deadline))
 
 
 def _into(out: np.ndarray, source: DeviceArray, lane: CopyLane) -> None:
@@ -252,74 +353,99 @@ def _pageable(source: DeviceArray, lane: CopyLane) -> np.ndarray:
     return chosen.array(memory, source.shape, source.dtype)
 
 
-def from_host(
-    source: np.ndarray, to: DeviceArray, stream: Stream, deadline: Deadline | None = None
-) -> None:
-    """Copy a host array to an array behind the work on `stream`; it may be reused on return.
+def _queue_to_host(source: DeviceArray, lane: CopyLane, target: _PinnedArray | None) -> np.ndarray:
+    """Queue a copy of an array to page-locked memory, new or the target's."""
+    if 0 in source.shape:
+        return np.empty(source.shape, source.dtype) if target is None else target.array
+    if target is not None:
+        out = target.array
+        if layout.may_alias(out.shape, out.strides, out.itemsize):
+            raise ValueError(
+                f"the elements of the target may share memory (shape {out.shape}, strides "
+                f"{out.strides})"
+            )
+        lane.kept.append(out)
+        plan = layout.moves(source.shape, out.itemsize, out.strides, source.strides)
+        lane.move(target.address, source.address, plan)
+        return out
+    way = layout.way(source.shape, source.strides, source.dtype.itemsize)
+    memory = pinned.take_or_raise(way.side.nbytes, source.device)
+    lane.kept.append(memory)
+    lane.move(memory.address + way.side.offset, source.address, way.moves)
+    return way.array(memory, source.shape, source.dtype)
 
-    Up to 16 MiB are copied aside, and nothing is waited for. A larger array is waited for; after a
-    timeout or a Ctrl-C what that holds is undefined, and the GPU may still read the array if
-    it is page-locked.
-    """
+
+# -- from the host ---------------------------------------------------------------------------------
+
+
+def _broadcast(source: np.ndarray, to: DeviceArray) -> np.ndarray:
     check_same(to.dtype, source.dtype)
     check_target(to)
+    if source.shape == to.shape:
+        return source
     surplus = surplus_axes(source.shape, to.shape)
-    source = np.broadcast_to(source[(0,) * surplus + (...,)], to.shape)  # ... : no scalar
-    lane = CopyLane(stream, to.device, deadline)
+    return np.broadcast_to(source[(0,) * surplus + (...,)], to.shape)  # ... : no scalar
+
+
+def _from_host(source: np.ndarray, to: DeviceArray, lane: CopyLane) -> None:
+    """Copy a host array to an array; the host array may be reused on return.
+
+    Up to 16 MiB are copied aside, and the host does not wait. It waits for a larger array; after a
+    timeout or a Ctrl-C the contents of the target are undefined, and the GPU may still read the
+    host array if that is page-locked.
+    """
+    source = _broadcast(source, to)
     if 0 in to.shape:
         return
-    if source.nbytes > short.ASIDE and (address := pinned_address(source)) is not None:
+    if source.nbytes > fast_path.ASIDE and (address := pinned_address(source)) is not None:
         plan = layout.moves(to.shape, to.dtype.itemsize, to.strides, source.strides)
-        # Behind no work it is over sooner than one on the host would be.
+        # Behind no work this copy is over sooner than a copy on the host would be.
         if _is_direct(plan) and (source.nbytes > _STAGED or lane.is_idle_soon()):
             lane.copy_and_wait(to.address, address, plan, source)
             return
     if source.nbytes <= _STAGED:
         memory = pinned.take(source.nbytes, lane.device)
         if memory is not None:
-            _send(lane, to, source, memory)
+            lane.kept.append(memory)
+            start, plan = staging.stage(to, source, memory)
+            lane.move(to.address, start, plan)
             return
     staging.send(lane, to, source)
 
 
-def _send(lane: CopyLane, to: DeviceArray, source: np.ndarray, memory: Lease) -> None:
-    start, plan = staging.stage(to, source, memory)
-    use = lane.use(memory)
-    try:
-        lane.move(to.address, start, plan, None)
-        held_objects.keep(use.ticket.lane, use.ticket)
-    except BaseException:
-        # The GPU may be reading the staging memory, into which the next copy would write.
-        held_objects.hold_after_error(use)
-        raise
+def _queue_from_host(source: _PinnedArray, to: DeviceArray, lane: CopyLane) -> None:
+    """Queue a copy of a page-locked array, which may not be changed until the copy is over."""
+    array = _broadcast(source.array, to)
+    if 0 in to.shape:
+        return
+    lane.kept.append(array)
+    plan = layout.moves(to.shape, to.dtype.itemsize, to.strides, array.strides)
+    lane.move(to.address, source.address, plan)
 
 
-def between(
-    to: DeviceArray, source: DeviceArray, stream: Stream, deadline: Deadline | None = None
-) -> None:
-    """Copy an array to another behind the work on `stream`; waits for nothing."""
+# -- between devices, and on one -------------------------------------------------------------------
+
+
+def _between(to: DeviceArray, source: DeviceArray, lane: CopyLane) -> None:
+    """Queue a copy of an array to another; the host does not wait."""
     check_same(to.dtype, source.dtype)
     check_target(to)
-    source = source._replace(shape=to.shape, strides=broadcast_strides(source, to.shape))
-    lane = CopyLane(stream, to.device, deadline)
-    if 0 in to.shape or _is_same(to, source):
+    if source.shape != to.shape:
+        source = source._replace(shape=to.shape, strides=broadcast_strides(source, to.shape))
+    if 0 in to.shape or (to.address == source.address and _is_same(to, source)):
         return
     _refuse_overlap(to, source)
     plan = layout.moves(to.shape, to.dtype.itemsize, to.strides, source.strides)
-    lane.move(to.address, source.address, plan, _peers(to, source))
-
-
-def _peers(to: DeviceArray, source: DeviceArray) -> Peers | None:
-    if to.device == source.device:
-        return None
-    return _driver.contexts.primary_context(to.device), _driver.contexts.primary_context(
-        source.device
-    )
+    peers = None
+    if to.device != source.device:
+        contexts = _driver.contexts
+        peers = contexts.primary_context(to.device), contexts.primary_context(source.device)
+    lane.move(to.address, source.address, plan, peers)
 
 
 def _is_same(to: DeviceArray, source: DeviceArray) -> bool:
-    """Tell whether each element is its own copy; along an axis of one no step is ever taken."""
-    return to.address == source.address and all(
+    """Return whether two arrays of one address and shape have the same elements."""
+    return all(
         count == 1 or step == from_step
         for count, step, from_step in zip(to.shape, to.strides, source.strides, strict=True)
     )
@@ -327,15 +453,11 @@ def _is_same(to: DeviceArray, source: DeviceArray) -> bool:
 
 def _refuse_overlap(to: DeviceArray, source: DeviceArray) -> None:
     """Refuse what the driver leaves undefined. Two interleaved arrays are refused as well."""
-    (to_begin, to_end), (begin, end) = (_extent(array) for array in (to, source))
-    if begin < to_end and to_begin < end:
+    to_span = layout.spread(to.shape, to.strides, to.dtype.itemsize)
+    span = layout.spread(source.shape, source.strides, source.dtype.itemsize)
+    to_begin, begin = to.address - to_span.offset, source.address - span.offset
+    if begin < to_begin + to_span.nbytes and to_begin < begin + span.nbytes:
         raise ValueError(
             "the target and the source overlap in memory, or interleave; copy through another "
             "buffer"
         )
-
-
-def _extent(array: DeviceArray) -> tuple[int, int]:
-    span = layout.spread(array.shape, array.strides, array.dtype.itemsize)
-    lowest = array.address - span.offset
-    return lowest, lowest + span.nbytes

@@ -131,8 +131,6 @@ def new_ordering(
 def acquire(ordering: OrderingState, /) -> int: ...
 def release(ordering: OrderingState, objects: object, /) -> int: ...
 def fetch(
-    left: dict[int, Any],
-    used: object,
     move: tuple[int, int, int, int, int],
     events: tuple[Any, ...],
     start: int,

@@ -11,6 +11,7 @@ from userstream._driver.status import SUCCESS, call, failed, make, raised
 from userstream._driver.streams import relaxed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 
@@ -44,35 +45,27 @@ class Copy(NamedTuple):
     from_height: int
 
 
-def copy(
-    to: int,
-    source: int,
-    size: int,
-    handle: driver.CUstream,
-    stream: object,
-    *,
-    peers: Peers | None = None,
-) -> None:
-    """Copy contiguous memory; the context of the stream is current."""
-    if peers is None:
-        call(driver.cuMemcpyAsync, to, source, size, handle, stream=stream)
-    else:
-        there, here = peers
-        call(driver.cuMemcpyPeerAsync, to, there, source, here, size, handle, stream=stream)
-
-
-def copy_within(lane: Lane, to: int, source: int, size: int) -> None:
+def copy_within(lane: Lane, to: int, source: int, size: int, peers: Peers | None = None) -> None:
     """Copy contiguous memory on a lane, whichever context is current."""
     handle, context = lane.handle, lane.context
+    if peers is not None:
+        there, here = peers
+        arguments = (to, there, source, here, size, handle)
+        within(context, _call_for, lane, driver.cuMemcpyPeerAsync, *arguments)
+        return
     try:
         if driver.cuCtxGetCurrent()[1] != context:
-            within(context, copy, to, source, size, handle, lane)
+            within(context, _call_for, lane, driver.cuMemcpyAsync, to, source, size, handle)
             return
         (status,) = driver.cuMemcpyAsync(to, source, size, handle)
     except (RuntimeError, ValueError) as error:
         raise raised("cuMemcpyAsync", error) from error
     if status != SUCCESS:
         raise failed("cuMemcpyAsync", status, lane)
+
+
+def _call_for(lane: Lane, function: Callable[..., Any], *arguments: object) -> None:
+    call(function, *arguments, stream=lane)
 
 
 def copy_shaped(

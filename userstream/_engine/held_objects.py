@@ -9,11 +9,11 @@ import contextlib
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from userstream import _driver, _process
 from userstream._driver import core
-from userstream._driver.core import Ticket, in_use, use
+from userstream._driver.core import Ticket, in_use
 from userstream._engine import watcher
 from userstream.errors import CaptureError, ClosedError, DriverError, UserStreamError
 
@@ -21,22 +21,8 @@ if TYPE_CHECKING:
     from userstream._driver.core import Use
     from userstream._engine.lane import Lane
 
-# Lane and objects of each copy that `core.fetch` has queued and whose end it has not seen, by the
-# identity of the tuple, until a `Use` protects the objects. Without this dictionary, an exception
-# of a signal handler just after the call would free memory that the GPU still uses.
-left: dict[int, tuple[Any, ...]] = {}
-
 orphans = core.orphans
 queues: set[_Queue] = core.queues
-
-
-def hold_after_error(use: Use) -> None:
-    """Hold the objects of a use that has not ended; if that fails, make the use an orphan."""
-    if use.ticket in in_use:
-        try:
-            keep(use.ticket.lane, use.ticket)
-        except UserStreamError:
-            hold_later(use)
 
 
 def hold_later(use: Use) -> None:
@@ -54,18 +40,10 @@ def end_ticket(objects: object) -> None:
 
 def keep_in_use(lane: Lane) -> None:
     """Hold the objects of all uses of a stream that is about to be closed."""
-    _hold_left()
     for ticket in list(in_use):
         if ticket.lane is lane:
             with contextlib.suppress(UserStreamError):  # then the objects are kept forever
                 keep(lane, ticket)
-
-
-def _hold_left() -> None:
-    """Make orphans of the objects in `left`; objects that another thread takes are held twice."""
-    for key, (lane, *objects) in list(left.items()):
-        use(lane, None, objects)  # freed at once, which makes an orphan
-        left.pop(key, None)
 
 
 def _hold_orphans() -> None:
@@ -251,8 +229,6 @@ def _unwatched(error: BaseException | None) -> None:
 
 def sweep() -> None:
     """Release the objects of all lanes that the GPU no longer uses."""
-    if left:
-        _hold_left()
     if orphans:
         _hold_orphans()
     for queue in list(queues):

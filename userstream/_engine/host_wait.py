@@ -251,7 +251,7 @@ def sync(lane: Lane, timeout: float | None, policy: str) -> None:
     # Pass the result on: the driver may tell of a failure only once.
     if result and not lane.is_idle(result):
         wait_on_host((lane,), timeout=timeout, policy=policy, grouped=False)
-    if held_objects.queues or held_objects.orphans or held_objects.left:
+    if held_objects.queues or held_objects.orphans:
         held_objects.sweep()
 
 

@@ -177,7 +177,12 @@ class Ordering(core.OrderingState):
             except Exception as failure:
                 failures.append(failure)
         if failures:
-            errors._report_failures(failures, None)
+            try:
+                errors._report_failures(failures, None)
+            finally:
+                # The frames of the traceback refer to this list. With the failure in it, a
+                # reference cycle would keep the buffers until the next garbage collection.
+                failures.clear()
 
     def _release_each(
         self, producers: Sequence[Lane], objects: object, failures: list[Exception]

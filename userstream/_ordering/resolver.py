@@ -22,7 +22,7 @@ from userstream._stream.stream import Stream, lane_of
 from userstream.errors import DeviceMismatchError, UnknownProducerError, UnsupportedStreamError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from userstream._buffers.view import View
     from userstream._engine.lane import Lane
@@ -107,25 +107,58 @@ def _given_producer(producer: Producer, device: int) -> Lane | None:
     return lane if lane.handle is not None and lane.is_context_independent else None
 
 
-def resolve_copy(view: View, streams: Mapping[int, Stream]) -> Ordering | None:
-    """Return the ordering of a copy of one array to the host on the user stream of its device.
+def resolve_copy(  # noqa: PLR0912 -- one function: this path runs on every copy
+    views: Sequence[View],
+    table: Table,
+    stream: StreamLike | None,
+    name: str | None,
+    producer: Producer,
+) -> Ordering | None:
+    """Return the ordering of a copy of one or two arrays, if edges between streams are all of it.
 
-    The caller sets `buffers`. `None` if the array names no stream and its framework has no current
-    stream, or if the order needs more than two lanes: `resolve_views` then decides.
+    `None` if a buffer names no stream, or the streams are unusual: `resolve_views` then decides, or
+    refuses. Without `stream`, the first view has the device of the consumer.
     """
     if settings.SYNC or settings.BY_DEVICE:
         return None
-    device = view.device
-    kind, handle, owner = view.order
-    if handle == _driver.streams.PER_THREAD:
-        return None
-    if kind == "current" and handle != NO_STREAM:
-        source = lanes.of_framework(handle, device)
-    elif kind == "exact":
-        source = lanes.named(handle, device)
+    device = views[0].device
+    producers: tuple[Lane, ...] = ()
+    owners: list[object] = []
+    may_join = False
+    if producer is _AUTO:
+        last: tuple[str, int] | None = None
+        for view in views:
+            ordering, handle, owner = view.order
+            if handle in (NO_STREAM, _driver.streams.PER_THREAD):
+                return None
+            if (ordering, handle) == last and view.device == device:
+                continue
+            last = ordering, handle
+            find = lanes.named if ordering == "exact" else lanes.of_framework
+            source = find(handle, view.device)
+            owners.append(owner)
+            producers = (*producers, source)
+    elif producer is not None:
+        given = _given_producer(producer, device)
+        if given is None:
+            return None
+        producers, may_join = (given,), given.on_close is None
+        owners.append(producer)
+    if stream is None:
+        consumer = (table.unnamed if name is None else table.called(name)).get(device)
+    elif type(stream) is Stream:
+        consumer = stream
     else:
+        consumer = _consumer(stream, [device], table, name)
+    lane = None if consumer is None else consumer._lane
+    if consumer is None or lane is None or not (lane.is_context_independent and lane.raw_handle):
         return None
-    return core.new_ordering(Ordering, streams, device, source, owner, (), False)
+    if len(producers) > 1:
+        producers, owners = _distinct(lane, zip(producers, owners, strict=True))
+    elif producers and producers[0].raw_handle == lane.raw_handle:
+        producers = ()
+    held = (views[0].held, views[1].held) if len(views) > 1 else (views[0].held,)
+    return Ordering(consumer, lane, producers, owners, held, may_join)
 
 
 def resolve_views(

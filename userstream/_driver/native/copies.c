@@ -90,16 +90,6 @@ static Result check_extent(CUdeviceptr at, size_t size)
     return at >= start && at - start <= there && size <= there - (at - start) ? 0 : CAPTURED;
 }
 
-/* The GIL is held and nothing looks at signals: whatever exception a handler raises, these objects
- * are kept, as the copy goes on. */
-static int leave(PyObject *left, PyObject *used)
-{
-    PyObject *key = PyLong_FromVoidPtr(used);
-    int status = key ? PyDict_SetItem(left, key, used) : -1;
-    Py_XDECREF(key);
-    return status;
-}
-
 /* The numbers or handles of a tuple, at most `most`; how many, or 0 with an exception. */
 static Py_ssize_t unpack(PyObject *tuple, Py_ssize_t most, void **out)
 {
@@ -118,16 +108,16 @@ static Py_ssize_t unpack(PyObject *tuple, Py_ssize_t most, void **out)
 static PyObject *fetch(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
-    enum { LEFT, USED, MOVE, EVENTS, OBJECTS }; /* and then */
+    enum { MOVE, EVENTS, OBJECTS }; /* and then */
     enum { START, ADDRESS, STREAM, CONTEXT, LIMIT, PRODUCER, OUT, HANDLES };
     enum { TO, FROM, SIZE, BELOW, SPAN, NUMBERS }; /* of the move */
     void *given[HANDLES], *events[MOST_PARTS], *move[NUMBERS] = {NULL};
     CUcontext current;
     int mode;
     Result result = CAPTURED;
-    if (count != OBJECTS + HANDLES || !PyDict_Check(args[LEFT])) {
-        PyErr_Format(PyExc_TypeError, "%zd arguments were given, not a dictionary and %d more",
-                     count, OBJECTS + HANDLES - 1);
+    if (count != OBJECTS + HANDLES) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments were given, not %d", count,
+                     OBJECTS + HANDLES);
         return NULL;
     }
     Py_ssize_t parts_wanted = unpack(args[EVENTS], MOST_PARTS, events);
@@ -158,8 +148,6 @@ static PyObject *fetch(PyObject *module, PyObject *const *args, Py_ssize_t count
             result = restore(mode, take_parts(&parts, given[OUT], (uintptr_t)given[LIMIT]));
     }
     Py_END_ALLOW_THREADS
-    if (result && result != CAPTURED && leave(args[LEFT], args[USED]))
-        return NULL;
     return PyLong_FromLongLong(result);
 }
 

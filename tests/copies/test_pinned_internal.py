@@ -18,6 +18,7 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
+from device_copies import DeviceArray, to_host
 from helpers import (
     address,
     checked,
@@ -32,8 +33,6 @@ from helpers import (
 from interrupts import BINDINGS, HERE, Cut, cut_short
 from userstream import _driver, testing
 from userstream._copies import pinned as _pinned
-from userstream._copies.arrays import DeviceArray
-from userstream._copies.copies import to_host
 from userstream._copies.staging import trim
 from userstream._driver import host_pools
 from userstream._driver.core import Lease
@@ -290,7 +289,7 @@ def test_the_driver_knows_where_it_begins_and_ends() -> None:
 def test_where_the_driver_knows_no_range() -> None:
     """It is copied to as ordinary memory is."""
     with device_memory(0, 5000) as source:
-        memory = DeviceArray(source, (5000,), (1,), np.dtype("u1"), 0)
+        memory = DeviceArray(np.empty(5000, "u1"), source)
         expected = to_host(memory, us.get_stream(0)).copy()
         out = array(5000)
         with testing.inject("cuMemGetAddressRange", 1):
@@ -511,7 +510,7 @@ def test_exit_and_fork_free_nothing() -> None:
 def test_interrupting_a_wait_keeps_the_memory(no_garbage: None) -> None:
     stream = us.get_stream(0)
     with device_memory(0, 5000) as source:
-        memory = DeviceArray(source, (5000,), (1,), np.dtype("u1"), 0)
+        memory = DeviceArray(np.empty(5000, "u1"), source)
         where = address(to_host(memory, stream))
         with testing.latch(stream) as latch:
             main = threading.main_thread().ident
@@ -718,9 +717,7 @@ def test_a_storm_of_signals() -> None:
             while time.monotonic() < end:
                 for pages in range(1, 7):
                     with contextlib.suppress(Cut):
-                        to_host(
-                            DeviceArray(source, (pages * 4096,), (1,), np.dtype("u1"), 0), stream
-                        )
+                        to_host(DeviceArray(np.empty(pages * 4096, "u1"), source), stream)
                         trim()
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)

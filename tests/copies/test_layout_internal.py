@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
-from helpers import address
+import userstream as us
+from helpers import address, run_python
 from layouts import random_target, same, views
 from userstream._copies import layout as _layout
 from userstream._copies.layout import Moves
+from userstream._copies.operands import DeviceArray, numpy_dtype
+from userstream._copies.staging import CopyLane
 from userstream._driver.copies import Copy
 
 
@@ -151,3 +155,77 @@ def test_short_rows_are_scattered() -> None:
 )
 def test_may_alias(view: np.ndarray, alias: bool) -> None:
     assert _layout.may_alias(view.shape, view.strides, view.itemsize) is alias
+
+
+def test_too_many_copies_are_refused() -> None:
+    plan = _layout.moves((70000, 2), 1, (2, 1), (1 << 31, 1))
+    with pytest.raises(us.UnsupportedBufferError, match="contiguous first"):
+        CopyLane(us.get_stream(0)._resolve(), None, []).copy(0, 0, plan)
+
+
+def test_scattered_arrays_are_for_their_framework() -> None:
+    large = np.zeros((24, 40, 300), "f4")
+
+    def is_scattered(view: np.ndarray) -> bool:
+        return DeviceArray(512, view.shape, view.strides, view.dtype, 0).is_scattered
+
+    assert is_scattered(large[..., ::2])
+    assert is_scattered(large[:, 7, 7])
+    for view in (
+        large,
+        large.T,
+        large[:, :, :200],
+        sliding_window_view(large[0, 0], 100),
+        np.broadcast_to(large[:, :1], (24, 7, 300)),
+        large[3, 4, 5, ...],
+        large[:, :0],
+    ):
+        assert not is_scattered(view), (view.shape, view.strides)
+
+
+def test_bytes_of_elements() -> None:
+    whole = DeviceArray(512, (2, 3), (24, 8), np.dtype("f8"), 0)
+    assert whole.as_bytes() == DeviceArray(512, (2, 3, 8), (24, 8, 1), np.dtype(np.uint8), 0)
+
+
+# -- types -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_types_of_ml_dtypes(name: str) -> None:
+    expected = np.dtype(getattr(pytest.importorskip("ml_dtypes"), name))
+    assert numpy_dtype(name, "framework x") == expected
+    assert numpy_dtype(expected, "framework x") == expected
+
+
+def test_without_ml_dtypes() -> None:
+    done = run_python(
+        """
+        import sys
+        sys.modules["ml_dtypes"] = None
+        import userstream as us
+        from userstream._copies.operands import numpy_dtype
+        for name in "bfloat16", "float8_e4m3fn":
+            try:
+                numpy_dtype(name, "torch.Tensor")
+            except us.UnsupportedBufferError as error:
+                assert name in str(error)
+                assert "ml_dtypes" in str(error)
+            else:
+                raise AssertionError(name)
+        """,
+        simulate=None,  # cuda.core would import it
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("dtype", ["qint8", "qint32", "float4_e2m1fn_x2", np.dtype("O"), None])
+def test_types_that_numpy_has_not(dtype: Any) -> None:
+    with pytest.raises(us.UnsupportedBufferError, match="framework x"):
+        numpy_dtype(dtype, "framework x")
+
+
+def test_types_below_a_byte_are_refused() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    with pytest.raises(us.UnsupportedBufferError, match="int4"):
+        numpy_dtype(np.dtype(ml_dtypes.int4), "jax.Array")

@@ -1,0 +1,293 @@
+"""Fast path of copies to the host: one run of bytes, in one native call.
+
+It is for an array whose producer is at most one stream. Everything else takes the general path in
+`copies`.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from userstream import _driver, _hooks
+from userstream._copies import layout, pinned, staging
+from userstream._copies.operands import (
+    address_of,
+    check_out,
+    elements,
+    extent,
+    is_pinned,
+    numpy_dtype,
+)
+from userstream._driver import core
+from userstream._engine import host_wait
+from userstream._engine.events import StreamPoint
+from userstream._ordering import resolve_copy
+from userstream.errors import HostBufferError, UnsupportedBufferError
+
+if TYPE_CHECKING:
+    from userstream._buffers.view import Form, View
+    from userstream._copies.layout import Shape
+    from userstream._driver.core import Use
+    from userstream._engine.host_wait import Deadline
+    from userstream._ordering import Ordering
+    from userstream._table import Table
+    from userstream.typing import Producer, StreamLike
+
+ASIDE = 1 << 16  # bytes that are copied once more on the host sooner than the driver is queried
+
+# Seconds, for a small copy behind no work. To hold its objects and to order its producer would take
+# longer.
+AT_ONCE = 10e-6
+
+# Bytes of a copy to pageable memory: the host copies one part while the GPU copies the next.
+PART = 512 << 10
+
+# The arguments of `resolve_copy` and `resolve_views` after the buffers.
+Wanted: TypeAlias = "tuple[Table, StreamLike | None, str | None, Producer]"
+
+# As `fetch` in `_driver/native/copies.c` takes it.
+Move: TypeAlias = tuple[int, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """How an array comes to the host in one run of bytes."""
+
+    move: Move
+    width: int
+    block: int  # bytes of the page-locked block for the run
+    to: int  # offset of the run in the block
+    offset: int  # of the first element in the block
+    strides: Shape
+    below: int  # bytes on the device from the lowest one to the first element
+    span: int  # bytes on the device, from the lowest to the highest
+    scattered: bool
+    read_only: bool
+
+
+@functools.lru_cache(maxsize=256)
+def _copy_plan(shape: Shape, strides: Shape | None, itemsize: int) -> CopyPlan | None:
+    """Return the plan for a layout; `None` if it is empty or more than one run of bytes."""
+    there = extent(shape, strides, itemsize)
+    if not there.nbytes:  # 0, or None: more than an array can have
+        return None
+    packing, covering = layout.ways(shape, there.strides, itemsize)
+    side, moves, _, read_only = covering or packing
+    if moves.axes:
+        return None
+    to = side.offset + moves.to_offset
+    return CopyPlan(
+        move=(to, moves.from_offset, moves.width, there.offset, there.nbytes),
+        width=moves.width,
+        block=pinned.rounded(side.nbytes),
+        to=to,
+        offset=side.offset,
+        strides=side.strides,
+        below=there.offset,
+        span=there.nbytes,
+        scattered=packing.scattered,
+        read_only=read_only,
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _plan_of_form(form: Form) -> tuple[CopyPlan, Shape, np.dtype] | None:
+    """Return plan, shape and dtype of a form; `None` if it needs the general path."""
+    try:
+        dtype = numpy_dtype(form.dtype, "array")
+    except UnsupportedBufferError:
+        return None
+    plan = _copy_plan(form.shape, form.strides, dtype.itemsize)
+    # Non-contiguous arrays are packed by their framework.
+    return None if plan is None or plan.scattered else (plan, form.shape, dtype)
+
+
+def to_host(  # noqa: PLR0912, PLR0917 -- one function: this path runs on every copy
+    view: View,
+    out: np.ndarray | None,
+    wanted: Wanted,
+    deadline: Deadline,
+    may_wait: bool = True,
+    as_is: bool = False,
+) -> tuple[np.ndarray, Ordering, bool] | None:
+    """Copy an array to the host; `None` if the array needs the general path, also for an error.
+
+    Returns the result, the ordering of the copy, and whether the copy is over: it always is if the
+    copy may be waited for. With `as_is`, an `out` of another shape or type needs the general path.
+    """
+    found = _one_run(view, wanted)
+    if found is None:
+        return None
+    plan, move, address, shape, dtype = found
+    # check_out() refuses a read-only `out`, which the general path does in other words.
+    if as_is and (
+        out is None or out.shape != shape or out.dtype != dtype or not out.flags.writeable
+    ):
+        return None
+    # On the thread of host functions `_fetch` would refuse the wait.
+    if not may_wait and host_wait.host_functions_thread == threading.get_ident():
+        return None
+    ordering = resolve_copy((view,), *wanted)
+    if ordering is None:
+        return None
+    memory: Any = None
+    start = onward = 0
+    if out is not None:
+        check_out(out, shape, dtype)
+        if plan.width > ASIDE or not may_wait:
+            targets = _target_addresses(out, plan)
+            if targets is None or not (targets[0] or may_wait):
+                return None
+            start, onward = targets
+            memory = out
+    if not start:
+        memory = pinned.take_block(plan.block, ordering.lane.device)
+        if memory is None:
+            return None
+        start = memory.address
+    # Until the end of this use, its objects are alive: after the copy was queued, an exception of a
+    # signal handler would otherwise free memory that the GPU still uses.
+    use = core.use(ordering.lane, ordering, (ordering.buffers, memory))
+    try:
+        if may_wait:
+            spin = None if deadline.seconds is None else deadline.left()
+            event = _fetch(ordering, move, start, address, spin, onward)
+        else:
+            # Nobody waits for a copy that is queued for later: its queries are a future's.
+            spin = AT_ONCE if plan.width <= ASIDE else 0.0
+            event = _driver.account.on(
+                _driver.account.FUTURE, _fetch, ordering, move, start, address, spin, 0
+            )
+        if event:
+            _finish(ordering, use, event, deadline if may_wait else None)
+        use.ticket.end()
+    except BaseException as error:
+        staging.release_after_error(ordering, use, error)
+        raise
+    if event is None:
+        return None
+    if out is None:
+        out = np.ndarray(shape, dtype, memory, plan.offset, plan.strides)
+        if plan.read_only:
+            out.flags.writeable = False
+    elif memory is not out and (event or not onward):
+        np.copyto(out, np.ndarray(shape, dtype, memory, plan.offset, plan.strides))
+    return out, ordering, may_wait or not event
+
+
+def _one_run(view: View, wanted: Wanted) -> tuple[CopyPlan, Move, int, Shape, np.dtype] | None:
+    """Return plan, move, address, shape and dtype of an array; `None`: the general path decides."""
+    seen = view.glance(view.buffer) if view.is_glanced else None
+    if seen is not None:
+        view.device, address, form = seen
+        known = _plan_of_form(form)
+        if known is None:
+            return None
+        plan, shape, dtype = known
+        return plan, plan.move, address, shape, dtype
+    try:
+        device = view.device
+    except (HostBufferError, UnsupportedBufferError):
+        return None
+    table, stream, name, _ = wanted
+    if stream is None and name is None and device not in table.unnamed:
+        return None
+    address, shape, strides, dtype = elements(view)
+    found = _copy_plan(shape, strides, dtype.itemsize)
+    if (
+        found is None
+        or (view.packs and (found.scattered or view.is_disguised))
+        or not (view.found or view.place).covers(address - found.below, found.span)
+    ):
+        return None
+    return found, (*found.move[:3], 0, 0), address, shape, dtype  # 0: the extent is checked
+
+
+def _finish(ordering: Ordering, use: Use, event: int, deadline: Deadline | None) -> None:
+    """Wait for a copy until a deadline, or order its producer after it."""
+    lane = ordering.lane
+    there = StreamPoint(lane.pool, lane, lane.is_context_independent, event)
+    if deadline is not None:
+        staging.wait_until(there, lane, deadline)
+    else:
+        there.abandon()
+        ordering.release(use.ticket)
+
+
+def _fetch(  # noqa: PLR0917 -- as above
+    ordering: Ordering, move: Move, start: int, address: int, spin: float | None, out: int
+) -> int | None:
+    """Copy a run of bytes to page-locked memory after the work of the producer.
+
+    `move`, `start` and `address` are as in `fetch` in `_driver/native/copies.c`, which waits for
+    the copy a short time, at most `spin` seconds. With an address `out`, the bytes are there too if
+    the copy is over.
+
+    Returns 0 if the copy is over, otherwise the event behind the copy. `None`: nothing was queued,
+    because a stream is being captured, another context is current, or the array spans several
+    allocations.
+    """
+    if host_wait.host_functions_thread:
+        host_wait.refuse_in_host_function("a wait")
+    lane, producers = ordering.lane, ordering.producers
+    pool = lane.pool
+    after = producers[0] if producers else None
+    if after is not None:
+        if after.pool is not pool:
+            return None
+        if _hooks.edge_added:
+            # `core.fetch` reports no edge, so that the edge is added before.
+            if core.order(after, lane):
+                return None
+            after = None
+    count = max(1, min(move[2] // PART, core.MOST_PARTS)) if out else 1
+    events: list[int] = []
+    try:
+        while len(events) < count:
+            events.append(pool.take())
+        result = core.fetch(
+            move,
+            tuple(events),
+            start,
+            address,
+            lane.raw_handle or lane.live(),
+            lane.raw_context,
+            # Each part is waited for so long: together at most `spin`.
+            staging.SPIN if spin is None else int(min(spin * 1e9 / count, staging.SPIN)),
+            0 if after is None else after.raw_handle or after.live(),
+            out,
+        )
+        is_over = not result or core.is_fetched(result, lane, after)
+    except BaseException:  # the events may be recorded: each is reused only once it has completed
+        for event in events:
+            pool.abandon(event)
+        raise
+    last = events.pop() if is_over is False else 0
+    pool.give_back(*events)  # nothing polls these any more
+    return None if is_over is None else last
+
+
+def _target_addresses(out: np.ndarray, plan: CopyPlan) -> tuple[int, int] | None:
+    """Return the address in `out` for a direct copy if pinned, or for a staged copy if pageable.
+
+    Each is 0 where it does not apply; `None` if `out` needs the general path.
+    """
+    is_alike = plan.width == out.nbytes and (
+        out.strides == plan.strides
+        or _steps(out.shape, out.strides) == _steps(out.shape, plan.strides)
+    )
+    address = address_of(out)
+    if is_pinned(out, address):
+        return (address - plan.offset, 0) if is_alike else None
+    if plan.width > 2 * staging.SIZE:
+        return None
+    return 0, address - plan.offset + plan.to if is_alike else 0
+
+
+def _steps(shape: Shape, strides: Shape) -> list[int]:
+    return [step for count, step in zip(shape, strides, strict=True) if count > 1]
