@@ -65,7 +65,8 @@ def checked(obj: Any, found: Mapping[str, Any]) -> Mapping[str, Any]:
     except (KeyError, TypeError, ValueError) as error:
         raise _malformed(obj, "it needs shape, typestr and data: (address, read-only)") from error
     try:
-        wrong = isinstance(where, bool) or not 0 <= operator.index(where) < 1 << 64
+        address = where if type(where) is int else operator.index(where)
+        wrong = type(where) is bool or not 0 <= address < 1 << 64
     except TypeError:
         wrong = True
     if wrong:
