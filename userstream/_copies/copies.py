@@ -53,10 +53,13 @@ def asnumpy(buffer: Buffers, out: np.ndarray | None, wanted: Wanted, timeout: fl
     deadline = _FOREVER if timeout is None else Deadline(timeout)  # one for all arrays
     kind = _buffers.learned.get(type(buffer)) or _buffers.kind_of(buffer)
     if kind is not None and kind.is_single and (out is None or isinstance(out, np.ndarray)):
-        return _asnumpy(kind(buffer), out, wanted, deadline)
+        view = kind(buffer)
+        copied = fast_path.to_host(view, out, wanted, deadline)
+        return _asnumpy(view, out, wanted, deadline) if copied is None else copied[0]
 
     def copy(view: View, out: np.ndarray | None = None) -> np.ndarray:
-        return _asnumpy(view, out, wanted, deadline)
+        copied = fast_path.to_host(view, out, wanted, deadline)
+        return _asnumpy(view, out, wanted, deadline) if copied is None else copied[0]
 
     return operands.copied(buffer, copy, out)
 
@@ -68,9 +71,7 @@ def _check(wanted: Wanted) -> None:
 
 
 def _asnumpy(view: View, out: np.ndarray | None, wanted: Wanted, deadline: Deadline) -> np.ndarray:
-    copied = fast_path.to_host(view, out, wanted, deadline)
-    if copied is not None:
-        return copied[0]
+    """Copy an array to the host on the general path."""
     result = operands.if_on_host(view, out)
     if result is not None:
         return result

@@ -128,14 +128,24 @@ def resolve_copy(  # noqa: PLR0912 -- one function: this path runs on every copy
     if producer is _AUTO:
         last: tuple[str, int] | None = None
         for view in views:
-            ordering, handle, owner = view.order
+            named = None
+            if view.usual is not None and view.names_producer:
+                named = view.producer_of(view.buffer)  # faster than `order`, which makes an `Order`
+            if named is None:
+                ordering, handle, owner = view.order
+            else:
+                ordering, (_, handle, owner) = "current", named
             if handle in (NO_STREAM, _driver.streams.PER_THREAD):
                 return None
             if (ordering, handle) == last and view.device == device:
                 continue
             last = ordering, handle
-            find = lanes.named if ordering == "exact" else lanes.of_framework
-            source = find(handle, view.device)
+            if ordering == "exact":
+                source = lanes.named(handle, view.device)
+            else:
+                source = lanes.of_frameworks.get(view.device, {}).get(handle) or lanes.of_framework(
+                    handle, view.device
+                )
             owners.append(owner)
             producers = (*producers, source)
     elif producer is not None:
