@@ -8,9 +8,10 @@ import struct
 from pathlib import Path
 
 import pytest
+from cuda.bindings import driver
 
 from userstream._observe import logger
-from userstream._observe.judge import functions, stacks
+from userstream._observe.judge import functions, stacks, verdicts
 from userstream._observe.judge import log as log_format
 from userstream._observe.logger import Driver, the_logger
 
@@ -89,3 +90,21 @@ def test_the_page_of_the_format_says_what_a_log_has() -> None:
     assert f"a head of {at} bytes" in records
     for name in ("SEEN_MEMORY", "SEEN_STREAM", "SEEN_KERNEL", "SOURCE_CHANGED", "LEARNED", "LOST"):
         assert f"{getattr(functions, name):#06X}".replace("X", "x") in records, name
+
+
+def test_every_function_of_the_driver_has_a_verdict() -> None:
+    """A new version of the bindings brings functions that nobody has thought about."""
+    names = {
+        name
+        for name, value in vars(driver).items()
+        if re.match(r"cu[A-Z]", name) and not isinstance(value, type)
+    }
+    assert len(names) > 400
+    followed = {re.sub(r"_v\d+$", "", name) for name in functions.FUNCTIONS}
+    unknown = {
+        name
+        for name in names - followed - verdicts.NOT_FOLLOWED.keys()
+        if not verdicts.is_harmless(name) and re.sub(r"_v\d+$", "", name) not in followed
+    }
+    assert unknown == set()
+    assert not followed & verdicts.NOT_FOLLOWED.keys()

@@ -671,3 +671,19 @@ def test_every_function_of_the_interface_is_a_wait_a_future_or_neither() -> None
     assert functions == (tried & functions) | NO_WAITS
     methods = {name for name in vars(us.UserStream) if name in functions}
     assert methods <= tried | NO_WAITS
+
+
+def test_a_function_that_is_not_followed_is_counted_with_its_first_line() -> None:
+    with a_room() as room, us.observe() as seen:
+        assert driver.cuStreamAttachMemAsync(handle(room.a), 0, 0, 1)[0]  # refused: no effect
+        for flags in (0, 1):
+            mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+            checked(driver.cuStreamBeginCapture(handle(room.a), mode))
+            checked(driver.cuStreamUpdateCaptureDependencies(handle(room.a), [], None, 0, flags))
+            checked(driver.cuStreamEndCapture(handle(room.a)))
+    (said,) = seen.not_seen
+    assert re.fullmatch(
+        r"cuStreamUpdateCaptureDependencies: order that is not followed, first at "
+        r".*test_verdicts\.py:\d+ \(2\)",
+        said,
+    )

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from userstream import _driver
+from userstream._observe.judge import verdicts
 from userstream._observe.judge.functions import FUNCTIONS, Function
 from userstream._observe.logger import DRIVER_FUNCTIONS, Driver, Logger, address_of
 from userstream.errors import NotSupportedError
@@ -137,17 +138,17 @@ _SIGNATURES = {
 
 def signature(name: str) -> str:
     """Return the bytes of each argument of a function, by its name without ``_ptsz``."""
-    return _SIGNATURES[name]
+    return _SIGNATURES.get(name, "")  # of a function that is not followed no argument is read
 
 
-def watched() -> dict[str, Function]:
+def watched(symbol: str) -> tuple[str, Function] | None:
     """Return what is watched on a GPU: the same, but for what the driver calls otherwise."""
     batch = FUNCTIONS["cuMemcpyBatchAsync"]
-    return {
-        **FUNCTIONS,
-        "cuMemcpyBatchAsync": replace(batch, words=9, stream=8),  # of CUDA 12, one argument more
-        "cuMemcpyBatchAsync_v2": batch,
-    }
+    if symbol == "cuMemcpyBatchAsync":  # of CUDA 12, one argument more
+        return symbol, replace(batch, words=9, stream=8)
+    if symbol == "cuMemcpyBatchAsync_v2":
+        return symbol, batch
+    return verdicts.watched(symbol)
 
 
 class Cupti:
@@ -165,18 +166,18 @@ class Cupti:
 
     def functions(self) -> dict[int, tuple[str, Function]]:
         """Return what is watched, by CUPTI's number of each function."""
-        wanted = watched()
         found = {}
         text = ctypes.c_char_p()
         for number in range(1, _MOST_CALLBACKS):
             if self._library.cuptiGetCallbackName(_DRIVER_DOMAIN, number, ctypes.byref(text)):
                 continue
             full = (text.value or b"").decode()
-            name = _OWN_DEFAULT_STREAM.sub("", full)
-            function = wanted.get(name)
-            if function is None:
+            symbol = _OWN_DEFAULT_STREAM.sub("", full)
+            named = watched(symbol)
+            if named is None:
                 continue
-            if name != full and function.stream is None:
+            name, function = named
+            if symbol != full and function.stream is None:
                 function = replace(function, roles={**function.roles, "default": 2})
             found[number] = (name, function)
             self._names[number] = full
@@ -189,11 +190,11 @@ class Cupti:
 
     def begin(self, logger: Logger) -> Callable[[], None]:
         """Tell the logger from now on; return what ends that."""
-        wanted = watched()
         for number, full in self._names.items():
-            name = _OWN_DEFAULT_STREAM.sub("", full)
-            stream = None if name == full else wanted[name].stream
-            logger.cupti_signature(number, signature(name), stream)
+            symbol = _OWN_DEFAULT_STREAM.sub("", full)
+            named = watched(symbol)
+            stream = None if symbol == full or named is None else named[1].stream
+            logger.cupti_signature(number, signature(symbol), stream)
         subscriber = ctypes.c_void_p()
         self._check(
             self._library.cuptiSubscribe(ctypes.byref(subscriber), logger.cupti_call, None),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING
 
-from userstream._observe.judge.functions import FUNCTIONS, Function
+from userstream._observe.judge.verdicts import watched
 from userstream._observe.logger import DRIVER_FUNCTIONS, Driver, Logger, address_of
 from userstream.testing import _simulated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from userstream._observe.judge.functions import Function
 
 
 class Simulated:
@@ -27,9 +29,9 @@ class Simulated:
         found = {}
         number = 0
         while (symbol := self._library.userstream_symbol(number)) is not None:
-            name = symbol.decode()
-            if name in FUNCTIONS:
-                found[number] = (name, FUNCTIONS[name])
+            named = watched(symbol.decode())
+            if named is not None:
+                found[number] = named
             number += 1
         return found
 

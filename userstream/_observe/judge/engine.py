@@ -20,6 +20,7 @@ from .functions import (
 )
 from .launches import Launches
 from .order import Order, Words
+from .verdicts import NotFollowed
 from .world import World
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Engine:
             launches,
             Contexts(world),
             Copies(world, self._pinned),
+            NotFollowed(world),
             Order(world, captures),
             Words(world),
         )
