@@ -294,7 +294,7 @@ class UserStream:
     ) -> None:
         try:
             self.close()
-        finally:  # a timeout or Ctrl-C must not leave a registry that makes new streams
+        finally:  # after a timeout or Ctrl-C too: a closed registry creates no new streams
             self._table.close()
 
     def __reduce__(self) -> tuple[Callable[[], UserStream], tuple[()]]:
@@ -302,7 +302,7 @@ class UserStream:
             _process.refuse_copy(
                 self, "send a function that calls userstream there: each process has a registry"
             )
-        return UserStream.get, ()  # the functions of the package are bound to it
+        return UserStream.get, ()  # for the functions of the package, which are bound methods
 
     def __repr__(self) -> str:
         which = " of the process" if self is _process_registry else ""
@@ -531,8 +531,8 @@ class UserStream:
         >>> us.completion(0).result(timeout=10)
         """
         lanes = self._table.waited_for(targets, name)
-        # Takes longer to load than the rest of the waits. After the check for a forked child, where
-        # a thread that is not there may have been loading it, and would be waited for.
+        # Imported here because the import takes longer than a wait. After the fork check: a thread
+        # of the parent may have held the lock of this import, and the child would wait forever.
         from userstream._engine import futures
 
         return futures.Completion(lanes, None, grouped=len(lanes) > 1)

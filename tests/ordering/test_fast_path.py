@@ -208,3 +208,37 @@ def test_a_borrow_that_is_dropped_lets_its_buffer_go_though_its_stream_is_closed
             us.release(array(other, producer))
         us.wait(0)
         assert eventually(lambda: gone() is None)
+
+
+def calls_of(use: Callable[[], object]) -> int:
+    """Return the least number of Python calls in userstream that a use takes."""
+    package = us.__file__.removesuffix("__init__.py")
+    counts = []
+    for _ in range(20):
+        names: list[str] = []
+
+        def note(frame: types.FrameType, event: str, _: object, names: list[str] = names) -> None:
+            if event == "call" and frame.f_code.co_filename.startswith(package):
+                names.append(frame.f_code.co_name)
+
+        sys.setprofile(note)
+        try:
+            use()
+        finally:
+            sys.setprofile(None)
+        counts.append(len(names))
+    return min(counts)
+
+
+def test_an_order_with_a_device_takes_no_call_for_each_stream(memory: int) -> None:
+    buffer = array(memory)
+
+    def use() -> None:
+        with us.borrow(buffer, producer="device"):
+            pass
+
+    use()
+    few = calls_of(use)
+    others = [us.Stream.create(0) for _ in range(20)]
+    assert calls_of(use) <= few
+    us.wait(others, timeout=10)
