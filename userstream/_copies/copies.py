@@ -239,7 +239,7 @@ def _in_order(
         raise
     handle = lane.raw_handle or lane.live()
     if not lane.is_context_independent or not core.are_free(handle, handle):
-        lane.usable(NOT_CAPTURED)  # asks again, to raise the right error
+        lane.usable(NOT_CAPTURED)  # queries again, and raises the right error
     kept: list[object] = [exported]
     # If an exception of a signal handler frees this use before its end, later calls add the release
     # edges and hold the objects.
@@ -301,8 +301,8 @@ def _to_host(source: DeviceArray, lane: CopyLane) -> np.ndarray:
 
 
 def _cached(source: DeviceArray, lane: CopyLane) -> np.ndarray | None:
-    """Copy to page-locked memory of the cache; return `None` if it has none left."""
-    chosen = layout.way(source.shape, source.strides, source.dtype.itemsize)
+    """Copy to page-locked memory of the cache; return `None` if the limit forbids a block."""
+    chosen = layout.host_copy_plan(source.shape, source.strides, source.dtype.itemsize)
     memory = pinned.take(chosen.side.nbytes, lane.device)
     if memory is None:
         return None
@@ -331,15 +331,15 @@ def _into(out: np.ndarray, source: DeviceArray, lane: CopyLane) -> None:
 
 
 def _is_direct(plan: layout.Moves) -> bool:
-    """Tell whether a copy needs no staging to be fast."""
+    """Return whether a copy is fast without staging memory."""
     if not plan.axes:
         return True
     return not layout.has_short_rows(plan) and layout.copies(plan)[0] <= _FEW
 
 
 def _pageable(source: DeviceArray, lane: CopyLane) -> np.ndarray:
-    """Copy to memory that is not page-locked, because the cache has none left."""
-    chosen = layout.way(source.shape, source.strides, source.dtype.itemsize)
+    """Copy to pageable memory, through the chunks."""
+    chosen = layout.host_copy_plan(source.shape, source.strides, source.dtype.itemsize)
     memory = np.empty(chosen.side.nbytes, _BYTE)
     if not chosen.moves.axes:  # one run of bytes, whatever its shape
         start = source.address + chosen.moves.from_offset
@@ -369,11 +369,11 @@ def _queue_to_host(source: DeviceArray, lane: CopyLane, target: _PinnedArray | N
         plan = layout.moves(source.shape, out.itemsize, out.strides, source.strides)
         lane.move(target.address, source.address, plan)
         return out
-    way = layout.way(source.shape, source.strides, source.dtype.itemsize)
-    memory = pinned.take_or_raise(way.side.nbytes, source.device)
+    chosen = layout.host_copy_plan(source.shape, source.strides, source.dtype.itemsize)
+    memory = pinned.take_or_raise(chosen.side.nbytes, source.device)
     lane.kept.append(memory)
-    lane.move(memory.address + way.side.offset, source.address, way.moves)
-    return way.array(memory, source.shape, source.dtype)
+    lane.move(memory.address + chosen.side.offset, source.address, chosen.moves)
+    return chosen.array(memory, source.shape, source.dtype)
 
 
 # -- from the host ---------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ Move: TypeAlias = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """How an array comes to the host in one run of bytes."""
+    """Plan of a copy to the host that is one run of bytes."""
 
     move: Move
     width: int
@@ -76,7 +76,7 @@ def _copy_plan(shape: Shape, strides: Shape | None, itemsize: int) -> CopyPlan |
     there = extent(shape, strides, itemsize)
     if not there.nbytes:  # 0, or None: more than an array can have
         return None
-    packing, covering = layout.ways(shape, there.strides, itemsize)
+    packing, covering = layout.host_copy_plans(shape, there.strides, itemsize)
     side, moves, _, read_only = covering or packing
     if moves.axes:
         return None

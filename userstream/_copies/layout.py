@@ -1,6 +1,6 @@
-"""Which bytes a copy of a strided array moves, and to where. Pure: nothing here knows CUDA.
+"""Layouts of strided arrays, and the runs of bytes that a copy between two layouts moves.
 
-Strides are in bytes, as NumPy counts them.
+Pure computation, without CUDA. Strides are in bytes, as NumPy counts them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GREATEST_PITCH = (1 << 31) - 1  # CU_DEVICE_ATTRIBUTE_MAX_PITCH
 
 
 class Side(NamedTuple):
-    """How an array lies in the memory that is copied from, or copied to."""
+    """Layout of an array in the memory that a copy reads or writes."""
 
     strides: Shape
     offset: int  # of the first element, from the lowest byte
@@ -59,7 +59,7 @@ class Moves(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def spread(shape: Shape, strides: Shape, itemsize: int) -> Side:
-    """Return the array where it is, as the span of memory that covers it."""
+    """Return the span of memory that covers an array in place."""
     steps = [(count - 1) * stride for count, stride in zip(shape, strides, strict=True)]
     lowest = sum(step for step in steps if step < 0)
     highest = sum(step for step in steps if step > 0)
@@ -67,7 +67,7 @@ def spread(shape: Shape, strides: Shape, itemsize: int) -> Side:
 
 
 def packed(shape: Shape, strides: Shape, itemsize: int) -> Side:
-    """Return the array without gaps, its elements in the order that they have in memory.
+    """Return the layout without gaps, with the elements in their order in memory.
 
     A broadcast axis stays one, and a negative stride stays negative.
     """
@@ -87,7 +87,7 @@ def _outermost_first(shape: Shape, strides: Shape) -> list[int]:
 
 @functools.lru_cache(maxsize=256)
 def may_alias(shape: Shape, strides: Shape, itemsize: int) -> bool:
-    """Tell whether elements may share memory: an axis does not step over all that is inside it."""
+    """Return whether elements may share memory: an axis steps over less than its inner axes."""
     if 0 in shape:
         return False
     if any(count > 1 and not stride for count, stride in zip(shape, strides, strict=True)):
@@ -129,12 +129,12 @@ def moves(shape: Shape, itemsize: int, to_strides: Shape, from_strides: Shape) -
 
 
 def has_short_rows(plan: Moves) -> bool:
-    """Tell whether the rows are so short that one strided copy would be slow."""
+    """Return whether the rows are so short that a strided copy would be slow."""
     return bool(plan.axes) and plan.width < SHORTEST_ROW
 
 
 def copies(plan: Moves) -> tuple[int, Iterator[Copy]]:
-    """Return how many driver calls a copy takes, and what each of them moves."""
+    """Return the number of driver calls that a copy takes, and the parameters of each call."""
     width = plan.width
     rows, slices, loops = _fewest_loops(plan)
     first = Copy(
@@ -174,12 +174,12 @@ def _one_of(axes: tuple[Axis, ...]) -> Iterator[tuple[Axis, tuple[Axis, ...]]]:
 
 
 def _steps_over(size: int, axis: Axis) -> bool:
-    """Tell whether an axis can be the pitch of rows of that size, on both sides."""
+    """Return whether an axis can be the pitch of rows of a size, on both sides."""
     return all(size <= stride <= _GREATEST_PITCH for stride in axis[1:])
 
 
 def _stacks(rows: Axis, axis: Axis) -> bool:
-    """Tell whether an axis can be that of the slices: whole numbers of rows, on both sides."""
+    """Return whether an axis can be the axis of slices: whole numbers of rows, on both sides."""
     return all(
         stride % pitch == 0 and stride >= pitch * rows.length
         for stride, pitch in zip(axis[1:], rows[1:], strict=True)
@@ -215,8 +215,8 @@ def pieces(shape: Shape, strides: Shape, itemsize: int, limit: int) -> Iterator[
             yield tuple(whole)
 
 
-class Way(NamedTuple):
-    """How an array comes to the host, packed or not: a layout there, and the copy to it."""
+class HostCopyPlan(NamedTuple):
+    """Layout of an array on the host, packed or not, and the copy to this layout."""
 
     side: Side
     moves: Moves
@@ -232,29 +232,33 @@ class Way(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def ways(shape: Shape, strides: Shape, itemsize: int) -> tuple[Way, Way | None]:
-    """Return the way that packs, and the covering span if that should be tried first."""
+def host_copy_plans(
+    shape: Shape, strides: Shape, itemsize: int
+) -> tuple[HostCopyPlan, HostCopyPlan | None]:
+    """Return the packing copy, and the copy of the covering span if that is to be tried first."""
     side = packed(shape, strides, itemsize)
     plan = moves(shape, itemsize, side.strides, strides)
     span = spread(shape, strides, itemsize)
     scattered = has_short_rows(plan) and span.nbytes >= side.nbytes
-    packing = Way(side, plan, scattered, may_alias(shape, side.strides, itemsize))
+    packing = HostCopyPlan(side, plan, scattered, may_alias(shape, side.strides, itemsize))
     most = side.nbytes * MOST_SPREAD if scattered else side.nbytes - 1
     if span.nbytes > most:
         return packing, None
     # Larger than the elements, or smaller where they overlap; one copy in any case.
     plan = Moves(span.nbytes, (), -span.offset, -span.offset)
-    return packing, Way(span, plan, scattered, may_alias(shape, strides, itemsize))
+    return packing, HostCopyPlan(span, plan, scattered, may_alias(shape, strides, itemsize))
 
 
 def is_scattered(shape: Shape, strides: Shape, itemsize: int) -> bool:
-    """Tell whether an array that is not empty has short rows, apart from each other."""
-    return ways(shape, strides, itemsize)[0].scattered
+    """Return whether a non-empty array has short rows with gaps between the rows."""
+    return host_copy_plans(shape, strides, itemsize)[0].scattered
 
 
-def way(shape: Shape, strides: Shape, itemsize: int, most: int | None = None) -> Way:
-    """Return how an array that is not empty is copied to the host, in `most` bytes there."""
-    packing, covering = ways(shape, strides, itemsize)
+def host_copy_plan(
+    shape: Shape, strides: Shape, itemsize: int, most: int | None = None
+) -> HostCopyPlan:
+    """Return the copy of a non-empty array to the host, in at most `most` bytes there."""
+    packing, covering = host_copy_plans(shape, strides, itemsize)
     if covering is None or (most is not None and covering.side.nbytes > most):
         return packing
     return covering

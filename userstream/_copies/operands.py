@@ -50,7 +50,7 @@ class DeviceArray(NamedTuple):
 
     @property
     def is_scattered(self) -> bool:
-        """Whether its rows are so short that its framework packs it faster than a copy can."""
+        """Whether the rows are so short that the framework packs the array faster than a copy."""
         shape, strides, itemsize = self.shape, self.strides, self.dtype.itemsize
         return 0 not in shape and layout.is_scattered(shape, strides, itemsize)
 
@@ -71,10 +71,10 @@ class DeviceArray(NamedTuple):
 
 
 def device_array(view: View) -> DeviceArray:
-    """Return the array that a buffer is; one without a shape is its bytes.
+    """Return the device array of a buffer; a buffer without a shape is an array of bytes.
 
-    One that reaches out of its allocation is refused: nothing else would stop a copy from reading
-    or overwriting what lies there, even host memory.
+    Raises for an array that extends beyond its allocation: otherwise a copy would read or overwrite
+    memory of others, even host memory.
     """
     address, shape, strides, dtype = elements(view)
     there = extent(shape, strides, dtype.itemsize)
@@ -92,7 +92,7 @@ def device_array(view: View) -> DeviceArray:
 
 
 def elements(view: View) -> tuple[int, Shape, Shape | None, np.dtype]:
-    """Return address, shape, strides and type of what a copy would take for a buffer's elements."""
+    """Return address, shape, strides and type of the elements that a copy of a buffer takes."""
     view.check_copyable()
     address, shape, strides, kind, nbytes = view.layout
     if address is None:
@@ -142,7 +142,7 @@ def _reaching_out(
     )
 
 
-_MOST_BYTES = (1 << 63) - 1  # of an array of NumPy
+_MOST_BYTES = (1 << 63) - 1  # of a NumPy array
 
 
 _BYTE = np.dtype(np.uint8)
@@ -176,7 +176,7 @@ def check_out(out: np.ndarray, shape: Shape, dtype: np.dtype) -> None:
 
 
 def check_target(to: DeviceArray) -> None:
-    """Refuse a target whose elements overlap, as it makes no sense."""
+    """Refuse a target whose elements overlap: its contents would depend on the order of writes."""
     if layout.may_alias(to.shape, to.strides, to.dtype.itemsize):
         raise ValueError(
             f"the elements of the target may share memory (shape {to.shape}, strides {to.strides})"
@@ -403,7 +403,7 @@ def _joined(
 
 
 def source_of(buffer: Any) -> Operand | None:
-    """Return what `copyto` reads; `None` if it is on the host."""
+    """Return the source of `copyto`; `None` if the source is on the host."""
     kind = _buffers.learned.get(type(buffer)) or _buffers.kind_of(buffer)
     if kind is not None:
         return operand(kind(buffer))
@@ -413,7 +413,7 @@ def source_of(buffer: Any) -> Operand | None:
 
 
 def target_of(buffer: Any) -> Operand | None:
-    """Return what `copyto` writes; `None` if it is on the host."""
+    """Return the target of `copyto`; `None` if the target is on the host."""
     kind = _buffers.learned.get(type(buffer)) or _buffers.kind_of(buffer)
     if kind is None:
         raise _unknown(buffer)
@@ -443,7 +443,7 @@ def _unknown(buffer: object) -> UnsupportedBufferError:
 
 
 def operand(view: View) -> Operand | None:
-    """Return what is copied from or to; `None` if it is on the host."""
+    """Return the operand of a view; `None` if the buffer is on the host."""
     try:
         _ = view.device
     except HostBufferError:
@@ -452,7 +452,7 @@ def operand(view: View) -> Operand | None:
 
 
 def is_on_host(view: View) -> bool:
-    """Tell whether a buffer is on the host, page-locked memory included."""
+    """Return whether a buffer is on the host, page-locked memory included."""
     try:
         _ = view.device
     except HostBufferError:
@@ -461,7 +461,7 @@ def is_on_host(view: View) -> bool:
 
 
 def empty_array(view: View) -> np.ndarray | None:
-    """Return the array of a buffer that has no device because it is empty, if it is."""
+    """Return an empty NumPy array for a zero-size buffer that reports no device, else `None`."""
     try:
         there = view.layout
     except UnsupportedBufferError:
@@ -474,7 +474,7 @@ def empty_array(view: View) -> np.ndarray | None:
 
 
 def if_on_host(view: View, out: np.ndarray | None) -> np.ndarray | None:
-    """Return the array that a buffer is, or `out` that has it now; `None` if it is on a device."""
+    """Return a host buffer as an array, or copied to `out`; `None` for a buffer on a device."""
     try:
         _ = view.device
     except HostBufferError:
@@ -491,12 +491,12 @@ _NUMPYS_OWN = ("__array__", "__array_interface__", "__array_struct__")
 
 
 def is_numpys(buffer: Any) -> bool:
-    """Tell whether NumPy makes an array of it by a protocol of its own."""
+    """Return whether NumPy makes an array of an object by a protocol of its own."""
     return not isinstance(buffer, type) and any(hasattr(buffer, each) for each in _NUMPYS_OWN)
 
 
 def require_numpys(buffer: Any) -> Any:
-    """Return an object that no rule knows, if NumPy does."""
+    """Return an unknown object if NumPy makes an array of the object; otherwise raise."""
     if not is_numpys(buffer):
         number = isinstance(buffer, (int, float, complex))
         raise UnsupportedBufferError(
@@ -508,7 +508,7 @@ def require_numpys(buffer: Any) -> Any:
 
 
 class _Bytes:
-    """Host memory of cuda.core for NumPy: by DLPack it is signed, and to NumPy 1 read-only."""
+    """Host memory of cuda.core for NumPy: by DLPack it is signed, and read-only for NumPy 1."""
 
     def __init__(self, buffer: Buffer) -> None:
         address = int(buffer.handle)

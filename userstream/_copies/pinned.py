@@ -99,7 +99,7 @@ def take(nbytes: int, device: int) -> Lease | None:
 
 
 def take_block(size: int, device: int) -> Lease | None:
-    """As `take`, for a size that is `rounded`."""
+    """Return a block like `take`, for a size that is already `rounded`."""
     may_free = held_objects.queues or held_objects.orphans
     if _limit is not None and _total <= _limit and not may_free:
         blocks = _free.get(size)
@@ -113,7 +113,7 @@ def take_block(size: int, device: int) -> Lease | None:
 
 
 def take_or_raise(nbytes: int, device: int) -> Lease:
-    """As `take`, but raise `MemoryError` where the bound forbids it."""
+    """Return a block like `take`, but raise `MemoryError` where the limit forbids it."""
     size = rounded(nbytes)
     lease = _take_within_bound(size, device)
     if lease is None and _make_room(size):  # which counts until it is freed
@@ -144,7 +144,7 @@ def _take_within_bound(size: int, device: int) -> Lease | None:
 
 
 def take_always(nbytes: int, device: int) -> Lease:
-    """Return page-locked memory, past the bound too: for what is few and small."""
+    """Return page-locked memory regardless of the limit, for few and small blocks."""
     lease = _take(rounded(nbytes), device, None)
     assert lease is not None
     return lease
@@ -183,7 +183,7 @@ class _Claim:
 
 
 def _reserve(claim: _Claim, memory: HostMemory, most: int | None) -> bool:
-    """Let a new block count from now on, unless that would be more than a total."""
+    """Count a new block from now on; return `False` if that would exceed `most` bytes."""
     global _total  # noqa: PLW0603 -- one cache for the process
     if _coming:
         _count()  # some may be nobody's
@@ -196,7 +196,7 @@ def _reserve(claim: _Claim, memory: HostMemory, most: int | None) -> bool:
 
 
 def _settle(claim: weakref.ref[_Claim]) -> None:
-    """Put a new block with the free ones, but once; forget it if the driver gave none."""
+    """Add a new block to the free ones, once; forget the block if the driver gave no memory."""
     memory = _coming.get(claim)
     if memory is None:
         return
@@ -209,13 +209,15 @@ def _settle(claim: weakref.ref[_Claim]) -> None:
             _sum()
         return
     # `_blocks[size][address] = _coming.pop(claim)` and `_free[size][address] = None`, in one call.
-    counted = map(_among(_blocks, size).__setitem__, (address,), map(_coming.pop, (claim,)))
+    counted = map(
+        _blocks_of_size(_blocks, size).__setitem__, (address,), map(_coming.pop, (claim,))
+    )
     with contextlib.suppress(KeyError):  # another thread was faster
-        _among(_free, size).update(zip((address,), counted, strict=True))
+        _blocks_of_size(_free, size).update(zip((address,), counted, strict=True))
 
 
 def _count() -> int:
-    """Return the bytes of all blocks, without those that nobody has asked for any more."""
+    """Settle the blocks of requests that have gone, and return the bytes of all blocks."""
     for claim in list(_coming):
         if claim() is None:
             _settle(claim)
@@ -230,7 +232,7 @@ def _sum() -> int:
     return _total
 
 
-def _among(blocks: dict[int, dict[int, V]], size: int) -> dict[int, V]:
+def _blocks_of_size(blocks: dict[int, dict[int, V]], size: int) -> dict[int, V]:
     """Return the dictionary of blocks of a size, creating it if it does not exist."""
     found = blocks.get(size)
     return blocks.setdefault(size, {}) if found is None else found
@@ -250,14 +252,14 @@ def rounded(nbytes: int) -> int:
 def _make_room(size: int) -> bool:
     """Free blocks, the smallest first, if that can make room for one of that size.
 
-    Tells whether some are on their way.
+    Returns whether blocks are being freed.
     """
     missing = size + _count() - limit() - _bytes(_leaving)
     return _bytes(_free) >= missing and _give_back(missing) is not None
 
 
 def trim() -> threading.Thread | None:
-    """Free all unused blocks; return the thread that frees blocks, `None` without any."""
+    """Free all unused blocks; return the thread that frees blocks, or `None`."""
     held_objects.sweep()
     return _give_back(None)
 
@@ -271,7 +273,7 @@ def _give_back(missing: int | None) -> threading.Thread | None:
     for size, blocks in sorted(_free.items(), key=lambda each: each[0]):
         with contextlib.suppress(KeyError):  # there are none left
             while missing is None or missing > 0:
-                _among(_leaving, size).update(map(dict.popitem, (blocks,)))
+                _blocks_of_size(_leaving, size).update(map(dict.popitem, (blocks,)))
                 missing = None if missing is None else missing - size
     if not any(_leaving.values()):
         return None
@@ -282,7 +284,7 @@ def _give_back(missing: int | None) -> threading.Thread | None:
         # Each is free again or is freed, also if the thread is on its way.
         for size, blocks in list(_leaving.items()):
             with contextlib.suppress(KeyError):
-                _among(_free, size).update(map(dict.popitem, [blocks] * len(blocks)))
+                _blocks_of_size(_free, size).update(map(dict.popitem, [blocks] * len(blocks)))
         return None
     return thread
 

@@ -184,7 +184,7 @@ class _Fetched(NamedTuple):
 
 
 def _fetch(lane: CopyLane, part: DeviceArray, out: np.ndarray, chunk: Lease) -> _Fetched:
-    chosen = layout.way(part.shape, part.strides, part.dtype.itemsize, most=SIZE)
+    chosen = layout.host_copy_plan(part.shape, part.strides, part.dtype.itemsize, most=SIZE)
     to = chunk.address + chosen.side.offset
     there = lane.copy(to, part.address, chosen.moves)
     return _Fetched(there, chosen.array(chunk, part.shape, part.dtype), out)

@@ -1,7 +1,7 @@
 /* Copies to page-locked memory, and on to other memory while the GPU copies the rest. */
 #include "core.h"
 
-/* Not for longer than the caller says: meanwhile nothing else, a Ctrl-C neither, is looked at. */
+/* Busy-wait for an event, at most `limit` nanoseconds: no signal handler runs meanwhile. */
 static CUresult wait_for_event(CUevent event, uint64_t limit)
 {
     uint64_t began = nanoseconds();
@@ -12,7 +12,7 @@ static CUresult wait_for_event(CUevent event, uint64_t limit)
     return status;
 }
 
-/* A producer that has nothing to do needs no edge, which would cost the GPU microseconds. */
+/* Add an edge from a producer unless the producer is idle: an edge costs the GPU microseconds. */
 static Result follow(CUstream producer, CUstream stream, CUevent event)
 {
     int mode;
@@ -29,7 +29,7 @@ static Result follow(CUstream producer, CUstream stream, CUevent event)
 
 enum { MOST_PARTS = 32, PAGE = 4096 };
 
-/* A copy in parts of some pages, an event behind each. */
+/* A copy in parts of whole pages, with an event behind each part. */
 typedef struct {
     CUdeviceptr to, from;
     size_t size;
@@ -60,7 +60,7 @@ static Result queue_parts(const Parts *parts)
     return result;
 }
 
-/* Each part goes on to `out`, if there is one, while the GPU copies the next. */
+/* Wait for each part, and copy the part to `out`, if any, while the GPU copies the next part. */
 static Result take_parts(const Parts *parts, char *out, uint64_t limit)
 {
     size_t each = part_size(parts);
@@ -76,8 +76,8 @@ static Result take_parts(const Parts *parts, char *out, uint64_t limit)
     return 0;
 }
 
-/* Whether memory reaches so far. It is asked here, where that costs next to nothing: what an object
- * says of itself may be wrong, and the copy would bring what belongs to others. */
+/* Check that an array lies in one allocation: an object may describe itself wrongly, and the copy
+ * would then read memory of others. */
 static Result check_extent(CUdeviceptr at, size_t size)
 {
     enum { RANGE_START_ADDR = 11, RANGE_SIZE };
@@ -90,7 +90,8 @@ static Result check_extent(CUdeviceptr at, size_t size)
     return at >= start && at - start <= there && size <= there - (at - start) ? 0 : CAPTURED;
 }
 
-/* The numbers or handles of a tuple, at most `most`; how many, or 0 with an exception. */
+/* Convert a tuple of at most `most` numbers or handles. Returns their count, or 0 with an
+ * exception. */
 static Py_ssize_t unpack(PyObject *tuple, Py_ssize_t most, void **out)
 {
     Py_ssize_t count = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : 0;

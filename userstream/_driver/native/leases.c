@@ -1,4 +1,4 @@
-/* Page-locked memory that is lent. */
+/* Leases of page-locked blocks. */
 #include "core.h"
 
 /* A block is in no dictionary while a lease exists. The end of the lease puts the block back into
