@@ -105,7 +105,7 @@ def test_the_command_records_and_the_judge_reports(tmp_path: Path) -> None:
     done, path = recorded(tmp_path)
     assert done.returncode == 0
     assert done.stderr == f"recorded: judge it with `python -m userstream judge {path}`\n"
-    found = judge(path, "--json", tmp_path / "run.json", "--html", tmp_path / "run.html")
+    found = judge(path, "--report", tmp_path / "run.json", "--report", tmp_path / "run.html")
     assert found.returncode == 66, found.stderr
     assert ": 1 race, " in found.stdout
     assert "race.py:12 in first" in found.stdout
@@ -133,7 +133,7 @@ def test_several_logs_are_judged_each_by_itself(tmp_path: Path, log: Path) -> No
         f"== {log}: {judge_of(log).about()}",
         f"== {other}: {judge_of(other).about()}",
     ]
-    assert judge(log, other, "--json", tmp_path / "both.json").returncode == 2
+    assert judge(log, other, "--report", tmp_path / "both.json").returncode == 2
 
 
 def test_the_judge_runs_without_userstream(tmp_path: Path, log: Path) -> None:

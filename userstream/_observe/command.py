@@ -1,9 +1,9 @@
 """``python -m userstream observe``: watch a program, and report at its end.
 
-``--html FILE``
-    Write a page there that shows the streams, with the races in it.
-``--json FILE``
-    Write the whole report there.
+``--report FILE``
+    Write a report there, as `Observation.save` does by the suffix; repeatable.
+``--html FILE``, ``--json FILE``
+    The same for these two.
 ``--log FILE``
     Only record what the program does, for ``python -m userstream judge FILE``.
 ``--fail-on WHAT``
@@ -41,6 +41,7 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from userstream import testing
+from userstream._observe.judge.reports import github_annotations, suffix_of
 from userstream._observe.observation import Observation
 from userstream.errors import DriverNotFoundError, NotSupportedError
 
@@ -53,7 +54,7 @@ _INTERRUPTED = 130
 _FLUSH_FAILED = 120  # Python's own exit status if it cannot write what is left in stdout
 _TIMELINE = 100_000  # operations that the page shows
 _FAIL_ON = {"races", "stalls", "nothing"}
-_WITH_VALUE = ("--html", "--json", "--log", "--fail-on", "--suppress")
+_WITH_VALUE = ("--report", "--html", "--json", "--log", "--fail-on", "--suppress")
 _LEAST_DESCRIPTOR = 500  # of the copy of stderr: programs close and compare the lower ones
 
 
@@ -100,6 +101,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         description="Watch the streams of a program; report races and stalls at its end.",
         allow_abbrev=False,
     )
+    parser.add_argument(
+        "--report",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="write a report to FILE: .html, .json, .sarif, .trace.json (Perfetto) or .txt",
+    )
     parser.add_argument("--html", metavar="FILE", help="write a page of the streams to FILE")
     parser.add_argument("--json", metavar="FILE", help="write the whole report to FILE")
     parser.add_argument(
@@ -133,19 +141,26 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     options.program = program
     if not program:
         parser.error("there is no program to watch")
-    if options.log is not None and (options.html or options.json or options.suppress):
-        parser.error("--html, --json and --suppress are for the judge of a log, not for --log")
-    for name, end in (("html", ".html"), ("json", ".json"), ("log", "")):
+    for name, end in (("html", ".html"), ("json", ".json")):
         path = getattr(options, name)
-        if path is None:
-            continue
-        if not path.endswith(end):
+        if path is not None and not path.endswith(end):
             parser.error(f"the name of that file ends in {end}, not as in {path!r}")
+    reports = [*options.report, *filter(None, (options.html, options.json))]
+    if options.log is not None and (reports or options.suppress):
+        parser.error("reports and --suppress are for the judge of a log, not for --log")
+    for path in [*reports, *filter(None, [options.log])]:
+        try:
+            if path != options.log:
+                suffix_of(path)
+        except ValueError as error:
+            parser.error(str(error))
         if not os.path.isdir(os.path.dirname(path) or "."):
             parser.error(f"there is no directory for {path!r}")
         if os.path.isdir(path) or not _is_writable(path):
             parser.error(f"{path!r} cannot be written")
-        setattr(options, name, os.path.abspath(path))  # the program may change the directory
+    # The program may change the directory.
+    options.reports = [os.path.abspath(path) for path in reports]
+    options.log = None if options.log is None else os.path.abspath(options.log)
     return options
 
 
@@ -183,7 +198,7 @@ def _observation(options: argparse.Namespace) -> Observation:
             possible=options.possible,
             suppress=options.suppress or (),
             threads="strict" if options.strict_threads else "shared",
-            timeline=0 if options.html is None else _TIMELINE,
+            timeline=_TIMELINE if options.reports else 0,
             allocations=options.allocations,
             log=options.log,
             judge="thread" if options.log is None else "later",
@@ -382,11 +397,12 @@ def _report(seen: Observation, options: argparse.Namespace, stderr: _Stderr) -> 
 
     what = "the analysis failed" if options.log is None else f"{options.log!r} is not complete"
     attempt(what, seen.stop)
-    for path in (options.html, options.json):
-        if path is not None:
-            attempt(f"{path!r} was not written", functools.partial(seen.save, path))
+    for path in options.reports:
+        attempt(f"{path!r} was not written", functools.partial(seen.save, path))
     if options.log is None:
         attempt("there is no report", lambda: said.insert(0, str(seen)))
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            attempt("there are no annotations", lambda: said.append(seen._ask(github_annotations)))
     else:
         said.append(f"recorded: judge it with `python -m userstream judge {options.log}`")
     stderr.write("\n".join(said))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import time
 import weakref
@@ -15,10 +14,9 @@ from userstream import _process
 from userstream._driver import account
 from userstream._observe.allocators import Allocators
 from userstream._observe.declaring import Declaring
-from userstream._observe.judge import Judge
+from userstream._observe.judge import Judge, reports
 from userstream._observe.judge import log as log_format
 from userstream._observe.judge.found import read_suppressions
-from userstream._observe.judge.page import page
 from userstream._observe.logger import the_logger
 from userstream._observe.recording import Recording
 from userstream.errors import RaceError
@@ -586,15 +584,17 @@ class Observation:
         return 0.0 if session is None else session.seconds or time.monotonic() - session.began
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save the findings as a page (``.html``) or as data (``.json``: what `as_dict` returns).
+        """Save the findings to a file, whose suffix chooses the kind of report.
 
-        The page is one self-contained file. It shows the newest operations, up to
-        ``observe(timeline=)``, in one row per stream and thread.
+        ``.html`` is a self-contained page that shows the newest operations, up to
+        ``observe(timeline=)``, in one row per stream and thread; ``.json`` has what `as_dict`
+        returns; ``.sarif`` is SARIF 2.1.0, for code scanning; ``.trace.json`` opens in Perfetto and
+        shows the operations as the page does; ``.txt`` is the report as text.
 
         Parameters
         ----------
         path : str or path
-            The file; an existing one is replaced.
+            The file; an existing one is replaced. It is written whole or not at all.
 
         Raises
         ------
@@ -611,17 +611,8 @@ class Observation:
         ...     seen.save(os.path.join(directory, "seen.html"))
         """
         name = os.fspath(path)
-        if name.endswith(".html"):
-            document = self._page()
-        elif name.endswith(".json"):
-            document = json.dumps(self.as_dict(), indent=1) + "\n"
-        else:
-            raise ValueError(f"a report is saved as .html or .json, not as {name!r}")
-        with open(name, "w", encoding="utf-8") as file:
-            file.write(document)
-
-    def _page(self) -> str:
-        return page(self._ask(lambda judge: judge.document_of_page(self._watched())))
+        suffix = reports.suffix_of(name)
+        reports.save(name, self._ask(lambda judge: reports.text_of(judge, suffix, self._watched())))
 
 
 def _maker() -> Maker:

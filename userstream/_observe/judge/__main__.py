@@ -7,14 +7,14 @@ folder of this package alone: ``PYTHONPATH=.../userstream/_observe python -m jud
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import sys
 from typing import TYPE_CHECKING
 
 from . import Judge, judged
 from .found import read_suppressions
 from .log import LogError, read_blocks
-from .page import page
+from .reports import github_annotations, save, suffix_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if len(options.logs) > 1:
             print(f"== {path}: {judge.about()}")
         print(judge.report(judge.watched()))
+        if os.environ.get("GITHUB_ACTIONS") == "true" and judge.races():
+            print(github_annotations(judge))
         if judge.races() and not status:
             status = FOUND
     return status
@@ -50,7 +52,7 @@ def _judge(path: str, options: argparse.Namespace) -> Judge:
         suppressions=options.suppress,
         stall=options.stall,
         strict=options.strict_threads,
-        timeline=_TIMELINE if options.html else 0,
+        timeline=_TIMELINE if options.report else 0,
     )
     with open(path, "rb") as file:
         return judged(read_blocks(file), judge)
@@ -58,14 +60,9 @@ def _judge(path: str, options: argparse.Namespace) -> Judge:
 
 def _save(judge: Judge, options: argparse.Namespace) -> None:
     """Write the files before anything is printed: the reader of the output may go away."""
-    documents = {}
-    if options.html:
-        documents[options.html] = page(judge.document_of_page(judge.watched()))
-    if options.json:
-        documents[options.json] = json.dumps(judge.document(judge.watched()), indent=1) + "\n"
-    for path, document in documents.items():
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(document)
+    texts = [(path, text_of(judge, suffix_of(path), judge.watched())) for path in options.report]
+    for path, text in texts:
+        save(path, text)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -76,8 +73,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument("logs", nargs="+", metavar="LOG", help="a log; each is judged by itself")
-    parser.add_argument("--html", metavar="FILE", help="write a page of the streams to FILE")
-    parser.add_argument("--json", metavar="FILE", help="write the whole report to FILE")
+    parser.add_argument(
+        "--report",
+        type=_report_name,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="write a report to FILE: .html, .json, .sarif, .trace.json (Perfetto) or .txt",
+    )
     parser.add_argument(
         "--suppress",
         type=_suppressions,
@@ -95,9 +98,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="assume that threads do not know what others have waited for",
     )
     options = parser.parse_args(arguments)
-    if len(options.logs) > 1 and (options.html or options.json):
-        parser.error("--html and --json are for one log")
+    if len(options.logs) > 1 and options.report:
+        parser.error("--report is for one log")
     return options
+
+
+def _report_name(path: str) -> str:
+    try:
+        suffix_of(path)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return path
 
 
 def _suppressions(path: str) -> list[dict[str, str]]:
