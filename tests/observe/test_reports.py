@@ -139,3 +139,30 @@ def test_the_command_writes_reports_and_annotates_lines(tmp_path: Path) -> None:
         "::error file=race.py,line=9",
         "::error file=race.py,line=10",
     ]
+
+
+def test_races_of_an_earlier_report_do_not_fail_a_run(tmp_path: Path) -> None:
+    def observe(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "userstream", "observe", "--simulate", *options]
+        return subprocess.run(
+            [*command, "race.py"], capture_output=True, text=True, check=False, cwd=tmp_path
+        )
+
+    (tmp_path / "race.py").write_text(RACE)
+    assert observe("--report", "known.json").returncode == 66
+    done = observe("--baseline", "known.json")
+    assert done.returncode == 0
+    assert done.stderr.endswith("compared with known.json: 0 new, 0 fixed\n")
+    document = json.loads((tmp_path / "known.json").read_text())
+    document["races"][0]["key"] = "race=write-after-write first=old.py:a second=old.py:b"
+    (tmp_path / "known.json").write_text(json.dumps(document))
+    done = observe("--baseline", "known.json")
+    assert done.returncode == 66
+    assert "1 new, 1 fixed\n  fixed: race=write-after-write first=old.py:a" in done.stderr
+    assert observe("--log", "run.uslog").returncode == 0
+    command = [sys.executable, "-m", "userstream", "judge", "--baseline", "known.json", "run.uslog"]
+    judged = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert judged.returncode == 66
+    assert "1 new, 1 fixed" in judged.stdout
+    (tmp_path / "known.json").write_text("[]")
+    assert observe("--baseline", "known.json").returncode == 2

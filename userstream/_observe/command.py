@@ -11,6 +11,8 @@
     exit status of a program that succeeded 66.
 ``--suppress FILE``
     Do not report the races that this file names.
+``--baseline FILE``
+    Races that are in this report, a ``.json`` of an earlier run, do not count for the exit status.
 ``--possible``
     Report also what something unseen may put in order.
 ``--strict-threads``
@@ -41,6 +43,7 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from userstream import testing
+from userstream._observe.judge.found import Baseline
 from userstream._observe.judge.reports import github_annotations, suffix_of
 from userstream._observe.observation import Observation
 from userstream.errors import DriverNotFoundError, NotSupportedError
@@ -48,13 +51,15 @@ from userstream.errors import DriverNotFoundError, NotSupportedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from userstream._observe.judge.found import Race
+
 FOUND = 66  # the exit status of a program that succeeded, and has races
 _REFUSED = 2
 _INTERRUPTED = 130
 _FLUSH_FAILED = 120  # Python's own exit status if it cannot write what is left in stdout
 _TIMELINE = 100_000  # operations that the page shows
 _FAIL_ON = {"races", "stalls", "nothing"}
-_WITH_VALUE = ("--report", "--html", "--json", "--log", "--fail-on", "--suppress")
+_WITH_VALUE = ("--report", "--html", "--json", "--log", "--fail-on", "--suppress", "--baseline")
 _LEAST_DESCRIPTOR = 500  # of the copy of stderr: programs close and compare the lower ones
 
 
@@ -80,14 +85,19 @@ def main(arguments: Sequence[str]) -> int:
             _report(seen, options, stderr)
     if os.getpid() != process:  # a child that the program forked: the report is its parent's
         return status
-    if status == 0 and _fails(seen, options.fail_on):
+    if status == 0 and _fails(seen, options):
         return FOUND
     return status or (0 if flushed else _FLUSH_FAILED)
 
 
-def _fails(seen: Observation, fail_on: set[str]) -> bool:
+def _fails(seen: Observation, options: argparse.Namespace) -> bool:
     with suppress(Exception):  # the analysis failed, as the report says
-        return bool(("races" in fail_on and seen.races) or ("stalls" in fail_on and seen.stalls))
+        races: Sequence[Race] = seen.races
+        if options.baseline is not None:
+            races = options.baseline.new(races)
+        return bool(
+            ("races" in options.fail_on and races) or ("stalls" in options.fail_on and seen.stalls)
+        )
     return False
 
 
@@ -122,6 +132,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--suppress", metavar="FILE", help="do not report the races that a line of FILE names"
+    )
+    parser.add_argument(
+        "--baseline",
+        type=_baseline,
+        metavar="FILE",
+        help="ignore, for the exit status, the races in FILE, an earlier report as .json",
     )
     parser.add_argument("--possible", action="store_true", help="report possible races as well")
     parser.add_argument(
@@ -183,6 +199,13 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def _is_writable(path: str) -> bool:
     where = path if os.path.exists(path) else os.path.dirname(path) or "."
     return os.access(where, os.W_OK)
+
+
+def _baseline(path: str) -> Baseline:
+    try:
+        return Baseline(path)
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _fail_on(text: str) -> set[str]:
@@ -401,6 +424,9 @@ def _report(seen: Observation, options: argparse.Namespace, stderr: _Stderr) -> 
         attempt(f"{path!r} was not written", functools.partial(seen.save, path))
     if options.log is None:
         attempt("there is no report", lambda: said.insert(0, str(seen)))
+        if options.baseline is not None:
+            compare = options.baseline.compared
+            attempt("it was not compared", lambda: said.append(f"\n{compare(seen.races)}"))
         if os.environ.get("GITHUB_ACTIONS") == "true":
             attempt("there are no annotations", lambda: said.append(seen._ask(github_annotations)))
     else:

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from . import Judge, judged
-from .found import read_suppressions
+from .found import Baseline, read_suppressions
 from .log import LogError, read_blocks
 from .reports import github_annotations, save, suffix_of, text_of
 
@@ -41,7 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(judge.report(judge.watched()))
         if os.environ.get("GITHUB_ACTIONS") == "true" and judge.races():
             print(github_annotations(judge))
-        if judge.races() and not status:
+        races = judge.races()
+        if options.baseline is not None:
+            print(f"\n{options.baseline.compared(races)}")
+            races = tuple(options.baseline.new(races))
+        if races and not status:
             status = FOUND
     return status
 
@@ -88,6 +92,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help="do not report the races that a line of FILE names",
     )
+    parser.add_argument(
+        "--baseline",
+        type=_baseline,
+        metavar="FILE",
+        help="ignore, for the exit status, the races in FILE, an earlier report as .json",
+    )
     parser.add_argument("--possible", action="store_true", help="report possible races as well")
     parser.add_argument(
         "--stall", type=float, default=1e-4, metavar="SECONDS", help="the shortest stall (0.0001)"
@@ -109,6 +119,13 @@ def _report_name(path: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return path
+
+
+def _baseline(path: str) -> Baseline:
+    try:
+        return Baseline(path)
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _suppressions(path: str) -> list[dict[str, str]]:

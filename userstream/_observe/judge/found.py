@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from traceback import FrameSummary
@@ -361,6 +362,29 @@ def _parse(line: str, where: str) -> Suppression:
             )
         found[key] = value
     return found
+
+
+class Baseline:
+    """The races of an earlier report, which do not fail a run."""
+
+    def __init__(self, path: str) -> None:
+        """Read a report as JSON; raise `ValueError` if it is none."""
+        try:
+            self._keys = {race["key"] for race in json.loads(Path(path).read_text())["races"]}
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{path}: this is no report as JSON, of --report seen.json") from None
+        self._path = path
+
+    def new(self, races: Iterable[Race]) -> list[Race]:
+        """Return the races that the earlier report does not have."""
+        return [race for race in races if race.key not in self._keys]
+
+    def compared(self, races: Sequence[Race]) -> str:
+        """Return how races differ from the earlier ones, as text."""
+        new = self.new(races)
+        fixed = sorted(self._keys - {race.key for race in races})
+        lines = [f"compared with {self._path}: {len(new)} new, {len(fixed)} fixed"]
+        return "\n".join([*lines, *(f"  fixed: {key}" for key in fixed)])
 
 
 def covers(suppression: Suppression, race: Race) -> bool:
