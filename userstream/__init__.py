@@ -113,9 +113,20 @@ _LATE = {
 }
 
 
+# What other libraries call something that is here under another name.
+_INSTEAD = {
+    "Event": "stream.record(), and stream.wait_event(event)",
+    "current_stream": "us.get_stream(buffer)",
+    "default_stream": "us.Stream.legacy_default() or us.Stream.per_thread_default()",
+    "stream": "us.get_stream(buffer), and stream.activate() in a with statement",
+    "synchronize": "us.wait(buffer), or us.wait_for_device(0)",
+}
+
+
 def __getattr__(name: str) -> object:
     if name not in _LATE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        hint = f"; in userstream that is {_INSTEAD[name]}" if name in _INSTEAD else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     import importlib
 
     found: object = getattr(importlib.import_module(f"{__name__}.{_LATE[name]}"), name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import types
 from collections.abc import Callable
 from typing import Any
@@ -247,3 +248,24 @@ def test_what_others_call_it(name: str, here: str) -> None:
 def test_a_name_that_nobody_uses() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'snyc'$"):
         us.get_stream(0).snyc()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("Event", "stream.record(), and stream.wait_event(event)"),
+        ("current_stream", "us.get_stream(buffer)"),
+        ("default_stream", "us.Stream.legacy_default() or us.Stream.per_thread_default()"),
+        ("stream", "us.get_stream(buffer), and stream.activate() in a with statement"),
+        ("synchronize", "us.wait(buffer), or us.wait_for_device(0)"),
+    ],
+)
+def test_what_others_call_it_in_their_modules(name: str, here: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(us, name)
+    assert str(caught.value) == (
+        f"module 'userstream' has no attribute {name!r}; in userstream that is {here}"
+    )
+    for owner, method in re.findall(r"(us\.Stream|us|stream)\.(\w+)\(", here):
+        assert hasattr(us if owner == "us" else us.Stream, method), method
+    assert not hasattr(us, name)
