@@ -143,7 +143,8 @@ def test_a_copy_to_a_host_array_that_is_there(torch: types.ModuleType, memory: i
 def test_a_copy_looks_once(timeout: float | None, memory: int, producer: us.Stream) -> None:
     us.get_stream(0)
     handle = int(producer.handle)
-    with device_memory(0) as other:
+    # In another context `out` is asked for as well, to see whether it is page-locked.
+    with device_memory(0) as other, device_current(0):
         for use, count in (
             (lambda one, _: us.asnumpy(one, timeout=timeout), 1),
             (lambda one, _: us.asnumpy(one, out=np.empty(4, "f4"), timeout=timeout), 1),
