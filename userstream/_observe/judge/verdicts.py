@@ -22,7 +22,7 @@ _REASONS = {
     "copies that are not followed": (
         "cuMemcpy3DBatchAsync cuMemcpy3DPeer cuMemcpy3DWithAttributesAsync cuMemcpyAtoA "
         "cuMemcpyAtoD cuMemcpyAtoH cuMemcpyAtoHAsync cuMemcpyDtoA cuMemcpyHtoA cuMemcpyHtoAAsync "
-        "cuMemBatchDecompressAsync"
+        "cuMemBatchDecompressAsync cuFabricCpyBatchAsync"
     ),
     "launches of a kind that is not followed": (
         "cuLaunch cuLaunchGrid cuLaunchGridAsync cuLaunchCooperativeKernelMultiDevice"
