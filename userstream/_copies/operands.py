@@ -50,7 +50,7 @@ class DeviceArray(NamedTuple):
 
     @property
     def is_scattered(self) -> bool:
-        """Whether the rows are so short that the framework packs the array faster than a copy."""
+        """True if rows are so short that the framework packs the array faster than a copy."""
         shape, strides, itemsize = self.shape, self.strides, self.dtype.itemsize
         return 0 not in shape and layout.is_scattered(shape, strides, itemsize)
 

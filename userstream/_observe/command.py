@@ -43,8 +43,8 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from userstream import testing
-from userstream._observe.judge.found import Baseline
-from userstream._observe.judge.reports import github_annotations, suffix_of
+from userstream._observe.judge.__main__ import add_shared_options
+from userstream._observe.judge.reports import github_annotations
 from userstream._observe.observation import Observation
 from userstream.errors import DriverNotFoundError, NotSupportedError
 
@@ -111,13 +111,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         description="Watch the streams of a program; report races and stalls at its end.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--report",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="write a report to FILE: .html, .json, .sarif, .trace.json (Perfetto) or .txt",
-    )
     parser.add_argument("--html", metavar="FILE", help="write a page of the streams to FILE")
     parser.add_argument("--json", metavar="FILE", help="write the whole report to FILE")
     parser.add_argument(
@@ -133,18 +126,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--suppress", metavar="FILE", help="do not report the races that a line of FILE names"
     )
-    parser.add_argument(
-        "--baseline",
-        type=_baseline,
-        metavar="FILE",
-        help="ignore, for the exit status, the races in FILE, an earlier report as .json",
-    )
-    parser.add_argument("--possible", action="store_true", help="report possible races as well")
-    parser.add_argument(
-        "--strict-threads",
-        action="store_true",
-        help="assume that threads do not know what others have waited for",
-    )
+    add_shared_options(parser)
     parser.add_argument(
         "--allocations", action="store_true", help="name the lines that allocated tensors"
     )
@@ -165,11 +147,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if options.log is not None and (reports or options.suppress):
         parser.error("reports and --suppress are for the judge of a log, not for --log")
     for path in [*reports, *filter(None, [options.log])]:
-        try:
-            if path != options.log:
-                suffix_of(path)
-        except ValueError as error:
-            parser.error(str(error))
         if not os.path.isdir(os.path.dirname(path) or "."):
             parser.error(f"there is no directory for {path!r}")
         if os.path.isdir(path) or not _is_writable(path):
@@ -199,13 +176,6 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def _is_writable(path: str) -> bool:
     where = path if os.path.exists(path) else os.path.dirname(path) or "."
     return os.access(where, os.W_OK)
-
-
-def _baseline(path: str) -> Baseline:
-    try:
-        return Baseline(path)
-    except (OSError, ValueError) as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _fail_on(text: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""What the recorder writes during one observation, as the blocks of a log."""
+"""The records and definitions of one observation, as the blocks of a log."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ class Judge:
 
 
 def judged(blocks: Iterable[log.Block], judge: Judge) -> Judge:
-    """Give a judge the blocks of a whole log, and return it.
+    """Return the judge after it has taken the blocks of a whole log.
 
     Raises
     ------

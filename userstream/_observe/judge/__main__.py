@@ -77,6 +77,25 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument("logs", nargs="+", metavar="LOG", help="a log; each is judged by itself")
+    add_shared_options(parser)
+    parser.add_argument(
+        "--suppress",
+        type=_suppressions,
+        default=[],
+        metavar="FILE",
+        help="do not report the races that a line of FILE names",
+    )
+    parser.add_argument(
+        "--stall", type=float, default=1e-4, metavar="SECONDS", help="the shortest stall (0.0001)"
+    )
+    options = parser.parse_args(arguments)
+    if len(options.logs) > 1 and options.report:
+        parser.error("--report is for one log")
+    return options
+
+
+def add_shared_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `observe` has as well."""
     parser.add_argument(
         "--report",
         type=_report_name,
@@ -86,13 +105,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="write a report to FILE: .html, .json, .sarif, .trace.json (Perfetto) or .txt",
     )
     parser.add_argument(
-        "--suppress",
-        type=_suppressions,
-        default=[],
-        metavar="FILE",
-        help="do not report the races that a line of FILE names",
-    )
-    parser.add_argument(
         "--baseline",
         type=_baseline,
         metavar="FILE",
@@ -100,17 +112,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--possible", action="store_true", help="report possible races as well")
     parser.add_argument(
-        "--stall", type=float, default=1e-4, metavar="SECONDS", help="the shortest stall (0.0001)"
-    )
-    parser.add_argument(
         "--strict-threads",
         action="store_true",
         help="assume that threads do not know what others have waited for",
     )
-    options = parser.parse_args(arguments)
-    if len(options.logs) > 1 and options.report:
-        parser.error("--report is for one log")
-    return options
 
 
 def _report_name(path: str) -> str:

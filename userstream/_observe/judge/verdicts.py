@@ -1,4 +1,4 @@
-"""What the judge makes of each function of the driver: followed, harmless or not followed.
+"""Verdicts on the functions of the driver: followed, harmless or not followed.
 
 `functions.FUNCTIONS` are followed, with their arguments. A function that queues work, makes order
 or changes memory in a way that is not followed is counted when it is called, and named in
