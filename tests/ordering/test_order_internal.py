@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import types
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +18,7 @@ from helpers import (
     running,
 )
 from userstream import _driver, _table, testing
+from uses import borrow, is_waited_for
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
@@ -78,40 +77,6 @@ def test_a_driver_that_has_no_such_edges(
     monkeypatch.setattr(_driver.streams, "has_context_events", lambda: False)
     with pytest.raises(us.UnknownProducerError, match="producer="):
         us.acquire(Silent(memory, producer))
-
-
-@pytest.fixture
-def buffer(memory: int) -> CAI:
-    return CAI(memory, stream=-1)
-
-
-@pytest.fixture
-def mine() -> Iterator[us.Stream]:
-    with us.Stream.create(0) as stream:
-        yield stream
-
-
-def is_waited_for(target: Any, *, by: us.UserStream | None = None) -> bool:
-    """Tell whether each of the waits covers something that is held, all in the same way."""
-    registry = by or us.UserStream.get()
-    future = registry.completion(target)
-    answers = {not future.done()}
-    for wait in (
-        lambda: registry.wait(target, timeout=0),
-        lambda: asyncio.run(registry.wait_async(target, timeout=0)),
-    ):
-        try:
-            wait()
-            answers.add(False)
-        except us.WaitTimeout:
-            answers.add(True)
-    (answer,) = answers
-    return answer
-
-
-def borrow(buffer: Any, **how: Any) -> us.Stream:
-    with us.borrow(buffer, **how) as stream:
-        return stream
 
 
 def test_nothing_piles_up(buffer: CAI, mine: us.Stream) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 from cuda.bindings import driver
@@ -14,41 +12,7 @@ from cuda.bindings import driver
 import userstream as us
 from helpers import CAI
 from userstream import testing
-
-
-@pytest.fixture
-def buffer(memory: int) -> CAI:
-    return CAI(memory, stream=-1)
-
-
-@pytest.fixture
-def mine() -> Iterator[us.Stream]:
-    with us.Stream.create(0) as stream:
-        yield stream
-
-
-def is_waited_for(target: Any, *, by: us.UserStream | None = None) -> bool:
-    """Tell whether each of the waits covers something that is held, all in the same way."""
-    registry = by or us.UserStream.get()
-    future = registry.completion(target)
-    answers = {not future.done()}
-    for wait in (
-        lambda: registry.wait(target, timeout=0),
-        lambda: asyncio.run(registry.wait_async(target, timeout=0)),
-    ):
-        try:
-            wait()
-            answers.add(False)
-        except us.WaitTimeout:
-            answers.add(True)
-    (answer,) = answers
-    return answer
-
-
-def borrow(buffer: Any, **how: Any) -> us.Stream:
-    with us.borrow(buffer, **how) as stream:
-        return stream
-
+from uses import borrow, is_waited_for
 
 USES: dict[str, Callable[..., us.Stream]] = {
     "borrow": borrow,

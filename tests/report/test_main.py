@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
 
@@ -16,55 +15,18 @@ import pytest
 from cuda.bindings import driver
 
 import userstream
+from commands import STEPS, bare, document, run_bare
 from conftest import SIMULATED
 from helpers import run_python
 from userstream import __main__, testing
 
 CUresult = driver.CUresult
-STEPS = [
-    "get_stream",
-    "one_stream",
-    "allocate",
-    "resolve",
-    "copy",
-    "wait",
-    "bytes",
-    "wait_for_device",
-    "free",
-    "unchanged",
-]
 LAST_STEPS = ["wait_all", "close", "unchanged"]
-
-# Not by loading the driver: the simulated one has its name.
-bare = pytest.mark.skipif(
-    any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"))
-    or find_library("cuda") is not None,
-    reason="this machine has a device node or a driver",
-)
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command as a user does, on the driver of these tests."""
     return run_bare(*(["--simulate"] if SIMULATED else []), *arguments, **environment)
-
-
-def run_bare(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "userstream", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, **environment},
-    )
-
-
-def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    assert done.stderr == ""
-    found = json.loads(done.stdout)
-    assert done.stdout == json.dumps(found, indent=2) + "\n", "nothing else on stdout"
-    assert found["ok"] == (done.returncode == 0)
-    return found
 
 
 def test_json() -> None:
