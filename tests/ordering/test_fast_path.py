@@ -214,7 +214,7 @@ def calls_of(use: Callable[[], object]) -> int:
     """Return the least number of Python calls in userstream that a use takes."""
     package = us.__file__.removesuffix("__init__.py")
     counts = []
-    for _ in range(20):
+    for _ in range(200):
         names: list[str] = []
 
         def note(frame: types.FrameType, event: str, _: object, names: list[str] = names) -> None:
