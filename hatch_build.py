@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -41,7 +42,7 @@ _spec.loader.exec_module(built)
 # Free-threaded Python has no stable ABI before 3.15: its core is for one version.
 _ENDING = sysconfig.get_config_var("EXT_SUFFIX") if FREE_THREADED else ".abi3.so"
 CORE = built.CORE._replace(file=built.CORE.file + _ENDING)
-LIBRARIES = (CORE, built.RECORDER, built.SIMULATED_DRIVER)
+LIBRARIES = (CORE, built.RECORDER, built.SIMULATED_DRIVER, built.SIMULATED_NVML)
 
 
 class NativeLibraries(BuildHookInterface):
@@ -95,22 +96,26 @@ def build(package: Path) -> None:
         for library in LIBRARIES:
             include = [f"-I{headers}"] if library is CORE else []
             objects[library] = []
-            for source in [*_sources(package, library), _checksum(package, library, directory)]:
+            made_files = [_checksum(package, library, directory)]
+            if library is built.RECORDER:
+                include = [f"-I{package / library.sources}"]
+                made_files.append(_rules(package, directory))
+            for source in [*_sources(package, library), *made_files]:
                 made = f"{directory}/{library.name}-{source.stem}.o"
                 objects[library].append(made)
                 commands.append([*compiler, *flags, *include, "-c", str(source), "-o", made])
         for _ in threads.map(_run, commands):  # raises what a thread raised
             pass
-        links = []
+        links, new = [], f".{os.getpid()}.new"  # another installation may be compiling here
         for library in LIBRARIES:
             (package / library.file).parent.mkdir(exist_ok=True)
             link = ["-shared", *library.link_flags, *objects[library]]
-            links.append([*compiler, *flags, *link, "-o", f"{package / library.file}.new"])
+            links.append([*compiler, *flags, *link, "-o", f"{package / library.file}{new}"])
         for _ in threads.map(_run, links):
             pass
     for library in LIBRARIES:
         # By a new name first: a running program may have loaded the library of this checkout.
-        os.replace(f"{package / library.file}.new", package / library.file)
+        os.replace(f"{package / library.file}{new}", package / library.file)
 
 
 def check_platform() -> None:
@@ -153,9 +158,29 @@ def _sources(package: Path, library: Any) -> list[Path]:
 def _checksum(package: Path, library: Any, directory: str) -> Path:
     """Write a C file with the checksum of a library's C files; see `_built.check`."""
     file = Path(directory, f"{library.name}_checksum.c")
-    value = built.checksum(str(package / library.sources))
+    value = built.checksum(library, str(package))
     visible = '__attribute__((visibility("default")))'
     file.write_text(f'{visible} const char {library.symbol}[] = "{value}";\n', encoding="utf-8")
+    return file
+
+
+def _rules(package: Path, directory: str) -> Path:
+    """Write the C file with what is recorded of each driver function, from the judge's table."""
+    folder = package / "_observe"
+    sys.path.insert(0, str(folder))
+    try:
+        functions = importlib.import_module("judge.functions").FUNCTIONS
+        not_followed = importlib.import_module("judge.verdicts").NOT_FOLLOWED
+    finally:
+        sys.path.remove(str(folder))
+        for name in [name for name in sys.modules if name.split(".")[0] == "judge"]:
+            del sys.modules[name]
+    spec = importlib.util.spec_from_file_location("rules", folder / "logger" / "rules.py")
+    rules = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(rules)
+    version = re.search(r'^__version__ = "(.*)"', (package / "__init__.py").read_text(), re.M)[1]
+    file = Path(directory, "rules.c")
+    file.write_text(rules.source(functions, not_followed, version), encoding="utf-8")
     return file
 
 

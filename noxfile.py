@@ -59,6 +59,15 @@ QUEUING = (
     "tests/testing/test_kernels_in_processes.py",
 )
 
+# What other projects' tests need beside them; see `judges`.
+JUDGED = {
+    "cuda_core": ("cuda-core==1.2.0", "nvidia-cuda-nvrtc", "nvidia-nvjitlink", "cloudpickle"),
+    "numba_cuda": (
+        *("numba-cuda==0.30.4", "numpy<2.4", "nvidia-cuda-nvrtc", "nvidia-cuda-nvcc"),
+        *("nvidia-nvjitlink", "cffi", "filecheck", "psutil", "pytest-benchmark"),
+    ),
+}
+
 nox.options.envdir = "build/nox"
 nox.options.default_venv_backend = "venv"
 os.environ.setdefault("USERSTREAM_TEST_DRIVER", "simulated")
@@ -88,8 +97,8 @@ def docs(session: nox.Session) -> None:
     sphinx = ("python", "-m", "sphinx", "-q", "-n", "-W", "-b")
     session.run(*sphinx, "html", "docs", f"{CI}/docs/html")
     session.run(*sphinx, "doctest", "docs", f"{CI}/docs/doctest")
+    session.run("pytest", "-q", "docs", env=ORDERED)
     session.run("python", "docs/run_examples.py")
-    session.run("pytest", "-q", "docs/examples/pytest", env=ORDERED)
     results, chart = f"{CI}/benchmarks.json", f"{CI}/benchmarks.svg"
     quick = ("--quick", "--simulate", "--json", results, "--chart", chart)
     session.run("python", "-m", "benchmarks", *quick, silent=True)
@@ -109,7 +118,21 @@ def races(session: nox.Session) -> None:
     session.install("-e", ".[test]")
     session.run("pytest", "-q", "--races", *QUEUING, env=ORDERED)
     storm = "tests/observe/test_recorder.py::test_a_storm_of_observations_harms_no_program"
-    session.run("pytest", "-q", storm, env={**ORDERED, "USERSTREAM_STORM": "30"})
+    session.run("pytest", "-q", storm, env={**ORDERED, "USERSTREAM_STORM": "15"})
+
+
+@nox.session
+def browsers(session: nox.Session) -> None:
+    """The page of `observe` in Chromium and Firefox, with the rules of axe.
+
+    It is not part of `.ci/run`: both browsers have to be installed, and npm, which gets axe.
+    """
+    session.install("-e", ".[test]")
+    npm = CI / "npm"
+    npm.mkdir(parents=True, exist_ok=True)
+    session.run("npm", "install", "--silent", "--prefix", str(npm), "axe-core@4", external=True)
+    axe = {"USERSTREAM_AXE": f"{npm}/node_modules/axe-core/axe.min.js", "USERSTREAM_BROWSERS": "1"}
+    session.run("pytest", "-q", "tests/observe/test_page.py", env={**ORDERED, **axe})
 
 
 @nox.session
@@ -122,9 +145,9 @@ def sanitizers(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def lowest(session: nox.Session) -> None:
-    """The lowest version of everything that the package allows."""
+    """The lowest version of everything that the package allows; what follows ``--``: as below."""
     session.install("-e", ".[test]", *_lowest_pins())
-    session.run("pytest", "-q", *LIBRARY, env=ORDERED)
+    session.run("pytest", "-q", *(session.posargs or LIBRARY), env=ORDERED)
 
 
 @nox.session(python=["3.11", "3.12", "3.13", "3.14", "3.14t"])
@@ -176,7 +199,7 @@ def package(session: nox.Session) -> None:
 
 @nox.session
 def installed(session: nox.Session) -> None:
-    """What `package` built, used where there is no compiler, with the sdist's tests."""
+    """The wheel of `package`, installed without a compiler, with the tests of the sdist."""
     (wheel,) = (CI / "dist").glob("*.whl")
     (sdist,) = (CI / "dist").glob("*.tar.gz")
     # What the environment has, and nothing else of this machine.
@@ -194,7 +217,9 @@ def installed(session: nox.Session) -> None:
         session.run("python", "-m", "userstream", "--simulate", env=alone)
         observed = ("observe", "--simulate", "docs/examples/first.py")
         session.run("python", "-m", "userstream", *observed, env=alone)
-        session.run("pytest", "-q", "docs/examples/pytest", env=alone)
+        # Not the conftest.py of docs, which needs sybil.
+        examples = ("--confcutdir", "docs/examples/pytest", "docs/examples/pytest")
+        session.run("pytest", "-q", *examples, env=alone)
         session.run("pytest", "-q", *(f"tests/{name}.py" for name in FIRST), env=alone)
 
 
@@ -206,6 +231,37 @@ def mutation(session: nox.Session) -> None:
     """
     session.install(*PINS, "-e", ".[test]", "cosmic-ray")
     session.run("python", ".ci/mutation.py", *session.posargs)
+
+
+@nox.session(python="3.12")
+def judges(session: nox.Session) -> None:
+    """Other projects' tests, on the simulated driver: `nox -s judges -- CHECKOUT...`.
+
+    A checkout of cuda-python, at the release of cuda.core that is installed here, or of numba-cuda.
+    Nothing of it is changed. `tests/judges` has the stand-ins for its kernels and the tests that
+    fail, with the reasons.
+    """
+    for checkout in map(Path, session.posargs):
+        judge = "cuda_core" if (checkout / "cuda_core").is_dir() else "numba_cuda"
+        session.install("-e", ".[cu13]", "pytest<9", "pytest-timeout", *JUDGED[judge])
+        paths = [ROOT, ROOT / "tests/judges"]
+        if judge == "cuda_core":
+            tests = [str(checkout / "cuda_core/tests")]
+            for without in ("system", "example_tests", "cython"):
+                tests.append(f"--ignore={tests[0]}/{without}")
+        else:
+            paths.append(checkout / "testing")
+            tests = ["-c", str(checkout / "testing/pytest.ini"), "-o", "addopts=", "-p", "conftest"]
+            tests += ["-o", "filterwarnings=", "--pyargs", "numba.cuda.tests.cudadrv"]
+        known = ROOT / f"tests/judges/{judge}.txt"
+        options = ("-q", "-p", "judge", f"--judged-by={known}", "--tb=line", "--timeout=120")
+        session.chdir(session.create_tmp())  # the checkout would hide what is installed
+        env = {
+            "PYTHONPATH": os.pathsep.join(map(str, paths)),
+            "USERSTREAM_JUDGE": f"{judge}_kernels",
+        }
+        session.run("pytest", *options, "-p", "no:cacheprovider", *tests, env=env)
+        session.chdir(ROOT)
 
 
 @nox.session
@@ -222,13 +278,21 @@ def soak(session: nox.Session) -> None:
     session.run(
         "pytest", "-q", "tests/driver/test_core_internal.py", env={"USERSTREAM_CALLS": "1000000"}
     )
-    # Ten minutes for each of seven uses.
+    session.run(
+        "pytest",
+        "-q",
+        "tests/engine/test_wake_ups_internal.py",
+        env={"USERSTREAM_WAITS": "1000000"},
+    )
+    # Ten minutes for each of eight uses.
     fuzz = ("tests/ordering/test_order_fuzz.py", "tests/observe/test_fuzz.py")
+    fuzz += ("tests/testing/test_fuzz.py",)
     session.run("pytest", "-q", "-o", "timeout=900", *fuzz, env={"USERSTREAM_FUZZ": "600"})
     hour = ("python", "tests/soak.py", os.environ.get("USERSTREAM_SOAK_SECONDS", "3600"))
     session.run(*hour, env={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}"})
+    thorough = {"USERSTREAM_STORM": "30", "USERSTREAM_THOROUGH": "1"}
     for _ in range(int(os.environ.get("USERSTREAM_SOAK", "20"))):
-        session.run("pytest", "-q", "tests")
+        session.run("pytest", "-q", "tests", env=thorough)
 
 
 def _readme_command(end: str) -> str:

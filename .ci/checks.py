@@ -26,17 +26,19 @@ FOREIGN = re.compile(
     r"|\bpythonhosted\."
 )
 
-# Blocks of a language that could be run, and unmarked ones, which Sphinx takes for Python.
-UNRUN = (
-    r"^ *\.\. (?:code|code-block|sourcecode)::(?! (?:console|text)$).*$"
-    r"|^```(?:py|pycon|{code).*$"
-    r"|^(?! *\.\. ).*::$"
-)
-HIDDEN = r"^ *\.\. testsetup::|^ +:hide:$"
+# Blocks of a page, by what follows the first fence, and of docstrings, which are reST.
+BLOCK = r"^( *)```(.*)\n(?:.*\n)*?\1```$"
+NOT_RUN = r"text|console|sh|\{(?:toctree|eval-rst|include)\}.*|\{literalinclude\} measured/.*"
+UNRUN = r"^ *\.\. (?:code|code-block|sourcecode)::(?! (?:console|text)$).*$|^(?! *\.\. ).*::$"
+HIDDEN = r"invisible-code|^ *\.\. testsetup::|^ +:hide:$"
+NEEDS_GPU = r"^(?:From )?\[[\w.]+\]\(\S*/needs_gpu/\S+\.py\)(?!, which\s+needs\s+(?:a|two) GPU).*"
 LONGEST_SUBJECT = 72
 CORE = re.compile(r"userstream/_driver/_core\.(abi3|cpython-314t-\w+-linux-gnu)\.so")
-NATIVE = {"userstream/_observe/recorder.so", "userstream/testing/libcuda/libcuda.so.1"}
-INCLUDED = r"^ *\.\. literalinclude:: (\S+)\n((?: +:.*\n)*)"
+NATIVE = {
+    "userstream/_observe/recorder.so",
+    "userstream/testing/libcuda/libcuda.so.1",
+    "userstream/testing/libcuda/libnvidia-ml.so.1",
+}
 
 
 def text() -> None:
@@ -46,6 +48,8 @@ def text() -> None:
         *_citation(),
         *_readme_example(),
         *_readme_links(),
+        *_readme_numbers(),
+        *_readme_accuracy(),
         *_code_blocks(),
         *_pictures(),
         *_dali_table(),
@@ -109,25 +113,59 @@ def _readme_links() -> Iterator[str]:
             yield f"README.md: there is no {target}"
 
 
+def _readme_numbers() -> Iterator[str]:
+    """Yield what the table about speed says and the page about performance does not."""
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    table = README.partition("\n## Speed\n")[2].partition("\n## ")[0]
+    numbers = re.findall(r"[\d.]+ (?:%|µs|ms)", table)
+    if not numbers:
+        yield "README.md: there is no table under 'Speed'"
+    for number in numbers:
+        if not re.search(rf"(?<![\d.]){re.escape(number)}", page):
+            yield f"README.md: docs/performance.md does not have {number!r}"
+
+
+def _readme_accuracy() -> Iterator[str]:
+    """Yield what the README says of `observe` and the measured page does not."""
+    page = (ROOT / "docs/accuracy.md").read_text(encoding="utf-8")
+    counts = re.search(
+        r"^\| the simulated driver \| `observe` \| (\d+) \| (\d+) \| (\d+) \| \d+ \| 0 \|$",
+        page,
+        re.MULTILINE,
+    )
+    told = re.search(
+        r"Of (\d+) programs .*?finds (\d+) with both lines, and (\d+)\s+more as possible races",
+        README,
+        re.DOTALL,
+    )
+    if not counts or not told or counts.groups() != told.groups():
+        yield "README.md: what it says of `observe` is not in docs/accuracy.md"
+
+
 def _code_blocks() -> Iterator[str]:
-    """Tell of code that nothing runs: neither a doctest, nor a file of docs/examples."""
+    """Yield code that nothing runs, and examples whose captions are incomplete."""
     for path in _files():
         name = str(path.relative_to(ROOT))
-        if not re.fullmatch(r"docs/.*\.(rst|md)|userstream/.*\.py|[^/]*\.md", name):
+        if not re.fullmatch(r"docs/.*\.md|userstream/.*\.py|[^/]*\.md", name):
             continue
         text = path.read_text(encoding="utf-8")
-        for line in re.findall(UNRUN, text, re.MULTILINE):
-            # _readme_example checks the one, and tests/project/test_contributing.py runs the other.
-            if not (name in {"README.md", "CONTRIBUTING.md"} and line == "```python"):
-                yield f"{name}: nothing runs {line.strip()!r}: a doctest, or a literalinclude"
+        if path.suffix == ".md":
+            # docs/conftest.py runs Python, or compares it with a file that is run; so do
+            # _readme_example and tests/project/test_contributing.py.
+            python = name.startswith("docs/") or name in {"README.md", "CONTRIBUTING.md"}
+            kinds = [kind for _, kind in re.findall(BLOCK, text, re.MULTILINE)]
+            unrun = [
+                f"```{kind}"
+                for kind in kinds
+                if not (re.fullmatch(NOT_RUN, kind) or (kind == "python" and python))
+            ]
+            for line in re.findall(NEEDS_GPU, text, re.MULTILINE):
+                yield f"{name}: does not say that the program needs a GPU: {line}"
+        else:
+            unrun = re.findall(UNRUN, text, re.MULTILINE)
+        yield from (f"{name}: nothing runs {line.strip()!r}: write ```python" for line in unrun)
         if re.search(HIDDEN, text, re.MULTILINE):
             yield f"{name}: its examples need code that it hides from whoever types them"
-        for included, options in re.findall(INCLUDED, text, re.MULTILINE):
-            # Output is no code.
-            if "/examples/" not in f"/{included}" and not included.startswith("measured/"):
-                yield f"{name}: includes {included}, which is no example that is run"
-            if "needs_gpu" in included and "   :caption: Needs a GPU" not in options:
-                yield f"{name}: does not say that {included} needs a GPU"
 
 
 def _pictures() -> Iterator[str]:
@@ -142,11 +180,11 @@ def _pictures() -> Iterator[str]:
 
 
 def _dali_table() -> Iterator[str]:
-    table = (ROOT / "docs/reference/dali-parity.rst").read_text(encoding="utf-8")
+    table = (ROOT / "docs/reference/dali-parity.md").read_text(encoding="utf-8")
     tests = (ROOT / "tests/project/test_dali_parity.py").read_text(encoding="utf-8")
     yield from _differences(
-        "docs/reference/dali-parity.rst",
-        set(re.findall(r"``(test_\w+)``", table)),
+        "docs/reference/dali-parity.md",
+        set(re.findall(r"`(test_\w+)`", table)),
         set(re.findall(r"^def (test_\w+)", tests, re.MULTILINE)),
     )
 

@@ -1,4 +1,4 @@
-"""Give a release the address of its repository, which a clone does not know.
+"""Insert the address of the repository into the files of a release.
 
 ``python .ci/links.py ADDRESS TAG`` makes the links of README.md absolute, as a package index shows
 it without the files beside it, and adds ``[project.urls]`` to pyproject.toml.
@@ -28,7 +28,7 @@ def urls(address: str, tag: str) -> str:
     return f"""
 [project.urls]
 Repository = "{address}"
-Documentation = "{address}/blob/{tag}/docs/index.rst"
+Documentation = "{address}/blob/{tag}/docs/index.md"
 Changelog = "{address}/blob/{tag}/CHANGELOG.md"
 Issues = "{address}/issues"
 """

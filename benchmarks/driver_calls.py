@@ -1,4 +1,4 @@
-"""What the driver takes: nothing built on these calls can be quicker than they are."""
+"""Times of single driver calls, the lower bound for everything that is built on these calls."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def left_over(call: Callable[[], Any], calls: int) -> tuple[float, float]:
                 call()
             us.wait(0)  # so that what is under way is no more at the end than at the begin
         gc.collect()
-        return resident(), len(pool.free) + len(pool.abandoned)
+        return resident(), len(pool.free)
 
     memory, events = state(max(calls // 50, 1000))
     memory_after, events_after = state(calls)

@@ -15,11 +15,11 @@ from benchmarks.limits import Limit
 
 
 class Skipped(Exception):
-    """What a case needs is not here."""
+    """Raised by a case whose requirements are missing."""
 
 
 def settle() -> None:
-    """Let no call pay for the work that the call before it queued."""
+    """Wait for the work that earlier calls queued, so that it does not delay the next call."""
     driver.cuCtxSynchronize()
 
 
@@ -52,14 +52,14 @@ Samples = dict[str, list[list[float]]]
 
 @dataclass(frozen=True)
 class Run:
-    """What a case may ask."""
+    """Interface of a case to the run: settings, samples and comparisons."""
 
     quick: bool = False
     simulated: bool = False
 
     @property
     def judges(self) -> bool:
-        """Whether targets are judged: they are for a GPU, and for enough rounds."""
+        """True if targets are judged: on a GPU, with enough rounds."""
         return not (self.quick or self.simulated)
 
     def scaled(self, full: Any, quick: Any) -> Any:
@@ -85,7 +85,7 @@ cases: dict[str, Case] = {}  # by "subject.name"
 
 
 def case(function: Case) -> Case:
-    """Let the command run it."""
+    """Register a function as a case of the command."""
     cases[f"{function.__module__.rpartition('.')[2]}.{function.__name__}"] = function
     return function
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limit:
-    """What the first call of a comparison may cost.
+    """Upper limit for the first call of a comparison.
 
     Its own value if `against` is empty; otherwise its ratio to the fastest of those, or, if
     `added`, the difference. `measure` is which of the measured values it is about.
@@ -24,7 +24,7 @@ class Limit:
     measure: int = 0
 
     def holds(self, found: float, limit: float) -> bool:
-        """Whether what was found keeps to a limit."""
+        """Return whether the measured values keep to a limit."""
         return found >= limit if self.at_least else found <= limit
 
 
@@ -82,7 +82,7 @@ def compared(samples: Mapping[str, Sequence[float]], limit: Limit) -> list[float
 
 
 def verdict(found: float, limit: Limit) -> str | None:
-    """Say whether the limit holds, if there is one."""
+    """Return the text that says whether the limit holds."""
     if limit.value is None:
         return None
     if not limit.holds(found, limit.value):

@@ -1,4 +1,4 @@
-"""What one wait for the user streams of all Dask workers of a machine costs, and how it grows.
+"""Cost of one wait for the user streams of all Dask workers of a machine, by their number.
 
 ``python -m benchmarks.processes``, with ``distributed`` installed, on a GPU if there is one and on
 the simulated driver otherwise. The workers share device 0. Beside the wait stand the same calls

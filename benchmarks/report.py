@@ -1,4 +1,4 @@
-"""What was measured, as it is kept in JSON and shown in the table."""
+"""The measured values, in the form of the JSON file and of the table."""
 
 from __future__ import annotations
 

@@ -150,6 +150,14 @@ def _begin_with_a_framework(*event: Any) -> None:
         ]
 
 
+def _no_sections_of_modules(*event: Any) -> None:
+    """Make the heading of a module's examples no section of the page."""
+    *_, what, _name, _obj, _options, lines = event
+    if what == "module" and "Examples" in lines:
+        heading = lines.index("Examples")
+        lines[heading : heading + 2] = [".. rubric:: Examples", ""]
+
+
 def _show_public_bases(*event: Any) -> None:
     """Show cuda.core's stream in the place of the private layers between it and ours."""
     *_, obj, _options, bases = event
@@ -165,11 +173,11 @@ def _show_no_constructor(*event: Any) -> tuple[str, None] | None:
 
 def _check_names(_app: Sphinx) -> None:
     """Warn of public names that the reference lacks; an error with ``-W``."""
-    page = (DOCS / "reference" / "api.rst").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / "api.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^   ([A-Za-z]\w+)$", page, re.MULTILINE))
     for module in (userstream, userstream.testing, userstream.typing):
         for name in sorted(set(module.__all__) - listed - {"errors"}):
-            logger.warning("reference/api.rst lacks %s.%s", module.__name__, name)
+            logger.warning("reference/api.md lacks %s.%s", module.__name__, name)
 
 
 def setup(app: Sphinx) -> None:
@@ -178,5 +186,6 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", _skip_without_simulation)
     app.connect("autodoc-process-docstring", _start_without_context, priority=900)
     app.connect("autodoc-process-docstring", _begin_with_a_framework, priority=900)
+    app.connect("autodoc-process-docstring", _no_sections_of_modules, priority=900)
     app.connect("autodoc-process-signature", _show_no_constructor)
     app.connect("autodoc-process-bases", _show_public_bases)

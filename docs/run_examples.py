@@ -41,6 +41,8 @@ FRAMEWORKS = {
     "in_order.py": "torch",
     "inside_a_graph.py": "torch",
     "inspect_pipeline.py": "torch",
+    "borrow.py": "torch",
+    "load_ahead.py": "torch",
     "own_kernel.py": "torch",
     "part_of_a_gpu.py": "torch",
     "process_pool.py": "multiprocessing",
@@ -56,6 +58,7 @@ FRAMEWORKS = {
     "with_numba.py": "numba",
     "with_pytorch.py": "torch",
     "with_rmm.py": "rmm",
+    "watch_gradients.py": "torch",
     "with_warp.py": "warp",
     "your_stream.py": "torch",
 }
@@ -74,7 +77,8 @@ def main() -> int:
     simulated = is_simulated()
     print(f"on the {'simulated' if simulated else 'real'} driver", flush=True)
     prefix = ["-c", SIMULATE] if simulated else []
-    failed = [path.name for path in sorted(EXAMPLES.glob("*.py")) if not _run(path, prefix)]
+    anywhere = sorted([*EXAMPLES.glob("*.py"), *EXAMPLES.glob("first_hour/[!t]*.py")])
+    failed = [path.name for path in anywhere if not _run(path, prefix)]
     failed += [path.name for path in EXAMPLES.glob("notebooks/*") if not _run(path, [])]
     for path in sorted([*EXAMPLES.glob("needs_gpu/*.*"), *EXAMPLES.glob("engines/*.py")]):
         framework = FRAMEWORKS[path.name]

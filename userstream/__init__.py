@@ -14,13 +14,22 @@ from userstream import (
 from userstream._buffers import describe, device_of
 from userstream._ordering import Borrow
 from userstream._registry import UserStream
+from userstream._stalls import stall_allowed
 from userstream._stream.stream import Stream
 from userstream.errors import *  # noqa: F403 -- the tree, as errors.__all__ lists it
 
 if TYPE_CHECKING:
     from userstream._buffers.view import BufferInfo
     from userstream._engine.futures import Completion
-    from userstream._observe import Observation, Operation, Race, Stall, observe
+    from userstream._observe import (
+        Edit,
+        Observation,
+        Operation,
+        Race,
+        Stall,
+        no_stalls,
+        observe,
+    )
     from userstream._stream.attributes import AccessPolicyWindow
     from userstream._stream.capture import CaptureInfo
     from userstream._stream.memory_operations import (
@@ -61,6 +70,7 @@ __all__ = [
     "BufferInfo",
     "CaptureInfo",
     "Completion",
+    "Edit",
     "FlushRemoteWrites",
     "MemoryBarrier",
     "Observation",
@@ -85,10 +95,12 @@ __all__ = [
     "get_stream",
     "hand_over",
     "hold",
+    "no_stalls",
     "observe",
     "pinned_empty",
     "pinned_like",
     "release",
+    "stall_allowed",
     "streams",
     "wait",
     "wait_all",
@@ -109,17 +121,25 @@ _LATE = {
         ("FlushRemoteWrites", "MemoryBarrier", "WaitFlags", "WaitValue", "WriteValue"),
         "_stream.memory_operations",
     ),
-    **dict.fromkeys(("Observation", "Operation", "Race", "Stall", "observe"), "_observe"),
+    **dict.fromkeys(
+        ("Edit", "Observation", "Operation", "Race", "Stall", "no_stalls", "observe"), "_observe"
+    ),
 }
 
 
 # What other libraries call something that is here under another name.
 _INSTEAD = {
     "Event": "stream.record(), and stream.wait_event(event)",
+    "ExternalStream": "us.Stream.from_handle(handle)",
+    "cpu": "us.asnumpy(buffer)",
     "current_stream": "us.get_stream(buffer)",
     "default_stream": "us.Stream.legacy_default() or us.Stream.per_thread_default()",
+    "record_stream": "us.borrow(buffer), or us.hold(buffer, stream=stream)",
     "stream": "us.get_stream(buffer), and stream.activate() in a with statement",
+    "sync": "us.wait(buffer), or us.wait_for_device(0)",
     "synchronize": "us.wait(buffer), or us.wait_for_device(0)",
+    "to_numpy": "us.asnumpy(buffer)",
+    "wait_stream": "stream.wait(other)",
 }
 
 
@@ -143,6 +163,6 @@ def __dir__() -> list[str]:
 # but none of these classes.
 for _name in set(__all__).difference(_LATE):
     _object = globals()[_name]
-    if isinstance(_object, type) or _object in (describe, device_of):
+    if isinstance(_object, type) or _object in (describe, device_of, stall_allowed):
         _object.__module__ = __name__
 del TYPE_CHECKING, Final, _name, _object

@@ -1,11 +1,13 @@
-"""``python -m userstream``: report the installation and check that userstream works on it.
+"""``userstream``: report the installation and check that userstream works on it.
+
+``python -m userstream`` is the same.
 
 The report covers versions, driver, devices, frameworks (none is imported) and environment. The
 self-check then moves real data on every device, on streams of its own. On a machine with neither an
 NVIDIA device node nor a driver it runs on the simulated driver.
 
 ``--json``
-    Print a single JSON document to stdout. ``docs/reference/command.rst`` describes its keys, which
+    Print a single JSON document to stdout. ``docs/reference/command.md`` describes its keys, which
     are stable.
 ``--simulate``
     Use the simulated driver, whether or not there is a GPU.
@@ -14,7 +16,7 @@ NVIDIA device node nor a driver it runs on the simulated driver.
 
 ``observe program.py ...``
     Run a program, and report the races and stalls of its streams: ``observe --help`` says more.
-``judge run.uslog ...``
+``judge run ...``
     Report the races and stalls in a log of ``observe --log``: ``judge --help`` says more.
 
 The exit status is 0 if every check passed, 1 if not, 2 for an invalid command line, and 141 if the
@@ -31,7 +33,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from userstream import DriverNotFoundError, _report, testing
+from userstream import DriverNotFoundError, _report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,11 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given[:1] == ["observe"]:
         from userstream._observe import command
 
-        return command.main(given[1:])
+        command.main(given[1:], _called())
     if given[:1] == ["judge"]:
         from userstream._observe.judge.__main__ import main as judge
 
-        return judge(given[1:])
+        return judge(given[1:], f"{_called()} judge")
     options = _parse(arguments)
     # Not with --simulate: looking for a real driver loads it, and a process can load only one.
     gpu = not options.simulate and _report.is_gpu_machine()
@@ -63,16 +65,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return (_print_json if options.json else _print_text)(found, checked, simulated=simulated)
 
 
+def _called() -> str:
+    """Return how this command was called: by its script, or as a module."""
+    script = os.path.basename(sys.argv[0])
+    return script if script == "userstream" else "python -m userstream"
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    called = _called()
     parser = argparse.ArgumentParser(
-        prog="python -m userstream",
+        prog=called,
         description="Report the installation, and check that userstream works on every device.",
-        epilog="`python -m userstream observe program.py` watches the streams of a program.",
+        epilog=f"`{called} observe program.py` watches the streams of a program; `{called} judge` "
+        "reads what was recorded.",
     )
     parser.add_argument("--json", action="store_true", help="print a single JSON document")
     parser.add_argument("--simulate", action="store_true", help="use the simulated driver")
     parser.add_argument("--require-gpu", action="store_true", help="fail if there is no GPU")
-    options = parser.parse_args(arguments)
+    options, rest = parser.parse_known_args(arguments)
+    for command in ("observe", "judge"):
+        if command in rest:
+            parser.error(
+                f"{command} comes first, then its options: python -m userstream {command} --help"
+            )
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if options.simulate and options.require_gpu:
         parser.error("--simulate and --require-gpu are mutually exclusive")
     return options
@@ -85,6 +102,8 @@ def _prepare(*, simulated: bool, gpu: bool) -> _report.Problem | None:
             return None
         error = DriverNotFoundError(f"--require-gpu was passed, but {_report.NO_GPU}")
         return _report.Problem.of("driver", error)
+    from userstream import testing  # here, so that the library does not depend on its guest
+
     try:
         testing.simulate()
     except (ImportError, RuntimeError) as error:  # stale, or another driver is loaded
@@ -121,9 +140,8 @@ def _print_json(
     return 0 if ok else 1
 
 
-def _run() -> int:
-    if sys.argv[1:2] == ["observe"]:  # manages the files of its program
-        return main()
+def run() -> int:
+    """Run the command for a shell; return its exit status."""
     try:
         status = main()
         sys.stdout.flush()  # here, and not at exit, where an error can no longer be handled
@@ -136,4 +154,4 @@ def _run() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_run())
+    sys.exit(run())

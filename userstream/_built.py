@@ -17,37 +17,50 @@ REINSTALL = "reinstall: pip install -e ."
 
 
 class Library(NamedTuple):
-    """A native library; the folder of its C files and its own file are relative to the package."""
+    """A native library; the folder of its C files and all files are relative to the package."""
 
     name: str
     sources: str
     file: str
     link_flags: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()  # files of Python from which one of its C files is made
 
     @property
     def symbol(self) -> str:
-        """The name of a string in the library: the checksum of the C files it is compiled from."""
+        """The name of a string in the library: the checksum of the files it is compiled from."""
         return f"userstream_{self.name}_source"
 
 
 CORE = Library("core", "_driver/native", "_driver/_core")  # the ending depends on Python
-RECORDER = Library("recorder", "_observe/logger", "_observe/recorder.so")
+RECORDER = Library(
+    "recorder",
+    "_observe/logger",
+    "_observe/recorder.so",
+    tables=(
+        "_observe/logger/rules.py",
+        "_observe/judge/functions.py",
+        "_observe/judge/verdicts.py",
+    ),
+)
 # In a folder of its own, which LD_LIBRARY_PATH can name.
 SIMULATED_DRIVER = Library(
     "simulated_driver",
     "testing/driver",
     "testing/libcuda/libcuda.so.1",
-    ("-Wl,-soname,libcuda.so.1",),
+    ("-Wl,-soname,libcuda.so.1", "-ldl"),
+)
+SIMULATED_NVML = Library(
+    "simulated_nvml",
+    "testing/nvml",
+    "testing/libcuda/libnvidia-ml.so.1",
+    ("-Wl,-soname,libnvidia-ml.so.1", "-ldl"),
 )
 
 
 def load(library: Library, *, visible: bool = False) -> ctypes.CDLL:
     """Load a library by its path, with its symbols `visible` to other libraries or not.
 
-    Raises
-    ------
-    ImportError
-        The library was not compiled, or its C files have changed since.
+    Raises `ImportError` if the library was not compiled, or if its C files have changed since.
     """
     import ctypes
 
@@ -63,21 +76,24 @@ def load(library: Library, *, visible: bool = False) -> ctypes.CDLL:
 
 def check(library: Library, compiled_from: str) -> None:
     """Raise `ImportError` if a checkout has changed since its C files had this checksum."""
-    if checksum(os.path.join(PACKAGE, library.sources)) not in (None, compiled_from):
+    if checksum(library) not in (None, compiled_from):
         raise ImportError(
-            f"the C files in userstream/{library.sources} have changed since userstream was "
+            f"the sources of userstream/{library.file} have changed since userstream was "
             f"installed; {REINSTALL}"
         )
 
 
-def checksum(sources: str) -> str | None:
-    """Return the checksum of the C files in a folder; `None` if a wheel has left them out."""
+def checksum(library: Library, package: str = PACKAGE) -> str | None:
+    """Return the checksum of a library's files; `None` if a wheel has left the C files out."""
     try:
-        files = sorted(name for name in os.listdir(sources) if name.endswith((".c", ".h")))
+        names = os.listdir(os.path.join(package, library.sources))
     except FileNotFoundError:
         return None
+    files = sorted(f"{library.sources}/{name}" for name in names if name.endswith((".c", ".h")))
+    if not files:
+        return None
     value = 0
-    for name in files:
-        with open(os.path.join(sources, name), "rb") as file:
+    for name in (*files, *library.tables):
+        with open(os.path.join(package, name), "rb") as file:
             value = zlib.crc32(file.read(), zlib.crc32(name.encode(), value))
     return f"{value:08x}"

@@ -1,4 +1,4 @@
-"""Lists of functions that tools add to be told what the package does.
+"""Lists of listeners for events of the package, such as a new edge or an entered borrow.
 
 A tool appends a function to a list and removes it later; nothing of the package is replaced. Where
 an event happens, the package checks whether the list is empty, and calls the functions otherwise.
@@ -6,10 +6,12 @@ an event happens, the package checks whether the list is empty, and calls the fu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+T = TypeVar("T")
 
 #: Called with the destination and the source after the destination was made to wait for the
 #: source: lanes, a cuda.core event, or a text. The compiled core calls the functions as well.
@@ -26,6 +28,27 @@ buffers_acquired: list[Callable[[Any, Any, bool], object]] = []
 
 #: Called with the stream and the buffers before `release` adds its edges.
 buffers_released: list[Callable[[Any, Any], object]] = []
+
+#: Called with the `Stream` after a user stream was created.
+user_stream_created: list[Callable[[Any], object]] = []
+
+#: Called with `True` before the host waits for the GPU, and with `False` afterwards. What is waited
+#: for may be over already. Waits may be within each other.
+host_waits: list[Callable[[bool], object]] = []
+
+#: Called at the begin and the end of a block of `stall_allowed`: with its reason, and with `None`.
+stalls_allowed: list[Callable[[str | None], object]] = []
+
+
+def waiting(function: Callable[..., T], *args: object) -> T:
+    """Call a function that waits on the host, and the listeners of `host_waits` around it."""
+    for listener in host_waits:
+        listener(True)
+    try:
+        return function(*args)
+    finally:
+        for listener in host_waits:
+            listener(False)
 
 
 def report_edge(destination: object, source: object) -> None:

@@ -1,86 +1,9 @@
-"""Fork, interpreter exit, daemon threads, locks, subinterpreters and modules that load late.
+"""Fork, interpreter exit, daemon threads, locks, subinterpreters and lazily loaded modules.
 
 CUDA does not survive a fork, and a destructor that calls the driver while the interpreter shuts
 down may hang. So streams that are alive then are leaked: nothing is waited for or destroyed.
-
-The following list has every piece of state that a process has once, by module, and its fate in a
-forked child of a process that had used the driver. A lock that such a child may take is replaced,
-because a thread of the parent may hold it. State that only refused calls read stays unchanged. A
-test compares the names with the code.
-
-    _process
-        forked halted: set. _ending: set, and what is made from then on is leaked as well
-        _tracked: leaked, and emptied. _unhalted _driver_used _after_fork _last: stay
-    _built
-        CORE RECORDER SIMULATED_DRIVER: constants
-    _driver/library
-        _ready _version ordinals _uuids: facts, which stay; who asks is refused
-    _driver/contexts
-        _primary devices_of_primaries primaries_of_green: stay, out of reach
-    _driver/host_pools
-        _pools: stays, out of reach
-    _engine/events
-        pools: emptied; the events are leaked
-    _engine/watcher
-        _watcher: a new one, with nothing to watch; its thread is not begun
-    _engine/host_wait
-        host_functions_thread: stays; no thread of the child has that identifier
-    _engine/dispatcher
-        _dispatcher: stays, out of reach
-    _engine/futures
-        _mailboxes: stays; no event loop of the parent runs
-    _engine/held_objects
-        _lock: a new one. _watched: not any more
-    _engine/lanes
-        of_frameworks: emptied. _ours _defaults _core_contexts _splits: stay, out of reach
-    _engine/lane
-        _contexts: stays, out of reach
-    _copies/pinned
-        _accounts: a new one. _blocks _free _leaving _coming _going _total: emptied, nothing freed
-        _limit: a setting, which stays
-    _copies/staging
-        _turns _spare: emptied
-    _buffers/__init__
-        learned _strangers: facts, which stay
-    _buffers/jax
-        _ordinals: facts, which stay
-    _buffers/torch
-        _forms: facts, which stay
-    _buffers/view
-        UNKNOWN DOUBTED: constants
-    _ordering/resolver
-        _logged: stays; nothing is said twice
-    _stream/capture
-        _begun: stays, out of reach
-    _stream/memory_operations
-        _pools: stays, out of reach
-    _stream/stream
-        _given_away: stays, so that nothing in it is destroyed
-    _table
-        _tables: stays; each table is emptied, so that the next call meets the check
-    _registry
-        _process_registry: stays, with an empty table
-    _hooks
-        edge_added borrow_entered borrow_left buffers_acquired buffers_released: stay, with the
-        listeners of the parent
-    _trace
-        _begun: stays; the ranges of borrows end in the child as well
-    errors
-        _uuid_sources: stays
-    _unentered
-        spare: stays; what is in it warns of nothing
-    _observe/logger
-        _lock _logger: stay, out of reach
-    _observe/judge/memory
-        _NONE: a constant
-    _observe/observation
-        _turn: a new one. _active: none. _inherited: what ends the hook of the parent
-    testing/_simulated
-        _lock _library _settings when_loaded: stay
-    testing/_kernels
-        _lock _serving _by_name _by_id: its own hook sees to them, as a child may simulate anew
-    testing/_latch
-        _words _held: stay; a child leaves the latches of its parent alone
+``tests/processes/state_after_fork.txt`` lists every piece of state of a process, and its fate in a
+forked child.
 """
 
 from __future__ import annotations
@@ -136,7 +59,7 @@ _after_fork: list[Callable[[], None]] = []
 _last: list[Callable[[], object]] = []
 
 
-# -- modules that load late -----------------------------------------------------------------------
+# -- lazily loaded modules ------------------------------------------------------------------------
 
 
 def lazy_modules(package: str, *names: str) -> Callable[[str], ModuleType]:
@@ -239,15 +162,15 @@ def _park() -> None:
     time.sleep(_PARK_SECONDS)
 
 
-def go_on_at_end() -> None:
-    """Exempt the calling thread from parking at exit: a thread of ours, which is told to end."""
+def exempt_from_parking() -> None:
+    """Exempt the calling thread, one of userstream's own, from parking in `check_fork` at exit."""
     _unhalted.add(threading.get_ident())
 
 
-def begin_end() -> None:
-    """Keep all other threads out of CUDA from now on; called at exit before anything is ended."""
+def halt_other_threads() -> None:
+    """Keep all other threads out of CUDA from now on; called at exit before the threads end."""
     global halted  # noqa: PLW0603 -- one fact about the whole process
-    go_on_at_end()
+    exempt_from_parking()
     if not halted:
         halted = True
         deadline = time.monotonic() + _EXIT_SECONDS
@@ -269,11 +192,6 @@ def _is_a_thread_inside() -> bool:
     return False
 
 
-def is_ending() -> bool:
-    """Return whether Python ends and the threads of userstream have ended."""
-    return _ending
-
-
 def leak_at_end(obj: object) -> None:
     """Prevent the destructor of `obj` from running in a forked child or at interpreter exit."""
     if _ending:
@@ -285,7 +203,7 @@ def leak_at_end(obj: object) -> None:
 
 
 def tracked() -> list[object]:
-    """Return the objects that `leak_at_end` was called with and that are alive."""
+    """Return the living objects that were passed to `leak_at_end`."""
     return [obj for reference in list(_tracked) if (obj := reference()) is not None]
 
 
@@ -299,7 +217,7 @@ def after_fork(callback: Callable[[], None]) -> None:
     _after_fork.append(callback)
 
 
-def at_last(callback: Callable[[], object]) -> None:
+def call_at_exit(callback: Callable[[], object]) -> None:
     """Call `callback` when Python ends, after the threads of userstream have ended."""
     _last.append(callback)
 
@@ -338,7 +256,7 @@ def _at_exit() -> None:  # registered first, so called after the functions that 
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Call ``thread.start()``, out of reach of the exceptions of signal handlers.
+    """Start a thread, out of reach of the exceptions of signal handlers.
 
     Such an exception inside `threading.Thread.start` removes the entry of the new thread, which
     then ends with `KeyError` before it has run. Signal handlers run on the main thread only, so
@@ -375,7 +293,7 @@ class Daemon:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread unless it runs; the caller holds a lock."""
+        """Start the thread unless the thread is running; the caller holds a lock."""
         # `_go` sets `_thread` to None as the thread ends. Do not use `is_alive`: up to Python
         # 3.12, an exception of a signal handler inside `is_alive` marks a running thread as ended,
         # and a second thread would do the same work beside it.
@@ -399,14 +317,14 @@ class Daemon:
             self._starting.remove(threading.current_thread())
         except KeyError:  # `start` was interrupted, and gave this thread up
             return
-        go_on_at_end()
+        exempt_from_parking()
         try:
             self._run()
         finally:
             self._thread = None
 
     def is_current(self) -> bool:
-        """Return whether the calling thread is this one."""
+        """Return whether the calling thread is this daemon thread."""
         thread = self._thread
         return thread is not None and thread.ident == threading.get_ident()
 
@@ -422,12 +340,12 @@ class Daemon:
 
 
 def run(function: Callable[[], object]) -> None:
-    """Call a function; `sys.unraisablehook` reports its exceptions, `SystemExit` included."""
+    """Call a function whose exceptions, `SystemExit` included, go to `sys.unraisablehook`."""
     ctypes.PYFUNCTYPE(None)(function)()
 
 
-def survive(message: str, *args: object) -> None:
-    """Log the exception that is being handled, and let a thread of ours continue."""
+def log_exception(message: str, *args: object) -> None:
+    """Log the exception that is being handled; raise nothing, so that a thread can continue."""
 
     def say() -> None:
         import logging  # imported on first use to keep "import userstream" fast

@@ -1,4 +1,4 @@
-"""`UserStream`: a registry of user streams, and what is done with them."""
+"""Class `UserStream`, a registry of user streams; its methods are the public functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from userstream.errors import WaitErrors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from types import TracebackType
     from typing import Self
 
     import numpy as np
@@ -51,7 +50,7 @@ class UserStream:
     Parameters
     ----------
     unknown : {"device", "raise"}, optional
-        What to do with a buffer whose producer is unknown: see `UserStream.unknown`.
+        The rule for buffers whose producer is unknown: see `UserStream.unknown`.
 
     Notes
     -----
@@ -97,10 +96,10 @@ class UserStream:
 
     @property
     def unknown(self) -> Unknown:
-        """What to do with a buffer whose producer is unknown: ``"device"`` or ``"raise"``.
+        """The rule for buffers whose producer is unknown: ``"device"`` or ``"raise"``.
 
-        ``"device"`` orders it with everything on its device, in both directions, which invalidates
-        any graph capture in progress there, in any thread. ``"raise"`` raises
+        ``"device"`` orders them with everything on their device, in both directions, which
+        invalidates any graph capture in progress there, in any thread. ``"raise"`` raises
         `UnknownProducerError` instead, for programs that capture graphs in other threads, unless
         ``USERSTREAM_ORDER=device`` orders every buffer so. The default is the value of
         ``USERSTREAM_UNKNOWN``, or ``"device"``. Can be set; other values raise `ValueError`.
@@ -155,24 +154,18 @@ class UserStream:
 
         Raises
         ------
-        UnsupportedBufferError, HostBufferError
-            *target*, or something in it, is not a GPU buffer.
         DeviceMismatchError
             The buffers are on several devices.
         InvalidDeviceError
             There is no such device, or *target* does not determine one.
         ValueError
-            The stream exists with another priority or *sms*; *name* is empty; *sms* is less than 1,
-            more than the device has, or not the part into which the process has split the device;
-            or *name*, *priority* or *sms* is given together with a stream.
-        TypeError
-            *name* is not a string, or *priority* or *sms* is not an integer.
+            The stream exists with another priority or *sms*; *sms* is less than 1, more than the
+            device has, or not the part into which the process has split the device; or *name*,
+            *priority* or *sms* is given together with a stream.
         NotSupportedError
             *sms* is given, and the driver is older than CUDA 12.5.
-        ClosedError
-            The stream that was passed, or this registry, is closed.
-        DriverNotFoundError, ForkedError, DriverError
-            The driver is missing, cannot be used in a forked child, or reported an error.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -199,13 +192,13 @@ class UserStream:
         16
         """
         # Fast path: the stream exists.
-        streams = self._unnamed if name is None else self._table.called(name)
+        streams = self._unnamed if name is None else self._table.streams_named(name)
         if priority is None and sms is None:
             # Inlined `known_stream`: this path runs in every call but the first.
             if type(target) is int:
                 stream = streams.get(target)
             else:
-                kind = _buffers.learned.get(type(target)) or _buffers.kind_of(target)
+                kind = _buffers.view_classes.get(type(target)) or _buffers.kind_of(target)
                 stream = None if kind is None else streams.get(kind.locate(target))
             if stream is not None:
                 return stream
@@ -221,8 +214,8 @@ class UserStream:
 
         Raises
         ------
-        ForkedError
-            In a child of a process that had used the driver.
+        UserStreamError
+            See :doc:`/reference/common-errors`.
 
         Examples
         --------
@@ -249,8 +242,8 @@ class UserStream:
             The GPU failed. The registry is emptied nevertheless.
         CaptureError
             One of the streams is being captured. The registry keeps all its streams.
-        TypeError, ValueError
-            *timeout* is not a number of seconds.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -278,7 +271,7 @@ class UserStream:
             self._table.empty(lanes, lost=True)
             raise
         self._table.empty(lanes)
-        self._uses.forget()
+        self._uses.forget_acquired()
         if self is _process_registry:
             _copies.staging.trim()
 
@@ -286,12 +279,7 @@ class UserStream:
         self._table.check_open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         try:
             self.close()
         finally:  # after a timeout or Ctrl-C too: a closed registry creates no new streams
@@ -341,19 +329,8 @@ class UserStream:
             A device has no user stream of that name.
         WaitTimeout
             The work did not complete in time. Nothing was cancelled; you can wait again.
-        CaptureError
-            The stream is being captured. The capture continues.
-        DriverError, WaitErrors
-            The GPU failed; `WaitErrors` if there are several streams.
-        UnsupportedBufferError, HostBufferError
-            A target, or something in it, is not a GPU buffer.
-        InvalidDeviceError
-            There is no such device.
-        ValueError, TypeError
-            *timeout* is not a number of seconds, *policy* is not one of these, *name* is not a
-            non-empty string, or *name* is given together with a stream.
-        RuntimeError
-            Called from a host function or callback, which must not wait.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -371,7 +348,7 @@ class UserStream:
         >>> stream = us.get_stream(0)
         >>> us.wait(0, timeout=10)
         """
-        streams = self._unnamed if name is None else self._table.called(name)
+        streams = self._unnamed if name is None else self._table.streams_named(name)
         stream = None
         if len(targets) == 1 and (name is not None or not self._uses.pending):
             stream = known_stream(targets[0], streams)
@@ -379,7 +356,7 @@ class UserStream:
             host_wait.sync(stream._lane or stream._resolve(), timeout, policy)
             return
         host_wait.check_arguments(timeout, policy)
-        lanes = self._table.waited_for(targets, name)
+        lanes = self._table.lanes_to_wait_for(targets, name)
         if len(lanes) == 1:
             host_wait.sync(lanes[0], timeout, policy)
         else:
@@ -407,16 +384,8 @@ class UserStream:
             The work did not complete in time. Nothing was cancelled; you can wait again.
         CaptureError
             A graph capture was found. The capture continues.
-        DriverError, WaitErrors
-            The GPU failed; `WaitErrors` if there are several devices.
-        UnsupportedBufferError, HostBufferError
-            *target*, or something in it, is not a GPU buffer.
-        InvalidDeviceError
-            There is no such device.
-        ValueError, TypeError
-            *timeout* is not a number of seconds.
-        RuntimeError
-            Called from a host function or callback, which must not wait.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -458,12 +427,8 @@ class UserStream:
         WaitErrors
             The GPU failed. All streams were waited for nevertheless; those that did not complete in
             time are one `WaitTimeout` in the group.
-        CaptureError
-            One of the streams is being captured. The capture continues.
-        ValueError, TypeError
-            *timeout* is not a number of seconds, or *policy* is not one of these.
-        RuntimeError
-            Called from a host function or callback, which must not wait.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -506,14 +471,8 @@ class UserStream:
             A device has no user stream of that name.
         CaptureError
             The stream is being captured. The capture continues.
-        ClosedError
-            The stream that was passed, or this registry, is closed.
-        UnsupportedBufferError, HostBufferError
-            *target*, or something in it, is not a GPU buffer.
-        InvalidDeviceError
-            There is no such device.
-        ValueError, TypeError
-            *name* is not a non-empty string, or is given together with a stream.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -530,12 +489,12 @@ class UserStream:
         >>> stream = us.get_stream(0)
         >>> us.completion(0).result(timeout=10)
         """
-        lanes = self._table.waited_for(targets, name)
+        lanes = self._table.lanes_to_wait_for(targets, name)
         # Imported here because the import takes longer than a wait. After the fork check: a thread
         # of the parent may have held the lock of this import, and the child would wait forever.
         from userstream._engine import futures
 
-        return futures.Completion(lanes, None, grouped=len(lanes) > 1)
+        return futures.completion(lanes, None)
 
     async def wait_async(
         self, *targets: Target, name: str | None = None, timeout: float | None = None
@@ -555,16 +514,11 @@ class UserStream:
         Raises
         ------
         RuntimeError
-            No asyncio event loop is running in this thread; or this is a host function or callback,
-            which must not wait.
-        WaitTimeout
-            The work did not complete in time. Nothing was cancelled; you can wait again.
-        NoUserStreamError
-            A device has no user stream of that name.
-        CaptureError, ClosedError
-            The stream is being captured, or is closed.
-        DriverError, WaitErrors
-            The GPU failed; `WaitErrors` if there are several streams.
+            No asyncio event loop is running in this thread.
+        WaitTimeout, NoUserStreamError
+            As for `wait`.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -580,7 +534,7 @@ class UserStream:
         >>> asyncio.run(us.wait_async(0, timeout=10))
         """
         host_wait.check_arguments(timeout, "auto")
-        lanes = self._table.waited_for(targets, name)
+        lanes = self._table.lanes_to_wait_for(targets, name)
         from userstream._engine import futures  # as in `completion`
 
         await futures.wait(lanes, timeout=timeout, grouped=len(lanes) > 1)
@@ -597,16 +551,11 @@ class UserStream:
         Raises
         ------
         RuntimeError
-            No asyncio event loop is running in this thread; or this is a host function or callback,
-            which must not wait.
-        WaitTimeout
-            Some streams did not complete in time; one error lists them all.
-        WaitErrors
-            The GPU failed. All streams were waited for nevertheless.
-        CaptureError
-            One of the streams is being captured. The capture continues.
-        ValueError, TypeError
-            *timeout* is not a number of seconds.
+            No asyncio event loop is running in this thread.
+        WaitTimeout, WaitErrors
+            As for `wait_all`.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -667,20 +616,8 @@ class UserStream:
         UnknownProducerError
             The producer of a buffer is unknown, and ordering it with the whole device is disabled
             (`UserStream.unknown`) or needs a CUDA 12.5 driver: pass ``producer=``.
-        DeviceMismatchError
-            The buffers are on several devices, and *stream* is not given.
-        UnsupportedBufferError, HostBufferError
-            Something that was passed is not a GPU buffer.
-        CaptureError
-            One stream is being captured and the other is not, or into another graph; or using the
-            legacy default stream, or ordering with the whole device, would invalidate a capture.
-            The captures continue.
-        ClosedError
-            A stream that was passed, or this registry, is closed.
-        ValueError, TypeError
-            No buffer was passed, *stream* or *producer* is not a stream, or *mode* is not valid.
-        DriverNotFoundError, ForkedError, DriverError
-            The driver is missing, cannot be used in a forked child, or reported an error.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -715,7 +652,7 @@ class UserStream:
         if result:
             ordering.acquire(to_be_released=False, result=result)
         if ordering.buffer_use is not None:
-            self._uses.acquired(ordering.buffer_use)
+            self._uses.keep_acquired(ordering.buffer_use)
         consumer = ordering.consumer
         if _hooks.buffers_acquired:
             for listener in _hooks.buffers_acquired:
@@ -746,20 +683,8 @@ class UserStream:
 
         Raises
         ------
-        UnknownProducerError
-            The producer of a buffer is unknown; see `acquire`.
-        DeviceMismatchError
-            The buffers are on several devices, and *stream* is not given.
-        UnsupportedBufferError, HostBufferError
-            Something that was passed is not a GPU buffer.
-        CaptureError
-            One stream is being captured and the other is not, or into another graph; or the edge
-            would invalidate a capture. The captures continue.
-        ClosedError, ValueError, TypeError
-            A stream that was passed, or this registry, is closed; no buffer was passed; or *stream*
-            or *producer* is not a stream.
-        DriverNotFoundError, ForkedError, DriverError
-            The driver is missing, cannot be used in a forked child, or reported an error.
+        UserStreamError
+            See :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -786,7 +711,7 @@ class UserStream:
         if buffer_use is None:
             ordering.release(ordering.buffers)
         else:
-            self._uses.released(buffer_use)
+            self._uses.end_acquired(buffer_use)
             ordering.release((ordering.buffers, buffer_use))
 
     def borrow(
@@ -829,27 +754,15 @@ class UserStream:
         context manager
             Its value is the stream. On entry the stream waits for the producers, as with `acquire`;
             on exit, also after an exception, they wait for the stream, as with `release`. Without
-            ``with`` it does nothing; a `ResourceWarning` names the line when it is collected.
+            ``with`` it does nothing; a `RuntimeWarning` names the line when it is collected.
 
         Raises
         ------
-        UnknownProducerError
-            The producer of a buffer is unknown; see `acquire`.
-        DeviceMismatchError
-            The buffers are on several devices, and *stream* is not given.
-        UnsupportedBufferError, HostBufferError
-            Something that was passed is not a GPU buffer.
-        CaptureError
-            One stream is being captured and the other is not, or into another graph; or the edge
-            would invalidate a capture. The captures continue.
-        ClosedError, ValueError, TypeError
-            A stream that was passed, or this registry, is closed; no buffer was passed; or another
-            argument is not valid.
-        DriverNotFoundError, ForkedError, DriverError
-            The driver is missing, cannot be used in a forked child, or reported an error.
         RuntimeError
             The block was left in a different thread than it was entered in, although the per-thread
             default stream takes part or a framework's current stream was set.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -901,14 +814,8 @@ class UserStream:
             The stream is being captured: keep the objects as long as the graph.
         NoUserStreamError
             There is no such user stream.
-        UnsupportedBufferError, HostBufferError
-            *stream* is not given, and something that was passed is not a GPU buffer.
-        ClosedError
-            The stream, or this registry, is closed.
-        TypeError, ValueError
-            *stream* is not a stream, or *name* is not a non-empty string.
-        ForkedError, DriverError
-            The process is a forked child, or the driver reported an error.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -930,7 +837,7 @@ class UserStream:
             held_by = [given_lane(stream, "stream")]
         else:
             _targets.views_in(objects, named="objects")  # raises for an object that is no buffer
-            held_by = self._table.waited_for(objects, name) if objects else []
+            held_by = self._table.lanes_to_wait_for(objects, name) if objects else []
         for lane in held_by:
             held_objects.keep(lane, objects)
 
@@ -953,12 +860,8 @@ class UserStream:
         ------
         UnsupportedBufferError
             A result belongs to a framework that has no current stream.
-        CaptureError
-            One stream is being captured and the other is not, or into another graph.
-        ClosedError, TypeError, ValueError
-            *stream* is closed or is not a stream, or this registry is closed.
-        ForkedError, DriverError
-            The process is a forked child, or the driver reported an error.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -977,7 +880,7 @@ class UserStream:
         self._table.check_name(name, stream)
         hand_over(results, stream, self._table, name)
 
-    # -- buffers and copies of them ---------------------------------------------------------------
+    # -- buffers and copies --------------------------------------------------------------
 
     device_of: Final = staticmethod(_buffers.device_of)
     describe: Final = staticmethod(_buffers.describe)
@@ -1079,19 +982,14 @@ class UserStream:
             layout would take more than 65,536 copies.
         HostBufferError
             The buffer is in host memory that NumPy cannot read.
-        UnknownProducerError
-            The producer of the buffer is unknown; see `acquire`.
         DeviceMismatchError
             *stream* is on another device than a conjugate or negated PyTorch tensor.
         CaptureError
             *stream* or the producer is being captured: a copy cannot be part of a graph.
-        ClosedError
-            A stream that was passed, or this registry, is closed.
         ValueError, TypeError
-            *out* has another shape or dtype, or is read-only or masked; or another argument is not
-            valid.
-        DriverNotFoundError, ForkedError, DriverError
-            The driver is missing, cannot be used in a forked child, or reported an error.
+            *out* has another shape or dtype, or is read-only or masked.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -1207,20 +1105,9 @@ class UserStream:
             The results would exceed the limit of page-locked memory (``USERSTREAM_PINNED_LIMIT``):
             release earlier ones first.
         ValueError, TypeError
-            *out* is not page-locked, has another shape or dtype, or is read-only or masked; or
-            another argument is not valid.
-        UnsupportedBufferError, HostBufferError
-            A buffer cannot be copied; `asnumpy` lists the reasons.
-        UnknownProducerError
-            The producer of a buffer is unknown; see `acquire`.
-        DeviceMismatchError
-            *stream* is on another device than a conjugate or negated PyTorch tensor.
-        CaptureError
-            *stream* or the producer is being captured: a copy cannot be part of a graph.
-        ClosedError
-            A stream that was passed, or this registry, is closed.
-        DriverNotFoundError, ForkedError, DriverError
-            The driver is missing, cannot be used in a forked child, or reported an error.
+            *out* is not page-locked, or is not as `asnumpy` requires.
+        UserStreamError
+            Other causes: see `asnumpy` and :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -1246,12 +1133,12 @@ class UserStream:
         >>> copy.result(timeout=10).tolist()  # in a coroutine: await copy
         [7, 7, 7, 7]
         """
-        result, lanes = _copies.copies.asnumpy_async(
+        result, points = _copies.copies.asnumpy_async(
             buffer, out, (self._table, stream, name, producer)
         )
         from userstream._engine import futures  # as in `completion`
 
-        return futures.Completion(lanes, result, grouped=len(lanes) > 1)
+        return futures.Completion(points, [], result, grouped=len(points) > 1)
 
     @_trace.ranged("copyto")
     def copyto(
@@ -1301,22 +1188,16 @@ class UserStream:
         UnsupportedBufferError, HostBufferError
             *dst* or *src* is not a buffer that can be copied; see `asnumpy`. Or *dst* cannot be
             written, because its ``__dlpack__`` returns a new copy at each call.
-        UnknownProducerError
-            The producer of a buffer is unknown; see `acquire`.
-        DeviceMismatchError
-            *stream* is on another device than a conjugate or negated PyTorch tensor.
         CaptureError
             *stream* or a producer is being captured: a copy cannot be part of a graph. Or the copy
             is done, but ordering with the whole device invalidated a capture that cannot be seen.
-        ClosedError
-            A stream that was passed, or this registry, is closed.
         ValueError, TypeError
             The shapes do not match or the dtypes differ; *dst* is read-only (as JAX arrays are), a
             conjugate or negated PyTorch view, or a host object that NumPy can only copy; the two
             overlap or interleave; both are on the host (use `numpy.copyto`); or *wait* is False,
             and the host array is not page-locked or *timeout* is given.
-        DriverNotFoundError, ForkedError, DriverError
-            The driver is missing, cannot be used in a forked child, or reported an error.
+        UserStreamError
+            Other causes: see `asnumpy` and :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -1373,10 +1254,8 @@ class UserStream:
             It would exceed the limit of page-locked memory; the message says how to raise it.
         ValueError, TypeError
             *shape* is not a shape or has a negative length, or *dtype* contains Python objects.
-        ClosedError
-            This registry is closed.
-        DriverNotFoundError, ForkedError, DriverError
-            The driver is missing, cannot be used in a forked child, or reported an error.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -1417,14 +1296,10 @@ class UserStream:
         ------
         UnsupportedBufferError, HostBufferError
             *prototype* is not an array; see `asnumpy`.
-        MemoryError
-            It would exceed the limit of page-locked memory; the message says how to raise it.
-        TypeError
-            The dtype contains Python objects.
-        ClosedError
-            This registry is closed.
-        DriverNotFoundError, ForkedError, DriverError
-            The driver is missing, cannot be used in a forked child, or reported an error.
+        MemoryError, TypeError
+            As for `pinned_empty`.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -1452,10 +1327,8 @@ class UserStream:
 
         Raises
         ------
-        ValueError
-            *nbytes* is negative.
-        TypeError
-            *nbytes* is not an integer.
+        ValueError, TypeError
+            *nbytes* is negative, or not an integer.
 
         Notes
         -----
@@ -1473,4 +1346,4 @@ class UserStream:
 
 
 _process_registry = UserStream()
-_process_registry._table.shared = True
+_process_registry._table.is_process_wide = True

@@ -1,4 +1,4 @@
-"""The parts of ``python -m userstream``: facts, the self-check, and their output."""
+"""Facts, self-check and output of ``python -m userstream``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
@@ -37,15 +37,11 @@ NO_GPU = "this machine has no NVIDIA device node and no driver"
 
 def is_gpu_machine() -> bool:
     """Return whether there is an NVIDIA device node, or a driver that can be loaded."""
-    return any(Path(node).exists() for node in DEVICE_NODES) or _driver_loads()
-
-
-def _driver_loads() -> bool:
-    try:
-        ctypes.CDLL(LIBRARY)
-    except OSError:
-        return False
-    return True
+    if any(Path(node).exists() for node in DEVICE_NODES):
+        return True
+    with suppress(OSError):
+        return bool(ctypes.CDLL(LIBRARY))
+    return False
 
 
 T = TypeVar("T")
@@ -65,7 +61,7 @@ KERNEL_DRIVER = Path("/proc/driver/nvidia/version")
 
 @dataclass(frozen=True)
 class Problem:
-    """A failure, as it is printed."""
+    """A failure, in the form that is printed."""
 
     about: str
     type: str
@@ -81,8 +77,8 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Driver:
-    """The driver that is in use."""
+class DriverFacts:
+    """The versions of the driver."""
 
     version: str | None  # of the kernel module
     cuda: str
@@ -90,7 +86,7 @@ class Driver:
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """A device; a fact that could not be determined is `None`."""
+    """Facts about a device; a fact that could not be determined is `None`."""
 
     ordinal: int
     name: str | None = None
@@ -101,18 +97,18 @@ class DeviceFacts:
 
 @dataclass
 class Facts:
-    """The report, and the failures while gathering it."""
+    """The facts of the report, and the failures while gathering the facts."""
 
     versions: dict[str, str | None] = field(default_factory=dict)
     platform: str | None = None
-    driver: Driver | None = None
+    driver: DriverFacts | None = None
     devices: list[DeviceFacts] = field(default_factory=list)
     frameworks: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     def ask(self, about: str, question: Callable[[], T], otherwise: T) -> T:
-        """Return the answer; if the question fails, record that and return `otherwise`."""
+        """Return the result of a function; record an exception of it and return `otherwise`."""
         try:
             return question()
         except Exception as error:  # one missing fact must not hide the others
@@ -121,7 +117,7 @@ class Facts:
 
 
 def gather(*, with_driver: bool) -> Facts:
-    """Gather the facts; those of the driver and its devices only `with_driver`."""
+    """Gather the facts of the report, those of driver and devices only if `with_driver` is true."""
     facts = Facts()
     facts.versions = {
         "python": platform.python_version(),
@@ -164,9 +160,9 @@ def _frameworks() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _driver_facts() -> Driver:
+def _driver_facts() -> DriverFacts:
     _driver.library.ensure()
-    return Driver(_kernel_driver_version(), _driver.library.version_text())
+    return DriverFacts(_kernel_driver_version(), _driver.library.version_text())
 
 
 def _kernel_driver_version() -> str | None:
@@ -348,10 +344,8 @@ def _run_steps(steps: Iterable[tuple[str, str, Callable[[], None]]]) -> list[Ste
     """Run steps until one fails; skip the rest."""
     done: list[Step] = []
     for name, title, action in steps:
-        if done and done[-1].status != "ok":
-            done.append(Step(name, title))
-        else:
-            done.append(_run_step(name, title, action))
+        skipped = done and done[-1].status != "ok"
+        done.append(Step(name, title) if skipped else _run_step(name, title, action))
     return done
 
 
@@ -391,7 +385,7 @@ def say(line: str = "") -> None:
 
 
 def print_facts(facts: Facts, *, simulated: bool) -> None:
-    """Print the facts."""
+    """Print the facts of the report."""
     versions = {name: version or "unknown" for name, version in facts.versions.items()}
     if facts.driver is not None:
         version = "simulated" if simulated else facts.driver.version or "unknown version"
@@ -414,7 +408,7 @@ def print_section(checked: Section) -> None:
 
 
 def print_no_section() -> None:
-    """Print that there was no device to check."""
+    """Print a section of the self-check that says that no device was checked."""
     _block("Self-check", iter(["not run"]))
 
 

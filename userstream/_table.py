@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from cuda.bindings import driver
 
-from userstream import _arguments, _buffers, _driver, _engine, _process, _targets
+from userstream import _arguments, _buffers, _driver, _engine, _hooks, _process, _targets
 from userstream._engine import held_objects, lanes
 from userstream._stream.stream import Stream
 from userstream.errors import (
@@ -32,7 +32,7 @@ _MOST_ACQUIRED = 256
 
 Unknown: TypeAlias = Literal["device", "raise"]
 
-_NONE: Mapping[int, Stream] = MappingProxyType({})
+_NO_STREAMS: Mapping[int, Stream] = MappingProxyType({})
 
 
 class BufferUse:
@@ -62,8 +62,8 @@ class BufferUses:
         self.pending.add(weakref.ref(use, self.pending.discard))
         return use
 
-    def acquired(self, use: BufferUse) -> None:
-        """Keep a use that no release has ended yet."""
+    def keep_acquired(self, use: BufferUse) -> None:
+        """Keep a use by `acquire` until a release ends the use."""
         self._acquired[id(use)] = use
         while len(self._acquired) > _MOST_ACQUIRED:
             # Some uses are never released. Each is kept for at least the work queued until now.
@@ -73,14 +73,14 @@ class BufferUses:
                 with contextlib.suppress(UserStreamError):
                     held_objects.keep(lane, oldest)
 
-    def released(self, use: BufferUse) -> None:
-        """Forget the acquired uses that end with this use."""
+    def end_acquired(self, use: BufferUse) -> None:
+        """Forget the acquired uses of the stream and the buffers of a release."""
         for key, other in list(self._acquired.items()):
             if other.lane() is use.lane() and other.buffers <= use.buffers:
                 self._acquired.pop(key, None)
 
-    def forget(self) -> None:
-        """Forget the uses that were acquired and not released."""
+    def forget_acquired(self) -> None:
+        """Forget all uses that were acquired and not released."""
         self._acquired.clear()
 
     def lanes_of(self, target: Any) -> list[Lane]:
@@ -113,16 +113,16 @@ def _key(buffer: object) -> int:
 
 
 class Table:
-    """The user streams of a `UserStream`, one per device and name, and its other state."""
+    """State of a `UserStream`: its user streams, one per device and name, and its settings."""
 
     __slots__ = (
         "__weakref__",
+        "_creation_locks",
         "_lock",
-        "_makings",
-        "closed",
-        "let_go",
+        "dropped",
+        "is_closed",
+        "is_process_wide",
         "named",
-        "shared",
         "unknown",
         "unnamed",
         "uses",
@@ -134,34 +134,36 @@ class Table:
         # Protects changes; readers need no lock. Re-entrant, because the garbage collector may run
         # any destructor during a change.
         self._lock = _process.RLock()
-        self._makings: dict[tuple[int, str | None], _process.RLock] = {}
-        self.closed = False
-        self.shared = False  # True: the whole process uses this table; do not close single streams
+        self._creation_locks: dict[tuple[int, str | None], _process.RLock] = {}
+        self.is_closed = False
+        self.is_process_wide = (
+            False  # True: the whole process uses this table; do not close single streams
+        )
         self.unnamed: dict[int, Stream] = {}  # by device; never replaced: callers keep a reference
         self.named: dict[str | None, dict[int, Stream]] = {None: self.unnamed}
         # Streams that `close` dropped while references to them existed. `get_stream` returns such a
         # stream again unless the priority or the part differs: a second stream of that device and
         # name would not be ordered with the work on the first.
-        self.let_go: weakref.WeakValueDictionary[tuple[int, str | None], Stream] = (
+        self.dropped: weakref.WeakValueDictionary[tuple[int, str | None], Stream] = (
             weakref.WeakValueDictionary()
         )
         _tables.add(self)
 
     def __str__(self) -> str:
         count = sum(map(len, self.named.values()))
-        return "closed" if self.closed else f"{count} stream{'' if count == 1 else 's'}"
+        return "closed" if self.is_closed else f"{count} stream{'' if count == 1 else 's'}"
 
-    def called(self, name: str) -> Mapping[int, Stream]:
-        """Return the streams with this name, by device."""
+    def streams_named(self, name: str) -> Mapping[int, Stream]:
+        """Return the streams with a given name, by device."""
         if not isinstance(name, str):
             raise TypeError(f"name must be a string, not {name!r}")
         if not name:
             raise ValueError("name must not be empty; leave it out for the stream without a name")
-        return self.named.get(name, _NONE)
+        return self.named.get(name, _NO_STREAMS)
 
     def user_stream(self, device: int, name: str | None) -> Stream:
         """Return the stream of a device and name, creating it on first use."""
-        streams = self.unnamed if name is None else self.called(name)
+        streams = self.unnamed if name is None else self.streams_named(name)
         return streams.get(device) or self.find_or_create(device, name)
 
     def check_name(self, name: str | None, stream: object) -> None:
@@ -170,7 +172,7 @@ class Table:
             return
         if stream is not None:
             raise ValueError(f"name={name!r} selects a user stream: pass no stream= as well")
-        self.called(name)
+        self.streams_named(name)
 
     def find_or_create(
         self,
@@ -219,12 +221,12 @@ class Table:
     ) -> Stream:
         # The driver may block here until another stream is done. With one lock per device and name,
         # callers that want another stream or close this registry do not wait.
-        with self._makings.setdefault((device, name), _process.RLock()):
-            there = self.named.get(name, _NONE).get(device)
+        with self._creation_locks.setdefault((device, name), _process.RLock()):
+            there = self.named.get(name, _NO_STREAMS).get(device)
             if there is not None:
                 return there
             part = None if sms is None else _engine.lanes.part_of(device, sms)
-            stream = self.let_go.get((device, name))
+            stream = self.dropped.get((device, name))
             if (
                 stream is None
                 or priority not in (None, stream.priority)
@@ -238,28 +240,31 @@ class Table:
             with self._lock:
                 self.check_open()
                 # A signal handler or a destructor may have created the stream meanwhile.
-                return self.named.setdefault(name, {}).setdefault(device, stream)
+                stream = self.named.setdefault(name, {}).setdefault(device, stream)
+            for listener in _hooks.user_stream_created:
+                listener(stream)
+            return stream
 
-    def waited_for(self, targets: Sequence[Target], name: str | None) -> list[Lane]:
+    def lanes_to_wait_for(self, targets: Sequence[Target], name: str | None) -> list[Lane]:
         """Return the distinct lanes of the streams that a wait for targets covers."""
         try:
             if len(targets) == 1 and (name is not None or not self.uses.pending):
-                streams = self.unnamed if name is None else self.called(name)
+                streams = self.unnamed if name is None else self.streams_named(name)
                 stream = known_stream(targets[0], streams)
                 if stream is not None:
                     return [stream._resolve()]
             self.check_open()
             found: dict[int, Lane] = {}
             for target in targets or (None,):
-                for lane in self._waited_for(target, name):
+                for lane in self._lanes_for_wait(target, name):
                     found.setdefault(id(lane), lane)
         except UserStreamError as error:
             _targets.suggest_timeout(targets, error)
             raise
         return list(found.values())
 
-    def _waited_for(self, target: Target, name: str | None) -> list[Lane]:
-        """Return the lanes of the user streams of a target, and of other streams that use it."""
+    def _lanes_for_wait(self, target: Target, name: str | None) -> list[Lane]:
+        """Return the lanes of a target's user streams, and of other streams that use the target."""
         users = self.uses.lanes_of(target) if name is None else []
         try:
             return self._lanes_of(target, name) + users
@@ -275,16 +280,16 @@ class Table:
             if name is not None:
                 raise ValueError(f"{given[0]!r} is a stream already: pass no name")
             return [stream._resolve() for stream in given]
-        streams = self.unnamed if name is None else self.called(name)
+        streams = self.unnamed if name is None else self.streams_named(name)
         found = []
         for device in _targets.devices_of(target):
             stream = streams.get(device)
             if stream is None:
-                raise self._missing(device, name, target)
+                raise self._missing_stream(device, name, target)
             found.append(stream._resolve())
         return found
 
-    def _missing(self, device: int, name: str | None, target: Target) -> NoUserStreamError:
+    def _missing_stream(self, device: int, name: str | None, target: Target) -> NoUserStreamError:
         """Return the error for a missing stream, with a list of the existing streams."""
         there = [
             "the unnamed one" if other is None else repr(other)
@@ -326,12 +331,12 @@ class Table:
                 stream = self.named.get(name, {}).get(device)
                 if stream is not None and stream._lane is lane:
                     if not lost:
-                        self.let_go[device, name] = stream
+                        self.dropped[device, name] = stream
                     del self.named[name][device]
 
     def forget(self, closed: Lane) -> None:
-        """Remove a stream that is being closed; raise if the whole process shares the stream."""
-        if self.shared:
+        """Remove the stream of a lane that is being closed; raise if the process shares it."""
+        if self.is_process_wide:
             raise RuntimeError(
                 f"{closed!r} is a user stream of the whole process and cannot be closed, because "
                 "other code may be using it: us.close() empties the registry; a stream that you "
@@ -340,15 +345,15 @@ class Table:
         key = (closed.device, closed.name)
         with self._lock:
             self.empty({key: closed})
-            stream = self.let_go.get(key)
+            stream = self.dropped.get(key)
             if stream is not None and stream._lane is closed:
-                del self.let_go[key]
+                del self.dropped[key]
 
     def check_open(self) -> None:
         """Raise `ClosedError` if the registry was closed permanently."""
         if _process.halted:
             _process.check_fork()
-        if self.closed:
+        if self.is_closed:
             raise ClosedError(
                 "this UserStream was closed at the end of its with block; create another one"
             )
@@ -356,7 +361,7 @@ class Table:
     def close(self) -> None:
         """Close the table permanently and drop its streams."""
         with self._lock:  # waits for a thread that is storing a new stream
-            self.closed = True
+            self.is_closed = True
         self.empty(self.lanes())  # including streams created meanwhile or being captured
 
 
@@ -364,7 +369,7 @@ def known_stream(target: Target, streams: Mapping[int, Stream]) -> Stream | None
     """Return the existing stream for an ordinal or a buffer; `None` if the table has to decide."""
     if type(target) is int:
         return streams.get(target)
-    kind = _buffers.learned.get(type(target)) or _buffers.kind_of(target)
+    kind = _buffers.view_classes.get(type(target)) or _buffers.kind_of(target)
     return None if kind is None else streams.get(kind.locate(target))
 
 
@@ -380,7 +385,7 @@ def _check_part(stream: Stream, device: int, sms: Wanted) -> None:
 
 
 def _forget(table: weakref.ref[Table], lane: Lane) -> None:
-    """Remove a stream that is being closed from its table."""
+    """Remove the stream of a lane that is being closed from a table."""
     owner = table()
     if owner is not None:
         owner.forget(lane)
@@ -390,10 +395,10 @@ def _empty_all() -> None:
     # In a forked child: the next call finds no stream and reaches the fork check.
     for table in list(_tables):
         table._lock = _process.RLock()  # a thread of the parent may have held the lock
-        table._makings = {}
+        table._creation_locks = {}
         table.unnamed.clear()
         table.named = {None: table.unnamed}
-        table.let_go = weakref.WeakValueDictionary()
+        table.dropped = weakref.WeakValueDictionary()
 
 
 # Otherwise a child would find the parent's streams and bypass the fork check.

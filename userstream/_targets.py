@@ -1,4 +1,4 @@
-"""Resolve a target: the devices, streams or buffers that an argument names."""
+"""Resolution of a target: the devices, streams or buffers that an argument names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cuda.bindings import driver
 from userstream import _arguments, _buffers, _driver
 from userstream._stream import factory
 from userstream._stream.stream import Stream
-from userstream.errors import InvalidDeviceError, UnsupportedBufferError
+from userstream.errors import HostBufferError, InvalidDeviceError, UnsupportedBufferError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,13 +48,7 @@ def streams_in(target: Any) -> list[Stream]:
 
 
 def devices_of(target: Any) -> list[int]:
-    """Return the distinct ordinals of the devices that `target` names, in order.
-
-    Raises
-    ------
-    UnsupportedBufferError, HostBufferError, InvalidDeviceError
-        The target names no device.
-    """
+    """Return the distinct ordinals of the devices that `target` names; raise for no device."""
     _driver.library.ensure()
     if target is None:
         return [_driver.contexts.current_device()]
@@ -65,7 +59,10 @@ def devices_of(target: Any) -> list[int]:
     if device is not None:
         return [device]
     if is_collection(target):
-        devices = list(dict.fromkeys(view.device for view in views_in(target)))
+        try:
+            devices = list(dict.fromkeys(view.device for view in views_in(target)))
+        except HostBufferError as error:
+            raise placed(error, target) from None
         if not devices:
             raise InvalidDeviceError(
                 f"an empty {type(target).__name__} names no device; pass buffers, or nothing at "
@@ -78,7 +75,7 @@ def devices_of(target: Any) -> list[int]:
     elif _can_be_a_list(target):
         advice = "; make a list of it"
     raise UnsupportedBufferError(
-        f"{shown(target)} names no device: pass a GPU buffer, a (nested) sequence or mapping of "
+        f"{text_of(target)} names no device: pass a GPU buffer, a (nested) sequence or mapping of "
         f'them, a device, its ordinal or "cuda:1", or a stream{advice}'
     )
 
@@ -101,7 +98,7 @@ def check_depth(depth: int, collection: object) -> None:
     """Raise for a collection that is nested too deeply, such as one that contains itself."""
     if depth > _DEEPEST:
         raise UnsupportedBufferError(
-            f"collections are nested more than {_DEEPEST} deep: does {shown(collection)} contain "
+            f"collections are nested more than {_DEEPEST} deep: does {text_of(collection)} contain "
             "itself?"
         )
 
@@ -112,11 +109,22 @@ def views_in(collection: Any, *, named: str = "target") -> list[View]:
     for path, item, kind in _leaves(collection):
         if kind is None:
             raise UnsupportedBufferError(
-                f"{named}{subscripts(path)} is {shown(item)}, which is not a GPU buffer"
+                f"{named}{subscripts(path)} is {text_of(item)}, which is not a GPU buffer"
                 + _instead(item, named, inside=named == "target" or len(path) > 1)
             )
         views.append(kind(item))
     return views
+
+
+def placed(error: HostBufferError, collection: Any, named: str = "target") -> HostBufferError:
+    """Return the error for a host buffer with the position of the buffer, if there are several."""
+    leaves = list(_leaves(collection))
+    for path, item, kind in leaves if len(leaves) > 1 else ():
+        try:
+            _ = None if kind is None else kind(item).device
+        except HostBufferError as found:
+            return HostBufferError(f"{named}{subscripts(path)}: {found}")
+    return error
 
 
 def _instead(item: object, named: str, *, inside: bool) -> str:
@@ -162,10 +170,10 @@ def buffers_in(target: Any) -> list[Any]:
 
 def subscripts(path: tuple[object, ...]) -> str:
     """Return the path to an item of a (nested) collection as subscripts, for messages."""
-    return "".join(f"[{shown(key)}]" for key in path)
+    return "".join(f"[{text_of(key)}]" for key in path)
 
 
-def shown(obj: object) -> str:
+def text_of(obj: object) -> str:
     """Return the text that represents an object in messages."""
     # Only for these types: the repr of a tensor copies the tensor to the host.
     if obj is None or type(obj) in (bool, int, float, str, bytes):

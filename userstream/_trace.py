@@ -1,12 +1,12 @@
-"""What the environment can make userstream report: edges in the log, NVTX ranges for profilers.
+"""Reports that environment variables enable: edges in the log, and NVTX ranges for profilers.
 
 ``USERSTREAM_LOG_EDGES=1`` adds a listener that logs each edge between streams.
-``USERSTREAM_NVTX=1`` puts ranges around public methods as their classes are defined.
+``USERSTREAM_NVTX=1`` puts ranges around public methods as their classes are defined, and adds
+listeners that begin and end a range for the block of each borrow.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 import sys
@@ -34,12 +34,12 @@ def _nvtx() -> Any:
         raise ImportError("USERSTREAM_NVTX=1 needs the package nvtx: pip install nvtx") from error
 
 
-_ranges = _nvtx() if _is_on("USERSTREAM_NVTX") else None
+_ranges: Any = _nvtx() if _is_on("USERSTREAM_NVTX") else None
 _begun: dict[int, Any] = {}  # the ranges of borrows, by the identity of the borrow
 
 
 def ranged(name: str) -> Callable[[_Function], _Function]:
-    """Return a decorator that puts a range around a function if the environment asks for it."""
+    """Return a decorator that puts an NVTX range around a function if ranges are enabled."""
 
     def decorate(function: _Function) -> _Function:
         if _ranges is None:
@@ -50,45 +50,20 @@ def ranged(name: str) -> Callable[[_Function], _Function]:
     return decorate
 
 
-def begins_range(enter: _Function) -> _Function:
-    """Begin a range in the ``__enter__`` of a borrow if the environment asks for it."""
-    if _ranges is None:
-        return enter
-
-    @functools.wraps(enter)
-    def entered(borrow: Any) -> Any:
-        # Ranges of the process, not of the thread: other ranges of the thread may end in the block.
-        begun = _ranges.start_range("userstream.borrow", domain=_DOMAIN)
-        try:
-            stream = enter(borrow)
-        except BaseException:
-            _ranges.end_range(begun)
-            raise
-        _begun[id(borrow)] = begun
-        return stream
-
-    return entered  # type: ignore[return-value]  # of the same signature
+def _begin_range(borrow: object, _stream: object) -> None:
+    # A range of the process, not of the thread: other ranges of the thread may end in the block.
+    _begun[id(borrow)] = _ranges.start_range("userstream.borrow", domain=_DOMAIN)
 
 
-def ends_range(leave: _Function) -> _Function:
-    """End the range of `begins_range` after the ``__exit__`` of the borrow."""
-    if _ranges is None:
-        return leave
-
-    @functools.wraps(leave)
-    def left(borrow: Any, *error: Any) -> None:
-        try:
-            leave(borrow, *error)
-        finally:
-            if id(borrow) in _begun:
-                _ranges.end_range(_begun.pop(id(borrow)))
-
-    return left  # type: ignore[return-value]  # of the same signature
+def _end_range(borrow: object) -> None:
+    begun = _begun.pop(id(borrow), None)
+    if begun is not None:
+        _ranges.end_range(begun)
 
 
 def _log_edge(destination: object, source: object) -> None:
-    """Log an edge, with the line outside of the package that asked for it."""
-    import logging  # only programs that log edges pay for it
+    """Log an edge, with the line of the calling program."""
+    import logging  # imported on first use to keep "import userstream" fast
 
     logger = logging.getLogger("userstream")
     if not logger.isEnabledFor(logging.DEBUG):
@@ -107,3 +82,6 @@ def _log_edge(destination: object, source: object) -> None:
 
 if _is_on("USERSTREAM_LOG_EDGES"):
     _hooks.edge_added.append(_log_edge)
+if _ranges is not None:
+    _hooks.borrow_entered.append(_begin_range)
+    _hooks.borrow_left.append(_end_range)

@@ -1,4 +1,4 @@
-"""Warn of context managers that were created and never entered, and so did nothing."""
+"""Warnings about context managers that were created and never entered, and so did nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Unentered:
-    """A part of a context manager whose destructor warns, unless the manager was entered.
+    """Part of a context manager, whose destructor warns unless the manager was entered.
 
     The context manager has no destructor of its own: an exception of a signal handler in a
     destructor would be lost, and nearly every context manager is entered. Entering returns this
@@ -35,7 +35,7 @@ class Unentered:
                 line = number
         warnings.warn_explicit(
             f"{self.words} was never entered, so it did nothing: use it in a with statement",
-            ResourceWarning,
+            RuntimeWarning,
             code.co_filename,
             line,
         )
@@ -44,7 +44,7 @@ class Unentered:
 spare: list[Unentered] = []
 
 
-def made(words: str, depth: int) -> Unentered:
+def armed(words: str, depth: int) -> Unentered:
     """Return an armed warning for a context manager created `depth` calls above."""
     try:
         unentered = spare.pop()
@@ -56,7 +56,7 @@ def made(words: str, depth: int) -> Unentered:
     return unentered
 
 
-def entered(unentered: Unentered) -> None:
+def disarm(unentered: Unentered) -> None:
     """Disarm the warning and keep the object for reuse."""
     unentered.code = None
     spare.append(unentered)

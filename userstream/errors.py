@@ -17,6 +17,7 @@
     ├── UnknownProducerError      (ValueError)     the stream that wrote the buffer is unknown
     ├── NoUserStreamError         (LookupError)    the device has no user stream
     ├── RaceError                 (AssertionError) `observe` found a race
+    ├── StallError                (AssertionError) the host waited in a block of `no_stalls`
     ├── WaitTimeout               (TimeoutError)   work not done in time; nothing is cancelled
     └── WaitErrors                (ExceptionGroup) some of several streams failed
 
@@ -52,6 +53,7 @@ __all__ = [
     "NoUserStreamError",
     "NotSupportedError",
     "RaceError",
+    "StallError",
     "UnknownProducerError",
     "UnsupportedBufferError",
     "UnsupportedStreamError",
@@ -466,6 +468,42 @@ class RaceError(UserStreamError, AssertionError):
     ) -> None:
         super().__init__(message, device=device, stream=stream)
         self.races: list[str] = list(races)
+
+
+class StallError(UserStreamError, AssertionError):
+    """The host waited for the GPU in a block of `no_stalls`, which raises this at its end.
+
+    Parameters
+    ----------
+    message : str
+        What waited, and where.
+    stalls : sequence of str, optional
+        Each wait: its duration, the call, and the line.
+    device : int, optional
+        Ordinal of the device involved.
+    stream : str, optional
+        ``repr`` of the stream involved.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> try:
+    ...     with us.no_stalls():
+    ...         stream = us.get_stream(0)
+    ... except us.StallError as error:
+    ...     print(error.stalls)
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        stalls: Sequence[str] = (),
+        device: int | None = None,
+        stream: str | None = None,
+    ) -> None:
+        super().__init__(message, device=device, stream=stream)
+        self.stalls: list[str] = list(stalls)
 
 
 class WaitErrors(UserStreamError, ExceptionGroup[Exception]):

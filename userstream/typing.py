@@ -1,6 +1,6 @@
 """Types for annotating code that calls userstream.
 
-None of them is needed at run time, and none imports a framework.
+The types are for type checkers; none is needed at run time, and none imports a framework.
 
 Examples
 --------
@@ -109,7 +109,7 @@ class CUDAArrayInterface(Protocol):
 
 
 class _Pointer(Protocol):
-    """``cuda.bindings.driver.CUdeviceptr``, for which there are no type hints."""
+    """A ``CUdeviceptr`` of cuda.bindings, which has no type hints."""
 
     def getPtr(self) -> int:  # noqa: N802
         """Return the address of the object itself."""
@@ -117,7 +117,7 @@ class _Pointer(Protocol):
 
 
 class _TensorList(Protocol):
-    """``TensorListGPU`` of DALI, which does not implement an array protocol."""
+    """A list of tensors of DALI (``TensorListGPU``), which implements no array protocol."""
 
     def device_id(self) -> int:
         """Return the ordinal of the device."""
@@ -125,7 +125,7 @@ class _TensorList(Protocol):
 
 
 class _Batch(Protocol):
-    """``Batch`` of DALI's dynamic mode."""
+    """A batch of DALI's dynamic mode (``Batch``)."""
 
     @property
     def tensors(self) -> Any:
@@ -134,7 +134,7 @@ class _Batch(Protocol):
 
 
 class _CUDADevice(Protocol):
-    """`cuda.core.Device`, or the device of PyTorch, CuPy, JAX, Warp or TVM FFI."""
+    """`cuda.core.Device`, or the device object of a framework."""
 
     def __hash__(self) -> int: ...
 
@@ -150,21 +150,21 @@ Buffers: TypeAlias = "Buffer | Sequence[Any] | Mapping[Any, Any]"
 """A buffer, or a (nested) sequence or mapping of buffers."""
 
 Producer: TypeAlias = "StreamLike | Literal['auto', 'device'] | None"
-"""Who writes a buffer: a stream, ``"device"`` for everything on its device, ``"auto"``
-for what is known of it, or `None` if no work is pending."""
+"""The producer of a buffer: a stream, ``"device"`` for everything on the device of the buffer,
+``"auto"`` for the stream that is known of the buffer, or `None` if no work is pending."""
 
 DeviceLike: TypeAlias = SupportsIndex | str | _CUDADevice
 """A device: an ordinal, ``"cuda:1"``, or the device object of cuda.core or of a framework."""
 
 AccessMode: TypeAlias = Literal["read", "write"]
-"""Whether work only reads buffers, or may write them; see `userstream.borrow`."""
+"""The access of work to buffers: only reading, or writing as well; see `userstream.borrow`."""
 
 WaitPolicy: TypeAlias = Literal["auto", "spin"]
-"""Whether a host wait sleeps between polls; see `userstream.wait`."""
+"""The policy of a host wait: sleeping between polls, or not; see `userstream.wait`."""
 
 CaptureMode: TypeAlias = Literal["global", "thread_local", "relaxed"]
-"""Which calls are forbidden during a capture; see `userstream.Stream.capture`."""
+"""The calls that a capture prohibits; see `userstream.Stream.begin_capture`."""
 
 Target: TypeAlias = "Buffers | DeviceLike | StreamLike | None"
-"""What selects a stream: a buffer, a device, a stream, a (nested) sequence or mapping of buffers
-(for waits, of streams as well), or `None` for the current device of the calling thread."""
+"""A buffer, a device or a stream, which selects a stream; a (nested) sequence or mapping of buffers
+(for waits, of streams as well); or `None` for the current device of the calling thread."""

@@ -167,7 +167,7 @@ def test_a_name_is_no_target() -> None:
 
 
 def test_what_is_to_be_a_list(memory: int) -> None:
-    """As of ``model.parameters()`` and ``batch.values()``."""
+    """Iterables such as ``model.parameters()`` and ``batch.values()``."""
     buffers = [CAI(memory)]
     for several in (iter(buffers), {*buffers}, {"x": buffers[0]}.values(), (x for x in buffers)):
         for use in (us.get_stream, us.wait, us.acquire, us.hold, borrow):

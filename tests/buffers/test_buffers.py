@@ -1,4 +1,4 @@
-"""Which device a buffer is on, and what is known of it. Real frameworks: `test_frameworks.py`."""
+"""The device of a buffer, and its description. Real frameworks: `tests/buffers/real`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ def test_a_description_shows_addresses_and_handles_as_streams_show_theirs(
 ) -> None:
     shown = repr(us.describe(torch.Tensor(torch.device("cuda", 0), memory)))
     assert f"address={memory:#x}, nbytes=24, shape=(2, 3)" in shown
-    assert "producer=0x1, parts=()" in shown
+    assert "memory='device', producer=0x1, device_uuid='" in shown
+    assert "parts" not in shown, "what is not known, or not there, is left out"
+    tensor = torch.Tensor(torch.device("cuda", 0), memory, dtype="float64")
+    assert "dtype=dtype('float64')" in repr(us.describe(tensor))
     assert "device_id=0, source='torch.Tensor'" in shown
     nothing = us.BufferInfo(device_id=None, source="none", ordering="device")
     assert eval(repr(nothing), {"BufferInfo": us.BufferInfo}) == nothing
@@ -173,6 +176,7 @@ def test_jax_sharded(jax: types.ModuleType) -> None:
     same = jax.Array(jax.Device(0), jax.Device(0))
     assert resolves(same)
     assert len(us.describe(same).parts) == 2
+    assert len(us.describe(jax.Array(*[jax.Device(0)] * 3)).parts) == 3
 
 
 def test_jax_traced(jax: types.ModuleType) -> None:
@@ -547,9 +551,27 @@ def test_an_interface_of_numpy_integers(memory: int) -> None:
         {"stream": 1 << 64},
         {"stream": np.array([3, 4])},
         {"data": (4096, np.array([True, False]))},
+        {"data": (4096.0, False)},
+        {"data": (True, False)},
     ],
     ids=str,
 )
 def test_a_malformed_interface(wrong: dict[str, object], memory: int) -> None:
     with pytest.raises(us.UnsupportedBufferError, match="malformed"):
         us.describe(CAI(memory, **wrong))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *((4, "OpenCL"), (7, "Vulkan"), (8, "Metal"), (10, "ROCm"), (11, "ROCm host")),
+        *((14, "oneAPI"), (99, "unknown")),
+    ],
+)
+def test_the_device_of_another_vendor(kind: int, name: str) -> None:
+    class Array:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (kind, 0)
+
+    with pytest.raises(us.UnsupportedBufferError, match=rf"DLPack type {kind} \({name}\)"):
+        us.get_stream(Array())

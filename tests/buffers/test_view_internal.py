@@ -17,7 +17,7 @@ from helpers import (
     DLPack,
 )
 from userstream import _buffers, testing
-from userstream._buffers.view import Layout, View, contiguous_strides, once
+from userstream._buffers.view import Layout, View, cached, contiguous_strides
 
 
 class Counted(CAI):
@@ -111,7 +111,7 @@ def test_a_view_is_no_cycle(memory: int) -> None:
     alive = weakref.ref(array)
     view = _buffers.view_of(array)
     view.info()
-    assert [unit.order.handle for unit in view.units] == [4711]
+    assert [unit.producer.handle for unit in view.units] == [4711]
     del array, view
     assert alive() is None, gc.get_referrers(alive())
 
@@ -121,7 +121,7 @@ def test_an_answer_that_failed_is_asked_for_again() -> None:
         source = "flaky"
         asked = 0
 
-        @once
+        @cached
         def layout(self) -> Layout:
             self.asked += 1
             if self.asked == 1:
@@ -138,13 +138,13 @@ def test_an_answer_that_failed_is_asked_for_again() -> None:
 
 
 def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_buffers, "_MOST_LEARNED", 8)
+    monkeypatch.setattr(_buffers, "_MOST_TYPES", 8)
     for number in range(50):
         kind = type(f"Array{number}", (DLPack,), {})
         assert us.get_stream(kind(2, 0)) is us.get_stream(0)
         with pytest.raises(us.UnsupportedBufferError):
             us.get_stream(type(f"Odd{number}", (), {})())
-        assert len(_buffers.learned) + len(_buffers._strangers) <= 8
+        assert len(_buffers.view_classes) + len(_buffers._unsupported_types) <= 8
 
 
 @pytest.mark.parametrize(

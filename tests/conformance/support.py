@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -75,6 +78,26 @@ def stays(expected: object, look: Callable[[], object]) -> bool:
             return False
         time.sleep(0.005)
     return True
+
+
+def program(code: str, *arguments: str, **environment: str) -> str:
+    """What a program prints. It finds the driver of these tests as the loader does."""
+    from conftest import SIMULATED
+    from userstream import testing
+
+    variables = {**os.environ, **environment}
+    if SIMULATED:
+        variables["LD_LIBRARY_PATH"] = testing.library_path()
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code, *arguments],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return done.stdout
 
 
 class Background:

@@ -127,6 +127,7 @@ def test_every_launch_begins_with_the_default(graphs, stream, context, zeros):
     executable = graphs.instantiate(branching(graphs, context, zeros, IF, 2, 1))
     for _ in range(2):
         ok(driver.cuMemsetD8(zeros, 0, 3))
+        ok(driver.cuCtxSynchronize())  # a fill does not wait for itself
         launch(executable, stream)
         assert filled(zeros, 3) == (1, 0, 9)
 

@@ -13,6 +13,7 @@ from conformance.support import (
     NOT_READY,
     SUCCESS,
     Background,
+    current,
     elsewhere,
     finishes,
     no_context,
@@ -427,3 +428,33 @@ def test_a_plain_copy_may_cross_devices(make_memory, pageable, stream, other_con
     ok(driver.cuMemcpyDtoDAsync(destination, source, SIZE, stream))
     assert finishes(stream)
     assert contents(destination) == bytes(range(SIZE))
+
+
+@pytest.mark.multi_device
+@pytest.mark.parametrize("side", ["destination", "source"])
+def test_a_copy_that_names_contexts_needs_no_access_to_their_pools(
+    side, contexts, make_memory, pageable, make_stream, other_context
+):
+    """Either side is reached from its own context, and either may be current."""
+    context = {"destination": contexts[0], "source": other_context}
+    filled = make_memory(context=other_context)
+    upload(filled, pageable, other_context)
+    stream, address = {}, {}
+    for each, owner in context.items():
+        stream[each] = make_stream(context=owner)
+        with current(owner):
+            address[each] = ok(driver.cuMemAllocAsync(SIZE, stream[each]))
+    ok(driver.cuMemcpyDtoDAsync(address["source"], filled, SIZE, stream["source"]))
+    for each in context:
+        assert finishes(stream[each])
+    with current(context[side]):
+        result = driver.cuMemcpyPeerAsync(
+            *(address["destination"], context["destination"]),
+            *(address["source"], context["source"]),
+            *(SIZE, stream[side]),
+        )
+    assert result == (SUCCESS,)
+    assert finishes(stream[side])
+    assert contents(address["destination"]) == bytes(range(SIZE))
+    for each in context:
+        ok(driver.cuMemFreeAsync(address[each], stream[each]))

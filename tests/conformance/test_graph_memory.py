@@ -249,6 +249,7 @@ def test_nodes_that_allocate_and_free(context, graphs, stream, memory):
     executable = graphs.instantiate(graph)
     for _ in range(2):
         ok(driver.cuMemsetD8(memory, 0, SIZE))
+        ok(driver.cuCtxSynchronize())  # a fill does not wait for itself
         ok(driver.cuGraphLaunch(executable, stream))
         assert finishes(stream)
         assert contents(memory) == b"\x09" * SIZE

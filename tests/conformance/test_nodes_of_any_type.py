@@ -61,6 +61,7 @@ def test_fills_one_after_the_other(graphs, stream, context, zeros):
 
 def test_a_copy(graphs, stream, context, zeros):
     ok(driver.cuMemsetD8(zeros + 2, 7, 2))
+    ok(driver.cuCtxSynchronize())  # a fill does not wait for itself
     parameters = parameters_of(Type.CU_GRAPH_NODE_TYPE_MEMCPY)
     parameters.memcpy.copyCtx = context
     copy = parameters.memcpy.copyParams

@@ -12,7 +12,7 @@ from internals import pinned_limit
 
 @pytest.fixture
 def no_cache() -> Iterator[None]:
-    """Let every result be pageable."""
+    """Make every result pageable, by a limit of 0 for page-locked memory."""
     before = pinned_limit()
     us.UserStream.set_pinned_limit(0)
     yield

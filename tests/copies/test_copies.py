@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda.bindings import driver
+from cuda.core import Device
 from numpy.lib.stride_tricks import sliding_window_view
 
 import userstream as us
@@ -73,7 +74,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch, no_cache: None) -> None:
 
 @pytest.fixture
 def held_in_between(monkeypatch: pytest.MonkeyPatch, small_chunks: None) -> None:
-    """Let a stream be held that was free when the chunks were lent."""
+    """Hold a stream after the chunks were lent for it."""
     never_reach(monkeypatch)
 
 
@@ -396,6 +397,64 @@ def test_between_what_overlaps(stream: us.Stream) -> None:
             copy_on(stream, first, DeviceArray(LARGE[0, :20].view("i4"), memory.address))
 
 
+# ---- buffers without a type ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def untyped() -> Any:
+    """A buffer of 96 bytes, which says nothing of their type."""
+    with device_current(0):
+        buffer = Device(0).allocate(96, stream=us.get_stream(0))
+    us.get_stream(0).sync(10)
+    return buffer
+
+
+SIX_BY_FOUR = np.arange(24, dtype="f4").reshape(6, 4)
+
+
+@pytest.mark.parametrize(
+    "array", [SIX_BY_FOUR, SIX_BY_FOUR.T, SIX_BY_FOUR[:, ::-1], np.arange(12, dtype="c8")]
+)
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_buffer_without_a_type_takes_as_many_bytes(
+    untyped: Any, array: np.ndarray, wait: bool
+) -> None:
+    source, target = us.pinned_empty(array.shape, array.dtype), us.pinned_like(array)
+    source[:] = array
+    us.copyto(untyped, source if not wait else array, producer=None, wait=wait)
+    us.wait(0, timeout=10)
+    assert us.asnumpy(untyped, producer=None).tobytes() == array.tobytes()  # in C order
+    us.copyto(target, untyped, producer=None, wait=wait)
+    us.wait(0, timeout=10)
+    assert same(target, array)
+
+
+def test_a_buffer_without_a_type_and_an_array_on_the_device(
+    untyped: Any, stream: us.Stream
+) -> None:
+    with on_device(SIX_BY_FOUR.T) as memory:  # which has strides
+        us.copyto(untyped, memory, stream=stream, producer=stream)
+        us.copyto(memory, np.zeros((4, 6), "f4"), stream=stream, producer=stream)
+        us.copyto(memory, untyped, stream=stream, producer=stream)
+        assert same(to_host(memory, stream), SIX_BY_FOUR.T)
+
+
+@pytest.mark.parametrize(
+    ("array", "match"),
+    [
+        (np.zeros(23, "f4"), "has 96 bytes and no type, .* shape \\(23,\\) has 92"),
+        (np.zeros(95, "u1"), "could not broadcast"),
+        (np.zeros(12, object), "does not convert|could not broadcast"),  # 96 bytes of references
+    ],
+)
+def test_a_buffer_without_a_type_takes_nothing_else(
+    untyped: Any, array: np.ndarray, match: str
+) -> None:
+    for to, source in ((untyped, array), (array, untyped)):
+        with pytest.raises((TypeError, ValueError), match=match):
+            us.copyto(to, source, producer=None)
+
+
 # ---- streams, contexts, captures ----------------------------------------------------------------
 
 
@@ -495,6 +554,11 @@ def test_a_capturing_stream_is_refused(cached: bool, stream: us.Stream) -> None:
         assert same(to_host(memory, stream), LARGE)
 
 
+def is_trimming() -> bool:
+    """Return whether page-locked memory is about to be freed."""
+    return "userstream-trim" in [thread.name for thread in threading.enumerate()]
+
+
 def test_a_capture_elsewhere_survives(stream: us.Stream) -> None:
     """In the global mode, which most calls of the driver break."""
     # What allocates device memory may not run beside it.
@@ -511,6 +575,8 @@ def test_a_capture_elsewhere_survives(stream: us.Stream) -> None:
             us.UserStream.set_pinned_limit(0)
             try:
                 assert same(to_host(memory, stream, np.zeros_like(LARGE)), LARGE)
+                # A free waits for a stream that is held, and keeps all others from recording.
+                assert eventually(lambda: not is_trimming())
                 with testing.latch(stream), pytest.raises(us.WaitTimeout):
                     to_host(memory, stream, timeout=0.01)
             finally:
@@ -641,6 +707,11 @@ def test_ctrl_c(
         assert same(to_host(memory, stream), LARGE)
 
 
+def repeated(use: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        use()
+
+
 @pytest.mark.simulated
 @pytest.mark.parametrize("function", ["cuMemcpyAsync", "cuEventRecord", "cuEventQuery"])
 @pytest.mark.parametrize("past", [False, True])
@@ -657,11 +728,12 @@ def test_a_failure_in_the_middle(
             use()
             stream.sync(timeout=20)
             assert eventually(settled)
+            is_query = function == "cuEventQuery"  # not of copies that are over at once
             for skip in range(3 if past else 1):
                 reclaim(stream)
                 with testing.inject(function, 719, skip=skip, this_thread=True):
                     with pytest.raises(us.DriverError) as error:
-                        use()
+                        repeated(use, 100 if is_query else 1)
                 assert error.value.function == function
                 testing.reset()
                 assert eventually(settled)

@@ -1,4 +1,4 @@
-"""What crosses a process, and what refuses to; devices by the name that every process knows."""
+"""Pickling: objects that cross a process boundary or refuse to, and UUIDs of devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a copy of a strided array moves: played through on host memory, against NumPy."""
+"""Moves of a copy of a strided array, executed on host memory and compared with NumPy."""
 
 from __future__ import annotations
 

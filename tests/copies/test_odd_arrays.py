@@ -23,7 +23,7 @@ NUMBERS = np.arange(6, dtype="f4").reshape(2, 3)
 
 @pytest.fixture
 def memory(memory: int) -> int:
-    """As everywhere, and cleared."""
+    """The address of 256 cleared bytes on device 0."""
     fill(us.get_stream(0), memory, 0)
     us.wait(0)
     return memory
@@ -89,6 +89,9 @@ def test_a_capsule_that_is_read_only(memory: int) -> None:
             us.copyto(target, np.ones(4, np.uint8), producer=None)
         assert us.asnumpy(target, producer=None).tolist() == [0] * 4
     assert content(memory, 4) == {0}
+    writable = StridedMemoryView.from_dlpack(Exported(memory), stream_ptr=-1)
+    us.copyto(writable, np.ones(4, np.uint8), producer=None)
+    assert content(memory, 4) == {1}
 
 
 def test_elements_below_a_byte(memory: int) -> None:
@@ -201,9 +204,10 @@ def test_padding_is_no_field(dtype: np.dtype, memory: int) -> None:
 
 
 def test_a_structure_of_another_size_is_malformed(memory: int) -> None:
-    wrong = array(memory, typestr="|V4", descr=[("a", "<f8")])
-    with pytest.raises(us.UnsupportedBufferError, match=r"malformed.*descr.*V4"):
-        us.asnumpy(wrong)
+    for kind in ("<f8", "<f2"):
+        wrong = array(memory, typestr="|V4", descr=[("a", kind)])
+        with pytest.raises(us.UnsupportedBufferError, match=r"malformed.*descr.*V4"):
+            us.asnumpy(wrong)
 
 
 def test_an_address_that_is_none_is_malformed(memory: int) -> None:
@@ -230,7 +234,7 @@ def test_a_handle_that_no_stream_has_is_named(memory: int, use: Callable[[object
 def test_a_stream_that_cannot_be_asked_for_another_reason_is_not_called_gone() -> None:
     with device_current(0):
         theirs = Device(0).create_stream()
-    with testing.inject("cuStreamGetCtx", 2), pytest.raises(us.DriverError) as caught:
+    with testing.inject("cuStreamGetCtx", 2, 9), pytest.raises(us.DriverError) as caught:
         us.Stream.from_handle(int(theirs.handle)).stream_id  # noqa: B018
     assert not hasattr(caught.value, "__notes__")
 

@@ -95,6 +95,7 @@ def test_the_host_goes_on_and_the_copy_is_in_order(producer: us.Stream, memory: 
     assert content(memory) == {2}
 
 
+@pytest.mark.schedules(0)  # a schedule may run the copy later
 @pytest.mark.simulated
 @pytest.mark.parametrize("filled", [False, True])
 def test_a_small_copy_that_is_over_at_once_holds_nothing(
@@ -225,25 +226,6 @@ def test_a_batch_of_several_devices(memory: int) -> None:
                 results = copy.result(timeout=20)
             np.testing.assert_array_equal(results[0], NUMBERS)
             np.testing.assert_array_equal(results[1], NUMBERS * 2)
-
-
-def test_a_sharded_array_is_put_together(jax: types.ModuleType, memory: int) -> None:
-    write(memory, NUMBERS)
-    whole = jax.Array(jax.Device(0), jax.Device(0))
-    whole.is_fully_addressable, whole.shape = True, (2, 3)
-    for row, shard in enumerate(whole.addressable_shards):
-        shard.index, shard.replica_id = (slice(row, row + 1), slice(None)), 0
-        part = shard.data
-        part.is_fully_addressable, part.shape, part.nbytes = True, (1, 3), 12
-        part.addressable_shards[0].replica_id = 0
-        part.addressable_shards[0].index = (slice(None),) * 2
-        part.unsafe_buffer_pointer = lambda row=row: memory + 12 * row
-    jax.Array.__dlpack__ = lambda self, *, stream: object()
-    result = us.asnumpy_async(whole).result(timeout=20)
-    np.testing.assert_array_equal(result, NUMBERS, strict=True)
-    out = us.pinned_empty((2, 3), "f4")
-    assert us.asnumpy_async(whole, out=out).result(timeout=20) is out
-    np.testing.assert_array_equal(out, NUMBERS)
 
 
 def test_lists_of_dali(memory: int) -> None:

@@ -1,4 +1,4 @@
-"""What an array says of itself leads a copy nowhere but into its own memory."""
+"""A copy stays in the memory of its arrays, whatever shape and strides they report."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_a_tensor_that_was_made_in_another_context(torch: Any) -> None:
 
 @pytest.mark.gpu
 def test_memory_of_two_allocations_in_one_range() -> None:
-    """As PyTorch's expandable segments are."""
+    """The expandable segments of PyTorch are such memory."""
     place = driver.CUmemLocation()
     place.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     place.id = 0

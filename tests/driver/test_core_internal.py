@@ -28,7 +28,9 @@ from helpers import (
     upload,
 )
 from userstream import _built, _driver, testing
-from userstream._driver import _core, core
+from userstream._driver import _core, account, core
+from userstream._engine import dispatcher, watcher
+from watching import Listener
 
 NOT_READY = 600
 SINGLETONS = (None, True, False)
@@ -38,15 +40,6 @@ CALLS = int(os.environ.get("USERSTREAM_CALLS", "100_000"))  # in which nothing m
 @pytest.fixture(autouse=True)
 def _loaded() -> None:
     us.get_stream(0)  # the driver is loaded
-
-
-@pytest.fixture
-def event() -> Any:
-    us.get_stream(0)
-    with device_current(0):
-        made = checked(driver.cuEventCreate(0))
-    yield made
-    checked(driver.cuEventDestroy(made))
 
 
 def which(result: int) -> tuple[str, int]:
@@ -113,120 +106,127 @@ def to_host(memory: int) -> Iterator[tuple[int, int]]:
         yield address, memory
 
 
-def fetch(*given: Any) -> int:
-    return core.fetch(*given)  # type: ignore[no-any-return]
+def fetch(
+    lane: Any,
+    start: int,
+    address: int,
+    move: tuple[int, int, int, int, int] = EIGHT,
+    *,
+    after: Any = None,
+    limit: int = LONG,
+    parts: int = 1,
+    out: int = 0,
+) -> Any:
+    with _driver.contexts.entered(lane.context):
+        return core.fetch(lane, after, move, start, address, limit, parts, out)
 
 
-def test_fetching_copies_and_waits_for_that(producer, event, memory, to_host):
-    stream, context = producer._lane.handle, producer._lane.context
+def fetched(*given: Any, **more: Any) -> int:
+    """Fetch until a copy is over in time, and return how many tries that took."""
+    tries = 1
+    while (answer := fetch(*given, **more)) is not True:
+        assert isinstance(answer, core.Point)
+        tries += 1
+    return tries
+
+
+def test_fetching_copies_and_waits_for_that(producer, memory, to_host):
     fill(producer, memory, 7)
-    with _driver.contexts.entered(context):
-        before = mode_of_this_thread()
-        while result := core.fetch(EIGHT, (event,), *to_host, stream, context, LONG, 0, 0):
-            assert which(result) == ("cuEventQuery", NOT_READY)
-        assert mode_of_this_thread() == before
+    before = mode_of_this_thread()
+    fetched(producer._lane, *to_host)
+    assert mode_of_this_thread() == before
     assert ctypes.string_at(to_host[0], 8) == b"\7" * 8
 
 
-def test_fetching_gives_up_in_time(producer, event, to_host):
-    stream, context = producer._lane.handle, producer._lane.context
-    with _driver.contexts.entered(context), testing.latch(producer):
-        result = core.fetch(EIGHT, (event,), *to_host, stream, context, 1000, 0, 0)
-        assert which(result) == ("cuEventQuery", NOT_READY)
+def test_fetching_gives_up_in_time(producer, to_host):
+    lane = producer._lane
+    with testing.latch(producer):
+        point = fetch(lane, *to_host, limit=1000)
+        assert point.target is lane
+        assert not point.is_done()
     producer.sync()
-    checked(driver.cuEventQuery(event))  # which was recorded behind the copy
+    assert point.is_done()  # its event was recorded behind the copy
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 32])
 @pytest.mark.parametrize("size", [8, 4096, 40_007])
 def test_fetching_goes_on_to_other_memory_in_parts(producer, count, size):
     """The GPU is at work on the next part meanwhile, if the pages are enough for several."""
-    stream, context = producer._lane.handle, producer._lane.context
     expected = bytes(index % 251 for index in range(size))
     out = ctypes.create_string_buffer(size + 1)
     out[size] = b"x"
-    to_out = ctypes.addressof(out)
     with device_memory(0, size) as source, pinned_memory(size=size) as to:
-        move = (0, 0, size, 0, size)
-        with _driver.contexts.entered(context):
+        with device_current(0):
             upload(source, expected, size)
-            events = [checked(driver.cuEventCreate(0)) for _ in range(count)]
-            copies = testing.calls("cuMemcpyAsync") if SIMULATED else 0
-            tries = 1
-            while result := core.fetch(
-                move, tuple(events), to, source, stream, context, LONG, 0, to_out
-            ):
-                assert which(result) == ("cuEventQuery", NOT_READY)
-                tries += 1
-            if SIMULATED:
-                parts = min(count, -(-size // 4096))
-                if parts == 32:
-                    parts = 10  # of a page each
-                copied = testing.calls("cuMemcpyAsync") - copies
-                assert copied == parts * tries
-            for event in events:
-                checked(driver.cuEventQuery(event))
-                checked(driver.cuEventDestroy(event))
+        copies = testing.calls("cuMemcpyAsync") if SIMULATED else 0
+        move, to_out = (0, 0, size, 0, size), ctypes.addressof(out)
+        tries = fetched(producer._lane, to, source, move, parts=count, out=to_out)
+        if SIMULATED:
+            parts = min(count, -(-size // 4096))
+            if parts == 32:
+                parts = 10  # of a page each
+            assert testing.calls("cuMemcpyAsync") - copies == parts * tries
     assert out.raw == expected + b"x"
 
 
-def test_what_is_late_does_not_go_on(producer, event, to_host):
-    stream, context = producer._lane.handle, producer._lane.context
+def test_what_is_late_does_not_go_on(producer, to_host):
     out = ctypes.create_string_buffer(b"before..", 8)
-    with _driver.contexts.entered(context), testing.latch(producer):
-        result = core.fetch(
-            EIGHT, (event,), *to_host, stream, context, 1000, 0, ctypes.addressof(out)
-        )
-        assert which(result) == ("cuEventQuery", NOT_READY)
+    with testing.latch(producer):
+        point = fetch(producer._lane, *to_host, limit=1000, out=ctypes.addressof(out))
+        assert not point.is_done()
     producer.sync()
     assert out.raw == b"before.."
 
 
 @pytest.mark.no_races(False)  # whoever calls `fetch` knows that it has waited
-def test_a_producer_is_followed_by_an_edge_only_while_it_is_busy(producer, event, memory, to_host):
-    stream, context = us.get_stream(0)._lane.handle, producer._lane.context
-    theirs = producer._lane.handle
-    with _driver.contexts.entered(context):
-        fill(producer, memory, 1)
-        producer.sync(timeout=20)
-        waits = testing.calls("cuStreamWaitEvent") if SIMULATED else 0
-        while result := core.fetch(EIGHT, (event,), *to_host, stream, context, LONG, theirs, 0):
-            assert which(result) == ("cuEventQuery", NOT_READY)
-        assert not SIMULATED or testing.calls("cuStreamWaitEvent") == waits
-        with testing.latch(producer) as latch:
-            fill(producer, memory, 2)
-            result = core.fetch(EIGHT, (event,), *to_host, stream, context, 1000, theirs, 0)
-            assert which(result) == ("cuEventQuery", NOT_READY)
-            latch.release()
-        us.wait(0, timeout=20)
-        assert ctypes.string_at(to_host[0], 8) == bytes([2]) * 8
-        with us.Stream.create(0) as captured:
-            captured.begin_capture(mode="relaxed")
-            handle = captured._lane.handle
-            assert (
-                core.fetch(EIGHT, (event,), *to_host, stream, context, LONG, handle, 0)
-                == core.CAPTURED
-            )
-            captured.end_capture()
-
-
-def test_nothing_is_fetched_on_a_captured_stream_or_beside_its_context(producer, event, to_host):
-    stream, context = producer._lane.handle, producer._lane.context
-    with another_context():
-        assert core.fetch(EIGHT, (event,), *to_host, stream, context, LONG, 0, 0) == core.CAPTURED
-    with us.Stream.create(0) as captured, _driver.contexts.entered(context):
+def test_a_producer_is_followed_by_an_edge_only_while_it_is_busy(producer, memory, to_host):
+    lane, theirs = us.get_stream(0)._lane, producer._lane
+    fill(producer, memory, 1)
+    producer.sync(timeout=20)
+    waits = testing.calls("cuStreamWaitEvent") if SIMULATED else 0
+    fetched(lane, *to_host, after=theirs)
+    assert not SIMULATED or testing.calls("cuStreamWaitEvent") == waits
+    with testing.latch(producer) as latch:
+        fill(producer, memory, 2)
+        point = fetch(lane, *to_host, after=theirs, limit=1000)
+        assert not point.is_done()
+        latch.release()
+    us.wait(0, timeout=20)
+    assert ctypes.string_at(to_host[0], 8) == bytes([2]) * 8
+    with us.Stream.create(0) as captured:
         captured.begin_capture(mode="relaxed")
-        assert (
-            core.fetch(EIGHT, (event,), *to_host, captured._lane.handle, context, LONG, 0, 0)
-            == core.CAPTURED
-        )
+        assert fetch(lane, *to_host, after=captured._lane) is None
+        captured.end_capture()
+
+
+def test_the_event_of_a_long_copy_is_the_blocking_one(producer, to_host):
+    """A thread of the core can wait for it, and a short copy spares the interrupt."""
+    lane, theirs = us.get_stream(0)._lane, producer._lane
+    us.wait(0)
+    with testing.latch(us.get_stream(0)):
+        assert not fetch(lane, *to_host, limit=1000).is_blocking
+        with testing.latch(producer):
+            point = fetch(lane, *to_host, after=theirs, limit=1000)
+            assert point.is_blocking
+            assert not fetch(lane, *to_host, after=theirs, limit=1000).is_blocking  # one at a time
+    us.wait(0)
+    assert point.is_done()
+
+
+def test_nothing_is_fetched_on_a_captured_stream_or_beside_its_context(producer, to_host):
+    given = (producer._lane, None, EIGHT, *to_host, LONG, 1, 0)
+    with another_context():
+        assert core.fetch(*given) is None
+    with us.Stream.create(0) as captured:
+        captured.begin_capture(mode="relaxed")
+        assert fetch(captured._lane, *to_host) is None
         captured.end_capture()
     producer.sync()
     assert ctypes.string_at(to_host[0], 8) == b"\xff" * 8
 
 
-def test_nothing_is_fetched_beyond_an_allocation(producer, event, memory, to_host):
-    stream, context = producer._lane.handle, producer._lane.context
+def test_nothing_is_fetched_beyond_an_allocation(producer, memory, to_host):
+    lane = producer._lane
     _status, *_, start, size = core.pointer(memory)
     below, above = memory - start, start + size - memory
     beyond = [
@@ -236,17 +236,11 @@ def test_nothing_is_fetched_beyond_an_allocation(producer, event, memory, to_hos
         (-below - size, 1),
         (below, 1 << 63),
     ]
-    with _driver.contexts.entered(context):
-        for down, span in beyond:
-            move = (0, 0, 8, down, span)
-            given = (move, (event,), *to_host, stream, context, LONG, 0, 0)
-            assert core.fetch(*given) == core.CAPTURED
-        unknown = (to_host[0], 4096)
-        assert core.fetch(EIGHT, (event,), *unknown, stream, context, LONG, 0, 0) == core.CAPTURED
-        assert ctypes.string_at(to_host[0], 8) == b"\xff" * 8
-        move = (0, 0, 8, below, size)
-        while result := core.fetch(move, (event,), *to_host, stream, context, LONG, 0, 0):
-            assert which(result) == ("cuEventQuery", NOT_READY)
+    for down, span in beyond:
+        assert fetch(lane, *to_host, (0, 0, 8, down, span)) is None
+    assert fetch(lane, to_host[0], 4096) is None
+    assert ctypes.string_at(to_host[0], 8) == b"\xff" * 8
+    fetched(lane, *to_host, (0, 0, 8, below, size))
 
 
 def test_the_attributes_of_a_pointer(memory):
@@ -269,14 +263,15 @@ def test_a_failure_to_ask_of_a_pointer_is_its_status(memory):
 @pytest.mark.parametrize(
     "function", ["cuPointerGetAttributes", "cuMemcpyAsync", "cuEventRecord", "cuEventQuery"]
 )
-def test_a_failure_to_fetch_names_its_function(producer, event, to_host, function):
-    stream, context = producer._lane.handle, producer._lane.context
-    with _driver.contexts.entered(context):
-        before = mode_of_this_thread()
-        with testing.inject(function, driver.CUresult.CUDA_ERROR_UNKNOWN):
-            result = core.fetch(EIGHT, (event,), *to_host, stream, context, LONG, 0, 0)
-        assert which(result) == (function, 999)
-        assert mode_of_this_thread() == before
+def test_a_failure_to_fetch_names_its_function(producer, to_host, function):
+    before = mode_of_this_thread()
+    events = len(producer._lane.pool.free)
+    with testing.inject(function, driver.CUresult.CUDA_ERROR_UNKNOWN):
+        with pytest.raises(us.DriverError) as caught:
+            fetch(producer._lane, *to_host)
+    assert (caught.value.function, caught.value.code) == (function, 999)
+    assert mode_of_this_thread() == before
+    assert len(producer._lane.pool.free) >= events
     producer.sync()
 
 
@@ -383,7 +378,7 @@ class TestCore:
 
     @pytest.mark.parametrize("handle", [None, object(), -(2**70), 2**70])
     def test_what_is_no_handle_is_refused(self, handle):
-        core.load()
+        core.load_functions()
         with pytest.raises((TypeError, OverflowError, ValueError)):
             core.query(handle)
 
@@ -398,10 +393,9 @@ class TestCore:
             _core.load(*[0] * len(core.FUNCTIONS))
 
     @pytest.mark.parametrize("count", [0, core.MOST_PARTS + 1])
-    def test_a_copy_in_no_parts_or_too_many_is_refused(self, count):
-        core.load()
-        with pytest.raises(TypeError, match="not a tuple of 1 to 32"):
-            core.fetch(EIGHT, (0,) * count, *[0] * 7)
+    def test_a_copy_in_no_parts_or_too_many_is_refused(self, producer, count):
+        with pytest.raises(ValueError, match="not 1 to 32"):
+            core.fetch(producer._lane, None, EIGHT, 0, 0, 0, count, 0)
 
     @pytest.mark.parametrize("arguments", [(), ({},), ([], 8), ({}, None), ({}, 1 << 70)])
     def test_what_cannot_be_lent_is_refused(self, arguments):
@@ -427,17 +421,21 @@ class TestCore:
         assert done.returncode == 0, done.stderr
 
     @pytest.mark.no_races(False)  # the analysis remembers what was called
-    def test_no_call_leaks(self, producer, event, to_host):
-        core.load()
-        stream, context = producer._lane.handle, producer._lane.context
+    def test_no_call_leaks(self, producer, to_host):
+        core.load_functions()
+        lane, bell = producer._lane, core.Bell()
+        stream, context = lane.handle, lane.context
         blocks: dict[int, object] = {1 << 40: None}
-        given = [*to_host, stream, event, context, blocks]
+        given = [*to_host, stream, lane, context, blocks]
 
         calls: list[tuple[Any, tuple[Any, ...]]] = [
             *((core.query, (handle,)) for handle in (stream, int(stream))),
             (core.are_free, (stream, stream)),
             *((core.pointer, (address,)) for address in (to_host[1], 1 << 40)),
-            (core.fetch, (EIGHT, (event,), *to_host, stream, context, LONG, 0, 0)),
+            (core.fetch, (lane, None, EIGHT, *to_host, LONG, 1, 0)),
+            (core.point, (lane,)),
+            (bell.ring, ()),
+            (bell.wait, (0,)),
             (core.lend, (blocks, 8)),
             (core.lend, ({}, 8)),
             (core.query, (None,)),
@@ -458,17 +456,20 @@ class TestCore:
         assert more < CALLS // 100
 
 
-def test_none_and_bools_are_returned_as_new_references(event, producer):
+def test_none_and_bools_are_returned_as_new_references(producer):
     """Python 3.11 counts them, also if the core was built with the headers of a later Python."""
     calls = 1000
     before = [sys.getrefcount(each) for each in SINGLETONS]
     for _ in range(calls):
         _core.set_account(_core.PROGRAM)
-        assert _core.is_complete(event, producer) is True
-    with testing.latch(producer):
-        checked(driver.cuEventRecord(event, producer.handle))
+    with testing.latch(producer) as latch:
+        point = producer._lane.completion()
         for _ in range(calls):
-            assert _core.is_complete(event, producer) is False
+            assert point.is_done() is False
+        latch.release()
+    producer.sync()
+    for _ in range(calls):
+        assert point.is_done() is True
     more = [sys.getrefcount(each) - count for each, count in zip(SINGLETONS, before, strict=True)]
     # Other threads hold a few more or less.
     assert max(map(abs, more)) < calls // 2, more
@@ -493,3 +494,92 @@ def test_a_subinterpreter_is_refused(module, shares_the_gil):
     done = run_python(code, simulate=None)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("userstream cannot be imported in a subinterpreter"), done.stdout
+
+
+# -- the account of a thread, as the recorder of `observe` reads it --------------------------------
+
+
+def account_of_thread() -> int:
+    """Return the account of the calling thread, read as the recorder reads it."""
+    function = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_ubyte))(account.address())
+    return function()[0]
+
+
+def test_the_account_is_restored_after_a_call() -> None:
+    assert account_of_thread() == account.PROGRAM
+    assert account.on(account.HOUSEKEEPING, lambda: (account_of_thread(), 5)) == (
+        account.HOUSEKEEPING,
+        5,
+    )
+    assert account_of_thread() == account.PROGRAM
+    with pytest.raises(ZeroDivisionError):
+        account.on(account.FUTURE, lambda: 1 / 0)
+    assert account_of_thread() == account.PROGRAM
+
+
+def test_calls_nest_and_threads_have_accounts_of_their_own() -> None:
+    def other() -> int:
+        found: list[int] = []
+        thread = threading.Thread(target=lambda: found.append(account_of_thread()))
+        thread.start()
+        thread.join(10)
+        return found[0]
+
+    def outer() -> tuple[int, int, int]:
+        return account.on(account.FUTURE, account_of_thread), account_of_thread(), other()
+
+    expected = (account.FUTURE, account.HOUSEKEEPING, account.PROGRAM)
+    assert account.on(account.HOUSEKEEPING, outer) == expected
+
+
+def test_an_account_that_does_not_exist_is_refused() -> None:
+    for wrong in (-1, 3):
+        with pytest.raises(ValueError, match="there is no account"):
+            account.on(wrong, account_of_thread)
+        with pytest.raises(ValueError, match="there is no account"):
+            account.set_for_thread(wrong)
+    with pytest.raises(TypeError):
+        account.on(account.PROGRAM)
+    assert account_of_thread() == account.PROGRAM
+
+
+def test_callbacks_and_host_functions_of_the_program_run_on_its_account() -> None:
+    found: list[int] = []
+    done = threading.Event()
+
+    def look(*_: object) -> None:
+        found.append(account_of_thread())
+        if len(found) == 3:
+            done.set()
+
+    stream = us.get_stream(0)
+    stream.launch_host_func(look)
+    stream.add_callback(look)
+    us.completion(stream).add_done_callback(look)
+    assert done.wait(10)
+    assert found == [account.PROGRAM] * 3
+
+
+def test_the_threads_of_userstream_poll_on_the_account_of_a_future() -> None:
+    found: dict[str, int] = {}
+
+    class Point:
+        target = None
+        in_order = False
+
+        def is_done(self) -> bool:
+            found[threading.current_thread().name] = account_of_thread()
+            return True
+
+        def notify(self, _bell: object) -> bool:
+            return False
+
+    done = threading.Event()
+    watcher.watch([watcher.Watch(Point(), Listener(lambda *_: done.set()))])
+    assert done.wait(10)
+    call = dispatcher.Call(done.set)
+    call.completion = Point()
+    done.clear()
+    dispatcher.started().launch("no stream", call, lambda _: None)
+    assert done.wait(10)
+    assert found == {"userstream-watcher": account.FUTURE, "userstream-dispatcher": account.FUTURE}

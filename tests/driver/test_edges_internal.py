@@ -8,6 +8,7 @@ import importlib.machinery
 import importlib.util
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from cuda.bindings import driver
@@ -40,6 +41,13 @@ def streams() -> Iterator[tuple[us.Stream, us.Stream]]:
         assert eventually(lambda: (held_objects.sweep(), not held_objects.queues)[1])
         yield one, other
         held_objects.sweep()
+
+
+def finish(lane: Any, source: Any, objects: object) -> int:
+    """Release an ordering between a lane and, perhaps, a producer."""
+    producers = () if source is None else (source,)
+    ordering = core.OrderingState(None, lane, producers, None, (), False)
+    return core.release(ordering, objects)
 
 
 def is_pending(stream: us.Stream) -> bool:
@@ -76,9 +84,9 @@ def test_one_lane_is_ordered_after_another(streams):
 
 @pytest.fixture
 def empty_pool(streams, monkeypatch) -> core.EventPool:
-    """Give the first stream a pool of its own, to which no other thread gives events back."""
+    """Replace the first stream's pool by one to which no other thread returns events."""
     lane = streams[0]._lane
-    pool = core.make_pool(lane.raw_context, True)
+    pool = core.make_pool(lane.raw_context, True, True)
     monkeypatch.setattr(lane, "pool", pool)
     return pool
 
@@ -94,7 +102,7 @@ def test_without_a_spare_event_one_is_created(streams, empty_pool, elsewhere):
         assert current_context() == here
         assert is_pending(other)
         assert len(empty_pool.free) == 1
-        assert core.finish(one._lane, other._lane, ()) in (0, core.DUE)
+        assert finish(one._lane, other._lane, ()) in (0, core.DUE)
         assert not empty_pool.free
     assert current_context() == before
 
@@ -117,7 +125,7 @@ def test_captures_are_left_alone(streams, captured):
     streams[captured].begin_capture(mode="relaxed")
     for source, destination in (streams, streams[::-1]):
         assert core.order(source._lane, destination._lane) == core.CAPTURED
-        assert core.finish(source._lane, destination._lane, ()) == core.CAPTURED
+        assert finish(source._lane, destination._lane, ()) == core.CAPTURED
     assert not streams[0]._lane.held
     streams[captured].end_capture()  # it would tell of an invalid capture
 
@@ -127,7 +135,7 @@ def test_a_closed_lane_has_no_order(streams):
     closed = other._lane
     other.close()
     assert core.order(one._lane, closed) == core.order(closed, one._lane) == core.CAPTURED
-    assert core.finish(one._lane, closed, ()) == core.finish(closed, None, ()) == core.CAPTURED
+    assert finish(one._lane, closed, ()) == finish(closed, None, ()) == core.CAPTURED
 
 
 def test_a_default_stream_needs_its_context(streams):
@@ -152,7 +160,7 @@ def test_objects_are_held_up_to_where_a_source_waits(streams, has_source):
     thing = Thing()
     alive = weakref.ref(thing)
     with testing.latch(lane):
-        result = core.finish(lane._lane, source._lane if has_source else None, (thing,))
+        result = finish(lane._lane, source._lane if has_source else None, (thing,))
         assert result == core.DUE, "as it is the first"
         assert lane._lane.held in core.queues
         del thing
@@ -167,10 +175,10 @@ def test_looking_after_what_is_held_is_due_now_and_then(streams):
     lane = streams[0]._lane
     with testing.latch(streams[0]):
         lane.swept = float("inf")
-        assert core.finish(lane, None, ()) == core.DUE
-        assert core.finish(lane, None, ()) == 0
+        assert finish(lane, None, ()) == core.DUE
+        assert finish(lane, None, ()) == 0
         lane.swept = 0.0
-        assert core.finish(lane, None, ()) == core.DUE
+        assert finish(lane, None, ()) == core.DUE
 
 
 def test_looking_after_it_is_due_where_nobody_does_however_much_is_held(streams):
@@ -179,9 +187,9 @@ def test_looking_after_it_is_due_where_nobody_does_however_much_is_held(streams)
     assert eventually(lambda: not held_objects._watched), "it would put the queue back"
     with testing.latch(streams[0]):
         lane.swept = float("inf")
-        core.finish(lane, None, ())
+        finish(lane, None, ())
         core.queues.discard(lane.held)
-        assert core.finish(lane, None, ()) == core.DUE
+        assert finish(lane, None, ()) == core.DUE
         assert lane.held in core.queues
     lane.swept = 0.0
 
@@ -193,7 +201,7 @@ def test_a_ticket_ends_when_its_objects_are_held(streams):
     with testing.latch(stream):
         use = core.use(stream._lane, None, [thing])
         assert use.ticket in core.in_use
-        assert core.finish(stream._lane, None, use.ticket) in (0, core.DUE)
+        assert finish(stream._lane, None, use.ticket) in (0, core.DUE)
         assert use.ticket not in core.in_use
         del use, thing
         assert not core.orphans
@@ -206,7 +214,7 @@ def test_a_ticket_does_not_end_where_nothing_is_held(streams):
     stream, _ = streams
     use = core.use(stream._lane, None, ())
     stream.begin_capture(mode="relaxed")
-    assert core.finish(stream._lane, None, use.ticket) == core.CAPTURED
+    assert finish(stream._lane, None, use.ticket) == core.CAPTURED
     stream.end_capture()
     assert use.ticket in core.in_use
     use.ticket.end()
@@ -234,7 +242,7 @@ def test_a_use_that_has_ended_leaves_none(streams):
 
 
 def test_the_source_of_an_orphan_waits(streams):
-    """As its end would have had it, whatever call comes next."""
+    """The next call adds the edge that the end of the borrow would have added."""
     one, other = streams
     with testing.latch(one):
         core.use(one._lane, other._lane, ())  # which goes at once
@@ -364,15 +372,13 @@ def test_a_mark_is_for_streams_that_are_not_captured(streams):
 
 @pytest.mark.simulated
 @pytest.mark.parametrize("function", ["cuEventRecord", "cuStreamWaitEvent"])
-@pytest.mark.parametrize("step", ["order", "finish"])
+@pytest.mark.parametrize("step", [core.order, lambda one, other: finish(one, other, ())])
 def test_a_failure_names_its_function_and_loses_no_event(streams, function, step):
     one, other = streams[0]._lane, streams[1]._lane
     spare = len(one.pool.free)
-    more = [()] if step == "finish" else []
 
     def step_or_raise() -> None:
-        result = getattr(core, step)(one, other, *more)
-        raise _driver.core.edge_failure(result, one, other)
+        raise _driver.core.edge_failure(step(one, other), one, other)
 
     with (
         testing.inject(function, driver.CUresult.CUDA_ERROR_UNKNOWN),
@@ -389,10 +395,9 @@ class TestCore:
         for arguments in ((), (lane,), (lane, None), (lane, 1), (1, lane), (lane, lane, ())):
             with pytest.raises(TypeError, match="it takes lanes"):
                 core.order(*arguments)
-        for function in (core.finish, core.use):
-            for arguments in ((), (lane, lane), (lane, 1, ()), (None, None, ()), (lane,) * 4):
-                with pytest.raises(TypeError, match="it takes lanes"):
-                    function(*arguments)
+        for arguments in ((), (lane, lane), (lane, 1, ()), (None, None, ()), (lane,) * 4):
+            with pytest.raises(TypeError, match="it takes lanes"):
+                core.use(*arguments)
 
     @pytest.mark.simulated
     def test_what_is_no_event_is_an_error(self, streams):
@@ -417,7 +422,7 @@ class TestCore:
         with pytest.raises(TypeError, match="it takes a lane"):
             core.record(fake)
         with pytest.raises(TypeError, match="sweep"):
-            core.sweep([], fake, True)
+            core.sweep([])
 
     def test_lanes_are_known_by_one_that_is_imported_again(self, streams):
         loader = importlib.machinery.ExtensionFileLoader(_core.__name__, _core.__file__)
@@ -440,7 +445,7 @@ class TestCore:
                 core.query(one)
                 core.order(one, other)
                 use = core.use(one, other, objects)
-                if core.finish(one, other, use.ticket):
+                if finish(one, other, use.ticket):
                     held_objects.sweep()
                 use.ticket.end()  # as there may have been no spare event
             streams[1].sync()

@@ -24,6 +24,7 @@ BASES = {
     "UnknownProducerError": ValueError,
     "NoUserStreamError": LookupError,
     "RaceError": AssertionError,
+    "StallError": AssertionError,
     "WaitTimeout": TimeoutError,
     "WaitErrors": ExceptionGroup,
 }

@@ -35,7 +35,7 @@ from userstream._driver.status import NOT_READY
 from userstream._engine import lanes
 from userstream.testing import _simulated
 
-pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("quick_collections", "no_garbage")]
+pytestmark = [pytest.mark.simulated, pytest.mark.usefixtures("no_garbage")]
 
 ROOM = Path(_driver.__file__).parent
 UNKNOWN_CODE = 123456
@@ -79,12 +79,13 @@ NEEDED_TO_FREE = {
     "cuThreadExchangeStreamCaptureMode",
 }
 # Only with a driver before CUDA 12.5; only if two threads meet a new device, open a pool or split a
-# device at once; only to look up `cuPointerGetAttributes`; only for events of other contexts, or
-# that failed; only for the message of an error.
+# device at once; only to look up `cuPointerGetAttributes`; only for events of other contexts; only
+# in a thread that nobody asks (see test_bells_internal.py); only for the message of an error.
 ELSEWHERE = {
     "cuCtxSynchronize",
     "cuDevicePrimaryCtxRelease",
     "cuEventDestroy",
+    "cuEventSynchronize",
     "cuGetErrorString",
     "cuGetProcAddress",
     "cuGreenCtxDestroy",
@@ -105,7 +106,7 @@ POOLS = {
 
 @pytest.fixture(autouse=True)
 def _always_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every wait go on to an event, though the streams are idle by the time it asks."""
+    """Make every wait record an event, although the streams are idle by then."""
     query = core.query
     busy = core.FUNCTIONS.index("cuStreamQuery") << 32 | int(NOT_READY)
     monkeypatch.setattr(core, "query", lambda handle: query(handle) or busy)
@@ -122,9 +123,9 @@ def test_every_function_is_covered() -> None:
 
 
 def test_every_function_is_documented() -> None:
-    page = Path(__file__).parents[2] / "docs/reference/driver-functions.rst"
-    ours, _of_cuda_core = page.read_text(encoding="utf-8").split("Through ``cuda.core``")
-    described = {name.removesuffix("_v2") for name in re.findall(r"``(cu[A-Z]\w+)``", ours)}
+    page = Path(__file__).parents[2] / "docs/reference/driver-functions.md"
+    ours, _of_cuda_core = page.read_text(encoding="utf-8").split("Through `cuda.core`")
+    described = {name.removesuffix("_v2") for name in re.findall(r"`(cu[A-Z]\w+)`", ours)}
     assert described == set(functions()) - {"cuStreamCreateWithPriority"}  # of cuda.core
 
 
@@ -270,7 +271,7 @@ def _caches() -> Iterator[None]:
     _pinned.set_limit(limit)
     gc.collect()
     free_pinned()
-    _pinned._going.clear()  # what an injected failure kept from being freed counts no longer
+    _pinned._moving.clear()  # blocks that an injected failure kept from being freed
     _pinned._count()
 
 
@@ -349,7 +350,7 @@ def capture_mode() -> driver.CUstreamCaptureMode:
 @pytest.mark.parametrize("code", [2, 999, UNKNOWN_CODE])
 @pytest.mark.parametrize("function", sorted(FIRST))
 def test_first_calls(function: str, code: int) -> None:
-    """What is asked once a process: a failure is not remembered."""
+    """Calls that a process makes once: a failure is not cached."""
     done = run_python(
         f"""
         import userstream as us

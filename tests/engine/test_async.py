@@ -23,7 +23,7 @@ from helpers import (
     running,
 )
 from userstream import testing
-from watching import is_idle, sleeps_for_long
+from watching import is_idle, sleeps_for_long, watched
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def test_callbacks_run_in_the_watcher() -> None:
 def test_a_callback_may_cancel_what_is_to_be_told_next(caplog: pytest.LogCaptureFixture) -> None:
     stream = us.get_stream(0)
     with testing.latch(stream) as latch:
-        futures = [us.completion(0) for _ in range(21)]
+        futures = [watched(0) for _ in range(21)]
         for future, following in zip(futures[1::2], futures[2::2], strict=True):
             future.add_done_callback(lambda _, following=following: following.cancel())
         latch.release()
@@ -190,23 +190,6 @@ def test_waiting_for_the_watcher_in_the_destructor_of_what_was_held() -> None:
         assert eventually(lambda: len(errors) == 1)
         held.release()
         pending.result(timeout=10)
-
-
-def test_the_event_of_a_cancelled_future_is_not_used_before_it_completed() -> None:
-    stream = us.get_stream(0)
-    with testing.latch(stream) as latch:
-        future = us.completion(0)
-        (watch,) = future._points._pending  # type: ignore[attr-defined]
-        pool, event = watch.completion._pool, watch.completion._event
-        others = [us.completion(0) for _ in range(2)]
-        assert future.cancel()
-        assert eventually(lambda: event in pool.abandoned)
-        others += [us.completion(0) for _ in range(2)]
-        assert event not in pool.free
-        latch.release()
-        for other in others:
-            other.result(timeout=10)
-    assert pool.free.count(event) + pool.abandoned.count(event) == 1
 
 
 def test_a_cancelled_future_leaves_the_others_alone() -> None:
@@ -328,10 +311,13 @@ def test_a_watcher_that_cannot_begin_leaves_nobody_waiting() -> None:
         _driver.streams.relax_capture_of_this_thread = fail
         stream = us.get_stream(0)
         with testing.latch(stream) as latch:
-            error = us.completion(0).exception(timeout=10)
+            future = us.completion(0)
+            future.add_done_callback(lambda _: None)  # from now on it is watched
+            error = future.exception(timeout=10)
             assert isinstance(error, us.DriverError), error
             _driver.streams.relax_capture_of_this_thread = relax
             future = us.completion(0)
+            future.add_done_callback(lambda _: None)
             latch.release()
             future.result(timeout=10)
         """
@@ -365,7 +351,7 @@ def test_nobody_waits_in_vain_at_the_very_end() -> None:
         def last():
             with testing.latch(us.get_stream(0)):
                 for wait in (
-                    lambda: us.completion(0).result(),
+                    lambda: us.completion(0).add_done_callback(print),
                     lambda: asyncio.run(us.wait_async(0)),
                     lambda: us.get_stream(0).add_callback(print),
                 ):
@@ -405,6 +391,7 @@ def test_a_forked_child_is_refused() -> None:
                     us.completion, lambda: us.completion(stream),
                     lambda: asyncio.run(us.wait_async()),
                     lambda: asyncio.run(us.wait_all_async()),
+                    future.done, future.cancel, lambda: future.add_done_callback(print),
                 ]
                 for call in calls:
                     try:
@@ -412,7 +399,6 @@ def test_a_forked_child_is_refused() -> None:
                     except us.ForkedError:
                         continue
                     os._exit(1)
-                future.cancel()
                 os._exit(7)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             latch.release()
@@ -513,6 +499,7 @@ def test_the_watcher_ends_with_the_interpreter() -> None:
         stream = us.get_stream(0)
         with testing.latch(stream) as latch:
             future = us.completion(0)
+            future.add_done_callback(lambda _: None)
             latch.release()
             future.result(timeout=10)
         assert "userstream-watcher" in [thread.name for thread in threading.enumerate()]

@@ -151,6 +151,7 @@ def test_a_wait_that_failed_when_its_time_is_over_has_failed() -> None:
     us.close()
 
 
+@pytest.mark.schedules(0)  # how often depends on the clock
 def test_a_loop_is_woken_up_once_for_all_that_is_done() -> None:
     stream = us.get_stream(0)
     wakes = 0
@@ -202,29 +203,6 @@ def test_a_loop_that_is_closed_meanwhile(caplog: pytest.LogCaptureFixture) -> No
         tasks[0]._log_destroy_pending = False  # type: ignore[attr-defined]
         tasks[0].get_coro().close()  # type: ignore[union-attr]
     assert not caplog.records
-
-
-def test_a_ctrl_c_leaves_the_other_waits_of_the_loop_alone() -> None:
-    """Where it hits hardest: while the loop is called."""
-    stream, idle = us.get_stream(0), us.Stream.create(0)
-
-    class Loop(asyncio.SelectorEventLoop):
-        hit = True
-
-        def call_soon_threadsafe(self, *args: Any, **kwargs: Any) -> asyncio.Handle:
-            if self.hit:
-                self.hit = False
-                raise KeyboardInterrupt
-            return super().call_soon_threadsafe(*args, **kwargs)
-
-    with testing.latch(stream) as latch, contextlib.closing(Loop()) as loop:
-        other = loop.create_task(us.wait_async(0))
-        loop.call_soon(loop.stop)
-        loop.run_forever()
-        with pytest.raises(KeyboardInterrupt):
-            loop.run_until_complete(us.wait_async(idle))
-        latch.release()
-        loop.run_until_complete(asyncio.wait_for(other, 10))
 
 
 def test_a_ctrl_c_in_the_delivery_leaves_the_others_to_the_next_run() -> None:

@@ -39,7 +39,7 @@ RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 class Scene:
-    """What the functions are called with: a producer's buffers, a stream, a busy stream."""
+    """Arguments of the functions: a producer's buffers, a stream and a busy stream."""
 
     def __init__(self, producer: us.Stream, busy: us.Stream, source: int, target: int) -> None:
         self.stream = us.get_stream(0)
@@ -192,7 +192,7 @@ def alive() -> tuple[int, ...]:
 
 
 def is_quiet() -> bool:
-    """Tell whether all is done that was queued, and nothing is held for it any more."""
+    """Return whether all queued work has completed and no object is held for that work."""
     us.wait_all(timeout=20)
     return nothing_is_in_use()
 

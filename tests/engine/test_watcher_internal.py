@@ -16,7 +16,7 @@ from helpers import (
 )
 from userstream import testing
 from userstream._engine import watcher as watching
-from watching import is_idle
+from watching import Listener, blocking_point, is_idle, watched
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +34,8 @@ def test_threads_that_come_in_another_order_than_they_recorded() -> None:
         early = stream._resolve().completion()
         with testing.latch(stream) as second:
             late = stream._resolve().completion()
-            watching.watch([watching.Watch(late, lambda *_: told.append("late"))])
-            watching.watch([watching.Watch(early, lambda *_: told.append("early"))])
+            watching.watch([watching.Watch(late, Listener(lambda *_: told.append("late")))])
+            watching.watch([watching.Watch(early, Listener(lambda *_: told.append("early")))])
             first.release()
             time.sleep(0.05)
             assert "late" not in told
@@ -44,18 +44,22 @@ def test_threads_that_come_in_another_order_than_they_recorded() -> None:
 
 
 def test_a_young_wait_is_not_as_late_as_an_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also behind an old one on the same stream."""
-    monkeypatch.setattr(watching, "_LONGEST_SLEEP", 20)
-    stream = us.get_stream(0)
-    with testing.latch(stream) as latch:
-        old = us.completion(0)
+    """Also where no bell rings, and behind an old one on the same stream."""
+    monkeypatch.setattr(watching, "_LONGEST_PAUSE", 20)
+    monkeypatch.setattr(watching, "LONGEST_SLEEP", 20)
+    stream, other = us.get_stream(0), us.get_stream(0, name="other")
+    with testing.latch(other) as held, testing.latch(stream) as latch:
+        blocking = blocking_point(other)
+        old = watched(0)
         watching._watcher._added -= 1000
         assert eventually(lambda: watching._watcher._pause == 20)
-        young = us.completion(0)
+        young = watched(0)
         assert eventually(lambda: 0 < watching._watcher._pause < 1)
         latch.release()
         young.result(timeout=10)
         old.result(timeout=10)
+        held.release()
+    assert blocking.is_blocking
 
 
 @pytest.mark.multi_device
@@ -77,12 +81,12 @@ def test_the_watcher_survives_what_should_not_happen(
     stream = us.get_stream(0)
     failures = [MemoryError(), SystemExit(), KeyboardInterrupt()]
     with testing.latch(stream) as latch:
-        future = us.completion(0)
+        future = watched(0)
 
-        def fail(watches: list[Any]) -> bool:
+        def fail(queue: Any) -> bool:
             if failures:
                 raise failures.pop()
-            return watching.Watcher._look(watching._watcher, watches)
+            return watching.Watcher._look(watching._watcher, queue)
 
         monkeypatch.setattr(watching._watcher, "_look", fail)
         latch.release()
@@ -101,9 +105,9 @@ def test_a_watch_that_is_dropped_after_its_report() -> None:
         watching.unwatch([watch])
 
     with testing.latch(stream) as first:
-        watching.watch([watching.Watch(stream._resolve().completion(), drop)])
+        watching.watch([watching.Watch(stream._resolve().completion(), Listener(drop))])
         with testing.latch(stream) as second:
-            late = us.completion(stream)
+            late = watched(stream)
             first.release()
             assert eventually(lambda: told == ["early"])
             assert eventually(lambda: not watching._watcher._asked)
@@ -124,9 +128,9 @@ def test_a_report_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureF
             raise SystemExit("the report")
 
     with testing.latch(stream) as latch:
-        watches = [watching.Watch(stream._resolve().completion(), tell) for _ in range(4)]
+        watches = [watching.Watch(stream._resolve().completion(), Listener(tell)) for _ in range(4)]
         watching.watch(watches)
-        after = us.completion(stream)
+        after = watched(stream)
         latch.release()
         after.result(timeout=10)
     assert told == [0, 1, 2, 3]
@@ -145,7 +149,7 @@ def test_a_watcher_that_is_gone_is_begun_again(monkeypatch: pytest.MonkeyPatch) 
     watcher._daemon.join()
     watcher._ended = False
     with testing.latch(stream) as latch:
-        future = us.completion(0)
+        future = watched(0)
         latch.release()
         future.result(timeout=10)
     assert eventually(is_idle)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import threading
 
 import pytest
 
 import userstream as us
-from helpers import UNTRACED, run_python
+from helpers import THOROUGH, UNTRACED, run_python
 from interrupts import cut_short
 from observed import a_room, fill
-from userstream._observe import observation
+from userstream._observe import session
 
 pytestmark = [
     pytest.mark.simulated,
@@ -26,7 +27,7 @@ import os, sys, threading
 import userstream as us
 from cuda.bindings import driver
 
-seen = us.observe().__enter__()
+seen = us.observe(judge="{judge}").__enter__()
 driver.cuInit(0)
 assert not us._process.forked
 busy = True
@@ -61,8 +62,9 @@ assert seen.races == ()
     ],
     ids=["stop", "exit", "observe"],
 )
-def test_a_forked_child_does_not_hang(child: str) -> None:
-    done = run_python(FORK.format(child=child))
+@pytest.mark.parametrize("judge", ["thread", "process"])
+def test_a_forked_child_does_not_hang(child: str, judge: str) -> None:
+    done = run_python(FORK.format(child=child, judge=judge))
     assert done.returncode == 0, done.stderr
 
 
@@ -70,7 +72,10 @@ def test_a_forked_child_does_not_hang(child: str) -> None:
 
 
 def test_an_exception_anywhere_leaves_an_observation_that_can_end() -> None:
-    """The next observation begins each time, whether or not the block of this one was left."""
+    """The next observation begins each time, whether or not the block of this one was left.
+
+    One place of four is tried, and all in a thorough run.
+    """
 
     def observe() -> None:
         with us.observe() as seen:
@@ -78,12 +83,13 @@ def test_an_exception_anywhere_leaves_an_observation_that_can_end() -> None:
         assert seen.races == ()
 
     observe()  # loads the logger
-    at = 0
+    step = 1 if THOROUGH else 4
+    at = random.randrange(step)
     while cut_short(observe, at):
         observe()
-        at += 1
+        at += step
     assert at > 50
-    assert observation._active is None
+    assert session._active is None
 
 
 SIGNALS = """

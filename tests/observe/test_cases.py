@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 import observed
 import userstream as us
+from helpers import THOROUGH
 from observed import (
     REPORTED,
     SILENT,
@@ -20,18 +20,15 @@ from observed import (
     from_another_device,
     future_was_told,
     host_function_told,
+    needs_frames,
     waited_for_another_device,
     watched,
 )
-from userstream._observe import logger
 
 pytestmark = [
     pytest.mark.no_races(False),  # they watch themselves
     pytest.mark.usefixtures("can_be_watched"),
-    pytest.mark.skipif(
-        sys.version_info >= (3, 14) and not logger.the_logger().has_stacks,
-        reason="the frames of this version of Python cannot be read",
-    ),
+    needs_frames,
 ]
 
 ON_TWO = (from_another_device, another_device, waited_for_another_device)
@@ -77,7 +74,7 @@ def test_it_is_not_even_possible(case: Callable[[Room], None]) -> None:
 
 
 def test_all_of_them_over_and_over_in_random_order() -> None:
-    cases = [case for case in (*REPORTED, *SILENT) if case not in ON_TWO] * 5
+    cases = [case for case in (*REPORTED, *SILENT) if case not in ON_TWO] * (5 if THOROUGH else 1)
     random.shuffle(cases)
     for case in cases:
         seen, kind = watched(case)

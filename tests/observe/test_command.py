@@ -64,13 +64,14 @@ def test_a_program_with_a_race_exits_with_66(tmp_path: Path, options: tuple[str,
     assert done.returncode == 66, done.stderr
     assert done.stdout == "an argument\n"
     assert "write after write" in done.stderr
-    assert f"{tmp_path}/program.py:10" in done.stderr
+    assert "\n    program.py:10 in <module>\n" in done.stderr
 
 
 def test_it_asks_the_allocators_if_told_to(tmp_path: Path) -> None:
     program = """
         import sys, time, types
 
+        import userstream
         asked = []
         torch = sys.modules["torch"] = types.ModuleType("torch")
         memory = types.SimpleNamespace(_record_memory_history=lambda *how, **_: asked.append(how))
@@ -164,7 +165,9 @@ def test_it_fails_on_what_is_chosen(tmp_path: Path) -> None:
     assert command(tmp_path, racy(), "--fail-on", "stalls,races").returncode == 66
     wrong = command(tmp_path, racy(), "--fail-on", "luck")
     assert wrong.returncode == 2
-    assert "'luck' is not races, stalls or nothing" in wrong.stderr
+    assert "'luck' is not races, confirmed, stalls, nothing or a kind of race: " in wrong.stderr
+    assert command(tmp_path, racy(), "--fail-on", "use-after-free,read-write").returncode == 0
+    assert command(tmp_path, racy(), "--fail-on", "write-write").returncode == 66
 
 
 def test_it_saves_and_suppresses(tmp_path: Path) -> None:
@@ -189,6 +192,24 @@ def test_it_writes_a_page(tmp_path: Path) -> None:
     wrong = command(tmp_path, "print('not run')", "--html", "nowhere/seen.html")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "there is no directory for 'nowhere/seen.html'" in wrong.stderr
+
+
+SCRIPT = os.path.join(os.path.dirname(sys.executable), "userstream")
+
+
+@pytest.mark.skipif(not os.path.exists(SCRIPT), reason="userstream is not installed here")
+@pytest.mark.parametrize("command", ["", "observe", "judge"])
+def test_the_script_and_the_module_are_the_same_and_name_themselves(command: str) -> None:
+    told = []
+    for called in ([SCRIPT], [sys.executable, "-m", "userstream"]):
+        arguments = [*called, *filter(None, [command]), "--help"]
+        told.append(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
+    script, module = (
+        " ".join(each.replace("python -m userstream", "userstream").split()) for each in told
+    )
+    assert script == module
+    assert "python -m" not in told[0]
+    assert told[1].startswith("usage: python -m userstream")
 
 
 def test_nothing_to_watch_is_refused(tmp_path: Path) -> None:
@@ -266,6 +287,16 @@ TESTS = """
     def test_watched_fixture_races(observe, worked):
         observe.check()
 
+    @pytest.mark.no_stalls
+    def test_waits():
+        work(True)
+
+    @pytest.mark.no_stalls
+    def test_waits_for_nothing():
+        import userstream as us
+
+        us.get_stream(0).sync()
+
     def test_watches_itself():
         import userstream as us
 
@@ -309,11 +340,14 @@ def test_the_plugin_fails_tests_with_races(tmp_path: Path) -> None:
         "test_fails_by_itself": "FAILED",
         "test_fixture_races": "PASSED",
         "test_watched_fixture_races": "FAILED",
+        "test_waits": "FAILED",
+        "test_waits_for_nothing": "PASSED",
         "test_watches_itself": "FAILED",
     }
     assert "marked no_races(False)" in output
     assert "write after write" in output
     assert output.count("1 race, ") >= 3
+    assert "the host waited for the GPU in a block of no_stalls:" in output
 
 
 def test_without_the_option_only_marked_tests_are_watched(tmp_path: Path) -> None:
@@ -322,22 +356,37 @@ def test_without_the_option_only_marked_tests_are_watched(tmp_path: Path) -> Non
         "test_marked",
         "test_fails_by_itself",
         "test_watched_fixture_races",
+        "test_waits",
     ]
 
 
 def test_the_plugin_suppresses(tmp_path: Path) -> None:
-    (tmp_path / "known.txt").write_text("race=write-after-write first=test_it.py:work\n")
+    (tmp_path / "known.txt").write_text("race=write-write line=test_it.py:work\n")
     _, found = run_tests(tmp_path, "--races", "--races-suppress", "known.txt")
     assert [name for name, what in found.items() if what == "FAILED"] == [
         "test_fixture",
         "test_fails_by_itself",
+        "test_waits",
         "test_watches_itself",
     ]
     assert found["test_racy"] == "PASSED"
 
 
+REPEATED = """
+def test_repeated():
+    for _ in range(20):
+        work(False)
+        time.sleep(0.05)  # for the judge
+"""
+
+
+def test_the_plugin_makes_races_happen(tmp_path: Path) -> None:
+    said, _ = run_tests(tmp_path, "--races", "--races-confirm", more="import time\n" + REPEATED)
+    assert "made to happen" in said
+
+
 def test_the_plugin_reads_suppressions_once_from_where_pytest_started(tmp_path: Path) -> None:
-    (tmp_path / "known.txt").write_text("race=write-after-write first=test_it.py:work\n")
+    (tmp_path / "known.txt").write_text("race=write-write line=test_it.py:work\n")
     (tmp_path / "conftest.py").write_text(
         "import os, pytest\n"
         "@pytest.hookimpl(tryfirst=True)\n"
@@ -370,6 +419,13 @@ def test_a_marker_with_other_arguments_is_refused(arguments: str, tmp_path: Path
     assert found == {}
     assert "test_it.py::test_that: no_races(" in output
     assert "the marker takes one argument, watch: True or False" in output
+
+
+def test_the_marker_of_stalls_takes_no_arguments(tmp_path: Path) -> None:
+    test = "@pytest.mark.no_stalls(1)\ndef test_that(): pass\n"
+    output, found = run_tests(tmp_path, more=test, status=4)
+    assert found == {}
+    assert "test_it.py::test_that: no_stalls(1): the marker takes no arguments" in output
 
 
 def test_the_plugin_loads_nothing_until_it_is_used(tmp_path: Path) -> None:

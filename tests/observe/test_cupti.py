@@ -1,43 +1,79 @@
-"""CUPTI as the maker of records: what it gives, and a stand-in of it over the simulated driver."""
+"""CUPTI as the source of driver calls: a stand-in of it over the simulated driver."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import struct
-import threading
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import observed
 import userstream as us
-from userstream._observe import cupti, observation
-from userstream._observe.judge import functions
-from userstream._observe.judge.functions import LEAVE, Function
-from userstream._observe.logger import DRIVER_FUNCTIONS, Driver, address_of, the_logger
-from userstream.testing._simulated import _side_door
+from userstream._observe import logger
+from userstream._observe.judge import log
+from userstream._observe.judge.functions import FUNCTIONS
+from userstream.testing import _simulated
+
+ROOT = Path(__file__).parents[2]
+STAND_IN = ROOT / "tests" / "support" / "cupti.c"
+RULES = Path(logger.__file__).with_name("logger") / "rules.py"
+
+
+def _module(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
 
 pytestmark = [
     pytest.mark.simulated,  # test_observe.py runs on a GPU, where CUPTI is itself
     pytest.mark.no_races(False),
+    pytest.mark.skipif(not (ROOT / "hatch_build.py").exists(), reason="needs the sources"),
 ]
 
 
-class CallbackData(ctypes.Structure):
-    """As cupti_callbacks.h declares it."""
+def _compiled(path: Path, *flags: str) -> str:
+    compiler = _module(ROOT / "hatch_build.py").installed_compiler()
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    rows = "".join(f'    {{"{name}", "{sizes}"}},\n' for name, sizes in SIGNATURES.items())
+    table = f"static const char *const signatures[][2] = {{\n{rows}}};\n"
+    source = path.with_suffix(".c")
+    source.write_text(table + STAND_IN.read_text(encoding="utf-8"), encoding="utf-8")
+    command = [*compiler, "-std=gnu11", "-shared", "-fPIC", *flags, str(source), "-o", str(path)]
+    subprocess.run(command, check=True)
+    return str(path)
 
-    _fields_ = [
-        ("callbackSite", ctypes.c_int),
-        ("functionName", ctypes.c_char_p),
-        ("functionParams", ctypes.c_void_p),
-        ("functionReturnValue", ctypes.c_void_p),
-        ("symbolName", ctypes.c_char_p),
-        ("context", ctypes.c_void_p),
-        ("contextUid", ctypes.c_uint32),
-        ("correlationData", ctypes.c_void_p),
-        ("correlationId", ctypes.c_uint32),
+
+SIGNATURES = _module(RULES).SIGNATURES if RULES.exists() else {}
+
+
+@pytest.fixture(scope="module", params=["one", "several"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the path of a CUPTI that serves one subscriber, or several."""
+    flags = ["-DSEVERAL=40"] if request.param == "several" else []
+    return _compiled(tmp_path_factory.mktemp("cupti") / f"libcupti-{request.param}.so", *flags)
+
+
+@pytest.fixture
+def cupti(path: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes.CDLL]:
+    monkeypatch.setattr(logger, "path_of_cupti", lambda: path)
+    monkeypatch.setattr(_simulated, "is_simulated", lambda: False)
+    library = ctypes.CDLL(path)
+    library.stand_in_call.argtypes = [
+        *(ctypes.c_int, ctypes.c_uint),
+        *(ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p),
     ]
+    yield library
+    library.stand_in_refuse(0, b"")
 
 
 P, U, B, H = ctypes.c_void_p, ctypes.c_uint, ctypes.c_ubyte, ctypes.c_ushort
@@ -57,168 +93,87 @@ DECLARED: dict[str, list[Any]] = {
     "cuCtxCreate_v3": [P, P, U, U, U],
     "cuMemHostAlloc": [P, P, U],
 }
+NUMBER = 3000
 
 
 def test_every_function_has_a_signature() -> None:
-    for symbol in (*functions.FUNCTIONS, "cuMemcpyBatchAsync_v2"):
-        named = cupti.watched(symbol)
-        assert named is not None
-        name, function = named
-        if name == "cuGraphExecUpdate_v2":
-            continue
-        assert len(cupti.signature(name)) >= function.words, name
+    for name, function in FUNCTIONS.items():
+        if name != "cuGraphExecUpdate_v2":
+            assert len(SIGNATURES[name]) >= function.words, name
 
 
 @pytest.mark.parametrize("name", DECLARED)
-def test_arguments_are_read_as_c_lays_them_out(name: str) -> None:
+def test_arguments_are_read_as_c_lays_them_out(
+    cupti: ctypes.CDLL, name: str, tmp_path: Path
+) -> None:
     kinds = DECLARED[name]
-    assert len(kinds) == len(cupti.signature(name))
+    assert len(kinds) == len(SIGNATURES[name])
     fields = [(f"a{i}", kind) for i, kind in enumerate(kinds)]
     arguments = type("Arguments", (ctypes.Structure,), {"_fields_": fields})
-    values = [
-        (0x1122334455667788 + i) & (1 << 8 * ctypes.sizeof(k)) - 1 for i, k in enumerate(kinds)
-    ]
-    logger = the_logger()
-    logger.watch({1: Function("", len(kinds), sites=LEAVE)})
-    logger.cupti_signature(1, cupti.signature(name), None)
-    result = ctypes.c_int(0)
+    # No addresses, so that the recorder reads nothing there.
+    values = [(i + 1) * 0x11 & (1 << 8 * ctypes.sizeof(kind)) - 1 for i, kind in enumerate(kinds)]
     given = arguments(*values)
-    begin, data = (
-        CallbackData(site, b"", ctypes.addressof(given), ctypes.addressof(result), b"", 77)
-        for site in (0, 1)
-    )
-    logger.begin(Driver())
-    try:
-        logger.cupti_call(None, 1, 1, ctypes.byref(begin))
-        logger.cupti_call(None, 1, 1, ctypes.byref(data))
-        logger.cupti_call(None, 2, 1, ctypes.byref(data))  # of another domain
-        (record,) = functions.read_log(logger.read()[0])
-    finally:
-        logger.end()
-        logger.watch({1: Function("", 0, sites=0)})
-    assert [*record.words] == values
-    assert record.context == 77
+    pointers = [i for i, fetch in enumerate(FUNCTIONS[name].fetches) if fetch.word < len(values)]
+    if pointers or name in ("cuLaunchKernel", "cuLaunchCooperativeKernel"):
+        given = arguments(
+            *[0 if kind is P else value for kind, value in zip(kinds, values, strict=True)]
+        )
+    with us.observe(log=tmp_path / "run.uslog", judge="later") as seen:
+        seen._logger._library.recorder_watch(NUMBER, name.encode())
+        cupti.stand_in_call(1, NUMBER, ctypes.addressof(given), 0, 77)
+        cupti.stand_in_call(2, NUMBER, ctypes.addressof(given), 0, 77)  # of another domain
+    (words,) = _recorded(tmp_path / "run.uslog")
+    assert words == [getattr(given, field) or 0 for field, _ in fields][: len(words)]
+    assert len(words) == FUNCTIONS[name].words
 
 
-OBSERVER = ctypes.CFUNCTYPE(
-    None,
-    ctypes.c_int,
-    ctypes.c_uint,
-    ctypes.POINTER(ctypes.c_uint64),
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_void_p,
-)
+def _recorded(path: Path) -> Iterator[list[int]]:
+    """Return the words of the calls of the function that a test lets be recorded."""
+    data, at = path.read_bytes(), 8
+    while at < len(data):
+        size, type_, site, *_, count = log.HEAD.unpack_from(data, at)
+        if type_ == NUMBER and site == 1:
+            yield list(struct.unpack_from(f"<{count}Q", data, at + log.HEAD.size))
+        at += size
 
 
-class StandIn:
-    """What `Cupti` uses of libcupti, over the simulated driver; its numbers are others."""
-
-    FIRST = 100
-
-    def __init__(self) -> None:
-        self.driver = _side_door("a test")
-        self.driver.userstream_symbol.restype = ctypes.c_char_p
-        self.driver.userstream_observe.argtypes = [ctypes.c_void_p]
-        self.enabled: set[int] = set()
-        self.inside = threading.local()  # CUPTI's callback is C; this one takes the GIL
-        self.observer: Any = None
-        self.answer = 0
-
-    def cuptiGetCallbackName(self, domain: int, number: int, out: Any) -> int:
-        name = self.driver.userstream_symbol(number - self.FIRST) if number >= self.FIRST else None
-        out._obj.value = name
-        return 0 if name else 1
-
-    def cuptiGetResultString(self, status: int, out: Any) -> int:
-        out._obj.value = b"CUPTI_ERROR_OF_THE_TEST"
-        return 0
-
-    def cuptiEnableCallback(self, enable: int, subscriber: Any, domain: int, number: int) -> int:
-        assert (enable, domain) == (1, 1)
-        self.enabled.add(number)
-        return 0
-
-    def cuptiSubscribe(self, out: Any, call: Any, user: Any) -> int:
-        if self.answer:
-            return self.answer
-        out._obj.value = 5
-
-        def tell(
-            site: int, number: int, words: Any, count: int, result: int, context: int | None
-        ) -> None:
-            if number + self.FIRST not in self.enabled:
-                return
-            name = self.driver.userstream_symbol(number).decode()
-            sizes = cupti.signature(name)
-            letters = {"1": "B", "2": "H", "4": "I", "8": "Q"}
-            values = [words[i] & (1 << 8 * int(size)) - 1 for i, size in enumerate(sizes[:count])]
-            packed = struct.pack("@" + "".join(letters[size] for size in sizes[:count]), *values)
-            status = ctypes.c_int(result)
-            where = ctypes.cast(ctypes.c_char_p(packed), ctypes.c_void_p).value
-            data = CallbackData(site, b"", where, ctypes.addressof(status), b"", context)
-            call(None, 1, number + self.FIRST, ctypes.byref(data))
-
-        self.observer = OBSERVER(tell)
-        assert self.driver.userstream_observe(address_of(self.observer))
-        return 0
-
-    def cuptiUnsubscribe(self, subscriber: Any) -> int:
-        assert subscriber.value == 5
-        self.driver.userstream_observe(None)
-        return 0
-
-
-@pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    stand_in = StandIn()
-    monkeypatch.setattr(cupti, "_library", lambda: stand_in)
-    the_logger()  # is loaded by it too, at its first use
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: stand_in.driver)
-    monkeypatch.setattr(observation, "_maker", cupti.Cupti)
-    # Its batch has the arguments of CUDA 13.
-    signatures = {**cupti._SIGNATURES, "cuMemcpyBatchAsync": "88888888"}
-    monkeypatch.setattr(cupti, "_SIGNATURES", signatures)
-    return stand_in
-
-
-# Its callback is Python's: the innermost frame is no longer the one that made the call.
-NEED_FRAMES = (
-    observed.housekeeping_is_no_order,
-    observed.housekeeping_inside_of_a_wait_for_something_else,
-    observed.future_was_told,
-)
-CASES = [case for case in (*observed.REPORTED, *observed.SILENT) if case not in NEED_FRAMES]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_it_finds_the_same(library: StandIn, case: Callable[[Any], str | None]) -> None:
+@pytest.mark.parametrize("case", [*observed.REPORTED, *observed.SILENT])
+def test_it_finds_the_same(cupti: ctypes.CDLL, case: Callable[[Any], str | None]) -> None:
     seen, kind = observed.watched(case)
-    assert library.enabled
     assert {race.kind for race in seen.races} == ({kind} if kind else set()), seen
+    assert cupti.stand_in_enabled() == 0, "it has ended"
 
 
-def test_another_subscriber_is_named(library: StandIn) -> None:
+def test_another_subscriber_is_named(cupti: ctypes.CDLL, path: str) -> None:
     for status, said in ((39, "another tool uses CUPTI"), (12, "another"), (3, "OF_THE_TEST")):
-        library.answer = status
-        with pytest.raises(us.NotSupportedError, match=said), us.observe():
+        cupti.stand_in_refuse(status, b"CUPTI for Kineto")
+        with pytest.raises(us.NotSupportedError, match=said) as refused, us.observe():
             pass
-    library.answer = 0
+        if status != 3:
+            holder = "CUPTI for Kineto" if "several" in path else "torch.profiler, Nsight"
+            assert holder in str(refused.value)
+    cupti.stand_in_refuse(0, b"")
     with us.observe():
         pass
 
 
+def test_an_older_structure_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    older = _compiled(tmp_path / "libcupti-13.0.so", "-DSEVERAL=32")
+    monkeypatch.setattr(logger, "path_of_cupti", lambda: older)
+    monkeypatch.setattr(_simulated, "is_simulated", lambda: False)
+    seen, kind = observed.watched(observed.REPORTED[0])
+    assert {race.kind for race in seen.races} == {kind}
+
+
 def test_without_cupti_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cupti, "_installed", lambda: None)
-
-    def refuse(name: str) -> None:
-        raise OSError(f"{name}: cannot open shared object file")
-
-    monkeypatch.setattr(ctypes, "CDLL", refuse)
-    with pytest.raises(us.NotSupportedError, match="pip install nvidia-cuda-cupti"):
-        cupti._library()
+    monkeypatch.setattr(_simulated, "is_simulated", lambda: False)
+    monkeypatch.setattr(logger, "path_of_cupti", lambda: "libcupti-of-nobody.so")
+    with pytest.raises(us.NotSupportedError, match="pip install nvidia-cuda-cupti"), us.observe():
+        pass
 
 
-def test_the_functions_that_the_logger_calls_exist() -> None:
-    for name in DRIVER_FUNCTIONS.values():
-        assert hasattr(_side_door("a test"), name), name
+def test_what_is_no_cupti_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_simulated, "is_simulated", lambda: False)
+    monkeypatch.setattr(logger, "path_of_cupti", lambda: "libm.so.6")
+    with pytest.raises(us.NotSupportedError, match=r"libm\.so\.6 is no CUPTI"), us.observe():
+        pass

@@ -9,7 +9,6 @@ its seed, and ``USERSTREAM_FUZZ_SEED`` draws that program alone.
 from __future__ import annotations
 
 import random
-import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -18,16 +17,12 @@ from cuda.bindings import driver
 
 import userstream as us
 from helpers import checked, current_context, device_current, device_memory, seeds
-from observed import LEGACY, checked_or_busy, copy, fill, handle
-from userstream._observe import logger
+from observed import LEGACY, checked_or_busy, copy, fill, handle, needs_frames
 
 pytestmark = [
     pytest.mark.no_races(False),  # they watch themselves
     pytest.mark.usefixtures("can_be_watched"),
-    pytest.mark.skipif(
-        sys.version_info >= (3, 14) and not logger.the_logger().has_stacks,
-        reason="the frames of this version of Python cannot be read",
-    ),
+    needs_frames,
 ]
 
 COUNT = 200

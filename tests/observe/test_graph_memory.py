@@ -90,7 +90,8 @@ def test_another_stream_has_to_wait_for_the_launch() -> None:
 
     (race,) = races(work)
     assert race.kind == "read after write"
-    assert "in a graph launched at" in race.first.name
+    assert race.first.captured is not None
+    assert race.first.captured.name == "fill"
 
 
 def test_another_stream_has_to_be_done_before_it_is_freed() -> None:
@@ -116,4 +117,4 @@ def test_what_a_graph_frees_is_free() -> None:
 
     (race,) = races(work)
     assert race.kind == "use after free"
-    assert "in a graph launched at" in race.second.name
+    assert race.second.captured is not None

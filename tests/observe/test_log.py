@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import userstream as us
-from helpers import run_python
+from browser import data_of
+from helpers import THOROUGH, run_python
 from observed import SIZE, a_room, copy, fill, findings_of, judge_of, without_time
 
 pytestmark = [
@@ -69,13 +70,22 @@ def judge(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def recorded(tmp_path: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """Record a program with a race."""
-    program, path = tmp_path / "race.py", tmp_path / "run.uslog"
+def recorded(
+    tmp_path: Path, *arguments: str, **environment: str
+) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """Record a program with a race; return its log as well."""
+    program, directory = tmp_path / "race.py", tmp_path / "logs"
     program.write_text(RACE)
-    options = ("observe", "--simulate", "--log", str(path), str(program), *arguments)
-    command = [sys.executable, "-m", "userstream", *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False), path
+    options = ("observe", "--simulate", "--log", str(directory), str(program), *arguments)
+    done = subprocess.run(
+        [sys.executable, "-m", "userstream", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    (path,) = directory.iterdir()
+    return done, path
 
 
 def test_a_log_gives_the_findings_of_the_observation(tmp_path: Path) -> None:
@@ -104,13 +114,15 @@ def test_a_log_has_no_values_of_the_environment(
 def test_the_command_records_and_the_judge_reports(tmp_path: Path) -> None:
     done, path = recorded(tmp_path)
     assert done.returncode == 0
-    assert done.stderr == f"recorded: judge it with `python -m userstream judge {path}`\n"
-    found = judge(path, "--report", tmp_path / "run.json", "--report", tmp_path / "run.html")
+    said = f"recorded 1 process: judge with `python -m userstream judge {path.parent}`\n"
+    assert done.stderr == said
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    found = judge(path.parent, "--report", tmp_path / "run.json", "--report", tmp_path / "run.html")
     assert found.returncode == 66, found.stderr
     assert ": 1 race, " in found.stdout
     assert "race.py:12 in first" in found.stdout
     (race,) = json.loads((tmp_path / "run.json").read_text())["races"]
-    assert race["key"] == "race=write-after-write first=race.py:first second=race.py:second"
+    assert race["key"] == ("race=write-write memory=device line=race.py:first line=race.py:second")
     assert "cuMemsetD8Async" in (tmp_path / "run.html").read_text()
     (tmp_path / "known.txt").write_text(f"{race['key']}\n")
     assert judge(path, "--suppress", tmp_path / "known.txt").returncode == 0
@@ -125,32 +137,70 @@ def test_a_program_that_is_killed_leaves_what_was_recorded(tmp_path: Path) -> No
     assert "the program was killed, or still runs" in found.stdout
 
 
-def test_several_logs_are_judged_each_by_itself(tmp_path: Path, log: Path) -> None:
+def test_several_logs_become_one_report(tmp_path: Path) -> None:
+    directory = tmp_path / "all"
+    directory.mkdir()
+    for rank in ("0", "1", "3"):
+        done, log = recorded(tmp_path, RANK=rank)
+        assert done.returncode == 0, done.stderr
+        log.rename(directory / f"{rank}.uslog")
+        log.parent.rmdir()
+    (directory / "notes.txt").write_text("not a log")
+    found = judge(directory, "--report", tmp_path / "all.json", "--report", tmp_path / "all.html")
+    assert found.returncode == 66, found.stderr
+    head, _, race, *_ = found.stdout.splitlines()
+    assert " on 6 streams in 3 processes (ranks 0-1, 3): 1 race, " in head
+    assert race.startswith("write after write, 3 times, ranks 0-1, 3: 4096 bytes of device memory")
+    document = json.loads((tmp_path / "all.json").read_text())
+    assert [each["rank"] for each in document["processes"]] == ["0", "1", "3"]
+    assert [each["name"] for each in document["processes"]] == ["rank 0", "rank 1", "rank 3"]
+    (race,) = document["races"]
+    assert (race["processes"], race["count"]) == ([0, 1, 2], 3)
+    page = data_of((tmp_path / "all.html").read_text())
+    assert [each["process"]["name"] for each in page["timelines"]] == ["rank 0", "rank 1", "rank 3"]
+    assert [len(each["entries"]) for each in page["timelines"]] == [4, 4, 4]
+    offsets = [each["process"]["offset"] for each in page["timelines"]]
+    assert offsets == sorted(offsets)
+    assert offsets[0] == 0 < offsets[1]
+
+
+def test_a_race_of_one_process_of_several_names_it(tmp_path: Path, log: Path) -> None:
     _, other = recorded(tmp_path)
     found = judge(log, other)
     assert found.returncode == 66
-    assert [line for line in found.stdout.splitlines() if line.startswith("==")] == [
-        f"== {log}: {judge_of(log).about()}",
-        f"== {other}: {judge_of(other).about()}",
-    ]
-    assert judge(log, other, "--report", tmp_path / "both.json").returncode == 2
+    pids = [judge_of(each).header["pid"] for each in (log, other)]
+    for pid in pids:
+        assert f", process {pid} (" in found.stdout
+    assert " in 2 processes: " in found.stdout
 
 
-def test_the_judge_runs_without_userstream(tmp_path: Path, log: Path) -> None:
+def test_a_log_that_cannot_be_read_leaves_the_others(tmp_path: Path, log: Path) -> None:
+    (tmp_path / "other.uslog").write_bytes(b"something else")
+    found = judge(log, tmp_path / "other.uslog", tmp_path / "missing.uslog")
+    assert found.returncode == 2
+    assert "race" in found.stdout
+    assert f"{tmp_path}/other.uslog: this is no log" in found.stderr
+    assert f"{tmp_path}/missing.uslog: [Errno 2]" in found.stderr
+    (tmp_path / "empty").mkdir()
+    found = judge(tmp_path / "empty")
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "there are no logs (*.uslog) in it" in found.stderr
+
+
+def test_the_judge_runs_without_userstream(log: Path) -> None:
     folder = Path(us.__file__).parent / "_observe"
     program = f"import sys; sys.path.insert(0, {str(folder)!r}); import judge.__main__ as m; "
     command = [sys.executable, "-I", "-S", "-c", f"{program}sys.exit(m.main())", str(log)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (66, "")
     assert judge(log).stdout == done.stdout
 
 
 def test_a_log_that_was_cut_off_is_judged_up_to_there(log: Path) -> None:
     whole, chance = log.read_bytes(), random.Random(0)
-    begin = len(whole) - len(whole.split(b'{"seconds"')[-1])  # the block at the end
-    header = 16 + struct.unpack_from("<I", whole, 12)[0] + 7 & ~7
-    for _ in range(1000):
-        at = chance.randrange(header, begin - 24)
+    header = 8 + struct.unpack_from("<I", whole, 8)[0]
+    for _ in range(1000 if THOROUGH else 100):
+        at = chance.randrange(header, len(whole))
         log.write_bytes(whole[:at])
         found = judge_of(log)
         assert found.end is None
@@ -165,10 +215,8 @@ def test_a_log_that_was_cut_off_is_judged_up_to_there(log: Path) -> None:
         (lambda _: b"", "no log of"),
         (lambda _: b"PK\x03\x04 something else", "no log of"),
         (lambda whole: whole[:20], "no header"),
-        (
-            lambda whole: whole.replace(b'"format":[1,', b'"format":[9,'),
-            "version 9.0 of the format",
-        ),
+        (lambda whole: whole[:7] + b"\x09" + whole[8:], "version 9 of the format"),
+        (lambda whole: whole[:7] + b"\x00" + whole[8:], "version 1 of the format"),
     ],
 )
 def test_what_is_no_log_is_refused_in_a_sentence(log: Path, change: Any, message: str) -> None:
@@ -179,9 +227,11 @@ def test_what_is_no_log_is_refused_in_a_sentence(log: Path, change: Any, message
     assert done.stderr.count("\n") == 1
 
 
-def test_blocks_of_later_versions_are_skipped(log: Path) -> None:
+def test_records_of_later_versions_are_skipped(log: Path) -> None:
     expected, whole = findings_of(log), log.read_bytes()
-    log.write_bytes(whole + struct.pack("<II", 77, 5) + b"later\0\0\0")
+    size = struct.unpack_from("<I", whole, 8)[0]  # of the header, which stands for any record
+    later = whole[8:12] + struct.pack("<H", 0xFFEE) + whole[14 : 8 + size]
+    log.write_bytes(whole[: 8 + size] + later + whole[8 + size :])
     assert findings_of(log) == expected
 
 
@@ -238,13 +288,35 @@ def test_a_log_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_makes_no_sense_is_refused(log: Path) -> None:
-    with pytest.raises(ValueError, match='judge must be "thread" or "later", not \'never\''):
+    with pytest.raises(
+        ValueError, match='judge must be "thread", "process" or "later", not \'never\''
+    ):
         us.observe(judge="never")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match='judge="later" needs log='):
         us.observe(judge="later")
     assert judge().returncode == 2
     assert judge(log.with_name("missing.uslog")).returncode == 2
-    command = [sys.executable, "-m", "userstream", "observe", "--log", "a", "--html", "b.html"]
-    done = subprocess.run([*command, os.devnull], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--log", "new", "--html", "b.html"), "--report, --suppress and --baseline are for the"),
+        (("--log", "a file"), "--log 'a file': File exists; a directory is made there"),
+        (
+            ("--log", "full"),
+            "--log 'full' has logs of an earlier run: remove them, or name another",
+        ),
+    ],
+)
+def test_logs_that_could_not_be_written_are_refused(
+    options: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a file").touch()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/1-1.uslog").touch()
+    command = [sys.executable, "-m", "userstream", "observe", *options, os.devnull]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 2
-    assert "--log" in done.stderr
+    assert message in done.stderr
+    assert not (tmp_path / "new").exists()

@@ -19,7 +19,7 @@ from helpers import CAI, checked
 from observed import SIZE, a_room, captured, copy, engine_of, fill, handle, view
 from userstream import _hooks
 from userstream._observe import logger
-from userstream._observe.judge import functions
+from userstream._observe.judge import log
 from userstream._observe.judge.memory import DEVICE, Allocation
 from userstream.testing import Pointer, kernel
 
@@ -104,7 +104,7 @@ def test_a_write_elsewhere_races_with_what_is_declared(use: Use) -> None:
         "read",
         "declared",
     )
-    assert "modes_sum (read, declared) on " in str(seen)
+    assert "modes_sum reads (declared) on " in str(seen)
 
 
 def test_it_counts_more_than_what_was_learned() -> None:
@@ -374,7 +374,7 @@ def test_it_ends_where_its_end_may_have_been_lost() -> None:
     with a_room() as room, us.observe() as seen:
         run = summing()
         with borrowed(room.x, room.a):
-            seen._logger.note(functions.LOST, [1])
+            seen._logger.note(log.LOST, [1])
             run(room.a, room.y, room.x)
             assert accesses(seen, room.x) == ["guessed"]
 

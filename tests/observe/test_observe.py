@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import ctypes.util
 import dataclasses
 import json
 import queue
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from traceback import FrameSummary
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +25,7 @@ from cuda.core import LaunchConfig, ObjectCode, launch
 import observed
 import userstream as us
 from helpers import (
+    THOROUGH,
     checked,
     device_memory,
     run_python,
@@ -42,10 +45,9 @@ from observed import (
     no_edge,
     watched,
 )
-from userstream._observe import logger, recording
-from userstream._observe.judge import found, functions
-from userstream._observe.judge.allocations import Allocations
-from userstream._observe.judge.launches import _library, readable
+from userstream._observe import logger
+from userstream._observe.judge import found, log
+from userstream._observe.judge.launches import readable
 from userstream._observe.judge.memory import READS, TOGETHER, WRITES, Guesses
 from userstream.testing import Pointer, kernel, latch, reset
 from userstream.testing._simulated import _side_door
@@ -58,6 +60,17 @@ pytestmark = [
         reason="the frames of this version of Python cannot be read",
     ),
 ]
+
+
+def test_an_observation_says_what_it_has_found() -> None:
+    seen = us.observe()
+    assert repr(seen) == "<userstream.Observation: new>"
+    with a_room() as room, seen:
+        assert repr(seen) == "<userstream.Observation: watches>"
+        fill(room.x, room.a)
+        copy(room.y, room.x, room.b)
+    calls = sum(seen.as_dict()["calls"].values())
+    assert repr(seen) == f"<userstream.Observation: 1 race, 0 stalls, {calls} driver calls>"
 
 
 def test_memory_that_was_freed_is_not_used() -> None:
@@ -75,23 +88,41 @@ def test_memory_that_was_freed_is_not_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("symbol", "name"),
+    ("demangled", "name"),
     [
         ("scale", "scale"),
-        ("_Z5scalePfi", "scale"),
+        ("scale(float*, int)", "scale"),
+        ("(anonymous namespace)::push(void (*)(float const*), float)", "push"),
         (
-            "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_21CUDAFunctorOnSelf_addIfEE"
-            "St5arrayIPcLm2EEEEviT0_T1_",
+            "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctorOnSelf_add"
+            "<float>, std::array<char*, 2ul> >(int, at::native::CUDAFunctorOnSelf_add<float>, "
+            "std::array<char*, 2ul>)",
             "at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctorOnSelf_add<float>,"
             " std::array<char*, 2ul> >",
         ),
         ("_Znot a name", "_Znot a name"),
     ],
 )
-def test_kernels_have_the_names_of_their_sources(symbol: str, name: str) -> None:
-    if _library() is None:
+def test_kernels_have_the_names_of_their_sources(demangled: str, name: str) -> None:
+    assert readable(demangled) == name
+
+
+MANGLED = "_ZN8observed5scaleEPfPKf"
+
+
+@kernel(MANGLED)
+def scale(grid: Any, block: Any, to: Pointer, source: Pointer) -> None:
+    del grid, block, to, source
+
+
+def test_the_recorder_demangles_the_names_of_kernels(room: Room) -> None:
+    if not ctypes.util.find_library("stdc++"):
         pytest.skip("needs the runtime of C++")
-    assert readable(symbol) == name
+    function = ObjectCode.from_ptx(b"any").get_kernel(MANGLED)
+    with us.observe() as seen:
+        fill(room.x, room.a)
+        launch(room.b, LaunchConfig(grid=1, block=1), function, room.x, room.y)
+        assert {race.second.name for race in seen.races} == {"observed::scale"}
 
 
 # -- threads ---------------------------------------------------------------------------------------
@@ -144,17 +175,13 @@ def test_a_strict_thread_knows_what_it_has_waited_for() -> None:
     assert seen.races == ()
 
 
-def test_a_strict_observation_keeps_nothing_for_threads_that_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(recording, "_THREADS_EVERY", 0)  # seconds
+def test_a_strict_observation_keeps_nothing_for_threads_that_ended() -> None:
     with a_room() as room, us.observe(threads="strict") as seen:
         in_turns(room)
         engine_of(seen)
         driver.cuStreamQuery(handle(room.a))
         assert len(seen.races) == 1
-        hosts = engine_of(seen).world.clocks._hosts
-        assert [*hosts] == [threading.get_native_id()]
+        assert len(engine_of(seen).world.clocks._hosts) == 1
 
 
 def test_threads_are_shared_or_strict() -> None:
@@ -172,7 +199,7 @@ def test_the_report_has_both_lines_and_what_to_do() -> None:
     assert "1 race, " in text
     for side in (race.first, race.second):
         assert side.line is not None
-        assert f"{observed.__file__}:{side.line.lineno} in {side.line.name}" in text
+        assert f"{Path(observed.__file__).name}:{side.line.lineno} in {side.line.name}" in text
     assert race.advice in text
     assert (race.nbytes, race.memory, race.count) == (SIZE, "device", 1)
     assert (race.first.device, race.first.known, race.first.thread) == (0, "exact", "MainThread")
@@ -206,9 +233,16 @@ def test_it_tells_until_where_the_two_were_in_order() -> None:
 def test_a_race_is_suppressed_by_its_own_line(tmp_path: Path) -> None:
     seen, _ = watched(no_edge)
     (race,) = seen.races
-    assert race.key == "race=read-after-write first=observed.py:fill second=observed.py:copy"
+    assert race.key == ("race=read-write memory=device line=observed.py:copy line=observed.py:fill")
     file = tmp_path / "races.txt"
-    for line, left in ((race.key, 0), ("race=*write", 0), ("first=other.py:*", 1), ("# none", 1)):
+    for line, left in (
+        (race.key, 0),
+        ("race=*write", 0),
+        ("line=other.py:*", 1),
+        ("line=observed.py:copy line=observed.py:copy", 1),
+        ("memory=pinned", 1),
+        ("# none", 1),
+    ):
         file.write_text(f"# known\n\n{line}\n")
         for suppress in (file, str(file), [line]):
             with a_room() as room, us.observe(suppress=suppress) as seen:
@@ -244,7 +278,31 @@ def test_a_name_is_suppressed_by_the_line_that_shows_it(name: str) -> None:
 def test_every_kind_of_race_can_be_suppressed() -> None:
     assert us.Race.__doc__ is not None
     kinds = re.findall(r'``"(.*?)"``', us.Race.__doc__.split("address,")[0])
-    assert sorted(found._KINDS) == sorted(kind.replace(" ", "-") for kind in kinds)
+    assert len(kinds) == 10
+    for kind in kinds:
+        second, _, first = kind.partition(" after ")
+        sides = [
+            us.Operation("f", access, "assumed" if access == "use" else "exact", "s", 0, "main")
+            for access in (first or "read", second)
+        ]
+        race = us.Race(kind, 1, 1, "device", (), None, *sides, None, False, 1, "")
+        (suppression,) = found.read_suppressions([race.key])
+        assert found.covers(suppression, race)
+        assert not found.covers(found.Suppression(memory="pinned"), race)
+
+
+def test_a_key_is_the_same_whichever_of_the_two_is_first() -> None:
+    line = FrameSummary("a.py", 1, "f", lookup_line=False)
+    one = us.Operation("copy", "read", "exact", "stream 1", 0, "main", line)
+    other = us.Operation("fill", "write", "exact", "stream 2", 0, "main")
+    races = [
+        us.Race(kind, 1, 1, "device", (), None, *sides, None, False, 1, "")
+        for kind, sides in (
+            ("write after read", (one, other)),
+            ("read after write", (other, one)),
+        )
+    ]
+    assert {race.key for race in races} == {"race=read-write memory=device line=a.py:f line=fill"}
 
 
 def test_a_quotation_that_does_not_end_is_refused_with_its_place(tmp_path: Path) -> None:
@@ -254,32 +312,38 @@ def test_a_quotation_that_does_not_end_is_refused_with_its_place(tmp_path: Path)
         us.observe(suppress=file)
 
 
-@pytest.mark.parametrize("line", ["race", "kind=x", "race=", "race=raed-after-write", "race=read"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("race", "kind=x", "race=", "race=raed-write", "race=read", "memory=of-device"),
+        *("line=a.py:f line=b.py:g line=c.py:h", "race=read-write race=write-write"),
+    ],
+)
 def test_what_is_no_suppression_is_refused(line: str) -> None:
-    with pytest.raises(ValueError, match=f"'{line}' is not a suppression"):
+    with pytest.raises(ValueError, match="is not a suppression"):
         us.observe(suppress=[line])
 
 
-def test_a_program_that_never_stops_keeps_nobody_from_looking(
-    room: Room, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_that_never_stops_keeps_nobody_from_looking(room: Room) -> None:
+    end = threading.Event()
+
+    def call() -> None:
+        while not end.is_set():
+            driver.cuStreamQuery(1)
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
     with us.observe() as seen:
-        read = seen._logger.read
-        reads = 0
-
-        def read_while_more_is_written() -> tuple[bytes, int, int]:
-            nonlocal reads
-            reads += 1
-            chunk, lost, _ = read()
-            return chunk or b"", lost, 1  # there is always more
-
-        monkeypatch.setattr(seen._logger, "read", read_while_more_is_written)
-        fill(room.x, room.a)
-        fill(room.x, room.b)
-        assert [race.kind for race in seen.races] == ["write after write"]
-        assert ": 1 race, " in str(seen)
-        assert reads < 100
-        monkeypatch.undo()
+        for thread in threads:
+            thread.start()
+        try:
+            fill(room.x, room.a)
+            fill(room.x, room.b)
+            assert [race.kind for race in seen.races] == ["write after write"]
+            assert ": 1 race, " in str(seen)
+        finally:
+            end.set()
+            for thread in threads:
+                thread.join()
 
 
 def test_what_makes_no_sense_is_refused() -> None:
@@ -411,54 +475,7 @@ def test_many_threads_launch_while_it_begins_and_ends() -> None:
                 launch(room.a, one, kernels[1], room.y, room.x, np.int64(8))
                 end.wait(0.02)  # or the others would get nowhere
 
-    observe_beside(work, threads=64, times=8)
-
-
-def test_a_call_that_is_still_looked_at_holds_up_the_next_observation() -> None:
-    """What it holds of a kernel would be freed under it."""
-    known = logger.the_logger()
-    entered, go_on = threading.Event(), threading.Event()
-    order: list[str] = []
-
-    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_size_t, *[ctypes.c_void_p] * 2)
-    def parameter(_: int, index: int, offset: int, size: int) -> int:
-        ctypes.c_size_t.from_address(offset).value = 0
-        ctypes.c_size_t.from_address(size).value = 8
-        return index
-
-    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint, *[ctypes.c_void_p] * 2, ctypes.c_uint64)
-    def attributes(*_: Any) -> int:
-        entered.set()
-        go_on.wait(30)
-        order.append("looked")
-        return 1
-
-    fake = logger.Driver(
-        function_parameter=logger.address_of(parameter),
-        pointer_attributes=logger.address_of(attributes),
-    )
-    value = ctypes.c_uint64(1 << 20)
-    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(value))
-    words = (ctypes.c_uint64 * 11)(7, *[0] * 8, ctypes.addressof(parameters), 0)
-
-    def begin() -> None:
-        known.begin(logger.Driver())
-        order.append("begun")
-
-    call = threading.Thread(target=known._library.logger_call, args=(0, 1, words, 11, 0, None))
-    known.watch({1: functions.FUNCTIONS["cuLaunchKernel"]})
-    known.begin(fake)
-    call.start()
-    assert entered.wait(30)
-    known.end()
-    next_one = threading.Thread(target=begin)
-    next_one.start()
-    time.sleep(0.1)
-    go_on.set()
-    for thread in (call, next_one):
-        thread.join()
-    known.end()
-    assert order == ["looked", "begun"]
+    observe_beside(work, threads=64, times=8 if THOROUGH else 2)
 
 
 def test_it_is_not_loaded_until_it_is_used() -> None:
@@ -566,9 +583,9 @@ def test_what_a_kernel_writes_is_learned() -> None:
             assert seen.races == (), seen
             fill(room.x, room.b)
         (race,) = seen.races
-    assert race.kind == "write after use"
+    assert race.kind == "write after read"
     assert race.first.name == "observed_double"
-    assert race.first.known == "learned"
+    assert race.first.known == "typed"
     assert race.second.known == "exact"
 
 
@@ -657,7 +674,7 @@ def test_it_is_learned_on_the_default_stream_too() -> None:
             double(us.Stream.legacy_default(), room.y, room.x)
             double(room.b, room.pinned, room.y)
         (race,) = seen.races
-    assert (race.kind, race.first.known) == ("use after use", "learned")
+    assert (race.kind, race.first.known) == ("read after write", "learned")
 
 
 def test_a_capture_survives_that_a_kernel_is_looked_at() -> None:
@@ -776,7 +793,7 @@ def test_what_a_table_of_pointers_names_hides_no_sure_access() -> None:
             launch(room.a, LaunchConfig(grid=1, block=1), apply, room.y, room.x)
             fill(room.x, room.b)
         (race,) = seen.races
-    assert (race.kind, race.first.name) == ("write after use", "observed_double")
+    assert (race.kind, race.first.name) == ("write after read", "observed_double")
 
 
 def test_a_race_of_a_launch_of_which_nothing_is_learned_stays_possible() -> None:
@@ -826,7 +843,17 @@ def test_kernels_of_a_graph_race_with_what_is_outside() -> None:
             fill(room.y, room.b)
         (race,) = seen.races
     assert race.kind == "write after use"
-    assert "observed_double in a graph launched at" in race.first.name
+    first = race.first
+    assert first.line is not None
+    assert first.captured is not None
+    assert first.name == "observed_double"
+    assert (first.line.name, first.captured.name) == (
+        "test_kernels_of_a_graph_race_with_what_is_outside",
+        "doubler.<locals>.run",
+    )
+    file, text = Path(__file__).name, str(first)
+    assert re.search(rf"in a graph launched at \S*{file}:{first.line.lineno} in ", text)
+    assert re.search(rf"captured at \S*{file}:{first.captured.lineno} in doubler", text)
 
 
 def test_memory_of_the_host_that_is_pinned_no_more_is_its_own_again() -> None:
@@ -841,15 +868,10 @@ def test_memory_of_the_host_that_is_pinned_no_more_is_its_own_again() -> None:
 
 
 def told(seen: us.Observation, name: str, *words: int) -> None:
-    """Let the logger be told of a call that the simulated driver does not have."""
-    number = 4000
-    found = engine_of(seen)
-    function = functions.FUNCTIONS[name]
-    apply = getattr(Allocations(found.world), function.means)
-    found._table[number] = (name, function, apply)
-    library = seen._logger._library
-    library.logger_rule(number, ctypes.byref(logger._rule(function)))
-    library.logger_call(0, number, (ctypes.c_uint64 * len(words))(*words), len(words), 0, None)
+    """Let the recorder be told of a call that the simulated driver does not have."""
+    library, number = seen._logger._library, 4000
+    library.recorder_watch(number, name.encode())
+    library.recorder_call(0, number, (ctypes.c_uint64 * len(words))(*words), len(words), 0, None)
 
 
 def test_memory_that_is_unmapped_is_unknown_wherever_it_was_cut() -> None:
@@ -922,7 +944,7 @@ def test_only_what_comes_before_lost_calls_counts_as_ordered() -> None:
     """An edge may be among the calls that are missing."""
     with a_room() as room, us.observe() as seen:
         fill(room.x, room.a)
-        seen._logger.note(functions.LOST, [3])
+        seen._logger.note(log.LOST, [3])
         copy(room.y, room.x, room.b)
         fill(room.x, room.a)
         assert [race.kind for race in seen.races] == ["write after read"]

@@ -72,7 +72,7 @@ def test_the_page_of_a_training(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     document = data_of(file.read_text(encoding="utf-8"))
     assert document["races"] == []
-    timeline = document["timeline"]
+    timeline = document["timelines"][0]
     assert len(timeline["entries"]) > 200
     assert any("at::native::" in name for name in timeline["names"])
     assert any(frame[0] == str(training) for frame in timeline["frames"])

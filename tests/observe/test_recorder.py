@@ -52,7 +52,7 @@ def run(program: str) -> None:
 
 @pytest.mark.timeout(900)
 def test_a_storm_of_observations_harms_no_program() -> None:
-    seconds = os.environ.get("USERSTREAM_STORM", "15")
+    seconds = os.environ.get("USERSTREAM_STORM", "5")
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", str(STORM), seconds],
         capture_output=True,

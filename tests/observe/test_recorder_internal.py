@@ -5,59 +5,112 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cuda.bindings import driver
 
+import userstream as us
+from observed import a_room, fill
 from userstream._observe import logger
-from userstream._observe.judge import functions, stacks, verdicts
-from userstream._observe.judge import log as log_format
-from userstream._observe.logger import Driver, the_logger
+from userstream._observe.judge import functions, log, stacks, verdicts
+from userstream._observe.logger import the_logger
 
 pytestmark = [
     pytest.mark.simulated,
     pytest.mark.no_races(False),  # the log is used here
 ]
 
-NOTE = 1
+NOTE = log.UNSEEN
 
 
 def test_c_and_python_declare_the_same() -> None:
     library = the_logger()._library
-    library.logger_numbers.restype = ctypes.c_char_p
-    pairs = (pair.split("=") for pair in library.logger_numbers().decode().split())
-    for name, number in pairs:
-        assert getattr(functions, name) == int(number, 16), name
-    sizes = (ctypes.c_uint32 * 4)()
-    library.logger_sizes(sizes)
-    structures = (logger._Rule, Driver, logger.Layout)
-    assert [*sizes] == [*map(ctypes.sizeof, structures), functions.HEAD_SIZE]
+    library.recorder_numbers.restype = ctypes.c_char_p
+    pairs = (pair.split("=") for pair in library.recorder_numbers().decode().split())
+    numbers = {name: int(number, 16) for name, number in pairs}
+    assert len(numbers) > 20
+    for name, number in numbers.items():
+        assert getattr(log, name) == number, name
+    assert library.recorder_options_size() == ctypes.sizeof(logger._Options)
 
 
-def test_a_gap_is_recorded_where_the_records_are_missing() -> None:
-    log = the_logger()
-    log.begin(Driver())
-    try:
-        number = 0
-        while number < 520:  # more than the log has room for
-            log.note(NOTE, [number], bytes(200_000))
-            number += 1
-        found: list[tuple[int, int]] = []
-        chunk, lost, _ = log.read()
-        assert lost
-        found += [(each.what, each.words[0]) for each in functions.read_log(chunk)]
-        log.note(NOTE, [number], b"")  # there is room again
-        while chunk := log.read()[0]:
-            found += [(each.what, each.words[0]) for each in functions.read_log(chunk)]
-    finally:
-        log.end()
-    written = 520 - lost
-    assert found == [
-        *((NOTE, each) for each in range(written)),
-        (functions.LOST, lost),
-        (NOTE, 520),
-    ]
+def records(data: bytes) -> Iterator[tuple[int, list[int], int]]:
+    """Return the types, the words and the numbers of records."""
+    at = 0
+    while at < len(data):
+        size, type_, _, _, number, *_, count = log.HEAD.unpack_from(data, at)
+        yield type_, list(struct.unpack_from(f"<{count}Q", data, at + log.HEAD.size)), number
+        at += size
+
+
+def rest_of_log(recorder: logger.Logger) -> bytes:
+    """End the log, and take what was not received."""
+    recorder.end("the end of the test")
+    data, is_closed = b"", False
+    while (piece := recorder.receive(0.01)) or not is_closed:
+        data += piece
+        is_closed = is_closed or recorder.close()
+    return data
+
+
+def test_lost_records_are_told_of_where_they_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/missing")  # no file takes what does not fit
+    recorder = the_logger()
+    recorder.begin(judges_here=True, memory=1 << 20)
+    recorder._library.recorder_watch(4000, b"cuMemUnmap")
+
+    def call(number: int) -> None:
+        for site in (0, 1):
+            recorder._library.recorder_call(
+                site, 4000, (ctypes.c_uint64 * 2)(number, 1), 2, 0, None
+            )
+
+    for number in range(1, 40_001):
+        call(number)
+    data = b""
+    while piece := recorder.receive(0.2):
+        data += piece
+    call(40_001)  # for which there is room again
+    data += rest_of_log(recorder)
+    last = missing = told = 0
+    for type_, words, _ in records(data[8:]):
+        if type_ == log.LOST:
+            (told,) = words
+        elif type_ == 4000:
+            missing += words[0] - last - 1
+            last = words[0]
+            assert told == missing, "it is said before the first call that comes after them"
+    assert missing > 0
+    numbers = [number for *_, number in records(data[8:])]
+    assert numbers == [*range(numbers[0], numbers[0] + len(numbers))]
+
+
+@pytest.mark.parametrize("spills", [True, False], ids=["to a file", "with no room anywhere"])
+def test_a_slow_judge_reports_nothing_that_it_cannot_know(
+    spills: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path if spills else tmp_path / "missing"))
+    goes_on = threading.Event()
+    with a_room() as room, us.observe(memory=4 << 20) as seen:
+        judge = seen._judging.judge  # type: ignore[attr-defined]  # that of a thread
+        take = judge.take
+        judge.take = lambda data: goes_on.wait(60) and take(data)
+        fill(room.x, room.a)
+        for _ in range(60_000):
+            fill(room.y, room.a, 8)
+        room.b.wait(room.a)
+        goes_on.set()
+        assert seen.races == ()  # which waits until all that has room was judged
+        fill(room.x, room.b)
+        assert seen.races == (), "the edge may have been lost"
+        fill(room.x, room.a)
+        assert len(seen.races) == 1
+    is_whole = seen.as_dict()["calls"]["cuMemsetD8Async"] == 60_003
+    lost = [said for said in seen.not_seen if "came faster than they could be analyzed" in said]
+    assert (is_whole, len(lost)) == (spills, int(not spills))
 
 
 @pytest.mark.parametrize("cut", range(12))
@@ -69,27 +122,27 @@ def test_a_table_of_locations_that_ends_early_gives_what_it_has(cut: int) -> Non
     assert len(part) >= len(whole) - cut
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "log-format.rst"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "log-format.md"
 
 
+@pytest.mark.skipif(not PAGE.exists(), reason="needs the documentation")
 def test_the_page_of_the_format_says_what_a_log_has() -> None:
-    blocks, records = PAGE.read_text(encoding="utf-8").split("\nRecords\n")
-    rows = re.findall(r"^   \* - (\d+)\n     - ([A-Z]+)$", blocks, re.MULTILINE)
-    assert len(rows) == 9
-    assert rows == [(str(getattr(log_format, name)), name) for _, name in rows]
-    assert f"version {log_format.MAJOR}.{log_format.MINOR} of its format" in blocks
-    fields = re.findall(r"^   \* - (\d+)\n     - (\d+)$", records, re.MULTILINE)
-    layout, at = functions._HEAD.format.lstrip("<"), 0
-    offsets = []
-    for code in layout:
-        size = struct.calcsize(f"<{code}")
-        if code != "x":
-            offsets.append((str(at), str(8 * size)))
-        at += size
-    assert fields == offsets
-    assert f"a head of {at} bytes" in records
-    for name in ("SEEN_MEMORY", "SEEN_STREAM", "SEEN_KERNEL", "SOURCE_CHANGED", "LEARNED", "LOST"):
-        assert f"{getattr(functions, name):#06X}".replace("X", "x") in records, name
+    page = PAGE.read_text(encoding="utf-8")
+    types = re.findall(r"^\| (0xFF..) \| ([A-Z_]+) \|", page, re.MULTILINE)
+    names = {
+        name
+        for name, value in vars(log).items()
+        if name.isupper() and value in range(0xFF00, 0x10000)
+    }
+    assert {name for _, name in types} == names
+    assert types == [(f"0xFF{getattr(log, name) & 0xFF:02X}", name) for _, name in types]
+    assert f"version {log.MAJOR} of its format" in page
+    fields = re.findall(r"^\| (\d+) \| (\d+) \|", page, re.MULTILINE)
+    sizes = [struct.calcsize(f"<{code}") for code in re.findall(r"\d*\w", log.HEAD.format[1:])]
+    begins = [sum(sizes[:at]) for at in range(len(sizes))]
+    offsets = [(str(begin), str(8 * size)) for begin, size in zip(begins, sizes, strict=True)]
+    assert fields == offsets[:-1]  # and what fills the head up
+    assert f"head of {log.HEAD.size} bytes" in page
 
 
 def test_every_function_of_the_driver_has_a_verdict() -> None:

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import html
 import json
+import linecache
 import os
+import pty
+import re
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
+import fastjsonschema
 import pytest
 
 import userstream as us
+from browser import data_of
 from observed import a_room, fill
+from userstream._observe.judge.lines import Style, render, style_of
 
 pytestmark = [
     pytest.mark.simulated,
     pytest.mark.no_races(False),  # they watch themselves
 ]
+
+OBSERVE = (sys.executable, "-m", "userstream", "observe", "--simulate")
+SCHEMA = Path(__file__).parents[1] / "support/sarif-schema-2.1.0.json"
 
 RACE = """
 import userstream as us
@@ -45,6 +56,10 @@ def seen() -> us.Observation:
     return seen
 
 
+def validator() -> Any:
+    return fastjsonschema.compile(json.loads(SCHEMA.read_text()), use_default=False)
+
+
 def saved(seen: us.Observation, path: Path) -> Any:
     seen.save(path)
     return json.loads(path.read_text())
@@ -67,8 +82,54 @@ def test_sarif(seen: us.Observation, tmp_path: Path) -> None:
         (location,) = locations
         place = location["physicalLocation"]
         assert side.line is not None
-        assert place["region"] == {"startLine": side.line.lineno}
+        region = place["region"]
+        assert region["startLine"] == side.line.lineno
+        source = linecache.getline(side.line.filename, side.line.lineno)
+        call = source[region["startColumn"] - 1 : region["endColumn"] - 1]
+        assert call == "driver.cuMemsetD8Async(address, value, size, handle(stream))"
         assert side.line.filename.endswith(place["artifactLocation"]["uri"].removeprefix("file://"))
+    validate = validator()
+    validate(document)
+    result["level"] = "fatal"
+    with pytest.raises(fastjsonschema.JsonSchemaException):
+        validate(document)
+
+
+def test_the_fix_in_sarif_mends_the_program(tmp_path: Path) -> None:
+    def observe() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*OBSERVE, "--report", "seen.sarif", "race.py"],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+        )
+
+    program = tmp_path / "race.py"
+    program.write_text(RACE)
+    assert observe().returncode == 66
+    document = json.loads((tmp_path / "seen.sarif").read_text())
+    validator()(document)
+    (result,) = document["runs"][0]["results"]
+    (fix,) = result["fixes"]
+    (change,) = fix["artifactChanges"]
+    assert change["artifactLocation"] == {"uri": "race.py"}
+    lines = program.read_text().splitlines(keepends=True)
+    for each in reversed(change["replacements"]):
+        region = each["deletedRegion"]
+        assert region["startColumn"] == region["endColumn"] == 1
+        lines[region["startLine"] - 1 : region["endLine"] - 1] = [each["insertedContent"]["text"]]
+    program.write_text("".join(lines))
+    done = observe()
+    assert done.returncode == 0, done.stderr + program.read_text()
+
+
+def test_a_notebook_shows_the_text_and_the_page(seen: us.Observation) -> None:
+    shown = seen._repr_html_()
+    assert shown is not None
+    assert shown.startswith(f"<pre>{html.escape(str(seen))}</pre>")
+    (frame,) = re.findall(r'srcdoc="([^"]*)"', shown)
+    assert len(data_of(html.unescape(frame))["timelines"][0]["entries"]) == 3
 
 
 def test_a_trace(seen: us.Observation, tmp_path: Path) -> None:
@@ -89,6 +150,136 @@ def test_a_trace(seen: us.Observation, tmp_path: Path) -> None:
 def test_text(seen: us.Observation, tmp_path: Path) -> None:
     seen.save(tmp_path / "seen.txt")
     assert (tmp_path / "seen.txt").read_text() == f"{seen}\n"
+
+
+def lines_of(seen: us.Observation, style: Style) -> list[str]:
+    return render(seen._report().lines(), style).splitlines()
+
+
+def test_the_text_shows_both_lines_with_the_calls_underlined(seen: us.Observation) -> None:
+    (race,) = seen.races
+    text = str(seen).splitlines()
+    assert text[2:] == str(race).splitlines()
+    call = "driver.cuMemsetD8Async(address, value, size, handle(stream))"
+    first = text.index(
+        "  first: cuMemsetD8Async writes on stream 2 of device 0, first used at "
+        f"observed.py:{race.first.line.lineno}"
+    )
+    for at in (first, first + 4):
+        place, source, mark = text[at + 1 : at + 4]
+        assert place.endswith(f"observed.py:{race.first.line.lineno} in fill")
+        assert source == f"{race.first.line.lineno:>6} | checked({call})"
+        assert mark == f"       | {' ' * len('checked(')}{'^' * len(call)}"
+    assert text[first + 4].startswith("  second: cuMemsetD8Async writes on stream 1 of device 0")
+    (details,) = (line for line in text if line.startswith("  details: "))
+    for side in (race.first, race.second):
+        assert f"{side.stream} is {side.handle:#x}" in details
+        assert f"{side.handle:#x}" not in "".join(set(text) - {details})
+
+
+def test_paths_are_relative_to_the_directory_in_which_people_read(
+    seen: us.Observation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = seen.races[0].first.line
+    assert line is not None
+    monkeypatch.chdir(Path(line.filename).parent)
+    assert f"\n    observed.py:{line.lineno} in fill\n" in str(seen)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    assert f"\n    {line.filename}:{line.lineno} in fill\n" in str(seen)
+    gone.rmdir()
+    assert f"\n    {line.filename}:{line.lineno} in fill\n" in str(seen)
+
+
+@pytest.mark.parametrize("width", [40, 60, 100])
+def test_the_text_fits_a_terminal_and_says_the_same(seen: us.Observation, width: int) -> None:
+    whole = lines_of(seen, Style())
+    fitting = lines_of(seen, Style(width))
+    kept = re.compile(r"  suppress: |  ordered until: |    \S+:\d+ in ")  # to be copied, and paths
+    assert all(len(line) <= width for line in fitting if not kept.match(line))
+    assert any(line.endswith("…") for line in fitting) is (width < 70)
+    without_source = [
+        " ".join(line for line in lines if " | " not in line).split() for lines in (whole, fitting)
+    ]
+    assert without_source[0] == without_source[1]
+
+
+def test_colors_change_no_word(seen: us.Observation) -> None:
+    colored = lines_of(seen, Style(None, color=True))
+    assert colored != lines_of(seen, Style())
+    assert [re.sub(r"\x1b\[[\d;]*m", "", line) for line in colored] == lines_of(seen, Style())
+    assert "\x1b[1;31mwrite after write\x1b[0m: " in "\n".join(colored)
+
+
+@pytest.mark.parametrize(
+    ("environment", "colored"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
+)
+def test_a_terminal_has_colors_and_a_width(environment: dict[str, str], colored: bool) -> None:
+    leader, terminal = pty.openpty()
+    try:
+        termios.tcsetwinsize(terminal, (24, 87))
+        assert style_of(terminal, environment) == Style(87, colored)
+        assert style_of(terminal, {**environment, "COLUMNS": "60"}).width == 60
+    finally:
+        os.close(leader)
+        os.close(terminal)
+
+
+def test_a_file_has_neither_unless_it_is_asked_for(tmp_path: Path) -> None:
+    with open(tmp_path / "report.txt", "w") as file:
+        assert style_of(file, {"COLUMNS": "60"}) == Style(None, color=False)
+        assert style_of(file, {"FORCE_COLOR": "1"}) == Style(None, color=True)
+        assert style_of(file, {"FORCE_COLOR": "1", "NO_COLOR": "1"}) == Style()
+    assert style_of(file) == Style()  # closed
+
+
+SOURCES = """
+import userstream as us
+from userstream.testing import simulate
+simulate()
+from cuda.bindings import driver
+from cuda.core import Device
+
+Device(0).set_current()
+_, memory = driver.cuMemAlloc(4096)
+
+def fill(stream):
+\tä = "漢字"; driver.cuMemsetD8Async(
+\t\tmemory, 1, 4096, stream)
+
+with us.observe() as seen:
+    stream = us.Stream.create(0)
+    fill(stream.handle)
+    fill(driver.cuStreamCreate(1)[1])
+print(seen)
+"""
+
+
+def test_sources_with_tabs_wide_characters_and_several_lines_are_underlined(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(SOURCES)
+    done = subprocess.run(
+        [sys.executable, "program.py"], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    lines = done.stdout.splitlines()
+    at = lines.index('    12 | ä = "漢字"; driver.cuMemsetD8Async(')
+    before = len('ä = "....";') + 1  # each of the two takes two columns
+    assert lines[at + 1] == f"       | {' ' * before}{'^' * 23}"
+    assert "  first: cuMemsetD8Async writes on stream 1 of device 0, " in done.stdout
+    assert "stream 1 of device 0, created at program.py:16 (userstream)\n" in done.stdout
+    assert "stream 2 of device 0, created at program.py:18\n" in done.stdout
+
+
+def test_a_program_without_its_source_is_reported_without(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        SOURCES.replace("print", "import os; os.remove('program.py'); print")
+    )
+    done = subprocess.run(
+        [sys.executable, "program.py"], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert "\n    program.py:12 in fill\n" in done.stdout
+    assert " | " not in done.stdout
 
 
 def test_an_unknown_suffix_is_refused(seen: us.Observation, tmp_path: Path) -> None:
@@ -132,7 +323,8 @@ def test_the_command_writes_reports_and_annotates_lines(tmp_path: Path) -> None:
     assert done.returncode == 66
     (result,) = json.loads((tmp_path / "seen.sarif").read_text())["runs"][0]["results"]
     place = result["locations"][0]["physicalLocation"]
-    assert place == {"artifactLocation": {"uri": "race.py"}, "region": {"startLine": 10}}
+    assert place["artifactLocation"] == {"uri": "race.py"}
+    assert place["region"] == {"startLine": 10, "startColumn": 1, "endColumn": 59}
     assert (tmp_path / "seen.txt").read_text().startswith("observed ")
     said = [line for line in done.stderr.splitlines() if line.startswith("::error ")]
     assert [line.split(",title")[0] for line in said] == [
@@ -154,11 +346,11 @@ def test_races_of_an_earlier_report_do_not_fail_a_run(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert done.stderr.endswith("compared with known.json: 0 new, 0 fixed\n")
     document = json.loads((tmp_path / "known.json").read_text())
-    document["races"][0]["key"] = "race=write-after-write first=old.py:a second=old.py:b"
+    document["races"][0]["key"] = "race=write-write memory=device line=old.py:a line=old.py:b"
     (tmp_path / "known.json").write_text(json.dumps(document))
     done = observe("--baseline", "known.json")
     assert done.returncode == 66
-    assert "1 new, 1 fixed\n  fixed: race=write-after-write first=old.py:a" in done.stderr
+    assert "1 new, 1 fixed\n  fixed: race=write-write memory=device line=old.py:a" in done.stderr
     assert observe("--log", "run.uslog").returncode == 0
     command = [sys.executable, "-m", "userstream", "judge", "--baseline", "known.json", "run.uslog"]
     judged = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)

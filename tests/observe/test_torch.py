@@ -14,8 +14,9 @@ import standins
 import userstream as us
 from helpers import checked, device_memory
 from observed import Room, a_room, captured, copy, fill
-from userstream._observe import allocators, logger, observation
-from userstream._observe.allocators import Block, Blocks
+from userstream._observe import allocators, logger, session
+from userstream._observe.judge.blocks import Block, Blocks
+from userstream._observe.judge.stacks import Stacks
 
 pytestmark = [
     pytest.mark.simulated,  # gpu: real PyTorch, in test_observe_programs.py
@@ -63,7 +64,7 @@ def test_a_race_names_the_line_that_allocated_the_tensor(
     assert seen.races == (race,)
     assert (race.framework, race.kind) == ("torch", "read after write")
     line = weights.__code__.co_firstlineno + 1
-    assert f"  allocated by torch: {__file__}:{line} in weights\n" in str(seen)
+    assert f"/test_torch.py:{line} in weights\n" in str(seen)
     assert seen.as_dict()["races"][0]["framework"] == "torch"
     assert seen.not_seen == ()
     assert memory.history is None  # as it was
@@ -227,7 +228,7 @@ def test_an_observation_that_fails_to_begin_leaves_no_history(
     with pytest.raises(ZeroDivisionError):
         seen.__enter__()
     assert memory.history is None
-    assert observation._active is None
+    assert session._active is None
 
 
 def test_a_ctrl_c_while_it_ends_leaves_nothing_switched_on(
@@ -242,11 +243,11 @@ def test_a_ctrl_c_while_it_ends_leaves_nothing_switched_on(
     seen = us.observe(allocations=True)
     with seen:
         assert memory.history is not None
-        monkeypatch.setattr(observation._Flag, "wait", interrupted)
+        monkeypatch.setattr(session._Flag, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             seen.stop()
     assert memory.history is None
-    assert observation._active is None
+    assert session._active is None
     assert us.Borrow.__enter__ is before
     with us.observe():
         pass
@@ -285,7 +286,8 @@ def test_of_several_blocks_the_newest_at_that_time_is_meant() -> None:
         return Block(start, end, time, tuple, "torch")
 
     old, older, oldest = block(0, 512, 30), block(0, 1024, 20), block(512, 1024, 0)
-    blocks = Blocks([older, oldest, old])
+    blocks = Blocks(Stacks())
+    blocks._listed = [older, oldest, old]
     assert blocks.at(0, 40) is blocks.at(0, 0) is blocks.at(511, 30) is old
     assert blocks.at(0, 29) is blocks.at(512, 40) is older
     assert blocks.at(512, 19) is oldest

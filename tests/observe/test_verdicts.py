@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
-import inspect
+import gc
 import re
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda.bindings import driver
-from cuda.core import LaunchConfig, ObjectCode, launch
+from cuda.core import LaunchConfig, ObjectCode, PinnedMemoryResource, launch
 
 import userstream as us
+from conformance.support import CUDA_12
 from helpers import checked, current_context, device_current, device_memory
 from observed import (
     LEGACY,
@@ -28,7 +28,6 @@ from observed import (
     handle,
     overwrite,
     until,
-    view,
 )
 from userstream.testing import Pointer, kernel, latch, reset
 
@@ -40,6 +39,7 @@ pytestmark = [
 OVERWRITTEN = "host overwrote the source of a copy"
 RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 EXTERNAL = 1
+NEEDS_CORE_POOLS = pytest.mark.skipif(CUDA_12, reason="cuda.core asks for pools as CUDA 13 does")
 
 
 def kinds(seen: us.Observation) -> list[str]:
@@ -142,6 +142,38 @@ def test_pinned_memory_of_a_pool_is_watched() -> None:
             room.a.sync()
         checked(driver.cuMemPoolDestroy(pool))
     assert kinds(seen) == [OVERWRITTEN]
+
+
+def _of_userstream(_: Room) -> Any:
+    return us.pinned_empty(SIZE, np.uint8)
+
+
+def _of_core(room: Room) -> Any:
+    buffer = PinnedMemoryResource().allocate(SIZE, stream=room.a)
+    room.a.sync()
+    return np.from_dlpack(buffer)
+
+
+@pytest.mark.parametrize("allocated", ["before", "meanwhile", "again"])
+@pytest.mark.parametrize("make", [_of_userstream, pytest.param(_of_core, marks=NEEDS_CORE_POOLS)])
+def test_pinned_arrays_are_watched(make: Callable[[Room], Any], allocated: str) -> None:
+    with a_room() as room:
+        array = make(room)
+        with us.observe() as seen:
+            if allocated == "again":
+                copy(room.x, array.ctypes.data, room.a)
+                room.a.sync()
+                del array
+                gc.collect()
+            if allocated != "before":
+                array = make(room)
+            array[:] = 1
+            with latch(room.a) as held:
+                copy(room.x, array.ctypes.data, room.a)
+                array[:] = 2
+                held.release()
+                room.a.sync()
+        assert kinds(seen) == [OVERWRITTEN]
 
 
 def test_a_copy_into_the_source_that_was_in_flight_at_the_begin_explains_its_change() -> None:
@@ -308,19 +340,19 @@ def test_kind_and_key_of_a_race_are_the_same_whether_or_not_a_kernel_is_learned(
 @pytest.mark.parametrize(
     "line",
     [
-        "race=write-after-use",
-        "race=write-after-read",  # of a run that has learned something else
-        "race=write-after-write",
-        "race=write-after-*",
+        "race=use-write",
+        "race=read-write",  # of a run that has learned something else
+        "race=write-write",
+        "race=*-write",
     ],
 )
 @pytest.mark.parametrize("before", [lambda *_: None, learn], ids=["assumed", "learned"])
 def test_a_suppression_of_any_run_holds_in_every_run(
     line: str, before: Callable[..., None]
 ) -> None:
-    lines = "first=test_verdicts.py:* second=observed.py:fill"
+    lines = "line=test_verdicts.py:* line=observed.py:fill"
     assert races_of_kernel(before, f"{line} {lines}") == ()
-    for other in ("race=read-after-write", "race=use-after-free"):
+    for other in ("race=use-after-free", "memory=pinned"):
         assert len(races_of_kernel(before, f"{other} {lines}")) == 1
 
 
@@ -399,7 +431,7 @@ def test_a_wait_for_a_context_that_is_named(device: int) -> None:
         ([1, 1], 1, ["read after write"]),  # the first write ends the wait
         ([1, 2], 1, ["read after write"]),
         ([1, 2], 2, []),
-        ([1, 0, 1], 1, []),
+        ([1, 0, 1], 1, ["read after write"]),  # so may the first of these
     ],
 )
 def test_a_value_that_was_there_before_orders_nothing(
@@ -418,6 +450,93 @@ def test_a_value_that_was_there_before_orders_nothing(
             room.a.sync()
             room.b.sync()
     assert kinds(seen) == found
+
+
+def test_a_value_that_was_surely_replaced_before_the_wait_ends_nothing() -> None:
+    with a_room() as room, us.observe(possible=True) as seen:
+        ctypes.c_uint32.from_address(room.pinned).value = 0
+        room.a.write_value_32(room.pinned, 1)
+        room.a.write_value_32(room.pinned, 0)
+        room.b.wait(room.a)
+        fill(room.x, room.a)
+        room.a.write_value_32(room.pinned, 1)
+        room.b.wait_value_32(room.pinned, 1, us.WaitFlags.GEQ)
+        copy(room.y, room.x, room.b)
+        us.wait_for_device(0)
+    assert kinds(seen) == []
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("before", [5, 6])
+def test_a_value_that_was_there_when_the_wait_was_queued_is_no_order(
+    before: int, batch: bool
+) -> None:
+    """The write that follows is not what the wait needed."""
+    with a_room() as room:
+        ctypes.c_uint32.from_address(room.pinned).value = before
+        with us.observe(possible=True) as seen:
+            wait_for_value(room, 5, batch=batch)
+            fill(room.x, room.a)
+            room.a.write_value_32(room.pinned, 5)
+            copy(room.y, room.x, room.b)
+            us.wait_for_device(0)
+    assert kinds(seen) == ["read after write"]
+
+
+def wait_for_value(room: Room, value: int, *, batch: bool = False) -> None:
+    if not batch:
+        room.b.wait_value_32(room.pinned, value, us.WaitFlags.GEQ)
+        return
+    wait = us.WaitValue(room.pinned, value, us.WaitFlags.GEQ)
+    room.b.batch_mem_op([wait])
+
+
+@pytest.mark.parametrize("knows", [True, False])
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_wait_that_the_host_ends_is_ordered_after_what_the_host_knew(
+    knows: bool, batch: bool
+) -> None:
+    with a_room() as room:
+        ctypes.c_uint32.from_address(room.pinned).value = 0
+        with us.observe() as seen:
+            wait_for_value(room, 1, batch=batch)
+            copy(room.y, room.x, room.b)
+            fill(room.x, room.a)
+            if knows:
+                room.a.sync()
+            ctypes.c_uint32.from_address(room.pinned).value = 1
+            us.wait_for_device(0)
+    assert kinds(seen) == ([] if knows else ["write after read"])
+
+
+def test_an_event_behind_a_wait_is_ordered_after_what_ended_the_wait() -> None:
+    with a_room() as room, us.observe() as seen:
+        ctypes.c_uint32.from_address(room.pinned).value = 0
+        wait_for_value(room, 1)
+        event = room.b.record()
+        fill(room.x, room.a)
+        room.a.write_value_32(room.pinned, 1)
+        other = room.stream()
+        other.wait(event)
+        fill(room.x, other)
+        us.wait_for_device(0)
+    assert kinds(seen) == []
+
+
+def test_a_value_in_device_memory_tells_the_host_nothing() -> None:
+    """Only a kernel that gets its address, or a copy of it, can pass the news on."""
+    for passes_on in (None, "kernel", "copy"):
+        with a_room() as room, us.observe() as seen:
+            fill(room.x, room.a)
+            room.a.write_value_32(room.y, 1)
+            if passes_on == "kernel":
+                use(room.b, room.y)
+            elif passes_on == "copy":
+                copy(room.pinned, room.y, room.b)
+            fill(room.x, room.b)
+            us.wait_for_device(0)
+        found = [] if passes_on else ["write after write"]
+        assert [kind for kind in kinds(seen) if kind == "write after write"] == found
 
 
 @pytest.mark.parametrize("before", [0, 1, 5])
@@ -545,151 +664,23 @@ def test_a_graph_without_such_events_is_not_ordered() -> None:
     assert kinds(seen) == ["write after write"]
 
 
-# -- waits of the program -------------------------------------------------------------------------
-
-
-def _sync_event(room: Room) -> None:
-    event = room.a.record()
-    until(lambda: event.is_done)
-
-
-async def _await(make: Callable[[], Any]) -> None:
-    await make()
-
-
-WAITS: dict[str, Callable[[Room], object]] = {
-    "wait": lambda room: us.wait(room.a),
-    "wait(timeout)": lambda room: us.wait(room.a, timeout=10),
-    "wait(buffer)": lambda room: us.wait(view(room.x, room.a)),
-    "wait_all": lambda room: us.wait_all(),
-    "wait_for_device": lambda room: us.wait_for_device(0),
-    "Stream.sync": lambda room: room.a.sync(),
-    "Stream.sync(timeout)": lambda room: room.a.sync(timeout=10),
-    "Stream.is_done": lambda room: until(lambda: room.a.is_done),
-    "Event.is_done": _sync_event,
-    "Event.sync": lambda room: room.a.record().sync(),
-    "asnumpy": lambda room: us.asnumpy(view(room.x, room.a), stream=room.a),
-    "asnumpy, user stream": lambda room: us.asnumpy(view(room.x, room.a)),
-    "copyto(host)": lambda room: us.copyto(np.empty(SIZE, np.uint8), view(room.x, room.a)),
-}
-
-
-def on_user_stream(room: Room) -> bool:
-    """Put the stream of a case behind the user stream, for waits that are for user streams."""
-    us.get_stream(0).wait(room.a)
-    return True
-
-
-@pytest.mark.parametrize("name", WAITS)
-def test_what_follows_a_wait_of_the_program_is_ordered(name: str) -> None:
-    with a_room() as room, us.observe() as seen:
-        fill(room.x, room.a)
-        on_user_stream(room)
-        WAITS[name](room)
-        fill(room.x, room.b)
-    assert kinds(seen) == []
-
-
-ENDS: dict[str, Callable[[us.UserStream], object]] = {
-    "UserStream.close": lambda mine: mine.close(),
-    "UserStream.close(timeout)": lambda mine: mine.close(timeout=10),
-    "UserStream.wait_all": lambda mine: mine.wait_all(),
-    "UserStream.wait_for_device": lambda mine: mine.wait_for_device(0),
-    "UserStream.wait": lambda mine: mine.wait(0),
-}
-
-
-@pytest.mark.parametrize("name", ["with", *ENDS])
-def test_what_follows_the_end_of_a_registry_is_ordered(name: str) -> None:
-    with a_room() as room, us.observe() as seen:
-        if name == "with":
-            with us.UserStream() as mine:
-                fill(room.x, mine.get_stream(0))
-        else:
-            mine = us.UserStream()
-            fill(room.x, mine.get_stream(0))
-            ENDS[name](mine)
-        fill(room.x, room.b)
-        assert kinds(seen) == []
-        mine.close()
-
-
-FUTURES: dict[str, Callable[[Room], object]] = {
-    "completion": lambda room: us.completion(room.a).result(10),
-    "completion.done": lambda room: until(us.completion(room.a).done),
-    "wait_async": lambda room: asyncio.run(_await(lambda: us.wait_async(room.a))),
-    "wait_all_async": lambda room: asyncio.run(_await(us.wait_all_async)),
-    "asnumpy_async": lambda room: asyncio.run(
-        _await(lambda: us.asnumpy_async(view(room.x, room.a)))
-    ),
-}
-
-
-@pytest.mark.parametrize("name", FUTURES)
-def test_what_follows_a_future_is_possibly_ordered(name: str) -> None:
-    """Who looks at a future cannot be seen: such a race is possible at most."""
-    with a_room() as room, us.observe() as seen:
-        fill(room.x, room.a)
-        on_user_stream(room)
-        FUTURES[name](room)
-        fill(room.x, room.b)
-    assert kinds(seen) == []
-
-
-def test_what_follows_a_borrow_is_not_ordered_by_it() -> None:
-    """A borrow asks events for userstream's own sake: the program does not hear the answers."""
-    with a_room() as room, us.observe() as seen:
-        with us.borrow(view(room.x, room.a), stream=room.b) as stream:
-            fill(room.x, stream)
-        us.hold(object(), stream=room.b)
-        fill(room.x, room.stream())
-    assert kinds(seen) == ["write after write"]
-
-
-NO_WAITS = {
-    "acquire",
-    "borrow",
-    "describe",
-    "device_of",
-    "get_stream",
-    "hand_over",
-    "hold",
-    "observe",
-    "pinned_empty",
-    "pinned_like",
-    "release",
-    "streams",
-}
-
-
-def test_every_function_of_the_interface_is_a_wait_a_future_or_neither() -> None:
-    """A new function belongs into one of the tables above."""
-    tables = (*WAITS, *FUTURES, *(name.removeprefix("UserStream.") for name in ENDS))
-    tried = {re.split(r"[^a-z_]", name)[0] for name in tables}
-    public = {name: getattr(us, name) for name in us.__all__}
-    functions = {name for name, each in public.items() if inspect.isroutine(each)}
-    assert functions == (tried & functions) | NO_WAITS
-    methods = {name for name in vars(us.UserStream) if name in functions}
-    assert methods <= tried | NO_WAITS
-
-
 def test_a_function_that_is_not_followed_is_counted_with_its_first_line() -> None:
     with a_room() as room, us.observe() as seen:
         graph = checked(driver.cuGraphCreate(0))
+        parameters = driver.CUDA_BATCH_MEM_OP_NODE_PARAMS()
+        write = driver.CUstreamBatchMemOpParams()
+        write.operation = driver.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WRITE_VALUE_32
+        write.writeValue.operation = write.operation
+        write.writeValue.address = room.pinned
+        parameters.ctx, parameters.count = current_context(), 1
+        parameters.paramArray = [write]
+        node = checked(driver.cuGraphAddBatchMemOpNode(graph, [], 0, parameters))
         for _ in range(2):
-            parameters = driver.CUDA_MEM_ALLOC_NODE_PARAMS()
-            parameters.poolProps.allocType = (
-                driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-            )
-            parameters.poolProps.location.type = (
-                driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-            )
-            parameters.bytesize = SIZE
-            checked(driver.cuGraphAddMemAllocNode(graph, [], 0, parameters)[:2])
-        assert driver.cuStreamAttachMemAsync(handle(room.a), 0, 0, 1)[0]  # refused: no effect
+            checked(driver.cuGraphBatchMemOpNodeSetParams(node, parameters))
+        checked(driver.cuGraphDestroy(graph))
     (said,) = seen.not_seen
     assert re.fullmatch(
-        r"cuGraphAddMemAllocNode: nodes of graphs that are not followed, first at "
+        r"cuGraphBatchMemOpNodeSetParams: nodes of graphs that are not followed, first at "
         r".*test_verdicts\.py:\d+ \(2\)",
         said,
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import userstream as us
-from helpers import CAI
+from helpers import CAI, device_memory
 
 
 @pytest.fixture
@@ -19,3 +19,10 @@ def buffer(memory: int) -> CAI:
 def mine() -> Iterator[us.Stream]:
     with us.Stream.create(0) as stream:
         yield stream
+
+
+@pytest.fixture
+def other() -> Iterator[int]:
+    """The address of 256 other bytes on device 0."""
+    with device_memory(0) as address:
+        yield address

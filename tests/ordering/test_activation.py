@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -14,7 +14,6 @@ from helpers import (
     CAI,
     device_count,
     device_current,
-    device_memory,
     entered,
     eventually,
     in_thread,
@@ -23,12 +22,6 @@ from helpers import (
 from userstream import testing
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
-
-
-@pytest.fixture
-def other() -> Iterator[int]:
-    with device_memory(0) as address:
-        yield address
 
 
 # -- who produces -------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sysconfig
 import weakref
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from cuda.bindings import driver
@@ -13,46 +11,17 @@ from cuda.bindings import driver
 import standins
 import userstream as us
 from helpers import (
+    Exporting,
     array,
     checked,
     copy,
     device_current,
-    device_memory,
     fill,
     in_thread,
 )
 from userstream import testing
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
-
-
-@pytest.fixture
-def other() -> Iterator[int]:
-    with device_memory(0) as address:
-        yield address
-
-
-class Exporting(standins.DrJitArray):
-    """A DLPack array of a type that is known to order a consumer after its own stream itself."""
-
-    def __init__(self, stream: us.Stream, device: int = 0) -> None:
-        self.stream, self.device = stream, device
-        self.asked: list[int] = []
-        self.capsule: weakref.ref[Any] | None = None
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (2, self.device)
-
-    def __dlpack__(self, *, stream: int) -> Any:
-        self.asked.append(stream)
-        us.Stream.from_handle(stream).wait(self.stream)
-        capsule = Capsule()
-        self.capsule = weakref.ref(capsule)
-        return capsule
-
-
-class Capsule:
-    pass
 
 
 # -- captures -----------------------------------------------------------------------------------
@@ -113,6 +82,11 @@ def test_a_captured_user_stream_pulls_no_producer_in(producer: us.Stream, memory
     for use, match in (
         (lambda: us.acquire(array(memory, producer)), "on work outside.*producer=None"),
         (lambda: us.release(array(memory, producer)), "would become part of that graph"),
+        (lambda: us.release([array(memory, producer)]), "would become part of that graph"),
+        (
+            lambda: us.release(array(memory, producer), stream=stream),
+            "would become part of that graph",
+        ),
         (lambda: us.acquire(Exporting(producer)), "cannot depend on the work"),
         (lambda: us.hold(1, stream=stream), "keep the objects as long as the graph"),
     ):

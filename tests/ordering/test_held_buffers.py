@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-import standins
 import userstream as us
 from helpers import (
+    Exporting,
     array,
     device_current,
     eventually,
@@ -21,29 +22,6 @@ from internals import sweep
 from userstream import testing
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
-
-
-class Exporting(standins.DrJitArray):
-    """A DLPack array of a type that is known to order a consumer after its own stream itself."""
-
-    def __init__(self, stream: us.Stream, device: int = 0) -> None:
-        self.stream, self.device = stream, device
-        self.asked: list[int] = []
-        self.capsule: weakref.ref[Any] | None = None
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (2, self.device)
-
-    def __dlpack__(self, *, stream: int) -> Any:
-        self.asked.append(stream)
-        us.Stream.from_handle(stream).wait(self.stream)
-        capsule = Capsule()
-        self.capsule = weakref.ref(capsule)
-        return capsule
-
-
-class Capsule:
-    pass
 
 
 # -- memory -------------------------------------------------------------------------------------
@@ -187,3 +165,77 @@ def test_after_an_error_of_the_gpu_nothing_is_held() -> None:
             del thing
             testing.async_error(stream, 700)
         assert eventually(lambda: alive() is None)
+
+
+# -- a long backlog --------------------------------------------------------------------------------
+
+
+def alive(things: list[weakref.ref[Thing]]) -> int:
+    return sum(thing() is not None for thing in things)
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("consumer", [lambda: us.get_stream(0), us.Stream.legacy_default])
+def test_events_do_not_grow_with_the_backlog(
+    memory: int, consumer: Callable[[], us.Stream]
+) -> None:
+    """A later event of a stream covers the buffers of earlier borrows."""
+    source, stream, things = us.Stream.create(0), consumer(), []
+    created = testing.calls("cuEventCreate")
+    with device_current(0), testing.latch(stream) as latch:
+        for _ in range(10_000):
+            buffer = array(memory, source)
+            buffer.thing = Thing()
+            things.append(weakref.ref(buffer.thing))
+            with us.borrow(buffer, stream=stream):
+                pass
+            del buffer
+        # 64 are held, one is for edges, and few come while a sweep looks at the others.
+        assert testing.calls("cuEventCreate") - created <= 80
+        sweep()
+        assert alive(things) == 10_000
+        latch.release()
+    assert eventually(lambda: not alive(things))
+    source.close()
+
+
+def test_a_backlog_is_released_as_the_stream_passes() -> None:
+    """An event covers at most a small part of the backlog."""
+    with us.Stream.create(0) as stream:
+        first, second = testing.latch(stream), testing.latch(stream)
+        things = []
+        for latch in (first, second):
+            latch.__enter__()
+            for _ in range(500):
+                thing = Thing()
+                things.append(weakref.ref(thing))
+                us.hold(thing, stream=stream)
+                del thing
+        first.release()
+        assert eventually(lambda: alive(things) <= 600)
+        assert alive(things[500:]) == 500
+        second.release()
+        assert eventually(lambda: not alive(things))
+
+
+def test_threads_share_a_long_backlog() -> None:
+    """Events that two threads record at the same time have no order, and cover themselves alone."""
+    things: list[weakref.ref[Thing]] = []
+
+    def hold(stream: us.Stream) -> None:
+        for _ in range(1000):
+            thing = Thing()
+            things.append(weakref.ref(thing))
+            us.hold(thing, stream=stream)
+
+    with us.Stream.create(0) as stream:
+        with testing.latch(stream) as latch:
+            threads = [threading.Thread(target=hold, args=(stream,)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            sweep()
+            assert alive(things) == 4000
+            latch.release()
+        assert eventually(lambda: not alive(things))

@@ -153,15 +153,9 @@ def liar(request: pytest.FixtureRequest, memory: int, producer: us.Stream) -> An
     return made
 
 
-@pytest.fixture
-def other() -> Iterator[int]:
-    with device_memory(0) as address:
-        yield address
-
-
 @contextmanager
 def pending(producer: us.Stream, address: int, value: int) -> Iterator[testing.latch]:
-    """Let the framework write, behind something that is held."""
+    """Queue a write of the framework behind held work."""
     with testing.latch(producer) as latch:
         fill(producer, address, value)
         yield latch
@@ -174,7 +168,7 @@ def dtype_of(liar: Any) -> np.dtype:
 
 
 def is_held(stream: us.Stream) -> bool:
-    """Tell whether a stream waits for something, for a while at least."""
+    """Return whether a stream is still busy after a while."""
     return not eventually(lambda: stream.is_done, 0.03)
 
 
@@ -213,7 +207,7 @@ def test_copyto_from(liar: Any, producer: us.Stream, memory: int, other: int) ->
 
 
 def overtaken(liar: Any, use: Callable[[], us.Stream], memory: int) -> bool:
-    """Tell whether the framework's next work on the memory comes before ours, which is held."""
+    """Return whether the framework's next work on the memory overtakes the test's held work."""
     stream, producer = us.get_stream(0), liar_stream(liar)
     with testing.latch(stream) as latch:
         assert use() is stream
@@ -433,18 +427,24 @@ def test_a_capture_that_is_seen_goes_on(mode: Any, memory: int, producer: us.Str
         pass
 
 
-def test_a_capture_of_a_framework_is_seen(torch: types.ModuleType, memory: int) -> None:
-    """On its current stream, which userstream has not made."""
+@pytest.mark.parametrize("framework", ["torch", "cupy"])
+def test_a_capture_of_a_framework_is_seen(
+    framework: str, request: pytest.FixtureRequest, memory: int
+) -> None:
+    """On its current stream, which other code has created."""
+    cuda = request.getfixturevalue(framework).cuda
     us.get_stream(0)
     with device_current(0):
         handle = checked(driver.cuStreamCreateWithPriority(1, 0))
-    torch.cuda.set_stream(torch.cuda.ExternalStream(int(handle), 0))
+        if framework == "torch":
+            cuda.set_stream(cuda.ExternalStream(int(handle), 0))
+        else:
+            cuda.stream._BaseStream(int(handle), 0).use()
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     checked(driver.cuStreamBeginCapture(handle, mode))
     with pytest.raises(us.CaptureError, match="producer="):
         us.acquire(driver.CUdeviceptr(memory))
     checked(driver.cuStreamEndCapture(handle))
-    torch.cuda.set_stream(torch.cuda.default_stream(0))
     checked(driver.cuStreamDestroy(handle))
 
 
@@ -678,7 +678,7 @@ def test_what_describe_says(liar: Any) -> None:
 
 
 def test_a_stream_beside_dlpack_is_taken(memory: int, producer: us.Stream, other: int) -> None:
-    """As of CV-CUDA: exact, both ways, and `__dlpack__` is not called."""
+    """CV-CUDA is such a type: exact in both directions, without a call of `__dlpack__`."""
 
     class Both(Silent):
         def __dlpack_device__(self) -> tuple[int, int]:

@@ -198,7 +198,7 @@ class Drawn:
 
 
 class Case:
-    """What was drawn, as objects; the memory has its first content."""
+    """The drawn case as objects, with initialized memory."""
 
     def __init__(self, drawn: Drawn, scene: Scene, registry: us.UserStream) -> None:
         for framework in FRAMEWORKS.values():  # as if there had been no case before
@@ -222,13 +222,13 @@ class Case:
         settle()
 
     def write(self, value: int) -> None:
-        """Let the frameworks write."""
+        """Queue writes of the frameworks."""
         for stream, address in zip(self.writers, self.addresses, strict=True):
             fill(stream, address, value)
 
     @contextmanager
     def meanwhile(self) -> Iterator[None]:
-        """Let somebody capture, and the block be refused, if there is a reason."""
+        """Begin the drawn capture; expect the block to be refused if the capture requires that."""
         told = False
         if self.captured is not None:
             checked(driver.cuStreamBeginCapture(int(self.captured.handle), self.drawn.mode))

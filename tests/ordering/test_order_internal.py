@@ -17,7 +17,7 @@ from helpers import (
     is_blocked,
     running,
 )
-from userstream import _driver, _table, testing
+from userstream import _driver, _table, _unentered, testing
 from uses import borrow, is_waited_for
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
@@ -122,3 +122,18 @@ def test_a_driver_that_cannot_let_a_context_wait(
             assert is_blocked(result)
             latch.release()
             result()
+
+
+def test_blocks_reuse_their_warnings(memory: int) -> None:
+    """A destructor would lose a Ctrl-C that arrives in it: none runs for an entered block."""
+    buffer = CAI(memory, stream=-1)
+    with us.borrow(buffer):
+        pass
+    spare = list(_unentered.spare)
+    assert spare
+    for _ in range(10):
+        with us.borrow(buffer), us.borrow(buffer):
+            pass
+    assert len(_unentered.spare) <= len(spare) + 1
+    assert all(each in _unentered.spare for each in spare)
+    assert all(each.code is None for each in _unentered.spare), "which would keep modules alive"

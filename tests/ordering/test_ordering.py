@@ -6,7 +6,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -19,6 +19,7 @@ import userstream as us
 from conftest import SIMULATED
 from helpers import (
     CAI,
+    Exporting,
     array,
     checked,
     content,
@@ -41,35 +42,6 @@ from internals import forget_frameworks, nothing_is_held, wait_in_every_block
 from userstream import testing
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
-
-
-@pytest.fixture
-def other() -> Iterator[int]:
-    with device_memory(0) as address:
-        yield address
-
-
-class Exporting(standins.DrJitArray):
-    """A DLPack array of a type that is known to order a consumer after its own stream itself."""
-
-    def __init__(self, stream: us.Stream, device: int = 0) -> None:
-        self.stream, self.device = stream, device
-        self.asked: list[int] = []
-        self.capsule: weakref.ref[Any] | None = None
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (2, self.device)
-
-    def __dlpack__(self, *, stream: int) -> Any:
-        self.asked.append(stream)
-        us.Stream.from_handle(stream).wait(self.stream)
-        capsule = Capsule()
-        self.capsule = weakref.ref(capsule)
-        return capsule
-
-
-class Capsule:
-    pass
 
 
 # -- what an edge does --------------------------------------------------------------------------
@@ -152,7 +124,7 @@ def edges(use: Callable[[], object], function: str = "cuStreamWaitEvent") -> int
 
 
 def waits_for(stream: us.Stream, use: Callable[[], us.Stream]) -> bool:
-    """Tell whether what uses a buffer comes after the work that is queued on a stream."""
+    """Return whether the user of a buffer is ordered after the work queued on a stream."""
     with testing.latch(stream) as latch:
         user = use()
         done = eventually(lambda: user.is_done, 0.03)
@@ -322,7 +294,7 @@ def test_nothing_is_pending(producer: us.Stream, memory: int) -> None:
 
 
 @pytest.mark.parametrize("use", [us.acquire, us.release, lambda b: us.borrow(b).__enter__()])
-def test_an_unknown_producer_is_recore_if_one_says_so(
+def test_an_unknown_producer_is_refused_on_request(
     use: Callable[[Any], object], memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(us.UserStream.get(), "unknown", "raise")
@@ -336,6 +308,7 @@ def test_an_unknown_producer_is_recore_if_one_says_so(
         assert caught.value.device == 0
 
 
+@pytest.mark.schedules(0)  # who was held by an earlier run adds edges
 @pytest.mark.simulated
 @pytest.mark.no_races(False)  # who watches adds to what is counted
 def test_one_edge_for_each_producer(
@@ -449,17 +422,20 @@ def test_held_events_are_used_again(memory: int) -> None:
             for _ in range(50):
                 us.release(buffer)
         us.wait(stream, timeout=10)
-        assert eventually(nothing_is_held)
+        # Another thread returns the events.
+        assert eventually(lambda: nothing_is_held() and len(pooled_events()) >= 50)
         return len(pooled_events())
 
-    use()
-    assert use() <= use() + 1
+    most = max(use() for _ in range(3))
+    assert use() <= most + 1
     events = testing.calls("cuEventCreate") if SIMULATED else 0
     use()
     assert not SIMULATED or testing.calls("cuEventCreate") <= events + 1
 
 
-def test_a_per_thread_stream_ends_in_its_thread(producer: us.Stream, memory: int) -> None:
+def test_only_a_block_on_a_per_thread_stream_must_end_in_its_thread(
+    producer: us.Stream, memory: int
+) -> None:
     per_thread = us.Stream.per_thread_default()
     with device_current(0):
         for more in ({"stream": per_thread}, {"producer": per_thread}):
@@ -468,9 +444,11 @@ def test_a_per_thread_stream_ends_in_its_thread(producer: us.Stream, memory: int
             with pytest.raises(RuntimeError, match="in the thread where it began"):
                 in_thread(lambda borrow=borrow: borrow.__exit__(None, None, None))
             borrow.__exit__(None, None, None)
-    elsewhere = us.borrow(array(memory, producer))
-    elsewhere.__enter__()
-    in_thread(lambda: elsewhere.__exit__(None, None, None))
+    for more in ({}, {"stream": us.Stream.legacy_default()}):
+        with device_current(0):
+            elsewhere = us.borrow(array(memory, producer), **more)
+            elsewhere.__enter__()
+        in_thread(lambda borrow=elsewhere: borrow.__exit__(None, None, None))
 
 
 # -- a block ------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from cuda.core import Buffer
 
 import standins
 import userstream as us
-from helpers import CAI, content, eventually, fill, is_blocked, running
+from helpers import CAI, content, device_memory, eventually, fill, is_blocked, running
 from userstream import testing
 
 SIZE = 256
@@ -95,7 +95,7 @@ def test_it_comes_after(array: Any, memory: int, producer: us.Stream) -> None:
 
 
 def test_nobody_else_is_ordered(array: Any, memory: int, producer: us.Stream) -> None:
-    """As the stream is known, no edge is made with everything on the device."""
+    """The stream is known, so no edge with the whole device is added."""
     assert us.describe(array).producer == int(producer.handle)
     with us.Stream.create(0) as other, testing.latch(other):
         with us.borrow(array) as stream:
@@ -218,6 +218,8 @@ def test_planes_and_batches_of_cvcuda(memory: int, producer: us.Stream) -> None:
         us.wait(0, timeout=10)
     assert [len(each) for each in us.asnumpy(images)] == [2, 4], "two planes, and one of 4 elements"
     assert [each.tolist() for each in us.asnumpy(tensors)] == [[0] * 4] * 4
+    nothing = standins.CvTensor(standins.CvBuffer(0, memory, shape=(0,), stream=-1))
+    assert us.describe(standins.CvTensors([nothing])).nbytes == 0
     for empty in (standins.CvImages(), standins.CvTensors()):
         with pytest.raises(us.UnsupportedBufferError, match="is empty"):
             us.get_stream(empty)
@@ -279,6 +281,11 @@ def test_a_stream_of_cvcuda_on_another_device(cvcuda: types.ModuleType) -> None:
             with here.activate("cvcuda"):
                 assert cvcuda.Stream.current.handle == int(here.handle)
             assert cvcuda.Stream.current.handle == int(there.handle)
+        for current, device in ((here, 1), (there, 0)):
+            with cvcuda.as_stream(int(current.handle)), device_memory(device) as elsewhere:
+                tensor = standins.CvTensor(standins.CvBuffer(device, elsewhere))
+                with pytest.raises(us.DeviceMismatchError, match="no current stream on device"):
+                    us.hand_over(tensor)
 
 
 def test_a_stream_of_cvcuda(cvcuda: types.ModuleType, memory: int, producer: us.Stream) -> None:

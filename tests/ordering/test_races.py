@@ -125,7 +125,7 @@ class Cupy(Producer):
 
 
 class Bare(Producer):
-    """What has no function for it, or one that compiles a kernel: written by the driver's."""
+    """An array that the driver writes, because its framework has no function without a kernel."""
 
     count: int
 
@@ -451,7 +451,7 @@ def test_race_with_jax() -> None:
 
 
 class Allocator:
-    """How a framework allocates and fills, on one of two streams of its own."""
+    """Allocation and filling by a framework, on one of two streams of the framework."""
 
     def __init__(self) -> None:
         self.streams: list[Any] = []

@@ -170,3 +170,14 @@ def test_a_timeout_holds_with_sync(whose: str, use: str, producer: us.Stream, me
     assert error.value.seconds == 0.05
     assert not getattr(error.value, "__notes__", [])
     USES[use](buffer, 20)
+
+
+def test_a_registry_that_refuses_edges_to_the_device(memory: int, producer: us.Stream) -> None:
+    """Only a copy can do without one, because the host waits for the copy."""
+    source = delegating(memory, producer)
+    fill(producer, memory, 7)
+    with us.UserStream(unknown="raise") as mine:
+        assert set(mine.asnumpy(source)) == {7}
+        for use in (mine.acquire, mine.release):
+            with pytest.raises(us.UnknownProducerError, match="producer="):
+                use(source)

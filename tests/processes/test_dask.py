@@ -29,7 +29,7 @@ SECONDS = 60  # a deadline that nobody is to miss
 
 
 class Prepare(distributed.WorkerPlugin):
-    """What the example's plugin does, on the driver of these tests."""
+    """The plugin of the example, on the driver of the tests."""
 
     def __init__(self, simulated: bool) -> None:
         self.simulated = simulated

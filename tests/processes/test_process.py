@@ -363,7 +363,7 @@ def test_ctrl_c_stops_every_wait() -> None:
 
 
 def test_a_stream_lacks_an_attribute_also_when_nothing_can_be_imported() -> None:
-    """As in destructors while Python exits: an ImportError would not be what `hasattr` expects."""
+    """Destructors run like this while Python exits; `hasattr` does not expect an ImportError."""
     done = run_python(
         """
         import sys

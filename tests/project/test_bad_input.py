@@ -130,6 +130,37 @@ def test_bad_buffers(function: Callable[[object], object], key: str) -> None:
             r"buffers\[1\] is .*Stream, which is not a GPU.*; pass a stream as stream= or",
         ),
         (
+            lambda: us.borrow(on(0), np.ones(1)).__enter__(),
+            us.HostBufferError,
+            r"^buffers\[1\]: this numpy.ndarray is in host memory",
+        ),
+        (
+            lambda: us.acquire({"images": [on(0), np.ones(1)]}),
+            us.HostBufferError,
+            r"^buffers\[0\]\['images'\]\[1\]: this numpy.ndarray is in host memory",
+        ),
+        (
+            lambda: us.get_stream([on(0), np.ones(1)]),
+            us.HostBufferError,
+            r"^target\[1\]: this numpy.ndarray is in host memory",
+        ),
+        (lambda: us.acquire(np.ones(1)), us.HostBufferError, "^this numpy.ndarray is in host"),
+        (
+            lambda: us.get_stream(0).__enter__(),
+            TypeError,
+            r"only streams of Stream.create\(\) are; to let .*`with stream.activate\(\):`",
+        ),
+        (
+            lambda: us.get_stream(0).wait(us.get_stream(0), timeout=5),  # type: ignore[arg-type]
+            TypeError,
+            r"no argument 'timeout': it makes the stream wait, .*stream.sync\(timeout=...\)",
+        ),
+        (
+            lambda: np.asarray(us.completion(us.get_stream(0))),
+            TypeError,
+            r"a Completion, .*completion.result\(timeout=...\), or await it",
+        ),
+        (
             lambda: us.borrow(on(0), activate=3).__enter__(),  # type: ignore[arg-type]
             TypeError,
             "activate= takes True, the name of a framework, or several names, not 3",

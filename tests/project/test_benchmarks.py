@@ -229,8 +229,9 @@ def test_the_chart_shows_what_is_slower_than_a_peer(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
 
     def row(case: str, name: str, ratio: float) -> dict[str, Any]:
-        found = {"kind": "ratio", "against": ["peer"], "median": ratio, "quartiles": [ratio] * 2}
-        return {"case": case, "name": name, "unit": "s", "compared": [found]}
+        found = {"kind": "ratio", "against": ["peer"], "median": ratio}
+        calls = {"ours": {"median": ratio * 2e-6}, "peer": {"median": 2e-6}}
+        return {"case": case, "name": name, "unit": "s", "calls": calls, "compared": [found]}
 
     faster, slower = row("a.case", "faster", 0.5), row("a.case", "slower", 2.0)
     where = {"simulated": False, "gpus": ["GPU"], "driver": "1", "date": "2026-01-01"}
@@ -240,6 +241,8 @@ def test_the_chart_shows_what_is_slower_than_a_peer(tmp_path: Path) -> None:
         drawn = (tmp_path / "chart.svg").read_text()
         names = {each["name"] for each in rows if f">{each['name']}<" in drawn}
         colours[frozenset(names)] = chart.SLOWER in drawn
+        assert ">2.00 µs  peer<" in drawn  # beside userstream's own time
+        assert ">1.00 µs<" in drawn
     assert colours == {frozenset({"faster"}): False, frozenset({"faster", "slower"}): True}
 
 
@@ -292,7 +295,7 @@ def test_five_lines_are_a_case() -> None:
 
 @pytest.fixture
 def any_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Let programs import a PyTorch that takes any call, and be watched on the simulated driver."""
+    """Provide a stand-in for PyTorch that accepts any call, and observe on the simulated driver."""
     stands_for_it = "import sys, unittest.mock as mock\nsys.modules[__name__] = mock.MagicMock()\n"
     (tmp_path / "torch.py").write_text(stands_for_it)
     paths = [str(tmp_path), str(Path(us.__file__).parents[1])]

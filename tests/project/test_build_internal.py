@@ -21,7 +21,12 @@ from userstream import _built
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(us.__file__).parent
-LIBRARIES = (_built.CORE, _built.RECORDER, _built.SIMULATED_DRIVER)
+LIBRARIES = (
+    _built.CORE,
+    _built.RECORDER,
+    _built.SIMULATED_DRIVER,
+    _built.SIMULATED_NVML,
+)
 INCLUDE = Path(sysconfig.get_path("include"))
 pytestmark = pytest.mark.skipif(
     not (PACKAGE / _built.CORE.sources).exists(), reason="a wheel has left out the C files"
@@ -47,6 +52,10 @@ def package(tmp_path: Path, hook: ModuleType) -> Iterator[Path]:
     for library in LIBRARIES:
         (tmp_path / library.sources).mkdir(parents=True)
         (tmp_path / library.sources / "answer.c").write_text("int answer(void) { return 42; }\n")
+    # From these, a C file is made.
+    shutil.copytree(PACKAGE / "_observe" / "judge", tmp_path / "_observe" / "judge")
+    for name in ("__init__.py", "_observe/logger/rules.py", "_observe/logger/parts.h"):
+        shutil.copy(PACKAGE / name, tmp_path / name)
     return tmp_path
 
 
@@ -106,7 +115,7 @@ def test_all_is_compiled_into_the_package(hook: ModuleType, package: Path) -> No
     hook.build(package)
     for library in hook.LIBRARIES:
         assert (package / library.file).read_bytes()[:4] == b"\x7fELF"
-        assert not (package / f"{library.file}.new").exists()
+    assert list(package.rglob("*.new")) == []
 
 
 def test_the_flags_count(hook: ModuleType, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,13 +249,24 @@ def test_a_checkout_that_has_changed_is_not_used(library: _built.Library, tmp_pa
         "core": "import userstream",
         "recorder": "from userstream import _built; _built.load(_built.RECORDER)",
         "simulated_driver": "from userstream import testing; testing.simulate()",
+        "simulated_nvml": "from userstream import testing; testing.simulate()",
     }[library.name]
     done = run_python(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {use}", simulate=None)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        f"ImportError: the C files in userstream/{library.sources} have changed since userstream "
-        "was installed; reinstall: pip install -e ."
+        f"ImportError: the sources of userstream/{library.file} have changed since userstream was "
+        "installed; reinstall: pip install -e ."
     )
+
+
+def test_a_changed_table_of_functions_asks_for_a_new_recorder(tmp_path: Path) -> None:
+    package = tmp_path / "userstream"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    table = package / "_observe" / "judge" / "functions.py"
+    table.write_text(table.read_text() + "# changed\n")
+    use = "from userstream import _built; _built.load(_built.RECORDER)"
+    done = run_python(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {use}", simulate=None)
+    assert "the sources of userstream/_observe/recorder.so have changed" in done.stderr
 
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)

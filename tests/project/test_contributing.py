@@ -71,20 +71,20 @@ def test_it_is_refused_without_the_file(producer: us.Stream, memory: int) -> Non
 
 def test_the_page_about_the_inside_names_what_exists() -> None:
     """Each file in its table exists, and defines the names that follow the file."""
-    page = (Path(__file__).parents[2] / "docs" / "explanation" / "inside.rst").read_text()
-    table = page.split("Where to look\n")[1]
+    page = (Path(__file__).parents[2] / "docs" / "explanation" / "inside.md").read_text()
+    table = page.split("## Where to look\n")[1]
     package = Path(us.__file__).parent
-    for named in re.findall(r"``([\w/]+/[\w/.]+)``", table):
+    for named in re.findall(r"`([\w/]+/[\w/.]+)`", table):
         if not named.startswith("testing/driver") and not named.endswith(".c"):
             assert (package / named).is_file(), named
-    listed = r"``([\w/]+\.(?:py|c))``: ((?:``[\w.]+``(?:, | and )?)+)"
+    listed = r"`([\w/]+\.(?:py|c))`: ((?:`[\w.]+`(?:, | and )?)+)"
     pairs = re.findall(listed, table)
     assert len(pairs) >= 7
     for named, names in pairs:
         if not (package / named).exists():  # C is not in wheels
             continue
         text = (package / named).read_text(encoding="utf-8")
-        for name in re.findall(r"``([\w.]+)``", names):
+        for name in re.findall(r"`([\w.]+)`", names):
             last = name.rpartition(".")[2]
             in_python = rf"^\s*(?:async def|def|class) {last}\b"
             in_c = rf"^(?:\w+ )+\*?{last}\("

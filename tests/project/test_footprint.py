@@ -1,4 +1,4 @@
-"""How much of userstream a call passes through: what a reader follows, and what it costs."""
+"""Files and calls of userstream that a public call enters, a measure of reading and of cost."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def footprint(call: Callable[[], object], *, but: str | None = None) -> Footprin
 
 
 def settle() -> None:
-    """Let nothing be held that copies before have left: the next one would look after it."""
+    """Wait until nothing is held for earlier copies, because the next copy would release it."""
     release_held()
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a copy be waited for where it was queued, however slow the machine is."""
+    """Make a copy poll until it is done, even on a slow machine."""
     spin_for_ever(monkeypatch)
 
 
@@ -219,7 +219,8 @@ def test_a_borrow(given: bool, torch: types.ModuleType, memory: int, producer: u
 
     stream = us.get_stream(tensor)
     pool = stream._lane.pool
-    pool.give_back(*[pool.take() for _ in range(4)])  # events for those that follow
+    for event in [pool.take() for _ in range(4)]:
+        pool.give_back(event)  # events for those that follow
     us.wait(tensor)
     with testing.latch(stream):  # what is held stays so, and the watcher at its post
         borrow()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import re
 import tomllib
 import types
 from pathlib import Path
@@ -106,6 +107,41 @@ def test_docstrings_are_in_order() -> None:
         errors = numpydoc.validate(path)["errors"]
         wrong += [f"{path}: {code} {text}" for code, text in errors if code in checks - ignored]
     assert wrong == []
+
+
+# -- errors: each function lists its own, and refers to the page of the others ---------------------
+
+ERRORS_PAGE = Path(__file__).parents[2] / "docs/reference/common-errors.md"
+OF_ANY_CALL = {"DriverNotFoundError", "ForkedError", "ClosedError"}
+NEEDS_NO_CUDA = {"userstream.UserStream.set_pinned_limit", "userstream.stall_allowed"}
+LISTING = [path for path in THINGS if "\nRaises\n------\n" in (inspect.getdoc(PUBLIC[path]) or "")]
+CALLING = [
+    path
+    for path in LISTING
+    if re.match(r"userstream\.((User)?Stream\.)?[a-z]\w*$", path) and path not in NEEDS_NO_CUDA
+]
+
+
+def _raises(path: str) -> str:
+    """Return the section of a docstring that lists the errors."""
+    text = inspect.getdoc(PUBLIC[path]) or ""
+    return text.partition("\nRaises\n------\n")[2].partition("\n\n")[0]
+
+
+def test_the_page_of_common_errors_begins_with_those_of_any_call() -> None:
+    (_, any_call, *_) = ERRORS_PAGE.read_text(encoding="utf-8").split("\n## ")
+    assert set(re.findall(r"`(\w+)`", any_call)) >= OF_ANY_CALL
+
+
+@pytest.mark.parametrize("path", LISTING)
+def test_a_function_lists_the_errors_of_its_own(path: str) -> None:
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"^\w.*", _raises(path), re.MULTILINE))))
+    assert not named & OF_ANY_CALL, "any call raises these: they are on the page"
+
+
+@pytest.mark.parametrize("path", CALLING)
+def test_a_function_refers_to_the_page_of_common_errors(path: str) -> None:
+    assert ":doc:`/reference/common-errors`" in _raises(path)
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -18,7 +17,7 @@ import userstream
 from commands import STEPS, bare, document, run_bare
 from conftest import SIMULATED
 from helpers import run_python
-from userstream import __main__, testing
+from userstream import testing
 
 CUresult = driver.CUresult
 LAST_STEPS = ["wait_all", "close", "unchanged"]
@@ -85,10 +84,10 @@ def test_every_key_is_documented() -> None:
             return set()
         return set(value).union(*(keys(it) for it in value.values()))
 
-    page = (Path(__file__).parents[2] / "docs/reference/command.rst").read_text()
+    page = (Path(__file__).parents[2] / "docs/reference/command.md").read_text()
     found = document(run("--json")) | {"frameworks": {}, "environment": {}}
     assert {"ok", "uuid", "ms"} < keys(found)
-    assert {key for key in keys(found) if f"``{key}``" not in page} == set()
+    assert {key for key in keys(found) if f"`{key}`" not in page} == set()
 
 
 def test_text() -> None:
@@ -157,6 +156,20 @@ def test_require_gpu_and_simulate_exclude_each_other() -> None:
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.endswith("error: --simulate and --require-gpu are mutually exclusive\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--simulate", "observe", "program.py"], "observe comes first, then its options: "),
+        (["--json", "judge", "run.uslog"], "judge comes first, then its options: "),
+        (["--simulated"], "unrecognized arguments: --simulated"),
+    ],
+)
+def test_arguments_in_the_wrong_place(arguments: list[str], said: str) -> None:
+    done = run_bare(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr.splitlines()[-1]
 
 
 @bare
@@ -238,22 +251,6 @@ def test_the_environment() -> None:
 
 
 # -- what fails --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def main(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, Any]]:
-    """Run the command in this process, so that faults can be injected."""
-    monkeypatch.setattr(testing, "simulate", lambda: None)  # it runs, with more devices
-
-    def main(*arguments: str) -> tuple[int, Any]:
-        status = __main__.main(["--simulate", *arguments])
-        out, err = capsys.readouterr()
-        assert err == ""
-        return status, json.loads(out) if "--json" in arguments else out
-
-    return main
 
 
 def statuses(section: dict[str, Any]) -> list[str]:

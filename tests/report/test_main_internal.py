@@ -16,7 +16,7 @@ from cuda.bindings import driver
 import userstream
 from commands import STEPS, bare, document, run_bare
 from helpers import device_count, primary_context
-from userstream import __main__, _driver, _report, testing
+from userstream import _driver, _report, testing
 
 CUresult = driver.CUresult
 
@@ -48,8 +48,7 @@ def test_simulate_loads_no_real_driver(
     def load() -> bool:
         raise AssertionError("only one driver can be loaded")
 
-    monkeypatch.setattr(_report, "_driver_loads", load)
-    monkeypatch.setattr(_report, "DEVICE_NODES", ())
+    monkeypatch.setattr(_report, "is_gpu_machine", load)
     assert main()[0] == 0
 
 
@@ -91,22 +90,6 @@ def test_the_version_of_the_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 # -- what fails --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def main(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, Any]]:
-    """Run the command in this process, so that faults can be injected."""
-    monkeypatch.setattr(testing, "simulate", lambda: None)  # it runs, with more devices
-
-    def main(*arguments: str) -> tuple[int, Any]:
-        status = __main__.main(["--simulate", *arguments])
-        out, err = capsys.readouterr()
-        assert err == ""
-        return status, json.loads(out) if "--json" in arguments else out
-
-    return main
 
 
 def test_bytes_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +244,7 @@ def test_colour(
 
 def test_usual_values_fit(capsys: pytest.CaptureFixture[str]) -> None:
     found = _report.gather(with_driver=False)
-    found.driver = _report.Driver("580.95.05", "13.0")
+    found.driver = _report.DriverFacts("580.95.05", "13.0")
     uuid = "GPU-01234567-89ab-cdef-0123-456789abcdef"
     name = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"
     found.devices = [_report.DeviceFacts(10, name, "12.0", 98 << 30, uuid)]

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -25,23 +25,14 @@ from helpers import (
     pinned_memory,
     run_python,
 )
-from internals import pin_word
 from userstream import testing
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
 
 
 @pytest.fixture
-def stream() -> Iterator[us.Stream]:
-    pin_word()  # no later call waits for a stream that is held, as one that pins memory does
-    with us.Stream.create(0) as stream:
-        yield stream
-        stream.sync(timeout=20)
-
-
-@pytest.fixture
 def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
-    """What was given to `sys.unraisablehook`."""
+    """The exceptions that `sys.unraisablehook` received."""
     caught: list[BaseException] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda args: caught.append(args.exc_value))
     return caught

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,21 +16,12 @@ from helpers import (
     pinned_memory,
     run_python,
 )
-from internals import pin_word
 from interrupts import cut_short
 from userstream import _driver, _process, testing
 from userstream._engine import dispatcher, watcher
 from userstream._stream import memory_operations
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
-
-
-@pytest.fixture
-def stream() -> Iterator[us.Stream]:
-    pin_word()  # no later call waits for a stream that is held, as one that pins memory does
-    with us.Stream.create(0) as stream:
-        yield stream
-        stream.sync(timeout=20)
 
 
 def test_the_thread_survives_what_should_not_happen(
@@ -60,13 +51,13 @@ def test_the_thread_survives_what_should_not_happen(
     assert len(caplog.records) == 4
 
 
-def _failing_once(dispatcher: dispatcher.Dispatcher) -> Callable[[], bool]:
+def _failing_once(dispatcher: dispatcher.Dispatcher) -> Callable[[bool], bool]:
     turn, failures = dispatcher._turn, [MemoryError()]
 
-    def fail() -> bool:
+    def fail(is_posted: bool) -> bool:
         if failures:
             raise failures.pop()
-        return turn()
+        return turn(is_posted)
 
     return fail
 
@@ -94,17 +85,17 @@ def test_a_launch_that_fails_half_way_lets_the_stream_go(
     def fail(*args: object, **more: object) -> None:
         raise MemoryError("mine")
 
-    free = len(memory_operations._pools[0].free)
+    free = len(memory_operations._free_words[0])
     with monkeypatch.context() as patch:
         patch.setattr(_driver.values, "wait_value", fail)
         with pytest.raises(MemoryError, match="mine"):
             stream.launch_host_func(print)
     stream.sync(timeout=10)
-    assert eventually(lambda: len(memory_operations._pools[0].free) == free)
+    assert eventually(lambda: len(memory_operations._free_words[0]) == free)
 
 
 def a_turn() -> None:
-    """Let the dispatcher look at all queues."""
+    """Wait until the dispatcher has inspected all queues."""
     for _ in range(2):
         done = threading.Event()
         dispatcher.started().post(done.set)
@@ -140,17 +131,16 @@ def taken() -> memory_operations.Gate:
 
 
 def test_gates_of_more_than_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_operations, "_pools", {})
+    monkeypatch.setattr(memory_operations, "_free_words", {})
     held = [taken() for _ in range(1100)]
-    assert len({gate.address for gate in held}) == 1100
-    assert len(memory_operations._pools[0].pages) == 2
+    values = {gate.address: gate.value for gate in held}
+    assert len(values) == 1100
     for gate in held:
         gate.release()
-        gate.release()  # once more does nothing
-    assert len(memory_operations._pools[0].free) == 1100
+        gate.release()  # has no effect
+    assert len(memory_operations._free_words[0]) == 2048
     again = taken()
-    before = next(gate for gate in held if gate.address == again.address)
-    assert again.value == (before.value + 1) & 0xFFFFFFFF
+    assert again.value == (values[again.address] + 1) & 0xFFFFFFFF
     again.release()
 
 
@@ -248,15 +238,11 @@ def test_a_callback_that_was_refused_is_never_called(
     called: list[str] = []
     stream.launch_host_func(int)  # so that the other thread is there
     monkeypatch.setattr(watcher, "_watcher", watcher.Watcher())
-    pool = stream._resolve().pool
-    before = {id(event) for event in pool.abandoned}  # by other tests
     with testing.latch(stream):
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)
             with pytest.raises(RuntimeError, match="new thread"):
                 stream.add_callback(lambda *_: called.append("refused"))
-        abandoned = {id(event) for event in pool.abandoned}
-        assert len(abandoned - before) == 1, "its event is used again"
         stream.add_callback(lambda *_: called.append("taken"))
     assert eventually(lambda: bool(called))
     assert eventually(lambda: not watcher._watcher._queues)

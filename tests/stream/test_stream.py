@@ -224,7 +224,7 @@ class Owner:
 
 
 class Stranger:
-    """What gives no version and address."""
+    """A stream whose protocol returns no version and address."""
 
     def __init__(self, answer: object) -> None:
         self.answer = answer
@@ -444,7 +444,7 @@ def test_the_context_of_a_default_stream_changes_with_the_device() -> None:
 
 
 def ordered(first: us.Stream, second: us.Stream) -> bool:
-    """Tell whether `second` waits for `first`, after `second.wait(first)`."""
+    """Return whether `second` waits for `first` after `second.wait(first)`."""
     with testing.latch(first) as latch:
         second.wait(first)
         event = second.record()

@@ -77,7 +77,7 @@ def test_numbers_of_numpy(stream: us.Stream, memory: int) -> None:
 
 
 def test_the_priority(stream: us.Stream) -> None:
-    """Whether it can be changed is the driver's business."""
+    """The driver decides whether the priority can be changed."""
     changed = -1
     try:
         stream.set_attribute("priority", -1)

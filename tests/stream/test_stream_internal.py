@@ -1,10 +1,9 @@
-"""Streams on devices and drivers that lack a feature, and at the end of the process."""
+"""Streams on devices and drivers that lack a feature."""
 
 from __future__ import annotations
 
 import ast
 import ctypes
-import gc
 import inspect
 from collections.abc import Iterator
 
@@ -21,7 +20,6 @@ from userstream import (
     WaitFlags,
     WaitValue,
     WriteValue,
-    _process,
 )
 from userstream._driver import streams as attributes
 from userstream._driver import values
@@ -36,28 +34,6 @@ def test_type_checkers_are_told_what_cuda_core_has() -> None:
     )
     assert told <= set(dir(cuda.core.Stream))
     assert {"context", "is_closed", "record"} <= told
-
-
-def test_streams_are_leaked_where_destructors_must_not_run() -> None:
-    stream = us.Stream.create(0)
-    lane = stream._resolve()
-    assert any(each is lane for each in _process.tracked())
-    before = len(_process._tracked)
-    del stream, lane
-    gc.collect()
-    assert len(_process._tracked) < before
-
-
-def test_what_is_made_at_the_very_end_is_leaked(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    stream = us.Stream.create(0)
-    event = stream.record()
-    assert any(each is event for each in _process.tracked())
-    before = sys.getrefcount(stream)
-    monkeypatch.setattr(_process, "_ending", True)
-    _process.leak_at_end(stream)
-    assert sys.getrefcount(stream) == before + 1
 
 
 def test_a_device_without_windows(stream: us.Stream, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
-"""What several test modules need: device memory, stand-ins for arrays, threads, processes."""
+"""Helpers of several test modules: device memory, arrays, threads, processes."""
 
 from __future__ import annotations
 
 import gc
+import importlib
 import operator
 import os
 import secrets
@@ -13,6 +14,8 @@ import textwrap
 import threading
 import time
 import traceback
+import types
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -93,20 +96,12 @@ def instantiated(graph: GraphDefinition, device: int = 0) -> Graph:
 
 def pooled_events(device: int = 0) -> list[int]:
     """Return the events in the pool of a device."""
-    pool = us.get_stream(device)._resolve().pool
-    return [*pool.free, *pool.abandoned]
+    return [*us.get_stream(device)._resolve().pool.free]
 
 
 def reclaim(stream: us.Stream) -> None:
-    """Let no call ask the events that earlier waits gave up: it would be what an injection hits."""
-    pool = stream._resolve().pool
-
-    def none_is_left() -> bool:
-        events = [pool.take() for _ in range(len(pool.free) + len(pool.abandoned))]
-        pool.give_back(*events)
-        return not pool.abandoned
-
-    assert eventually(none_is_left)
+    """Let no call ask for the blocking event of an earlier wait: an injection would hit that."""
+    assert eventually(stream._resolve().completion().is_done)
 
 
 @contextmanager
@@ -265,6 +260,28 @@ class Delegating(standins.DrJitArray, CAI):
         return object()
 
 
+class Exporting(standins.DrJitArray):
+    """A DLPack array whose type is known to order a consumer's stream after its own stream."""
+
+    class Capsule:
+        pass
+
+    def __init__(self, stream: us.Stream, device: int = 0) -> None:
+        self.stream, self.device = stream, device
+        self.asked: list[int] = []  # the streams of consumers
+        self.capsule: weakref.ref[Any] | None = None
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, self.device)
+
+    def __dlpack__(self, *, stream: int) -> Any:
+        self.asked.append(stream)
+        us.Stream.from_handle(stream).wait(self.stream)
+        capsule = self.Capsule()
+        self.capsule = weakref.ref(capsule)
+        return capsule
+
+
 def on(device: int) -> DLPack:
     """Return a buffer on a device."""
     return DLPack(2, device)
@@ -307,7 +324,7 @@ def running(function: Callable[[], T]) -> Iterator[Callable[[], T]]:
 
 
 def is_blocked(result: Any, seconds: float = 0.05) -> bool:
-    """Tell whether a thread of `running` is still at work after a while."""
+    """Return whether a thread of `running` is still at work after a while."""
     result.thread.join(seconds)
     return bool(result.thread.is_alive())
 
@@ -332,6 +349,9 @@ def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
         time.sleep(0.001)
     return True
 
+
+# Whether tests repeat what they repeat as often as a night allows.
+THOROUGH = os.environ.get("USERSTREAM_THOROUGH") == "1"
 
 # For programs in which signal handlers raise at random moments: the locks of coverage's tracer
 # would stay locked.
@@ -362,6 +382,16 @@ def run_python(
         process.send_signal(signal.SIGABRT)  # it says where it hangs
         raise AssertionError("the process hangs:\n" + "\n".join(process.communicate())) from None
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def framework(name: str) -> types.ModuleType:
+    """Return a module of a real framework, or skip the test."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return importlib.import_module(name)
+        except ImportError as error:
+            pytest.skip(f"{name} cannot be imported: {error}")
 
 
 def seeds(count: int) -> Iterator[int]:

@@ -26,9 +26,9 @@ def alive_in_driver() -> Any:
 
 
 def forget_frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget, for one test, which classes the library has learned."""
-    monkeypatch.setattr(_buffers, "learned", {})
-    monkeypatch.setattr(_buffers, "_strangers", set())
+    """Empty the caches of the types of buffers for one test."""
+    monkeypatch.setattr(_buffers, "view_classes", {})
+    monkeypatch.setattr(_buffers, "_unsupported_types", set())
 
 
 def add_framework(monkeypatch: pytest.MonkeyPatch, package: str, module: str) -> None:
@@ -56,7 +56,7 @@ def is_capture_begun() -> bool:
 
 
 def name_dtypes_of_torch(monkeypatch: pytest.MonkeyPatch, dtype: np.dtype | str) -> None:
-    """Let every tensor have one type, for one test."""
+    """Give every tensor the same type for one test."""
     from userstream._buffers import torch  # loaded with the first tensor
 
     monkeypatch.setattr(torch, "_dtype", lambda _: dtype)
@@ -92,7 +92,7 @@ def release_held() -> None:
 
 
 def spin_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a copy be waited for where it was queued, however slow the machine is."""
+    """Make a copy poll until it is done, even on a slow machine."""
     monkeypatch.setattr(staging, "SPIN", 10**10)
 
 
@@ -129,7 +129,7 @@ def place_of(at: int) -> Any:
 
 
 def report_pieces(monkeypatch: pytest.MonkeyPatch, start: int, size: int, piece: int) -> None:
-    """Let the driver report an allocation as pieces, for one test."""
+    """Make the driver report an allocation as pieces for one test."""
     whole = place_of(start)
     assert whole is not None
 
@@ -180,11 +180,11 @@ def pinned_total() -> int:
 
 def lent_blocks() -> set[int]:
     """Return the addresses of the blocks of the cache that are in use."""
-    return set().union(*pinned._blocks.values()).difference(*pinned._free.values())
+    return set(pinned._blocks).difference(*pinned._free.values())
 
 
 def small_chunks_in(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Let chunks have another size, for one test."""
+    """Change the size of chunks for one test."""
     monkeypatch.setattr(staging, "SIZE", size)
     monkeypatch.setattr(staging, "_spare", {})
 
@@ -200,12 +200,12 @@ def stage_at_most(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
 
 
 def copy_aside_at_most(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
-    """Let larger copies go to the memory of the user directly, for one test."""
+    """Limit the size of copies that use staging memory for one test."""
     monkeypatch.setattr(fast_path, "ASIDE", nbytes)
 
 
 def wait_long_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a small queued copy be over when the call returns, however slow the machine is."""
+    """Make the call of a small queued copy poll until it is done, even on a slow machine."""
     monkeypatch.setattr(fast_path, "AT_ONCE", 20)
     spin_for_ever(monkeypatch)
 
@@ -226,8 +226,9 @@ def watch_fetches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Return a list to which each copy of the fast path adds its parts and their nanoseconds."""
     fetch, seen = _driver.core.fetch, []
 
-    def watched(*given: Any) -> int:
-        seen.append((len(given[1]), given[6]))
+    def watched(*given: Any) -> Any:
+        *_, limit, parts, _out = given
+        seen.append((parts, limit))
         return fetch(*given)
 
     monkeypatch.setattr(_driver.core, "fetch", watched)

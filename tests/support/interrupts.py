@@ -21,7 +21,7 @@ PLACES = (HERE, BINDINGS, contextlib.__file__)
 
 
 class Cut(BaseException):
-    """What a signal handler may raise."""
+    """An exception of a signal handler."""
 
 
 def place(code: CodeType) -> str:

@@ -1,6 +1,6 @@
 """Stand-ins for frameworks: what of their objects this library looks at, and no more.
 
-They are for machines without the frameworks; `test_frameworks.py` uses the real ones.
+They are for machines without the frameworks; `tests/buffers/real` uses the real ones.
 """
 
 from __future__ import annotations
@@ -338,7 +338,7 @@ TvmTensor = _named("Tensor", "tvm_ffi.core", _TvmTensor)
 
 
 class _CvBuffer(_Interface):
-    """What CV-CUDA gives of its memory to others; to export it is not needed."""
+    """The external buffer of CV-CUDA, without an export."""
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (2, self.where)

@@ -9,7 +9,7 @@ import userstream as us
 
 
 def is_waited_for(target: Any, *, by: us.UserStream | None = None) -> bool:
-    """Tell whether each of the waits covers something that is held, all in the same way."""
+    """Return whether waits cover the held work on a target; all waits must agree."""
     registry = by or us.UserStream.get()
     future = registry.completion(target)
     answers = {not future.done()}

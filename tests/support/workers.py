@@ -1,4 +1,4 @@
-"""What the tests of several processes let other processes do; imported there."""
+"""Functions that other processes of the tests import and run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def uuid() -> str | None:
 
 
 def hold() -> str:
-    """Let the user stream get stuck; return how it shows."""
+    """Hold the user stream; return its representation."""
     stream = us.get_stream(0)
     latch = testing.latch(stream)
     latch.__enter__()
@@ -42,7 +42,7 @@ def let_go() -> None:
 
 
 def fail() -> None:
-    """Let the GPU fail, as a faulty kernel does."""
+    """Make the GPU fail like a faulty kernel."""
     from cuda.bindings.driver import CUresult
 
     testing.async_error(us.get_stream(0), CUresult.CUDA_ERROR_ILLEGAL_ADDRESS)
@@ -66,7 +66,7 @@ def wait_while_stuck(seconds: float) -> None:
 
 
 def is_awaited() -> bool:
-    """Tell whether somebody awaits a stream of this process."""
+    """Return whether a task of this process awaits a stream."""
     return bool(watcher._watcher._queues)
 
 

@@ -305,9 +305,65 @@ def test_how_many_blocks_fit():
     assert fit.max_active_blocks_per_multiprocessor(33, 0) == 32
     assert fit.max_active_blocks_per_multiprocessor(32, 48 << 10) == 4
     assert fit.max_active_blocks_per_multiprocessor(32, 1 << 20) == 0
-    assert fit.available_dynamic_shared_memory_per_block(2, 128) == 113 << 10
+    assert fit.available_dynamic_shared_memory_per_block(2, 128) == 48 << 10
     assert tuple(fit.max_potential_block_size(0, 0)) == (264, 1024)
     assert tuple(fit.max_potential_block_size(0, 100)) == (4224, 64)
+
+
+def test_a_function_that_takes_what_the_image_says(stream):
+    seen = []
+
+    @kernel("test.<locals>.takes_all")
+    def takes_all(grid, block, *arguments: Pointer):
+        seen.extend(argument.address for argument in arguments)
+
+    name = b"_ZN4test12_3clocals_3e9takes_allE"
+    head = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry "
+    image = head + name + b"(.param .u64 a, .param .u8 b, .param .u32 c) { ret; }"
+    found = ObjectCode.from_ptx(image).get_kernel(name)
+    launch(stream, ONE, found, np.uint64(1 << 40), np.uint8(7), np.uint32(1 << 20))
+    stream.sync(timeout=PATIENCE)
+    assert seen == [1 << 40, 7, 1 << 20]
+
+
+def test_a_surface_is_written_to_its_array(stream):
+    @kernel("invert")
+    def invert(grid, block, surface: testing.Texture):
+        surface.array()[1, 2] = 9
+
+    with entered(0):
+        shape = driver.CUDA_ARRAY3D_DESCRIPTOR()
+        shape.Width, shape.Height, shape.NumChannels = 4, 2, 1
+        shape.Format = driver.CUarray_format.CU_AD_FORMAT_UNSIGNED_INT8
+        shape.Flags = 2  # CUDA_ARRAY3D_SURFACE_LDST
+        array = checked(driver.cuArray3DCreate(shape))
+        resource = driver.CUDA_RESOURCE_DESC()
+        resource.resType = driver.CUresourcetype.CU_RESOURCE_TYPE_ARRAY
+        resource.res.array.hArray = array
+        surface = checked(driver.cuSurfObjectCreate(resource))
+        launch(stream, ONE, get("invert"), np.uint64(int(surface)))
+        stream.sync(timeout=PATIENCE)
+        row = np.zeros(8, np.uint8)
+        copy = driver.CUDA_MEMCPY2D()
+        copy.srcMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_ARRAY
+        copy.srcArray = array
+        copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_HOST
+        copy.dstHost, copy.dstPitch = row.ctypes.data, 4
+        copy.WidthInBytes, copy.Height = 4, 2
+        checked(driver.cuMemcpy2D(copy))
+        checked(driver.cuSurfObjectDestroy(surface))
+        checked(driver.cuArrayDestroy(array))
+    assert [at for at in range(8) if row[at] == 9] == [6]
+
+
+def test_a_number_that_is_no_texture(stream):
+    @kernel("no_texture")
+    def no_texture(grid, block, texture: testing.Texture):
+        texture.array()
+
+    launch(stream, ONE, get("no_texture"), np.uint64(12345))
+    with pytest.raises(us.DriverError, match="is no texture or surface object"):
+        stream.sync(timeout=PATIENCE)
 
 
 def test_a_default_stream(address):
@@ -567,7 +623,8 @@ def bad(source: str) -> Any:
         ("def f(grid, block, x: np.floating): ...", "cannot be a floating"),
         ("def f(grid, block, x: np.datetime64): ...", "cannot be a datetime64"),
         ("def f(grid, block, x: driver.CUtensorMap): ...", "tensor maps .* are not simulated"),
-        ("def f(grid, block, *x: np.int32): ...", "by position"),
+        ("def f(grid, block, *x: np.int32): ...", "which each argument is"),
+        ("def f(grid, block, y: Pointer, *x: Pointer): ...", "by position"),
         ("def f(grid, block, *, x: np.int32): ...", "by position"),
         ("def f(grid, block, x: 'npp.int32'): ...", "'npp.int32' of 'x' cannot be looked up"),
         ("async def f(grid, block): ...", "no coroutine"),

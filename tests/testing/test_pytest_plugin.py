@@ -43,6 +43,27 @@ def run_tests(
     return done.stdout + done.stderr, found
 
 
+@pytest.mark.parametrize("is_expected", [False, True])
+def test_kernels_without_a_function_are_listed_once_if_a_test_fails(tmp_path, is_expected):
+    output, _ = run_tests(
+        tmp_path,
+        f"""
+        import pytest
+        from cuda.bindings import driver
+
+        @pytest.mark.parametrize("name", [b"scale", b"add", b"scale"])
+        def test_it(simulated_gpus, name):
+            simulated_gpus[0].set_current()
+            module = driver.cuModuleLoadData(b"any")[1]
+            found = driver.cuModuleGetFunction(module, name)[0] == 0
+            assert found or {is_expected}
+        """,
+        returncode=0 if is_expected else 1,
+    )
+    assert output.count("kernels without a function") == (0 if is_expected else 1)
+    assert ("\nscale, add\n" in output) is not is_expected
+
+
 @pytest.mark.parametrize(
     ("options", "loader"),
     [((), "SourceFileLoader"), (("-p", "no:userstream"), "AssertionRewritingHook")],

@@ -270,3 +270,23 @@ for name in ("simulate", "inject", "async_error", "calls", "reset", "latch"):
     assert runner.failures == 0, name
 """
     )
+
+
+def test_nvml_needs_its_own_initialization():
+    """Save for the question for the version of the driver, which initializes nothing."""
+    check("""
+import ctypes
+from userstream import testing
+testing.simulate(2)
+nvml = ctypes.CDLL(testing.library_path() + "/libnvidia-ml.so.1")
+number = ctypes.c_int()
+uninitialized = 1
+assert nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(number)) == 0
+assert number.value >= 12000
+assert nvml.nvmlDeviceGetCount_v2(ctypes.byref(number)) == uninitialized
+assert nvml.nvmlInit_v2() == 0
+assert nvml.nvmlDeviceGetCount_v2(ctypes.byref(number)) == 0
+assert number.value == 2
+assert nvml.nvmlShutdown() == 0
+assert nvml.nvmlShutdown() == uninitialized
+""")

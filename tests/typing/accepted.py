@@ -1,4 +1,4 @@
-"""What type-checks, and the types that it has. Read by mypy and pyright, and never run."""
+"""Code that must type-check, with its types. mypy and pyright read it; it is never run."""
 
 # cuda.core hides its names from pyright:
 # pyright: reportAttributeAccessIssue=false
@@ -45,14 +45,14 @@ class Exporter:
 
 
 class TensorList:
-    """As of DALI."""
+    """A list of tensors of DALI."""
 
     def device_id(self) -> int:
         return 0
 
 
 class Batch:
-    """As of DALI's dynamic mode."""
+    """A batch of DALI's dynamic mode."""
 
     @property
     def tensors(self) -> list[object]:

@@ -1,4 +1,4 @@
-"""What must not type-check: an ignore that nothing needs is an error itself."""
+"""Code that must not type-check: an ignore without an error is an error itself."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def waits() -> None:
     us.wait(0, timeout="soon")  # type: ignore[arg-type]
     us.wait(0, policy="block")  # type: ignore[arg-type]
     us.wait_all(0)  # type: ignore[call-arg]
-    us.get_stream(0).sync(10)  # type: ignore[call-arg]
+    us.get_stream(0).wait(us.get_stream(1), timeout=10)  # type: ignore[arg-type]
     us.completion(0, timeout=1)  # type: ignore[call-arg]
 
 

@@ -1,4 +1,4 @@
-"""Recognize and describe buffers, with one module per framework or protocol.
+"""Recognition and description of buffers, with one module per framework or protocol.
 
 A framework is never imported here: if an object of a framework exists, the framework is already in
 `sys.modules`.
@@ -34,9 +34,9 @@ __all__ = [
     "frameworks",
     "is_named",
     "kind_of",
-    "learned",
     "locate",
     "type_name",
+    "view_classes",
     "view_of",
     "view_or_none",
 ]
@@ -45,18 +45,18 @@ __all__ = [
 _PROTOCOLS = {"__dlpack_device__": "dlpack", "__cuda_array_interface__": "cai"}
 
 # Cache of the view class by the exact type of the object.
-learned: dict[type, type[View]] = {}
-_strangers: set[type] = set()  # types that no module recognizes
-_MOST_LEARNED = 1024  # bounded, because a program may create types without limit
+view_classes: dict[type, type[View]] = {}
+_unsupported_types: set[type] = set()  # types that no module recognizes
+_MOST_TYPES = 1024  # bounded, because a program may create types without limit
 
 
 def kind_of(obj: object) -> type[View] | None:
     """Return the view class of a buffer; `None` if the object is not a known buffer."""
     kind = type(obj)
-    view = learned.get(kind)
+    view = view_classes.get(kind)
     if view is not None:
         return view
-    if kind not in _strangers:
+    if kind not in _unsupported_types:
         view = _learn(kind)
         if view is not None:
             return view
@@ -68,17 +68,17 @@ def kind_of(obj: object) -> type[View] | None:
 
 
 def _learn(kind: type) -> type[View] | None:
-    if len(learned) + len(_strangers) >= _MOST_LEARNED:
-        learned.clear()
-        _strangers.clear()
+    if len(view_classes) + len(_unsupported_types) >= _MOST_TYPES:
+        view_classes.clear()
+        _unsupported_types.clear()
     # The first match counts: frameworks come before the protocols that they also implement.
     packages = {str(base.__module__).partition(".")[0] for base in kind.__mro__}
     for file in (*_files_of(packages), "cuda_core", *_PROTOCOLS.values()):
         view: type[View] | None = _file(file).view_for(kind)
         if view is not None:
-            learned[kind] = view
+            view_classes[kind] = view
             return view
-    _strangers.add(kind)
+    _unsupported_types.add(kind)
     return None
 
 
@@ -93,7 +93,7 @@ def frameworks(*, imported: bool = True) -> list[Framework]:
 
 
 def device_id_of(obj: Any) -> int | None:
-    """Return the ordinal of a framework's device object; `None` if `obj` is not one."""
+    """Return the ordinal of a framework's device object; `None` for any other object."""
     for known in framework.KNOWN:
         if known.file and known.device:
             module, name = known.device
@@ -104,9 +104,9 @@ def device_id_of(obj: Any) -> int | None:
 
 
 def _files_of(packages: Container[str] | None) -> list[str]:
-    """Return the modules of the frameworks that have one of the packages; of all for `None`."""
+    """Return the modules of the frameworks that define one of the packages, or of all."""
     found: list[str] = []
-    # Loops without calls: every order with a whole device looks for the imported frameworks.
+    # Without calls in the loops: this runs whenever a buffer is ordered with its whole device.
     for each in framework.KNOWN:
         if each.file:
             for package in each.packages:
@@ -175,14 +175,14 @@ def device_of(buffer: Any) -> Device:  # any framework's buffer
     Raises
     ------
     UnsupportedBufferError
-        If the object is not recognized, if it is empty and does not know its device, or if its
-        memory belongs to a context other than the primary one of its device.
+        The object is not recognized, is empty and does not know its device, or is in the memory of
+        a context other than the primary one of its device.
     HostBufferError
-        If the buffer is in host memory, including pinned memory.
+        The buffer is in host memory, including pinned memory.
     DeviceMismatchError
-        If the buffer is sharded over several devices.
-    DriverNotFoundError, ForkedError
-        If there is no driver, or the process was forked after CUDA was used.
+        The buffer is sharded over several devices.
+    UserStreamError
+        Other causes: see :doc:`/reference/common-errors`.
 
     Notes
     -----
@@ -217,8 +217,9 @@ def describe(buffer: Any) -> BufferInfo:  # any framework's buffer
 
     Raises
     ------
-    UnsupportedBufferError, HostBufferError, DriverNotFoundError, ForkedError
+    UserStreamError
         As for `device_of`, except that pinned memory and shards on several devices are accepted.
+        Other causes: see :doc:`/reference/common-errors`.
 
     Notes
     -----

@@ -15,12 +15,12 @@ from userstream._buffers.view import (
     DOUBTED,
     UNKNOWN,
     Layout,
-    Order,
+    ProducerStream,
     View,
+    cached,
     checked_place,
     contiguous_strides,
     device_at,
-    once,
     place_of,
 )
 from userstream.errors import UnsupportedBufferError
@@ -121,51 +121,51 @@ class InterfaceView(View):
         device = _driver.pointers.usual_device(address)
         return None if device is None else (device, handle, None)
 
-    @once
+    @cached
     def interface(self) -> Mapping[str, Any]:
         """The interface, with all fields that every version requires."""
         found = self._found
         return checked(self.buffer, getattr(self.buffer, ATTRIBUTE) if found is None else found)
 
-    def _shown(self) -> Mapping[str, Any]:
-        """Return the object's interface; `interface` caches the result, to read it once."""
+    def _read_interface(self) -> Mapping[str, Any]:
+        """Read the object's interface. Only `interface` calls this, and caches the result."""
         shown: Mapping[str, Any]
         shown = getattr(self.buffer, ATTRIBUTE) if self._found is None else self._found
         return shown
 
-    @once
+    @cached
     def address(self) -> int:
         """The address of the first element, as a Python int."""
         return operator.index(self.interface["data"][0])
 
-    @once
-    def found(self) -> Place | None:
+    @cached
+    def unchecked_place(self) -> Place | None:
         """The driver's information about the address."""
         address = self.address
         return _driver.pointers.place_of(address) if address else None
 
-    @once
+    @cached
     def place(self) -> Place:
         """The driver's information about the address, checked for use on a user stream."""
-        place = self.found
+        place = self.unchecked_place
         if place is not None and not place.is_host and place.is_in_primary_context():
             return place
         return checked_place(place, self.address, self.buffer)
 
-    @once
+    @cached
     def device(self) -> int:
-        """The ordinal of the device, by the driver."""
-        place = self.found
+        """The ordinal of the device, as reported by the driver."""
+        place = self.unchecked_place
         if place is None or place.is_host or not place.is_in_primary_context():
             place = self.place
         return device_at(place, self.buffer) if place.is_host else place.device
 
-    @once
-    def where(self) -> tuple[int | None, Memory]:
-        """Device and kind of memory, by the driver."""
+    @cached
+    def device_and_memory(self) -> tuple[int | None, Memory]:
+        """Device and kind of memory, as reported by the driver."""
         return self.place.device, self.place.kind
 
-    @once
+    @cached
     def layout(self) -> Layout:
         """The layout that the interface describes."""
         obj, found = self.buffer, self.interface
@@ -179,9 +179,9 @@ class InterfaceView(View):
             raise _malformed(obj, f"its shape, strides, typestr or descr: {error}") from error
         return Layout(self.address, shape, strides, dtype, nbytes)
 
-    @once
-    def order(self) -> Order:
-        """The producer's stream by the interface, unless the interface names a default stream."""
+    @cached
+    def producer(self) -> ProducerStream:
+        """The producer's stream in the interface; unknown if that is a default stream."""
         version, stream = self.interface.get("version", 0), self.interface.get("stream")
         try:
             if operator.index(version) < 3:
@@ -196,12 +196,12 @@ class InterfaceView(View):
         if handle is None:  # by the specification nothing is pending, but not all types comply
             return UNKNOWN
         if handle == _SYNCHRONIZED:
-            return Order("none")
+            return ProducerStream("none")
         if not 0 < handle < 1 << 64:
             raise _malformed(self.buffer, f"its stream is {stream!r}")
         if handle <= _LAST_DEFAULT and not self.means_default_streams:
             return DOUBTED
-        return Order("exact", handle)
+        return ProducerStream("exact", handle)
 
     def check_copyable(self) -> None:
         """Raise for a masked array: a copy would not carry the mask."""
@@ -211,7 +211,7 @@ class InterfaceView(View):
                 "elements; fill or drop them first, in its framework"
             )
 
-    @once
+    @cached
     def is_read_only(self) -> bool:
         """True if the interface declares the memory read-only."""
         return bool(self.interface["data"][1])
@@ -225,10 +225,10 @@ class MisledView(InterfaceView):
         """Return the ordinal of the device, ignoring the stream of the interface."""
         return MisledView(obj).device
 
-    @once
+    @cached
     def interface(self) -> Mapping[str, Any]:
         """The interface without its stream."""
-        return checked(self.buffer, {**self._shown(), "stream": None})
+        return checked(self.buffer, {**self._read_interface(), "stream": None})
 
 
 def _integers(found: Iterable[Any]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""cuda.core's buffers and views, and raw device pointers of cuda.bindings."""
+"""Buffers and views of cuda.core, and raw device pointers of cuda.bindings."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from cuda.core import Buffer
 from userstream._buffers.view import (
     Layout,
     View,
+    cached,
     contiguous_strides,
     device_at,
     host_error,
-    once,
-    place_of,
 )
 from userstream.errors import UnsupportedBufferError
 
@@ -49,7 +48,7 @@ class BufferView(View):
             return device_at(BufferView(buffer).place, buffer)
         return int(buffer.device_id)
 
-    @once
+    @cached
     def device(self) -> int:
         """The ordinal of the device."""
         if self.buffer.is_host_accessible or not self.buffer.is_device_accessible:
@@ -61,14 +60,14 @@ class BufferView(View):
         if self.layout.address and not self.layout.is_empty:
             _ = self.place
 
-    @once
+    @cached
     def layout(self) -> Layout:
         """The address and the size of the buffer."""
         return Layout(int(self.buffer.handle or 0), nbytes=self.buffer.size)
 
-    @once
-    def where(self) -> tuple[int | None, Memory]:
-        """Device and kind of memory, by the driver."""
+    @cached
+    def device_and_memory(self) -> tuple[int | None, Memory]:
+        """Device and kind of memory, as reported by the driver."""
         return self.place.device, self.place.kind
 
 
@@ -77,24 +76,19 @@ class PointerView(View):
 
     source = "CUdeviceptr"
 
-    @staticmethod
-    def locate(pointer: driver.CUdeviceptr) -> int:
-        """Return the ordinal of the device."""
-        return device_at(place_of(int(pointer), pointer), pointer)
-
-    @once
+    @cached
     def device(self) -> int:
-        """The ordinal of the device, by the driver."""
+        """The ordinal of the device, as reported by the driver."""
         return device_at(self.place, self.buffer)
 
-    @once
+    @cached
     def layout(self) -> Layout:
-        """The address."""
+        """The address of the pointer."""
         return Layout(int(self.buffer))
 
-    @once
-    def where(self) -> tuple[int | None, Memory]:
-        """Device and kind of memory, by the driver."""
+    @cached
+    def device_and_memory(self) -> tuple[int | None, Memory]:
+        """Device and kind of memory, as reported by the driver."""
         return self.place.device, self.place.kind
 
 
@@ -103,25 +97,20 @@ class StridedView(View):
 
     source = "cuda.core StridedMemoryView"
 
-    @staticmethod
-    def locate(strided: Any) -> int:
-        """Return the ordinal of the device."""
-        return StridedView(strided).device
-
-    @once
+    @cached
     def device(self) -> int:
-        """The ordinal of the device: by the driver, or by cuda.core for an empty view."""
+        """The ordinal of the device, from the driver, or from cuda.core for an empty view."""
         strided = self.buffer
         if not strided.is_device_accessible or strided.device_id < 0:
             raise host_error(strided)
         return device_at(self.place, strided) if strided.ptr else int(strided.device_id)
 
-    @once
+    @cached
     def layout(self) -> Layout:
         """The layout that cuda.core reports."""
         return layout_of(self.buffer, self.source)
 
-    @once
+    @cached
     def is_read_only(self) -> bool:
         """True if cuda.core reports the memory as read-only."""
         return bool(self.buffer.readonly)

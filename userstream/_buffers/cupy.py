@@ -1,4 +1,4 @@
-"""CuPy arrays, sparse matrices, and pointers to its memory."""
+"""Arrays, sparse matrices and memory pointers of CuPy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from userstream import _driver
 from userstream._buffers.framework import Framework, is_named
-from userstream._buffers.view import Form, Layout, View, form, once
+from userstream._buffers.view import Form, Layout, View, cached, form, total
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,15 +96,15 @@ class ArrayView(View):
             return None
         return array.device.id, address, form(array.shape, array.strides, array.dtype)
 
-    @once
+    @cached
     def layout(self) -> Layout:
         """The layout that the attributes of the array describe."""
         array = self.buffer
         return Layout(array.data.ptr, array.shape, array.strides, array.dtype, array.nbytes)
 
-    @once
-    def where(self) -> tuple[int | None, Memory]:
-        """The array's device, and the kind of memory by the driver."""
+    @cached
+    def device_and_memory(self) -> tuple[int | None, Memory]:
+        """The array's device, and the kind of memory as reported by the driver."""
         # An empty slice may begin at the end of its allocation: do not query the driver.
         return self.device, self.place.kind if self.layout.nbytes else "device"
 
@@ -124,18 +124,17 @@ class SparseView(View):
         """Return the ordinal of the device."""
         return ArrayView.locate(matrix.data)
 
-    @once
+    @cached
     def parts(self) -> Sequence[View]:
         """The views of the matrix's arrays: the elements, then the indices."""
         names = ("data", "indices", "indptr", "row", "col", "offsets")
         found = [getattr(self.buffer, name, None) for name in names]
         return [ArrayView(array) for array in found if array is not None]
 
-    @once
+    @cached
     def layout(self) -> Layout:
         """The shape of the matrix, and the total size of its arrays."""
-        nbytes = sum(part.layout.nbytes or 0 for part in self.parts)
-        return Layout(None, tuple(self.buffer.shape), nbytes=nbytes)
+        return total(self.parts)._replace(shape=tuple(self.buffer.shape))
 
 
 class PointerView(View):
@@ -155,7 +154,7 @@ class PointerView(View):
         device = int(pointer.device_id)
         return (device, *_current_stream(device))
 
-    @once
+    @cached
     def layout(self) -> Layout:
         """The address, and the size up to the end of the allocation."""
         memory, address = self.buffer.mem, int(self.buffer.ptr)

@@ -10,8 +10,16 @@ from cuda.bindings import driver
 
 from userstream import _driver
 from userstream._buffers.dlpack import DLPackView
-from userstream._buffers.framework import NO_STREAM, Framework, is_named, type_name
-from userstream._buffers.view import UNKNOWN, Layout, Order, View, once
+from userstream._buffers.framework import NO_STREAM, Framework, named, type_name
+from userstream._buffers.view import (
+    UNKNOWN,
+    Layout,
+    ProducerStream,
+    SeveralView,
+    View,
+    cached,
+    total,
+)
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
@@ -22,10 +30,7 @@ if TYPE_CHECKING:
 
 def view_for(kind: type) -> type[View] | None:
     """Return the view class if `kind` is a buffer type of CV-CUDA."""
-    for name, view in _KINDS:
-        if is_named(kind, ("cvcuda", "nvcv"), (name,)):
-            return view
-    return None
+    return named(_VIEWS, kind, ("cvcuda", "nvcv"))
 
 
 def _streams() -> Any:
@@ -67,18 +72,18 @@ class ExternalView(DLPackView):
     source = "cvcuda.ExternalBuffer"
     framework = FRAMEWORK
 
-    @once
-    def order(self) -> Order:
-        """The stream of the last use; CV-CUDA orders its next use after the work on that stream.
+    @cached
+    def producer(self) -> ProducerStream:
+        """The stream of the last use, after which CV-CUDA orders its next use.
 
         A buffer without a use names the legacy default stream or is "synchronized". Its first use
         by CV-CUDA, on any stream, does not wait.
         """
-        order = super().order
-        if order.handle > _driver.streams.PER_THREAD:
-            return order
+        producer = super().producer
+        if producer.handle > _driver.streams.PER_THREAD:
+            return producer
         current = _streams() and _streams().current.handle
-        return Order("current", _driver.streams.LEGACY) if current == 0 else UNKNOWN
+        return ProducerStream("current", _driver.streams.LEGACY) if current == 0 else UNKNOWN
 
 
 class TensorView(ExternalView):
@@ -86,13 +91,8 @@ class TensorView(ExternalView):
 
     source = "cvcuda.Tensor"
 
-    @staticmethod
-    def locate(tensor: Any) -> int:
-        """Return the ordinal of the device."""
-        return ExternalView.locate(tensor.cuda())
-
-    @once
-    def speaker(self) -> Any:
+    @cached
+    def exporter(self) -> Any:
         """The tensor's ``ExternalBuffer``."""
         return self.buffer.cuda()
 
@@ -102,34 +102,29 @@ class ImageView(ExternalView):
 
     source = "cvcuda.Image"
 
-    @staticmethod
-    def locate(image: Any) -> int:
-        """Return the ordinal of the device."""
-        return ImageView(image).device
-
-    @once
+    @cached
     def planes(self) -> Sequence[Any]:
         """The exports of the image's planes: one per plane, or one for all planes."""
         given = self.buffer.cuda()
         return given if isinstance(given, (list, tuple)) else (given,)
 
-    @once
-    def speaker(self) -> Any:
-        """The first plane: all planes are on one device and used together."""
+    @cached
+    def exporter(self) -> Any:
+        """The first plane, for all planes: they are on one device and used together."""
         return self.planes[0]
 
-    @once
+    @cached
     def parts(self) -> Sequence[View] | None:
         """The views of the planes; `None` if one array has all planes."""
         return None if len(self.planes) == 1 else [ExternalView(plane) for plane in self.planes]
 
-    @once
+    @cached
     def layout(self) -> Layout:
         """The layout of a single array, or the total size of all planes."""
-        return super().layout if self.parts is None else _total(self.parts)
+        return super().layout if self.parts is None else total(self.parts)
 
 
-class BatchView(View):
+class BatchView(SeveralView):
     """View of an ``ImageBatchVarShape`` or a ``TensorBatch``."""
 
     source = "cvcuda batch"
@@ -145,44 +140,20 @@ class BatchView(View):
             "and the waits also take the device itself)"
         )
 
-    @once
+    @cached
     def parts(self) -> Sequence[View]:
         """The views of the batch's tensors or images."""
         return [_part(item) for item in self.buffer]
 
-    @property
-    def units(self) -> Sequence[View]:
-        """The views of the tensors or images, each of which names its stream."""
-        return self.parts or (self,)
-
-    @once
-    def layout(self) -> Layout:
-        """The total size of the tensors or images."""
-        return _total(self.parts)
-
-    @once
-    def order(self) -> Order:
-        """The stream of the tensors or images, if all name the same stream."""
-        orders = {part.order for part in self.parts}
-        return orders.pop() if len(orders) == 1 else UNKNOWN
-
 
 def _part(item: Any) -> View:
-    return (
-        TensorView(item)
-        if is_named(type(item), ("cvcuda", "nvcv"), ("Tensor",))
-        else ImageView(item)
-    )
+    return (view_for(type(item)) or ImageView)(item)
 
 
-def _total(parts: Sequence[View]) -> Layout:
-    return Layout(None, nbytes=sum(part.layout.nbytes or 0 for part in parts))
-
-
-_KINDS: tuple[tuple[str, type[View]], ...] = (
-    ("Tensor", TensorView),
-    ("Image", ImageView),
-    ("ImageBatchVarShape", BatchView),
-    ("TensorBatch", BatchView),
-    ("ExternalBuffer", ExternalView),
-)
+_VIEWS: dict[str, type[View]] = {
+    "Tensor": TensorView,
+    "Image": ImageView,
+    "ImageBatchVarShape": BatchView,
+    "TensorBatch": BatchView,
+    "ExternalBuffer": ExternalView,
+}

@@ -12,13 +12,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from userstream import _driver
 from userstream._buffers.cai import InterfaceView
-from userstream._buffers.framework import NO_STREAM, Framework, is_named
-from userstream._buffers.view import UNKNOWN, Layout, Order, View, host_error, once
+from userstream._buffers.framework import NO_STREAM, Framework, named
+from userstream._buffers.view import (
+    UNKNOWN,
+    Layout,
+    ProducerStream,
+    SeveralView,
+    View,
+    cached,
+    host_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from userstream._driver.pointers import Memory
     from userstream.typing import StreamLike
 
 _DYNAMIC = "nvidia.dali.experimental.dynamic"
@@ -26,10 +33,7 @@ _DYNAMIC = "nvidia.dali.experimental.dynamic"
 
 def view_for(kind: type) -> type[View] | None:
     """Return the view class if `kind` is a buffer type of DALI."""
-    for name, view in _KINDS:
-        if is_named(kind, ("nvidia.dali.",), (name,)):
-            return view
-    return None
+    return named(_VIEWS, kind, ("nvidia.dali.",))
 
 
 def _is_usable() -> bool:
@@ -53,22 +57,15 @@ def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
 FRAMEWORK = Framework("dali", _is_usable, _current_stream, _activate)
 
 
-def _order(stream: int | None) -> Order:
-    return UNKNOWN if stream is None else Order("exact", stream or _driver.streams.LEGACY)
+def _named_stream(stream: int | None) -> ProducerStream:
+    return UNKNOWN if stream is None else ProducerStream("exact", stream or _driver.streams.LEGACY)
 
 
 class _Tensor(InterfaceView):
-    """View of a tensor of either mode, which reports its interface, device and stream."""
+    """Base class of the views of a tensor, whose object names its device and its stream."""
 
-    @once
-    def device(self) -> int:
-        """The ordinal of the device, as reported by DALI."""
-        return self.locate(self.buffer)
-
-    @once
-    def where(self) -> tuple[int | None, Memory]:
-        """Device and kind of memory; the driver is not queried for an empty tensor."""
-        return super(InterfaceView, self).where
+    device = View.device  # by `locate`, not by the driver
+    device_and_memory = View.device_and_memory
 
 
 class TensorView(_Tensor):
@@ -81,40 +78,32 @@ class TensorView(_Tensor):
         """Return the ordinal of the device."""
         return tensor.device_id()  # type: ignore[no-any-return]
 
-    @once
-    def order(self) -> Order:
+    @cached
+    def producer(self) -> ProducerStream:
         """The stream that the tensor names."""
-        return _order(self.buffer.stream)
+        return _named_stream(self.buffer.stream)
 
 
-class _Several(View):
-    """Several tensors on one device."""
-
-    @once
-    def layout(self) -> Layout:
-        """The total size of the tensors."""
-        return Layout(None, nbytes=sum(part.layout.nbytes or 0 for part in self.parts or ()))
-
-
-class ListView(_Several):
+class ListView(SeveralView):
     """View of a ``TensorListGPU``."""
 
     source = "dali TensorListGPU"
+    units = View.units  # the list names a stream for all
 
     @staticmethod
     def locate(batch: Any) -> int:
         """Return the ordinal of the device."""
         return batch.device_id()  # type: ignore[no-any-return]
 
-    @once
+    @cached
     def parts(self) -> Sequence[View]:
-        """The views of its tensors."""
+        """The views of the tensors."""
         return [TensorView(self.buffer[i]) for i in range(len(self.buffer))]
 
-    @once
-    def order(self) -> Order:
+    @cached
+    def producer(self) -> ProducerStream:
         """The stream that the list names."""
-        return _order(self.buffer.stream)
+        return _named_stream(self.buffer.stream)
 
 
 class DynamicTensorView(_Tensor):
@@ -125,16 +114,16 @@ class DynamicTensorView(_Tensor):
 
     @staticmethod
     def locate(tensor: Any) -> int:
-        """Return the ordinal of the device; evaluates nothing."""
+        """Return the ordinal of the device without evaluating the output."""
         return _dynamic_device_id(tensor)
 
-    @once
-    def order(self) -> Order:
+    @cached
+    def producer(self) -> ProducerStream:
         """The stream on which the tensor was evaluated."""
-        return _order(getattr(self.buffer.evaluate()._storage, "stream", None))
+        return _named_stream(getattr(self.buffer.evaluate()._storage, "stream", None))
 
 
-class BatchView(_Several):
+class BatchView(SeveralView):
     """View of a ``Batch`` of the dynamic mode."""
 
     source = "dali dynamic Batch"
@@ -142,24 +131,13 @@ class BatchView(_Several):
 
     @staticmethod
     def locate(batch: Any) -> int:
-        """Return the ordinal of the device; evaluates nothing."""
+        """Return the ordinal of the device without evaluating the output."""
         return _dynamic_device_id(batch)
 
-    @once
+    @cached
     def parts(self) -> Sequence[View]:
-        """The views of its tensors."""
+        """The views of the tensors."""
         return [DynamicTensorView(tensor) for tensor in self.buffer.tensors]
-
-    @property
-    def units(self) -> Sequence[View]:
-        """The views of the tensors, each of which names its stream."""
-        return self.parts
-
-    @once
-    def order(self) -> Order:
-        """The stream of the tensors, if all name the same stream."""
-        handles = {part.order.handle for part in self.parts}
-        return _order(handles.pop() or None if len(handles) == 1 else None)
 
 
 def _dynamic_device_id(output: Any) -> int:  # Tensor, Batch
@@ -176,12 +154,12 @@ class HostView(View):
 
     @staticmethod
     def locate(output: object) -> NoReturn:
-        """Refuse it."""
+        """Raise `HostBufferError`."""
         raise host_error(output)
 
-    @once
+    @cached
     def layout(self) -> Layout:
-        """Refuse it."""
+        """Raise `HostBufferError`."""
         self.locate(self.buffer)
 
 
@@ -190,17 +168,17 @@ class HostListView(HostView):
 
     source = "dali TensorListCPU"
 
-    @once
+    @cached
     def parts(self) -> Sequence[View]:
-        """The views of its tensors."""
+        """The views of the tensors."""
         return [HostView(self.buffer[i]) for i in range(len(self.buffer))]
 
 
-_KINDS: tuple[tuple[str, type[View]], ...] = (
-    ("TensorGPU", TensorView),
-    ("TensorListGPU", ListView),
-    ("TensorCPU", HostView),
-    ("TensorListCPU", HostListView),
-    ("Batch", BatchView),
-    ("Tensor", DynamicTensorView),
-)
+_VIEWS: dict[str, type[View]] = {
+    "TensorGPU": TensorView,
+    "TensorListGPU": ListView,
+    "TensorCPU": HostView,
+    "TensorListCPU": HostListView,
+    "Batch": BatchView,
+    "Tensor": DynamicTensorView,
+}

@@ -11,7 +11,15 @@ from userstream import _driver
 from userstream._buffers import cai
 from userstream._buffers.cuda_core import layout_of
 from userstream._buffers.framework import KNOWN, is_named, type_name
-from userstream._buffers.view import UNKNOWN, BufferInfo, Order, View, device_at, host_error, once
+from userstream._buffers.view import (
+    UNKNOWN,
+    BufferInfo,
+    ProducerStream,
+    View,
+    cached,
+    device_at,
+    host_error,
+)
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
@@ -44,27 +52,27 @@ class DLPackView(View):
 
     source = ATTRIBUTE
 
-    @staticmethod
-    def locate(obj: Any) -> int:
+    @classmethod
+    def locate(cls, obj: Any) -> int:
         """Return the ordinal of the device."""
         try:
             kind, ordinal = obj.__dlpack_device__()
-        except Exception:  # a view then raises with a better message
-            return DLPackView(obj).device
+        except Exception:  # a view finds the exporter, or raises with a better message
+            return cls(obj).device
         # Fast path: the same result as the view's, without creating one.
         if kind == _CUDA and type(ordinal) is int and ordinal in _driver.library.ordinals:
             return ordinal
-        return DLPackView(obj).device
+        return cls(obj).device
 
-    @once
-    def speaker(self) -> Any:
+    @cached
+    def exporter(self) -> Any:
         """The object that implements the protocols: the buffer, or a proxy of its framework."""
         return self.buffer
 
-    @once
-    def said(self) -> tuple[int, int]:
+    @cached
+    def dlpack_device(self) -> tuple[int, int]:
         """Type and ordinal of the device, as reported by DLPack."""
-        obj = self.speaker
+        obj = self.exporter
         try:
             kind, ordinal = obj.__dlpack_device__()
             return operator.index(kind), operator.index(ordinal)
@@ -73,10 +81,10 @@ class DLPackView(View):
                 f"{ATTRIBUTE} of this {type_name(obj)} failed: {error}; pass the device itself"
             ) from error
 
-    @once
+    @cached
     def device(self) -> int:
         """The ordinal of the device; by the driver for managed memory, where DLPack reports 0."""
-        obj, (kind, ordinal) = self.buffer, self.said
+        obj, (kind, ordinal) = self.buffer, self.dlpack_device
         if kind == _CUDA:
             _driver.library.check_device(ordinal)
             return ordinal
@@ -101,84 +109,84 @@ class DLPackView(View):
             ) from error
         return device_at(place, self.buffer)
 
-    @once
+    @cached
     def interface(self) -> cai.InterfaceView | None:
-        """The view of the object's CUDA Array Interface, if there is one."""
+        """The view of the object's CUDA Array Interface; `None` without an interface."""
         try:
-            found = getattr(self.speaker, cai.ATTRIBUTE, None)
+            found = getattr(self.exporter, cai.ATTRIBUTE, None)
         except Exception:  # such as host images of nvImageCodec: use DLPack
             return None
         if found is None:
             return None
-        return cai.view_of_interface(self.speaker)(self.buffer, found)
+        return cai.view_of_interface(self.exporter)(self.buffer, found)
 
-    @once
+    @cached
     def exported(self) -> Any:
         """One export of the object, as a `StridedMemoryView`, without ordering a stream."""
         from cuda.core.utils import StridedMemoryView
 
         try:
-            return StridedMemoryView.from_dlpack(self.speaker, stream_ptr=-1)
+            return StridedMemoryView.from_dlpack(self.exporter, stream_ptr=-1)
         except Exception as error:
             raise UnsupportedBufferError(
                 f"__dlpack__ of this {type_name(self.buffer)} failed ({type(error).__name__}: "
                 f"{error}), and nothing else says where its elements are"
             ) from error
 
-    @once
+    @cached
     def layout(self) -> Layout:
-        """The layout by the interface or, without an interface, by one export."""
+        """The layout that the interface or, without an interface, one export describes."""
         if self.interface is not None:
             return self.interface.layout
         return layout_of(self.exported, self.source)
 
-    @once
-    def found(self) -> Place | None:
+    @cached
+    def unchecked_place(self) -> Place | None:
         """The driver's information about the address, in any context."""
-        return super().found if self.interface is None else self.interface.found
+        return super().unchecked_place if self.interface is None else self.interface.unchecked_place
 
-    @once
+    @cached
     def place(self) -> Place:
         """The driver's information about the address, checked for use on a user stream."""
         return super().place if self.interface is None else self.interface.place
 
-    @once
-    def where(self) -> tuple[int | None, Memory]:
+    @cached
+    def device_and_memory(self) -> tuple[int | None, Memory]:
         """Device and kind of memory, including pinned memory."""
         if self.layout.address and not self.layout.is_empty:
             return self.place.device, self.place.kind
-        return 0 if self.said[0] == _CUDA_HOST else self.device, "device"
+        return 0 if self.dlpack_device[0] == _CUDA_HOST else self.device, "device"
 
-    @once
-    def order(self) -> Order:
+    @cached
+    def producer(self) -> ProducerStream:
         """The producer: the named stream, the framework's current stream, or `export`.
 
         The protocol requires `export` to order the consumer's stream, but several implementations
         do not. So `export` is trusted only for types that were verified.
         """
-        kind: type = type(self.speaker)
-        order = UNKNOWN
+        kind: type = type(self.exporter)
+        producer = UNKNOWN
         if self.interface is not None:
-            order = self.interface.order
-            if order.ordering != "device":
-                return order
-        handle = exchanged_stream(kind, self.said[1])
+            producer = self.interface.producer
+            if producer.ordering != "device":
+                return producer
+        handle = exchanged_stream(kind, self.dlpack_device[1])
         if handle:
-            return Order("current", handle)
-        return Order("dlpack") if _honours(kind) else order
+            return ProducerStream("current", handle)
+        return ProducerStream("dlpack") if _honors(kind) else producer
 
     def check_context(self) -> None:
-        """Query the driver for the memory, if the interface has the address."""
-        told = self.interface
-        if told is not None and told.address and not told.layout.is_empty:
-            _ = told.place
+        """Query the driver for the context of the memory, if the interface has the address."""
+        interface = self.interface
+        if interface is not None and interface.address and not interface.layout.is_empty:
+            _ = interface.place
 
     def export(self, handle: int) -> object:
         """Order a stream after the producer by ``__dlpack__``; the capsule keeps the memory."""
-        return self.speaker.__dlpack__(stream=handle)
+        return self.exporter.__dlpack__(stream=handle)
 
     @property
-    def held(self) -> object:
+    def memory_owner(self) -> object:
         """The object and its export, which may be a separate copy."""
         exported = vars(self).get("exported")
         return self.buffer if exported is None else (self.buffer, exported)
@@ -201,7 +209,7 @@ class DLPackView(View):
                 "cuda.core.utils.StridedMemoryView, and pass that"
             )
 
-    @once
+    @cached
     def is_read_only(self) -> bool:
         """True if the object declares itself read-only."""
         if self.interface is not None:
@@ -210,21 +218,21 @@ class DLPackView(View):
 
     def info(self) -> BufferInfo:
         """Return the description, without a layout if the export fails."""
-        device = 0 if self.said[0] == _CUDA_HOST else self.device
+        device = 0 if self.dlpack_device[0] == _CUDA_HOST else self.device
         if self.interface is None:
             try:
                 _ = self.exported
             except UnsupportedBufferError:
                 return BufferInfo(
-                    source=self.source, device_id=device, ordering=self.order.ordering
+                    source=self.source, device_id=device, ordering=self.producer.ordering
                 )
         return super().info()
 
 
 @functools.lru_cache(maxsize=256)
-def _honours(kind: type) -> bool:
+def _honors(kind: type) -> bool:
     """Return whether ``__dlpack__`` of a type is known to order the consumer's stream."""
-    return any(is_named(kind, each.packages, each.honours_dlpack) for each in KNOWN)
+    return any(is_named(kind, each.packages, each.honors_dlpack) for each in KNOWN)
 
 
 # -- the C exchange table of DLPack 1.3, whose functions include one that returns a stream ---------

@@ -6,7 +6,14 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from userstream._buffers.framework import type_name
-from userstream._buffers.view import Layout, Order, View, contiguous_strides, host_error, once
+from userstream._buffers.view import (
+    Layout,
+    ProducerStream,
+    View,
+    cached,
+    contiguous_strides,
+    host_error,
+)
 from userstream.errors import DeviceMismatchError, InvalidDeviceError, UnsupportedBufferError
 
 if TYPE_CHECKING:
@@ -46,14 +53,14 @@ class ArrayView(View):
         ordinal = _ordinals.get(array.device)  # a sharding, if the array is on several devices
         return _one_device(array) if ordinal is None else ordinal
 
-    @once
+    @cached
     def shards(self) -> Sequence[Any]:
         """The array's shards in this process; empty for an array known to be on one device."""
         return () if self.buffer.device in _ordinals else self.buffer.addressable_shards
 
-    @once
+    @cached
     def parts(self) -> Sequence[View] | None:
-        """The views of the shards, if there are several."""
+        """The views of the shards; `None` for an array of one shard."""
         if len(self.shards) < 2:
             return None
         return [ArrayView(shard.data) for shard in self.shards]
@@ -63,7 +70,7 @@ class ArrayView(View):
         """The views of the shards, each on one device."""
         return self.parts or (self,)
 
-    @once
+    @cached
     def pieces(self) -> Sequence[tuple[View, Any]] | None:
         """The shards with their indices, one shard per group of replicas."""
         if not self.shards:
@@ -77,15 +84,15 @@ class ArrayView(View):
             (ArrayView(shard.data), shard.index) for shard in self.shards if shard.replica_id == 0
         ]
 
-    @once
-    def where(self) -> tuple[int | None, Memory]:
+    @cached
+    def device_and_memory(self) -> tuple[int | None, Memory]:
         """The device, `None` for an array on several devices, and the kind of memory."""
         if self.parts is None:
             return self.device, "device"
         ordinals = {part.device for part in self.parts}
         return ordinals.pop() if len(ordinals) == 1 else None, "device"
 
-    @once
+    @cached
     def layout(self) -> Layout:
         """The layout; without an address for an array of several shards."""
         array = self.buffer
@@ -94,16 +101,16 @@ class ArrayView(View):
         address = array.unsafe_buffer_pointer()
         return Layout(address, array.shape, _strides(array), array.dtype, array.nbytes)
 
-    @once
-    def order(self) -> Order:
-        """An order by `export`: JAX orders the consumer's stream and names no stream."""
-        return Order("dlpack")
+    @cached
+    def producer(self) -> ProducerStream:
+        """No named stream: JAX orders the consumer's stream in `export`."""
+        return ProducerStream("dlpack")
 
     def export(self, handle: int) -> object:
         """Order a stream after JAX's work; the capsule also protects the memory from donation."""
         return self.buffer.__dlpack__(stream=handle)
 
-    @once
+    @cached
     def is_read_only(self) -> bool:
         """Always true: JAX arrays are immutable."""
         return True
@@ -149,13 +156,13 @@ class TracerView(View):
 
     @staticmethod
     def locate(tracer: Any) -> NoReturn:
-        """Refuse it."""
+        """Raise `UnsupportedBufferError`."""
         raise UnsupportedBufferError(
             f"this {type_name(tracer)} is traced, so it has no memory yet; pass concrete arrays, "
             "outside jax.jit"
         )
 
-    @once
+    @cached
     def layout(self) -> Layout:
-        """Refuse it."""
+        """Raise `UnsupportedBufferError`."""
         self.locate(self.buffer)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from userstream import _driver
 from userstream._buffers.cai import InterfaceView, checked
 from userstream._buffers.framework import is_named
-from userstream._buffers.view import Order, once
+from userstream._buffers.view import ProducerStream, cached
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +30,7 @@ def default_stream() -> int:
 
 
 def _device(array: Any) -> int | None:
-    """Return the ordinal of the device if the address alone determines the device."""
+    """Return the ordinal of the device; `None` if a view has to determine the device."""
     address = array.device_ctypes_pointer.value if array.size else None
     return _driver.pointers.usual_device(address) if address else None
 
@@ -55,36 +55,40 @@ class ArrayView(InterfaceView):
         # 0: not bound to a stream, or bound to `numba.cuda.default_stream()`.
         return None if device is None else (device, int(array.stream) or default_stream(), None)
 
-    @once
+    @cached
     def interface(self) -> Mapping[str, Any]:
         """The interface, with stream 0 replaced by numba's default stream."""
         # Numba reports 0 for an array bound to `numba.cuda.default_stream()`. The specification
         # forbids 0, because it is ambiguous. For numba it means the stream of unbound arrays.
-        found = self._shown()
+        found = self._read_interface()
         return checked(
             self.buffer, found if found.get("stream") != 0 else {**found, "stream": None}
         )
 
-    @once
+    @cached
     def device(self) -> int:
         """The ordinal of the device."""
         if self.buffer.size == 0:  # its address is 0 or may belong to other memory
             return int(self.buffer.gpu_data.context.device.id)
         return super().device
 
-    @once
-    def where(self) -> tuple[int | None, Memory]:
+    @cached
+    def device_and_memory(self) -> tuple[int | None, Memory]:
         """Device and kind of memory."""
-        return (self.device, "device") if self.buffer.size == 0 else super().where
+        return (self.device, "device") if self.buffer.size == 0 else super().device_and_memory
 
-    @once
+    @cached
     def layout(self) -> Layout:
-        """The layout by the interface, with the fields of a record from the array's dtype."""
+        """The layout that the interface describes, with the fields of a record dtype."""
         layout, dtype = super().layout, self.buffer.dtype
         return layout._replace(dtype=dtype) if dtype.names else layout
 
-    @once
-    def order(self) -> Order:
+    @cached
+    def producer(self) -> ProducerStream:
         """The array's bound stream, or numba's default stream for an unbound array."""
-        order = super().order
-        return order if order.ordering != "device" else Order("current", default_stream())
+        producer = super().producer
+        return (
+            producer
+            if producer.ordering != "device"
+            else ProducerStream("current", default_stream())
+        )

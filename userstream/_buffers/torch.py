@@ -10,7 +10,7 @@ import numpy as np
 
 from userstream import _driver
 from userstream._buffers.framework import Framework
-from userstream._buffers.view import Form, Layout, View, host_error, once
+from userstream._buffers.view import Form, Layout, View, cached, host_error
 from userstream.errors import InvalidDeviceError, UnsupportedBufferError
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class TensorView(View):
             return None
         return (tensor.get_device(), address, form) if address and form else None
 
-    @once
+    @cached
     def layout(self) -> Layout:
         """The layout that the tensor reports, ignoring the flags of `is_disguised`."""
         tensor = self.buffer
@@ -165,8 +165,8 @@ class TensorView(View):
             tensor.nelement() * itemsize,
         )
 
-    @once
-    def where(self) -> tuple[int | None, Memory]:
+    @cached
+    def device_and_memory(self) -> tuple[int | None, Memory]:
         """Device and kind of memory, including pinned memory."""
         tensor, address = self.buffer, self.layout.address
         if tensor.is_cuda:
@@ -183,7 +183,7 @@ class TensorView(View):
                 "resized to nothing (as FSDP does between its uses)"
             )
 
-    @once
+    @cached
     def is_disguised(self) -> bool:
         """True if a flag says that the memory holds the conjugate or negated values."""
         return self.buffer.is_conj() or self.buffer.is_neg()  # type: ignore[no-any-return]
@@ -192,7 +192,7 @@ class TensorView(View):
         """Return a contiguous tensor without flags."""
         return self.buffer.detach().resolve_conj().resolve_neg().contiguous()
 
-    @once
+    @cached
     def host(self) -> tuple[Any, str | None]:
         """A NumPy-readable form of a host tensor, detached and with its flags resolved."""
         tensor = self.buffer

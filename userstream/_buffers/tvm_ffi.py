@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from userstream import _driver
 from userstream._buffers import dlpack
 from userstream._buffers.framework import Framework, is_named
-from userstream._buffers.view import UNKNOWN, Order, View, once
+from userstream._buffers.view import UNKNOWN, ProducerStream, View, cached
 from userstream.errors import InvalidDeviceError
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ class TensorView(dlpack.DLPackView):
     source = "tvm_ffi.Tensor"
     framework = FRAMEWORK
 
-    @once
-    def order(self) -> Order:
+    @cached
+    def producer(self) -> ProducerStream:
         """The current stream of TVM FFI; unknown if none was set.
 
         A function with tensors of another framework works on the current stream of that framework.
         """
         handle = _raw_stream(self.device)
-        return Order("current", handle) if handle else UNKNOWN
+        return ProducerStream("current", handle) if handle else UNKNOWN

@@ -1,4 +1,4 @@
-"""`View`: the facts about one buffer during one call, and the types and errors that views share."""
+"""Base class `View` of the facts about one buffer during one call, and the types of these facts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from userstream._buffers.framework import type_name
 from userstream.errors import HostBufferError, UnsupportedBufferError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Self
 
     import numpy as np
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from userstream._driver.pointers import Memory, Place
 
 T = TypeVar("T")
-Ordering: TypeAlias = Literal["exact", "current", "dlpack", "none", "device"]
+Certainty: TypeAlias = Literal["exact", "current", "dlpack", "none", "device"]
 
 
-class once(Generic[T]):  # noqa: N801 -- used like `property`
+class cached(Generic[T]):  # noqa: N801 -- used like `property`
     """Cached attribute of a view, computed on first access.
 
     Not `functools.cached_property`: up to Python 3.11 it holds a lock per class while it computes,
@@ -59,20 +59,20 @@ class once(Generic[T]):  # noqa: N801 -- used like `property`
         return value
 
 
-class Order(NamedTuple):
-    """The producer's stream of a buffer and its certainty, as in `BufferInfo.ordering`."""
+class ProducerStream(NamedTuple):
+    """The stream of a buffer's producer, and how it is known, as in `BufferInfo.ordering`."""
 
-    ordering: Ordering
+    ordering: Certainty
     handle: int = 0  # of the producer's stream, or 0 if none is known
     owner: object = None  # object that keeps that stream alive
 
 
 # The producer is unknown: everything queued on the device so far comes before, and everything
 # queued later comes after.
-UNKNOWN = Order("device")
+UNKNOWN = ProducerStream("device")
 # The same for a buffer that names a default stream: many name one whichever stream wrote the data.
 # Messages distinguish `DOUBTED` from `UNKNOWN` by `is`.
-DOUBTED = Order("device")
+DOUBTED = ProducerStream("device")
 
 
 class Layout(NamedTuple):
@@ -119,6 +119,11 @@ def packed(address: int, shape: Sequence[int], dtype: np.dtype) -> Layout:
     return Layout(address, shape, contiguous_strides(shape, size), dtype, math.prod(shape) * size)
 
 
+def total(parts: Iterable[View]) -> Layout:
+    """Return the layout of several arrays, of which only the total size is known."""
+    return Layout(None, nbytes=sum(part.layout.nbytes or 0 for part in parts))
+
+
 @functools.lru_cache(maxsize=256)
 def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Return the strides in bytes of an array in C order."""
@@ -140,12 +145,9 @@ def host_error(obj: object, where: str = "host memory") -> HostBufferError:
 
 
 def place_of(address: int, obj: object) -> Place:
-    """Query the driver for the memory at an address of `obj`, pinned memory included.
+    """Query the driver for the memory at an address of `obj`; raise for unsupported memory.
 
-    Raises
-    ------
-    UnsupportedBufferError
-        The address is 0, unknown to the driver, or in a context that is not a primary one.
+    Unsupported are address 0, unknown memory, and memory of a context that is not a primary one.
     """
     return checked_place(_driver.pointers.place_of(address) if address else None, address, obj)
 
@@ -227,7 +229,7 @@ class BufferInfo:
 
     device_id: int | None
     source: str
-    ordering: Ordering
+    ordering: Certainty
     address: int | None = None
     nbytes: int | None = None
     shape: tuple[int, ...] | None = None
@@ -239,8 +241,10 @@ class BufferInfo:
     device_uuid: str | None = None
 
     def __repr__(self) -> str:
-        said = ((each.name, getattr(self, each.name)) for each in fields(self))
-        return f"BufferInfo({', '.join(f'{name}={_shown(name, it)}' for name, it in said)})"
+        values = ((each, getattr(self, each.name)) for each in fields(self))
+        # By identity: a dtype of float64 is equal to None.
+        known = [(each.name, it) for each, it in values if it is not each.default]
+        return f"BufferInfo({', '.join(f'{name}={_shown(name, it)}' for name, it in known)})"
 
 
 def _shown(name: str, it: object) -> str:
@@ -257,8 +261,8 @@ class View:
     and all parts of the call use the same facts. A view belongs to one call in one thread: do not
     keep a view, because buffers change.
 
-    A subclass must define `source`, `locate` and `layout`; everything else has a default. An
-    attribute that is `once` here must be `once` in a subclass.
+    A subclass must define `source`, `layout`, and `locate` or `device`; everything else has a
+    default. An attribute that is `cached` here must be `cached` in a subclass.
     """
 
     #: The name of this kind of buffer in `describe` and in messages.
@@ -274,7 +278,7 @@ class View:
     is_immutable: ClassVar[bool] = False
 
     #: The framework whose current stream is the producer, if this is known without a view.
-    usual: ClassVar[Framework | None] = None
+    producer_framework: ClassVar[Framework | None] = None
 
     #: True if `producer_of` may return a result. Not inherited: a subclass may be more precise.
     names_producer: ClassVar[bool] = False
@@ -287,19 +291,19 @@ class View:
 
     def __init_subclass__(cls) -> None:
         cls.is_single = cls.parts is View.parts and cls.pieces is View.pieces
-        is_usual = cls.is_single and cls.order is View.order and cls.units is View.units
-        cls.usual = cls.framework if is_usual else None
+        is_usual = cls.is_single and cls.producer is View.producer and cls.units is View.units
+        cls.producer_framework = cls.framework if is_usual else None
         cls.names_producer = cls.is_single and "producer_of" in vars(cls)
-        cls.is_glanced = cls.usual is not None and "glance" in vars(cls)
+        cls.is_glanced = cls.producer_framework is not None and "glance" in vars(cls)
 
     def __init__(self, buffer: Any) -> None:  # any framework's buffer
         self.buffer = buffer
 
-    # -- where it is ------------------------------------------------------------------------------
+    # -- the location -----------------------------------------------------------------------------
 
-    @staticmethod
-    def locate(buffer: Any) -> int:
-        """Return the ordinal of a buffer's device, without making a view.
+    @classmethod
+    def locate(cls, buffer: Any) -> int:
+        """Return the ordinal of a buffer's device; subclasses avoid the view where they can.
 
         Raises
         ------
@@ -310,7 +314,7 @@ class View:
         UnsupportedBufferError
             The device of the buffer cannot be determined.
         """
-        raise NotImplementedError
+        return cls(buffer).device
 
     @staticmethod
     def producer_of(buffer: Any) -> tuple[int, int, object] | None:  # noqa: ARG004
@@ -330,18 +334,18 @@ class View:
         """
         return None
 
-    @once
+    @cached
     def device(self) -> int:
         """The ordinal of the buffer's device. Raises the errors of `locate`."""
         return self.locate(self.buffer)
 
-    @once
+    @cached
     def layout(self) -> Layout:
         """Address, shape, strides, type and size, where known."""
         raise NotImplementedError
 
-    @once
-    def found(self) -> Place | None:
+    @cached
+    def unchecked_place(self) -> Place | None:
         """The driver's information about the address: extent, kind and device, in any context.
 
         This is the only driver query for the pointer. `None` for address 0 and for memory that the
@@ -350,18 +354,18 @@ class View:
         address = self.layout.address
         return _driver.pointers.place_of(address) if address else None
 
-    @once
+    @cached
     def place(self) -> Place:
-        """The result of `found`, checked for use on a user stream.
+        """The result of `unchecked_place`, checked for use on a user stream.
 
         Raises `UnsupportedBufferError` for address 0, for memory that the driver does not know, and
         for memory of a context that is not a primary one.
         """
-        return checked_place(self.found, self.layout.address or 0, self.buffer)
+        return checked_place(self.unchecked_place, self.layout.address or 0, self.buffer)
 
-    @once
-    def where(self) -> tuple[int | None, Memory]:
-        """Device and kind of memory as `describe` reports them, including pinned memory.
+    @cached
+    def device_and_memory(self) -> tuple[int | None, Memory]:
+        """Device and kind of memory for `describe`, including pinned memory.
 
         The driver is not queried for an empty array, which may begin at the end of its allocation.
         """
@@ -369,18 +373,18 @@ class View:
             return self.device, "device"
         return self.place.device, self.place.kind
 
-    # -- in which order ---------------------------------------------------------------------------
+    # -- the producer -----------------------------------------------------------------------------
 
-    @once
-    def order(self) -> Order:
-        """The producer: by default the framework's current stream, otherwise unknown."""
+    @cached
+    def producer(self) -> ProducerStream:
+        """The producer's stream: the framework's current stream, or unknown without a framework."""
         if self.framework is None:
             return UNKNOWN
         try:
             device = self.device
         except HostBufferError:  # `describe` also covers pinned memory
             device = self.place.device
-        return Order("current", *self.framework.current_stream(device))
+        return ProducerStream("current", *self.framework.current_stream(device))
 
     def check_context(self) -> None:
         """Raise `UnsupportedBufferError` if the memory is not in a primary context.
@@ -390,31 +394,31 @@ class View:
         """
 
     def export(self, handle: int) -> object:
-        """Order the stream of a handle after the producer; return an object that keeps the memory.
+        """Order a stream after the producer; return an object that keeps the memory alive.
 
-        For buffers with `order` "dlpack", which name no stream. Everything queued on the device
-        later is then ordered after the consumer.
+        Called for buffers with the ordering "dlpack", which name no stream. Everything queued on
+        the device later is then ordered after the consumer.
         """
         raise NotImplementedError
 
     @property
-    def held(self) -> object:
+    def memory_owner(self) -> object:
         """The object that keeps the memory of `layout` alive."""
         return self.buffer
 
-    # -- what it is made of -----------------------------------------------------------------------
+    # -- parts and pieces --------------------------------------------------------------------------
 
-    @property  # not `once`: a view that refers to itself is freed only by the garbage collector
+    @property  # not `cached`: a view that refers to itself is freed only by the garbage collector
     def units(self) -> Sequence[View]:
         """The views to order and hold separately: the view itself, or the views of its parts."""
         return (self,)
 
-    @once
+    @cached
     def parts(self) -> Sequence[View] | None:
         """The views of the buffer's parts; `None` for one array in one piece."""
         return None
 
-    @once
+    @cached
     def pieces(self) -> Sequence[tuple[View, Any]] | None:
         """The views of the pieces of one array, each with its index in the whole.
 
@@ -422,7 +426,7 @@ class View:
         """
         return None
 
-    # -- what a copy needs to know ----------------------------------------------------------------
+    # -- properties for copies ---------------------------------------------------------------------
 
     def check_copyable(self) -> None:
         """Raise `UnsupportedBufferError` if copying the memory would not copy the elements."""
@@ -430,12 +434,12 @@ class View:
     def check_target(self) -> None:
         """Raise `UnsupportedBufferError` if data written to `layout` would be lost."""
 
-    @once
+    @cached
     def is_read_only(self) -> bool:
         """True if the buffer declares itself read-only."""
         return False
 
-    @once
+    @cached
     def is_disguised(self) -> bool:
         """True if the memory differs from the elements: the framework must `pack` the buffer."""
         return False
@@ -444,17 +448,17 @@ class View:
         """Make a contiguous copy on the framework's current stream; its device is current."""
         raise NotImplementedError
 
-    @once
+    @cached
     def host(self) -> tuple[Any, str | None]:
         """A NumPy-readable form of a host buffer, and the name of its dtype if that differs."""
         return self.buffer, None
 
-    # -- all of it --------------------------------------------------------------------------------
+    # -- description-------------------------------------------------------------------------------
 
     def info(self) -> BufferInfo:
         """Return the result of `describe`, without the UUID."""
-        where, memory = self.where
-        layout, order = self.layout, self.order
+        where, memory = self.device_and_memory
+        layout, producer = self.layout, self.producer
         return BufferInfo(
             source=self.source,
             device_id=where,
@@ -464,7 +468,30 @@ class View:
             shape=layout.shape,
             strides=layout.strides,
             dtype=layout.dtype,
-            producer=order.handle or None,
-            ordering=order.ordering,
+            producer=producer.handle or None,
+            ordering=producer.ordering,
             parts=tuple(part.info() for part in self.parts or ()),
         )
+
+
+class SeveralView(View):
+    """Base class of the views of several arrays, each of which names its stream, such as a batch.
+
+    A subclass must define `source`, `locate` and `parts`.
+    """
+
+    @cached
+    def layout(self) -> Layout:
+        """The total size of the parts."""
+        return total(self.parts or ())
+
+    @property
+    def units(self) -> Sequence[View]:
+        """The views of the parts."""
+        return self.parts or (self,)
+
+    @cached
+    def producer(self) -> ProducerStream:
+        """The stream of the parts, if all name the same stream."""
+        producers = {part.producer for part in self.parts or ()}
+        return producers.pop() if len(producers) == 1 else UNKNOWN

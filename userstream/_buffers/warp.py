@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from userstream import _driver
 from userstream._buffers.cai import InterfaceView
-from userstream._buffers.framework import Framework, is_named
-from userstream._buffers.view import Layout, Order, View, host_error, once
+from userstream._buffers.framework import Framework, named
+from userstream._buffers.view import Layout, ProducerStream, View, cached, host_error
 from userstream.errors import InvalidDeviceError
 
 if TYPE_CHECKING:
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 def view_for(kind: type) -> type[View] | None:
     """Return the view class if `kind` is an array type of Warp."""
-    if is_named(kind, ("warp.",), ("array",)):
-        return ArrayView
-    return IndexedView if is_named(kind, ("warp.",), ("indexedarray",)) else None
+    return named({"array": ArrayView, "indexedarray": IndexedView}, kind, ("warp.",))
 
 
 def device_id_of(device: Any) -> int:
@@ -70,10 +68,10 @@ def _device_id(array: Any) -> int:
     return int(array.device.ordinal)
 
 
-def _order(array: Any) -> Order:
+def _current_of(array: Any) -> ProducerStream:
     # Warp has one current stream per device for all threads; its __dlpack__ uses the same stream.
     stream = array.device.stream
-    return Order("current", _handle(stream), stream)
+    return ProducerStream("current", _handle(stream), stream)
 
 
 class ArrayView(InterfaceView):
@@ -81,27 +79,23 @@ class ArrayView(InterfaceView):
 
     source = "warp.array"
     framework = FRAMEWORK
+    device = View.device  # by `locate`, not by the driver
 
     @staticmethod
     def locate(array: Any) -> int:
         """Return the ordinal of the device."""
         return _device_id(array)
 
-    @once
-    def device(self) -> int:
-        """The ordinal of the device."""
-        return _device_id(self.buffer)
-
-    @once
-    def where(self) -> tuple[int | None, Memory]:
+    @cached
+    def device_and_memory(self) -> tuple[int | None, Memory]:
         """Device and kind of memory; the driver is not queried for an empty array."""
         _ = self.device  # raises for a host array, which has another interface
-        return super(InterfaceView, self).where
+        return super(InterfaceView, self).device_and_memory
 
-    @once
-    def order(self) -> Order:
+    @cached
+    def producer(self) -> ProducerStream:
         """Warp's current stream of the device."""
-        return _order(self.buffer)
+        return _current_of(self.buffer)
 
 
 class IndexedView(View):
@@ -115,12 +109,12 @@ class IndexedView(View):
         """Return the ordinal of the device."""
         return _device_id(array)
 
-    @once
+    @cached
     def layout(self) -> Layout:
         """The shape; the index arrays determine the addresses of the elements."""
         return Layout(None, tuple(self.buffer.shape))
 
-    @once
-    def order(self) -> Order:
+    @cached
+    def producer(self) -> ProducerStream:
         """Warp's current stream of the device."""
-        return _order(self.buffer)
+        return _current_of(self.buffer)

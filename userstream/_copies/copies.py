@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from userstream._buffers.view import View
     from userstream._copies.fast_path import Wanted
-    from userstream._engine.lane import Lane
+    from userstream._engine.events import Pending
     from userstream._ordering import Ordering
     from userstream._stream.stream import Stream
     from userstream.typing import Buffer, Buffers
@@ -48,10 +48,10 @@ _FOREVER = Deadline(None)
 
 def asnumpy(buffer: Buffers, out: np.ndarray | None, wanted: Wanted, timeout: float | None) -> Any:
     """Copy a buffer or a collection of buffers to the host."""
-    if wanted[0].closed or _process.halted or wanted[2] is not None:
+    if wanted[0].is_closed or _process.halted or wanted[2] is not None:
         _check(wanted)
     deadline = _FOREVER if timeout is None else Deadline(timeout)  # one for all arrays
-    kind = _buffers.learned.get(type(buffer)) or _buffers.kind_of(buffer)
+    kind = _buffers.view_classes.get(type(buffer)) or _buffers.kind_of(buffer)
     if kind is not None and kind.is_single and (out is None or isinstance(out, np.ndarray)):
         view = kind(buffer)
         copied = fast_path.to_host(view, out, wanted, deadline)
@@ -91,22 +91,22 @@ def _asnumpy(view: View, out: np.ndarray | None, wanted: Wanted, deadline: Deadl
 
 def asnumpy_async(
     buffer: Buffers, out: np.ndarray | None, wanted: Wanted
-) -> tuple[Any, Sequence[Lane]]:
+) -> tuple[Any, list[Pending]]:
     """Queue copies of a buffer or a collection to the host.
 
-    Returns the arrays in its form, and the lanes that fill the arrays. Host memory is page-locked
-    here, because otherwise the driver would wait.
+    Returns the arrays in its form, and the points where the arrays are filled: one per lane, the
+    last. Host memory is page-locked here, because otherwise the driver would wait.
     """
-    if wanted[0].closed or _process.halted or wanted[2] is not None:
+    if wanted[0].is_closed or _process.halted or wanted[2] is not None:
         _check(wanted)
-    lanes: dict[int, Lane] = {}
+    points: dict[int, Pending] = {}
 
     def queue(view: View, out: np.ndarray | None = None) -> np.ndarray:
         copied = fast_path.to_host(view, out, wanted, _FOREVER, False)
         if copied is not None:
-            result, ordering, is_over = copied
-            if not is_over:
-                lanes[id(ordering.lane)] = ordering.lane
+            result, ordering, point = copied
+            if point is not None:
+                points[id(ordering.lane)] = point
             return result
         on_host = operands.if_on_host(view, out)
         if on_host is not None:
@@ -121,8 +121,9 @@ def asnumpy_async(
 
         def copy(lane: CopyLane) -> np.ndarray:
             packed = operands.packed(source, ordering, lane.kept)
-            lanes[id(ordering.lane)] = ordering.lane
-            return _queue_to_host(packed, lane, target)
+            result = _queue_to_host(packed, lane, target)
+            points[id(ordering.lane)] = ordering.lane.completion()
+            return result
 
         return _in_order(ordering, copy, None, release=True, may_wait=False)
 
@@ -130,24 +131,24 @@ def asnumpy_async(
         dtype = device_array(pieces[0][0]).dtype
         return pinned.empty(tuple(whole.shape), dtype)
 
-    kind = _buffers.learned.get(type(buffer)) or _buffers.kind_of(buffer)
+    kind = _buffers.view_classes.get(type(buffer)) or _buffers.kind_of(buffer)
     if kind is not None and kind.is_single and (out is None or isinstance(out, np.ndarray)):
-        return queue(kind(buffer), out), list(lanes.values())
-    return operands.copied(buffer, queue, out, joined=join), list(lanes.values())
+        return queue(kind(buffer), out), list(points.values())
+    return operands.copied(buffer, queue, out, joined=join), list(points.values())
 
 
 def copyto(
     dst: Buffer, src: Buffer | np.generic, wanted: Wanted, timeout: float | None, *, wait: bool
 ) -> Stream:
     """Copy one array to another; return the stream of the copy."""
-    if wanted[0].closed or _process.halted or wanted[2] is not None:
+    if wanted[0].is_closed or _process.halted or wanted[2] is not None:
         _check(wanted)
     deadline = _FOREVER if timeout is None else Deadline(timeout)
     to = view = None
     if type(dst) is not np.ndarray:
         to = operands.target_of(dst)
     elif wait:
-        kind = _buffers.learned.get(type(src)) or _buffers.kind_of(src)
+        kind = _buffers.view_classes.get(type(src)) or _buffers.kind_of(src)
         if kind is not None and kind.is_single:
             view = kind(src)
             copied = fast_path.to_host(view, dst, wanted, deadline, True, True)
@@ -164,6 +165,10 @@ def copyto(
         pinned_array = _PinnedArray(operands.as_array(src), "the source")
     elif not wait and to is None:
         pinned_array = _PinnedArray(operands.writable(dst), "the target")
+    if to is not None and to.view.layout.shape is None:
+        to = operands.typed_as(to, operands.as_array(src) if source is None else source.array)
+    if source is not None and source.view.layout.shape is None:
+        source = operands.typed_as(source, operands.as_array(dst) if to is None else to.array)
     ordering = _resolve(to, source, wanted)
 
     def copy(lane: CopyLane) -> None:
@@ -257,7 +262,7 @@ def _in_order(
 
 
 def _refuse_waits(ordering: Ordering) -> None:
-    """Refuse buffers whose producers could not be ordered after the copy by an edge."""
+    """Raise if a producer can continue only after a host wait for the copy."""
     rest = ordering.rest
     if rest is not None and rest.after and not rest.may_order_devices:
         raise UnknownProducerError(
@@ -269,7 +274,7 @@ def _refuse_waits(ordering: Ordering) -> None:
 
 
 class _PinnedArray:
-    """A page-locked array of the user, with its address; pageable memory is refused."""
+    """A page-locked array of the user with its address; raises for pageable memory."""
 
     __slots__ = ("address", "array")
 
@@ -445,7 +450,7 @@ def _between(to: DeviceArray, source: DeviceArray, lane: CopyLane) -> None:
 
 
 def _is_same(to: DeviceArray, source: DeviceArray) -> bool:
-    """Return whether two arrays of one address and shape have the same elements."""
+    """Return whether two arrays of one address and shape have the same strides as well."""
     return all(
         count == 1 or step == from_step
         for count, step, from_step in zip(to.shape, to.strides, source.strides, strict=True)
@@ -453,7 +458,7 @@ def _is_same(to: DeviceArray, source: DeviceArray) -> bool:
 
 
 def _refuse_overlap(to: DeviceArray, source: DeviceArray) -> None:
-    """Refuse what the driver leaves undefined. Two interleaved arrays are refused as well."""
+    """Raise if two arrays overlap, where the driver defines no result, or interleave."""
     to_span = layout.spread(to.shape, to.strides, to.dtype.itemsize)
     span = layout.spread(source.shape, source.strides, source.dtype.itemsize)
     to_begin, begin = to.address - to_span.offset, source.address - span.offset

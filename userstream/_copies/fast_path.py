@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -25,14 +26,13 @@ from userstream._copies.operands import (
 )
 from userstream._driver import core
 from userstream._engine import host_wait
-from userstream._engine.events import StreamPoint
 from userstream._ordering import resolve_copy
 from userstream.errors import HostBufferError, UnsupportedBufferError
 
 if TYPE_CHECKING:
     from userstream._buffers.view import Form, View
     from userstream._copies.layout import Shape
-    from userstream._driver.core import Use
+    from userstream._driver.core import Point
     from userstream._engine.host_wait import Deadline
     from userstream._ordering import Ordering
     from userstream._table import Table
@@ -114,11 +114,12 @@ def to_host(  # noqa: PLR0912, PLR0917 -- one function: this path runs on every 
     deadline: Deadline,
     may_wait: bool = True,
     as_is: bool = False,
-) -> tuple[np.ndarray, Ordering, bool] | None:
+) -> tuple[np.ndarray, Ordering, Point | None] | None:
     """Copy an array to the host; `None` if the array needs the general path, also for an error.
 
-    Returns the result, the ordering of the copy, and whether the copy is over: it always is if the
-    copy may be waited for. With `as_is`, an `out` of another shape or type needs the general path.
+    Returns the result, the ordering of the copy, and the point behind the copy unless the copy is
+    over: it always is if the copy may be waited for. With `as_is`, an `out` of another shape or
+    type needs the general path.
     """
     found = _one_run(view, wanted)
     if found is None:
@@ -156,29 +157,36 @@ def to_host(  # noqa: PLR0912, PLR0917 -- one function: this path runs on every 
     use = core.use(ordering.lane, ordering, (ordering.buffers, memory))
     try:
         if may_wait:
-            spin = None if deadline.seconds is None else deadline.left()
-            event = _fetch(ordering, move, start, address, spin, onward)
+            limit = None if deadline.seconds is None else deadline.left()
+            fetch = partial(_hooks.waiting, _fetch) if _hooks.host_waits else _fetch
+            queued = fetch(ordering, move, start, address, limit, onward)
         else:
             # Nobody waits for a copy that is queued for later: its queries are a future's.
-            spin = AT_ONCE if plan.width <= ASIDE else 0.0
-            event = _driver.account.on(
-                _driver.account.FUTURE, _fetch, ordering, move, start, address, spin, 0
+            limit = AT_ONCE if plan.width <= ASIDE else 0.0
+            queued = _driver.account.on(
+                _driver.account.FUTURE, _fetch, ordering, move, start, address, limit, 0
             )
-        if event:
-            _finish(ordering, use, event, deadline if may_wait else None)
-        use.ticket.end()
+        if queued is None:
+            use.ticket.end()
+            return None
+        point = None if queued is True else queued
+        if point is None:
+            use.ticket.end()
+        elif may_wait:
+            staging.wait_until(point, ordering.lane, deadline)
+            use.ticket.end()
+        else:
+            ordering.release(use.ticket, point=point)
     except BaseException as error:
         staging.release_after_error(ordering, use, error)
         raise
-    if event is None:
-        return None
     if out is None:
         out = np.ndarray(shape, dtype, memory, plan.offset, plan.strides)
         if plan.read_only:
             out.flags.writeable = False
-    elif memory is not out and (event or not onward):
+    elif memory is not out and (point is not None or not onward):
         np.copyto(out, np.ndarray(shape, dtype, memory, plan.offset, plan.strides))
-    return out, ordering, may_wait or not event
+    return out, ordering, None if may_wait else point
 
 
 def _one_run(view: View, wanted: Wanted) -> tuple[CopyPlan, Move, int, Shape, np.dtype] | None:
@@ -203,74 +211,30 @@ def _one_run(view: View, wanted: Wanted) -> tuple[CopyPlan, Move, int, Shape, np
     if (
         found is None
         or (view.packs and (found.scattered or view.is_disguised))
-        or not (view.found or view.place).covers(address - found.below, found.span)
+        or not (view.unchecked_place or view.place).covers(address - found.below, found.span)
     ):
         return None
     return found, (*found.move[:3], 0, 0), address, shape, dtype  # 0: the extent is checked
 
 
-def _finish(ordering: Ordering, use: Use, event: int, deadline: Deadline | None) -> None:
-    """Wait for a copy until a deadline, or order its producer after it."""
-    lane = ordering.lane
-    there = StreamPoint(lane.pool, lane, lane.is_context_independent, event)
-    if deadline is not None:
-        staging.wait_until(there, lane, deadline)
-    else:
-        there.abandon()
-        ordering.release(use.ticket)
-
-
 def _fetch(  # noqa: PLR0917 -- as above
-    ordering: Ordering, move: Move, start: int, address: int, spin: float | None, out: int
-) -> int | None:
+    ordering: Ordering, move: Move, start: int, address: int, limit: float | None, out: int
+) -> Literal[True] | Point | None:
     """Copy a run of bytes to page-locked memory after the work of the producer.
 
-    `move`, `start` and `address` are as in `fetch` in `_driver/native/copies.c`, which waits for
-    the copy a short time, at most `spin` seconds. With an address `out`, the bytes are there too if
-    the copy is over.
-
-    Returns 0 if the copy is over, otherwise the event behind the copy. `None`: nothing was queued,
-    because a stream is being captured, another context is current, or the array spans several
-    allocations.
+    See `fetch` in `_driver/native/copies.c`, which waits for the copy a short time, at most `limit`
+    seconds. Returns `True` if the copy is over, otherwise the point behind the copy, or `None` if
+    nothing was queued.
     """
     if host_wait.host_functions_thread:
         host_wait.refuse_in_host_function("a wait")
-    lane, producers = ordering.lane, ordering.producers
-    pool = lane.pool
+    producers = ordering.producers
+    parts = max(1, min(move[2] // PART, core.MOST_PARTS)) if out else 1
+    spin = staging.SPIN
+    if limit is not None:
+        spin = int(min(limit * 1e9 / parts, spin))  # for each part: together at most `limit`
     after = producers[0] if producers else None
-    if after is not None:
-        if after.pool is not pool:
-            return None
-        if _hooks.edge_added:
-            # `core.fetch` reports no edge, so that the edge is added before.
-            if core.order(after, lane):
-                return None
-            after = None
-    count = max(1, min(move[2] // PART, core.MOST_PARTS)) if out else 1
-    events: list[int] = []
-    try:
-        while len(events) < count:
-            events.append(pool.take())
-        result = core.fetch(
-            move,
-            tuple(events),
-            start,
-            address,
-            lane.raw_handle or lane.live(),
-            lane.raw_context,
-            # Each part is waited for so long: together at most `spin`.
-            staging.SPIN if spin is None else int(min(spin * 1e9 / count, staging.SPIN)),
-            0 if after is None else after.raw_handle or after.live(),
-            out,
-        )
-        is_over = not result or core.is_fetched(result, lane, after)
-    except BaseException:  # the events may be recorded: each is reused only once it has completed
-        for event in events:
-            pool.abandon(event)
-        raise
-    last = events.pop() if is_over is False else 0
-    pool.give_back(*events)  # nothing polls these any more
-    return None if is_over is None else last
+    return core.fetch(ordering.lane, after, move, start, address, spin, parts, out)
 
 
 def _target_addresses(out: np.ndarray, plan: CopyPlan) -> tuple[int, int] | None:

@@ -33,7 +33,7 @@ class Side(NamedTuple):
     nbytes: int  # from the lowest byte to the end of the highest
 
     def array(self, memory: Any, shape: Shape, dtype: np.dtype) -> np.ndarray:
-        """Return the array that lies like this in a block of host memory."""
+        """Return the array with this layout in a block of host memory."""
         return np.ndarray(shape, dtype, memory, self.offset, self.strides)
 
 
@@ -59,7 +59,7 @@ class Moves(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def spread(shape: Shape, strides: Shape, itemsize: int) -> Side:
-    """Return the span of memory that covers an array in place."""
+    """Return the layout of an array in place: its strides and the span that covers the array."""
     steps = [(count - 1) * stride for count, stride in zip(shape, strides, strict=True)]
     lowest = sum(step for step in steps if step < 0)
     highest = sum(step for step in steps if step > 0)
@@ -80,14 +80,14 @@ def packed(shape: Shape, strides: Shape, itemsize: int) -> Side:
 
 
 def _outermost_first(shape: Shape, strides: Shape) -> list[int]:
-    """Return the axes along which memory is walked, by the length of their steps."""
+    """Return the axes that step through memory, the longest steps first."""
     axes = [axis for axis, count in enumerate(shape) if count > 1 and strides[axis]]
     return sorted(axes, key=lambda axis: -abs(strides[axis]))
 
 
 @functools.lru_cache(maxsize=256)
 def may_alias(shape: Shape, strides: Shape, itemsize: int) -> bool:
-    """Return whether elements may share memory: an axis steps over less than its inner axes."""
+    """Return whether elements may share memory: a step is shorter than the span of inner axes."""
     if 0 in shape:
         return False
     if any(count > 1 and not stride for count, stride in zip(shape, strides, strict=True)):
@@ -103,7 +103,7 @@ def may_alias(shape: Shape, strides: Shape, itemsize: int) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def moves(shape: Shape, itemsize: int, to_strides: Shape, from_strides: Shape) -> Moves:
-    """Return how an array that is not empty is copied; no two elements of the target overlap.
+    """Return the moves that copy a non-empty array; no two elements of the target overlap.
 
     An axis along which neither side moves is copied once.
     """
@@ -153,7 +153,7 @@ def copies(plan: Moves) -> tuple[int, Iterator[Copy]]:
 
 @functools.lru_cache(maxsize=256)
 def _fewest_loops(plan: Moves) -> tuple[Axis, Axis, tuple[Axis, ...]]:
-    """Return the axes of the rows and the slices of one call, and those along which to repeat it.
+    """Return the axes of rows and slices of one call, and the axes along which calls repeat.
 
     Among equals, the rows are the innermost axis that can be.
     """
@@ -168,7 +168,7 @@ def _fewest_loops(plan: Moves) -> tuple[Axis, Axis, tuple[Axis, ...]]:
 
 
 def _one_of(axes: tuple[Axis, ...]) -> Iterator[tuple[Axis, tuple[Axis, ...]]]:
-    """Yield each axis, the innermost first, and the others."""
+    """Yield each axis with the remaining axes, the innermost first."""
     for i in reversed(range(len(axes))):
         yield axes[i], axes[:i] + axes[i + 1 :]
 
@@ -224,7 +224,7 @@ class HostCopyPlan(NamedTuple):
     read_only: bool  # as elements may share memory
 
     def array(self, memory: object, shape: Shape, dtype: np.dtype) -> np.ndarray:
-        """Return the array that is in a block of host memory now."""
+        """Return the copied array, which lies in a block of host memory."""
         found = self.side.array(memory, shape, dtype)
         if self.read_only:
             found.flags.writeable = False
@@ -235,7 +235,7 @@ class HostCopyPlan(NamedTuple):
 def host_copy_plans(
     shape: Shape, strides: Shape, itemsize: int
 ) -> tuple[HostCopyPlan, HostCopyPlan | None]:
-    """Return the packing copy, and the copy of the covering span if that is to be tried first."""
+    """Return the plan that packs an array, and the plan that copies its span, or `None`."""
     side = packed(shape, strides, itemsize)
     plan = moves(shape, itemsize, side.strides, strides)
     span = spread(shape, strides, itemsize)
@@ -257,7 +257,7 @@ def is_scattered(shape: Shape, strides: Shape, itemsize: int) -> bool:
 def host_copy_plan(
     shape: Shape, strides: Shape, itemsize: int, most: int | None = None
 ) -> HostCopyPlan:
-    """Return the copy of a non-empty array to the host, in at most `most` bytes there."""
+    """Return the plan that copies a non-empty array to at most `most` bytes of host memory."""
     packing, covering = host_copy_plans(shape, strides, itemsize)
     if covering is None or (most is not None and covering.side.nbytes > most):
         return packing

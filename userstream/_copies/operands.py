@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class DeviceArray(NamedTuple):
-    """Device operand of a copy: address, shape, strides and type."""
+    """Address, shape, strides, type and device of an array on a device."""
 
     address: int  # of the first element
     shape: Shape
@@ -55,13 +55,13 @@ class DeviceArray(NamedTuple):
         return 0 not in shape and layout.is_scattered(shape, strides, itemsize)
 
     def as_bytes(self) -> DeviceArray:
-        """Return the array with each element spelled out along an axis of its own."""
+        """Return the array of bytes, with one more axis for the bytes of an element."""
         return self._replace(
             shape=(*self.shape, self.dtype.itemsize), strides=(*self.strides, 1), dtype=_BYTE
         )
 
     def part(self, index: tuple[slice, ...]) -> DeviceArray:
-        """Return the part that an index with a slice for each axis cuts out."""
+        """Return the part of the array that an index of slices selects."""
         address, shape = self.address, []
         for cut, count, stride in zip(index, self.shape, self.strides, strict=True):
             start, stop, _ = cut.indices(count)
@@ -80,7 +80,7 @@ def device_array(view: View) -> DeviceArray:
     there = extent(shape, strides, dtype.itemsize)
     array = DeviceArray(address, shape, there.strides, dtype, view.device)
     if there.nbytes:
-        place = view.found or view.place  # of a framework's memory any context may be
+        place = view.unchecked_place or view.place  # of a framework's memory any context may be
         if not place.covers(address - there.offset, there.nbytes):
             raise _reaching_out(array, there, place, view.source)
     elif there.nbytes is None:
@@ -92,7 +92,7 @@ def device_array(view: View) -> DeviceArray:
 
 
 def elements(view: View) -> tuple[int, Shape, Shape | None, np.dtype]:
-    """Return address, shape, strides and type of the elements that a copy of a buffer takes."""
+    """Return address, shape, strides and type of the elements of a buffer, for a copy."""
     view.check_copyable()
     address, shape, strides, kind, nbytes = view.layout
     if address is None:
@@ -156,7 +156,7 @@ this {} has neither a shape nor a type; pass an object that has them:
 
 
 def check_same(to: np.dtype, source: np.dtype) -> None:
-    """Refuse to convert: the types of two arrays must be the same."""
+    """Raise if the types of two arrays differ: a copy does not convert."""
     if to != source:
         raise TypeError(
             f"a copy does not convert: the target has dtype {to}, the source {source}; "
@@ -176,7 +176,7 @@ def check_out(out: np.ndarray, shape: Shape, dtype: np.dtype) -> None:
 
 
 def check_target(to: DeviceArray) -> None:
-    """Refuse a target whose elements overlap: its contents would depend on the order of writes."""
+    """Raise if elements of a target overlap: the result would depend on the order of writes."""
     if layout.may_alias(to.shape, to.strides, to.dtype.itemsize):
         raise ValueError(
             f"the elements of the target may share memory (shape {to.shape}, strides {to.strides})"
@@ -194,7 +194,7 @@ def broadcast_strides(source: DeviceArray, shape: Shape) -> Shape:
 
 
 def surplus_axes(source: Shape, shape: Shape) -> int:
-    """Return how many axes, of length 1, an array has before those of a shape it broadcasts to."""
+    """Return the number of leading axes of length 1 that broadcasting to a shape drops."""
     surplus = max(len(source) - len(shape), 0)
     counts = source[surplus:]
     fits = set(source[:surplus]) <= {1} and all(
@@ -207,7 +207,7 @@ def surplus_axes(source: Shape, shape: Shape) -> int:
 
 
 def pinned_address(array: np.ndarray) -> int | None:
-    """Return the address of a page-locked host array, of which copies do not block."""
+    """Return the address of a page-locked host array; `None` for pageable memory."""
     address = address_of(array)
     return address if is_pinned(array, address) else None
 
@@ -236,7 +236,7 @@ _BELOW_A_BYTE = re.compile(r"u?int[124]|float[46]_\w+")
 
 
 def numpy_dtype(dtype: np.dtype | str | None, source: str) -> np.dtype:
-    """Return the type of the elements of a buffer that the rule `source` described."""
+    """Return the NumPy type of the elements of a buffer of the kind `source`."""
     if dtype is None:
         raise UnsupportedBufferError(
             f"this {source} does not say the type of its elements, or cuda.core does not know that "
@@ -285,10 +285,30 @@ def _refuse_parts_of_bytes(name: str, source: str) -> None:
 
 
 class Operand(NamedTuple):
-    """A buffer on a device that is copied from or to."""
+    """A device buffer of a copy: its view and its array."""
 
     view: View
     array: DeviceArray
+
+
+def typed_as(operand: Operand, other: DeviceArray | np.ndarray) -> Operand:
+    """Return a buffer without shape and type as an array of those of the other side.
+
+    It needs as many bytes. Against an array of bytes it remains one, which may be broadcast.
+    """
+    shape, dtype = other.shape, other.dtype
+    if dtype.hasobject:
+        return operand
+    nbytes, wanted = operand.array.shape[0], math.prod(shape) * dtype.itemsize
+    if nbytes != wanted:
+        if dtype == _BYTE:
+            return operand
+        raise ValueError(
+            f"this {operand.view.source} has {nbytes} bytes and no type, so it is copied from and "
+            f"to arrays of as many bytes; the {dtype} array of shape {shape} has {wanted}"
+        )
+    strides = extent(shape, None, dtype.itemsize).strides
+    return operand._replace(array=operand.array._replace(shape=shape, strides=strides, dtype=dtype))
 
 
 def packed(
@@ -328,10 +348,10 @@ def copied(
     path: tuple[object, ...] = (),
     joined: Callable[..., np.ndarray] | None = None,
 ) -> np.ndarray | list[Any] | dict[Any, Any]:
-    """Copy each array that a buffer or a collection is made of; return them in its form.
+    """Copy a buffer or a collection to the host; return the arrays in the same structure.
 
-    `joined` makes the array for the pieces of one before any of them is copied, instead of after
-    the first.
+    `joined` creates the array for the pieces of a buffer before the first piece is copied.
+    Without it, the array is created after the first piece, whose type it has.
     """
     view = _buffers.view_or_none(buffer)
     if view is None and _targets.is_collection(buffer):
@@ -356,7 +376,7 @@ def _whole(
     out: np.ndarray | None,
     joined: Callable[..., np.ndarray] | None,
 ) -> np.ndarray | list[Any]:
-    """Copy one buffer, of however many arrays that consists."""
+    """Copy one buffer, which may consist of several arrays."""
     pieces = None if view is None else view.pieces
     if view is not None and pieces is None and view.parts is not None:
         _refuse_one(out, buffer)
@@ -386,7 +406,7 @@ def _joined(
     copy: Callable[..., np.ndarray],
     out: np.ndarray | None,
 ) -> np.ndarray:
-    """Copy the pieces of an array to their places in one."""
+    """Copy the pieces of an array into one host array."""
     if len(pieces) == 1:  # the whole, on one device or on each of several
         return copy(pieces[0][0], out)
     if out is not None and out.shape != tuple(buffer.shape):
@@ -404,7 +424,7 @@ def _joined(
 
 def source_of(buffer: Any) -> Operand | None:
     """Return the source of `copyto`; `None` if the source is on the host."""
-    kind = _buffers.learned.get(type(buffer)) or _buffers.kind_of(buffer)
+    kind = _buffers.view_classes.get(type(buffer)) or _buffers.kind_of(buffer)
     if kind is not None:
         return operand(kind(buffer))
     if is_numpys(buffer):
@@ -414,7 +434,7 @@ def source_of(buffer: Any) -> Operand | None:
 
 def target_of(buffer: Any) -> Operand | None:
     """Return the target of `copyto`; `None` if the target is on the host."""
-    kind = _buffers.learned.get(type(buffer)) or _buffers.kind_of(buffer)
+    kind = _buffers.view_classes.get(type(buffer)) or _buffers.kind_of(buffer)
     if kind is None:
         raise _unknown(buffer)
     view = kind(buffer)
@@ -500,7 +520,7 @@ def require_numpys(buffer: Any) -> Any:
     if not is_numpys(buffer):
         number = isinstance(buffer, (int, float, complex))
         raise UnsupportedBufferError(
-            f"{_targets.shown(buffer)} is not a buffer: it has neither __dlpack_device__ nor "
+            f"{_targets.text_of(buffer)} is not a buffer: it has neither __dlpack_device__ nor "
             "__cuda_array_interface__, and is not an array of NumPy"
             + ("; numpy.asarray makes an array of numbers, or of lists of them" if number else "")
         )
@@ -508,7 +528,7 @@ def require_numpys(buffer: Any) -> Any:
 
 
 class _Bytes:
-    """Host memory of cuda.core for NumPy: by DLPack it is signed, and read-only for NumPy 1."""
+    """Array interface of cuda.core's host memory, which DLPack exports signed or read-only."""
 
     def __init__(self, buffer: Buffer) -> None:
         address = int(buffer.handle)

@@ -1,11 +1,12 @@
-"""A bounded cache of page-locked host memory, on which arrays are handed out.
+"""A bounded cache of page-locked host memory, for staging and for the arrays of users.
 
-Allocating such memory takes long, so it is used again: a block is free as soon as the last array
-on it is gone, in whatever thread, also in the middle of a garbage collection. Hence that takes no
-lock and runs no Python code, see `_driver/native/leases.c`.
+Allocating such memory takes long, so blocks are reused: a block is free when the last array on the
+block is gone, in any thread, even during a garbage collection. So this takes no lock and runs no
+Python code; see `_driver/native/leases.c`.
 
-Blocks are given back by `trim`, or to make room for a larger one; in a thread of its own, so that
-nothing waits for it.
+`trim`, and a request that needs room for a larger block, free blocks in a separate thread, because
+a free may wait for the GPU. An exception of a signal handler loses at most the block that is being
+allocated or moved.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import functools
 import math
 import os
 import threading
-import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections import deque
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,11 +27,8 @@ from userstream._buffers.view import contiguous_strides
 from userstream._copies import layout
 from userstream._copies.operands import as_array, device_array, is_on_host, require_numpys
 from userstream._engine import held_objects
-from userstream.errors import UserStreamError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sized
-
     from numpy.typing import DTypeLike
 
     from userstream._copies.layout import Shape
@@ -38,27 +36,19 @@ if TYPE_CHECKING:
     from userstream._driver.core import Lease
     from userstream._driver.host_pools import HostMemory
 
-V = TypeVar("V")
-
 LIMIT_VARIABLE = "USERSTREAM_PINNED_LIMIT"
 _DEFAULT_LIMIT = 4 << 30
 _DEFAULT_SHARE = 8  # of the memory of the machine
 _PAGE = 4096
 _FAR_TOO_LARGE = 4  # times the size that is needed
 
-# Blocks by size and address: all that there are, the free ones among them, and those among them
-# that a thread is to free. Of the latter two the values say nothing. A block changes its place in
-# one call of C: whatever signals come, it is in one or in the other.
-_blocks: dict[int, dict[int, HostMemory]] = {}
-_free: dict[int, dict[int, object]] = {}
-_leaving: dict[int, dict[int, object]] = {}
+_blocks: dict[int, HostMemory] = {}  # all blocks by address, except those in `_moving`
+_free: dict[int, dict[int, object]] = {}  # the free ones by size and address; the values are unused
+_leaving: deque[tuple[int, int]] = deque()  # size and address of blocks that a thread is to free
+_moving: set[HostMemory] = set()  # blocks that are being allocated or freed
 
-# New blocks on their way from the driver, by who has asked for them; and what is being freed.
-_coming: dict[weakref.ref[_Claim], HostMemory] = {}
-_going: dict[object, HostMemory] = {}
-
-_total = 0  # bytes of all of them, as counted last
-_accounts = _process.RLock()  # of the total; the garbage collector may run any destructor in it
+_total = 0  # bytes of all blocks at the last count
+_counting = _process.RLock()  # the garbage collector may run any destructor while it is held
 _limit: int | None = None
 
 
@@ -68,7 +58,7 @@ def limit() -> int:
 
 
 def set_limit(nbytes: int) -> None:
-    """Bound the cache from now on; with 0 nothing is handed out."""
+    """Set the limit of page-locked bytes; with 0 no block is lent."""
     global _limit  # noqa: PLW0603 -- one cache for the process
     if nbytes < 0:
         raise ValueError(f"the limit of pinned memory must be at least 0 bytes, not {nbytes}")
@@ -78,7 +68,7 @@ def set_limit(nbytes: int) -> None:
 
 
 def _initial_limit() -> int:
-    """Return what the environment says, or an eighth of the memory, at most 4 GiB."""
+    """Set the limit from the environment, or to an eighth of the memory up to 4 GiB."""
     given = os.environ.get(LIMIT_VARIABLE, "")
     if not given:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -91,48 +81,47 @@ def _initial_limit() -> int:
 
 
 def take(nbytes: int, device: int) -> Lease | None:
-    """Return page-locked memory of at least so many bytes, or `None` if the bound forbids it.
+    """Lend a block of at least `nbytes` bytes; `None` if the limit forbids a new block.
 
-    All devices may use it. A new block is on the host's node nearest to `device`.
+    All devices can use the block. A new block is on the host's NUMA node nearest to `device`.
     """
     return take_block(rounded(nbytes), device)
 
 
 def take_block(size: int, device: int) -> Lease | None:
-    """Return a block like `take`, for a size that is already `rounded`."""
+    """Lend a block like `take`, for a size that is already `rounded`."""
     may_free = held_objects.queues or held_objects.orphans
     if _limit is not None and _total <= _limit and not may_free:
         blocks = _free.get(size)
         lease = _driver.core.lend(blocks, size) if blocks else None
-        if lease is not None:  # nearly always
+        if lease is not None:  # the common case
             return lease
-    lease = _take_within_bound(size, device)
+    lease = _take_within_limit(size, device)
     if lease is None:
-        _make_room(size)  # for the next time
+        _make_room(size)  # for the next request
     return lease
 
 
 def take_or_raise(nbytes: int, device: int) -> Lease:
-    """Return a block like `take`, but raise `MemoryError` where the limit forbids it."""
+    """Lend a block like `take`; raise `MemoryError` if the limit forbids a new block."""
     size = rounded(nbytes)
-    lease = _take_within_bound(size, device)
-    if lease is None and _make_room(size):  # which counts until it is freed
+    lease = _take_within_limit(size, device)
+    if lease is None and _make_room(size):  # the blocks count until they are freed
         lease = _take(size, device, None, reuse=False)
     if lease is None:
         raise MemoryError(
             f"{nbytes} bytes of page-locked memory are more than there is left: arrays use "
-            f"{_total - _bytes(_free)} bytes of it, and the limit is {limit()}; release some of "
+            f"{_total - _free_bytes()} bytes of it, and the limit is {limit()}; release some of "
             f"these, or raise the limit with UserStream.set_pinned_limit or {LIMIT_VARIABLE}"
         )
     return lease
 
 
-def _take_within_bound(size: int, device: int) -> Lease | None:
+def _take_within_limit(size: int, device: int) -> Lease | None:
     if held_objects.queues or held_objects.orphans:
-        held_objects.sweep()  # some may be free by now
+        held_objects.sweep()  # may free blocks
     most = limit() if _limit is None else _limit
-    # The limit may be new.
-    lease = _take(size, device, most, reuse=_total <= most)
+    lease = _take(size, device, most, reuse=_total <= most)  # the limit may be new
     if lease is not None:
         return lease
     for larger in sorted(_free):
@@ -144,102 +133,63 @@ def _take_within_bound(size: int, device: int) -> Lease | None:
 
 
 def take_always(nbytes: int, device: int) -> Lease:
-    """Return page-locked memory regardless of the limit, for few and small blocks."""
+    """Lend a block regardless of the limit, for few and small blocks."""
     lease = _take(rounded(nbytes), device, None)
     assert lease is not None
     return lease
 
 
 def _take(size: int, device: int, most: int | None, *, reuse: bool = True) -> Lease | None:
-    """Lend a free block of exactly that size, the one used last, or a new one up to a total."""
+    """Lend a free block of exactly this size, or a new block up to `most` bytes in total."""
     lease = _reused(size) if reuse else None
-    while lease is None:  # another thread may take what is made here
-        claim = _Claim()
-        memory = _driver.host_pools.HostMemory(size, device)
-        if not _reserve(claim, memory, most):
+    while lease is None:  # another thread may take the new block
+        if not _add_block(size, device, most):
             return None
-        try:
-            memory.allocate()
-        finally:  # after an error or a signal as well, unless another one comes: see `_Claim`
-            _settle(weakref.ref(claim))
         lease = _reused(size)
     return lease
 
 
 def _reused(size: int) -> Lease | None:
-    """Lend the free block of exactly that size which was used last, if there is one."""
+    """Lend the free block of exactly this size that was used last; `None` without a free block."""
     blocks = _free.get(size)
     return _driver.core.lend(blocks, size) if blocks else None
 
 
-class _Claim:
-    """Identity of a request for a new block.
-
-    It goes with the frame that it is in, however many exceptions of signal handlers come there. A
-    block whose claim has gone is nobody's, and the next count looks after it.
-    """
-
-    __slots__ = ("__weakref__",)
-
-
-def _reserve(claim: _Claim, memory: HostMemory, most: int | None) -> bool:
-    """Count a new block from now on; return `False` if that would exceed `most` bytes."""
-    global _total  # noqa: PLW0603 -- one cache for the process
-    if _coming:
-        _count()  # some may be nobody's
-    with _accounts:
-        if most is not None and _sum() + memory.size > most:
-            return False
-        _coming[weakref.ref(claim)] = memory
-        _total += memory.size
+def _add_block(size: int, device: int, most: int | None) -> bool:
+    """Allocate a free block; return `False` if the total would exceed `most` bytes."""
+    memory = _driver.host_pools.HostMemory(size, device)
+    try:
+        with _counting:
+            if most is not None and _count() + size > most:
+                return False
+            _moving.add(memory)
+            _count()
+        memory.allocate()
+    finally:
+        _moving.discard(memory)  # first: a signal may come in the functions below
+        if memory.address is not None:
+            _blocks[memory.address] = memory
+            _free_blocks(size)[memory.address] = None
+        _count()
     return True
 
 
-def _settle(claim: weakref.ref[_Claim]) -> None:
-    """Add a new block to the free ones, once; forget the block if the driver gave no memory."""
-    memory = _coming.get(claim)
-    if memory is None:
-        return
-    address, size = memory.address, memory.size
-    if address is None:
-        with contextlib.suppress(UserStreamError):
-            memory.discard()
-        _coming.pop(claim, None)
-        with _accounts:
-            _sum()
-        return
-    # `_blocks[size][address] = _coming.pop(claim)` and `_free[size][address] = None`, in one call.
-    counted = map(
-        _blocks_of_size(_blocks, size).__setitem__, (address,), map(_coming.pop, (claim,))
-    )
-    with contextlib.suppress(KeyError):  # another thread was faster
-        _blocks_of_size(_free, size).update(zip((address,), counted, strict=True))
-
-
 def _count() -> int:
-    """Settle the blocks of requests that have gone, and return the bytes of all blocks."""
-    for claim in list(_coming):
-        if claim() is None:
-            _settle(claim)
-    with _accounts:
-        return _sum()
-
-
-def _sum() -> int:
+    """Count and return the bytes of all blocks."""
     global _total  # noqa: PLW0603 -- one cache for the process
-    moving = (*list(_coming.values()), *list(_going.values()))
-    _total = _bytes(_blocks) + sum(memory.size for memory in moving)
-    return _total
+    with _counting:
+        _total = sum(memory.size for memory in (*list(_blocks.values()), *list(_moving)))
+        return _total
 
 
-def _blocks_of_size(blocks: dict[int, dict[int, V]], size: int) -> dict[int, V]:
-    """Return the dictionary of blocks of a size, creating it if it does not exist."""
-    found = blocks.get(size)
-    return blocks.setdefault(size, {}) if found is None else found
+def _free_blocks(size: int) -> dict[int, object]:
+    """Return the dictionary of the free blocks of a size, creating it if it does not exist."""
+    found = _free.get(size)
+    return _free.setdefault(size, {}) if found is None else found
 
 
-def _bytes(blocks: Mapping[int, Sized]) -> int:
-    return sum(size * len(each) for size, each in list(blocks.items()))
+def _free_bytes() -> int:
+    return sum(size * len(blocks) for size, blocks in list(_free.items()))
 
 
 @functools.lru_cache(maxsize=256)
@@ -250,12 +200,12 @@ def rounded(nbytes: int) -> int:
 
 
 def _make_room(size: int) -> bool:
-    """Free blocks, the smallest first, if that can make room for one of that size.
+    """Free blocks, the smallest first, if that makes room for a block of this size.
 
     Returns whether blocks are being freed.
     """
-    missing = size + _count() - limit() - _bytes(_leaving)
-    return _bytes(_free) >= missing and _give_back(missing) is not None
+    missing = size + _count() - limit() - sum(each for each, _ in list(_leaving))
+    return _free_bytes() >= missing and _give_back(missing) is not None
 
 
 def trim() -> threading.Thread | None:
@@ -265,55 +215,52 @@ def trim() -> threading.Thread | None:
 
 
 def _give_back(missing: int | None) -> threading.Thread | None:
-    """Free blocks of at least so many bytes, or all, the smallest first, in a thread.
+    """Free blocks of at least `missing` bytes, or all, the smallest first, in a thread.
 
-    It takes long: where the driver has no pools of host memory, until the devices have no work.
-    After a signal the next call frees them.
+    Without pools of host memory, a free waits until the devices have no work. After an exception of
+    a signal handler the next call frees the blocks.
     """
-    for size, blocks in sorted(_free.items(), key=lambda each: each[0]):
-        with contextlib.suppress(KeyError):  # there are none left
+    for size in sorted(_free):
+        blocks = _free[size]
+        with contextlib.suppress(KeyError):  # no block of this size is left
             while missing is None or missing > 0:
-                _blocks_of_size(_leaving, size).update(map(dict.popitem, (blocks,)))
+                _leaving.append((size, blocks.popitem()[0]))
                 missing = None if missing is None else missing - size
-    if not any(_leaving.values()):
+    if not _leaving:
         return None
     thread = threading.Thread(target=_release, name="userstream-trim", daemon=True)
     try:
-        _process.start_thread(thread)
+        _driver.account.on(_driver.account.HOUSEKEEPING, _process.start_thread, thread)
     except RuntimeError:  # too many threads, or Python is exiting
-        # Each is free again or is freed, also if the thread is on its way.
-        for size, blocks in list(_leaving.items()):
-            with contextlib.suppress(KeyError):
-                _blocks_of_size(_free, size).update(map(dict.popitem, [blocks] * len(blocks)))
+        with contextlib.suppress(IndexError):
+            while True:
+                size, address = _leaving.pop()
+                _free_blocks(size)[address] = None
         return None
     return thread
 
 
 def _release() -> None:
-    for size, blocks in list(_leaving.items()):
-        with contextlib.suppress(KeyError):  # there are none left
-            while True:
-                address, _ = blocks.popitem()
-                # What fails may have been freed or not: it is not used again, and counts.
-                with contextlib.suppress(Exception):
-                    _free_block(size, address)
+    with contextlib.suppress(IndexError):  # no block is left
+        while True:
+            _, address = _leaving.popleft()
+            memory = _blocks[address]
+            _moving.add(memory)
+            # Before the free, after which the driver may give the address to another block.
+            del _blocks[address]
+            # After a failure the block may or may not exist: it is not reused, and counts.
+            with contextlib.suppress(Exception):
+                memory.free()
+                _moving.discard(memory)
     _count()
 
 
-def _free_block(size: int, address: int) -> None:
-    key = object()  # not the address: once the block is freed, another one may come there
-    _going.update(zip((key,), map(_blocks[size].pop, (address,)), strict=True))
-    _going[key].free()
-    del _going[key]
-
-
 def _forget() -> None:
-    global _accounts, _total  # noqa: PLW0603
-    # In a forked child nothing is freed, and a thread that is not here may have held it.
-    _accounts = _process.RLock()
+    """Drop all blocks in a forked child, without freeing any."""
+    global _counting, _total  # noqa: PLW0603
+    _counting = _process.RLock()  # a thread of the parent may hold it
     _total = 0
-    everything: tuple[dict[Any, Any], ...] = (_blocks, _free, _leaving, _coming, _going)
-    for blocks in everything:
+    for blocks in (_blocks, _free, _leaving, _moving):
         blocks.clear()
 
 
@@ -324,14 +271,14 @@ _process.after_fork(_forget)
 
 
 def empty(shape: Any, dtype: DTypeLike) -> np.ndarray:
-    """Return a new array in C order, its contents undefined."""
+    """Return a new array in C order with undefined contents."""
     kind = np.dtype(dtype)
     counts, kind = _shape_of(shape) + kind.shape, kind.base
     return _array(counts, kind, contiguous_strides(counts, kind.itemsize))
 
 
 def empty_like(prototype: Any, dtype: DTypeLike | None) -> np.ndarray:
-    """Return a new array of the shape, the dtype and the order in memory that another one has."""
+    """Return a new array with the shape, the dtype and the memory order of another array."""
     view = _buffers.view_or_none(prototype)
     like: DeviceArray | np.ndarray
     if view is not None and not is_on_host(view):
@@ -342,7 +289,7 @@ def empty_like(prototype: Any, dtype: DTypeLike | None) -> np.ndarray:
 
 
 def empty_as(shape: Shape, strides: Shape, dtype: np.dtype) -> np.ndarray:
-    """Return a new array without gaps, its axes in the order that these strides have."""
+    """Return a new array without gaps, whose axes have the memory order of these strides."""
     steps = [abs(step) for count, step in zip(shape, strides, strict=True) if count > 1]
     if 0 in shape or 0 in steps:  # a broadcast axis has no place in the order
         return _array(shape, dtype, contiguous_strides(shape, dtype.itemsize))

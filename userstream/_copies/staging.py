@@ -157,16 +157,12 @@ def fetch(lane: CopyLane, source: DeviceArray, out: np.ndarray) -> None:
 
     def copy(chunks: tuple[Lease, Lease]) -> None:
         queued: list[_Fetched] = []
-        try:
-            for index, chunk in zip(parts, itertools.cycle(chunks), strict=False):
-                queued.append(_fetch(lane, source.part(index), _part(out, index), chunk))
-                if len(queued) == len(chunks):
-                    queued.pop(0).unload(lane)
-            for each in queued:
-                each.unload(lane)
-        finally:  # after a timeout or Ctrl-C: otherwise the events would never return to the pool
-            for each in queued:
-                each.there.abandon()
+        for index, chunk in zip(parts, itertools.cycle(chunks), strict=False):
+            queued.append(_fetch(lane, source.part(index), _part(out, index), chunk))
+            if len(queued) == len(chunks):
+                queued.pop(0).unload(lane)
+        for each in queued:
+            each.unload(lane)
 
     _with_chunks(lane, copy)
 
@@ -197,18 +193,14 @@ def send(lane: CopyLane, to: DeviceArray, source: np.ndarray) -> None:
 
     def copy(chunks: tuple[Lease, Lease]) -> None:
         queued: list[Pending] = []
-        try:
-            for index, chunk in zip(_parts(to, SIZE), itertools.cycle(chunks), strict=False):
-                if len(queued) == len(chunks):
-                    lane.wait(queued.pop(0))
-                part = to.part(index)
-                start, plan = stage(part, _part(source, index), chunk)
-                queued.append(lane.copy(part.address, start, plan))
-            for each in queued:
-                lane.wait(each)
-        finally:
-            for each in queued:
-                each.abandon()
+        for index, chunk in zip(_parts(to, SIZE), itertools.cycle(chunks), strict=False):
+            if len(queued) == len(chunks):
+                lane.wait(queued.pop(0))
+            part = to.part(index)
+            start, plan = stage(part, _part(source, index), chunk)
+            queued.append(lane.copy(part.address, start, plan))
+        for each in queued:
+            lane.wait(each)
 
     _with_chunks(lane, copy)
 

@@ -13,8 +13,8 @@ PROGRAM = core.PROGRAM  # the program waits or asks; the default of every thread
 FUTURE = core.FUTURE  # a future is told, and whether the program looks at the future is not seen
 HOUSEKEEPING = core.HOUSEKEEPING  # the program does not hear the answer
 
-# Return the address of a C function, `unsigned char *account_of_thread(void)`. It returns where the
-# account of the calling thread is, and needs no GIL.
+# Return the address of a C function, `unsigned char *account_of_thread(void)`. It returns where two
+# bytes are, and needs no GIL: the account on which the calling thread calls, and its own.
 address = core.account_address
 # Set the account of the calling thread, for a thread of userstream's own.
 set_for_thread = core.set_account

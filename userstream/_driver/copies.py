@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 from cuda.bindings import driver
 
 from userstream._driver.contexts import within
-from userstream._driver.status import SUCCESS, call, failed, make, raised
+from userstream._driver.status import SUCCESS, call, failed, raised
 from userstream._driver.streams import relaxed
 
 if TYPE_CHECKING:
@@ -110,15 +110,10 @@ def _fill(parameters: Any, to: int, source: int, what: Copy) -> None:
     parameters.Depth = what.slices
 
 
-def allocate_pinned(
-    context: driver.CUcontext, size: int, made: list[tuple[Any, ...]] | None = None
-) -> int:
-    """Allocate page-locked host memory for all devices; return its address.
-
-    Whatever signal comes, the driver's answer is in `made`: see `make`.
-    """
-    made, flags = [] if made is None else made, driver.CU_MEMHOSTALLOC_PORTABLE
-    return int(within(context, relaxed, make, made, driver.cuMemHostAlloc, size, flags))
+def allocate_pinned(context: driver.CUcontext, size: int) -> int:
+    """Allocate page-locked host memory for all devices; return its address."""
+    flags = driver.CU_MEMHOSTALLOC_PORTABLE
+    return int(within(context, relaxed, call, driver.cuMemHostAlloc, size, flags))
 
 
 def free_pinned(context: driver.CUcontext, address: int) -> None:

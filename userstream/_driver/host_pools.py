@@ -6,11 +6,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import operator
 import time
-from collections import deque
 from typing import Any
 
 from cuda.bindings import driver
@@ -31,56 +27,34 @@ _pools: dict[int, _HostPool] = {}  # by device
 
 
 class HostMemory:
-    """A block of page-locked host memory, for all devices.
+    """A block of page-locked host memory for all devices, from a pool where pools are supported."""
 
-    It knows what the driver gave it, and how to free that, from when the driver did: whatever
-    signal comes in `allocate`, nothing is lost.
-    """
-
-    __slots__ = ("_answers", "_device", "_late", "_pool", "size")
+    __slots__ = ("_device", "_pool", "address", "size")
 
     def __init__(self, size: int, device: int) -> None:
         self.size = size
+        self.address: int | None = None  # until the block is allocated
         self._device = device
-        self._answers: list[tuple[Any, ...]] = []
-        self._late: list[tuple[Any, ...]] = []  # instead of there, until the stream got there
         self._pool: _HostPool | None = None
 
-    @property
-    def address(self) -> int | None:
-        """The address of the block; `None` until it is allocated."""
-        for status, address in self._answers:
-            if status == SUCCESS:
-                return int(address)
-        return None
-
     def allocate(self) -> None:
-        """Allocate it, on the host's node that is nearest to the device."""
+        """Allocate the block on the host's NUMA node nearest to the device."""
         try:
-            self._pool = pool = _pool_of(self._device)
-            try:
-                if pool.allocate(self.size, self._late):
-                    self._answers.extend(map(list.pop, (self._late,)))  # no signal in between
-                    return
-            finally:
-                self.discard()
+            self._pool = _pool_of(self._device)
+            self.address = self._pool.allocate(self.size)
         except (DriverError, NotSupportedError):
-            pass  # an old driver, a container that may not ask for memory of a node, or a full node
-        self._pool = None
-        allocate_pinned(primary_context(self._device), self.size, self._answers)
-
-    def discard(self) -> None:
-        """Free what came too late; or before an error, or a signal."""
-        if self._late and self._pool is not None:
-            self._pool.discard(self._late)
+            pass  # an old driver, a container that may not use memory of a node, or a full node
+        if self.address is None:
+            self._pool = None
+            self.address = allocate_pinned(primary_context(self._device), self.size)
 
     def free(self) -> None:
-        """Free it; that of a pool whatever the GPU still does."""
-        (_status, address) = self._answers.pop()
+        """Free the block; only without a pool does that wait for the GPU."""
+        assert self.address is not None
         if self._pool is None:
-            free_pinned(primary_context(self._device), int(address))
+            free_pinned(primary_context(self._device), self.address)
         else:
-            self._pool.free(address)
+            self._pool.free(self.address)
 
 
 class _HostPool:
@@ -106,30 +80,26 @@ class _HostPool:
         relaxed(call, driver.cuMemPoolSetAccess, pool, access, len(access))
         within(self._context, relaxed, make, self._streams, driver.cuStreamCreate, _NON_BLOCKING)
 
-    def allocate(self, size: int, made: list[tuple[Any, ...]]) -> bool:
-        """Allocate; tell whether the memory is there, as the stream of the pool is not held up."""
-        return bool(within(self._context, relaxed, self._allocate, size, made))
+    def allocate(self, size: int) -> int | None:
+        """Allocate memory; return its address, or `None` if the stream of the pool is held up."""
+        address: int | None = within(self._context, relaxed, self._allocate, size)
+        return address
 
-    def _allocate(self, size: int, made: list[tuple[Any, ...]]) -> bool:
+    def _allocate(self, size: int) -> int | None:
         (_, pool), (_, stream) = self._pools[0], self._streams[0]
-        make(made, driver.cuMemAllocFromPoolAsync, size, pool, stream)
-        return _arrives(stream)
+        address, has_arrived = call(driver.cuMemAllocFromPoolAsync, size, pool, stream), False
+        try:
+            has_arrived = _arrives(stream)
+        finally:
+            if not has_arrived:
+                driver.cuMemFreeAsync(address, stream)
+        return int(address) if has_arrived else None
 
-    def discard(self, made: list[tuple[Any, ...]]) -> None:
-        """Free what is not there yet, once it is. What fails is no loss: there is none."""
-        within(self._context, relaxed, self._discard, made)
-
-    def _discard(self, made: list[tuple[Any, ...]]) -> None:
-        (_, stream) = self._streams[0]
-        # In one call of C: whatever signal comes, it is still in the list or it is freed.
-        addresses = map(operator.itemgetter(1), map(list.pop, [made] * len(made)))
-        with contextlib.suppress(IndexError):  # another thread was faster
-            deque(map(driver.cuMemFreeAsync, addresses, itertools.repeat(stream)), maxlen=0)
-
-    def free(self, address: object) -> None:
+    def free(self, address: int) -> None:
+        """Free memory of the pool, without waiting for the GPU."""
         within(self._context, relaxed, self._free, address)
 
-    def _free(self, address: object) -> None:
+    def _free(self, address: int) -> None:
         (_, stream) = self._streams[0]
         call(driver.cuMemFreeAsync, address, stream)
         call(driver.cuStreamSynchronize, stream)  # here the pool gives memory back

@@ -62,7 +62,7 @@ def _initialise() -> None:
     _process.note_driver_used()
     _version = call(driver.cuDriverGetVersion)
     ordinals = range(call(driver.cuDeviceGetCount))
-    core.load()
+    core.load_functions()
     _ready = True
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from cuda.bindings import driver
 
 from userstream._driver import account, core
-from userstream._driver.contexts import within
 from userstream._driver.library import device_attribute, driver_function, version
 from userstream._driver.status import SUCCESS, call, failed, raised
 from userstream.errors import CaptureError, DriverError
@@ -177,14 +176,6 @@ EXTERNAL = int(driver.CUevent_wait_flags.CU_EVENT_WAIT_EXTERNAL)
 def wait_for_event(handle: driver.CUstream, event: int, flags: int, stream: object) -> None:
     """Make later work on a stream wait for an event; no host wait."""
     call(driver.cuStreamWaitEvent, handle, driver.CUevent(event), flags, stream=stream)
-
-
-_NO_TIMING = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
-
-
-def create_event(context: driver.CUcontext) -> driver.CUevent:
-    """Create an event without timing in `context`."""
-    return within(context, call, driver.cuEventCreate, _NO_TIMING)
 
 
 def record_context(context: driver.CUcontext, event: int | driver.CUevent) -> None:

@@ -1,6 +1,6 @@
 """The dispatcher: one thread that runs all host functions and callbacks of streams.
 
-A stream that reaches a host function posts a semaphore from native code: no Python runs on a driver
+A stream that reaches a host function rings a bell from native code: no Python runs on a driver
 thread, and no driver thread is ever blocked. The dispatcher then polls the events of the calls. It
 also polls periodically, because the driver calls no host function after a GPU error.
 """
@@ -8,60 +8,21 @@ also polls periodically, because the driver calls no host function after a GPU e
 from __future__ import annotations
 
 import atexit
-import ctypes
-import functools
 import threading
-import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 from userstream import _driver, _process
+from userstream._driver.core import Bell
 from userstream._engine import host_wait
-from userstream._process import Daemon, run, survive
+from userstream._process import Daemon, log_exception, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from userstream._engine.events import Pending
 
-_libc = ctypes.CDLL(None)
-_SIZE = 64  # at least sizeof(sem_t) on every platform
 _LONGEST_SLEEP = 0.05  # seconds until an error of the GPU is noticed
-
-
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
-class Semaphore:
-    """A semaphore of the C library; ``post_function(address)`` posts it from native code.
-
-    Attributes
-    ----------
-    post : callable
-        Makes `wait` return. A C function: no signal handler runs before the post.
-    """
-
-    post_function = ctypes.cast(_libc.sem_post, ctypes.c_void_p).value
-
-    def __init__(self) -> None:
-        self._memory = ctypes.create_string_buffer(_SIZE)
-        # Native code may post the semaphore during exit, when no Python object refers to it.
-        _process.keep_forever(self._memory)
-        self.address = ctypes.addressof(self._memory)
-        _libc.sem_init(self._memory, 0, 0)
-        self.post = functools.partial(_libc.sem_post, self._memory)
-
-    def wait(self, seconds: float | None) -> None:
-        """Block until a post or until the time is up; consume all posts so far."""
-        if seconds is None:
-            _libc.sem_wait(self._memory)
-        else:
-            deadline = time.time_ns() + int(seconds * 1e9)  # sem_timedwait uses this clock
-            until = _Timespec(*divmod(deadline, 10**9))
-            _libc.sem_timedwait(self._memory, ctypes.byref(until))
-        while _libc.sem_trywait(self._memory) == 0:
-            pass
 
 
 class Call:
@@ -80,30 +41,38 @@ class Call:
         Whether everything was enqueued on the stream; None while that is in progress.
     """
 
-    __slots__ = ("_function", "completion", "finished", "launched")
+    __slots__ = ("_function", "_seen_done", "completion", "finished", "launched")
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function: Callable[[], None] | None = function  # None once called
+        self._seen_done = False  # without a ring
         self.completion: Pending | None = None
         self.finished: Callable[[], None] = _nothing
         self.launched: bool | None = None
 
-    def is_over(self) -> bool:
-        """Run the function if the stream has reached the point; return whether the call is over."""
+    def is_over(self, has_rung: bool) -> bool:
+        """Run the function if the stream has reached the point; return whether the call is over.
+
+        Without a ring, the first look only looks for an error of the GPU: the stream is about to
+        ring. So the periodic look does not decide when a function runs.
+        """
         launched, completion = self.launched, self.completion
         if launched is None:
             return False
         try:
-            if launched and completion is not None and not completion.is_done():
-                return False
+            if launched and completion is not None:
+                if not completion.is_done():
+                    return False
+                if not has_rung and not self._seen_done:
+                    self._seen_done = True
+                    return False
         except Exception as error:
             if not _driver.status.ended_context(error):  # poll again: the stream may still run
                 return False
             launched = False
         if not launched:
             self._function = None  # as the driver, which calls nothing after an error
-            if completion is not None:
-                completion.abandon()
+        self.completion = None
         function, self._function = self._function, None
         if function is not None:
             _driver.account.on(_driver.account.PROGRAM, run, function)
@@ -130,7 +99,9 @@ class Dispatcher:
     """The dispatcher's thread, and a queue of calls for each stream."""
 
     def __init__(self) -> None:
-        self.semaphore = Semaphore()
+        self.bell = Bell()
+        # Native code may ring the bell during exit, when no Python object refers to it.
+        _process.keep_forever(self.bell)
         # Never held while a function runs. Reentrant, because a signal handler or a destructor may
         # run while the lock is held.
         self._lock = _process.RLock()
@@ -144,12 +115,12 @@ class Dispatcher:
         with self._lock:
             if self._ended:
                 raise RuntimeError("the interpreter is shutting down: functions can no longer run")
-            self._daemon.start()
+            _driver.account.on(_driver.account.HOUSEKEEPING, self._daemon.start)
 
     def post(self, function: Callable[[], None]) -> None:
         """Run a function on the thread as soon as possible."""
         self._ready.append(function)
-        self.semaphore.post()
+        self.bell.ring()
 
     def launch(self, stream: Hashable, call: Call, enqueue: Callable[[Call], None]) -> None:
         """Add a call to the queue of a stream and, by `enqueue`, to the stream, in the same order.
@@ -193,39 +164,43 @@ class Dispatcher:
                 raise
             finally:
                 queue.owner = None
-                self.semaphore.post()
+                self.bell.ring()
         return True
 
     def end(self) -> None:
         """End the thread; pending functions are dropped."""
         self._ended = True
-        self.semaphore.post()
+        self.bell.ring()
         self._daemon.join()
 
     def _run(self) -> None:
         host_wait.forbid_waits_here()
         _driver.account.set_for_thread(_driver.account.FUTURE)
         self._relax()
+        has_rung = True
         while not self._ended:
             try:
-                progress = self._turn()
+                progress = self._turn(has_rung)
             except BaseException:  # the thread must go on: a stream may wait for a function
-                survive("the thread of host functions could not do all of its work, and continues")
-                self.semaphore.wait(_LONGEST_SLEEP)
+                log_exception(
+                    "the thread of host functions could not do all of its work, and continues"
+                )
+                self.bell.wait(_LONGEST_SLEEP)
+                has_rung = True
             else:
                 if not progress:
-                    self.semaphore.wait(_LONGEST_SLEEP if self._queues else None)
+                    has_rung = self.bell.wait(_LONGEST_SLEEP if self._queues else None)
 
     def _relax(self) -> None:
         while not self._ended:
             try:
                 _driver.streams.relax_capture_of_this_thread()
             except Exception:  # without the mode, functions of the program may break captures
-                self.semaphore.wait(_LONGEST_SLEEP)
+                self.bell.wait(_LONGEST_SLEEP)
             else:
                 break
 
-    def _turn(self) -> bool:
+    def _turn(self, has_rung: bool) -> bool:
         """Run ready functions and one call of each stream; return whether more may be ready."""
         progress = False
         while self._ready and not self._ended:
@@ -235,7 +210,7 @@ class Dispatcher:
         for stream, queue in queues:
             if self._ended:
                 break
-            if queue.calls and queue.calls[0].is_over():
+            if queue.calls and queue.calls[0].is_over(has_rung):
                 queue.calls.popleft()
                 progress = True
             elif not queue.calls:
@@ -258,7 +233,7 @@ def started() -> Dispatcher:
 
 
 def _at_exit() -> None:
-    _process.begin_end()
+    _process.halt_other_threads()
     _dispatcher.end()
 
 

@@ -1,4 +1,4 @@
-"""Pools of events, and the points of streams that host waits poll.
+"""Pools of events, and the points of streams that hosts wait for.
 
 Calls reuse the events of earlier calls instead of creating their own: see `native/events.c`. An
 event is an int, the handle of the driver.
@@ -6,6 +6,7 @@ event is an int, the handle of the driver.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 from userstream import _driver, _process
@@ -14,18 +15,28 @@ from userstream._driver import core
 if TYPE_CHECKING:
     from cuda.bindings import driver
 
-    from userstream._driver.core import EventPool
+    from userstream._driver.core import Bell, EventPool
 
 
 class Pending(Protocol):
-    """A point that a target of waits had reached; see `StreamPoint`."""
+    """A point that a target of waits had reached: a `core.Point`, or an object like that.
 
-    target: Any
-    ordered: bool  # whether the point completes no sooner than earlier points of the target
+    The event of a point returns to its pool with the last reference to the point.
+    """
 
+    @property
+    def target(self) -> Any: ...
+    @property
+    def in_order(self) -> bool: ...  # whether later points of the target complete no sooner
     def is_done(self) -> bool: ...
-    def abandon(self) -> None: ...
+    def notify(self, bell: Bell, /) -> bool: ...  # whether the bell will ring
 
+
+# Seconds until a sleeping thread polls without its bell: it then also notices a fork, the end of
+# Python, and a signal that came just before the sleep.
+LONGEST_SLEEP = 0.04
+
+_DEFAULT_CONNECTIONS = 8  # the hardware queues of a context
 
 pools: dict[int, EventPool] = {}  # by the address of a primary context
 
@@ -38,49 +49,20 @@ def pool_of(context: driver.CUcontext) -> EventPool:
         return pool
     # A foreign context may be destroyed at any time, and its events with it: do not keep them.
     if _driver.contexts.device_of_primary(address) is None:
-        return core.make_pool(address, False)
-    return pools.setdefault(address, core.make_pool(address, True))
+        return core.make_pool(address, False, False)
+    return pools.setdefault(address, core.make_pool(address, True, _has_spare_queue()))
 
 
-class StreamPoint:
-    """The point that a target's queue had reached when an event was recorded.
-
-    Parameters
-    ----------
-    pool : EventPool
-        The pool that the event is from.
-    target : Lane or DeviceWork
-        The stream, or all the work on a device.
-    ordered : bool
-        Whether earlier points of the target complete no later than this one.
-    event : int
-        The event, which belongs to this object from now on.
-    """
-
-    __slots__ = ("_event", "_pool", "ordered", "target")
-
-    def __init__(self, pool: EventPool, target: Any, ordered: bool, event: int) -> None:
-        self._event: int | None = event  # None once the event is back in the pool
-        self._pool = pool
-        self.target = target
-        self.ordered = ordered
-
-    def is_done(self) -> bool:
-        """Return whether the GPU has passed the point; `True` forever after the first `True`."""
-        event = self._event
-        if event is None:
-            return True
-        if not core.is_complete(event, self.target):
-            return False
-        self._event = None
-        self._pool.give_back(event)
-        return True
-
-    def abandon(self) -> None:
-        """Stop waiting; the pool reuses the event once it has completed."""
-        event, self._event = self._event, None
-        if event is not None:
-            self._pool.abandon(event)
+def _has_spare_queue() -> bool:
+    """Return whether a pending blocking event leaves hardware queues to other streams."""
+    connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
+    return not connections.isdecimal() or int(connections) >= _DEFAULT_CONNECTIONS
 
 
-_process.after_fork(pools.clear)
+def _in_child() -> None:
+    core.halt()
+    pools.clear()
+
+
+_process.after_fork(_in_child)
+_process.call_at_exit(core.halt)

@@ -11,18 +11,22 @@ from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from userstream import _driver, _process
+from userstream import _driver, _hooks, _process
 from userstream._engine import host_wait, watcher
-from userstream._process import survive
+from userstream._engine.events import LONGEST_SLEEP
+from userstream._process import log_exception
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
+    from userstream._engine.events import Pending
     from userstream._engine.host_wait import Waitable
+    from userstream._engine.watcher import Watch
+    from userstream.errors import DriverError
 
-_LONGEST_WAIT = 0.05  # seconds until a waiter looks again without a wake-up
 _LONGEST_LOCK = 1.0  # seconds that the watcher waits for the lock of a future
+_AT_ONCE = 64  # futures of an event loop that are set before the loop runs their tasks
 
 _RLock: Any = type(_process.RLock())
 
@@ -55,86 +59,6 @@ class _Condition(_RLock):  # type: ignore[misc]
             self.notify_all()
 
 
-class Points:
-    """The points that several targets had reached when this object was created.
-
-    Once the GPU has passed all points, `tell` is called once with the error or `None`: on the
-    watcher's thread, or by the constructor if nothing is pending.
-    """
-
-    __slots__ = ("_failed", "_grouped", "_lock", "_pending", "_tell")
-
-    def __init__(
-        self,
-        targets: Sequence[Waitable],
-        tell: Callable[[Exception | None], None],
-        *,
-        grouped: bool,
-        closed_is_done: bool = False,
-    ) -> None:
-        pending, failed = _driver.account.on(
-            _driver.account.FUTURE, host_wait.start, targets, closed_is_done
-        )
-        self._failed: list[Exception] = [*failed]
-        self._grouped = grouped
-        # Reentrant, because a destructor or a signal handler may call `stop` while it is held.
-        self._lock = _process.RLock()
-        self._tell = tell
-        watches = [watcher.Watch(each, self._arrive) for each in pending]
-        self._pending = dict.fromkeys(watches)
-        if watches:
-            watcher.watch(watches)
-        else:
-            self._finish()
-
-    def late(self, timeout: float | None) -> Exception | None:
-        """Return the error of a wait that ends now, or `None` if all points are passed."""
-        with self._lock:
-            late, failed = [watch.completion for watch in self._pending], [*self._failed]
-        if not late and not failed:
-            return None
-        return host_wait.outcome(late, failed, timeout, grouped=self._grouped)
-
-    def overdue(self, timeout: float | None) -> TimeoutError:
-        """Return the timeout error of a wait that ends now, also if targets have failed."""
-        with self._lock:
-            pending = [watch.completion.target for watch in self._pending]
-        if pending:
-            return host_wait.late(pending, timeout)
-        return TimeoutError("all of the work is done, which is about to be reported: ask again")
-
-    def stop(self) -> bool:
-        """Stop watching; return whether a point was pending."""
-        with self._lock:
-            if not self._pending:
-                return False
-            watches, self._pending = [*self._pending], {}
-            del self._tell
-        watcher.unwatch(watches)
-        return True
-
-    def _arrive(self, watch: watcher.Watch, error: Exception | None) -> None:
-        with self._lock:
-            if watch not in self._pending:  # stopped in the meantime
-                return
-            del self._pending[watch]
-            if error is not None:
-                self._failed.append(error)
-            if self._pending:
-                return
-        self._finish()
-
-    def _finish(self) -> None:
-        # `tell` and the watches refer to this object: break the cycle, so that no garbage
-        # collection is needed.
-        tell = self._tell
-        del self._tell
-        if self._failed:
-            tell(host_wait.outcome([], self._failed, None, grouped=self._grouped))
-        else:
-            tell(None)
-
-
 class Completion(Future[T]):
     """A future for work that is queued on the GPU: what `completion` and `asnumpy_async` return.
 
@@ -161,14 +85,110 @@ class Completion(Future[T]):
 
     __module__ = "userstream"
 
+    # The attributes of a Future, which `__getattr__` makes when somebody asks for one of them.
     _condition: Any
     _done_callbacks: list[Any]
 
-    def __init__(self, targets: Sequence[Waitable], value: T, *, grouped: bool) -> None:
-        super().__init__()
-        self._condition = _Condition()
-        self._value: list[T] = [value]  # emptied at the end of the future
-        self._points = Points(targets, self._finish, grouped=grouped)
+    def __init__(
+        self, points: list[Pending], failed: list[DriverError], value: T, *, grouped: bool
+    ) -> None:
+        self._points = points  # that are pending; only replaced
+        self._value: Any = value  # None once cancelled
+        self._error: Exception | None = None
+        self._failed = failed
+        self._grouped = grouped
+        self._watches: list[Watch] = []
+        if not points:
+            self._settle([])
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _FUTURE_ATTRIBUTES:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self._begin_watch()
+        return self.__dict__[name]
+
+    def _is_watched(self) -> bool:
+        return "_condition" in self.__dict__
+
+    def _begin_watch(self) -> None:
+        """Make the attributes of a future, and let the watcher set them once the work is done."""
+        if _process.halted:
+            _process.check_fork()
+        try:
+            with _lock:
+                if self._is_watched():
+                    return
+                points = self._points
+                self._watches = [watcher.Watch(point, self) for point in points]
+                self.__dict__.update(
+                    _condition=_Condition(),
+                    _state="PENDING" if points else "FINISHED",
+                    _result=None if points else self._value,
+                    _exception=self._error,
+                    _waiters=[],
+                    _done_callbacks=[],
+                )
+            if points:
+                watcher.watch(self._watches)
+            else:
+                self._condition.notify_all()
+        except BaseException:  # no thread can be started: not watched, so that the next call tries
+            for name in _FUTURE_ATTRIBUTES:
+                self.__dict__.pop(name, None)
+            raise
+
+    def _settle(self, failed: list[DriverError]) -> None:
+        """Record that all points are passed or have failed, unless the watcher reports that."""
+        with _lock:
+            if self._is_watched():
+                return
+            self._failed += failed
+            if self._failed:
+                self._error = host_wait.outcome([], self._failed, None, grouped=self._grouped)
+            self._points = []
+
+    def done(self) -> bool:
+        """Return whether the work is done, has failed, or is no longer watched.
+
+        Returns
+        -------
+        bool
+            Whether `result` returns or raises immediately.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> stream = us.get_stream(0)
+        >>> us.wait(stream)
+        >>> us.completion(stream).done()
+        True
+        """
+        if self._is_watched():
+            return super().done()
+        if self._points:
+            if _process.halted:
+                _process.check_fork()
+            failed: list[DriverError] = []
+            if host_wait.still_pending(self._points, failed):
+                return False
+            self._settle(failed)
+        return True
+
+    def cancelled(self) -> bool:
+        """Return whether the completion was cancelled.
+
+        Returns
+        -------
+        bool
+            Whether `cancel` has returned True.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> us.completion(us.get_stream(0)).cancelled()
+        False
+        """
+        return self._is_watched() and super().cancelled()
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the work, and return the result.
@@ -204,7 +224,19 @@ class Completion(Future[T]):
         >>> us.completion(us.get_stream(0)).result(timeout=10)
         """
         self._wait("result()", timeout)
-        return super().result(0)
+        if self._is_watched():
+            return super().result(0)
+        if self._error is not None:
+            raise self._error
+        value: T = self._value
+        return value
+
+    def __array__(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
+        """Refuse to be taken for an array, which may not be there yet."""
+        raise TypeError(
+            "this is a Completion, and its array may not be there yet: wait for it with "
+            "completion.result(timeout=...), or await it"
+        )
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the work, and return the GPU's error, if there was one.
@@ -235,7 +267,7 @@ class Completion(Future[T]):
         True
         """
         self._wait("exception()", timeout)
-        return super().exception(0)
+        return super().exception(0) if self._is_watched() else self._error
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
         """Call a function when the work is done, has failed, or is no longer watched.
@@ -286,13 +318,13 @@ class Completion(Future[T]):
         >>> future.cancel() or future.done()
         True
         """
-        if not super().cancel():
-            return False
+        if self.done() or not super().cancel():
+            return self.cancelled()
         with self._condition:
             if self._state == "CANCELLED":  # not if an earlier call has notified already
                 self.set_running_or_notify_cancel()
-        self._points.stop()
-        self._value.clear()
+        watcher.unwatch(self._watches)
+        self._points, self._value, self._watches = [], None, []
         return True
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -308,7 +340,7 @@ class Completion(Future[T]):
             arrival = loop.create_future()
 
             def wake(_: object) -> None:
-                mailbox.post(arrival, None)
+                mailbox.post([(arrival, None)])
 
             # Not asyncio.wrap_future: a cancelled task would cancel the future for all others.
             Future.add_done_callback(self, wake)
@@ -335,18 +367,37 @@ class Completion(Future[T]):
         if self.done():
             return
         refuse_here(what)
+        if _hooks.host_waits:
+            _hooks.waiting(self._wait_here, timeout)
+        else:
+            self._wait_here(timeout)
+
+    def _wait_here(self, timeout: float | None) -> None:
         deadline = host_wait.Deadline(timeout)
         while not self.done():
             if _process.halted:
                 _process.check_fork()
             left = deadline.left()
-            if left == 0:
-                raise self._points.overdue(timeout)
-            self._condition.wait_outside(
-                _LONGEST_WAIT if left is None else min(left, _LONGEST_WAIT)
-            )
+            points = self._points
+            if left == 0 and points:
+                raise host_wait.late([point.target for point in points], timeout)
+            if self._is_watched():
+                self._condition.wait_outside(
+                    LONGEST_SLEEP if left is None else min(left, LONGEST_SLEEP)
+                )
+                continue
+            failed: list[DriverError] = []
+            if not host_wait.poll(points, failed, time.perf_counter(), left, "auto"):
+                self._settle(failed)
 
-    def _finish(self, error: Exception | None) -> None:
+    def _report(self, over: list[tuple[Watch, DriverError | None]]) -> None:
+        """Note which points are passed; the watcher calls this method."""
+        passed = {watch.point for watch, _ in over}
+        self._failed += [error for _, error in over if error is not None]
+        self._points = [point for point in self._points if point not in passed]
+        if self._points:
+            return
+        self._watches = []  # they refer to this future: without the cycle it needs no collection
         # An exception of a signal handler in `concurrent.futures.wait` may leave the lock held
         # forever. Give up this future, so that the watcher serves the others.
         if not self._condition.acquire(timeout=_LONGEST_LOCK):
@@ -356,13 +407,29 @@ class Completion(Future[T]):
         try:
             if self.cancelled():
                 return
-            if error is None:
-                self.set_result(self._value[0])
+            if self._failed:
+                self.set_exception(host_wait.outcome([], self._failed, None, grouped=self._grouped))
             else:
-                self.set_exception(error)
-            self._value.clear()
+                self.set_result(self._value)
         finally:
             self._condition.release()
+
+
+_FUTURE_ATTRIBUTES = (
+    "_condition",
+    "_state",
+    "_result",
+    "_exception",
+    "_waiters",
+    "_done_callbacks",
+)
+_lock = _process.RLock()  # for the first use of the attributes of a future
+
+
+def completion(targets: Sequence[Waitable], value: T) -> Completion[T]:
+    """Return a future for the work that is queued on targets now; its result is a value."""
+    pending, failed = _driver.account.on(_driver.account.FUTURE, host_wait.start, targets)
+    return Completion(pending, failed, value, grouped=len(targets) > 1)
 
 
 def _call_back(fn: Callable[[Future[T]], object], future: Future[T]) -> None:
@@ -371,7 +438,7 @@ def _call_back(fn: Callable[[Future[T]], object], future: Future[T]) -> None:
     except BaseException:
         if not watcher.is_current():  # the caller of `cancel` gets the exception, as usual
             raise
-        survive("a callback of %r failed", future)  # and call the other callbacks
+        log_exception("a callback of %r failed", future)  # and call the other callbacks
 
 
 def refuse_here(what: str) -> None:
@@ -384,45 +451,62 @@ def refuse_here(what: str) -> None:
         )
 
 
+class _Awaited(watcher.Watch):
+    """A watch that sets a future of asyncio, to the error if there is one."""
+
+    __slots__ = ("future",)
+
+    def __init__(
+        self, point: Pending, mailbox: _Mailbox, future: asyncio.Future[Exception | None]
+    ) -> None:
+        super().__init__(point, mailbox)
+        self.future = future
+
+    def has_arrived(self) -> bool:
+        """Return whether the watcher has reported the point."""
+        return self.future.done() and not self.future.cancelled()
+
+
 class _Mailbox:
     """Wakes up an event loop once for all futures that are over by then. Takes no lock."""
 
     def __init__(self) -> None:
-        self._arrived: deque[tuple[asyncio.Future[None], Exception | None]] = deque()
+        self._arrived: deque[tuple[asyncio.Future[Exception | None], Exception | None]] = deque()
         self._called = -math.inf  # the time of a call that the loop has not made yet
 
-    def post(self, future: asyncio.Future[None], error: Exception | None) -> None:
-        """Make the loop of a future set its result or error. Thread-safe."""
-        self._arrived.append((future, error))
-        # Checked after the append, so that a running `_deliver` or this call finds the future. A
+    def _report(self, over: list[tuple[_Awaited, Exception | None]]) -> None:
+        """Set the futures of watches; the watcher calls this method."""
+        self.post([(watch.future, error) for watch, error in over])
+
+    def post(
+        self, arrived: list[tuple[asyncio.Future[Exception | None], Exception | None]]
+    ) -> None:
+        """Make the loop of futures set their results. Thread-safe."""
+        self._arrived.extend(arrived)
+        # Checked after the arrival, so that a running `_deliver` or this call finds the futures. A
         # call that was lost counts as none after a while.
-        if time.monotonic() - self._called > _LONGEST_WAIT:
-            self._call(future.get_loop())
+        if time.monotonic() - self._called > LONGEST_SLEEP:
+            self._call(arrived[0][0].get_loop())
 
     def _call(self, loop: asyncio.AbstractEventLoop) -> None:
         self._called = time.monotonic()
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits
             # Twice: an exception of a signal handler may end a callback before or in `_deliver`,
             # and all tasks with post would wait forever.
-            loop.call_soon_threadsafe(self._deliver)
-            loop.call_soon_threadsafe(self._deliver)
-        except BaseException as error:
-            self._called = -math.inf
-            if not isinstance(
-                error, RuntimeError
-            ):  # RuntimeError: the loop is closed, nobody waits
-                raise
+            loop.call_soon_threadsafe(self._deliver, loop)
+            loop.call_soon_threadsafe(self._deliver, loop)
 
-    def _deliver(self) -> None:
+    def _deliver(self, loop: asyncio.AbstractEventLoop) -> None:
         self._called = -math.inf  # before the loop: a future that arrives later needs a new call
-        while self._arrived:
+        # Some at a time, so that the first tasks need not wait for the last future.
+        for _ in range(_AT_ONCE):
+            if not self._arrived:
+                return
             future, error = self._arrived[0]
             if not future.done():  # done: its task was cancelled
-                if error is None:
-                    future.set_result(None)
-                else:
-                    future.set_exception(error)
+                future.set_result(error)
             self._arrived.popleft()  # last: after an exception of a signal handler, try again
+        loop.call_soon(self._deliver, loop)
 
 
 # Weak values: a mailbox that no task waits for is freed, so no loop is kept alive.
@@ -444,22 +528,34 @@ async def wait(
     refuse_here("a wait")
     loop = _running_loop()
     mailbox = _mailboxes.setdefault(loop, _Mailbox())
-    arrival = loop.create_future()
-    post = functools.partial(mailbox.post, arrival)
-    points = Points(targets, post, grouped=grouped, closed_is_done=closed_is_done)
-    late: Exception | None = None
+    pending, failed = _driver.account.on(
+        _driver.account.FUTURE, host_wait.start, targets, closed_is_done
+    )
+    watches = [_Awaited(point, mailbox, loop.create_future()) for point in pending]
+    if watches:
+        watcher.watch(watches)
+    late: list[Pending] = []
     try:
         if timeout is None:  # asyncio.timeout costs as much as the rest of a wake-up
-            await arrival
+            await _all(watches)
         else:
             async with asyncio.timeout(timeout):
-                await arrival
-    except TimeoutError:  # only from asyncio.timeout: no error of the GPU is a TimeoutError
-        late = points.late(timeout)
+                await _all(watches)
+    except TimeoutError:
+        late = [watch.point for watch in watches if not watch.has_arrived()]
     finally:
-        points.stop()
-    if late is not None:
-        raise late
+        dropped = [watch for watch in watches if not watch.has_arrived()]
+        if dropped:
+            watcher.unwatch(dropped)
+    errors = [watch.future.result() for watch in watches if watch.has_arrived()]
+    failures = [*failed, *(error for error in errors if error is not None)]
+    if late or failures:
+        raise host_wait.outcome(late, failures, timeout, grouped=grouped)
+
+
+async def _all(watches: Iterable[_Awaited]) -> None:
+    for watch in watches:
+        await watch.future
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

@@ -8,21 +8,20 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
 from userstream import _driver, _process
 from userstream._driver import core
-from userstream._driver.core import Ticket, in_use
+from userstream._driver.core import HeldQueue, Point, Ticket, in_use
 from userstream._engine import watcher
 from userstream.errors import CaptureError, ClosedError, DriverError, UserStreamError
 
 if TYPE_CHECKING:
-    from userstream._driver.core import Use
+    from userstream._driver.core import Bell, Use
     from userstream._engine.lane import Lane
 
 orphans = core.orphans
-queues: set[_Queue] = core.queues
+queues = core.queues
 
 
 def hold_later(use: Use) -> None:
@@ -97,28 +96,15 @@ def _order(ticket: Ticket) -> None:
 _IDLE_POLLS = 20  # of the watcher before it stops polling: to start again costs more
 
 
-class _Queue(deque[tuple[int, float, float, object]]):
-    """The objects held for a stream, the oldest first. Thread-safe.
-
-    An item is an event, the times before and after the event was recorded, and the objects.
-    """
-
-    __slots__ = ("in_order", "pool")
-
-    def __init__(self, pool: core.EventPool, in_order: bool) -> None:
-        self.pool = pool
-        self.in_order = in_order  # whether the events complete in the order of their records
-        _process.leak_at_end(self)
-
-    # By identity: equal queues would be one element of the set `queues`.
-    __hash__ = object.__hash__  # type: ignore[assignment]
-    __eq__ = object.__eq__
+def _new_queue() -> HeldQueue:
+    queue = HeldQueue()
+    _process.leak_at_end(queue)
+    return queue
 
 
-def _sweep(queue: _Queue) -> None:
+def _sweep(queue: HeldQueue) -> None:
     """Release the objects of a queue that the GPU no longer uses."""
-    core.sweep(queue, queue.pool, queue.in_order)
-    # While an item is polled it is out of the queue, and the watcher may have found nothing to do.
+    core.sweep(queue)
     if queue and not _watched:
         _begin_watch()
 
@@ -127,7 +113,7 @@ class _Sweeper:
     """A point that the watcher polls to sweep; it is done when nothing is held for some polls."""
 
     target = None
-    ordered = False
+    in_order = False
 
     def __init__(self) -> None:
         self._idle = 0
@@ -138,27 +124,29 @@ class _Sweeper:
         self._idle = 0 if _has_work() else self._idle + 1
         return self._idle >= _IDLE_POLLS and _end_watch()
 
-    def abandon(self) -> None:
-        pass
+    def notify(self, _bell: Bell) -> bool:
+        return False
+
+    def _report(self, over: list[tuple[watcher.Watch, Exception | None]]) -> None:
+        """Listen to the watch of this point."""
+        ((_, error),) = over
+        _unwatched(error)
 
 
 _lock = _process.RLock()  # for the queues, and for this
 _watched = False
 
 
-def hold(lane: Lane, event: int, began: float, objects: object) -> None:
-    """Keep objects alive until `event`, recorded on `lane` after `began`, completes.
-
-    The event belongs to this module from now on.
-    """
+def hold(lane: Lane, point: Point, objects: object) -> None:
+    """Keep objects alive until the GPU has passed a point of a lane."""
     queue = lane.held
     if queue is None:
         with _lock:  # two queues of one lane would be one too many: only one is swept
             queue = lane.held
             if queue is None:
-                queue = lane.held = _Queue(lane.pool, lane.is_context_independent)
+                queue = lane.held = _new_queue()
     ticket = objects if isinstance(objects, Ticket) else None
-    queue.append((event, began, time.monotonic(), objects if ticket is None else ticket.objects))
+    queue.hold(point, objects if ticket is None else ticket.objects)
     queues.add(queue)
     sweep_if_due(lane)
     # Last: an exception of a signal handler before this line makes the ticket an orphan, whose
@@ -189,7 +177,7 @@ def keep(lane: Lane, objects: object) -> None:
             "keep the objects as long as the graph",
             stream=repr(lane),
         )
-    hold(lane, event, began, objects)
+    hold(lane, Point(lane.pool, event, lane, lane.is_in_order, began), objects)
 
 
 def _has_work() -> bool:
@@ -203,7 +191,8 @@ def _begin_watch() -> None:
         with _lock:
             watched, _watched = _watched, True
         if not watched:
-            watcher.watch([watcher.Watch(_Sweeper(), lambda _, error: _unwatched(error))])
+            sweeper = _Sweeper()
+            watcher.watch([watcher.Watch(sweeper, sweeper)])
     except RuntimeError as error:  # no thread can be started: later calls sweep as well
         _unwatched(error)
     except BaseException as error:

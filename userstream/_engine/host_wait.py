@@ -1,17 +1,20 @@
-"""Host waits for lanes and for everything on a device; all poll events instead of blocking.
+"""Host waits for lanes and for everything on a device.
 
-A wait can time out, and Ctrl-C stops it, because nothing here blocks inside the driver. A wait
-covers the work that was queued when it was called.
+A wait can time out, and Ctrl-C stops it, because the waiting thread never blocks inside the driver:
+it sleeps until a native thread that does rings its bell (see `native/bells.c`). A wait covers the
+work that was queued when it was called.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from userstream import _driver, _process
+from userstream import _driver, _hooks, _process
 from userstream._driver import core
+from userstream._driver.core import Bell
 from userstream._engine import events, held_objects, lanes
 from userstream.errors import (
     ClosedError,
@@ -29,10 +32,11 @@ if TYPE_CHECKING:
     from userstream._engine.events import Pending
     from userstream._engine.lane import Lane
 
-_SPIN_SECONDS = 250e-6  # a short wait ends before the shortest sleep would
-_SLEEP_SHARE = 0.05  # a wait is late by at most this share of its length
-_LONGEST_SLEEP = 5e-3
+_POLLS = 20  # some 20 us: to sleep and to be woken takes longer
 
+# Where no bell rings, a wait is late by at most this share of its length, or by the longest pause.
+_PAUSE_SHARE = 0.05
+_LONGEST_PAUSE = 5e-3
 
 # The identifier of the thread that runs host functions; 0 is no thread's.
 host_functions_thread = 0
@@ -97,7 +101,6 @@ def refuse_in_host_function(what: str) -> None:
 
 def wait_on_host(
     targets: Sequence[Waitable],
-    *,
     timeout: float | None,
     policy: str,
     grouped: bool,
@@ -127,7 +130,7 @@ def wait_on_host(
     since = time.perf_counter()
     pending, failed = start(targets, closed_is_done=closed_is_done)
     if pending:
-        pending = _poll(pending, failed, since, timeout, policy)
+        pending = poll(pending, failed, since, timeout, policy)
     if pending or failed:
         raise outcome(pending, failed, timeout, grouped=grouped)
 
@@ -136,9 +139,22 @@ def wait_until(there: Pending, timeout: float | None) -> None:
     """Block until the GPU has passed a point; otherwise like `wait_on_host`."""
     refuse_in_host_function("a wait")
     failed: list[DriverError] = []
-    pending = _poll([there], failed, time.perf_counter(), timeout, "auto")
+    pending = poll([there], failed, time.perf_counter(), timeout, "auto")
     if pending or failed:
         raise outcome(pending, failed, timeout, grouped=False)
+
+
+def poll(
+    pending: list[Pending],
+    failed: list[DriverError],
+    since: float,
+    timeout: float | None,
+    policy: str,
+) -> list[Pending]:
+    """Wait until all points are passed or time is up; return the late points."""
+    if _hooks.host_waits:
+        return _hooks.waiting(_poll, pending, failed, since, timeout, policy)
+    return _poll(pending, failed, since, timeout, policy)
 
 
 def _poll(
@@ -148,23 +164,29 @@ def _poll(
     timeout: float | None,
     policy: str,
 ) -> list[Pending]:
-    """Poll until all points are passed or time is up; abandon and return the late points."""
-    try:
-        while pending:
-            if _process.halted:  # forked, or Python exits: a daemon thread must not poll on
-                _process.check_fork()
-            pending = [each for each in pending if not _is_over(each, failed)]
-            elapsed = time.perf_counter() - since
-            if not pending or (timeout is not None and elapsed >= timeout):
-                break
-            if policy == "auto" and elapsed > _SPIN_SECONDS:
-                _sleep(elapsed, timeout)
-    finally:
-        # Also after an exception of a signal handler: without this the events never return to
-        # their pool, which then creates another event for each interrupted wait.
-        for each in pending:
-            each.abandon()
-    return pending
+    bell, rings, polls = None, False, 0
+    while True:
+        if _process.halted:  # forked, or Python exits: a daemon thread must not poll on
+            _process.check_fork()
+        pending = still_pending(pending, failed)
+        elapsed = time.perf_counter() - since
+        if not pending or (timeout is not None and elapsed >= timeout):
+            return pending
+        # A count, not a clock, ends the polls: a schedule of `testing` has to repeat what happens.
+        polls += 1
+        if policy == "spin" or polls < _POLLS:
+            continue
+        if bell is None:
+            bell = Bell()
+            answers = [each.notify(bell) for each in pending]
+            rings = all(answers)
+        pause = events.LONGEST_SLEEP if rings else min(elapsed * _PAUSE_SHARE, _LONGEST_PAUSE)
+        if timeout is not None:
+            pause = min(pause, timeout - elapsed)
+        if rings:
+            bell.wait(pause)
+        else:  # so that no schedule of `testing` takes a pause for a turn
+            _driver.account.on(_driver.account.HOUSEKEEPING, bell.wait, pause)
 
 
 def start(
@@ -173,35 +195,28 @@ def start(
     """Record the point that each target has reached; return pending points and errors."""
     pending: list[Pending] = []
     failed: list[DriverError] = []
-    try:
-        for target in targets:
-            try:
-                if not target.is_idle():
-                    pending.append(target.completion())
-            except DriverError as error:
-                failed.append(error)
-            except ClosedError:
-                if not closed_is_done:
-                    raise
-    except BaseException:  # the caller never sees the list, so nothing else can abandon the points
-        for each in pending:
-            each.abandon()
-        raise
+    for target in targets:
+        try:
+            if not target.is_idle():
+                pending.append(target.completion())
+        except DriverError as error:
+            failed.append(error)
+        except ClosedError:
+            if not closed_is_done:
+                raise
     return pending, failed
 
 
-def _is_over(completion: Pending, failed: list[DriverError]) -> bool:
-    try:
-        return completion.is_done()
-    except DriverError as error:
-        completion.abandon()
-        failed.append(error)
-        return True
-
-
-def _sleep(elapsed: float, timeout: float | None) -> None:
-    pause = min(elapsed * _SLEEP_SHARE, _LONGEST_SLEEP)
-    time.sleep(pause if timeout is None else min(pause, timeout - elapsed))
+def still_pending(points: list[Pending], failed: list[DriverError]) -> list[Pending]:
+    """Return the points that are not passed; append the errors of those that have failed."""
+    pending = []
+    for point in points:
+        try:
+            if not point.is_done():
+                pending.append(point)
+        except DriverError as error:
+            failed.append(error)
+    return pending
 
 
 def outcome(
@@ -238,8 +253,11 @@ def late(targets: Sequence[Any], timeout: float | None, then: str = _GO_ON) -> W
 # -- host waits as users call them -----------------------------------------------------------------
 
 
-def sync(lane: Lane, timeout: float | None, policy: str) -> None:
+def sync(lane: Lane, timeout: float | None, policy: str, is_reported: bool = False) -> None:
     """Block until the work queued on a lane now has completed."""
+    if _hooks.host_waits and not is_reported:
+        _hooks.waiting(sync, lane, timeout, policy, True)
+        return
     if timeout is not None or policy != "auto":
         check_arguments(timeout, policy)
     # Inlined: only programs with host functions look up the identifier of the thread.
@@ -265,9 +283,8 @@ def sync_all(
 ) -> None:
     """Wait for all targets at once; by default failures are grouped if there are several."""
     grouped = len(targets) > 1 if grouped is None else grouped
-    wait_on_host(
-        targets, timeout=timeout, policy=policy, grouped=grouped, closed_is_done=closed_is_done
-    )
+    wait = partial(_hooks.waiting, wait_on_host) if _hooks.host_waits else wait_on_host
+    wait(targets, timeout, policy, grouped, closed_is_done)
     held_objects.sweep()
 
 
@@ -295,16 +312,12 @@ class DeviceWork:
 
     def completion(self) -> Pending:
         pool = events.pool_of(self._context)
-        event = pool.take()
+        point = core.Point(pool, pool.take(), self, False, time.monotonic())
         try:
-            _driver.streams.record_context(self._context, event)
+            _driver.streams.record_context(self._context, point.event)
         except NotSupportedError:
-            pool.give_back(event)
             return _Synchronizing(self._context, self)
-        except BaseException:  # the event may be recorded
-            pool.abandon(event)
-            raise
-        return events.StreamPoint(pool, self, False, event)
+        return point
 
     def __repr__(self) -> str:
         return f"<device {self.device}>"
@@ -346,9 +359,10 @@ def _work_of_other(context: driver.CUcontext | None) -> list[DeviceWork]:
 class _Synchronizing:
     """A thread in ``cuCtxSynchronize``, polled like an event; for drivers before CUDA 12.5."""
 
+    in_order = False
+
     def __init__(self, context: driver.CUcontext, target: DeviceWork) -> None:
         self.target = target
-        self.ordered = False
         self._context = context
         self._error: DriverError | None = None
         self._thread = threading.Thread(
@@ -369,5 +383,5 @@ class _Synchronizing:
             raise self._error
         return True
 
-    def abandon(self) -> None:
-        """Do nothing: the thread ends when the device has finished."""
+    def notify(self, _bell: Bell) -> bool:
+        return False

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cuda.bindings.driver import CUstreamCaptureStatus
     from cuda.core import Context, Device, Event, EventOptions, StreamOptions
 
+    from userstream._driver.core import Point
     from userstream.typing import StreamLike
 
 
@@ -219,9 +220,8 @@ class Lane(core.LaneState):
         self.swept = 0.0
         self.on_close: Callable[[Lane], None] | None = None  # set by a registry
         self.shown: weakref.ref[CoreStream] | None = None
-        # Without this line the destructor of `core` calls the driver in a forked child or at exit,
-        # where CUDA may be gone: a child crashes when it drops a stream that it inherited.
-        _process.leak_at_end(self)
+        if core is not None:
+            _process.leak_at_end(self)  # see the property `core`
 
     def __repr__(self) -> str:
         if not self.is_context_independent:
@@ -245,7 +245,15 @@ class Lane(core.LaneState):
         core = self._core
         if core is None:
             core = self._core = _core_stream(int(self.live()), self._owner)
+            # Without this line the destructor of `core` calls the driver in a forked child or at
+            # exit, where CUDA may be gone: a child crashes when it drops an inherited stream.
+            _process.leak_at_end(self)
         return core
+
+    @property
+    def is_in_order(self) -> bool:
+        """True if later work completes no sooner: the per-thread stream is one per thread."""
+        return self.raw_handle != _driver.streams.PER_THREAD
 
     @property
     def is_shared(self) -> bool:
@@ -343,12 +351,13 @@ class Lane(core.LaneState):
             return self.within(_driver.streams.stream_is_idle, handle, self)
         return _driver.streams.stream_is_idle(handle, self, result)
 
-    def completion(self) -> events.StreamPoint:
-        """Record an event behind the queued work; return the point to poll."""
+    def completion(self, may_block: bool = True) -> Point:
+        """Record an event behind the queued work; return the point to wait for.
+
+        With `may_block`, the event is the one for which a bell rings, unless that is in use.
+        """
         self.live()
-        event = self.here(core.record, self)
-        # Points of one stream complete in order. The per-thread default stream is one per thread.
-        return events.StreamPoint(self.pool, self, self.is_context_independent, event)
+        return self.here(core.point, self, may_block)
 
     # -- edges ------------------------------------------------------------------------------------
 

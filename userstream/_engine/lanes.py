@@ -108,6 +108,9 @@ def at_handle(address: int, owner: object = None, *, shared: bool = True) -> Lan
     if ours is not None:
         # For a stream limited to a part, the driver would return the green context.
         return ours if shared else _wrapped(address, owner, ours.device, ours.context)
+    for primary, ordinal in list(_driver.contexts.devices_of_primaries.items()):
+        if core.is_in(address, primary):  # quicker than the query, and nearly always enough
+            return _wrapped(address, owner, ordinal, driver.CUcontext(primary))
     context = _driver.streams.stream_context(driver.CUstream(address))
     device = _driver.contexts.devices_of_primaries.get(int(context))
     if device is None:

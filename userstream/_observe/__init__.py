@@ -2,13 +2,13 @@
 
 A hook of the simulated driver, or CUPTI, tells the recorder, in C, of each driver call; the
 recorder logs the call with the stack and the account of its thread. The judge, in Python, reads the
-log and works out with vector clocks which operations are ordered: in a thread, or later, on any
-machine.
+log and works out with vector clocks which operations are ordered: in a thread, in a process, or
+later, on any machine.
 
-The recorder's side: `logger` and `layouts` (the library in C), `simulated` and `cupti` (who tells
-it of calls), `declaring` and `allocators` (what is no driver call), `recording` (the log),
-`observation` (session and `Observation`), `command`. The other side is the package `judge`, which
-imports nothing of userstream.
+The recorder's side: `logger` (the library in C, which makes the log), `declaring` and `allocators`
+(what is no driver call), `session` (begin and end), `judging` (where the judge is), `observation`,
+`command`. The other side is the
+package `judge`, which imports nothing of userstream.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from __future__ import annotations
 from types import FunctionType
 from typing import TYPE_CHECKING, Literal
 
-from userstream._observe.judge.found import Operation, Race, Stall
+from userstream._observe.judge.found import Edit, Operation, Race, Stall
 from userstream._observe.observation import Observation
+from userstream._observe.stalls import no_stalls
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
 
-__all__ = ["Observation", "Operation", "Race", "Stall", "observe"]
+__all__ = ["Edit", "Observation", "Operation", "Race", "Stall", "no_stalls", "observe"]
 
 
 def observe(
@@ -35,14 +36,16 @@ def observe(
     timeline: int = 20_000,
     allocations: bool = False,
     log: str | os.PathLike[str] | None = None,
-    judge: Literal["thread", "later"] = "thread",
+    judge: Literal["thread", "process", "later"] = "thread",
+    memory: int = 256 << 20,
+    confirm: bool | int = False,
 ) -> Observation:
     """Watch every stream of the process, whichever library uses it: a context manager.
 
     A race is a pair of operations on the same memory, at least one of which writes, that no event,
-    wait or other mechanism of CUDA orders, whether or not anything went wrong this time. The
-    program's behavior does not change, and no call waits for the analysis, which runs on a thread
-    of its own. A process has at most one observation at a time.
+    wait or other mechanism of CUDA orders, whether or not anything went wrong this time. Without
+    ``confirm`` the program's behavior does not change. No call waits for the analysis, which runs
+    on a thread of its own. A process has at most one observation at a time.
 
     Parameters
     ----------
@@ -50,8 +53,8 @@ def observe(
         Whether `Observation.races` includes operations that something unobserved may order (a host
         function, a future), and kernels whose writes are unknown.
     suppress : path or iterable of str
-        A file of suppressions, or its lines: ``race=... first=... second=...``, as reports print
-        them; ``*`` and ``?`` stand for anything.
+        A file of suppressions, or its lines: ``race=... memory=... line=... line=...``, as
+        reports print them; ``*`` and ``?`` stand for anything.
     stall : float, default 1e-4
         The shortest call, in seconds, that counts as a stall.
     threads : {"shared", "strict"}, default "shared"
@@ -72,9 +75,21 @@ def observe(
         A file to which everything recorded is written, for ``python -m userstream judge``. It is
         replaced if it exists, and only its owner can read it: it has the command line and paths of
         source files.
-    judge : {"thread", "later"}, default "thread"
-        Whether a thread of this process judges what is recorded. ``"later"`` only writes the log,
-        which slows the program least: it has no races, stalls or report until it is judged.
+    judge : {"thread", "process", "later"}, default "thread"
+        What judges the log meanwhile. A ``"thread"`` competes with the program for the GIL. A
+        ``"process"`` does not, and takes some 50 ms to start and end: for programs that launch many
+        small kernels, or run for long. ``"later"`` only writes the log, which slows the program
+        least: it has no races, stalls or report until it is judged.
+    memory : int, default 2**28
+        How many bytes of records may wait to be judged or written. When half of that is full, what
+        waits for the judge goes to a temporary file. When all of it is full, calls are not
+        recorded, and `Observation.not_seen` says how many.
+    confirm : bool or int, default False
+        Whether to make suspected races happen, or how often at most (``True``: 100 times): when
+        the lines of a race run again, the stream of the first operation is held until the second
+        has run, for 20 ms at most. ``Race.confirmed`` says what came of it. This changes the timing
+        of the program, and a race that is made to happen has its consequences. It needs
+        ``judge="thread"``.
 
     Returns
     -------
@@ -87,6 +102,8 @@ def observe(
         On a GPU, CUPTI is missing or in use by another tool.
     RuntimeError
         The process is already being observed.
+    UserStreamError
+        Other causes: see :doc:`/reference/common-errors`.
 
     Examples
     --------
@@ -104,6 +121,8 @@ def observe(
         allocations=allocations,
         log=log,
         judge=judge,
+        memory=memory,
+        confirm=confirm,
     )
 
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from userstream import _process
-from userstream._observe.judge.blocks import Block, Blocks
-from userstream._observe.judge.log import OWN
-from userstream._observe.judge.stacks import Frame
-from userstream._observe.recording import stack_of, whose
+from userstream._observe.judge.log import BLOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from userstream._observe.judge.stacks import Stack
     from userstream._observe.logger import Logger
 
     T = TypeVar("T")
@@ -30,7 +24,6 @@ class Allocator(Protocol):
     framework: str
 
     def begin(self) -> None: ...
-    def blocks(self) -> list[Block]: ...
     def end(self) -> None: ...
 
 
@@ -38,12 +31,11 @@ class Allocators:
     """The allocators of PyTorch and CuPy. A failure of one is reported and harms no other."""
 
     def __init__(self, logger: Logger) -> None:
-        self._torch: Allocator = TorchHistory()
+        self._torch = TorchHistory()
         self._cupy: Allocator = CupyHook(logger)  # of the thread that calls `begin`
         self._lock = _process.Lock()  # also taken by the thread of the session
         self._ended = False
         self._races = 0
-        self._blocks = Blocks()
         self.failures: dict[str, str] = {}  # by framework
 
     def unseen(self) -> list[str]:
@@ -65,16 +57,16 @@ class Allocators:
             if not self._ended:
                 self._try(self._torch, self._torch.begin)
 
-    def blocks(self, races: int) -> Blocks:
-        """Return all blocks, read anew if there are more races than at the last call."""
+    def blocks(self, races: int) -> dict[str, Any] | None:
+        """Return all blocks of PyTorch if there are more races than at the last call.
+
+        Those of CuPy are recorded as they are allocated.
+        """
         with self._lock:
-            if not self._ended and races != self._races:
-                found: list[Block] = []
-                for each in (self._torch, self._cupy):
-                    found += self._try(each, each.blocks) or ()
-                self._blocks = Blocks(found)
-                self._races = races
-            return self._blocks
+            if self._ended or races == self._races:
+                return None
+            self._races = races
+            return self._try(self._torch, self._torch.blocks)
 
     def finish(self) -> None:
         """End the history of PyTorch, which any thread can. The blocks stay readable."""
@@ -128,30 +120,27 @@ class TorchHistory:
                 "all", context="alloc", stacks="python", max_entries=_MOST
             )
 
-    def blocks(self) -> list[Block]:
-        """Return the blocks of the history, and older blocks that are in use."""
-        return [] if self._memory is None else list(self._read())
-
-    def _read(self) -> Iterator[Block]:
+    def blocks(self) -> dict[str, Any] | None:
+        """Return the blocks of the history, and older blocks that are in use, as a log has them."""
+        if self._memory is None:
+            return None
         snapshot = self._memory._snapshot()
         ahead = _ahead()
         kept = set()
+        rows = _Rows(self.framework)
         for trace in snapshot["device_traces"]:
             for entry in trace:
                 if entry["action"] == "alloc":
                     kept.add(entry["addr"])
                     began = int(entry["time_us"]) * 1000 - ahead
-                    yield self._block(entry["addr"], entry["size"], began, entry)
+                    rows.add(entry["addr"], entry["size"], began, entry)
         for segment in snapshot["segments"]:
             address = segment["address"]
             for block in segment["blocks"]:
                 if block["state"] == "active_allocated" and address not in kept:
-                    yield self._block(address, block["size"], 0, block)
+                    rows.add(address, block["size"], 0, block)
                 address += block["size"]
-
-    def _block(self, start: int, size: int, began: int, told: dict[str, Any]) -> Block:
-        frames = told.get("frames") or []
-        return Block(start, start + size, began, functools.partial(_stack, frames), self.framework)
+        return rows.as_dict()
 
     def end(self) -> None:
         """Switch the history off, unless it was on before."""
@@ -172,14 +161,29 @@ def _ahead() -> int:
     return min(look() for _ in range(8))[1]
 
 
-def _stack(frames: list[dict[str, Any]]) -> Stack:
-    return tuple(
-        Frame(each["filename"], each["line"], each["name"], whose(each["filename"]))
-        for each in reversed(frames)
-    )
+class _Rows:
+    """Blocks, with each frame and each stack once."""
 
+    def __init__(self, framework: str) -> None:
+        self._framework = framework
+        self._frames: dict[tuple[str, int, str], int] = {}
+        self._stacks: dict[tuple[int, ...], int] = {}
+        self._rows: list[tuple[int, int, int, str, int]] = []
 
-_MOST_OF_CUPY = 20_000  # allocations that are kept
+    def add(self, start: int, size: int, began: int, told: dict[str, Any]) -> None:
+        """Add a block, and the stack of its allocation, whose innermost frame comes first."""
+        stack = tuple(
+            self._frames.setdefault(
+                (each["filename"], each["line"], each["name"]), len(self._frames)
+            )
+            for each in reversed(told.get("frames") or [])
+        )
+        number = self._stacks.setdefault(stack, len(self._stacks))
+        self._rows.append((start, start + size, began, self._framework, number))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what a log has."""
+        return {"frames": [*self._frames], "stacks": [*self._stacks], "blocks": self._rows}
 
 
 class CupyHook:
@@ -189,7 +193,6 @@ class CupyHook:
 
     def __init__(self, logger: Logger) -> None:
         self._logger = logger
-        self._blocks: deque[Block] = deque(maxlen=_MOST_OF_CUPY)
         self._hook: Any = None
         self._thread = 0
 
@@ -205,21 +208,8 @@ class CupyHook:
         self._hook.__enter__()
 
     def _allocated(self, start: int, size: int) -> None:
-        if self._hook is None or not start:
-            return
-        stack = functools.partial(self._stack, self._logger.own_stack())
-        block = Block(start, start + size, time.monotonic_ns(), stack, self.framework)
-        self._blocks.append(block)
-
-    def _stack(self, index: int) -> Stack:
-        stack = stack_of(self._logger, index)
-        while stack and getattr(stack[-1], "whose", None) == OWN:
-            stack = stack[:-1]
-        return stack
-
-    def blocks(self) -> list[Block]:
-        """Return the recorded blocks."""
-        return list(self._blocks.copy())  # a thread adds to it
+        if self._hook is not None and start:
+            self._logger.note(BLOCK, (start, start + size), self.framework.encode())
 
     def end(self) -> None:
         """Leave the hook. In another thread the hook stays and does nothing."""

@@ -1,4 +1,6 @@
-"""Tells the logger what the program declares only to read, in the order of its calls.
+"""Tells the recorder what is no driver call, in the order of the calls of each thread.
+
+What the program declares only to read, its waits for the GPU, and which of them are allowed.
 
 It listens to `_hooks` while the process is observed.
 """
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from userstream import _hooks, _targets
 from userstream._copies.layout import spread
-from userstream._observe.judge import functions
+from userstream._observe.judge import log
 from userstream._ordering.borrow import READ
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from userstream._observe.logger import Logger
     from userstream._ordering import Borrow
     from userstream._stream.stream import Stream
+
+_MOST = 2000  # ranges in one record
 
 
 class _Block:
@@ -35,14 +39,14 @@ class _Block:
 
     def end(self) -> None:
         if self._number:
-            self._logger.note(functions.DECLARED_NO_MORE, (self._number, 0))
+            self._logger.note(log.DECLARED_NO_MORE, (self._number, 0))
             self._number = 0  # only now: if a signal handler raises, it is noted as this goes
 
     __del__ = end
 
 
 class Declaring:
-    """Listener of borrows, `acquire` and `release`, from `begin` to `end`."""
+    """Listener of `_hooks`, from `begin` to `end`."""
 
     def __init__(self, logger: Logger) -> None:
         self._logger = logger
@@ -55,6 +59,9 @@ class Declaring:
             (_hooks.borrow_left, self._left),
             (_hooks.buffers_acquired, self._acquired),
             (_hooks.buffers_released, self._released),
+            (_hooks.user_stream_created, self._created),
+            (_hooks.host_waits, self._host_waits),
+            (_hooks.stalls_allowed, self._stalls_allowed),
         ]
 
     def begin(self) -> None:
@@ -89,22 +96,40 @@ class Declaring:
     def _released(self, stream: Stream, buffers: Iterable[Any]) -> None:
         if self._any_acquired:
             words = (0, int(stream._resolve().handle or 0))
-            self._logger.note(functions.DECLARED_NO_MORE, words, _ranges(buffers))
+            for part in _ranges(buffers):
+                self._logger.note(log.DECLARED_NO_MORE, words, part)
 
     def _declare(self, number: int, reads: bool, stream: Stream, buffers: Iterable[Any]) -> None:
         words = (number, int(reads), int(stream.handle))
-        self._logger.note(functions.DECLARED, words, _ranges(buffers))
+        for part in _ranges(buffers):
+            self._logger.note(log.DECLARED, words, part)
+
+    def _created(self, stream: Stream) -> None:
+        self._logger.note_json(log.NAMES, {"streams": {int(stream.handle): name_of(stream)}})
+
+    def _host_waits(self, begins: bool) -> None:
+        self._logger.note(log.HOST_WAITS, (int(begins),))
+
+    def _stalls_allowed(self, reason: str | None) -> None:
+        told = "" if reason is None else reason
+        self._logger.note(log.STALLS_ALLOWED, (int(reason is not None),), told.encode())
 
 
-def _ranges(buffers: Iterable[Any]) -> bytes:
-    """Return where the bytes of buffers begin and end, as the logger takes it."""
+def name_of(stream: Stream) -> str:
+    """Return how reports name a user stream."""
+    return f"user stream {stream.name!r}" if stream.name else "the user stream"
+
+
+def _ranges(buffers: Iterable[Any]) -> list[bytes]:
+    """Return where the bytes of buffers begin and end: a part for each record."""
     found: list[tuple[int, int]] = []
     try:
         for view in _targets.views_in(buffers):
             found += _ranges_of(view)
     except Exception:  # of a framework, which does not tell: then nothing is known of it
-        return b""
-    return b"".join(struct.pack("<2Q", *each) for each in found)
+        return [b""]
+    packed = [struct.pack("<2Q", *each) for each in found]
+    return [b"".join(packed[at : at + _MOST]) for at in range(0, len(packed), _MOST)] or [b""]
 
 
 def _ranges_of(view: View) -> Iterator[tuple[int, int]]:

@@ -1,248 +1,212 @@
-"""The logger: a library in C that no thread of the program waits for."""
+"""The recorder: a library in C that no thread of the program waits for."""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
-from userstream import _built, _process
-from userstream._observe.judge.functions import ENTER, LEAVE, Function
-from userstream._observe.layouts import Layout, layout, without_stacks
+from userstream import _built, _driver, _process
+from userstream._driver import account
+from userstream.errors import NotSupportedError
+from userstream.testing import _simulated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Sequence
 
-_NO_WORD = 255
-_CHUNK = 1 << 18
-_FRAMES = 48
+    from userstream._observe.judge.trials import Pair
+
+MEMORY = 256 << 20  # bytes of records that wait for the judge: then a file takes them
+_PART = 32 << 10  # bytes of a note that is written in parts
+_MAILBOX = 256 << 10  # bytes that are received at once
+_INSTALL = (
+    "install it with `pip install nvidia-cuda-cupti` (CUDA 13) or `pip install "
+    "nvidia-cuda-cupti-cu12` (CUDA 12)"
+)
 
 
-class _Fetch(ctypes.Structure):
+class _Options(ctypes.Structure):
+    """`Options` of ``logger/session.c``."""
+
     _fields_ = [
-        ("bytes", ctypes.c_uint32),
-        ("word", ctypes.c_uint8),
-        ("count_word", ctypes.c_uint8),
-        ("sites", ctypes.c_uint8),
-        ("unused", ctypes.c_uint8),
+        ("cupti", ctypes.c_char_p),
+        ("file", ctypes.c_int32),
+        ("judge", ctypes.c_int32),
+        ("judges_here", ctypes.c_uint32),
+        ("memory", ctypes.c_uint64),
+        ("account", ctypes.c_void_p),
+        ("greet", ctypes.c_void_p),
+        ("path", ctypes.c_char_p),
+        ("holds", ctypes.c_uint32),
     ]
-
-
-class _Address(ctypes.Structure):
-    _fields_ = [("word", ctypes.c_uint8), ("within", ctypes.c_uint8), ("offset", ctypes.c_uint16)]
-
-
-class _Rule(ctypes.Structure):
-    _fields_ = [
-        *(
-            (name, ctypes.c_uint8)
-            for name in (
-                "sites",
-                "words",
-                "stream",
-                "ends_stream",
-                "frees",
-                "freed",
-                "allocates",
-                "allocated",
-                "source_size",
-                "orders_host",
-                "failures",
-                "forgets",
-                "kernel",
-                "parameters",
-                "extra",
-                "configuration",
-                "written",
-                "written_bytes",
-                "batch",
-            )
-        ),
-        ("addresses", _Address * 2),
-        ("fetches", _Fetch * 3),
-    ]
-
-
-# By their names in `Driver` of the logger. One that a driver lacks is left out.
-DRIVER_FUNCTIONS = {
-    "pointer_attributes": "cuPointerGetAttributes",
-    "stream_flags": "cuStreamGetFlags",
-    "stream_context": "cuStreamGetCtx",
-    "stream_status": "cuStreamIsCapturing",
-    "stream_query": "cuStreamQuery",
-    "function_parameter": "cuFuncGetParamInfo",
-    "kernel_parameter": "cuKernelGetParamInfo",
-    "function_name": "cuFuncGetName",
-    "kernel_name": "cuKernelGetName",
-    "copy_out": "cuMemcpyDtoHAsync_v2",
-    "write_value": "cuStreamWriteValue32_v2",
-    "host_register": "cuMemHostRegister_v2",
-    "capture_mode": "cuThreadExchangeStreamCaptureMode",
-}
-
-
-class Driver(ctypes.Structure):
-    """The driver functions that the logger itself calls; none of them waits."""
-
-    _fields_ = [(name, ctypes.c_void_p) for name in DRIVER_FUNCTIONS]
-
-
-def address_of(function: Any) -> int | None:
-    """Return where a function of C is."""
-    return ctypes.cast(function, ctypes.c_void_p).value
 
 
 class Logger:
-    """The one of this process; see ``logger/logger.c``."""
+    """The one of this process; see ``logger/session.c``."""
 
     def __init__(self) -> None:
         self._library = library = _built.load(_built.RECORDER)
-        library.logger_read.restype = ctypes.c_size_t
-        library.logger_code.restype = ctypes.c_void_p
-        library.logger_without_stack.restype = ctypes.c_uint64
-        self._buffer = ctypes.create_string_buffer(_CHUNK)
-        self._layout = self._checked_layout()
+        library.recorder_begin.restype = ctypes.c_char_p
+        library.recorder_note.restype = ctypes.c_bool
+        library.recorder_note.argtypes = [
+            ctypes.c_uint,
+            ctypes.c_void_p,
+            ctypes.c_uint,
+            ctypes.c_char_p,
+            ctypes.c_uint32,
+        ]
+        library.recorder_arm.restype = ctypes.c_bool
+        library.recorder_arm.argtypes = [
+            ctypes.c_uint32,
+            ctypes.c_int32,
+            ctypes.c_int32,
+            ctypes.c_uint64,
+            ctypes.c_uint64,
+            ctypes.c_uint64,
+            ctypes.c_bool,
+        ]
+        library.recorder_close.restype = ctypes.c_bool
+        library.recorder_has_stacks.restype = ctypes.c_bool
+        library.recorder_receive.restype = ctypes.c_size_t
+        library.recorder_receive.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint]
+        self._buffer = ctypes.create_string_buffer(_MAILBOX)
 
     @property
     def has_stacks(self) -> bool:
         """Whether the frames of this interpreter can be read."""
-        return bool(self._layout.thread_state)
+        answer: bool = self._library.recorder_has_stacks()
+        return answer
 
-    @property
-    def call(self) -> Any:
-        """The function to be told of calls."""
-        return self._library.logger_call
+    def begin(
+        self,
+        *,
+        file: int = -1,
+        judge: int = -1,
+        judges_here: bool = False,
+        memory: int = MEMORY,
+        holds: int = 0,
+    ) -> None:
+        """Begin to record: to a file, and to a judge.
 
-    @property
-    def cupti_call(self) -> Any:
-        """The function for CUPTI to call."""
-        return self._library.logger_cupti
+        Parameters
+        ----------
+        file, judge : int
+            Descriptors of a file and of the socket of a judge in another process, of which
+            duplicates are used; -1 for none.
+        judges_here : bool
+            Whether the judge gets the log by `receive`.
+        memory : int
+            How many bytes may wait to be written or judged: when half of that is full, a file takes
+            what the judge has not taken.
+        holds : int
+            How often a stream may be held to make a race happen: see `arm`.
 
-    def cupti_signature(self, number: int, sizes: str, per_thread: int | None) -> None:
-        """Say what the arguments of one of CUPTI's functions are."""
-        word = _NO_WORD if per_thread is None else per_thread
-        self._library.logger_cupti_signature(number, sizes.encode(), word)
+        Raises
+        ------
+        NotSupportedError
+            CUPTI is missing, or another tool uses it.
+        RuntimeError
+            The process is recorded already.
+        """
+        cupti = None
+        if not _simulated.is_simulated():
+            _driver.library.ensure()
+            cupti = path_of_cupti()
+        options = _Options(
+            None if cupti is None else os.fsencode(cupti),
+            file,
+            judge,
+            judges_here,
+            memory,
+            account.address(),
+            holds=holds,
+        )
+        error: bytes | None = self._library.recorder_begin(ctypes.byref(options))
+        if error is None:
+            return
+        text = error.decode(errors="replace")
+        if cupti is None:
+            raise RuntimeError(text)
+        raise NotSupportedError(f"{text} ({_INSTALL})" if "not found" in text else text)
 
-    def watch(self, functions: Mapping[int, Function]) -> None:
-        """Say what is written down, by the number of each function, and nothing else is."""
-        self._library.logger_no_rules()
-        for number, function in functions.items():
-            self._library.logger_rule(number, ctypes.byref(_rule(function)))
+    def end(self, reason: str) -> None:
+        """Record no more. The judge gets the last records until `close` returns."""
+        self._library.recorder_end(reason.encode())
 
-    def take_account(self, address: int) -> None:
-        """Say which function of C returns where the account of the calling thread is."""
-        self._library.logger_account(ctypes.c_void_p(address))
+    def close(self) -> bool:
+        """Return whether everything is written, and the judge has taken it."""
+        is_closed: bool = self._library.recorder_close()
+        return is_closed
 
-    def begin(self, driver: Driver) -> None:
-        """Begin to write."""
-        self._library.logger_begin(ctypes.byref(driver), ctypes.byref(self._layout))
+    def receive(self, seconds: float) -> bytes:
+        """Return the next piece of the log, or what a judge in another process answers.
 
-    def end(self) -> None:
-        """Write no more."""
-        self._library.logger_end()
+        There is none after some time, or after `ring`.
+        """
+        size = self._library.recorder_receive(self._buffer, _MAILBOX, int(seconds * 1000))
+        return ctypes.string_at(self._buffer, size)
 
-    def note(self, what: int, words: Sequence[int], data: bytes = b"") -> None:
-        """Write down what is no driver call, if it is observed."""
+    def ring(self) -> None:
+        """Let `receive` return."""
+        self._library.recorder_ring()
+
+    def hang_up(self) -> None:
+        """Say that nothing is received any more."""
+        self._library.recorder_hang_up()
+
+    def note(self, type_: int, words: Sequence[int] = (), data: bytes = b"") -> bool:
+        """Write down what is no driver call; return whether it is recorded."""
         count = len(words)
         array = (ctypes.c_uint64 * count)(*words)
-        self._library.logger_note(what, array, count, data, len(data))
+        written: bool = self._library.recorder_note(type_, array, count, data, len(data))
+        return written
 
-    def read(self) -> tuple[bytes, int, int]:
-        """Take what was written first; tell how much was lost until now, and what is left."""
-        lost, left = ctypes.c_uint64(), ctypes.c_uint32()
-        size = self._library.logger_read(
-            self._buffer, _CHUNK, ctypes.byref(lost), ctypes.byref(left)
-        )
-        return ctypes.string_at(self._buffer, size), lost.value, left.value
+    def note_json(self, type_: int, told: Any) -> bool:
+        """Write down facts of Python."""
+        return self.note(type_, (), json.dumps(told, separators=(",", ":")).encode())
 
-    def own_stack(self) -> int:
-        """Return the index of the stack of the calling thread."""
-        index: int = self._library.logger_own_stack()
-        return index
+    def note_in_parts(self, type_: int, told: Any) -> None:
+        """Write down facts of Python that may be too long for one record."""
+        data = json.dumps(told, separators=(",", ":")).encode()
+        for at in range(0, len(data), _PART):
+            self.note(type_, (int(at + _PART < len(data)),), data[at : at + _PART])
 
-    def new_stacks(self) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-        """Take the stacks that are new in this observation, with their codes and places."""
-        while (index := self._library.logger_new_stack()) >= 0:
-            yield index, self.stack(index)
+    def arm(self, pair: Pair) -> None:
+        """Try to make a race happen from now on, or to order its operations, if that is possible.
 
-    def stack(self, index: int) -> list[tuple[int, int]]:
-        """Return the codes of a stack and the places in them, the innermost first."""
-        pairs = (ctypes.c_uint32 * (2 * _FRAMES))()
-        count = self._library.logger_stack(index, pairs)
-        return [(pairs[2 * i], pairs[2 * i + 1]) for i in range(count)]
+        Another pair of the same number takes the place of that one.
+        """
+        self._library.recorder_arm(*pair)
 
-    def code(self, index: int) -> tuple[str, str, bytes, int]:
-        """Return the file, the name, the table of lines and the first line of a code."""
-        size, width, first_line = ctypes.c_uint32(), ctypes.c_uint32(), ctypes.c_int32()
-        found = []
-        for which in range(3):
-            text = self._library.logger_code(
-                index, which, ctypes.byref(size), ctypes.byref(width), ctypes.byref(first_line)
-            )
-            data = ctypes.string_at(text, size.value) if text else b""
-            found.append((data, width.value))
-        encodings = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
-        file, name = (
-            data.decode(encodings.get(width, "latin-1"), "replace") for data, width in found[:2]
-        )
-        return file, name, found[2][0], first_line.value
+    def disarm(self, number: int) -> None:
+        """Try no more with the pair of that number."""
+        self._library.recorder_disarm(number)
 
-    def without_stack(self) -> int:
-        """Return how many calls have no stack because there were too many different ones."""
-        count: int = self._library.logger_without_stack()
+    def threads(self) -> int:
+        """Return a number that changes when another thread is recorded for the first time."""
+        count: int = self._library.recorder_threads()
         return count
 
-    def _checked_layout(self) -> Layout:
-        """Give the layout by which this very function finds itself, else none."""
-        found = layout()
-        if found is None:
-            return without_stacks()
-        self._library.logger_begin(ctypes.byref(Driver()), ctypes.byref(found))
-        index = self._library.logger_own_stack()
-        self._library.logger_end()
-        frames = [self.code(code)[1] for code, _ in self.stack(index)]
-        mine = Logger._checked_layout.__code__.co_qualname
-        return found if frames and frames[0] == mine else without_stacks()
+    def memory(self) -> int:
+        """Return a descriptor of the memory with what was not sent on; -1 for none."""
+        descriptor: int = self._library.recorder_memory()
+        return descriptor
 
+    def spill(self) -> int:
+        """Return a descriptor of the file with what the judge had not taken; -1 for none."""
+        descriptor: int = self._library.recorder_spill()
+        return descriptor
 
-def _rule(function: Function) -> _Rule:
-    def word(number: int | None) -> int:
-        return _NO_WORD if number is None else number
+    def judge_is_gone(self) -> bool:
+        """Return whether a judge in another process does not listen any more."""
+        return bool(self._library.recorder_judge_error())
 
-    addresses = (_Address * 2)(_Address(_NO_WORD), _Address(_NO_WORD))
-    for place, operand in enumerate(function.operands):
-        if isinstance(operand, tuple):
-            addresses[place] = _Address(operand[0], 1, operand[1])
-        else:
-            addresses[place] = _Address(operand)
-    sites = LEAVE if function.allocates is not None else ENTER | LEAVE
-    fetches = (_Fetch * 3)()
-    for place, fetch in enumerate(function.fetches):
-        fetches[place] = _Fetch(fetch.size, fetch.word, word(fetch.count), sites)
-    copies = function.means == "copy"
-    return _Rule(
-        sites=function.sites,
-        words=function.words,
-        stream=word(function.stream),
-        ends_stream=function.ends_stream,
-        frees=word(function.frees),
-        freed=word(function.size if function.frees is not None else None),
-        allocates=word(function.allocates),
-        allocated=word(function.size if function.allocates is not None else None),
-        source_size=word(function.size if copies else None),
-        orders_host=function.orders_host,
-        failures=function.frees is not None or function.means == "end_capture",
-        forgets=function.forgets,
-        kernel=word(function.roles.get("kernel")),
-        parameters=word(function.roles.get("parameters")),
-        extra=word(function.roles.get("extra")),
-        configuration=word(function.roles.get("configuration")),
-        written=word(function.roles.get("written")),
-        written_bytes=function.roles.get("bytes", 0),
-        batch=word(3 if function.means == "copy_batch" else None),
-        addresses=addresses,
-        fetches=fetches,
-    )
+    def log_error(self) -> OSError | None:
+        """Return why the log could not be written any more."""
+        number = self._library.recorder_log_error()
+        return OSError(number, os.strerror(number)) if number else None
 
 
 _lock = _process.Lock()
@@ -258,9 +222,50 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def the_logger() -> Logger:
-    """Return the logger of this process, compiled and loaded unless that was done before."""
+    """Return the recorder of this process, loaded unless that was done before."""
     global _logger  # noqa: PLW0603 -- there is one
     with _lock:
         if _logger is None:
             _logger = Logger()
         return _logger
+
+
+# -- CUPTI ----------------------------------------------------------------------------------------
+
+
+def path_of_cupti() -> str:
+    """Return where CUPTI is: the one that is loaded already, as two do not work; else any."""
+    return _loaded() or _installed() or "libcupti.so"
+
+
+def _loaded() -> str | None:
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        for line in maps:
+            path = line.rstrip("\n").split(maxsplit=5)[-1]
+            if re.match(r"libcupti\.so(\.|$)", os.path.basename(path)):
+                return path
+    return None
+
+
+def _installed() -> str | None:
+    from cuda import pathfinder
+
+    try:
+        path: str | None = pathfinder.load_nvidia_dynamic_lib("cupti").abs_path
+    except Exception:  # older versions do not know it, and each says so in its own way
+        path = _of_wheel()
+    return path
+
+
+def _of_wheel() -> str | None:
+    import importlib.metadata
+
+    for name in ("nvidia-cuda-cupti", "nvidia-cuda-cupti-cu13", "nvidia-cuda-cupti-cu12"):
+        try:
+            files = importlib.metadata.files(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for file in files:
+            if re.match(r"libcupti\.so", file.name):
+                return os.fspath(file.locate())
+    return None

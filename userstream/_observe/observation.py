@@ -1,343 +1,32 @@
-"""The session that watches the process, and the `Observation` that users hold."""
+"""The `Observation` that users hold."""
 
 from __future__ import annotations
 
-import atexit
 import os
-import time
-import weakref
-from collections import deque
-from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from userstream import _process
-from userstream._driver import account
 from userstream._observe.allocators import Allocators
-from userstream._observe.declaring import Declaring
-from userstream._observe.judge import Judge, reports
-from userstream._observe.judge import log as log_format
+from userstream._observe.judge import reports
+from userstream._observe.judge.findings import Report, plural
 from userstream._observe.judge.found import read_suppressions
-from userstream._observe.logger import the_logger
-from userstream._observe.recording import Recording
+from userstream._observe.judge.lines import render
+from userstream._observe.judging import InProcess, InThread, Later
+from userstream._observe.logger import MEMORY, the_logger
+from userstream._observe.session import Session
 from userstream.errors import RaceError
-from userstream.testing import _simulated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable
     from types import TracebackType
-    from typing import BinaryIO
 
     from userstream._observe.judge.found import Race, Stall
-    from userstream._observe.judge.functions import Function
-    from userstream._observe.judge.log import Block
-    from userstream._observe.logger import Driver, Logger
+    from userstream._observe.judging import Judging
 
-    T = TypeVar("T")
-
-_PAUSE = 0.02  # seconds between two reads of the log
-_POLL = 0.05  # seconds between two looks at a flag whose wake-up another thread took
 _MOST_KEPT = 1_000_000  # operations of the timeline
-
-# The session that watches: one at a time, because there is one hook and one log. Only threads of
-# sessions take the lock, and signal handlers never run in these.
-_turn = _process.Lock()
-_active: _Session | None = None
-_inherited: list[Callable[[], None]] = []  # in a forked child: ends of the hook of its parent
-
-
-class Maker(Protocol):
-    """Interface to the source of driver calls: the simulated driver or CUPTI."""
-
-    def functions(self) -> dict[int, tuple[str, Function]]: ...
-    def driver(self) -> Driver: ...
-    def begin(self, logger: Logger) -> Callable[[], None]: ...
-
-
-class _Flag:
-    """An event that stays usable if a signal handler raises inside its methods.
-
-    `threading.Event` would keep its lock, and the next thread that uses it would wait forever.
-    """
-
-    __slots__ = ("_wake", "is_set")
-
-    def __init__(self) -> None:
-        self.is_set = False
-        self._wake = _process.Lock()
-        self._wake.acquire()
-
-    def ring(self) -> None:
-        """Wake one waiting thread."""
-        with suppress(RuntimeError):  # it was rung before, and nobody has waited since
-            self._wake.release()
-
-    def sleep(self, seconds: float) -> None:
-        """Wait until the flag is rung, or for some time."""
-        self._wake.acquire(timeout=seconds)
-
-    def set(self) -> None:
-        """Set the flag."""
-        self.is_set = True
-        self.ring()
-
-    def wait(self) -> None:
-        """Wait until the flag is set."""
-        while not self.is_set:
-            self.sleep(_POLL)
-
-
-class _Question:
-    """A function of the judge that the thread of a session calls for another thread."""
-
-    __slots__ = ("answer", "answered", "error", "function")
-
-    def __init__(self, function: Callable[[Judge], Any]) -> None:
-        self.function = function
-        self.answered = _Flag()
-        self.answer: Any = None
-        self.error: BaseException | None = None
-
-
-class _Session:
-    """The thread that begins to watch, analyzes what is logged, and ends to watch.
-
-    All of it happens on this thread, because signal handlers run on the main thread only: an
-    exception of theirs cannot leave it half-begun or half-ended. Another thread sets a flag and
-    waits; if its wait is interrupted, this thread ends all the same.
-    """
-
-    def __init__(
-        self,
-        owner: Observation,
-        maker: Maker,
-        functions: Mapping[int, tuple[str, Function]],
-        *,
-        judge: Judge | None,
-        recording: Recording,
-        path: str | None,
-        logger: Logger,
-        declaring: Declaring,
-        allocators: Allocators | None,
-    ) -> None:
-        self.judge = judge
-        self.begun = _Flag()
-        self.done = _Flag()
-        self.failure: BaseException | None = None  # of the begin or the analysis
-        self.log_failure: OSError | None = None  # of writing the log
-        self.began = self.seconds = 0.0
-        self.wanted = True  # until it is asked to end
-        self._owner = weakref.ref(owner)
-        self._maker = maker
-        self._functions = functions
-        self._recording = recording
-        self._path = path  # of the log
-        self._writer: log_format.Writer | None = None
-        self._logger = logger
-        self._declaring = declaring
-        self._allocators = allocators
-        self._questions: deque[_Question] = deque()
-        self._bell = _Flag()
-        self._daemon = _process.Daemon(self._run, "userstream-observer")
-        self.is_of_parent = False  # this process was forked since
-        self._stop: Callable[[], None] | None = None
-
-    # -- for other threads ------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Begin to watch. Raise the error of the begin."""
-        self._daemon.start()
-        while not (self.begun.is_set or self.done.is_set):
-            self.begun.sleep(_POLL)
-        if not self.begun.is_set and self.failure is not None:
-            raise self.failure
-
-    def end(self) -> None:
-        """Ask the thread to end. The thread ends even if the caller is interrupted."""
-        self.wanted = False
-        self._bell.ring()
-
-    def ask(self, function: Callable[[Judge], T]) -> T:
-        """Apply the log until now; return the result of `function` on the judge."""
-        if not self.done.is_set and not self._daemon.is_current():
-            question = _Question(function)
-            self._questions.append(question)
-            self._bell.ring()
-            while not (question.answered.is_set or self.done.is_set):
-                question.answered.sleep(_POLL)
-            if question.answered.is_set:
-                if question.error is not None:
-                    raise question.error
-                return question.answer  # type: ignore[no-any-return]  # of `function`
-        if self.failure is not None:
-            raise self.failure
-        return function(self._judge_or_raise())
-
-    def _judge_or_raise(self) -> Judge:
-        if self.judge is None:
-            raise RuntimeError(
-                'this observation is only recorded, as judge="later" asks for: judge its log with '
-                "`python -m userstream judge`"
-            )
-        return self.judge
-
-    def forked(self) -> None:
-        """End in a forked child, in which the thread does not exist."""
-        self.is_of_parent = True
-        self.wanted = False
-        self._declaring.end()
-        if self._stop is not None:
-            _inherited.append(self._stop)
-        self.begun.is_set = self.done.is_set = True
-
-    # -- the thread -------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        try:
-            if self._claim():
-                try:
-                    self._watch()
-                finally:
-                    self._release()
-        except BaseException as error:
-            self.failure = error
-        finally:
-            self.done.set()
-            self.begun.ring()
-
-    def _claim(self) -> bool:
-        """Become the session that watches; wait for the end of one that was asked to end."""
-        global _active  # noqa: PLW0603 -- there is one
-        while self._is_wanted():
-            with _turn:
-                other = _active
-                if other is None:
-                    _active = self
-                    return True
-            if other._is_wanted():
-                raise RuntimeError(
-                    "the streams of this process are already being observed: by another observe(), "
-                    "by `python -m userstream observe`, or by `pytest --races`, which leaves out "
-                    "tests that are marked no_races(False)"
-                )
-            other.done.sleep(_PAUSE)
-        return False
-
-    def _is_wanted(self) -> bool:
-        """Return whether to watch: until `end`, or until nobody holds the observation.
-
-        A signal handler may raise between the begin of a ``with`` statement and its block, and
-        then nothing leaves the block.
-        """
-        return self.wanted and self._owner() is not None
-
-    def _release(self) -> None:
-        global _active  # noqa: PLW0603 -- there is one
-        if _active is self:
-            _active = None
-
-    def _watch(self) -> None:
-        self._logger.watch({number: each for number, (_, each) in self._functions.items()})
-        self.began = time.monotonic()
-        while _inherited:
-            _inherited.pop()()
-        with ExitStack() as file:
-            if self._path is not None:
-                self._writer = log_format.Writer(file.enter_context(_log_file(self._path)))
-            self._record()
-            self._end_log()
-        self._answer()
-
-    def _record(self) -> None:
-        """Watch until it is no longer wanted."""
-        with ExitStack() as ends:  # all of them, also if one raises
-            ends.callback(self._logger.end)
-            self._logger.take_account(account.address())
-            self._logger.begin(self._maker.driver())
-            self._take([self._recording.header()])
-            self._stop = self._maker.begin(self._logger)
-            ends.callback(self._stop)
-            ends.callback(self._logger.end)  # before calls go unseen by the recorder
-            ends.callback(self._declaring.end)
-            self._declaring.begin()
-            self.begun.set()
-            self._analyze()
-            self.seconds = time.monotonic() - self.began
-
-    def _end_log(self) -> None:
-        """Take what is left of the log, and end it."""
-        self._catch_up(everything=True)
-        if self._allocators is not None:  # after which they forget the blocks
-            self._read_blocks(everything=True)
-            self._allocators.finish()
-        self._take(self._recording.end("the end of the observation"))
-        if self.judge is not None:
-            self.judge.finish()
-
-    def _analyze(self) -> None:
-        while self._is_wanted():
-            self._catch_up()
-            if self._allocators is not None:
-                self._allocators.look()
-            self._answer()
-            if not self._questions:
-                self._bell.sleep(_PAUSE)
-
-    def _answer(self) -> None:
-        """Answer the questions of other threads."""
-        for _ in range(len(self._questions)):
-            question = self._questions.popleft()
-            try:
-                self._catch_up()
-                if self._allocators is not None:
-                    self._read_blocks()
-                question.answer = question.function(self._judge_or_raise())
-            except BaseException as error:
-                question.error = error
-            question.answered.set()
-
-    def _read_blocks(self, *, everything: bool = False) -> None:
-        """Read the blocks of the allocators anew if there are new races, or for the log."""
-        if self._allocators is None:
-            return
-        blocks = None
-        if self.judge is not None:
-            blocks = self.judge.blocks = self._allocators.blocks(self.judge.count_races())
-        if everything and self._writer is not None:
-            if blocks is None:
-                blocks = self._allocators.blocks(-1)
-            self._write([blocks.as_block()])
-
-    def _catch_up(self, *, everything: bool = False) -> None:
-        """Take the log until now. Other threads may log without end."""
-        left = None
-        while left is None or left >= 0 or everything:
-            blocks, behind = self._recording.read()
-            left = (behind if left is None else left) - 1
-            self._take(blocks)
-            if not blocks:
-                break
-
-    def _take(self, blocks: Iterable[Block]) -> None:
-        """Write blocks to the log, if there is one, and give them to the judge."""
-        blocks = list(blocks)
-        self._write(blocks)
-        if self.judge is not None:
-            for block in blocks:
-                self.judge.take(block)
-
-    def _write(self, blocks: Iterable[Block]) -> None:
-        """Write blocks to the log; after a failure write no more, and raise the error at the end.
-
-        The log has no `END` then, and whoever judges it is told that it is not whole.
-        """
-        if self._writer is None:
-            return
-        try:
-            for block in blocks:
-                self._writer.write(block)
-        except OSError as error:
-            self._writer = None
-            self.log_failure = error
+_LEAST_MEMORY = 1 << 20
+_TRIALS = 100  # of observe(confirm=True)
+_MOST_TRIALS = 1_000_000
 
 
 class Observation:
@@ -359,8 +48,12 @@ class Observation:
         Whether races name the lines that allocated tensors and arrays.
     log : path or None
         The file to which the log is written.
-    judge : {"thread", "later"}
-        Whether a thread judges what is recorded, or only ``python -m userstream judge`` later.
+    judge : {"thread", "process", "later"}
+        What judges the log: a thread, a process, or only ``python -m userstream judge`` later.
+    memory : int
+        How many bytes of records may wait for the judge.
+    confirm : bool or int
+        Whether suspected races are made to happen, or how often at most.
 
     Examples
     --------
@@ -381,7 +74,9 @@ class Observation:
         timeline: int = 20_000,
         allocations: bool = False,
         log: str | os.PathLike[str] | None = None,
-        judge: Literal["thread", "later"] = "thread",
+        judge: Literal["thread", "process", "later"] = "thread",
+        memory: int = MEMORY,
+        confirm: bool | int = False,
     ) -> None:
         _process.check_fork()  # before the locks, which stay as they were in a forked child
         if isinstance(stall, bool) or not isinstance(stall, (int, float)):
@@ -394,46 +89,46 @@ class Observation:
             raise TypeError(f"timeline must be a number of operations, an int, not {timeline!r}")
         if not 0 <= timeline <= _MOST_KEPT:
             raise ValueError(f"timeline must be from 0 to {_MOST_KEPT:,}, not {timeline!r}")
-        if judge not in ("thread", "later"):
-            raise ValueError(f'judge must be "thread" or "later", not {judge!r}')
+        if judge not in ("thread", "process", "later"):
+            raise ValueError(f'judge must be "thread", "process" or "later", not {judge!r}')
         if judge == "later" and log is None:
             raise ValueError('judge="later" needs log=, the file to judge later')
+        if isinstance(memory, bool) or not isinstance(memory, int):
+            raise TypeError(f"memory must be a number of bytes, an int, not {memory!r}")
+        if memory < _LEAST_MEMORY:
+            raise ValueError(f"memory must be at least {_LEAST_MEMORY:,} bytes, not {memory!r}")
+        self._holds = _trials(confirm, judge)
+        self._possible = bool(possible)
         self._log = None if log is None else os.path.abspath(os.fspath(log))
-        self._judge: Judge | None = None
-        if judge == "thread":
-            self._judge = Judge(
-                possible=bool(possible),
-                suppressions=read_suppressions(suppress),
-                stall=float(stall),
-                strict=threads == "strict",
-                timeline=timeline,
-            )
+        options = {
+            "possible": self._possible,
+            "suppressions": read_suppressions(suppress),
+            "stall": float(stall),
+            "strict": threads == "strict",
+            "timeline": timeline,
+        }
+        self._judging: Judging = Later()
+        if judge != "later":
+            self._judging = InThread(options) if judge == "thread" else InProcess(options)
+        self._memory = memory
         self._logger = the_logger()
-        self._declaring = Declaring(self._logger)
         self._allocators = Allocators(self._logger) if allocations else None
-        self._session: _Session | None = None
+        self._session: Session | None = None
 
     # -- from when to when ------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         _process.check_fork()
-        maker = _maker()
         if self._session is not None:
             raise RuntimeError("an observation is used once: call observe() again")
-        functions = maker.functions()
-        recording = Recording(self._logger, functions)
-        if self._allocators is not None:
-            recording.unseen = self._allocators.unseen
-        session = _Session(
+        session = Session(
             self,
-            maker,
-            functions,
-            judge=self._judge,
-            recording=recording,
+            self._logger,
+            self._judging,
             path=self._log,
-            logger=self._logger,
-            declaring=self._declaring,
+            memory=self._memory,
             allocators=self._allocators,
+            holds=self._holds,
         )
         try:
             self._session = session
@@ -485,12 +180,19 @@ class Observation:
         if self._allocators is not None and not (session is not None and session.is_of_parent):
             self._allocators.end()
 
-    def _ask(self, function: Callable[[Judge], T]) -> T:
+    def _report(self, operations: int = 0) -> Report:
+        """Return the findings until now, with at most so many operations."""
         if _process.forked:
             _process.check_fork()
+        session = self._begun
+        session.note_blocks()
+        return Report([session.ask(operations)], possible=self._possible)
+
+    @property
+    def _begun(self) -> Session:
         if self._session is None:
             raise RuntimeError("nothing has been observed yet: enter the observation (`with`)")
-        return self._session.ask(function)
+        return self._session
 
     # -- what was found ---------------------------------------------------------------------------
 
@@ -505,7 +207,7 @@ class Observation:
         ...     seen.races
         ()
         """
-        return self._ask(Judge.races)
+        return tuple(found.what for found in self._report().reported)
 
     @property
     def stalls(self) -> tuple[Stall, ...]:
@@ -518,7 +220,7 @@ class Observation:
         ...     seen.stalls
         ()
         """
-        return self._ask(Judge.stalls)
+        return tuple(found.what for found in self._report().stalls)
 
     @property
     def not_seen(self) -> tuple[str, ...]:
@@ -531,7 +233,7 @@ class Observation:
         ...     seen.not_seen
         ()
         """
-        return self._ask(Judge.not_seen)
+        return self._report().findings[0].not_seen
 
     def check(self) -> None:
         """Raise `RaceError`, with the report as its message, if there are races.
@@ -553,12 +255,38 @@ class Observation:
             raise RaceError(str(self), races=[race.key for race in races])
 
     def __str__(self) -> str:
-        return self._ask(lambda judge: judge.report(self._watched()))
+        return render(self._report().lines())
 
     def __repr__(self) -> str:
         session = self._session
-        state = "new" if session is None else "watches" if session.wanted else "ended"
+        if session is None:
+            state = "new"
+        elif session.is_of_parent:
+            state = "of the parent process"
+        elif not session.done.is_set:
+            state = "watches"
+        elif session.failure is not None:
+            state = "failed"
+        elif not session.judging.answers():
+            state = "recorded"
+        else:
+            report = self._report()
+            counts = (
+                plural(len(report.reported), "race"),
+                plural(len(report.stalls), "stall"),
+                plural(sum(report.calls.values()), "driver call"),
+            )
+            state = ", ".join(counts)
         return f"<userstream.Observation: {state}>"
+
+    def _repr_html_(self) -> str | None:
+        """Return the report and the timeline for a notebook; `None` if there is no report."""
+        session = self._session
+        if session is None or session.is_of_parent or session.failure is not None:
+            return None
+        if not session.judging.answers():
+            return None
+        return reports.notebook(self._report(_MOST_KEPT))
 
     def as_dict(self) -> dict[str, Any]:
         """Return all findings as JSON-serializable data.
@@ -576,12 +304,7 @@ class Observation:
         >>> seen.as_dict()["races"]
         []
         """
-        return self._ask(lambda judge: judge.document(self._watched()))
-
-    def _watched(self) -> float:
-        """Return for how many seconds the process was watched."""
-        session = self._session
-        return 0.0 if session is None else session.seconds or time.monotonic() - session.began
+        return self._report().document()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the findings to a file, whose suffix chooses the kind of report.
@@ -612,41 +335,16 @@ class Observation:
         """
         name = os.fspath(path)
         suffix = reports.suffix_of(name)
-        reports.save(name, self._ask(lambda judge: reports.text_of(judge, suffix, self._watched())))
+        operations = _MOST_KEPT if reports.needs_timeline(suffix) else 0
+        reports.save(name, reports.text_of(self._report(operations), suffix))
 
 
-def _maker() -> Maker:
-    if _simulated.is_simulated():
-        from userstream._observe.simulated import Simulated
-
-        return Simulated()
-    from userstream._observe.cupti import Cupti
-
-    return Cupti()
-
-
-def _log_file(path: str) -> BinaryIO:
-    """Create the file of a log, which only its owner can read: it names files and commands."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    return open(os.open(path, flags, 0o600), "wb", buffering=0)
-
-
-def _in_child() -> None:
-    """Forget the parent's session in a forked child: its thread and locks stayed behind."""
-    global _active, _turn  # noqa: PLW0603 -- there is one of each
-    _turn = _process.Lock()
-    session, _active = _active, None
-    if session is not None:
-        session.forked()
-
-
-def _at_exit() -> None:
-    session = _active
-    if session is not None:
-        session.end()
-        session.done.wait()
-
-
-# Also in children of processes in which only other libraries have used the driver.
-os.register_at_fork(after_in_child=_in_child)
-atexit.register(_at_exit)  # no thread may read Python's frames when they are gone
+def _trials(confirm: bool | int, judge: str) -> int:
+    """Return how often a stream may be held, by the argument `confirm`."""
+    if not isinstance(confirm, int):
+        raise TypeError(f"confirm must be a bool, or a number of trials, not {confirm!r}")
+    if confirm < 0:
+        raise ValueError(f"confirm must be at least 0 trials, not {confirm!r}")
+    if confirm and judge != "thread":
+        raise ValueError('confirm needs judge="thread", which says what to try')
+    return _TRIALS if confirm is True else min(confirm, _MOST_TRIALS)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
-from userstream import _hooks, _process, _stream, _targets, _trace, _unentered, errors
+from userstream import _hooks, _process, _stream, _targets, _unentered, errors
 from userstream._buffers import type_name
 from userstream._driver import core
 from userstream._engine import held_objects, lanes
@@ -89,7 +89,6 @@ class Borrow:
     def __reduce__(self) -> NoReturn:
         _process.refuse_copy(self, "call borrow() where the buffers are")
 
-    @_trace.begins_range
     def __enter__(self) -> Stream:
         unentered = self._unentered
         if unentered is not None:
@@ -134,7 +133,6 @@ class Borrow:
         for listener in _hooks.borrow_entered:
             listener(self, stream)
 
-    @_trace.ends_range
     def __exit__(  # noqa: PLR0912 -- one function: this path runs on every borrow
         self,
         kind: type[BaseException] | None,
@@ -203,7 +201,7 @@ def reads_only(mode: AccessMode) -> bool:
         return mode == READ
     raise ValueError(
         'mode must be "read", for work that only reads the buffers, or "write", not '
-        f"{_targets.shown(mode)}"
+        f"{_targets.text_of(mode)}"
     )
 
 
@@ -224,9 +222,9 @@ def _names(activate: Iterable[str]) -> tuple[str, ...]:
 def _frameworks(activate: bool | str | Iterable[str], buffers: tuple[Any, ...]) -> list[Framework]:
     """Return the frameworks to activate; for `True` those of the buffers."""
     if isinstance(activate, str):
-        return _stream.activation.called([activate])
+        return _stream.activation.frameworks_named([activate])
     if not isinstance(activate, bool):
-        return _stream.activation.called(activate)
+        return _stream.activation.frameworks_named(activate)
     frameworks = [view.framework for view in _targets.views_in(buffers)]
     found = {framework for framework in frameworks if framework is not None}
     if not found:

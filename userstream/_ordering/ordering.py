@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from userstream._buffers.view import View
+    from userstream._driver.core import Point
     from userstream._engine.host_wait import Deadline
     from userstream._engine.lane import Lane
     from userstream._stream.stream import Stream
@@ -145,18 +146,20 @@ class Ordering(core.OrderingState):
         *,
         after_error: bool = False,
         result: int | None = None,
+        point: Point | None = None,
     ) -> None:
         """Make the producers wait for the consumer; hold the objects up to there, unless `None`.
 
         A failure of one producer does not stop the others. A producer that no edge can order is
         ordered by a host wait until the deadline; there is no host wait after an error. `result` is
-        the result of `core.release`, if the caller has called that function already.
+        the result of `core.release`, if the caller has called that function already. With a
+        `point` of the lane, the fast path orders up to the point instead of recording another one.
         """
         lane, producers, rest = self.lane, self.producers, self.rest
         failures: list[Exception] = []
         try:
             if result is None:
-                result = core.release(self, objects)
+                result = core.release(self, objects, point)
             if result == core.DUE:
                 held_objects.sweep_if_due(lane)
                 return
@@ -206,7 +209,8 @@ class Ordering(core.OrderingState):
             lane.pool.give_back(event)
             held_objects.end_ticket(objects)
         else:
-            held_objects.hold(lane, event, began, objects)
+            point = core.Point(lane.pool, event, lane, lane.is_in_order, began)
+            held_objects.hold(lane, point, objects)
         return wait_on_host
 
     def _let_devices_wait(self, event: int, failures: list[Exception]) -> bool:

@@ -19,7 +19,12 @@ from userstream._ordering import settings
 from userstream._ordering.ordering import Ordering, Rest
 from userstream._stream import factory
 from userstream._stream.stream import Stream, lane_of
-from userstream.errors import DeviceMismatchError, UnknownProducerError, UnsupportedStreamError
+from userstream.errors import (
+    DeviceMismatchError,
+    HostBufferError,
+    UnknownProducerError,
+    UnsupportedStreamError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -48,7 +53,7 @@ def resolve(
     may_join = False
     if stream is None and buffers and not settings.SYNC and not settings.BY_DEVICE:
         first = buffers[0]
-        kind = _buffers.learned.get(type(first)) or _buffers.kind_of(first)
+        kind = _buffers.view_classes.get(type(first)) or _buffers.kind_of(first)
     if kind is None:
         pass
     elif producer is not _AUTO:
@@ -58,24 +63,38 @@ def resolve(
             may_join = source is not None and source.on_close is None
     elif kind.names_producer and (found := kind.producer_of(first)) is not None:
         device, handle, owner = found
-        if kind.usual is not None:
+        if kind.producer_framework is not None:
             # A stream is unknown on first use. The per-thread default stream is never cached.
             known = lanes.of_frameworks.get(device)
             source = None if known is None else known.get(handle)
         elif handle != _driver.streams.PER_THREAD:
             source, named = lanes.named(handle, device), found
     if source is not None and (len(buffers) == 1 or _are_alike(buffers, kind, device, named)):
-        streams = table.unnamed if name is None else table.called(name)
+        streams = table.unnamed if name is None else table.streams_named(name)
         ordering = core.new_ordering(Ordering, streams, device, source, owner, buffers, may_join)
         if ordering is not None:
             if name is not None:
                 ordering.buffer_use = table.uses.begin(buffers, ordering.lane)
             return ordering
+    return _resolve_any(buffers, table, stream, name, producer)
+
+
+def _resolve_any(
+    buffers: Sequence[Any],
+    table: Table,
+    stream: StreamLike | None,
+    name: str | None,
+    producer: Producer,
+) -> Ordering:
+    """Return the ordering of `resolve` on the general path."""
     table.check_open()
     views = _targets.views_in(buffers, named="buffers")
     if name is not None:
         table.check_name(name, stream)
-    ordering = resolve_views(views, table, stream, name, producer)
+    try:
+        ordering = resolve_views(views, table, stream, name, producer)
+    except HostBufferError as error:
+        raise _targets.placed(error, buffers, "buffers") from None
     if stream is not None or name is not None:
         used = [view.buffer for view in views]
         ordering.buffer_use = table.uses.begin(used, ordering.lane)
@@ -129,10 +148,12 @@ def resolve_copy(  # noqa: PLR0912 -- one function: this path runs on every copy
         last: tuple[str, int] | None = None
         for view in views:
             named = None
-            if view.usual is not None and view.names_producer:
-                named = view.producer_of(view.buffer)  # faster than `order`, which makes an `Order`
+            if view.producer_framework is not None and view.names_producer:
+                named = view.producer_of(
+                    view.buffer
+                )  # faster than `producer`, which creates an object
             if named is None:
-                ordering, handle, owner = view.order
+                ordering, handle, owner = view.producer
             else:
                 ordering, (_, handle, owner) = "current", named
             if handle in (NO_STREAM, _driver.streams.PER_THREAD):
@@ -155,7 +176,7 @@ def resolve_copy(  # noqa: PLR0912 -- one function: this path runs on every copy
         producers, may_join = (given,), given.on_close is None
         owners.append(producer)
     if stream is None:
-        consumer = (table.unnamed if name is None else table.called(name)).get(device)
+        consumer = (table.unnamed if name is None else table.streams_named(name)).get(device)
     elif type(stream) is Stream:
         consumer = stream
     else:
@@ -167,7 +188,11 @@ def resolve_copy(  # noqa: PLR0912 -- one function: this path runs on every copy
         producers, owners = _distinct(lane, zip(producers, owners, strict=True))
     elif producers and producers[0].raw_handle == lane.raw_handle:
         producers = ()
-    held = (views[0].held, views[1].held) if len(views) > 1 else (views[0].held,)
+    held = (
+        (views[0].memory_owner, views[1].memory_owner)
+        if len(views) > 1
+        else (views[0].memory_owner,)
+    )
     return Ordering(consumer, lane, producers, owners, held, may_join)
 
 
@@ -224,7 +249,7 @@ def resolve_views(
         elif each.handle is None:
             each.live()  # raises ClosedError
     # Hold the units, not the list that was passed: the caller may change the list.
-    held = [unit.held for unit in units]
+    held = [unit.memory_owner for unit in units]
     return Ordering(consumer, lane, producers, owners, held, may_join, None, rest)
 
 
@@ -248,7 +273,7 @@ def _unnamed_producers(
     exporting: list[View] = []
     unknown_units: list[View] = []
     for unit in units:
-        (exporting if unit.order.ordering == "dlpack" else unknown_units).append(unit)
+        (exporting if unit.producer.ordering == "dlpack" else unknown_units).append(unit)
     if unknown == "device" and _driver.streams.has_context_events():
         for unit in unknown_units:
             unit.check_context()
@@ -290,7 +315,7 @@ def _doubt(unit: View) -> str:
     """Return the end of a message about a buffer that names a default stream."""
     from userstream._buffers.view import DOUBTED  # loaded with the first buffer
 
-    if unit.order is not DOUBTED:
+    if unit.producer is not DOUBTED:
         return ""
     return " (its interface names a default stream, as many types do whichever stream writes)"
 
@@ -328,7 +353,7 @@ def _producers(units: Iterable[View]) -> tuple[list[tuple[Lane, object]], list[V
     named: dict[tuple[int, int, bool], object] = {}
     unnamed: list[View] = []
     for unit in units:
-        ordering, handle, owner = unit.order
+        ordering, handle, owner = unit.producer
         if handle:
             named.setdefault((handle, unit.device, ordering == "exact"), owner)
         elif ordering in ("device", "dlpack"):

@@ -1,4 +1,4 @@
-"""`Stream`, and the functions on lanes behind it: capture, memory operations and attributes."""
+"""`Stream`, and the functions on lanes by which its methods are implemented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Temporarily making a stream the current stream of frameworks."""
+"""Activation: making a stream the current stream of frameworks for a block."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Activatable(Protocol):
 S = TypeVar("S", bound="Activatable")
 
 
-def called(names: Iterable[str]) -> list[Framework]:
+def frameworks_named(names: Iterable[str]) -> list[Framework]:
     """Return the frameworks with these names."""
     imported = {framework.name: framework for framework in frameworks()}
     found = []
@@ -57,7 +57,7 @@ def _unusable(name: str) -> ValueError:
     )
 
 
-def usable() -> list[Framework]:
+def usable_frameworks() -> list[Framework]:
     """Return the frameworks that are imported and can work on every stream."""
     return [
         framework
@@ -66,8 +66,8 @@ def usable() -> list[Framework]:
     ]
 
 
-class _Before:
-    """A framework's previous current stream, and how to restore it."""
+class _PreviousStream:
+    """The previous current stream of a framework, and the function that restores it."""
 
     __slots__ = ("_owner", "_undo", "before", "lane")
 
@@ -132,7 +132,7 @@ class Activation(Generic[S]):
                 )
         self._ordered = ordered
         self._modules = len(sys.modules) if means_all else None
-        self._before: list[_Before] = []
+        self._before: list[_PreviousStream] = []
         self._thread: int | None = None
         self.unentered: _unentered.Unentered | None = None
 
@@ -142,7 +142,7 @@ class Activation(Generic[S]):
 
     def __enter__(self) -> S:
         if self.unentered is not None:
-            _unentered.entered(self.unentered)
+            _unentered.disarm(self.unentered)
             self.unentered = None
         stream = self._stream._settled()
         if self._thread is not None:
@@ -166,7 +166,7 @@ class Activation(Generic[S]):
         self.check_thread()
         self._leave(error)
         if error is None and self._modules not in (None, len(sys.modules)):
-            late = [each.name for each in usable() if each not in self._frameworks]
+            late = [each.name for each in usable_frameworks() if each not in self._frameworks]
             if late:
                 warnings.warn(
                     f"{' and '.join(late)} was imported after {self!r} was made, so its work in "
@@ -183,7 +183,7 @@ class Activation(Generic[S]):
                 "a block that makes a stream current must end in the thread where it began"
             )
 
-    def _enter(self, framework: Framework, stream: S) -> _Before:
+    def _enter(self, framework: Framework, stream: S) -> _PreviousStream:
         lane = stream._resolve()
         device = lane.device
         before, owner = lane.within(lanes.current_of, framework, device)
@@ -193,7 +193,7 @@ class Activation(Generic[S]):
         if before is not None:
             lane.add_edge(before, may_join=not lane.is_shared)
         undo = lane.within(framework.activate, stream, device)
-        return _Before(lane, before, owner, undo)
+        return _PreviousStream(lane, before, owner, undo)
 
     def _leave(self, error: BaseException | None) -> None:
         failures: list[Exception] = []

@@ -1,4 +1,4 @@
-"""The attributes of a stream, by name."""
+"""Reading, setting and copying the attributes of a stream."""
 
 from __future__ import annotations
 
@@ -76,36 +76,24 @@ _NOT_NOW = "; its attributes can be read and set after the capture"
 
 
 def get(lane: Lane, name: _driver.streams.Attribute) -> Any:
-    """Return an attribute of a stream."""
+    """Return an attribute of a stream; the lane's context is current."""
     _check_name(name)
-    lane.live()
-    value = lane.within(_get, lane, name)
+    value = _driver.streams.get_attribute(lane.usable(_NOT_NOW), name, lane)
     return AccessPolicyWindow(*value) if name == "access_policy_window" else value
 
 
 def assign(lane: Lane, name: _driver.streams.Attribute, value: Any) -> None:
-    """Set an attribute of a stream."""
+    """Set an attribute of a stream; the lane's context is current."""
     _check_name(name)
-    lane.live()
-    lane.within(_set, lane, name, value)
-
-
-def copy(lane: Lane, other: StreamLike, address_of: Callable[[Any], int]) -> None:
-    """Copy the attributes of another stream; `address_of` returns the address of that stream."""
-    lane.live()
-    lane.within(_copy, lane, other, address_of)
-
-
-def _get(lane: Lane, name: _driver.streams.Attribute) -> Any:
-    return _driver.streams.get_attribute(lane.usable(_NOT_NOW), name, lane)
-
-
-def _set(lane: Lane, name: _driver.streams.Attribute, value: Any) -> None:
     handle = lane.usable(_NOT_NOW)
     _driver.streams.set_attribute(handle, name, _checked(lane, name, value), lane)
 
 
-def _copy(lane: Lane, other: StreamLike, address_of: Callable[[Any], int]) -> None:
+def copy(lane: Lane, other: StreamLike, address_of: Callable[[Any], int]) -> None:
+    """Copy the attributes of another stream, whose address `address_of` returns.
+
+    The lane's context is current.
+    """
     handle = lane.usable(_NOT_NOW)
     if factory.protocol_of(other) is None and not isinstance(other, driver.CUstream):
         raise TypeError(

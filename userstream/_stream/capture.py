@@ -1,4 +1,4 @@
-"""Capturing the work of a stream into a graph.
+"""Capture of the work of a stream into a graph.
 
 The graph belongs to cuda.core, and the driver captures into it: cuda.core 1.2 cannot wrap a graph
 that the driver creates.
@@ -71,27 +71,13 @@ class _Begun(NamedTuple):
 _begun: dict[tuple[int, int, int], _Begun] = {}
 
 
-def facts(lane: Lane) -> CaptureInfo | None:
-    """Return information about the capture that a stream is part of."""
-    found = lane.within(_driver.capture.capture_facts, lane.live(), lane)
-    if found is None:
-        return None
-    return CaptureInfo(*found)
+def information(lane: Lane) -> CaptureInfo | None:
+    """Return information about the capture of a stream; the lane's context is current."""
+    found = _driver.capture.capture_facts(lane.live(), lane)
+    return None if found is None else CaptureInfo(*found)
 
 
-def begin(lane: Lane, mode: CaptureMode) -> GraphDefinition:
-    """Begin capturing submitted work into a graph."""
-    lane.live()
-    return lane.within(_begin, lane, mode)
-
-
-def end(lane: Lane) -> GraphDefinition:
-    """End a capture that `begin` began, and return its graph."""
-    lane.live()
-    return lane.within(_end, lane)
-
-
-class Capture:
+class CaptureBlock:
     """The context manager of `Stream.capture`."""
 
     __slots__ = ("_block", "_unentered")
@@ -101,7 +87,7 @@ class Capture:
         # destruction still ends the capture.
         self._block = _block(lane, mode)
         self._unentered: _unentered.Unentered | None = None
-        self._unentered = _unentered.made("a capture", 2)  # 2: the caller of Stream.capture
+        self._unentered = _unentered.armed("a capture", 2)  # 2: the caller of Stream.capture
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
@@ -113,7 +99,7 @@ class Capture:
 
     def __enter__(self) -> GraphDefinition:
         if self._unentered is not None:
-            _unentered.entered(self._unentered)
+            _unentered.disarm(self._unentered)
             self._unentered = None
         return self._block.__enter__()
 
@@ -130,13 +116,13 @@ class Capture:
 def _block(lane: Lane, mode: CaptureMode) -> Iterator[GraphDefinition]:
     others = _begun.get(lane.identity())
     try:
-        yield begin(lane, mode)
-        end(lane)
+        yield lane.within(begin, lane, mode)
+        lane.within(end, lane)
     except BaseException:  # including Ctrl-C while the capture begins or ends
         # The same error may have ended the capture: report the error of the block, not of `end`.
         with contextlib.suppress(UserStreamError):
             if _begun.get(lane.identity()) is not others:
-                end(lane)
+                lane.within(end, lane)
         raise
 
 
@@ -149,7 +135,8 @@ def thread_mode(mode: CaptureMode) -> Iterator[None]:
         yield
 
 
-def _begin(lane: Lane, mode: CaptureMode) -> GraphDefinition:
+def begin(lane: Lane, mode: CaptureMode) -> GraphDefinition:
+    """Begin capturing submitted work into a graph; the lane's context is current."""
     wanted = _driver.capture.check_capture_mode(mode)
     handle = lane.live()
     if int(handle) == _driver.streams.LEGACY:
@@ -185,7 +172,8 @@ def _begin(lane: Lane, mode: CaptureMode) -> GraphDefinition:
     return graph
 
 
-def _end(lane: Lane) -> GraphDefinition:
+def end(lane: Lane) -> GraphDefinition:
+    """End a capture that `begin` began, and return its graph; the lane's context is current."""
     handle, identity = lane.live(), lane.identity()
     if not _driver.capture.is_capturing(handle, lane):
         _drop(identity)  # Ctrl-C may have arrived after the capture had ended

@@ -1,4 +1,4 @@
-"""Waiting for events of any library, and recording events."""
+"""Waits of a stream for events of any library, and recording of events."""
 
 from __future__ import annotations
 
@@ -26,24 +26,11 @@ def wait(lane: Lane, event: Event) -> None:
 
 
 def record(lane: Lane, event: Event | None, options: EventOptions | None) -> Event:
-    """Record an event after the work queued on a stream."""
+    """Record an event after the work queued on a stream.
+
+    The lane's context is current: up to cuda.core 1.2 an event is created in the current context.
+    """
     lane.usable()
-    # Up to cuda.core 1.2 an event is created in the current context: make the stream's current.
-    return lane.within(_record, lane, event, options)
-
-
-def wait_for_any(lane: Lane, event: Any, flags: int) -> None:  # any framework's event
-    """Make later work on a stream wait for an event of any library."""
-    wanted = _arguments.integer(flags, "flags")
-    if wanted not in (0, _driver.streams.EXTERNAL):
-        raise ValueError(
-            f"flags of wait_event must be 0 or CU_EVENT_WAIT_EXTERNAL (1), not {flags!r}"
-        )
-    lane.live()
-    lane.within(_wait_for_any, lane, event, wanted)
-
-
-def _record(lane: Lane, event: Event | None, options: EventOptions | None) -> Event:
     if event is not None:
         _check_recordable(lane, event)
     with _driver.streams.cuda_core_errors("cuEventRecord", lane):
@@ -51,6 +38,26 @@ def _record(lane: Lane, event: Event | None, options: EventOptions | None) -> Ev
     # A user may keep the event until Python exits. Its destructor would call the driver and hang.
     _process.leak_at_end(recorded)
     return recorded
+
+
+def wait_for_any(lane: Lane, event: Any, flags: int) -> None:  # any framework's event
+    """Make later work wait for an event of any library; the lane's context is current."""
+    wanted = _arguments.integer(flags, "flags")
+    if wanted not in (0, _driver.streams.EXTERNAL):
+        raise ValueError(
+            f"flags of wait_event must be 0 or CU_EVENT_WAIT_EXTERNAL (1), not {flags!r}"
+        )
+    handle = lane.usable()
+    address = _address_of(event)
+    if wanted and not _driver.capture.is_capturing(handle, lane):
+        raise ValueError(
+            f"CU_EVENT_WAIT_EXTERNAL is for waits that are captured, and {lane!r} is not being "
+            "captured: pass flags=0"
+        )
+    if address:
+        _driver.streams.wait_for_event(handle, address, wanted, lane)
+        if _hooks.edge_added:
+            _hooks.report_edge(lane, event)
 
 
 def _check_recordable(lane: Lane, event: Event) -> None:
@@ -70,27 +77,13 @@ def _check_recordable(lane: Lane, event: Event) -> None:
         )
 
 
-def _wait_for_any(lane: Lane, event: Any, flags: int) -> None:
-    handle = lane.usable()
-    address = _address_of(event)
-    if flags and not _driver.capture.is_capturing(handle, lane):
-        raise ValueError(
-            f"CU_EVENT_WAIT_EXTERNAL is for waits that are captured, and {lane!r} is not being "
-            "captured: pass flags=0"
-        )
-    if address:
-        _driver.streams.wait_for_event(handle, address, flags, lane)
-        if _hooks.edge_added:
-            _hooks.report_edge(lane, event)
-
-
 def _check_open(event: Event) -> None:
     if event.is_closed:
         raise ClosedError(f"{event!r} is closed; pass an open event")
 
 
 def _address_of(event: Any) -> int:
-    """Return the address of an event; 0 for a torch event that was never recorded."""
+    """Return the address of an event; 0 for a PyTorch event that was never recorded."""
     kind = type(event)
     if isinstance(event, Event):
         _check_open(event)

@@ -1,11 +1,10 @@
-"""Creating and closing `Stream` objects, and checking the arguments that name streams."""
+"""Creation and closing of `Stream` objects, and checks of stream arguments."""
 
 from __future__ import annotations
 
 import contextlib
 import operator
-import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import cuda.core
 import numpy as np
@@ -14,7 +13,6 @@ from cuda.bindings import driver
 from userstream import _arguments, _driver, _engine
 from userstream._buffers import is_named, type_name
 from userstream._engine import held_objects, lanes
-from userstream._engine.lane import CoreStream
 from userstream.errors import ClosedError, UnsupportedStreamError
 
 if TYPE_CHECKING:
@@ -24,16 +22,14 @@ if TYPE_CHECKING:
     from userstream._engine.lanes import Wanted
     from userstream.typing import StreamLike
 
-S = TypeVar("S", bound=CoreStream)
-
 _CVCUDA = ("cvcuda", "nvcv")
 _NONBLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
 
 def check_flags(flags: int | None, *, nonblocking: bool) -> None:
     """Raise if driver flags contradict *nonblocking*."""
-    asked = _NONBLOCKING if nonblocking else 0
-    if flags is not None and _arguments.integer(flags, "flags") != asked:
+    expected = _NONBLOCKING if nonblocking else 0
+    if flags is not None and _arguments.integer(flags, "flags") != expected:
         raise ValueError(
             f"flags={flags!r} contradicts nonblocking={nonblocking!r}: "
             "CU_STREAM_NON_BLOCKING (1) goes with True, CU_STREAM_DEFAULT (0) with False, "
@@ -51,29 +47,12 @@ def check_sms(sms: object, *, nonblocking: bool) -> Wanted:
     return wanted
 
 
-def shown(kind: type[S], lane: Lane) -> S:
-    """Return the object that represents a lane to users, creating it if necessary."""
-    known = None if lane.shown is None else lane.shown()
-    if isinstance(known, kind):
-        return known
-    stream = kind._init(lane.core)  # lane and stream share ownership through cuda.core
-    lane.shown = weakref.ref(stream)
-    return stream
-
-
-def default_of(kind: type[S], handle: int) -> S:
-    """Create the object of a default stream, which follows the current context."""
-    return (
-        kind._legacy_default() if handle == _driver.streams.LEGACY else kind._per_thread_default()
-    )
-
-
 def check_own(lane: Lane | None, stream: object) -> None:
     """Raise if a ``with`` block would close a stream that is shared with other code."""
     if lane is None or not lane.owned or lane.is_shared:
         raise TypeError(
-            f"{stream!r} cannot be used in a with statement, which would close it: only streams of "
-            "Stream.create() are closed that way"
+            f"{stream!r} is not closed by a with statement: only streams of Stream.create() are; "
+            "to let a framework work on it, use `with stream.activate():`"
         )
 
 
@@ -127,7 +106,7 @@ def _null_stream_of(kind: type) -> int:
 
 
 def check_stream(given: object) -> None:
-    """Raise if an object is not a stream where an event or a stream is expected."""
+    """Raise for an argument of `Stream.wait` that is neither an event nor a stream."""
     if protocol_of(given) is None:
         refuse_number(given)
         raise UnsupportedStreamError(

@@ -6,6 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from userstream import _driver
+from userstream._driver import core
 from userstream._engine import dispatcher, host_wait, watcher
 from userstream._stream.memory_operations import Gate, WaitFlags
 
@@ -21,18 +22,13 @@ S = TypeVar("S")
 _NOT_CAPTURED = ", and Python functions cannot be captured; cuda.core can: GraphBuilder.callback()"
 
 
-def launch(lane: Lane, fn: Callable[..., object], args: tuple[Any, ...], *, blocking: bool) -> None:
-    """Enqueue a call of a Python function."""
-    name = _name_of(fn)
+def launch(lane: Lane, fn: Callable[..., object], args: tuple[Any, ...], blocking: bool) -> None:
+    """Enqueue a call of a Python function; the lane's context is current."""
+    function = _without_arguments(_name_of(fn), fn, *args)
     host_wait.refuse_in_host_function("launch_host_func()")
-    lane.live()
-    lane.within(_launch, lane, _named(name, fn, *args), blocking)
-
-
-def _launch(lane: Lane, function: Callable[[], None], blocking: bool) -> None:
     handle = lane.usable(_NOT_CAPTURED)
     running = dispatcher.started()
-    semaphore = running.semaphore
+    bell = running.bell
 
     def enqueue(call: dispatcher.Call) -> None:
         gate, address = None, 0
@@ -41,8 +37,8 @@ def _launch(lane: Lane, function: Callable[[], None], blocking: bool) -> None:
             call.finished = gate.release
             gate.take()
             address = _driver.copies.device_address(gate.address)
-        call.completion = lane.completion()
-        _driver.streams.call_native(handle, semaphore.post_function, semaphore.address, lane)
+        call.completion = lane.completion(may_block=False)  # the host function rings
+        _driver.streams.call_native(handle, core.RING, bell.address, lane)
         if gate is not None:
             flags = WaitFlags.GEQ
             _driver.values.wait_value(handle, address, gate.value, flags, bits=32, stream=lane)
@@ -55,13 +51,16 @@ def add_callback(lane: Lane, stream: S, fn: Callable[[S, DriverError | None], ob
     name = _name_of(fn)
     lane.usable(_NOT_CAPTURED)
     running = dispatcher.started()
-    completion = lane.completion()
 
-    def tell(_watch: object, error: Exception | None) -> None:
-        # Querying an event raises only DriverError.
-        running.post(_named(name, fn, stream, error))  # type: ignore[arg-type]
+    class Callback:
+        def _report(self, over: list[tuple[watcher.Watch, Exception | None]]) -> None:
+            ((_, error),) = over
+            # Querying an event raises only DriverError.
+            running.post(_without_arguments(name, fn, stream, error))  # type: ignore[arg-type]
 
-    watch = watcher.Watch(completion, tell)
+    # Its queries are a future's.
+    point = _driver.account.on(_driver.account.FUTURE, lane.completion)
+    watch = watcher.Watch(point, Callback())
     try:
         watcher.watch([watch])
     except BaseException:
@@ -85,7 +84,7 @@ def _name_of(fn: object) -> str:
     return name if isinstance(name, str) else type(fn).__qualname__
 
 
-def _named(
+def _without_arguments(
     name: str, fn: Callable[P, object], *args: P.args, **kwargs: P.kwargs
 ) -> Callable[[], None]:
     """Return a function without arguments that makes the call; `name` appears in reports."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import enum
-import itertools
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -225,19 +224,20 @@ _MOST_OPERATIONS = 255  # CUDA's limit for one batch
 
 
 def write_value(lane: Lane, operation: WriteValue) -> None:
-    """Enqueue the write of a value."""
-    lane.live()
-    lane.within(_write, lane, operation)
+    """Enqueue the write of a value; the lane's context is current."""
+    handle, where = lane.usable(), _word(lane, operation)
+    _driver.values.write_value(handle, where, operation.value, bits=operation.bits, stream=lane)
 
 
 def wait_value(lane: Lane, operation: WaitValue) -> None:
-    """Enqueue a wait for a value."""
-    lane.live()
-    lane.within(_wait_value, lane, operation)
+    """Enqueue a wait for a value; the lane's context is current."""
+    handle, where = lane.usable(), _word(lane, operation)
+    value, flags = operation.value, operation.flags
+    _driver.values.wait_value(handle, where, value, flags, bits=operation.bits, stream=lane)
 
 
 def submit(lane: Lane, ops: Iterable[MemoryOperation], flags: int) -> None:
-    """Enqueue a batch of memory operations."""
+    """Enqueue a batch of memory operations; the lane's context is current."""
     if _arguments.integer(flags, "flags") != 0:
         raise ValueError(f"cuStreamBatchMemOp has no flags yet: pass 0, not {flags!r}")
     try:
@@ -249,39 +249,9 @@ def submit(lane: Lane, ops: Iterable[MemoryOperation], flags: int) -> None:
     batch = list(operations)
     if not 1 <= len(batch) <= _MOST_OPERATIONS:
         raise ValueError(f"a batch must have 1 to {_MOST_OPERATIONS} operations, not {len(batch)}")
-    lane.live()
-    lane.within(_batch, lane, batch)
-
-
-def copy(lane: Lane, dst: int | Buffer, src: int | Buffer, nbytes: int | None) -> None:
-    """Enqueue a copy within the memory of one device."""
-    lane.live()
-    lane.within(_copy, lane, dst, src, nbytes)
-
-
-def attach(lane: Lane, memory: int | Buffer, to: Literal["global", "host", "single"]) -> None:
-    """Enqueue the attachment of managed memory."""
-    if to not in ("global", "host", "single"):
-        raise ValueError(f'to must be "global", "host" or "single", not {to!r}')
-    lane.live()
-    lane.within(_attach, lane, memory, to)
-
-
-def _write(lane: Lane, operation: WriteValue) -> None:
-    handle, where = lane.usable(), _word(lane, operation)
-    _driver.values.write_value(handle, where, operation.value, bits=operation.bits, stream=lane)
-
-
-def _wait_value(lane: Lane, operation: WaitValue) -> None:
-    handle, where = lane.usable(), _word(lane, operation)
-    value, flags = operation.value, operation.flags
-    _driver.values.wait_value(handle, where, value, flags, bits=operation.bits, stream=lane)
-
-
-def _batch(lane: Lane, operations: list[MemoryOperation]) -> None:
     handle = lane.usable()
     parameters = []
-    for number, operation in enumerate(operations):
+    for number, operation in enumerate(batch):
         try:
             parameters.append(_parameters(lane, operation))
         except Exception as error:
@@ -321,7 +291,8 @@ def _word(lane: Lane, operation: WriteValue | WaitValue) -> int:
     return _driver.values.device_word(address, width, device)
 
 
-def _copy(lane: Lane, dst: int | Buffer, src: int | Buffer, nbytes: int | None) -> None:
+def copy(lane: Lane, dst: int | Buffer, src: int | Buffer, nbytes: int | None) -> None:
+    """Enqueue a copy within the memory of one device; the lane's context is current."""
     handle = lane.usable()
     (to, to_size), (from_, from_size) = address_and_size(dst), address_and_size(src)
     size = _size_of_copy(to_size, from_size, nbytes)
@@ -358,7 +329,10 @@ def _check_place(lane: Lane, role: str, address: int, size: int) -> None:
         )
 
 
-def _attach(lane: Lane, memory: int | Buffer, to: str) -> None:
+def attach(lane: Lane, memory: int | Buffer, to: Literal["global", "host", "single"]) -> None:
+    """Enqueue the attachment of managed memory; the lane's context is current."""
+    if to not in ("global", "host", "single"):
+        raise ValueError(f'to must be "global", "host" or "single", not {to!r}')
     handle = lane.usable(", and an attachment cannot be captured")
     if to == "single" and int(handle) == _driver.streams.LEGACY:
         raise ValueError(
@@ -396,15 +370,7 @@ def _size_of_copy(dst: int | None, src: int | None, nbytes: int | None) -> int:
 
 
 def address_and_size(memory: int | Buffer) -> tuple[int, int | None]:
-    """Return the address of raw memory or a buffer, and the size of a buffer.
-
-    Raises
-    ------
-    TypeError
-        *memory* is neither an address nor a buffer.
-    ValueError
-        *memory* is not a 64-bit address, or is a buffer that is not contiguous.
-    """
+    """Return the address of raw memory or of a contiguous buffer, and the size of a buffer."""
     if isinstance(memory, (bool, np.bool_)):
         raise TypeError(f"an address is a number or a buffer, not {memory!r}")
     if isinstance(memory, (int, driver.CUdeviceptr)):
@@ -439,51 +405,30 @@ def _steps(strides: tuple[int, ...], shape: tuple[int, ...]) -> list[int]:
 
 _PAGE = 4096
 _WIDTH = 4
-_WORDS = _PAGE // _WIDTH
-
-
-class _Pool:
-    """Numbered 32-bit words of a device. Thread-safe without a lock."""
-
-    __slots__ = ("free", "pages", "unused")
-
-    def __init__(self) -> None:
-        self.free: deque[int] = deque()  # numbers of released words
-        self.unused = itertools.count()  # numbers of words that were never used
-        self.pages: list[int] = []  # addresses of page-locked pages
-
-    def address(self, number: int, device: int) -> int:
-        """Return the address of a word; allocate its page on first use."""
-        page, word = divmod(number, _WORDS)
-        while page >= len(self.pages):  # not cleared: a gate increments the value that it finds
-            context = _driver.contexts.primary_context(device)
-            self.pages.append(_driver.copies.allocate_pinned(context, _PAGE))
-        return self.pages[page] + word * _WIDTH
-
-
-_pools: dict[int, _Pool] = {}  # by device
+_free_words: dict[int, deque[int]] = {}  # addresses of page-locked 32-bit words, by device
 
 
 class Gate:
     """A 32-bit word that a stream waits for: at `address`, until it reaches `value`."""
 
-    __slots__ = ("_device", "_number", "address", "value")
+    __slots__ = ("_device", "address", "value")
 
     def __init__(self, device: int) -> None:
         self._device = device
-        self._number: int | None = None  # of the word, once taken
-        self.address = 0
+        self.address = 0  # unless the gate has a word
         self.value = 0
 
     def take(self) -> None:
-        """Allocate a word and choose the value that releases the stream."""
-        device = self._device
-        pool = _pools.get(device) or _pools.setdefault(device, _Pool())
-        try:
-            self._number = pool.free.pop()
-        except IndexError:
-            self._number = next(pool.unused)
-        address = pool.address(self._number, device)
+        """Take a word and choose the value that releases the stream."""
+        words = _free_words.get(self._device) or _free_words.setdefault(self._device, deque())
+        address = 0
+        while not address:  # another thread may take the words of a new page
+            try:
+                address = words.pop()
+            except IndexError:
+                context = _driver.contexts.primary_context(self._device)
+                page = _driver.copies.allocate_pinned(context, _PAGE)
+                words.extend(range(page, page + _PAGE, _WIDTH))
         # Increment the value of the previous use: pending waits of that use (GEQ) are satisfied as
         # well. A smaller value could block those waits forever, so `address` is set last.
         self.value = (ctypes.c_uint32.from_address(address).value + 1) & 0xFFFFFFFF
@@ -491,12 +436,10 @@ class Gate:
 
     def release(self) -> None:
         """Release the stream. The word can be reused at once."""
-        if self._number is None:
-            return
-        # Write before giving the word back: an exception of a signal handler between the two steps
-        # loses the word. In the other order it would block the stream forever.
         if self.address:
+            # Write before giving the word back: an exception of a signal handler between the two
+            # steps loses the word. In the other order it would block the stream forever.
             _process.fence()  # make earlier writes visible to the stream first
             ctypes.c_uint32.from_address(self.address).value = self.value
-        number, self._number = self._number, None
-        _pools[self._device].free.append(number)
+            address, self.address = self.address, 0
+            _free_words[self._device].append(address)

@@ -1,8 +1,9 @@
-"""`Stream`, the public class. Its methods pass its lane to functions of the other modules here."""
+"""Class `Stream`. Its methods pass the lane of the stream to functions of the other modules."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, overload
+import weakref
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, NoReturn, TypeVar, overload
 
 from cuda.core import Device, Event
 
@@ -14,7 +15,6 @@ from userstream._stream import factory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
-    from types import TracebackType
     from typing import Self, TypeAlias
 
     from cuda.bindings import driver
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     _SyncPolicy: TypeAlias = Literal["auto", "spin", "yield", "blocking"]
     _Domain: TypeAlias = Literal["default", "remote"]
+
+T = TypeVar("T")
 
 # Methods of other libraries' streams, and their counterparts in userstream.
 _COUNTERPARTS = {
@@ -68,7 +70,8 @@ class Stream(CoreStream):
 
     Three things deliberately differ from cuda.core: a priority is clamped to the device's range,
     the ``handle`` of a closed stream raises `ClosedError` instead of being the NULL stream, and
-    ``wait(None)`` is refused.
+    ``wait(None)`` is refused. `wait_event` and the methods for captures, raw memory, attributes and
+    host functions have the names and parameters of the Rust crate baracuda.
 
     Examples
     --------
@@ -130,18 +133,14 @@ class Stream(CoreStream):
 
         Raises
         ------
-        InvalidDeviceError
-            There is no such device.
-        TypeError
-            *device* is not a device, or *priority*, *flags* or *sms* is not an integer.
         ValueError
             *flags* contradicts *nonblocking*, or contains bits that are not stream flags; *sms* is
             less than 1, more than the device has, not the part into which the process has split the
             device, or given for a blocking stream.
         NotSupportedError
             *sms* is given, and the driver is older than CUDA 12.5.
-        DriverNotFoundError, ForkedError, DriverError
-            The driver is missing, cannot be used in a forked child, or reported an error.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -186,14 +185,10 @@ class Stream(CoreStream):
 
         Raises
         ------
-        TypeError
-            *handle* is not a stream or a handle.
         ValueError
             *handle* is 0, negative, or too large for an address.
-        ClosedError
-            *handle* is a closed stream.
-        DriverNotFoundError, ForkedError, DriverError
-            The driver is missing, cannot be used in a forked child, or does not know the stream.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -282,8 +277,8 @@ class Stream(CoreStream):
 
         Raises
         ------
-        InvalidDeviceError
-            There is no such device.
+        UserStreamError
+            See :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -308,6 +303,8 @@ class Stream(CoreStream):
         RuntimeError
             The whole process shares it: it is a default stream, or a user stream of the
             process-wide registry, which `userstream.close` empties.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -332,12 +329,7 @@ class Stream(CoreStream):
         self._live()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -400,9 +392,7 @@ class Stream(CoreStream):
         >>> from userstream import Stream
         >>> context = Stream.create().context
         """
-        lane = self._resolve()
-        lane.live()
-        return lane.within(getattr, lane.core, "context")
+        return self._within(lambda lane: lane.core.context)
 
     @property
     def resources(self) -> DeviceResources:
@@ -415,9 +405,7 @@ class Stream(CoreStream):
         >>> from userstream import Stream
         >>> resources = Stream.create().resources
         """
-        lane = self._resolve()
-        lane.live()
-        return lane.within(getattr, lane.core, "resources")
+        return self._within(lambda lane: lane.core.resources)
 
     @property
     def name(self) -> str | None:
@@ -539,7 +527,7 @@ class Stream(CoreStream):
         return self._resolve().is_idle()
 
     @_trace.ranged("Stream.sync")
-    def sync(self, *, timeout: float | None = None, policy: WaitPolicy = "auto") -> None:
+    def sync(self, timeout: float | None = None, *, policy: WaitPolicy = "auto") -> None:
         """Block the calling thread until the work queued on this stream now has completed.
 
         Parameters
@@ -554,16 +542,8 @@ class Stream(CoreStream):
         ------
         WaitTimeout
             The work did not complete in time. Nothing was cancelled.
-        CaptureError
-            The stream is being captured. The capture continues.
-        ClosedError
-            The stream is closed.
-        DriverError
-            The GPU failed.
-        RuntimeError
-            Called from a host function or callback, which must not wait.
-        TypeError, ValueError
-            *timeout* is not a number of seconds, or *policy* is not one of these.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -580,7 +560,7 @@ class Stream(CoreStream):
 
     # -- order with other streams -----------------------------------------------------------------
 
-    def wait(self, event_or_stream: Event | StreamLike) -> None:
+    def wait(self, event_or_stream: Event | StreamLike, **refused: Never) -> None:
         """Make later work on this stream wait for an event or a stream, without blocking the host.
 
         Parameters
@@ -588,21 +568,21 @@ class Stream(CoreStream):
         event_or_stream : Event, or stream
             An event, or a stream (anything with ``__cuda_stream__``), of any device. For a stream,
             the work that is queued on it now is waited for.
+        **refused : never
+            Nothing: a ``timeout`` is an argument of `sync`, which makes the host wait.
 
         Raises
         ------
         UnsupportedStreamError
             *event_or_stream* is neither an event nor a stream. It is a `TypeError`, and a
             `ValueError` as in cuda.core.
-        ClosedError
-            The event or one of the streams is closed.
         CaptureError
             One of the streams is being captured, and the other is not, or is being captured into
             another graph. A stream of your own may join the other stream's capture; a user stream
             never does. Or this stream is being captured and the event was not recorded in that
             capture, which is now invalid.
-        DriverError
-            The driver reported an error.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -617,6 +597,11 @@ class Stream(CoreStream):
         >>> first, second = Stream.create(), Stream.create()
         >>> second.wait(first)
         """
+        if refused:
+            raise TypeError(
+                f"Stream.wait() has no argument {next(iter(refused))!r}: it makes the stream wait, "
+                "and not the host; to wait on the host, use stream.sync(timeout=...)"
+            )
         if isinstance(event_or_stream, Event):
             _stream.events.wait(self._resolve(), event_or_stream)
         else:
@@ -636,24 +621,20 @@ class Stream(CoreStream):
 
         Raises
         ------
-        TypeError
-            *event* is not an event, or *flags* is not an integer.
         ValueError
             *flags* is neither 0 nor 1, or is 1 while the stream is not being captured; or *event*
             is a null handle.
         CaptureError
-            Using the legacy default stream would invalidate a capture; or the wait did invalidate
-            this stream's, because the event was recorded outside of it and *flags* is 0.
-        ClosedError, ForkedError, DriverError
-            The stream or the event is closed, the process is a forked child, or the driver reported
-            an error.
+            The wait invalidated the capture of this stream, because the event was recorded outside
+            of the capture and *flags* is 0.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
         As always in CUDA, waiting for an event that was recorded in a capture makes this stream
         join that capture; a shared user stream joins it with the work of all its users. The driver
-        cannot tell beforehand. Thread-safe. Does not block. Driver call: ``cuStreamWaitEvent``. The
-        name and the parameters follow ``wait_event`` of the Rust crate baracuda.
+        cannot tell beforehand. Thread-safe. Does not block. Driver call: ``cuStreamWaitEvent``.
 
         Examples
         --------
@@ -661,7 +642,7 @@ class Stream(CoreStream):
         >>> first, second = Stream.create(), Stream.create()
         >>> second.wait_event(first.record())
         """
-        _stream.events.wait_for_any(self._resolve(), event, flags)
+        self._within(_stream.events.wait_for_any, event, flags)
 
     def record(self, event: Event | None = None, options: EventOptions | None = None) -> Event:
         """Record an event after the work queued on this stream.
@@ -680,16 +661,10 @@ class Stream(CoreStream):
 
         Raises
         ------
-        TypeError
-            *event* is not a cuda.core event.
-        ValueError
-            The event is closed.
         DeviceMismatchError
             The event belongs to another device.
-        CaptureError
-            Using the legacy default stream would invalidate a capture.
-        ClosedError, ForkedError, DriverError
-            The stream is closed, the process is a forked child, or the driver reported an error.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -702,7 +677,7 @@ class Stream(CoreStream):
         >>> event = Stream.create().record()
         >>> event.sync()
         """
-        return _stream.events.record(self._resolve(), event, options)
+        return self._within(_stream.events.record, event, options)
 
     def activate(self, *frameworks: str) -> Activation[Self]:
         """Make this stream the frameworks' current stream inside a ``with`` block.
@@ -710,28 +685,28 @@ class Stream(CoreStream):
         Parameters
         ----------
         *frameworks : str
-            ``"torch"``, ``"cupy"``, ``"dali"`` (DALI's dynamic mode), ``"tvm_ffi"``, ``"cvcuda"``
-            or ``"warp"``; by default all of these that are imported, except Warp, which needs a
-            blocking stream (``Stream.create(nonblocking=False)``) and sets it for all threads. If
-            none is imported, the block changes nothing. Other frameworks have no current stream to
-            set: pass the stream to their functions.
+            Names of frameworks, such as ``"torch"`` and ``"cupy"``; :doc:`/reference/buffers` lists
+            all that have a current stream. By default those that are imported, except a framework
+            that needs a blocking stream (``Stream.create(nonblocking=False)``). If none is
+            imported, the block changes nothing. Pass the stream to the functions of frameworks that
+            have no current stream.
 
         Returns
         -------
         context manager
             Its value is the stream. On exit, also after an exception, each framework's previous
-            current stream is restored. Without ``with`` it does nothing; a `ResourceWarning` names
+            current stream is restored. Without ``with`` it does nothing; a `RuntimeWarning` names
             the line when it is collected.
 
         Raises
         ------
-        ValueError, TypeError
+        ValueError
             A framework has no current stream, is not imported, or needs a blocking stream, which
             this is not.
-        CaptureError
-            One of the streams is being captured, and the other is not, or into another graph.
         RuntimeError
             On exit: the block was left in a different thread than it was entered in.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Warns
         -----
@@ -754,9 +729,10 @@ class Stream(CoreStream):
         >>> with Stream.create(0) as stream, stream.activate():
         ...     pass  # PyTorch and CuPy work on the stream
         """
-        found = _stream.activation.called(frameworks) if frameworks else _stream.activation.usable()
-        activation = _stream.activation.Activation(self, found, means_all=not frameworks)
-        activation.unentered = _unentered.made("an activation", 1)
+        module = _stream.activation
+        found = module.frameworks_named(frameworks) if frameworks else module.usable_frameworks()
+        activation = module.Activation(self, found, means_all=not frameworks)
+        activation.unentered = _unentered.armed("an activation", 1)
         return activation
 
     # -- graph capture ----------------------------------------------------------------------------
@@ -776,8 +752,7 @@ class Stream(CoreStream):
         ...     stream.is_capturing
         True
         """
-        lane = self._resolve()
-        return lane.within(_driver.capture.is_capturing, lane.live(), lane)
+        return self._within(lambda lane: _driver.capture.is_capturing(lane.live(), lane))
 
     @property
     def capture_info(self) -> CaptureInfo | None:
@@ -795,7 +770,7 @@ class Stream(CoreStream):
         ...     stream.capture_info.state
         'active'
         """
-        return _stream.capture.facts(self._resolve())
+        return self._within(_stream.capture.information)
 
     def begin_capture(self, mode: CaptureMode = "global") -> None:
         """Begin capturing submitted work into a graph instead of executing it.
@@ -814,17 +789,14 @@ class Stream(CoreStream):
             cannot capture.
         NotSupportedError
             The driver is older than CUDA 12.3.
-        ValueError
-            *mode* is not a valid capture mode.
-        ClosedError, ForkedError, DriverError
-            The stream is closed, the process is a forked child, or the driver reported an error.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
         Work that any thread submits to the stream is captured: use a stream of your own rather than
         a shared user stream. The thread that began the capture must end it, unless *mode* is
         ``"relaxed"``. Thread-safe. Does not block. Driver call: ``cuStreamBeginCaptureToGraph``.
-        The name and the parameters follow ``begin_capture`` of the Rust crate baracuda.
 
         Examples
         --------
@@ -835,7 +807,7 @@ class Stream(CoreStream):
         True
         >>> graph = stream.end_capture()
         """
-        _stream.capture.begin(self._resolve(), mode)
+        self._within(_stream.capture.begin, mode)
 
     def end_capture(self) -> GraphDefinition:
         """End the capture that `begin_capture` began, and return its graph.
@@ -854,14 +826,13 @@ class Stream(CoreStream):
             stream; or there is no graph, because the capture was invalidated or another stream
             joined it without being joined back. The capture has ended in these last two cases. Or
             another thread began it, and has to end it.
-        ClosedError, ForkedError, DriverError
-            The stream is closed, the process is a forked child, or the driver reported an error.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
         Does not block. The graph keeps nothing alive that the captured work uses. Driver call:
-        ``cuStreamEndCapture``. The name and the parameters follow ``end_capture`` of the Rust crate
-        baracuda.
+        ``cuStreamEndCapture``.
 
         Examples
         --------
@@ -874,7 +845,7 @@ class Stream(CoreStream):
         >>> executable.launch(stream)
         >>> stream.sync(timeout=10)
         """
-        return _stream.capture.end(self._resolve())
+        return self._within(_stream.capture.end)
 
     def capture(self, mode: CaptureMode = "global") -> AbstractContextManager[GraphDefinition]:
         """Capture the work that is submitted to this stream inside a ``with`` block.
@@ -893,20 +864,14 @@ class Stream(CoreStream):
 
         Raises
         ------
-        CaptureError
-            The stream is already being captured, or cannot be; or, on exit, the capture gave no
-            graph (see `end_capture`).
-        NotSupportedError
-            The driver is older than CUDA 12.3.
-        ValueError
-            *mode* is not a valid capture mode.
-        ClosedError, ForkedError, DriverError
-            The stream is closed, the process is a forked child, or the driver reported an error.
+        CaptureError, NotSupportedError
+            On entry as for `begin_capture`; on exit, the capture gave no graph (see `end_capture`).
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
-        Does not block. Driver calls: ``cuStreamBeginCaptureToGraph``, ``cuStreamEndCapture``. The
-        name and the parameters follow ``capture`` of the Rust crate baracuda.
+        Does not block. Driver calls: ``cuStreamBeginCaptureToGraph``, ``cuStreamEndCapture``.
 
         Examples
         --------
@@ -922,7 +887,7 @@ class Stream(CoreStream):
         >>> executable.launch(stream)
         >>> stream.sync(timeout=10)
         """
-        return _stream.capture.Capture(self._resolve(), mode)
+        return _stream.capture.CaptureBlock(self._resolve(), mode)
 
     def create_graph_builder(self) -> GraphBuilder:
         """Return a cuda.core graph builder that captures on this stream.
@@ -934,8 +899,8 @@ class Stream(CoreStream):
 
         Raises
         ------
-        ClosedError, ForkedError
-            The stream is closed, or the process is a forked child.
+        UserStreamError
+            See :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -972,10 +937,8 @@ class Stream(CoreStream):
 
         Raises
         ------
-        ValueError
-            *mode* is not a valid capture mode.
-        DriverNotFoundError, ForkedError, DriverError
-            The driver is missing, cannot be used in a forked child, or reported an error.
+        UserStreamError
+            See :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -1013,20 +976,15 @@ class Stream(CoreStream):
             allocation, or is not in memory that the device can write this way: memory that CUDA
             does not know, that the device cannot access, managed memory, or a pool of host memory
             (where the results of `asnumpy` are).
-        TypeError
-            *value* is not an integer, or *address* is neither an address nor a buffer.
-        CaptureError
-            Using the legacy default stream would invalidate a capture.
-        ClosedError, ForkedError, DriverError
-            The stream is closed, the process is a forked child, or the driver reported an error.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
         The results of earlier work on the stream are visible before the value is. The call
         establishes no order and keeps nothing alive: the memory must stay valid until the write has
         happened. During capture, it becomes a graph node. Thread-safe. Does not block. Driver call:
-        ``cuStreamWriteValue32``, with its memory barrier. The name and the parameters follow
-        ``write_value_32`` of the Rust crate baracuda.
+        ``cuStreamWriteValue32``, with its memory barrier.
 
         Examples
         --------
@@ -1041,9 +999,8 @@ class Stream(CoreStream):
         >>> writer.write_value_32(word, 1)
         >>> reader.sync(timeout=10)
         """
-        _stream.memory_operations.write_value(
-            self._resolve(), _stream.memory_operations.WriteValue(address, value)
-        )
+        operations = _stream.memory_operations
+        self._within(operations.write_value, operations.WriteValue(address, value))
 
     def wait_value_32(self, address: int | Buffer, value: int, flags: int = 0) -> None:
         """Enqueue a wait until a 32-bit value in memory satisfies a comparison.
@@ -1061,13 +1018,11 @@ class Stream(CoreStream):
         ------
         NotSupportedError
             The device does not support ``NOR`` or ``FLUSH``.
-        ValueError, TypeError
+        ValueError
             *flags* is not a `WaitFlags`; or *value* or *address* is refused, for the reasons that
             `write_value_32` lists.
-        CaptureError
-            Using the legacy default stream would invalidate a capture.
-        ClosedError, ForkedError, DriverError
-            The stream is closed, the process is a forked child, or the driver reported an error.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -1076,7 +1031,6 @@ class Stream(CoreStream):
         `wait_for_device`, and loading a module, as a kernel's first launch does. `close` returns,
         but the driver keeps the stream. The call establishes no order and keeps nothing alive.
         During capture, it becomes a graph node. Thread-safe. Driver call: ``cuStreamWaitValue32``.
-        The name and the parameters follow ``wait_value_32`` of the Rust crate baracuda.
 
         Examples
         --------
@@ -1089,9 +1043,8 @@ class Stream(CoreStream):
         >>> stream.wait_value_32(word, 2, WaitFlags.AND)
         >>> stream.sync(timeout=10)
         """
-        _stream.memory_operations.wait_value(
-            self._resolve(), _stream.memory_operations.WaitValue(address, value, flags)
-        )
+        operations = _stream.memory_operations
+        self._within(operations.wait_value, operations.WaitValue(address, value, flags))
 
     def write_value_64(self, address: int | Buffer, value: int) -> None:
         """Enqueue a 64-bit write to memory.
@@ -1107,12 +1060,8 @@ class Stream(CoreStream):
         ------
         NotSupportedError
             The device does not support 64-bit stream memory operations.
-        ValueError, TypeError
-            *value* or *address* is refused, for the reasons that `write_value_32` lists.
-        CaptureError
-            Using the legacy default stream would invalidate a capture.
-        ClosedError, ForkedError, DriverError
-            The stream is closed, the process is a forked child, or the driver reported an error.
+        UserStreamError
+            Other causes: see `write_value_32` and :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -1126,9 +1075,8 @@ class Stream(CoreStream):
         >>> stream = Stream.create()
         >>> stream.write_value_64(Device(0).allocate(8, stream=stream), 1 << 40)
         """
-        _stream.memory_operations.write_value(
-            self._resolve(), _stream.memory_operations.WriteValue(address, value, 64)
-        )
+        operations = _stream.memory_operations
+        self._within(operations.write_value, operations.WriteValue(address, value, 64))
 
     def wait_value_64(self, address: int | Buffer, value: int, flags: int = 0) -> None:
         """Enqueue a wait until a 64-bit value in memory satisfies a comparison.
@@ -1146,13 +1094,8 @@ class Stream(CoreStream):
         ------
         NotSupportedError
             The device does not support 64-bit stream memory operations, ``NOR`` or ``FLUSH``.
-        ValueError, TypeError
-            *flags* is not a `WaitFlags`; or *value* or *address* is refused, for the reasons that
-            `write_value_32` lists.
-        CaptureError
-            Using the legacy default stream would invalidate a capture.
-        ClosedError, ForkedError, DriverError
-            The stream is closed, the process is a forked child, or the driver reported an error.
+        UserStreamError
+            Other causes: see `wait_value_32` and :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -1169,9 +1112,8 @@ class Stream(CoreStream):
         >>> stream.wait_value_64(word, 1 << 40, WaitFlags.EQ)
         >>> stream.sync(timeout=10)
         """
-        _stream.memory_operations.wait_value(
-            self._resolve(), _stream.memory_operations.WaitValue(address, value, flags, 64)
-        )
+        operations = _stream.memory_operations
+        self._within(operations.wait_value, operations.WaitValue(address, value, flags, 64))
 
     def batch_mem_op(self, ops: Iterable[MemoryOperation], flags: int = 0) -> None:
         """Enqueue several memory operations, in order, in one call.
@@ -1187,19 +1129,15 @@ class Stream(CoreStream):
         ------
         NotSupportedError
             The device does not support one of the operations.
-        ValueError, TypeError
-            *ops* is not an iterable of 1 to 255 operations, one of them is refused (for the reasons
-            that `write_value_32` and `wait_value_32` list), or *flags* is not 0. Nothing is
-            enqueued.
-        CaptureError
-            Using the legacy default stream would invalidate a capture.
-        ClosedError, ForkedError, DriverError
-            The stream is closed, the process is a forked child, or the driver reported an error.
+        ValueError
+            *ops* does not have 1 to 255 operations, one of them is refused (for the reasons that
+            `write_value_32` and `wait_value_32` list), or *flags* is not 0. Nothing is enqueued.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
-        Behaves like `write_value_32` and `wait_value_32`. Driver call: ``cuStreamBatchMemOp``. The
-        name and the parameters follow ``batch_mem_op`` of the Rust crate baracuda.
+        Behaves like `write_value_32` and `wait_value_32`. Driver call: ``cuStreamBatchMemOp``.
 
         Examples
         --------
@@ -1211,7 +1149,7 @@ class Stream(CoreStream):
         >>> stream.batch_mem_op([WriteValue(word, 1), WaitValue(word, 1)])
         >>> stream.sync(timeout=10)
         """
-        _stream.memory_operations.submit(self._resolve(), ops, flags)
+        self._within(_stream.memory_operations.submit, ops, flags)
 
     def memcpy_dtod(self, dst: int | Buffer, src: int | Buffer, nbytes: int | None = None) -> None:
         """Enqueue a copy within the memory of this stream's device.
@@ -1231,19 +1169,14 @@ class Stream(CoreStream):
             know, or extends beyond its allocation.
         DeviceMismatchError
             One of them is in the memory of another device.
-        TypeError, UnsupportedBufferError, HostBufferError
-            *dst* or *src* is neither an address nor a GPU buffer, or *nbytes* is not an integer.
-        CaptureError
-            Using the legacy default stream would invalidate a capture.
-        ClosedError, ForkedError, DriverError
-            The stream is closed, the process is a forked child, or the driver reported an error.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
         As low-level as the driver's function: the copy is ordered after earlier work on this stream
         only, and neither buffer is kept alive. During capture, it becomes a graph node.
-        Thread-safe. Does not block. Driver call: ``cuMemcpyDtoDAsync``. The name and the parameters
-        follow ``memcpy_dtod`` of the Rust crate baracuda.
+        Thread-safe. Does not block. Driver call: ``cuMemcpyDtoDAsync``.
 
         Examples
         --------
@@ -1256,7 +1189,7 @@ class Stream(CoreStream):
         >>> stream.memcpy_dtod(first.handle, second.handle, 16)
         >>> stream.sync(timeout=10)
         """
-        _stream.memory_operations.copy(self._resolve(), dst, src, nbytes)
+        self._within(_stream.memory_operations.copy, dst, src, nbytes)
 
     def attach_mem_async(
         self, memory: int | Buffer, to: Literal["global", "host", "single"] = "single"
@@ -1274,20 +1207,17 @@ class Stream(CoreStream):
         Raises
         ------
         ValueError
-            *to* is not one of these; *memory* is not the start of a managed allocation; or *to* is
-            ``"single"`` on the legacy default stream, which CUDA does not allow.
-        TypeError, UnsupportedBufferError
-            *memory* is neither an address nor a buffer.
+            *memory* is not the start of a managed allocation; or *to* is ``"single"`` on the legacy
+            default stream, which CUDA does not allow.
         CaptureError
             The stream is being captured: CUDA cannot capture this operation.
-        ClosedError, ForkedError, DriverError
-            The stream is closed, the process is a forked child, or the driver reported an error.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
         Has an effect only on devices without concurrent managed access. Thread-safe. Does not
-        block. Driver call: ``cuStreamAttachMemAsync``. The name and the parameters follow
-        ``attach_mem_async`` of the Rust crate baracuda.
+        block. Driver call: ``cuStreamAttachMemAsync``.
 
         Examples
         --------
@@ -1300,7 +1230,7 @@ class Stream(CoreStream):
         >>> stream.attach_mem_async(pointer)
         >>> stream.sync(timeout=10)
         """
-        _stream.memory_operations.attach(self._resolve(), memory, to)
+        self._within(_stream.memory_operations.attach, memory, to)
 
     # -- attributes -------------------------------------------------------------------------------
 
@@ -1331,17 +1261,14 @@ class Stream(CoreStream):
 
         Raises
         ------
-        ValueError
-            There is no attribute *name*.
         CaptureError
             The stream is being captured, or it is the legacy default stream during a capture.
-        ClosedError, ForkedError, DriverError
-            The stream is closed, the process is a forked child, or the driver reported an error.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
-        Thread-safe. Does not block. Driver call: ``cuStreamGetAttribute``. The name and the
-        parameters follow ``get_attribute`` of the Rust crate baracuda.
+        Thread-safe. Does not block. Driver call: ``cuStreamGetAttribute``.
 
         Examples
         --------
@@ -1349,7 +1276,7 @@ class Stream(CoreStream):
         >>> Stream.create(0).get_attribute("mem_sync_domain")
         'default'
         """
-        return _stream.attributes.get(self._resolve(), name)
+        return self._within(_stream.attributes.get, name)
 
     @overload
     def set_attribute(
@@ -1381,22 +1308,21 @@ class Stream(CoreStream):
 
         Raises
         ------
-        ValueError, TypeError
-            There is no attribute *name*; *value* is not valid for it; or a window does not begin in
-            memory that CUDA knows, or is larger than its buffer.
+        ValueError
+            *value* is not valid for the attribute; or a window does not begin in memory that CUDA
+            knows, or is larger than its buffer.
         NotSupportedError
             The device does not support access-policy windows.
         CaptureError
             The stream is being captured, or it is the legacy default stream during a capture.
-        ClosedError, ForkedError, DriverError
-            The stream is closed, the process is a forked child, or the driver reported an error.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
         A user stream's attributes are shared, like the stream. The synchronization policy does not
         affect `sync` and `wait`, which never block inside the driver. Thread-safe. Does not block.
-        Driver call: ``cuStreamSetAttribute``. The name and the parameters follow ``set_attribute``
-        of the Rust crate baracuda.
+        Driver call: ``cuStreamSetAttribute``.
 
         Examples
         --------
@@ -1406,7 +1332,7 @@ class Stream(CoreStream):
         >>> stream.get_attribute("sync_policy")
         'blocking'
         """
-        _stream.attributes.assign(self._resolve(), name, value)
+        self._within(_stream.attributes.assign, name, value)
 
     def copy_attributes_from(self, other: StreamLike) -> None:
         """Copy the attributes of another stream to this one.
@@ -1418,22 +1344,17 @@ class Stream(CoreStream):
 
         Raises
         ------
-        DeviceMismatchError
-            *other* belongs to another device.
-        ValueError
-            *other* belongs to another context of the device.
-        TypeError
-            *other* is not a stream.
+        DeviceMismatchError, ValueError
+            *other* belongs to another device, or to another context of the device.
         CaptureError
             One of them is being captured, or is the legacy default stream during a capture.
-        ClosedError, ForkedError, DriverError
-            One of them is closed, the process is a forked child, or the driver reported an error.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
         If *other* is a default stream, it is the one of this stream's context. Thread-safe. Does
-        not block. Driver call: ``cuStreamCopyAttributes``. The name and the parameters follow
-        ``copy_attributes_from`` of the Rust crate baracuda.
+        not block. Driver call: ``cuStreamCopyAttributes``.
 
         Examples
         --------
@@ -1445,7 +1366,7 @@ class Stream(CoreStream):
         'spin'
         """
         factory.refuse_number(other)
-        _stream.attributes.copy(self._resolve(), other, _address_of)
+        self._within(_stream.attributes.copy, other, _address_of)
 
     # -- Python functions -------------------------------------------------------------------------
 
@@ -1466,15 +1387,13 @@ class Stream(CoreStream):
 
         Raises
         ------
-        TypeError
-            *fn* is not callable, or is a coroutine function.
         CaptureError
             The stream is being captured, or it is the legacy default stream during a capture.
         RuntimeError
             Called from a host function or callback, which might have to wait for itself; or from a
             signal handler or a destructor that interrupted another such call on this stream.
-        ClosedError, ForkedError, DriverError
-            The stream is closed, the process is a forked child, or the driver reported an error.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -1491,8 +1410,7 @@ class Stream(CoreStream):
         exit, pending functions are dropped. *fn* and its arguments are kept alive until it has run.
 
         Does not block. Thread-safe. Driver calls: ``cuEventRecord``, ``cuLaunchHostFunc`` with a
-        native function, and ``cuStreamWaitValue32``. The name and the parameters follow
-        ``launch_host_func`` of the Rust crate baracuda.
+        native function, and ``cuStreamWaitValue32``.
 
         Examples
         --------
@@ -1504,7 +1422,7 @@ class Stream(CoreStream):
         >>> called
         ['half way']
         """
-        _stream.host_functions.launch(self._resolve(), fn, args, blocking=bool(blocking))
+        self._within(_stream.host_functions.launch, fn, args, bool(blocking))
 
     def add_callback(self, fn: Callable[[Self, DriverError | None], object]) -> None:
         """Call a Python function when the work queued now has completed or failed.
@@ -1517,12 +1435,10 @@ class Stream(CoreStream):
 
         Raises
         ------
-        TypeError
-            *fn* is not callable, or is a coroutine function.
         CaptureError
             The stream is being captured, or it is the legacy default stream during a capture.
-        ClosedError, ForkedError, DriverError
-            The stream is closed, the process is a forked child, or the driver reported an error.
+        UserStreamError
+            Other causes: see :doc:`/reference/common-errors`.
 
         Notes
         -----
@@ -1552,9 +1468,13 @@ class Stream(CoreStream):
 
     @classmethod
     def _of(cls, lane: Lane) -> Self:
-        """Return the `Stream` object of a lane."""
-        stream = factory.shown(cls, lane)
+        """Return the `Stream` object of a lane, creating it if necessary."""
+        known = None if lane.shown is None else lane.shown()
+        if isinstance(known, cls):
+            return known
+        stream = cls._init(lane.core)  # lane and stream share ownership through cuda.core
         stream._lane = lane
+        lane.shown = weakref.ref(stream)
         return stream
 
     @classmethod
@@ -1563,7 +1483,8 @@ class Stream(CoreStream):
         try:
             return cls._defaults[handle]
         except KeyError:
-            stream = factory.default_of(Stream, handle)
+            legacy = handle == _driver.streams.LEGACY
+            stream = Stream._legacy_default() if legacy else Stream._per_thread_default()
             stream._lane, stream._token = None, CoreStream.handle.__get__(stream)
             # Another thread may have stored a stream first.
             return cls._defaults.setdefault(handle, stream)
@@ -1578,6 +1499,12 @@ class Stream(CoreStream):
             if lane.is_context_independent or device is None
             else lanes.default(self._address(), device)
         )
+
+    def _within(self, function: Callable[..., T], *args: object) -> T:
+        """Call a function of an open lane, whose context is current during the call."""
+        lane = self._resolve()
+        lane.live()
+        return lane.within(function, lane, *args)
 
     def _settled(self, device: int | None = None) -> Self:
         """Return an open stream with a fixed lane: a default stream is resolved now."""

@@ -9,14 +9,17 @@ Examples
 """
 
 from userstream.testing._injection import UnusedInjection, calls, inject
-from userstream.testing._kernel_arguments import Condition, Pointer
+from userstream.testing._kernel_arguments import Condition, Pointer, Texture
 from userstream.testing._kernels import duration, kernel
 from userstream.testing._latch import latch
-from userstream.testing._simulated import async_error, reset, simulate
+from userstream.testing._schedule import Deadlock, schedule
+from userstream.testing._simulated import adopt, async_error, library_path, reset, simulate
 
 __all__ = [
     "Condition",
+    "Deadlock",
     "Pointer",
+    "Texture",
     "UnusedInjection",
     "async_error",
     "calls",
@@ -24,15 +27,20 @@ __all__ = [
     "inject",
     "kernel",
     "latch",
+    "library_path",
     "reset",
+    "schedule",
     "simulate",
 ]
 
 for _public in (
     Condition,
     Condition.set,
+    Deadlock,
     Pointer,
     Pointer.array,
+    Texture,
+    Texture.array,
     UnusedInjection,
     async_error,
     calls,
@@ -41,8 +49,13 @@ for _public in (
     kernel,
     latch,
     latch.release,
+    library_path,
     reset,
+    schedule,
     simulate,
 ):
     _public.__module__ = __name__
 del _public
+
+adopt()
+del adopt

@@ -285,11 +285,110 @@ def _checked_condition(value: SupportsIndex | np.bool_) -> int:
     return number
 
 
+class _Contents(ctypes.Structure):
+    _fields_ = (
+        ("address", ctypes.c_uint64),
+        ("shape", ctypes.c_size_t * 3),
+        ("pitch", ctypes.c_size_t),
+        ("format", ctypes.c_int),
+        ("channels", ctypes.c_uint),
+        ("is_writable", ctypes.c_bool),
+    )
+
+
+_FORMATS = {  # CUarray_format
+    0x01: np.uint8,
+    0x02: np.uint16,
+    0x03: np.uint32,
+    0x08: np.int8,
+    0x09: np.int16,
+    0x0A: np.int32,
+    0x10: np.float16,
+    0x20: np.float32,
+}
+
+
+class Texture:
+    """A texture or surface object that was passed to a kernel, on the simulated driver.
+
+    Annotates a parameter that the kernel takes as a ``cudaTextureObject_t`` or a
+    ``cudaSurfaceObject_t``. Not created by users.
+
+    Attributes
+    ----------
+    handle : int
+        The object, as the kernel was launched with it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from userstream import testing
+    >>> @testing.kernel("sum_texture")
+    ... def sum_texture(grid, block, texture: testing.Texture, out: testing.Pointer):
+    ...     out.array(1, np.float32)[0] = texture.array().sum()
+    """
+
+    __slots__ = ("_launch", "_name", "handle")
+
+    def __init__(self, handle: int, name: str, launch: Launch) -> None:
+        self.handle: int = handle
+        self._name = name
+        self._launch = launch
+
+    def __repr__(self) -> str:
+        return f"<userstream.testing.Texture {self._name}: {self.handle:#x}>"
+
+    def array(self) -> np.ndarray[Any, Any]:
+        """View the texels as an array, without filtering, addressing modes or normalization.
+
+        Nothing is copied. What is written to the array of a surface is written to the CUDA array;
+        that of a texture is read-only. The array is valid only while the kernel's function runs.
+
+        Returns
+        -------
+        numpy.ndarray
+            The elements. Its axes are depth, height and width, as far as the object has them, and
+            the channels if there are several.
+
+        Raises
+        ------
+        RuntimeError
+            The kernel's function has returned.
+
+        Examples
+        --------
+        >>> from userstream import testing
+        >>> @testing.kernel("invert")
+        ... def invert(grid, block, surface: testing.Texture):
+        ...     pixels = surface.array()
+        ...     pixels[:] = 255 - pixels
+        """
+        launch, found = self._launch, _Contents()
+        if not launch.library.userstream_texture_contents(self.handle, ctypes.byref(found)):
+            fault = Fault(_ILLEGAL_ADDRESS, f"{self!r} is no texture or surface object")
+            if launch.fault is None:
+                launch.fault = Fault(fault.code, str(fault))
+            raise fault
+        sizes = tuple(size for size in found.shape if size)
+        kind = np.dtype(_FORMATS[found.format])
+        element = kind.itemsize * found.channels
+        rows = math.prod(sizes[:-1])
+        pointer = Pointer(found.address, self._name, launch)
+        nbytes = (rows - 1) * found.pitch + sizes[-1] * element
+        raw = pointer.array(nbytes, np.uint8)
+        strides = [found.pitch * sizes[-2]] if len(sizes) == 3 else []
+        strides += [found.pitch] if len(sizes) > 1 else []
+        strides += [element, kind.itemsize]
+        view = np.ndarray((*sizes, found.channels), kind, raw, 0, tuple(strides))
+        view.flags.writeable = bool(found.is_writable)
+        return view[..., 0] if found.channels == 1 else view
+
+
 _ADVICE = (
     "annotate a pointer with testing.Pointer, the condition of a graph with testing.Condition, "
-    "and a scalar with its NumPy type, such as np.int32"
+    "a texture or surface with testing.Texture, and a scalar with its NumPy type, such as np.int32"
 )
-_HANDLES = (Condition, Pointer)
+_HANDLES = (Condition, Pointer, Texture)
 _TENSOR_MAPS = ("CUtensorMap", "TensorMapDescriptor")
 _ABSTRACT = (
     np.generic,
@@ -313,7 +412,7 @@ class Parameter:
     name: str
     offset: int
     dtype: np.dtype[Any]
-    handle: type[Condition | Pointer] | None  # what the function gets, if no scalar
+    handle: type[Condition | Pointer | Texture] | None  # what the function gets, if no scalar
     is_plain: bool  # the function gets a Python number
 
     @property
@@ -329,8 +428,23 @@ class Parameter:
         return scalar.item() if self.is_plain else scalar
 
 
-def parameters_of(function: Callable[..., object]) -> tuple[Parameter, ...]:
-    """Return the parameters that the annotations of a kernel's function declare."""
+def pointers_at(places: Sequence[tuple[int, int]]) -> tuple[Parameter, ...]:
+    """Return pointer parameters at offsets, each of a size; larger ones are read in part."""
+    unsigned = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+    return tuple(
+        Parameter(
+            f"argument {index + 1}",
+            offset,
+            np.dtype(unsigned.get(size, np.uint64)),
+            Pointer,
+            is_plain=False,
+        )
+        for index, (offset, size) in enumerate(places)
+    )
+
+
+def parameters_of(function: Callable[..., object]) -> tuple[tuple[Parameter, ...], bool]:
+    """Return the parameters of a kernel's function, and whether it takes all that there are."""
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
         raise TypeError("a kernel is a plain function: no coroutine, no generator")
     signature = inspect.signature(function)
@@ -340,6 +454,10 @@ def parameters_of(function: Callable[..., object]) -> tuple[Parameter, ...]:
             "the function of a kernel takes grid and block first, and then what the kernel takes: "
             f"not {signature}"
         )
+    if len(named) == 3 and named[2].kind is named[2].VAR_POSITIONAL:
+        if _evaluated(function, named[2]) is not Pointer:
+            raise TypeError(f"annotate {named[2]} with testing.Pointer, which each argument is")
+        return (), True
     parameters: list[Parameter] = []
     end = 0
     for parameter in named[2:]:
@@ -360,7 +478,7 @@ def parameters_of(function: Callable[..., object]) -> tuple[Parameter, ...]:
                 annotation in _PYTHON_SCALARS,
             )
         )
-    return tuple(parameters)
+    return tuple(parameters), False
 
 
 def _evaluated(function: Callable[..., object], parameter: inspect.Parameter) -> object:

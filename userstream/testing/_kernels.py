@@ -12,8 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from userstream import _process
+from userstream._driver import account
 from userstream.testing import _simulated
-from userstream.testing._kernel_arguments import Fault, Launch, Parameter, parameters_of
+from userstream.testing._kernel_arguments import (
+    Fault,
+    Launch,
+    Parameter,
+    parameters_of,
+    pointers_at,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +37,7 @@ class _Definition:
     name: str
     function: Callable[..., object]
     parameters: tuple[Parameter, ...]
+    takes_all: bool  # whatever parameters the image says the kernel has
     id: int = 0  # the simulated driver's; 0 before there is one
 
 
@@ -39,6 +47,8 @@ class _Taken(ctypes.Structure):
         ("definition", ctypes.c_uint64),
         ("parameters", ctypes.c_void_p),
         ("size", ctypes.c_size_t),
+        ("layout", ctypes.POINTER(ctypes.c_size_t)),  # an offset and a size for each
+        ("count", ctypes.c_size_t),
         ("grid", ctypes.c_uint * 3),
         ("block", ctypes.c_uint * 3),
         ("others_wait", ctypes.c_bool),
@@ -60,8 +70,11 @@ def kernel(name: str) -> Callable[[_Function], _Function]:
     A kernel of that name is found in any image, through `cuda.core.ObjectCode` (a single byte will
     do) or through the driver's functions. Each launch calls the function once, with ``grid`` and
     ``block`` (tuples of three), followed by the arguments of the launch. The annotations declare
-    their types: `Pointer` for a pointer; `Condition` for the condition of a graph; a NumPy type,
-    such as ``np.float32`` or a structured `numpy.dtype`, for an argument that is passed by value.
+    their types: `Pointer` for a pointer; `Condition` for the condition of a graph; `Texture` for a
+    texture or surface object; a NumPy type, such as ``np.float32`` or a structured `numpy.dtype`,
+    for an argument that is passed by value. With ``*arguments: Pointer`` the function takes
+    whatever parameters the kernel has in its image (PTX or a cubin), each as a `Pointer`, whose
+    ``address`` is the argument's value: for kernels that numba compiles for several types.
 
     The function runs in stream order, on a Python thread. It must not call CUDA. An exception in it
     becomes an error of the context, as with a faulty kernel, and its traceback part of the error
@@ -74,7 +87,8 @@ def kernel(name: str) -> Callable[[_Function], _Function]:
     ----------
     name : str
         The name by which the program looks up the kernel. If it is mangled (C++ without
-        ``extern "C"``), either the whole name or the bare name of the function.
+        ``extern "C"``, numba), either the whole name or the bare name of the function, which may
+        follow those of its scopes: ``"TestAdd.test_add.<locals>.kernel"``.
 
     Returns
     -------
@@ -114,7 +128,7 @@ def kernel(name: str) -> Callable[[_Function], _Function]:
         raise ValueError(f"a kernel cannot be named {name!r}")
 
     def register(function: _Function) -> _Function:
-        _register(_Definition(name, function, parameters_of(function)))
+        _register(_Definition(name, function, *parameters_of(function)))
         return function
 
     return register
@@ -148,9 +162,8 @@ def _tell(library: ctypes.CDLL, definition: _Definition) -> None:
     parameters = definition.parameters
     sizes = (ctypes.c_size_t * len(parameters))(*(parameter.size for parameter in parameters))
     offsets = (ctypes.c_size_t * len(parameters))(*(parameter.offset for parameter in parameters))
-    total = max((parameter.offset + parameter.size for parameter in parameters), default=0)
     definition.id = library.userstream_define_kernel(
-        definition.name.encode(), len(parameters), sizes, offsets, total
+        definition.name.encode(), len(parameters), sizes, offsets, definition.takes_all
     )
     _by_id[definition.id] = definition
     for replaced in [each for each in _by_id if not library.userstream_knows_kernel(each)]:
@@ -238,7 +251,7 @@ def _start_serving(library: ctypes.CDLL) -> None:
 def _start_thread(library: ctypes.CDLL) -> None:
     name = "userstream-kernels"
     thread = threading.Thread(target=_serve, args=(library,), name=name, daemon=True)
-    _process.start_thread(thread)
+    account.on(account.HOUSEKEEPING, _process.start_thread, thread)  # it takes part in no schedule
 
 
 def _serve(library: ctypes.CDLL) -> None:
@@ -267,7 +280,11 @@ def _run(library: ctypes.CDLL, taken: _Taken) -> tuple[int, bytes | None]:
             definition = _by_id[taken.definition]
         name = definition.name
         packed = ctypes.string_at(taken.parameters, taken.size)
-        values = [parameter.value(packed, launch) for parameter in definition.parameters]
+        parameters = definition.parameters
+        if definition.takes_all:
+            places = taken.layout[: 2 * taken.count]
+            parameters = pointers_at(list(zip(places[::2], places[1::2], strict=True)))
+        values = [parameter.value(packed, launch) for parameter in parameters]
         definition.function(tuple(taken.grid), tuple(taken.block), *values)
     except BaseException as error:
         return _code_of(error), _text_of(name, error)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from cuda.bindings import driver
 
 from userstream import _process
+from userstream._driver import account
 from userstream.testing import _simulated
 
 if TYPE_CHECKING:
@@ -158,7 +159,11 @@ class latch:  # noqa: N801 - used like a function
                 self._value = (ctypes.c_uint32.from_address(word[0]).value + 1) & 0xFFFFFFFF
                 address = _words.device_address(*word)
                 at_least = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
-                answer = driver.cuStreamWaitValue32(stream, address, self._value, at_least)
+                # Not the program's: `observe` does not take it for an order.
+                answer = account.on(
+                    account.HOUSEKEEPING,
+                    *(driver.cuStreamWaitValue32, stream, address, self._value, at_least),
+                )
                 _checked(answer, "cuStreamWaitValue32")
             except BaseException:
                 _words.give_back(*word)

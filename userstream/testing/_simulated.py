@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import itertools
 import operator
 import os
 import re
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from cuda.bindings import driver
 
 from userstream import _built, _process
+from userstream._driver import account
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,8 +84,21 @@ def simulate(devices: int = 2, *, driver_version: int = 13000, memory: int = 1 <
     >>> len(Device.get_all_devices())
     2
     """
+    _start(_checked_settings(devices, driver_version, memory))
+
+
+def adopt() -> None:
+    """Simulate if this process was started for it, as `observe --simulate` does.
+
+    It finds the simulated driver through LD_LIBRARY_PATH, and may have used it already.
+    """
+    if os.environ.get("USERSTREAM_SIMULATE"):
+        devices = int(os.environ.get("USERSTREAM_SIMULATED_GPUS") or 2)
+        _start(_Settings(devices, 13000, 1 << 30), adopts=True)
+
+
+def _start(wanted: _Settings, *, adopts: bool = False) -> None:
     global _library, _settings
-    wanted = _checked_settings(devices, driver_version, memory)
     with _lock:
         if _settings is not None:
             if _settings != wanted:
@@ -94,12 +109,17 @@ def simulate(devices: int = 2, *, driver_version: int = 13000, memory: int = 1 <
             return
         _refuse_real_driver()
         library = _load()
-        if not library.userstream_configure(wanted.devices, wanted.driver_version, wanted.memory):
+        configured = library.userstream_configure(
+            wanted.devices, wanted.driver_version, wanted.memory
+        )
+        if not configured and not adopts:
             raise RuntimeError("the simulated driver was already initialized by other code")
+        library.userstream_take_account(account.address())
         # During exit Python cannot run host functions any more, so nothing may wait for one.
         atexit.register(library.userstream_shut_down)
-        _process.at_last(library.userstream_end)
+        _process.call_at_exit(library.userstream_end)
         _library, _settings = library, wanted
+        _redirect_runtime(library)
         for tell in when_loaded:
             tell(library)
 
@@ -137,6 +157,8 @@ def _refuse_real_driver() -> None:
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         loaded = {line.rstrip("\n").split(maxsplit=5)[-1] for line in maps}
     for file in sorted(loaded):
+        if os.path.dirname(file) == os.path.realpath(library_path()):
+            continue  # through LD_LIBRARY_PATH
         if re.match(r"libcuda\.so(\.|$)", os.path.basename(file)):
             raise RuntimeError(
                 f"this process has already loaded a CUDA driver ({file}): "
@@ -146,6 +168,7 @@ def _refuse_real_driver() -> None:
 
 def _load() -> ctypes.CDLL:
     library = _built.load(_built.SIMULATED_DRIVER, visible=True)
+    _built.load(_built.SIMULATED_NVML)
     sizes, names = ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_char_p)
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "configure": (ctypes.c_bool, [ctypes.c_int, ctypes.c_int, ctypes.c_size_t]),
@@ -168,9 +191,10 @@ def _load() -> ctypes.CDLL:
         "is_forked": (ctypes.c_bool, []),
         "define_kernel": (
             ctypes.c_uint64,
-            [ctypes.c_char_p, ctypes.c_size_t, sizes, sizes, ctypes.c_size_t],
+            [ctypes.c_char_p, ctypes.c_size_t, sizes, sizes, ctypes.c_bool],
         ),
         "knows_kernel": (ctypes.c_bool, [ctypes.c_uint64]),
+        "missing_kernel": (ctypes.c_char_p, [ctypes.c_size_t]),
         "set_duration": (ctypes.c_bool, [ctypes.c_char_p, ctypes.c_double]),
         "take_launch": (ctypes.c_bool, [ctypes.c_void_p]),
         "finish_launch": (None, [ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p]),
@@ -179,12 +203,70 @@ def _load() -> ctypes.CDLL:
             [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p],
         ),
         "unuse_memory": (None, [ctypes.c_uint64]),
+        "texture_contents": (ctypes.c_bool, [ctypes.c_uint64, ctypes.c_void_p]),
+        "runtime_function": (ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_char_p]),
+        "redirect": (None, [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p]),
+        "take_account": (None, [ctypes.c_void_p]),
+        "schedule_begin": (
+            ctypes.c_bool,
+            [ctypes.c_int, ctypes.c_uint64, ctypes.c_uint, ctypes.c_uint64, ctypes.c_uint64],
+        ),
+        "schedule_end": (ctypes.c_bool, [ctypes.POINTER(ctypes.c_uint64)]),
+        "schedule_trace": (ctypes.c_char_p, []),
+        "schedule_deadlock": (ctypes.c_char_p, []),
         "set_condition": (ctypes.c_int, [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"userstream_{name}")
         function.restype, function.argtypes = result, arguments
     return library
+
+
+def library_path() -> str:
+    """Return the folder of the simulated ``libcuda.so.1`` and ``libnvidia-ml.so.1``.
+
+    In ``LD_LIBRARY_PATH`` it puts the simulated driver in the place of CUDA's for programs that
+    load the driver themselves, in any language. ``python -m userstream.testing --library-path``
+    prints it. Such programs have two GPUs, or as many as ``USERSTREAM_SIMULATED_GPUS`` says.
+    Thread-safe; does not block.
+
+    Returns
+    -------
+    str
+        The path of the folder.
+
+    Examples
+    --------
+    >>> import os
+    >>> from userstream import testing
+    >>> sorted(os.listdir(testing.library_path()))
+    ['libcuda.so.1', 'libnvidia-ml.so.1']
+    """
+    return os.path.dirname(os.path.join(_built.PACKAGE, _built.SIMULATED_DRIVER.file))
+
+
+def _redirect_runtime(library: ctypes.CDLL) -> None:
+    """Make `cuda.bindings.runtime` call the runtime functions of the simulated driver.
+
+    The bindings are linked with a runtime that needs private tables of a real driver. They call it
+    through pointers that a Cython module exports by name. Change those and the importer's copies.
+    """
+    from cuda.bindings import cyruntime, runtime
+
+    python = ctypes.pythonapi
+    python.PyCapsule_GetName.restype = ctypes.c_char_p
+    python.PyCapsule_GetName.argtypes = [ctypes.py_object]
+    python.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    python.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    python.PyCapsule_SetPointer.argtypes = [ctypes.py_object, ctypes.c_void_p]
+    importer = os.path.realpath(runtime.__file__).encode()
+    for name, capsule in cyruntime.__pyx_capi__.items():
+        signature = python.PyCapsule_GetName(capsule)
+        ours = library.userstream_runtime_function(name.encode(), signature)
+        if ours:
+            theirs = python.PyCapsule_GetPointer(capsule, signature)
+            library.userstream_redirect(importer, theirs, ours)
+            python.PyCapsule_SetPointer(capsule, ours)
 
 
 def loaded() -> ctypes.CDLL | None:
@@ -212,6 +294,14 @@ def stats() -> Statistics:
     values = (ctypes.c_long * 5)()
     _side_door("stats").userstream_statistics(values)
     return Statistics(*values)
+
+
+def missing_kernels() -> list[str]:
+    """Return the names of the kernels that were wanted while no function stood for them."""
+    if _library is None:
+        return []
+    names = map(_library.userstream_missing_kernel, itertools.count())
+    return [name.decode(errors="replace") for name in iter(names.__next__, None)]
 
 
 def progress() -> None:

@@ -6,7 +6,7 @@ from cuda.core import Device, LaunchConfig, ObjectCode, launch
 import userstream as us
 from userstream import testing
 
-PTX = b"..."  # as nvcc or NVRTC made it; the simulated driver does not look at it
+PTX = b"..."  # as nvcc or NVRTC made it
 
 
 def scale(buffer, factor, count=None):

@@ -4,7 +4,7 @@ from cuda.core import Device, LaunchConfig, ObjectCode, launch
 import userstream as us
 from userstream import testing
 
-PTX = b"..."  # as nvcc or NVRTC made it; the simulated driver does not look at it
+PTX = b"..."  # as nvcc or NVRTC made it
 
 
 def halve_until(builder, buffer, limit):

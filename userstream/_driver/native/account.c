@@ -1,12 +1,14 @@
 #include "core.h"
 
 /* On whose account the calling thread calls the driver. A recorder reads it in each driver call,
- * without the GIL: a query whose answer the program never hears orders nothing in the program. */
-static _Thread_local unsigned char account; /* PROGRAM by default */
+ * without the GIL: a query whose answer the program never hears orders nothing in the program. The
+ * second byte is the account of the thread itself: a schedule of the simulated driver leaves the
+ * threads of userstream alone. */
+static _Thread_local unsigned char account[2]; /* PROGRAM by default */
 
 static unsigned char *account_of_thread(void)
 {
-    return &account;
+    return account;
 }
 
 static PyObject *account_address(PyObject *module, PyObject *nothing)
@@ -17,9 +19,15 @@ static PyObject *account_address(PyObject *module, PyObject *nothing)
 
 unsigned char set_account_of_thread(unsigned char wanted)
 {
-    unsigned char before = account;
-    account = wanted;
+    unsigned char before = account[0];
+    account[0] = wanted;
     return before;
+}
+
+/* For a native thread that never calls on another account. */
+void set_own_account(unsigned char wanted)
+{
+    account[0] = account[1] = wanted;
 }
 
 static int as_account(PyObject *number)
@@ -38,7 +46,7 @@ static PyObject *set_account(PyObject *module, PyObject *number)
     int wanted = as_account(number);
     if (wanted < 0)
         return NULL;
-    account = (unsigned char)wanted;
+    set_own_account((unsigned char)wanted);
     Py_RETURN_NONE;
 }
 
@@ -56,7 +64,7 @@ static PyObject *on_account(PyObject *module, PyObject *args)
         return NULL;
     unsigned char before = set_account_of_thread((unsigned char)wanted);
     PyObject *result = call_with_rest(args, 1);
-    account = before;
+    account[0] = before;
     return result;
 }
 

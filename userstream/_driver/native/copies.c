@@ -12,22 +12,30 @@ static CUresult wait_for_event(CUevent event, uint64_t limit)
     return status;
 }
 
-/* Add an edge from a producer unless the producer is idle: an edge costs the GPU microseconds. */
-static Result follow(CUstream producer, CUstream stream, CUevent event)
+static Result is_busy(CUstream stream, int *answer)
 {
     int mode;
     Result result = relax(&mode);
     if (result)
         return result;
-    CUresult status = query_stream(producer);
-    result = restore(mode, status == NOT_READY ? 0 : failed(QUERY_STREAM, status));
-    if (result || status != NOT_READY)
+    CUresult status = query_stream(stream);
+    *answer = status == NOT_READY;
+    return restore(mode, *answer ? 0 : failed(QUERY_STREAM, status));
+}
+
+/* Add an edge from a producer, unless the producer is idle and nobody listens to edges: an edge
+ * costs the GPU microseconds. */
+static Result follow(CUstream producer, CUstream stream, CUevent event, int *has_edge)
+{
+    *has_edge = has_edge_listeners();
+    Result result = *has_edge ? 0 : is_busy(producer, has_edge);
+    if (result || !*has_edge)
         return result;
     result = failed(RECORD_EVENT, record_event(event, producer));
     return result ? result : failed(WAIT_EVENT, wait_event(stream, event, 0));
 }
 
-enum { MOST_PARTS = 32, PAGE = 4096 };
+enum { MOST_PARTS = 32, PAGE = 4096, LONG = 4 << 20 };
 
 /* A copy in parts of whole pages, with an event behind each part. */
 typedef struct {
@@ -106,41 +114,90 @@ static Py_ssize_t unpack(PyObject *tuple, Py_ssize_t most, void **out)
     return count;
 }
 
+static int give_events(EventPool *pool, PyObject **events, size_t count)
+{
+    int status = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (give_event(pool, events[i]))
+            status = -1;
+        Py_DECREF(events[i]);
+    }
+    return status;
+}
+
+/* fetch(lane, producer, move, start, address, limit, parts, out): copy a run of bytes to
+ * page-locked memory that begins at `start`, behind the work of a producer, if that is not None,
+ * and wait for the copy at most `limit` ns for each part. With an address `out`, the bytes are
+ * there too if the copy is over. Returns True if the copy is over, else the point behind the copy.
+ * None: nothing was queued, as a stream is captured, another context is current, or the array lies
+ * in several allocations. */
 static PyObject *fetch(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
-    enum { MOVE, EVENTS, OBJECTS }; /* and then */
-    enum { START, ADDRESS, STREAM, CONTEXT, LIMIT, PRODUCER, OUT, HANDLES };
-    enum { TO, FROM, SIZE, BELOW, SPAN, NUMBERS }; /* of the move */
-    void *given[HANDLES], *events[MOST_PARTS], *move[NUMBERS] = {NULL};
+    enum { LANE, PRODUCER, MOVE, NUMBERS }; /* and then */
+    enum { START, ADDRESS, LIMIT, PARTS, OUT, GIVEN };
+    enum { TO, FROM, SIZE, BELOW, SPAN, MOVE_NUMBERS };
+    void *given[GIVEN], *handles[MOST_PARTS], *move[MOVE_NUMBERS] = {NULL};
+    PyObject *events[MOST_PARTS];
     CUcontext current;
-    int mode;
-    Result result = CAPTURED;
-    if (count != OBJECTS + HANDLES) {
-        PyErr_Format(PyExc_TypeError, "%zd arguments were given, not %d", count,
-                     OBJECTS + HANDLES);
+    int mode, has_edge = 0;
+    if (count != NUMBERS + GIVEN) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments were given, not %d", count, NUMBERS + GIVEN);
         return NULL;
     }
-    Py_ssize_t parts_wanted = unpack(args[EVENTS], MOST_PARTS, events);
-    if (!parts_wanted || !unpack(args[MOVE], NUMBERS, move) ||
-        !addresses(args + OBJECTS, HANDLES, HANDLES, given))
+    PyObject *after = args[PRODUCER];
+    if (!is_lane(args[LANE]) || (after != Py_None && !is_lane(after)) ||
+        !unpack(args[MOVE], MOVE_NUMBERS, move) || !addresses(args + NUMBERS, GIVEN, GIVEN, given))
         return NULL;
+    const LaneState *lane = (LaneState *)args[LANE];
+    EventPool *pool = (EventPool *)lane->pool;
+    CUstream stream = (CUstream)(uintptr_t)lane->raw_handle, producer = NULL;
+    if (after != Py_None) {
+        producer = (CUstream)(uintptr_t)((LaneState *)after)->raw_handle;
+        if (!producer)
+            return PyObject_CallMethod(after, "live", NULL); /* which raises */
+        if (((LaneState *)after)->pool != lane->pool)
+            Py_RETURN_NONE;
+    }
+    if (!stream)
+        return PyObject_CallMethod(args[LANE], "live", NULL);
+    size_t wanted = (uintptr_t)given[PARTS];
+    if (wanted < 1 || wanted > MOST_PARTS)
+        return PyErr_Format(PyExc_ValueError, "%zu parts were given, not 1 to %d", wanted,
+                            MOST_PARTS);
     CUdeviceptr first = (uintptr_t)given[ADDRESS];
+    size_t span = (uintptr_t)move[SPAN];
     Parts parts = {
         .to = (uintptr_t)given[START] + (uintptr_t)move[TO],
         .from = first + (uintptr_t)move[FROM],
         .size = (uintptr_t)move[SIZE],
-        .stream = given[STREAM],
-        .events = events,
-        .count = (size_t)parts_wanted,
+        .stream = stream,
+        .events = handles,
+        .count = wanted,
     };
-    size_t span = (uintptr_t)move[SPAN];
+    double began = seconds();
+    Result result = 0;
+    for (size_t i = 0; i < wanted; i++) {
+        events[i] = take_event(pool, &handles[i], &result);
+        if (!events[i]) {
+            give_events(pool, events, i);
+            return result == FAILED ? NULL : raise_result(result, args[LANE]);
+        }
+    }
+    size_t last = wanted - 1;
+    int is_blocking = 0;
+    reclaim_blocking(pool, began);
+    result = CAPTURED;
     Py_BEGIN_ALLOW_THREADS
-    if (!get_current(&current) && current == given[CONTEXT] && is_free(given[STREAM]) &&
-        (!given[PRODUCER] || is_free(given[PRODUCER]))) {
+    if (!get_current(&current) && (uintptr_t)current == lane->raw_context && is_free(stream) &&
+        (!producer || is_free(producer))) {
         result = span ? check_extent(first - (uintptr_t)move[BELOW], span) : 0;
-        if (!result && given[PRODUCER])
-            result = follow(given[PRODUCER], given[STREAM], parts.events[0]);
+        if (!result && producer)
+            result = follow(producer, stream, handles[0], &has_edge);
+        /* A copy that the host will have to wait for. */
+        is_blocking = !result && (has_edge || parts.size > LONG) && claim_blocking(pool);
+        if (is_blocking)
+            handles[last] = pool->blocking;
         if (!result)
             result = queue_parts(&parts);
         if (!result)
@@ -149,7 +206,26 @@ static PyObject *fetch(PyObject *module, PyObject *const *args, Py_ssize_t count
             result = restore(mode, take_parts(&parts, given[OUT], (uintptr_t)given[LIMIT]));
     }
     Py_END_ALLOW_THREADS
-    return PyLong_FromLongLong(result);
+    int is_pending = result == failed(QUERY_EVENT, NOT_READY);
+    if (is_blocking && !is_pending)
+        pool->is_claimed = 0;
+    /* Nobody polls these any more. */
+    int status = give_events(pool, events, is_pending && !is_blocking ? last : wanted);
+    PyObject *answer = NULL;
+    if (status)
+        return NULL;
+    if (is_pending)
+        answer = (PyObject *)new_point(pool, is_blocking ? NULL : events[last], args[LANE],
+                                       is_in_order(lane), began);
+    else if (result == CAPTURED)
+        answer = Py_NewRef(Py_None);
+    else if (result)
+        return raise_result(result, result >> 32 == QUERY_STREAM ? after : args[LANE]);
+    else
+        answer = Py_NewRef(Py_True);
+    if (answer && has_edge && report_edge(args[LANE], after))
+        Py_CLEAR(answer);
+    return answer;
 }
 
 static PyMethodDef methods[] = {METHOD(fetch), {NULL, NULL, 0, NULL}};

@@ -8,7 +8,9 @@
  * driver.c     the functions of the driver, arguments, queries
  * account.c    on whose account a thread calls the driver
  * calls.c      calls with another current context or capture mode
- * events.c     pools of events, and objects held until an event completes
+ * events.c     pools of events, and points: events recorded behind work
+ * bells.c      wake-ups of threads that wait for points
+ * held.c       objects held until a point is passed
  * edges.c      lanes, edges, objects in use
  * copies.c     copies to page-locked memory
  * pointers.c   attributes of addresses
@@ -23,6 +25,7 @@
 #define Py_LIMITED_API 0x030b0000
 #endif
 #include <Python.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -45,6 +48,7 @@ enum { CAPTURE_STATUS_NONE = 0, CAPTURE_MODE_RELAXED = 2, NOT_READY = 600 };
     X(IS_CAPTURING, "cuStreamIsCapturing", is_capturing, (CUstream stream, int *status))           \
     X(QUERY_STREAM, "cuStreamQuery", query_stream, (CUstream stream))                              \
     X(QUERY_EVENT, "cuEventQuery", query_event, (CUevent event))                                   \
+    X(SYNCHRONIZE_EVENT, "cuEventSynchronize", synchronize_event, (CUevent event))                 \
     X(RECORD_EVENT, "cuEventRecord", record_event, (CUevent event, CUstream stream))               \
     X(WAIT_EVENT, "cuStreamWaitEvent", wait_event,                                                 \
       (CUstream stream, CUevent event, unsigned flags))                                            \
@@ -166,9 +170,11 @@ int append(PyObject *deque, PyObject *item);
 PyObject *raise_result(Result result, PyObject *stream);
 PyObject *call_with_rest(PyObject *args, Py_ssize_t first);
 
-/* The account of the calling thread: see account.c. Returns the account before. */
-enum { PROGRAM, FUTURE, HOUSEKEEPING, ACCOUNT_COUNT };
+/* The account of the calling thread: see account.c. Returns the account before. The last one is for
+ * native threads whose calls only wake up others: a recorder leaves them out. */
+enum { PROGRAM, FUTURE, HOUSEKEEPING, ACCOUNT_COUNT, NOBODY = ACCOUNT_COUNT };
 unsigned char set_account_of_thread(unsigned char wanted);
+void set_own_account(unsigned char wanted);
 
 /* The events of one context. Thread-safe without a lock: the ends of a deque are. A pool that does
  * not keep its events destroys each event that is given back. */
@@ -176,13 +182,45 @@ typedef struct {
     PyObject ob_base;
     CUcontext context;
     char keeps;
-    PyObject *free;      /* a deque: events that may be recorded */
-    PyObject *abandoned; /* a deque: events whose waiter gave up; free once they have completed */
+    PyObject *free;   /* a deque: events that may be recorded */
+    char may_block;   /* whether there may be a blocking event: see `claim_blocking` */
+    CUevent blocking; /* that event, once it is created */
+    char is_pending;  /* whether it may be pending */
+    _Atomic char is_claimed;
+    struct Point *owner; /* the point that has claimed it; not a reference */
+    double asked;        /* when that point was last asked about: see `reclaim_blocking` */
 } EventPool;
 
 int is_pool(PyObject *object);
 PyObject *take_event(EventPool *pool, CUevent *handle, Result *result);
 int give_event(EventPool *pool, PyObject *event);
+int ends_context(CUresult status);
+
+/* The point that the work of a target had reached when an event was recorded. The event returns to
+ * its pool with the last reference to the point. */
+typedef struct Point {
+    PyObject ob_base;
+    EventPool *pool;
+    PyObject *event;
+    CUevent handle;
+    PyObject *target;    /* a lane, or the work on a device */
+    double began, ended; /* the times before and after the record */
+    char in_order;       /* whether later points of the target complete no sooner */
+    char is_blocking;    /* whether the event is the blocking one of the pool */
+    _Atomic char is_passed;
+} Point;
+
+extern PyTypeObject *point_type;
+
+void reclaim_blocking(EventPool *pool, double now);
+int claim_blocking(EventPool *pool);
+Point *new_point(EventPool *pool, PyObject *event, PyObject *target, int in_order, double began);
+
+Py_ssize_t count_passed(Point *const *points, Py_ssize_t count, int or_ended);
+double seconds(void);
+int has_waiter(CUevent event);
+int notify(PyObject *bell, CUevent event);
+int is_bell(PyObject *object);
 
 /* What these functions read of a lane, which extends it. */
 typedef struct {
@@ -191,14 +229,25 @@ typedef struct {
     unsigned long long raw_context; /* the context of the stream */
     char is_context_independent;    /* whether the handle names the stream in every context */
     PyObject *pool; /* the EventPool of the context */
-    PyObject *held; /* a deque: objects held until the stream has passed a point; None at first */
+    PyObject *held; /* a HeldQueue; None at first */
     double swept;   /* when `held` was last swept */
 } LaneState;
 
+enum { PER_THREAD = 2 }; /* the handle that names another stream in each thread */
+
+static inline int is_in_order(const LaneState *lane)
+{
+    return lane->raw_handle != PER_THREAD;
+}
+
 extern PyTypeObject *lane_type;
-extern PyObject *queues; /* a set: the queues of lanes that hold something */
+extern PyObject *queues; /* a set: the HeldQueues of lanes that hold something */
 
 int is_lane(PyObject *object);
+int report_edge(PyObject *destination, PyObject *source);
+int has_edge_listeners(void);
+int is_held_queue(PyObject *object);
+int hold(PyObject *queue, Point *point, PyObject *objects);
 
 /* -- the parts of the module ----------------------------------------------------------------- */
 
@@ -208,6 +257,8 @@ int add_driver(PyObject *module);
 int add_account(PyObject *module);
 int add_calls(PyObject *module);
 int add_events(PyObject *module);
+int add_bells(PyObject *module);
+int add_held(PyObject *module);
 int add_edges(PyObject *module);
 int add_copies(PyObject *module);
 int add_pointers(PyObject *module);

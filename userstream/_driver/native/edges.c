@@ -38,7 +38,6 @@ PyTypeObject *lane_type;
 static PyTypeObject *ticket_type, *use_type, *ordering_type;
 static PyObject *in_use, *orphans, *name_lane;
 static PyObject *edge_listeners; /* a list: functions to call after each edge; or NULL */
-PyObject *queues;
 
 static int has_pool(PyObject *object)
 {
@@ -54,11 +53,6 @@ int is_lane(PyObject *object)
     return 0;
 }
 
-static double seconds(void) /* of time.monotonic */
-{
-    return (double)nanoseconds() / 1e9;
-}
-
 /* Check the arguments: a lane, another lane (or None, if there is a third argument), anything. */
 static int are_lanes(PyObject *const *args, Py_ssize_t given, Py_ssize_t needed)
 {
@@ -69,9 +63,10 @@ static int are_lanes(PyObject *const *args, Py_ssize_t given, Py_ssize_t needed)
     return 0;
 }
 
-/* Record an event behind the work of `source`, and make `destination`, if there is one, wait for
- * the event. `*recorded` has the event if the result is 0. */
-static Result order_lanes(LaneState *source, LaneState *destination, PyObject **recorded)
+/* Record an event behind the work of `source`, unless that is done, and make `destination`, if
+ * there is one, wait for the event. */
+static Result order_lanes(const LaneState *source, const LaneState *destination, CUevent event,
+                          int is_recorded)
 {
     /* Read once: another thread may close a lane, and to the driver 0 is the legacy stream. */
     CUstream from = (CUstream)(uintptr_t)source->raw_handle, to = from;
@@ -89,32 +84,20 @@ static Result order_lanes(LaneState *source, LaneState *destination, PyObject **
     }
     if (!from || !to)
         return CAPTURED;
-    CUevent handle;
-    PyObject *event = take_event((EventPool *)source->pool, &handle, &result);
-    if (!event)
-        return result;
-    result = CAPTURED;
     Py_BEGIN_ALLOW_THREADS
     int is_here = !inside || (!get_current(&current) && current == inside);
     if (is_here && is_free(from) && (to == from || is_free(to))) {
-        result = failed(RECORD_EVENT, record_event(handle, from));
+        result = is_recorded ? 0 : failed(RECORD_EVENT, record_event(event, from));
         if (!result && destination)
-            result = failed(WAIT_EVENT, wait_event(to, handle, 0));
+            result = failed(WAIT_EVENT, wait_event(to, event, 0));
     }
     Py_END_ALLOW_THREADS
-    if (!result)
-        *recorded = event;
-    else {
-        if (give_event((EventPool *)source->pool, event))
-            result = FAILED;
-        Py_DECREF(event);
-    }
     return result;
 }
 
-/* Call the listeners after `destination` was made to wait for `source`. They run Python code, so
- * nothing may depend on what follows this call. */
-static int report_edge(PyObject *destination, PyObject *source)
+/* Call the listeners of `_hooks.edge_added` after `destination` was made to wait for `source`. They
+ * run Python code, so nothing may depend on what follows this call. */
+int report_edge(PyObject *destination, PyObject *source)
 {
     for (Py_ssize_t i = 0; edge_listeners && i < PyList_Size(edge_listeners); i++) {
         PyObject *listener = Py_XNewRef(PyList_GetItem(edge_listeners, i));
@@ -126,6 +109,12 @@ static int report_edge(PyObject *destination, PyObject *source)
             return -1;
     }
     return 0;
+}
+
+/* Also without the GIL: then it may be out of date. */
+int has_edge_listeners(void)
+{
+    return edge_listeners && Py_SIZE(edge_listeners) > 0;
 }
 
 static PyObject *set_edge_listeners(PyObject *module, PyObject *list)
@@ -143,15 +132,17 @@ static PyObject *set_edge_listeners(PyObject *module, PyObject *list)
 
 static Result add_edge(PyObject *source, PyObject *destination)
 {
-    PyObject *event;
-    Result result = order_lanes((LaneState *)source, (LaneState *)destination, &event);
-    if (!result) {
-        /* A pending wait keeps the record that it saw. */
-        if (give_event((EventPool *)((LaneState *)source)->pool, event) ||
-            report_edge(destination, source))
-            result = FAILED;
-        Py_DECREF(event);
-    }
+    CUevent handle;
+    Result result;
+    EventPool *pool = (EventPool *)((LaneState *)source)->pool;
+    PyObject *event = take_event(pool, &handle, &result);
+    if (!event)
+        return result;
+    result = order_lanes((LaneState *)source, (LaneState *)destination, handle, 0);
+    /* The event is spare again: a pending wait keeps the record that it saw. */
+    if (give_event(pool, event) || (!result && report_edge(destination, source)))
+        result = FAILED;
+    Py_DECREF(event);
     return result;
 }
 
@@ -272,30 +263,60 @@ static PyObject *queue_of(LaneState *lane)
     return queue;
 }
 
-/* Make `source`, if it is not None, wait for the work of a lane, and hold objects up to there. */
-static Result hold_behind(PyObject *waited, PyObject *source, PyObject *objects)
+/* The point that the work of a lane has reached, for which `destination`, if it is not None, is
+ * made to wait. NULL with a result. */
+static Point *point_behind(PyObject *waited, PyObject *destination, Result *result)
 {
-    PyObject *event, *ticket = NULL;
+    CUevent handle;
+    const LaneState *lane = (LaneState *)waited;
+    EventPool *pool = (EventPool *)lane->pool;
+    double began = seconds();
+    PyObject *event = take_event(pool, &handle, result);
+    if (!event)
+        return NULL;
+    *result =
+        order_lanes(lane, destination == Py_None ? NULL : (LaneState *)destination, handle, 0);
+    if (*result) {
+        if (give_event(pool, event))
+            *result = FAILED;
+        Py_DECREF(event);
+        return NULL;
+    }
+    Point *point = new_point(pool, event, waited, is_in_order(lane), began);
+    if (!point)
+        *result = FAILED;
+    return point;
+}
+
+/* Make `source`, if it is not None, wait for the work of a lane up to a point, if one is given, and
+ * hold objects up to there. */
+static Result hold_behind(PyObject *waited, PyObject *source, PyObject *objects, Point *given)
+{
+    PyObject *ticket = NULL;
     LaneState *lane = (LaneState *)waited;
+    Result result = 0;
     if (PyObject_TypeCheck(objects, ticket_type)) {
         ticket = objects;
         objects = ((Ticket *)ticket)->objects;
     }
     PyObject *queue = queue_of(lane);
-    if (!queue || queue == Py_None) {
+    if (!queue || !is_held_queue(queue)) {
         Py_XDECREF(queue);
         return CAPTURED;
     }
-    double began = seconds();
-    Result result = order_lanes(lane, source == Py_None ? NULL : (LaneState *)source, &event);
+    Point *point = given;
+    if (!given)
+        point = point_behind(waited, source, &result);
+    else if (source != Py_None)
+        result = order_lanes(lane, (LaneState *)source, given->handle, 1);
     if (result) {
         Py_DECREF(queue);
         return result;
     }
-    double now = seconds();
-    PyObject *held = Py_BuildValue("(NddO)", event, began, now, objects);
-    int status = held ? append(queue, held) : -1;
-    Py_XDECREF(held);
+    double now = point->ended;
+    int status = hold(queue, point, objects);
+    if (!given)
+        Py_DECREF((PyObject *)point);
     int is_known = status ? -1 : PySet_Contains(queues, queue);
     if (is_known >= 0 &&
         (PySet_Add(queues, queue) || (ticket && PySet_Discard(in_use, ticket) < 0)))
@@ -304,13 +325,6 @@ static Result hold_behind(PyObject *waited, PyObject *source, PyObject *objects)
     if (is_known < 0 || (source != Py_None && report_edge(source, waited)))
         return FAILED;
     return !is_known || now - lane->swept > SWEEP_SECONDS ? DUE : 0;
-}
-
-/* finish(lane, source, objects): see `hold_behind`. The objects may be a ticket, which ends. */
-static PyObject *finish(PyObject *module, PyObject *const *args, Py_ssize_t count)
-{
-    (void)module;
-    return are_lanes(args, count, 3) ? number_of(hold_behind(args[0], args[1], args[2])) : NULL;
 }
 
 /* -- orderings ------------------------------------------------------------------------------- */
@@ -345,19 +359,22 @@ static PyObject *acquire(PyObject *module, PyObject *ordering)
     return number_of(result);
 }
 
-/* release(ordering, objects): make the producer wait for the consumer, and hold the objects, which
- * may be a ticket, up to there. CAPTURED if that takes more. */
+/* release(ordering, objects, point): make the producer wait for the consumer up to a point of its
+ * lane, or without a point up to now, and hold the objects, which may be a ticket, up to there.
+ * CAPTURED if that takes more. */
 static PyObject *release(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
     PyObject *lanes[2];
-    if (count != 2) {
-        PyErr_SetString(PyExc_TypeError, "release() takes an ordering and objects");
+    int is_point = count == 3 && PyObject_TypeCheck(args[2], point_type);
+    if (count < 2 || count > 3 || (count == 3 && !is_point && args[2] != Py_None) ||
+        (is_point && args[1] == Py_None)) {
+        PyErr_SetString(PyExc_TypeError, "release() takes an ordering, objects and a point");
         return NULL;
     }
     Result result = two_lanes(args[0], lanes);
     if (!result && args[1] != Py_None)
-        result = hold_behind(lanes[0], lanes[1], args[1]);
+        result = hold_behind(lanes[0], lanes[1], args[1], is_point ? (Point *)args[2] : NULL);
     else if (!result && lanes[1] != Py_None)
         result = add_edge(lanes[0], lanes[1]);
     return number_of(result);
@@ -581,7 +598,6 @@ static PyMethodDef methods[] = {
     METHOD(order),
     METHOD(wait_for),
     METHOD(use),
-    METHOD(finish),
     METHOD(new_ordering),
     {"acquire", acquire, METH_O, NULL},
     {"are_all_free", are_all_free, METH_O, NULL},
@@ -596,7 +612,7 @@ static int make_all(void)
         !(ticket_type = (PyTypeObject *)PyType_FromSpec(&ticket_spec)) ||
         !(use_type = (PyTypeObject *)PyType_FromSpec(&use_spec)) ||
         !(ordering_type = (PyTypeObject *)PyType_FromSpec(&ordering_spec)) ||
-        !(in_use = PySet_New(NULL)) || !(queues = PySet_New(NULL)))
+        !(in_use = PySet_New(NULL)))
         return -1;
     if (!(name_lane = PyUnicode_InternFromString("_lane")))
         return -1;
@@ -620,7 +636,6 @@ int add_edges(PyObject *module)
                    PyModule_AddObjectRef(module, "Use", (PyObject *)use_type) ||
                    PyModule_AddObjectRef(module, "OrderingState", (PyObject *)ordering_type) ||
                    PyModule_AddObjectRef(module, "in_use", in_use) ||
-                   PyModule_AddObjectRef(module, "queues", queues) ||
                    PyModule_AddObjectRef(module, "orphans", orphans)
                ? -1
                : 0;

@@ -7,9 +7,9 @@ extern const char userstream_core_source[];
 
 static int initialise(PyObject *module)
 {
-    return add_driver(module) || add_account(module) || add_calls(module) ||
-                   add_events(module) || add_edges(module) || add_copies(module) ||
-                   add_pointers(module) || add_leases(module) ||
+    return add_driver(module) || add_account(module) || add_calls(module) || add_events(module) ||
+                   add_bells(module) || add_held(module) || add_edges(module) ||
+                   add_copies(module) || add_pointers(module) || add_leases(module) ||
                    PyModule_AddStringConstant(module, "SOURCE", userstream_core_source)
                ? -1
                : 0;

@@ -1,10 +1,11 @@
 """The judge: reads the log of an observation, and says which operations race.
 
 It imports nothing but the standard library, so that a log can be judged on any machine, without
-CUDA and without the program. `Judge` takes the blocks of a `log`: definitions go to `stacks` and
-`world`, records to `engine`, which dispatches them to `allocations`, `captures`, `copies`,
-`launches` and `order`. These share `world`: `clocks`, `memory`, `declarations`, `races`,
-`timeline`. Findings are in `found`, their page in `page`.
+CUDA and without the program. `Judge` takes the records of a `log`: definitions go to `stacks`,
+calls to `engine`, which dispatches them to `allocations`, `captures`, `copies`, `launches` and
+`order`. These share `world`: `clocks`, `memory`, `declarations`, `races`,
+`timeline`. What a judge has found is a `Findings`, and those of several processes are a `Report`,
+which `reports` writes as files.
 """
 
 from __future__ import annotations
@@ -12,22 +13,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import log
-from .blocks import Blocks, read_blocks
 from .engine import Engine
-from .found import Race, covers
-from .functions import read_log
+from .findings import Findings, Process, Report
+from .found import covers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
-    from .found import Stall, Suppression
+    from .found import Race, Stall, Suppression
+    from .functions import Call
+    from .trials import Pair
 
-_SHOWN = 20  # stalls in the report
-_VERSION = 1  # of the JSON document
+
+_APART = (
+    "two streams at once in memory that a caching allocator may have cut up, where one operation "
+    "may reach the other's bytes: observe(allocations=True) tells"
+)
 
 
 class Judge:
-    """The findings of one log, which is given block by block.
+    """The findings of one log, which is given a piece at a time.
 
     Parameters
     ----------
@@ -53,89 +58,79 @@ class Judge:
         timeline: int = 20_000,
     ) -> None:
         self.header: dict[str, Any] = {}
-        self.blocks = Blocks()  # of the caching allocators
-        self.seconds: float | None = None  # how long was recorded, once that is known
         self.end: str | None = None  # why the recording ended
+        self.is_cut = False  # the log has no end, and gets none
+        self.asked: Callable[[Any], object] = lambda _: None  # with questions of the program
         self._possible = possible
         self._suppressions = suppressions
-        self._options: dict[str, Any] = {"stall": stall, "strict": strict, "timeline": timeline}
-        self.not_recorded: Sequence[str] = ()  # sentences
-        self._engine = Engine({}, **self._options)
-        self._takers: dict[int, Callable[[log.Block], None]] = {
+        self._last_note = 0  # the time of the last question, or of the end
+        self._not_recorded: Sequence[str] = ()  # sentences
+        notes = {
             log.HEADER: self._header,
-            log.CODES: self._codes,
-            log.STACKS: self._stacks,
-            log.FACTS: self._facts,
-            log.THREADS: self._threads,
-            log.RECORDS: self._records,
-            log.BLOCKS: self._blocks,
-            log.UNSEEN: self._not_recorded,
+            log.NAMES: self._names,
+            log.UNSEEN: self._unseen,
+            log.QUESTION: self._question,
             log.END: self._ended,
         }
+        self._engine = Engine(notes, stall=stall, strict=strict, timeline=timeline)
 
-    def take(self, block: log.Block) -> None:
-        """Apply one block of the log; a block of an unknown type changes nothing."""
-        taker = self._takers.get(block.type)
-        if taker is not None:
-            taker(block)
+    def take(self, data: bytes) -> int:
+        """Apply the whole records at the begin of some bytes; return how many bytes they have."""
+        return self._engine.take(data)
 
-    def finish(self) -> None:
-        """Report results of copies that the host was never seen to wait for."""
+    @property
+    def number(self) -> int:
+        """The number of the last record that was taken."""
+        return self._engine.number
+
+    def orders(self) -> list[Pair | int]:
+        """Return what the recorder is to try, and the numbers of pairs that it need not try."""
+        trials = self._engine.world.trials
+        orders, trials.orders = trials.orders, []
+        return orders
+
+    # -- records that are no calls ----------------------------------------------------------------
+
+    def _header(self, call: Call) -> None:
+        _, pid, monotonic, wall = call.words
+        self.header = {
+            **log.header_of(call.fetched[0]),
+            "pid": pid,
+            "monotonic": monotonic,
+            "time": wall,
+        }
+        self._engine.world.stacks.package = self.header.get("package", "")
+
+    def _names(self, call: Call) -> None:
+        world, told = self._engine.world, log.json_of(call.fetched)
+        for handle, name in told.get("streams", {}).items():
+            world.clocks.name_stream(int(handle), name)
+        for number, name in told.get("threads", {}).items():
+            world.finds.name_thread(int(number), name)
+
+    def _unseen(self, call: Call) -> None:
+        self._not_recorded = log.json_of(call.fetched)
+
+    def _question(self, call: Call) -> None:
+        self._last_note = call.ended
+        self.asked(log.json_of(call.fetched))
+
+    def _ended(self, call: Call) -> None:
+        self._last_note = call.ended
         self._engine.finish()
+        self.end = log.text_of(call.fetched[0])
+        (without_stack,) = call.words
+        if without_stack:
+            self._engine.world.unseen["lines of calls with more different stacks than fit"] = (
+                without_stack
+            )
 
-    # -- blocks -----------------------------------------------------------------------------------
-
-    def _header(self, block: log.Block) -> None:
-        self.header = block.json()
-        functions = log.read_functions(self.header["functions"])
-        self._engine = Engine(functions, **self._options)
-
-    def about(self) -> str:
-        """Return which process and command the log is of."""
-        rank = self.header.get("rank")
-        of_rank = "" if rank is None else f", rank {rank}"
-        return f"process {self.header['pid']}{of_rank}, {' '.join(self.header['command'])}"
+    # -- findings ---------------------------------------------------------------------------------
 
     def watched(self) -> float:
         """Return for how many seconds was recorded, as far as the log tells."""
-        if self.seconds is not None:
-            return self.seconds
-        began: int = self.header.get("monotonic_ns", 0)
-        return max(0, self._engine.time - began) * 1e-9
-
-    def _codes(self, block: log.Block) -> None:
-        for code in log.read_codes(block):
-            self._engine.world.stacks.define_code(code)
-
-    def _stacks(self, block: log.Block) -> None:
-        for number, frames in log.read_stacks(block):
-            self._engine.world.stacks.define_stack(number, frames)
-
-    def _facts(self, block: log.Block) -> None:
-        world, told = self._engine.world, block.json()
-        world.names.update(_by_number(told["streams"]))
-        world.primary_devices.update(_by_number(told["devices"]))
-        world.primaries.update(_by_number(told["primaries"]))
-        for number, name in _by_number(told["threads"]).items():
-            world.finds.threads.setdefault(number, name)
-
-    def _threads(self, block: log.Block) -> None:
-        self._engine.world.clocks.forget_ended_threads(frozenset(block.json()))
-
-    def _records(self, block: log.Block) -> None:
-        self._engine.take(read_log(block.data))
-
-    def _blocks(self, block: log.Block) -> None:
-        self.blocks = read_blocks(block)
-
-    def _not_recorded(self, block: log.Block) -> None:
-        self.not_recorded = block.json()
-
-    def _ended(self, block: log.Block) -> None:
-        told = block.json()
-        self.seconds, self.end = told["seconds"], told["reason"]
-
-    # -- findings ---------------------------------------------------------------------------------
+        began: int = self.header.get("monotonic", 0)
+        return max(0, self._last_note - began, self._engine.time - began) * 1e-9
 
     def count_races(self) -> int:
         """Return a number that grows with each new race."""
@@ -147,19 +142,35 @@ class Judge:
 
     def _all_races(self) -> list[Race]:
         return [
-            self.blocks.name(race)
+            self._engine.blocks.name(race)
             for race in self._engine.world.finds.races()
-            if not any(covers(each, race) for each in self._suppressions)
+            if self._engine.blocks.are_one(race)
+            and not any(covers(each, race) for each in self._suppressions)
         ]
 
     def stalls(self) -> tuple[Stall, ...]:
         """Return the calls in which the host waited or was held up, longest first."""
-        return tuple(self._engine.world.finds.stalls())
+        return self._engine.stalls.found()
 
     def not_seen(self) -> tuple[str, ...]:
         """Return sentences that say what could not be observed."""
-        counted = self._engine.world.unseen.copy().items()
-        return (*(f"{what} ({count})" for what, count in counted), *self.not_recorded)
+        world = self._engine.world
+        counted = world.unseen.copy()
+        are_one = self._engine.blocks.are_one
+        apart = sum(race.count for race in world.finds.races() if are_one(race) is None)
+        if apart:
+            counted[_APART] = apart
+        if self._engine.lost:
+            counted["calls that came faster than they could be analyzed"] = self._engine.lost
+        found = [f"{what} ({count})" for what, count in counted.items()]
+        if self.header.get("stacks") == "no":
+            found.append("lines: the frames of this interpreter cannot be read")
+        found += self._not_recorded
+        if self.is_cut:
+            found.append(
+                "what came after the end of this log: the program was killed, or still runs"
+            )
+        return tuple(found)
 
     def stack(self, number: int) -> tuple[Any, ...]:
         """Return the frames of a stack, by its number in the log."""
@@ -169,71 +180,60 @@ class Judge:
         """Return how often each driver function was called."""
         return dict(sorted(self._engine.counts.items()))
 
-    def report(self, seconds: float) -> str:
-        """Return the findings as text."""
-        races, stalls, unseen = self.races(), self.stalls(), self.not_seen()
-        calls = sum(self._engine.counts.values())
-        streams = self._engine.world.clocks.count_streams()
-        found = f"{_plural(len(races), 'race')}, {_plural(len(stalls), 'stall')}"
-        on = f"{_plural(calls, 'driver call')} on {_plural(streams, 'stream')}"
-        lines = [f"observed {seconds:.3f} s, {on}: {found}", *(f"\n{race}" for race in races)]
-        if stalls:
-            lines.append("\nstalls:")
-            lines += [f"  {stall}" for stall in stalls[:_SHOWN]]
-            if len(stalls) > _SHOWN:
-                lines.append(f"  and {len(stalls) - _SHOWN} more")
-        if unseen:
-            lines.append("\nnot seen:")
-            lines += [f"  {what}" for what in unseen]
-        return "\n".join(lines)
+    def findings(self, seconds: float | None = None, *, operations: int = 0) -> Findings:
+        """Return the findings as plain data.
 
-    def document(
-        self, seconds: float, tell: Callable[[Race], dict[str, Any]] = Race.as_dict
-    ) -> dict[str, Any]:
-        """Return the findings as JSON-serializable data."""
-        found = self._all_races()
-        return {
-            "version": _VERSION,
-            "seconds": seconds,
-            "races": [tell(race) for race in found if not race.possible],
-            "possible": [tell(race) for race in found if race.possible],
-            "stalls": [stall.as_dict() for stall in self.stalls()],
-            "calls": self.calls(),
-            "not_seen": list(self.not_seen()),
-        }
-
-    def document_of_page(self, seconds: float) -> dict[str, Any]:
-        """Return the findings and the newest operations, as the page shows them."""
-        world = self._engine.world
+        Parameters
+        ----------
+        seconds : float, optional
+            How long was recorded, if the log does not tell.
+        operations : int
+            The largest number of operations in the timeline: the newest.
+        """
+        world, header = self._engine.world, self.header
         timeline = world.timeline.as_dict(
-            world.stacks, lambda lane: world.describe(lane)[0], world.finds.thread_name
+            operations, world.stacks, world.describe, world.finds.thread_name
         )
-        return {**self.document(seconds, Race._for_page), "timeline": timeline}
+        return Findings(
+            process=Process(
+                pid=header.get("pid", 0),
+                rank=header.get("rank"),
+                command=header.get("command", ()),
+                directory=header.get("directory"),
+                began=header.get("time", 0),
+                monotonic=header.get("monotonic", 0),
+                userstream=header.get("userstream", ""),
+            ),
+            seconds=self.watched() if seconds is None else seconds,
+            end=self.end,
+            races=tuple(self._all_races()),
+            stalls=self.stalls(),
+            forbidden=self._engine.stalls.forbidden(),
+            allowed=tuple(self._engine.stalls.allowed.items()),
+            calls=self.calls(),
+            streams=world.clocks.count_streams(),
+            not_seen=self.not_seen(),
+            timeline=timeline,
+        )
+
+    def report(self, seconds: float | None = None, *, operations: int = 0) -> Report:
+        """Return the report of this log alone; see `findings`."""
+        return Report([self.findings(seconds, operations=operations)], possible=self._possible)
 
 
-def judged(blocks: Iterable[log.Block], judge: Judge) -> Judge:
-    """Return the judge after it has taken the blocks of a whole log.
+def judged(
+    source: log.Source, judge: Judge, progress: Callable[[], object] = lambda: None
+) -> Judge:
+    """Return the judge after it has taken a whole log; call `progress` after each piece of it.
 
     Raises
     ------
     LogError
         The log cannot be read.
     """
-    for block in blocks:
-        judge.take(block)
+    for _ in log.read_log(source, judge):
+        progress()
     if not judge.header:
         raise log.LogError("this log has no header")
-    if judge.end is None:
-        cut = "what came after the end of this log: the program was killed, or still runs"
-        judge.take(log.block(log.UNSEEN, [*judge.not_recorded, cut]))
-    judge.finish()
+    judge.is_cut = judge.end is None
     return judge
-
-
-def _by_number(found: dict[str, Any]) -> dict[int, Any]:
-    """Return a dictionary of JSON, whose keys are text, by the numbers that they stand for."""
-    return {int(key): value for key, value in found.items()}
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

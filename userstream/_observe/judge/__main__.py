@@ -1,7 +1,7 @@
-"""``python -m userstream judge``: judge logs of ``python -m userstream observe --log``.
+"""``userstream judge``: judge logs of ``userstream observe --log``.
 
 It needs no GPU, no driver and not the program, and where userstream's dependencies are missing the
-folder of this package alone: ``PYTHONPATH=.../userstream/_observe python -m judge run.uslog``.
+folder of this package alone: ``PYTHONPATH=.../userstream/_observe python -m judge run``.
 """
 
 from __future__ import annotations
@@ -9,89 +9,89 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from . import Judge, judged
-from .found import Baseline, read_suppressions
-from .log import LogError, read_blocks
-from .reports import github_annotations, save, suffix_of, text_of
+from .findings import Report
+from .found import KINDS, Baseline, is_of_kind, read_suppressions
+from .lines import render, style_of
+from .log import LogError
+from .reports import github_annotations, needs_timeline, save, suffix_of, text_of
+from .workers import judge_logs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .findings import Findings
+    from .found import Suppression
+
 FOUND = 66  # the exit status if there are races, as of `observe`
-_REFUSED = 2
-_TIMELINE = 100_000  # operations that the page shows
+REFUSED = 2
+LOGS = "*.uslog"  # in a directory of logs
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status."""
-    options = _parse(arguments)
-    status = 0
+def main(arguments: Sequence[str] | None = None, called: str = "python -m judge") -> int:
+    """Run the command, as it was called; return its exit status."""
+    parser = _parser(called)
+    options = parser.parse_args(arguments)
+    logs, status = [], 0
     for path in options.logs:
+        found = sorted(map(str, Path(path).rglob(LOGS))) if os.path.isdir(path) else [path]
+        logs += found
+        if not found:
+            print(f"{parser.prog}: {path}: there are no logs ({LOGS}) in it", file=sys.stderr)
+            status = REFUSED
+    findings = []
+    for log, answer in zip(logs, _judge(logs, options), strict=True):
+        if isinstance(answer, Exception):
+            print(f"{parser.prog}: {log}: {answer}", file=sys.stderr)
+            status = REFUSED
+        else:
+            findings.append(answer)
+    if not findings:
+        return status
+    report = Report(findings, possible=options.possible)
+    # Files first: the reader of the output may go away.
+    for problem in save_all(report, options.report):
+        print(f"{parser.prog}: {problem}", file=sys.stderr)
+        status = REFUSED
+    print(render(report.lines(), style_of(sys.stdout)))
+    for text in after(report, options.baseline):
+        print(text)
+    return status or (FOUND if fails(report, options.fail_on, options.baseline) else 0)
+
+
+def _judge(logs: Sequence[str], options: argparse.Namespace) -> Sequence[Findings | Exception]:
+    operations = operations_of(options)
+    if len(logs) > 1:
+        return judge_logs(logs, judge_options(options), operations)
+    answers: list[Findings | Exception] = []
+    for log in logs:
         try:
-            judge = _judge(path, options)
-            _save(judge, options)
+            with open(log, "rb") as file:
+                judge = judged(file, Judge(**judge_options(options)))
+            answers.append(judge.findings(operations=operations))
         except (OSError, LogError) as error:
-            print(f"python -m userstream judge: {path}: {error}", file=sys.stderr)
-            status = _REFUSED
-            continue
-        if len(options.logs) > 1:
-            print(f"== {path}: {judge.about()}")
-        print(judge.report(judge.watched()))
-        if os.environ.get("GITHUB_ACTIONS") == "true" and judge.races():
-            print(github_annotations(judge))
-        races = judge.races()
-        if options.baseline is not None:
-            print(f"\n{options.baseline.compared(races)}")
-            races = tuple(options.baseline.new(races))
-        if races and not status:
-            status = FOUND
-    return status
+            answers.append(error)
+    return answers
 
 
-def _judge(path: str, options: argparse.Namespace) -> Judge:
-    judge = Judge(
-        possible=options.possible,
-        suppressions=options.suppress,
-        stall=options.stall,
-        strict=options.strict_threads,
-        timeline=_TIMELINE if options.report else 0,
-    )
-    with open(path, "rb") as file:
-        return judged(read_blocks(file), judge)
-
-
-def _save(judge: Judge, options: argparse.Namespace) -> None:
-    """Write the files before anything is printed: the reader of the output may go away."""
-    texts = [(path, text_of(judge, suffix_of(path), judge.watched())) for path in options.report]
-    for path, text in texts:
-        save(path, text)
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parser(called: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m userstream judge",
-        description="Judge logs of `python -m userstream observe --log`: report races and stalls.",
+        prog=called,
+        description="Judge logs of `observe --log`: report races and stalls.",
         epilog=f"The exit status is {FOUND} if there are races.",
         allow_abbrev=False,
     )
-    parser.add_argument("logs", nargs="+", metavar="LOG", help="a log; each is judged by itself")
+    parser.add_argument(
+        "logs", nargs="+", metavar="LOG", help="a log, or a directory of them: all in one report"
+    )
     add_shared_options(parser)
-    parser.add_argument(
-        "--suppress",
-        type=_suppressions,
-        default=[],
-        metavar="FILE",
-        help="do not report the races that a line of FILE names",
-    )
-    parser.add_argument(
-        "--stall", type=float, default=1e-4, metavar="SECONDS", help="the shortest stall (0.0001)"
-    )
-    options = parser.parse_args(arguments)
-    if len(options.logs) > 1 and options.report:
-        parser.error("--report is for one log")
-    return options
+    return parser
+
+
+# -- what `observe` does as well ------------------------------------------------------------------
 
 
 def add_shared_options(parser: argparse.ArgumentParser) -> None:
@@ -105,6 +105,28 @@ def add_shared_options(parser: argparse.ArgumentParser) -> None:
         help="write a report to FILE: .html, .json, .sarif, .trace.json (Perfetto) or .txt",
     )
     parser.add_argument(
+        "--timeline",
+        type=_count,
+        default=100_000,
+        metavar="N",
+        help="show at most N operations, the newest, in .html and .trace.json (100,000)",
+    )
+    parser.add_argument(
+        "--fail-on",
+        type=_fail_on,
+        default=frozenset({"races"}),
+        metavar="WHAT",
+        help=f"what makes the exit status {FOUND}: races (default), those that were confirmed, "
+        "stalls, kinds of races such as use-after-free, several with commas, or nothing",
+    )
+    parser.add_argument(
+        "--suppress",
+        type=_suppressions,
+        default=[],
+        metavar="FILE",
+        help="do not report the races that a line of FILE names",
+    )
+    parser.add_argument(
         "--baseline",
         type=_baseline,
         metavar="FILE",
@@ -116,6 +138,61 @@ def add_shared_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="assume that threads do not know what others have waited for",
     )
+    parser.add_argument(
+        "--stall",
+        type=float,
+        default=1e-4,
+        metavar="SECONDS",
+        help="the shortest stall (0.0001)",
+    )
+
+
+def judge_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `Judge`."""
+    return {
+        "possible": options.possible,
+        "suppressions": options.suppress,
+        "stall": options.stall,
+        "strict": options.strict_threads,
+        "timeline": operations_of(options),
+    }
+
+
+def operations_of(options: argparse.Namespace) -> int:
+    """Return how many operations the reports show; 0 if none of them shows any."""
+    shown = any(needs_timeline(suffix_of(path)) for path in options.report)
+    return options.timeline if shown else 0
+
+
+def save_all(report: Report, paths: Sequence[str]) -> list[str]:
+    """Write a report to files; return which of them could not be written, and why."""
+    problems = []
+    for path in paths:
+        try:
+            save(path, text_of(report, suffix_of(path)))
+        except OSError as error:
+            problems.append(f"{path!r} was not written: {error.strerror or error}")
+    return problems
+
+
+def after(report: Report, baseline: Baseline | None) -> list[str]:
+    """Return what is printed after a report: the comparison, and annotations in GitHub Actions."""
+    texts = []
+    if baseline is not None:
+        texts.append(f"\n{baseline.compared(report.races)}")
+    if os.environ.get("GITHUB_ACTIONS") == "true" and report.reported:
+        texts.append(github_annotations(report))
+    return texts
+
+
+def fails(report: Report, fail_on: frozenset[str], baseline: Baseline | None) -> bool:
+    """Return whether a report makes a run fail."""
+    if "stalls" in fail_on and (report.stalls or report.forbidden):
+        return True
+    races = report.races if baseline is None else baseline.new(report.races)
+    if "confirmed" in fail_on and any(race.confirmed for race in races):
+        return True
+    return any("races" in fail_on or is_of_kind(race, fail_on) for race in races)
 
 
 def _report_name(path: str) -> str:
@@ -126,6 +203,23 @@ def _report_name(path: str) -> str:
     return path
 
 
+def _count(text: str) -> int:
+    if not text.replace("_", "").isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of operations")
+    return int(text)
+
+
+def _fail_on(text: str) -> frozenset[str]:
+    words = frozenset(text.split(","))
+    unknown = sorted(words - {"races", "confirmed", "stalls", "nothing", *KINDS})
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"{unknown[0]!r} is not races, confirmed, stalls, nothing or a kind of race: "
+            f"{', '.join(KINDS)}"
+        )
+    return words
+
+
 def _baseline(path: str) -> Baseline:
     try:
         return Baseline(path)
@@ -133,7 +227,7 @@ def _baseline(path: str) -> Baseline:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _suppressions(path: str) -> list[dict[str, str]]:
+def _suppressions(path: str) -> list[Suppression]:
     try:
         return read_suppressions(path)
     except (OSError, ValueError) as error:

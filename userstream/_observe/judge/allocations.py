@@ -48,6 +48,12 @@ class Allocations:
             Allocation(begin, begin + size, call.function.roles["kind"], device, operation)
         )
 
+    def allocate_pitch(self, call: Call) -> None:
+        (begin,), (pitch,) = (_WORD.unpack(each) for each in call.fetched)
+        operation = RecordedOperation(call.name, call.stack, call.thread, None)
+        size, device = pitch * call.words[3], self.world.device_of(call.context)
+        self.world.memory.add(Allocation(begin, begin + size, DEVICE, device, operation))
+
     def register(self, call: Call) -> None:
         begin, size = call.words[:2]
         operation = RecordedOperation(call.name, call.stack, call.thread, None)
@@ -61,9 +67,9 @@ class Allocations:
         end = begin + call.words[call.function.size or 0]
         pool = call.words[call.function.roles["pool"]] if "pool" in call.function.roles else 0
         if lane.capture is not None:
-            graph = lane.capture.graph
-            graph.allocates[begin] = (end - begin, operation)
-            graph.frees.pop(begin, None)  # of the previous allocation at this address
+            node = lane.capture.node
+            node.allocates[begin] = (end - begin, operation)
+            node.frees.pop(begin, None)  # of the previous allocation at this address
         self.made(lane, time, operation, (begin, end), pool)
 
     def made(
@@ -122,7 +128,7 @@ class Allocations:
         operation, time = self.world.begin(call, lane)
         operation.kind = "free async"
         if lane.capture is not None:
-            lane.capture.graph.frees[call.words[0]] = operation
+            lane.capture.node.frees[call.words[0]] = operation
         elif found is not None:
             self.freed(lane, time, operation, found)
 
@@ -156,3 +162,28 @@ class Contexts:
 
     def load(self, call: Call) -> None:
         """Do nothing: only the duration of the call counts."""
+
+
+_BITS = {1: 1, 2: 2, 3: 4, 8: 1, 9: 2, 10: 4, 16: 2, 32: 4}  # bytes of a CUarray_format
+
+
+class ArrayCalls:
+    """Applies calls that make and drop CUDA arrays."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def create_array(self, call: Call) -> None:
+        (array,), data = _WORD.unpack(call.fetched[0]), call.fetched[1]
+        if len(data) == 24:
+            width, height, form, channels = struct.unpack("<QQII", data)
+        else:
+            width, height, _, form, channels, _ = struct.unpack_from("<QQQIII", data)
+        size = _BITS.get(form, 0) * channels
+        self.world.arrays.made(array, width * size, max(height, 1))
+
+    def drop_array(self, call: Call) -> None:
+        self.world.arrays.dropped(call.words[0])
+
+    def texture(self, _: Call) -> None:
+        self.world.not_seen("what kernels use through textures and surfaces")

@@ -11,11 +11,15 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Iterable
 
 Clock = dict[int, int]
+WaitKey = tuple[int, int]  # of a wait for a value: the number of its call, and the address
 
 LEGACY = "legacy"
+NODE = "node"  # of a graph
+LEGACY_NAME = "the legacy default stream"
+NODE_NAME = "a node of a graph"
 _RECENT = 512  # operations of a stream whose names are kept
 
 
@@ -24,6 +28,11 @@ def join(into: Clock, other: Clock) -> None:
     for lane, time in other.items():
         if into.get(lane, 0) < time:
             into[lane] = time
+
+
+def is_news(clock: Clock, known: Clock) -> bool:
+    """Return whether a clock has work that another one has not."""
+    return any(known.get(lane, 0) < time for lane, time in clock.items())
 
 
 class Lane:
@@ -35,12 +44,17 @@ class Lane:
         "captured",
         "clock",
         "context",
+        "created",
+        "first",
         "handle",
         "held_by",
         "id",
         "is_finished",
         "kind",
         "last",
+        "name",
+        "number",
+        "part",
         "pending",
         "recent",
         "seen_floor",
@@ -53,7 +67,12 @@ class Lane:
         self.id = number
         self.handle = handle
         self.context = context
+        self.part = context  # the green context, if the stream is of one
         self.kind = kind  # "stream", "legacy" or "per-thread"
+        self.number = 0  # of the stream in reports; default streams have none
+        self.name = ""  # that somebody has given it
+        self.created = -1  # the stack of the call that created it
+        self.first = -1  # the stack of the call that first used it
         self.blocking = kind == "per-thread"
         self.thread = 0
         self.time = 0
@@ -63,7 +82,7 @@ class Lane:
         self.captured: Lane | None = None  # the stand-in of the stream during a capture
         self.capture: Any = None  # the capture in which this is a stand-in
         self.is_finished = False  # destroyed, and the host knows the end of its work
-        self.held_by: frozenset[int] = frozenset()  # addresses of values it waits for, unwritten
+        self.held_by: frozenset[WaitKey] = frozenset()  # waits for values that were not written yet
         self.recent: deque[Any] = deque(maxlen=_RECENT)
         self.last = -1  # its newest entry in the timeline
         self.pending: tuple[int, ...] = ()  # entries that its next operation waits for
@@ -79,7 +98,7 @@ class Recorded(NamedTuple):
 
     clock: Clock
     capture: Any  # the capture that the event is part of
-    held_by: frozenset[int]
+    held_by: frozenset[WaitKey]
     lasts: tuple[int, ...] = ()  # entries of the timeline
 
 
@@ -116,6 +135,11 @@ class Clocks:
         self._floors: dict[int, _Floor] = {}
         self._events: dict[int, Recorded] = {}
         self._destroyed: list[Lane] = []  # streams whose work may be in flight
+        self._names: dict[int, str] = {}  # of streams, by handle
+        self._created: dict[int, int] = {}  # stacks of the calls that created streams, by handle
+        # Numbers of streams, by handle and creation. A stream that the same line creates again
+        # with the same handle keeps its number, as in a loop that creates one in each turn.
+        self._numbers: dict[tuple[int, int], int] = {}
         self._unseen: dict[int, tuple[int, int]] = {}  # by stream: first and last unseen work
         self._dropped = 0
         self._count = 0
@@ -143,17 +167,20 @@ class Clocks:
         if self._destroyed:
             self._forget_finished_streams()
 
+    def host_clock(self) -> Clock:
+        """Return what the host knows to be over."""
+        return dict(self._host.clock)
+
     def is_known(self, lane: Lane, time: int) -> bool:
         """Return whether every host thread knows that an operation has completed."""
         if lane.is_finished:
             return True
         return all(host.clock.get(lane.id, 0) >= time for host in self._hosts.values())
 
-    def forget_ended_threads(self, alive: Container[int]) -> None:
-        """Forget the clocks of threads that have ended."""
+    def forget_thread(self, thread: int) -> None:
+        """Forget the clock of a thread that has ended."""
         if self._strict:
-            for thread in [each for each in self._hosts if each not in alive]:
-                del self._hosts[thread]
+            self._hosts.pop(thread, None)
 
     def _changed(self, host: _Host) -> None:
         self._versions += 1
@@ -177,6 +204,8 @@ class Clocks:
         if lane is None:
             lane = self._lanes[key] = self.new_lane(handle, context, kind)
             lane.thread = thread
+            if kind == "stream":
+                self._number(lane)
             if lane.blocking:
                 self._blocking.setdefault(context, []).append(lane)
         return lane.captured or lane
@@ -190,8 +219,9 @@ class Clocks:
         self, handle: int, context: int, *, blocking: bool, pending: bool = False
     ) -> Lane:
         """Add a stream at its first use; `pending` says that earlier work is in flight on it."""
-        self.drop_stream(handle)
+        self._drop_lane(handle)
         lane = self._lanes[handle] = self.new_lane(handle, context, "stream")
+        self._number(lane)
         if blocking:
             lane.blocking = True
             self._blocking.setdefault(context, []).append(lane)
@@ -199,8 +229,31 @@ class Clocks:
             self.depend_on_unseen(lane)
         return lane
 
+    def created_stream(self, handle: int, stack: int) -> None:
+        """Note which call created a stream."""
+        self._created[handle] = stack
+
+    def name_stream(self, handle: int, name: str) -> None:
+        """Set the name of a stream that exists."""
+        self._names[handle] = name
+        lane = self._lanes.get(handle)
+        if lane is not None:
+            lane.name = name
+
+    def _number(self, lane: Lane) -> None:
+        """Set name and number of a stream for reports, and the call that created it."""
+        lane.name = self._names.get(lane.handle, "")
+        lane.created = self._created.get(lane.handle, -1)
+        key = (lane.handle, lane.created)
+        lane.number = self._numbers.setdefault(key, len(self._numbers) + 1)
+
     def drop_stream(self, handle: int) -> None:
         """Forget a handle that another stream may get. The work of the stream continues."""
+        self._created.pop(handle, None)
+        self._names.pop(handle, None)
+        self._drop_lane(handle)
+
+    def _drop_lane(self, handle: int) -> None:
         lane = self._lanes.pop(handle, None)
         if lane is not None:
             self._destroyed.append(lane)
@@ -263,6 +316,8 @@ class Clocks:
             if floor is not None and lane.seen_floor != floor.version:
                 join(clock, floor.clock)
                 lane.seen_floor = floor.version
+            if lane.part != lane.context and lane.part in self._floors:
+                join(clock, self._floors[lane.part].clock)
         for other in self.beside(lane) if beside is None else beside:
             join(clock, other.clock)
         return clock
@@ -288,6 +343,14 @@ class Clocks:
         """Record an event after all work of a context."""
         lasts = tuple(each for lane in self.lanes_of(context) for each in lane.lasts)
         self._events[event] = Recorded(self.of_context(context), None, frozenset(), lasts)
+
+    def record_part(self, event: int, part: int) -> None:
+        """Record an event after all work of a green context."""
+        clock: Clock = {}
+        for lane in self.lanes():
+            if lane.part == part:
+                join(clock, self.settle(lane))
+        self._events[event] = Recorded(clock, None, frozenset())
 
     def drop_event(self, event: int) -> None:
         """Forget an event whose handle another event may get."""

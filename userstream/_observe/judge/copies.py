@@ -7,9 +7,11 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 from .memory import DEVICE, PINNED, UNKNOWN, Access
-from .races import RaceMemory, RecordedOperation, Side
+from .races import TOLD, RaceMemory, RecordedOperation, Side, Suspect
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .clocks import Lane
     from .functions import Call
     from .memory import Allocation
@@ -17,7 +19,12 @@ if TYPE_CHECKING:
 
 # Bytes of a source up to which the recorder compares all of it: `WHOLE` in `sources.c`.
 _WHOLE = 1 << 16
+_NO_STACK = (1 << 64) - 1
 _REMEMBERED = 4096  # copies whose end the host does not know
+
+# Why a race is only possible.
+_UNSEEN = "work from before the observation may have written there"
+_UNREAD = "whether the host reads the result is not seen"
 
 _Writes = frozenset[tuple[int, int]]  # stream and number of each operation
 
@@ -77,12 +84,13 @@ class Pinned:
     def source_changed(self, call: Call) -> None:
         """Report that the host wrote to the source of a copy, unless the GPU explains the change.
 
-        The words are the number of the copy's record and, of a batch, the address of the source.
+        The words are the number of the copy's record, the address of the source, and the stack
+        of the last call at which it had not changed.
         """
-        number, *address = call.words
+        number, address, *_ = call.words
         for source in self._sources.pop(number, ()):
             access = source.access
-            if address and not access.start <= address[0] < access.end:
+            if not access.start <= address < access.end:
                 self._sources.setdefault(number, []).append(source)
             elif not self.world.host_knew(access) and not self._explained(source):
                 self._report(source, call)
@@ -98,13 +106,22 @@ class Pinned:
         access = source.access
         found = self.world.memory.find(access.start) or self.world.memory.elsewhere
         host = RecordedOperation("a write of the host", call.stack, call.thread, None)
-        told = self.world.clocks.possibly_known.get(access.lane.id, 0) >= access.time
+        intact = call.words[2]  # the last call before which nothing had changed, else the copy
+        since = access.operation.stack if intact == _NO_STACK else intact
+        reason = ""
+        if self.world.clocks.possibly_known.get(access.lane.id, 0) >= access.time:
+            reason = TOLD
+        elif source.unseen_write:
+            reason = _UNSEEN
         self.world.finds.race(
-            "host overwrote the source of a copy",
-            RaceMemory(access.start, access.end, found.kind, self.world.allocated_at(found)),
-            Side(access.operation, "read"),
-            Side(host, "write"),
-            possible=told or source.unseen_write,
+            Suspect(
+                "host overwrote the source of a copy",
+                RaceMemory(access.start, access.end, found.kind, self.world.allocated_at(found)),
+                Side(access.operation, "read"),
+                Side(host, "write"),
+                reason,
+                between=(since, call.stack),
+            )
         )
 
     def not_compared(self, call: Call) -> None:
@@ -126,19 +143,32 @@ class Pinned:
                     "read",
                 )
                 self.world.finds.race(
-                    "host read before the copy",
-                    RaceMemory(access.start, access.end, PINNED),
-                    Side(access.operation, "write"),
-                    host,
-                    possible=True,
+                    Suspect(
+                        "host read before the copy",
+                        RaceMemory(access.start, access.end, PINNED),
+                        Side(access.operation, "write"),
+                        host,
+                        _UNREAD,
+                    )
                 )
         self._results.clear()
 
 
 _WORD = struct.Struct("<Q")
 _MOST_ROWS = 64  # of a copy with a pitch, taken one by one
+_HOST, _ADDRESS, _ARRAY = 1, 2, 3  # CUmemorytype
+_BATCH_ARRAY = 2  # CUmemcpy3DOperandType
+_BATCH_3D = 112  # bytes of a CUDA_MEMCPY3D_BATCH_OP
 
 Range = tuple[int, int]
+
+
+class _Side(NamedTuple):
+    """The source or the destination of a shaped copy."""
+
+    kind: int
+    ranges: list[Range]
+    is_loose: bool  # only some of these bytes are used
 
 
 class Copies:
@@ -160,8 +190,31 @@ class Copies:
         to, source = call.function.operands
         size = call.words[call.function.size or 0]
         ends = [(call.words[word], call.words[word] + size) for word in (to, source)]  # type: ignore[index]
-        self._do_copy(call, lane, ends[:1], ends[1:])
-        self._after_copy_now(call, lane, ends[:1], ends[1:])
+        self._copy_now(call, lane, ends[:1], ends[1:])
+
+    def _copy_now(
+        self,
+        call: Call,
+        lane: Lane,
+        to: list[Range],
+        source: list[Range],
+        *,
+        loose: tuple[bool, bool] = (False, False),
+    ) -> None:
+        """Record a copy that the host waits for, as far as the driver's documentation says."""
+        before = dict(self.world.clocks.settle(lane))
+        from_host, _ = self._do_copy(call, lane, to, source, loose=loose)
+        if not call.function.orders_host:
+            return
+        sides = [self.world.memory.find(side[0][0]) for side in (to, source) if side]
+        if from_host:
+            # From pageable memory, "a stream sync is performed before the copy is initiated. The
+            # function will return once the pageable buffer has been copied to the staging memory",
+            # but "the DMA to final destination may not have completed".
+            self.world.clocks.host_knows(before)
+        elif not all(side is not None and side.kind == DEVICE for side in sides):
+            # "no host-side synchronization is performed" from device to device
+            self.world.clocks.host_knows(lane.clock)
 
     def copy_batch(self, call: Call) -> None:
         lane = self.world.lane(call)
@@ -185,29 +238,134 @@ class Copies:
 
     def copy_2d(self, call: Call) -> None:
         words = struct.unpack("<16Q", call.fetched[0])
-        width, height = words[14], words[15]
+        width, height = words[14:]
         sides = []
-        for x, y, kind, host, device, _, pitch in (words[:7], words[7:14]):
-            begin = (host if kind & 0xFFFFFFFF == 1 else device) + y * (pitch or width) + x
-            sides.append((kind & 0xFFFFFFFF, _rows(begin, width, height, pitch or width)))
+        for x, y, kind, host, device, array, pitch in (words[:7], words[7:14]):
+            where = (x, y, 0), kind & 0xFFFFFFFF, (host, device, array), (pitch, 0)
+            sides.append(self._side(*where, (width, height, 1)))
         self._shaped(call, sides)
 
     def copy_3d(self, call: Call) -> None:
-        words = struct.unpack("<25Q", call.fetched[0])
-        width, height, depth = words[22:]
+        self._shaped(call, self._sides_of_3d(call.fetched[0]))
+
+    def _sides_of_3d(self, data: bytes) -> list[_Side]:
+        words = struct.unpack_from("<25Q", data)  # a node of any type has more
         sides = []
         for at in (0, 11):
-            x, y, z, _, kind, host, device, _, _, pitch, rows = words[at : at + 11]
-            pitch = pitch or x + width
-            layer = pitch * (rows or y + height)
-            begin = (host if kind & 0xFFFFFFFF == 1 else device) + z * layer + y * pitch + x
-            ranges: list[Range] = []
-            for each in range(min(depth, _MOST_ROWS + 1)):
-                ranges += _rows(begin + each * layer, width, height, pitch)
-            if depth > _MOST_ROWS or len(ranges) > _MOST_ROWS:
-                ranges = [(begin, begin + (depth - 1) * layer + (height - 1) * pitch + width)]
-            sides.append((kind & 0xFFFFFFFF, ranges))
-        self._shaped(call, sides)
+            x, y, z, _, kind, host, device, array, _, pitch, rows = words[at : at + 11]
+            where = (x, y, z), kind & 0xFFFFFFFF, (host, device, array), (pitch, rows)
+            sides.append(self._side(*where, words[22:]))
+        return sides
+
+    def sides_of_3d(self, data: bytes) -> list[tuple[list[Range], bool, bool]]:
+        """Return the bytes that a CUDA_MEMCPY3D reads, and those that it writes.
+
+        Each with whether it writes them, and whether they are memory of the host.
+        """
+        sides = zip(self._sides_of_3d(data), (False, True), strict=True)
+        return [(side.ranges, write, side.kind == _HOST) for side, write in sides]
+
+    def copy_3d_with_attributes(self, call: Call) -> None:
+        self._shaped_each(call, call.fetched[0], 1)
+
+    def copy_3d_batch(self, call: Call) -> None:
+        self._shaped_each(call, call.fetched[0], call.words[0])
+
+    def _shaped_each(self, call: Call, data: bytes, count: int) -> None:
+        """Apply an array of CUDA_MEMCPY3D_BATCH_OP."""
+        if len(data) < _BATCH_3D * count:
+            self.world.not_seen("operands of a batch of so many copies")
+            count = len(data) // _BATCH_3D
+        for at in range(0, _BATCH_3D * count, _BATCH_3D):
+            *words, _ = struct.unpack_from("<14Q", data, at)
+            extent = words[10:13]
+            sides = []
+            for kind, one, other, last, rest in (words[:5], words[5:10]):
+                if kind & 0xFFFFFFFF == _BATCH_ARRAY:
+                    where = (other, last, rest), _ARRAY, (0, 0, one), (0, 0)
+                else:  # the length of a row and the height of a layer; 0: packed
+                    where = (0, 0, 0), _ADDRESS, (one, one, 0), (other or extent[0], last)
+                sides.append(self._side(*where, extent))
+            self._shaped(call, sides)
+
+    def copy_array(self, call: Call) -> None:
+        """Apply a copy from or to the bytes of an array from an offset on."""
+        roles, words = call.function.roles, call.words
+        size = words[call.function.size or 0]
+        ends = []
+        for operand, offset in zip(
+            call.function.operands, ("to_offset", "from_offset"), strict=True
+        ):
+            begin = words[operand]  # type: ignore[index]
+            if offset in roles:
+                begin = self.world.arrays.base(begin) + words[roles[offset]]
+            ends.append([(begin, begin + size)])
+        lane = self.world.lane(call)
+        if call.function.stream is None:
+            self._copy_now(call, lane, *ends)
+        else:
+            self._do_copy(call, lane, *ends)
+
+    def discard(self, call: Call) -> None:
+        """Apply a batch of discards, after which the contents of the memory are undefined."""
+        lane = self.world.lane(call)
+        operation, time = self.world.begin(call, lane)
+        addresses, sizes = (
+            [each for (each,) in struct.iter_unpack("<Q", part)] for part in call.fetched[:2]
+        )
+        ranges = [(begin, begin + size) for begin, size in zip(addresses, sizes, strict=True)]
+        self.world.touch(lane, time, operation, ranges, write=True)
+
+    def decompress(self, call: Call) -> None:
+        """Apply a batch of CUmemDecompressParams."""
+        lane = self.world.lane(call)
+        operation, time = self.world.begin(call, lane)
+        data = call.fetched[0]
+        for at in range(0, len(data), 64):
+            read, written, _, source, to = struct.unpack_from("<5Q", data, at)
+            self.world.touch(lane, time, operation, [(source, source + read)], write=False)
+            self.world.touch(lane, time, operation, [(to, to + written)], write=True)
+
+    def _side(
+        self,
+        origin: Sequence[int],
+        kind: int,
+        places: Sequence[int],
+        layout: Sequence[int],
+        extent: Sequence[int],
+    ) -> _Side:
+        """Return the bytes that a shaped copy reads or writes: origin, place, layout, extent.
+
+        The layout is the length of a row in bytes, and how many rows a layer has; 0 if packed.
+        """
+        (x, y, z), (width, height, depth) = origin, extent
+        host, device, array = places
+        if kind == _ARRAY:
+            base, pitch, rows = self.world.arrays.layout(array)
+            if not pitch:  # its shape is unknown
+                return _Side(kind, [(base, base + self.world.arrays.SIZE)], is_loose=True)
+        else:
+            base = host if kind == _HOST else device
+            pitch, rows = layout[0] or x + width, layout[1] or y + height
+        layer = pitch * rows
+        begin = base + z * layer + y * pitch + x
+        ranges: list[Range] = []
+        for each in range(min(depth, _MOST_ROWS + 1)):
+            ranges += self.rows(begin + each * layer, width, height, pitch)
+        last = begin + (depth - 1) * layer + (height - 1) * pitch + width
+        if depth > 1 and pitch == width and rows == height:
+            ranges = [(begin, last)]
+        is_loose = False
+        if depth > _MOST_ROWS or len(ranges) > _MOST_ROWS:
+            ranges, is_loose = [(begin, last)], True
+        elif len(ranges) == depth and height > 1 and pitch != width:
+            is_loose = True  # too many rows in each layer
+        return _Side(kind, ranges, is_loose=is_loose)
+
+    @staticmethod
+    def rows(begin: int, width: int, height: int, pitch: int) -> list[Range]:
+        """Return the bytes of rows; of too many one range."""
+        return _rows(begin, width, height, pitch)
 
     def fill(self, call: Call) -> None:
         words, roles = call.words, call.function.roles
@@ -231,9 +389,12 @@ class Copies:
         to: list[Range],
         source: list[Range],
         *,
-        loose: bool = False,
+        loose: tuple[bool, bool] = (False, False),
     ) -> tuple[bool, bool]:
-        """Record the accesses of a copy; return which sides are pageable host memory."""
+        """Record the accesses of a copy; return which sides are pageable host memory.
+
+        `loose` says whether only some bytes of the source are used, and of the destination.
+        """
         operation, time = self.world.begin(call, lane)
         if not to or not source or to[0][0] == to[0][1]:
             return False, False
@@ -242,13 +403,16 @@ class Copies:
         from_host = at_source is None and "DtoH" not in name and "DtoD" not in name
         to_host = at_to is None and "HtoD" not in name and "DtoD" not in name
         if not from_host:
-            self.world.touch(lane, time, operation, source, write=False, loose=loose)
+            self.world.touch(lane, time, operation, source, write=False, loose=loose[0])
+            if self.world.news:
+                self.world.pass_on(source)
         if not to_host:
-            self.world.touch(lane, time, operation, to, write=True, loose=loose)
+            self.world.touch(lane, time, operation, to, write=True, loose=loose[1])
         # From the device to pageable memory it returns "only once the copy has completed", and
         # between two places of the host it is "fully synchronous with respect to the host".
         returns_when_done = to_host or (_is_of_host(at_to) and _is_of_host(at_source))
         if lane.capture is None and returns_when_done:
+            call.waits = True
             self.world.clocks.host_knows(lane.clock)
         if not (from_host or to_host):
             for found, ranges, write in ((at_source, source, False), (at_to, to, True)):
@@ -264,30 +428,20 @@ class Copies:
             return
         if lane.capture is None:
             self._pinned.remember(call.number, access)
+            if access.write and not self.world.is_own(call.stack):
+                self.world.not_seen("reads of the host from what copies to pinned memory fill")
         elif not access.write:
             self.world.not_seen("writes of the host to the source of a copy in a graph")
 
-    def _after_copy_now(self, call: Call, lane: Lane, to: list[Range], source: list[Range]) -> None:
-        if call.function.orders_host:
-            sides = [self.world.memory.find(side[0][0]) for side in (to, source) if side]
-            # "no host-side synchronization is performed" from device to device
-            if not all(side is not None and side.kind == DEVICE for side in sides):
-                self.world.clocks.host_knows(lane.clock)
-
-    def _shaped(self, call: Call, sides: list[tuple[int, list[Range]]]) -> None:
+    def _shaped(self, call: Call, sides: list[_Side]) -> None:
         lane = self.world.lane(call)
-        if any(kind == 3 for kind, _ in sides):
-            self.world.not_seen("CUDA arrays")
-            sides = [(kind, [] if kind == 3 else ranges) for kind, ranges in sides]
-        (_, source), (_, to) = sides
-        rows = max(len(source), len(to))
-        whole = rows == 1 and _extent(call.fetched[0]) > 1
-        loose = whole and not _is_packed(call.fetched[0])
-        if source and call.function.stream is not None and self._kind_at(source[0][0]) == PINNED:
+        source, to = sides
+        loose = source.is_loose, to.is_loose
+        is_async = call.function.stream is not None
+        if source.ranges and is_async and self._kind_at(source.ranges[0][0]) == PINNED:
             self.world.not_seen("writes of the host to the source of a 2-D or 3-D copy")
-        self._do_copy(call, lane, to, source, loose=loose)
-        if call.function.stream is None:
-            self._after_copy_now(call, lane, to, source)
+        copy = self._do_copy if is_async else self._copy_now
+        copy(call, lane, to.ranges, source.ranges, loose=loose)
 
     def _kind_at(self, address: int) -> int:
         found = self.world.memory.find(address)
@@ -304,20 +458,3 @@ def _rows(begin: int, width: int, height: int, pitch: int) -> list[Range]:
     if pitch == width or height == 1 or height > _MOST_ROWS:
         return [(begin, begin + (height - 1) * pitch + width)]
     return [(begin + row * pitch, begin + row * pitch + width) for row in range(height)]
-
-
-def _extent(structure: bytes) -> int:
-    """Return the number of rows that a CUDA_MEMCPY2D or CUDA_MEMCPY3D copies."""
-    if len(structure) == 128:
-        return _WORD.unpack_from(structure, 120)[0]  # type: ignore[no-any-return]
-    return _WORD.unpack_from(structure, 184)[0] * _WORD.unpack_from(structure, 192)[0]  # type: ignore[no-any-return]
-
-
-def _is_packed(structure: bytes) -> bool:
-    """Return whether the rows of both sides are contiguous."""
-    if len(structure) == 128:
-        width, pitches = 112, (48, 104)
-    else:
-        width, pitches = 176, (72, 160)
-    (wide,) = _WORD.unpack_from(structure, width)
-    return all(_WORD.unpack_from(structure, pitch)[0] in (0, wide) for pitch in pitches)

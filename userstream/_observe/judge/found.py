@@ -7,36 +7,60 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from traceback import FrameSummary
-from typing import Any
+from typing import Any, NamedTuple
 
+from .lines import Line, Text, excerpt, render
 from .stacks import line_of
 
 # Where `str.splitlines` ends a line: a suppression is one line.
 _LINE_BREAK = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 Stack = tuple[FrameSummary, ...]
+Apart = tuple[int, int, int, int]  # two addresses, and when each was used
 
-_CERTAIN = ("exact", "declared")  # how an access is known that is known in every run
+_CERTAIN = ("exact", "declared", "typed")  # how an access is known that is known in every run
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, path: Callable[[str], str] = str) -> Any:
     """Return a value as JSON data; a frame becomes its file, line and function."""
     if isinstance(value, FrameSummary):
-        return [value.filename, value.lineno, value.name]
+        return [path(value.filename), value.lineno, value.name]
     if isinstance(value, tuple):
-        return [_plain(each) for each in value]
+        return [_plain(each, path) for each in value]
+    if isinstance(value, Edit):
+        return {**vars(value), "file": path(value.file)}
     if isinstance(value, (Operation, Race, Stall)):
         names = [each.name for each in fields(value) if not each.name.startswith("_")]
-        return {name: _plain(getattr(value, name)) for name in names}
+        return {name: _plain(getattr(value, name), path) for name in names}
     return value
 
 
 def _where(line: FrameSummary | None) -> str:
-    return "(no Python)" if line is None else f"{line.filename}:{line.lineno} in {line.name}"
+    if line is None:
+        return "(no Python)"
+    return f"{shown_path(line.filename)}:{line.lineno} in {line.name}"
+
+
+def shown_path(file: str) -> str:
+    """Return the path of a file, relative to the current directory if the file is below it."""
+    try:
+        return file.removeprefix(f"{os.getcwd()}/")
+    except OSError:  # the directory is gone
+        return file
+
+
+_DOING = {
+    "exact": "{}s",
+    "declared": "{}s (declared)",
+    "typed": "{}s (by its type)",
+    "learned": "{}s (learned)",
+    "assumed": "may {} (assumed)",
+}
 
 
 @dataclass(frozen=True)
@@ -50,23 +74,30 @@ class Operation:
     access : str
         ``"read"``, ``"write"``, ``"free"`` or ``"allocate"``.
     known : str
-        How that is known: ``"exact"`` (the call says so), ``"declared"``, ``"learned"`` or
-        ``"assumed"``.
+        How that is known: ``"exact"`` (the call says so), ``"declared"``, ``"typed"`` (by the type
+        of a kernel's parameter), ``"learned"`` or ``"assumed"``.
     stream : str
-        The stream, with its name and its handle.
+        The stream, as reports name it.
     device : int or None
         The ordinal of its device.
     thread : str
         The thread that made the call.
     line : FrameSummary or None
-        The line of the program that made it.
+        The line of the program that made it. Of a node of a graph, the line that launched the
+        graph.
     stack : tuple of FrameSummary
         Its call stack, innermost frame last.
+    captured : FrameSummary or None
+        Of a node of a graph, the line that captured it.
+    handle : int or None
+        The handle of the stream; `None` of the host and of default streams.
+    origin : str
+        Where the stream was created, or first used; empty if that is not known.
 
     Examples
     --------
     >>> import userstream as us
-    >>> us.Operation("cuMemcpyAsync", "read", "exact", "stream 0x55", 0, "MainThread").access
+    >>> us.Operation("cuMemcpyAsync", "read", "exact", "stream 1", 0, "MainThread").access
     'read'
     """
 
@@ -78,11 +109,30 @@ class Operation:
     thread: str
     line: FrameSummary | None = None
     stack: Stack = field(default=(), repr=False)
+    captured: FrameSummary | None = None
+    handle: int | None = None
+    origin: str = ""
 
     def __str__(self) -> str:
-        return (
-            f"{self.name} ({self.access}, {self.known}) on {self.stream}\n      {_where(self.line)}"
-        )
+        return render(self._lines())
+
+    def _lines(self, role: str = "") -> list[Line]:
+        """Return what a report says of the operation, as one side of a race."""
+        label = f"  {role}: " if role else ""
+        thread = "" if self.thread == "MainThread" else f", by {self.thread}"
+        on = "by the host" if self.stream == "the host" else f"on {self.stream}"
+        origin = f", {self.origin}" if self.origin else ""
+        doing = f"{self.name} {_DOING[self.known].format(self.access)} {on}"
+        if self.name.endswith(" of the host"):  # no call: "a write of the host"
+            doing = f"the host {self.access}s"
+        said = Text(f"{label}{doing}{origin}{thread}", role, len(label))
+        graph = "in a graph launched at " if self.captured else ""
+        lines: list[Line] = [said, Text(f"    {graph}{_where(self.line)}", wraps=False)]
+        lines += [] if self.line is None else excerpt(self.line, role)
+        if self.captured is not None:
+            lines.append(Text(f"    and captured at {_where(self.captured)}", wraps=False))
+            lines += excerpt(self.captured, role)
+        return lines
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON-serializable data.
@@ -102,19 +152,54 @@ class Operation:
         return told
 
 
-def access_kind(first: Operation, second: Operation) -> str:
-    """Return the kind of a race between two accesses: the same in every run.
+def accesses_of(first: Operation, second: Operation) -> tuple[str, str]:
+    """Return what each of two racing operations does: the same in every run.
 
     Whether a kernel writes is learned in some runs and assumed in others, so that its access is a
     "use", unless the other access only reads: then the kernel must be the one that writes.
     """
-    return f"{_certain(second, first)} after {_certain(first, second)}"
+    return _access(first, second), _access(second, first)
 
 
-def _certain(operation: Operation, other: Operation) -> str:
+def _access(operation: Operation, other: Operation) -> str:
     if operation.known in _CERTAIN:
         return operation.access
     return "write" if other.known in _CERTAIN and other.access == "read" else "use"
+
+
+@dataclass(frozen=True)
+class Edit:
+    r"""A change of the program: lines of a file that are replaced.
+
+    Attributes
+    ----------
+    file : str
+        The path of the file.
+    line, end : int
+        The lines from ``line`` up to, and not including, ``end`` are replaced. If both are equal,
+        the code is inserted before that line.
+    code : str
+        The lines that come there, as they are to be written.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> us.Edit("train.py", 31, 31, "    side.wait(main)\n").code
+    '    side.wait(main)\n'
+    """
+
+    file: str
+    line: int
+    end: int
+    code: str
+
+    def __str__(self) -> str:
+        place = f"{shown_path(self.file)}:{self.line}"
+        if not self.code:
+            return f"{place}: remove this line"
+        what = "insert before it" if self.line == self.end else "replace it by"
+        code = textwrap.indent(textwrap.dedent(self.code).rstrip(), "  ")
+        return f"{place}: {what}\n{code}"
 
 
 @dataclass(frozen=True)
@@ -147,10 +232,21 @@ class Race:
     possible : bool
         Whether it may be no race: something that cannot be observed may order the two, or what a
         kernel does is only assumed.
+    reason : str
+        Why it is only possible; empty if it is certain.
     count : int
         How often it was found between these two lines.
     advice : str
         What to do.
+    edits : tuple of Edit
+        The same as a change of the program, where its source tells how.
+    confirmed : bool or None
+        Of ``observe(confirm=True)``. `True`: the race was made to happen: ``first`` was held, and
+        ``second`` ran before. `False`: something that is not seen orders the two: ``second`` waited
+        for ``first`` each time; the race is only possible then. `None`: neither is shown.
+    remedied : bool or None
+        Whether the missing edge between the streams orders the two, which was tried after the race
+        was made to happen; `None` if it was not tried.
 
     Examples
     --------
@@ -171,13 +267,21 @@ class Race:
     possible: bool
     count: int
     advice: str
+    reason: str = ""
+    edits: tuple[Edit, ...] = ()
+    confirmed: bool | None = None
+    remedied: bool | None = None
     # Of both in the timeline, the last time that it was seen.
     _entries: tuple[int, int] = field(default=(-1, -1), repr=False, compare=False)
     _times: tuple[int, int] = field(default=(0, 0), repr=False, compare=False)
+    # The two race only if one of these pairs of addresses is in the same buffer.
+    _apart: tuple[Apart, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def key(self) -> str:
         """The line that suppresses it, which is the same in every run.
+
+        It does not depend on which of the two was first, nor on what was learned of a kernel.
 
         Examples
         --------
@@ -185,32 +289,63 @@ class Race:
         >>> isinstance(us.Race.key, property)
         True
         """
-        facts = ((name, _LINE_BREAK.sub("?", value)) for name, value in self._facts().items())
-        return " ".join(f"{name}={_word(value)}" for name, value in facts)
+        names, memory, lines = self._facts()
+        facts = [("race", names[0]), ("memory", memory), *(("line", line) for line in lines)]
+        told = ((name, _LINE_BREAK.sub("?", value)) for name, value in facts)
+        return " ".join(f"{name}={_word(value)}" for name, value in told)
 
-    def _facts(self) -> dict[str, str]:
-        """Return the facts that a suppression can name."""
-        kind = self.kind.replace(" ", "-")
-        return {"race": kind, "first": _function(self.first), "second": _function(self.second)}
+    def _facts(self) -> tuple[list[str], str, tuple[str, str]]:
+        """Return what a suppression can name: names of the kind, memory, both lines in order."""
+        lines = sorted((_function(self.first), _function(self.second)))
+        return _names_of_kind(self), self.memory, (lines[0], lines[1])
 
     def __str__(self) -> str:
+        return render(self._lines())
+
+    def _lines(self, where: str = "") -> list[Line]:
+        """Return what a report says of the race; `where` are the processes that have it."""
+        kind = ("possible " if self.possible else "") + self.kind
+        times = f", {self.count} times" if self.count > 1 else ""
         # Of a kernel only the first byte is known.
         size = f"{self.nbytes} bytes of " if self.nbytes > 1 else ""
-        what = f"{self.kind}: {size}{self.memory} memory at {self.address:#x}"
-        lines = [("possible " if self.possible else "") + what]
-        if self.count > 1:
-            lines[0] += f", {self.count} times"
-        lines += [f"  first:  {self.first}", f"  second: {self.second}"]
+        memory = f"{size}{self.memory} memory at {self.address:#x}"
+        head = f"{kind}{times}{where and f', {where}'}: {memory}"
+        lines: list[Line] = [Text(head, "warning" if self.possible else "error", len(kind))]
+        lines += [*self.first._lines("first"), *self.second._lines("second")]
         if self.framework is not None:
             line = line_of(self.allocated)
-            where = "(no line is known)" if line is None else _where(line)
-            lines.append(f"  allocated by {self.framework}: {where}")
-        if self.ordered_until is not None:
-            lines.append(
-                f"  ordered until: {self.ordered_until.name} at {_where(self.ordered_until.line)}"
-            )
-        lines += [f"  {self.advice}", f"  suppress: {self.key}"]
-        return "\n".join(lines)
+            at = "(no line is known)" if line is None else _where(line)
+            lines.append(Text(f"  allocated by {self.framework}: {at}", wraps=False))
+        until = self.ordered_until
+        if until is not None:
+            lines.append(Text(f"  ordered until: {until.name} at {_where(until.line)}"))
+        if self.confirmed:
+            lines.append(Text(f"  {self._trial()}", "error", 14))
+        if self.reason:
+            lines.append(Text(f"  possible only: {self.reason}", "warning", 16))
+        lines.append(Text(f"  fix: {self.advice}", "fix", 6))
+        for edit in self.edits:
+            place, *code = str(edit).splitlines()
+            lines.append(Text(f"    {place}", wraps=False))
+            lines += [Text(f"    {line}", "fix", wraps=False) for line in code]
+        handles = {
+            f"{side.stream} is {side.handle:#x}"
+            for side in (self.first, self.second)
+            if side.handle is not None
+        }
+        if handles:
+            lines.append(Text(f"  details: {', '.join(sorted(handles))}", "faint"))
+        lines.append(Text(f"  suppress: {self.key}", "faint", wraps=False))
+        return lines
+
+    def _trial(self) -> str:
+        """Return what trials have shown, if the race was made to happen."""
+        if not self.confirmed:
+            return ""
+        fix = "was not tried"
+        if self.remedied is not None:
+            fix = f"was tried as an edge and {'holds' if self.remedied else 'does not hold'}"
+        return f"made to happen: second ran while first was held; the fix {fix}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON-serializable data.
@@ -230,9 +365,10 @@ class Race:
 
     def _for_page(self) -> dict[str, Any]:
         return {
-            **self.as_dict(),
+            **_plain(self, shown_path),
             "entries": self._entries,
-            "allocated_at": _plain(line_of(self.allocated)),
+            "trial": self._trial(),
+            "allocated_at": _plain(line_of(self.allocated), shown_path),
         }
 
 
@@ -284,6 +420,7 @@ class Stall:
     thread: str
     line: FrameSummary | None = None
     stack: Stack = field(default=(), repr=False)
+    _block: int = field(default=0, repr=False, compare=False)  # of no_stalls
 
     def __str__(self) -> str:
         times = f"{self.count} times, " if self.count > 1 else ""
@@ -306,23 +443,29 @@ class Stall:
         told: dict[str, Any] = _plain(self)
         return told
 
+    def _for_page(self) -> dict[str, Any]:
+        told: dict[str, Any] = _plain(self, shown_path)
+        return told
 
-_KEYS = ("race", "first", "second")
-# As lines name them.
-_KINDS = (
-    "read-after-write",
-    "write-after-read",
-    "write-after-write",
-    "use-after-write",
-    "write-after-use",
-    "use-after-use",
+
+_ACCESSES = ("read", "use", "write")
+# The names of races in lines: pairs of accesses without order, and the others.
+KINDS = (
+    *(f"{one}-{other}" for one in _ACCESSES for other in _ACCESSES if one <= other),
     "use-after-free",
     "use-before-allocation",
     "host-overwrote-the-source-of-a-copy",
     "host-read-before-the-copy",
 )
+_MEMORIES = ("device", "pinned", "managed", "unknown")
 
-Suppression = dict[str, str]
+
+class Suppression(NamedTuple):
+    """The races that a line of a file of suppressions covers. Patterns may have ``*`` and ``?``."""
+
+    race: str = "*"
+    memory: str = "*"
+    lines: tuple[str, ...] = ()  # of either operation
 
 
 def read_suppressions(given: str | os.PathLike[str] | Iterable[str]) -> list[Suppression]:
@@ -343,25 +486,36 @@ def _lines(lines: Iterable[str]) -> list[tuple[int, str]]:
 
 
 def _parse(line: str, where: str) -> Suppression:
-    found: Suppression = {}
+    found: dict[str, list[str]] = {"race": [], "memory": [], "line": []}
     try:
         words = shlex.split(line)
     except ValueError as error:  # a quotation that does not end
         raise ValueError(f"{where}: {line!r} is not a suppression: {error}") from None
     for word in words:
         key, equals, value = word.partition("=")
-        if not equals or key not in _KEYS or not value:
+        patterns = found.get(key)
+        if not equals or not value or patterns is None:
             raise ValueError(
                 f"{where}: {word!r} is not a suppression: it is a line such as "
-                "`race=read-after-write first=train.py:step second=*`, with any of these keys"
+                "`race=read-write memory=device line=train.py:step line=*`, with any of these keys"
             )
-        if key == "race" and not any(_matches(kind, value) for kind in _KINDS):
-            raise ValueError(  # or it would suppress nothing, and nobody would know why
-                f"{where}: {word!r} is not a suppression: no race is called that; races are "
-                f"{', '.join(_KINDS)}"
-            )
-        found[key] = value
-    return found
+        _check_pattern(key, value, f"{where}: {word!r}")
+        patterns.append(value)
+    for key, most in (("race", 1), ("memory", 1), ("line", 2)):
+        if len(found[key]) > most:
+            raise ValueError(f"{where}: {line!r} is not a suppression: it has too many {key}=")
+    one = {key: found[key][0] for key in ("race", "memory") if found[key]}
+    return Suppression(**one, lines=tuple(found["line"]))
+
+
+def _check_pattern(key: str, value: str, where: str) -> None:
+    """Refuse what would suppress nothing, which nobody would notice."""
+    if key == "race" and not any(_matches(kind, value) for kind in KINDS):
+        raise ValueError(
+            f"{where} is not a suppression: no race is called that; races are {', '.join(KINDS)}"
+        )
+    if key == "memory" and not any(_matches(kind, value) for kind in _MEMORIES):
+        raise ValueError(f"{where} is not a suppression: memory is one of {', '.join(_MEMORIES)}")
 
 
 class Baseline:
@@ -373,7 +527,7 @@ class Baseline:
             self._keys = {race["key"] for race in json.loads(Path(path).read_text())["races"]}
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{path}: this is no report as JSON, of --report seen.json") from None
-        self._path = path
+        self.path = path
 
     def new(self, races: Iterable[Race]) -> list[Race]:
         """Return the races that the earlier report does not have."""
@@ -383,30 +537,36 @@ class Baseline:
         """Return how races differ from the earlier ones, as text."""
         new = self.new(races)
         fixed = sorted(self._keys - {race.key for race in races})
-        lines = [f"compared with {self._path}: {len(new)} new, {len(fixed)} fixed"]
+        lines = [f"compared with {self.path}: {len(new)} new, {len(fixed)} fixed"]
         return "\n".join([*lines, *(f"  fixed: {key}" for key in fixed)])
 
 
 def covers(suppression: Suppression, race: Race) -> bool:
-    """Return whether a suppression covers a race; its values may contain ``*`` and ``?``."""
-    facts = race._facts()
-    return all(
-        any(
-            _matches(fact, value)
-            for fact in (_kinds(facts[key]) if key == "race" else [facts[key]])
-        )
-        for key, value in suppression.items()
-    )
+    """Return whether a suppression covers a race."""
+    names, memory, lines = race._facts()
+    if not _matches(memory, suppression.memory):
+        return False
+    if not any(_matches(name, suppression.race) for name in names):
+        return False
+    return any(all(map(_matches, ordered, suppression.lines)) for ordered in (lines, lines[::-1]))
 
 
-def _kinds(kind: str) -> list[str]:
-    """Return the kinds by which a suppression of any run may name a kind."""
-    second, after, first = kind.partition("-after-")
-    if "use" not in (first, second) or first == "free":
-        return [kind]
-    seconds, firsts = (("read", "write") if each == "use" else (each,) for each in (second, first))
-    found = [f"{later}{after}{earlier}" for later in seconds for earlier in firsts]
-    return [kind, *(each for each in found if each != "read-after-read")]
+def is_of_kind(race: Race, kinds: Container[str]) -> bool:
+    """Return whether a race has one of the names in `KINDS`."""
+    return any(name in kinds for name in _names_of_kind(race))
+
+
+def _names_of_kind(race: Race) -> list[str]:
+    """Return the names of the kind of a race in lines, first that of its key.
+
+    A "use" of a kernel may be called a read or a write.
+    """
+    if not all(word in _ACCESSES for word in race.kind.split(" after ")):
+        return [race.kind.replace(" ", "-")]
+    accesses = accesses_of(race.first, race.second)
+    could_be = [("use", "read", "write") if each == "use" else (each,) for each in accesses]
+    pairs = [(one, other) for one in could_be[0] for other in could_be[1]]
+    return ["-".join(sorted(pair)) for pair in pairs if pair != ("read", "read")]
 
 
 def _matches(fact: str, value: str) -> bool:

@@ -6,14 +6,7 @@ what. Both makers of records, the simulated driver and CUPTI, give all arguments
 
 from __future__ import annotations
 
-import functools
-import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 ENTER = 1  # recorded at its begin: what the call frees may be reused before its end
 LEAVE = 2
@@ -67,7 +60,8 @@ def _copies() -> dict[str, Function]:
         "copy_now", 5, operands=(0, 2), size=4, waits=True, orders_host=True
     )
     arrays = (Fetch(0, 8, count=3), Fetch(1, 8, count=3), Fetch(2, 8, count=3))
-    found["cuMemcpyBatchAsync"] = Function("copy_batch", 8, stream=7, fetches=arrays)
+    found["cuMemcpyBatchAsync"] = Function("copy_batch", 9, stream=8, fetches=arrays)  # CUDA 12
+    found["cuMemcpyBatchAsync_v2"] = Function("copy_batch", 8, stream=7, fetches=arrays)
     # Offsets of the memory types of both sides in CUDA_MEMCPY2D and CUDA_MEMCPY3D.
     for dimensions, size, destination, source in ((2, 128, 72, 16), (3, 200, 120, 32)):
         shape = Fetch(0, size)
@@ -85,7 +79,56 @@ def _copies() -> dict[str, Function]:
         )
     found["cuMemcpy2DUnaligned_v2"] = found["cuMemcpy2D_v2"]
     found["cuMemcpy3DPeerAsync"] = found["cuMemcpy3DAsync_v2"]
-    return found
+    found["cuMemcpy3DPeer"] = found["cuMemcpy3D_v2"]
+    found["cuMemcpy3DWithAttributesAsync"] = Function(
+        "copy_3d_with_attributes", 3, stream=2, fetches=(Fetch(0, 112),)
+    )
+    shaped = (Fetch(1, 112, count=0),)
+    # Of CUDA 12 first, as of batches of other copies.
+    found["cuMemcpy3DBatchAsync"] = Function("copy_3d_batch", 5, stream=4, fetches=shaped)
+    found["cuMemcpy3DBatchAsync_v2"] = Function("copy_3d_batch", 4, stream=3, fetches=shaped)
+    found["cuMemBatchDecompressAsync"] = Function(
+        "decompress", 5, stream=4, fetches=(Fetch(0, 64, count=1),)
+    )
+    ranges = (Fetch(0, 8, count=2), Fetch(1, 8, count=2))
+    found["cuMemDiscardBatchAsync"] = Function("discard", 5, stream=4, fetches=ranges)
+    found["cuMemDiscardAndPrefetchBatchAsync"] = Function("discard", 8, stream=7, fetches=ranges)
+    return {**found, **_array_copies()}
+
+
+def _array_copies() -> dict[str, Function]:
+    """Return the copies from and to the bytes of CUDA arrays."""
+    to, source = {"to_offset": 1}, {"from_offset": 2}
+    copies = {
+        "HtoAAsync": Function("copy_array", 5, stream=4, operands=(0, 2), size=3, roles=to),
+        "AtoHAsync": Function("copy_array", 5, stream=4, operands=(0, 1), size=3, roles=source),
+        "HtoA": Function(
+            "copy_array", 4, operands=(0, 2), size=3, roles=to, waits=True, orders_host=True
+        ),
+        "AtoH": Function(
+            "copy_array", 4, operands=(0, 1), size=3, roles=source, waits=True, orders_host=True
+        ),
+        "DtoA": Function("copy_array", 4, operands=(0, 2), size=3, roles=to, waits=True),
+        "AtoD": Function("copy_array", 4, operands=(0, 1), size=3, roles=source, waits=True),
+        "AtoA": Function(
+            *("copy_array", 5),
+            operands=(0, 2),
+            size=4,
+            roles={"to_offset": 1, "from_offset": 3},
+            waits=True,
+        ),
+    }
+    made, shape = Fetch(0, 8), {"cuArrayCreate_v2": 24, "cuArray3DCreate_v2": 40}
+    return {
+        **{f"cuMemcpy{name}_v2": function for name, function in copies.items()},
+        **{
+            name: Function("create_array", 2, fetches=(made, Fetch(1, size)))
+            for name, size in shape.items()
+        },
+        "cuArrayDestroy": Function("drop_array", 1, sites=ENTER),
+        "cuTexObjectCreate": Function("texture", 4),
+        "cuSurfObjectCreate": Function("texture", 2),
+    }
 
 
 def _fills() -> dict[str, Function]:
@@ -118,6 +161,9 @@ def _memory() -> dict[str, Function]:
             ("cuMemHostAlloc", 3, 1),
         )
     }
+    found["cuMemAllocPitch_v2"] = Function(
+        "allocate_pitch", 5, allocates=0, fetches=(Fetch(0, 8), Fetch(1, 8)), waits=True
+    )
     found["cuMemHostRegister_v2"] = Function("register", 3, size=1, waits=True)
     found["cuMemAllocAsync"] = Function(
         "allocate_async", 3, stream=2, allocates=0, size=1, fetches=new
@@ -141,6 +187,9 @@ def _order() -> dict[str, Function]:
         "cuStreamWaitEvent": Function("wait_event", 3, stream=0),
         "cuCtxRecordEvent": Function("record_context", 2),
         "cuCtxWaitEvent": Function("wait_context", 2),
+        "cuCtxFromGreenCtx": Function("green_context", 2, fetches=(Fetch(0, 8),)),
+        "cuGreenCtxRecordEvent": Function("record_green", 2),
+        "cuGreenCtxWaitEvent": Function("wait_green", 2),
         "cuEventQuery": Function("know_event", 1, orders_host=True),
         "cuEventSynchronize": Function("know_event", 1, orders_host=True, waits=True),
         "cuEventElapsedTime": Function("know_events", 3, orders_host=True),
@@ -149,28 +198,38 @@ def _order() -> dict[str, Function]:
         "cuStreamSynchronize": Function("know_stream", 1, stream=0, orders_host=True, waits=True),
         "cuCtxSynchronize": Function("know_context", 0, orders_host=True, waits=True),
         "cuCtxSynchronize_v2": Function("know_context", 1, orders_host=True, waits=True),
+        "cuStreamCreate": Function("new_stream", 2, fetches=(Fetch(0, 8),)),
+        "cuStreamCreateWithPriority": Function("new_stream", 3, fetches=(Fetch(0, 8),)),
+        "cuGreenCtxStreamCreate": Function("new_stream", 4, fetches=(Fetch(0, 8),)),
         "cuStreamDestroy_v2": Function("drop_stream", 1, stream=0, sites=ENTER, ends_stream=True),
-        "cuStreamBatchMemOp_v2": Function("values", 4, stream=0, fetches=(Fetch(2, 48, count=1),)),
+        "cuStreamBatchMemOp_v2": Function(
+            "values",
+            4,
+            stream=0,
+            fetches=(Fetch(2, 48, count=1),),
+            roles={"value": 2, "value_count": 1},
+        ),
         "cuLaunchHostFunc": Function("host_function", 3, stream=0),
         "cuLaunchHostFunc_v2": Function("host_function", 4, stream=0),
         "cuStreamAddCallback": Function("host_function", 4, stream=0),
     }
     found["cuEventElapsedTime_v2"] = found["cuEventElapsedTime"]
     for bits in (32, 64):
-        found[f"cuStreamWaitValue{bits}_v2"] = Function("wait_value", 4, stream=0)
-        found[f"cuStreamWriteValue{bits}_v2"] = Function(
-            "write_value", 4, stream=0, roles={"written": 1, "bytes": bits // 8}
-        )
+        word = {"value": 1, "bytes": bits // 8}
+        found[f"cuStreamWaitValue{bits}_v2"] = Function("wait_value", 4, stream=0, roles=word)
+        found[f"cuStreamWriteValue{bits}_v2"] = Function("write_value", 4, stream=0, roles=word)
     return found
 
 
 def _graphs() -> dict[str, Function]:
     made = (Fetch(0, 8),)
-    unseen = Function("unseen_node", 2)
     return {
         "cuStreamBeginCapture_v2": Function("begin_capture", 2, stream=0),
         "cuStreamBeginCaptureToGraph": Function("begin_capture", 6, stream=0),
         "cuStreamEndCapture": Function("end_capture", 2, stream=0, fetches=(Fetch(1, 8),)),
+        "cuStreamUpdateCaptureDependencies": Function("capture_dependencies", 4, stream=0),
+        "cuStreamUpdateCaptureDependencies_v2": Function("capture_dependencies", 5, stream=0),
+        "cuGraphCreate": Function("create_graph", 2, fetches=made),
         "cuGraphInstantiateWithFlags": Function("instantiate", 3, fetches=made),
         "cuGraphInstantiateWithParams": Function("instantiate", 3, fetches=made),
         "cuGraphInstantiate_v2": Function("instantiate", 5, fetches=made),
@@ -179,17 +238,72 @@ def _graphs() -> dict[str, Function]:
         "cuGraphLaunch": Function("launch_graph", 2, stream=1),
         "cuGraphDestroy": Function("drop_graph", 1, sites=ENTER),
         "cuGraphExecDestroy": Function("drop_graph", 1, sites=ENTER),
-        **dict.fromkeys(
-            (
-                "cuGraphAddKernelNode_v2",
-                "cuGraphAddMemcpyNode",
-                "cuGraphAddMemsetNode",
-                "cuGraphAddChildGraphNode",
-                "cuGraphAddNode_v2",
-            ),
-            unseen,
-        ),
+        **_nodes(),
     }
+
+
+# CUgraphNodeType, and the bytes of its structure, if a function has one of its own.
+_NODE_TYPES = {
+    "Kernel": (0, 0),
+    "Memcpy": (1, 200),
+    "Memset": (2, 40),
+    "Host": (3, 0),
+    "ChildGraph": (4, 0),
+    "Empty": (5, 0),
+    "EventWait": (6, 0),
+    "EventRecord": (7, 0),
+    "MemAlloc": (10, 120),
+    "MemFree": (11, 0),
+    "BatchMemOp": (12, 0),
+}
+_NODE = 256  # bytes of a CUgraphNodeParams
+
+
+def _nodes() -> dict[str, Function]:
+    """Return the functions that add nodes to graphs, and that change nodes."""
+
+    def node(means: str, kind: str, words: int, at: int, *fetches: Fetch) -> Function:
+        number, size = _NODE_TYPES[kind]
+        roles = {"type": number}
+        if kind == "Kernel":
+            roles["kernel_node"] = at
+        elif size:
+            fetches += (Fetch(at, size),)
+        elif kind in {"ChildGraph", "EventWait", "EventRecord", "MemFree"}:
+            roles["value"] = at
+        return Function(means, words, fetches=fetches, roles=roles)
+
+    def any_node(means: str, words: int, at: int, *fetches: Fetch) -> Function:
+        return Function(means, words, fetches=(*fetches, Fetch(at, _NODE)), roles={"node": at})
+
+    new = (Fetch(0, 8), Fetch(2, 8, count=3))
+    found = {
+        f"cuGraphAdd{kind}Node{'_v2' if kind == 'Kernel' else ''}": node(
+            "add_node", kind, {"Memcpy": 6, "Memset": 6, "Empty": 4}.get(kind, 5), 4, *new
+        )
+        for kind in _NODE_TYPES
+    }
+    found["cuGraphAddNode"] = any_node("add_node", 5, 4, *new)
+    found["cuGraphAddNode_v2"] = any_node("add_node", 6, 5, Fetch(0, 8), Fetch(2, 8, count=4))
+    for kind, suffix in (("Kernel", "_v2"), ("Memcpy", ""), ("Memset", ""), ("Host", "")):
+        name = f"{kind}NodeSetParams{suffix}"
+        found[f"cuGraph{name}"] = node("set_node", kind, 2, 1)
+        words = 4 if kind.startswith("Mem") else 3
+        found[f"cuGraphExec{name}"] = node("set_executable_node", kind, words, 2)
+    for kind in ("EventRecord", "EventWait"):
+        found[f"cuGraph{kind}NodeSetEvent"] = node("set_node", kind, 2, 1)
+        found[f"cuGraphExec{kind}NodeSetEvent"] = node("set_executable_node", kind, 3, 2)
+    found["cuGraphExecChildGraphNodeSetParams"] = node("set_executable_node", "ChildGraph", 3, 2)
+    for name in ("cuGraphNodeSetParams", "cuGraphNodeSetParams_v2"):
+        found[name] = any_node("set_node", 2, 1)
+    found["cuGraphExecNodeSetParams"] = any_node("set_executable_node", 3, 2)
+    found["cuGraphNodeSetEnabled"] = Function("enable_node", 3)
+    found["cuGraphDestroyNode"] = Function("drop_node", 1, sites=ENTER)
+    for version, words, count in (("", 4, 3), ("_v2", 5, 4)):
+        pairs = (Fetch(1, 8, count=count), Fetch(2, 8, count=count))
+        for what, means in (("Add", "add_dependencies"), ("Remove", "remove_dependencies")):
+            found[f"cuGraph{what}Dependencies{version}"] = Function(means, words, fetches=pairs)
+    return found
 
 
 def _kernels() -> dict[str, Function]:
@@ -234,31 +348,18 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 
-# Pseudo functions: first sights of the recorder.
-SEEN_MEMORY = 0xFFFE
-SEEN_STREAM = 0xFFFD
-SOURCE_CHANGED = 0xFFFC
-SEEN_KERNEL = 0xFFFB
-LEARNED = 0xFFFA
-# Notes of the program, in the order of the calls.
-DECLARED = 0xFFF9
-DECLARED_NO_MORE = 0xFFF8
-LOST = 0xFFF7  # records are missing here: how many
-NOT_COMPARED = 0xFFF6  # sources of copies that the host may overwrite unseen: how many
-
-_HEAD = struct.Struct("<IHBBhBxiQQQQQ")
-HEAD_SIZE = _HEAD.size
-_LENGTH = struct.Struct("<Q")
 # Accounts: whose wait or query a call is. A test compares the numbers with `_driver.account`.
 PROGRAM = 0  # the program has waited, or has asked
 FUTURE = 1  # a future was told: the program may have looked at it, which cannot be seen
 HOUSEKEEPING = 2  # the program does not hear the answer
 
-_LEAVING = 1  # the site of a call that comes back
-
 
 class Call:
-    """One record: a driver call at its begin or its end, or a note."""
+    """One record: a driver call at its begin or its end, or a record that is no call.
+
+    The engine has one object, with which it takes each record of the log: who is given it may keep
+    what is in it, and not the object.
+    """
 
     __slots__ = (
         "account",
@@ -274,79 +375,25 @@ class Call:
         "result",
         "stack",
         "thread",
-        "what",
+        "waits",
         "words",
     )
 
-    # Set by the engine.
-    name: str
-    function: Function
-
-    def __init__(  # noqa: PLR0917 -- made for each record: keywords would take longer
-        self,
-        what: int,
-        leaving: bool,
-        result: int,
-        account: int,
-        stack: int,
-        thread: int,
-        began: int,
-        ended: int,
-        context: int,
-        number: int,
-        words: tuple[int, ...],
-        fetched: list[bytes],
-    ) -> None:
-        self.what = what  # the maker's number of the function
-        self.leaving = leaving
-        self.result = result
-        self.account = account  # on which the thread made the call
-        self.stack = stack
-        self.thread = thread
-        self.began = began  # nanoseconds
-        self.ended = ended
-        self.context = context
-        self.number = number
-        self.words = words
-        self.fetched = fetched
+    def __init__(self) -> None:
+        self.name = ""  # of the function
+        self.function = _NO_FUNCTION
+        self.leaving = 0  # 1 for a call that comes back
+        self.result = 0
+        self.account = PROGRAM  # on which the thread made the call
+        self.stack = -1
+        self.thread = 0  # the log's number of it
+        self.began = self.ended = 0  # nanoseconds
+        self.context = 0
+        self.number = 0  # of the record
+        self.words: list[int] = []
+        self.fetched: list[bytes] = []
         self.entry = -1  # in the timeline
+        self.waits = False  # the host may wait in the call, as far as its arguments tell
 
 
-def read_log(chunk: bytes) -> Iterator[Call]:
-    """Read the records of a chunk of the log."""
-    at, until = 0, len(chunk)
-    while at < until:
-        size, what, site, count, result, account, stack, thread, began, ended, context, number = (
-            _HEAD.unpack_from(chunk, at)
-        )
-        end = at + size
-        at += _HEAD.size
-        words = _words(count).unpack_from(chunk, at)
-        at += 8 * count
-        fetched = []
-        while at < end:
-            (length,) = _LENGTH.unpack_from(chunk, at)
-            at += 8
-            fetched.append(chunk[at : at + length])
-            at += length + 7 & ~7
-        leaving = site == _LEAVING
-        yield Call(
-            what,
-            leaving,
-            result,
-            account,
-            stack,
-            thread,
-            began,
-            ended,
-            context,
-            number,
-            words,
-            fetched,
-        )
-
-
-@functools.cache
-def _words(count: int) -> struct.Struct:
-    """Return the compiled format of a number of words. Cached: there are millions of records."""
-    return struct.Struct(f"<{count}Q")
+_NO_FUNCTION = Function("", 0)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from .log import text_of
 from .memory import (
     ASSUMED,
     LEARNED,
     PAIR,
     READS,
     TOGETHER,
+    TYPED,
     WRITES,
     Guesses,
     Learned,
@@ -75,12 +75,12 @@ class Launches:
 
     def seen_kernel(self, call: Call) -> None:
         (handle,) = call.words
-        symbol = call.fetched[0].decode(errors="replace")
-        name = readable(symbol)
+        symbol, demangled, offsets, _ = call.fetched
+        name = readable(text_of(demangled or symbol))
         # It is seen for the first time, or the handle is another one's by now.
         if self._kernel(handle).name != name:
-            offsets = b"".join(call.fetched[1:])
-            self._kernels[handle] = _Kernel(name, _constant(symbol, offsets))
+            constant = _constant(parameter_types(text_of(demangled)), offsets)
+            self._kernels[handle] = _Kernel(name, constant)
 
     def learned(self, call: Call) -> None:
         handle, offset, wrote, final, *more = call.words
@@ -99,6 +99,11 @@ class Launches:
         if learned.get(offset) != before:
             kernel.touches.clear()
 
+    def described(self, handle: int, pointers: bytes) -> tuple[str | None, *_Touched]:
+        """Return the name of a kernel, and what it uses with some parameters."""
+        kernel = self._kernel(handle)
+        return (kernel.name, *_touched(kernel, pointers))
+
     def launch(self, call: Call) -> None:
         kernel = self._kernel(call.words[call.function.roles["kernel"]])
         if call.function.stream is None:
@@ -112,18 +117,21 @@ class Launches:
         if touched is None:
             touched = _touched(kernel, pointers)
         touches, operation.guesses = touched
+        if self.world.news:
+            self.world.pass_on((start, end) for start, end, *_ in touches)
         declarations = self.world.declarations
         if declarations.open:
             touches = tuple(
                 (start, end, *declarations.judge(operation, start, write, known))
                 for start, end, write, known in touches
             )
-        self.world.touch_each(lane, time, operation, touches, loose=kernel.has_table)
+        self.world.touch_each(
+            lane, time, operation, touches, loose=kernel.has_table, open_ended=True
+        )
 
 
-def _constant(symbol: str, offsets: bytes) -> frozenset[int]:
+def _constant(types: list[str], offsets: bytes) -> frozenset[int]:
     """Return the offsets of the parameters that are pointers to const."""
-    types = parameter_types(symbol)
     found = [offset for (offset,) in struct.iter_unpack("<I", offsets)]
     if len(types) != len(found):
         return frozenset()
@@ -136,8 +144,11 @@ def _touched(kernel: _Kernel, pointers: bytes) -> _Touched:
     guesses = Guesses(kernel.learned, pointers)
     touches = []
     for address in dict.fromkeys(address for _, address in PAIR.iter_unpack(pointers)):
-        writes = guesses.at(address).writes
+        guess = guesses.at(address)
+        writes = guess.writes
         how = ASSUMED if writes is None else LEARNED
+        if guess.only_reads(kernel.constant):
+            how = TYPED
         touches.append((address, address + 1, writes is not False, how))
     if len(kernel.touches) == _REMEMBERED:
         kernel.touches.clear()
@@ -147,16 +158,11 @@ def _touched(kernel: _Kernel, pointers: bytes) -> _Touched:
     return found
 
 
-def readable(name: str) -> str:
+def readable(text: str) -> str:
     """Return the demangled name of a C++ function without its parameters, or the given name.
 
     Its template arguments stay, which tell kernels of one name apart; its parameters do not.
     """
-    if not name.startswith("_Z"):
-        return name
-    text = _demangled(name)
-    if text is None:
-        return name
     text = text.removeprefix("void ").replace("(anonymous namespace)::", "")
     depth = 0
     for at, letter in enumerate(text):
@@ -167,13 +173,12 @@ def readable(name: str) -> str:
     return text
 
 
-def parameter_types(name: str) -> list[str]:
-    """Return the types of the parameters of a C++ function, by its mangled name; empty if unknown.
+def parameter_types(text: str) -> list[str]:
+    """Return the types of the parameters of a C++ function, by its demangled name.
 
-    A kernel with `extern "C"` has no such name.
+    They are unknown, and none are returned, for a kernel with `extern "C"`.
     """
-    text = _demangled(name) if name.startswith("_Z") else None
-    if text is None or not text.endswith(")"):
+    if not text.endswith(")"):
         return []
     types, depth, end = [], 0, len(text) - 1
     for at in range(len(text) - 1, -1, -1):
@@ -188,28 +193,3 @@ def parameter_types(name: str) -> list[str]:
         if not depth:
             break
     return [] if types == [""] else types[::-1]
-
-
-def _demangled(name: str) -> str | None:
-    library = _library()
-    if library is None:
-        return None
-    status = ctypes.c_int()
-    found = library.__cxa_demangle(name.encode(), None, None, ctypes.byref(status))
-    if not found:
-        return None
-    try:
-        return ctypes.string_at(found).decode(errors="replace")
-    finally:
-        ctypes.CDLL(None).free(ctypes.c_void_p(found))
-
-
-@cache
-def _library() -> Any:
-    """Return the C++ runtime library, or `None` where it is not installed."""
-    try:
-        library = ctypes.CDLL("libstdc++.so.6")
-        library.__cxa_demangle.restype = ctypes.c_void_p
-    except (OSError, AttributeError):
-        return None
-    return library

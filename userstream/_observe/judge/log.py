@@ -1,49 +1,59 @@
-"""The log of an observation: what it consists of, and how it is written and read.
+"""The log of an observation: its records, and how a judge reads them.
 
-A log is a magic number and blocks. All numbers are little-endian. A block is its type and the
-number of its bytes (two ``uint32``), its bytes, and zeros up to a multiple of 8. A definition comes
-before the first record that refers to it. A reader skips blocks of unknown types, and a log that
-was cut off ends with its last whole block.
-
-========== =========================================================================================
-Block      Contents
-========== =========================================================================================
-HEADER     JSON: version of the format and of userstream, process, command, platform, times, and the
-           watched functions: number, name, and what their arguments mean
-CODES      JSON: a list of number, file, name, first line, table of lines (Base64), and whose it is
-STACKS     for each: number, count of frames (``uint32``), then code and offset of each, innermost
-           first
-FACTS      JSON: names of streams by handle, devices of contexts, primary contexts of green ones,
-           names of threads; only what is new
-THREADS    JSON: the threads that are alive
-RECORDS    the records of calls, see `read_records`
-BLOCKS     JSON: blocks of caching allocators: begin, end, time, framework, frames
-UNSEEN     JSON: what was not recorded, with how often, until now
-END        JSON: seconds, and why the recording ended
-========== =========================================================================================
+A log is a magic number and records, in the order of their numbers. All numbers are little-endian.
+A definition comes before the first record that refers to it, and a log that was cut off ends with
+its last whole record. The page *log format* of the documentation describes each type; the recorder
+has the same types and numbers in `logger/parts.h`, and a test compares them.
 """
 
 from __future__ import annotations
 
-import base64
 import json
+import mmap
 import struct
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from .functions import Fetch, Function
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import BinaryIO
+    from collections.abc import Iterator
 
-MAGIC = b"uslog\r\n\x00"
-MAJOR, MINOR = 1, 0  # a reader refuses another major version; minor ones add types of blocks
+MAGIC = b"uslog\r\n"
+MAJOR = 2  # the byte after the magic; minor versions add types of records
 
-HEADER, CODES, STACKS, FACTS, THREADS, RECORDS, BLOCKS, UNSEEN, END = range(1, 10)
+# Records that are no calls: definitions and facts of the recorder.
+HEADER = 0xFF00
+FUNCTION = 0xFF01
+THREAD = 0xFF02
+THREAD_ENDS = 0xFF03
+CODE = 0xFF04
+STACK = 0xFF05
+CONTEXT = 0xFF06
+SEEN_STREAM = 0xFF07
+SEEN_MEMORY = 0xFF08
+SEEN_KERNEL = 0xFF09
+LEARNED = 0xFF0A
+SOURCE_CHANGED = 0xFF0B
+NOT_COMPARED = 0xFF0C  # sources of copies that the host may overwrite unseen: how many
+LOST = 0xFF0D  # records are missing here: how many until here
+HELD = 0xFF0E  # a stream is held, for another operation to run first
+MARKED = 0xFF0F  # that operation was queued
+# Notes of Python, in the order of the calls.
+DECLARED = 0xFF10
+DECLARED_NO_MORE = 0xFF11
+NAMES = 0xFF12
+BLOCK = 0xFF13
+BLOCKS = 0xFF14
+UNSEEN = 0xFF15
+QUESTION = 0xFF16
+END = 0xFF17
+HOST_WAITS = 0xFF18
+NO_STALLS = 0xFF19
+STALLS_ALLOWED = 0xFF1A
+RELEASED = 0xFF1B  # the stream goes on
 
-_BLOCK = struct.Struct("<II")
+HEAD = struct.Struct("<IHBBQIiQQQiH2x")
+_LENGTH = struct.Struct("<Q")
 _PAIR = struct.Struct("<II")
+PIECE = 1 << 18  # bytes that are read at once
 
 # Whose code a frame runs.
 PROGRAM, LIBRARY, OWN = range(3)
@@ -56,125 +66,151 @@ class LogError(Exception):
 class Code(NamedTuple):
     """A code object, as stacks refer to it."""
 
-    number: int
     file: str
     name: str
     first_line: int
     lines: bytes  # the table of locations
-    whose: int
 
 
-class Block(NamedTuple):
-    """A block of a log."""
+class Source(Protocol):
+    """A source of the bytes of a log."""
 
-    type: int
-    data: bytes
-
-    def json(self) -> Any:
-        """Return the contents of a block that is JSON."""
-        return json.loads(self.data)
+    def read(self, size: int, /) -> bytes:
+        """Return at most so many bytes, as soon as there are some; none at the end."""
 
 
-def block(type_: int, contents: Any) -> Block:
-    """Return a block with JSON in it."""
-    return Block(type_, json.dumps(contents, separators=(",", ":")).encode())
+class Taker(Protocol):
+    """A taker of records: a judge."""
+
+    end: str | None  # why the recording ended, once it has
+
+    def take(self, data: bytes) -> int:
+        """Apply the whole records at the begin of some bytes; return how many bytes they have."""
 
 
-def functions_block(functions: dict[int, tuple[str, Function]]) -> list[Any]:
-    """Return the watched functions as JSON data for the header."""
-    return [[number, name, asdict(function)] for number, (name, function) in functions.items()]
-
-
-def read_functions(found: list[Any]) -> dict[int, tuple[str, Function]]:
-    """Return the watched functions of a header, by number."""
-    functions = {}
-    for number, name, fields in found:
-        fields["fetches"] = tuple(Fetch(**each) for each in fields["fetches"])
-        fields["operands"] = tuple(
-            tuple(each) if isinstance(each, list) else each for each in fields["operands"]
-        )
-        functions[number] = (name, Function(**fields))
-    return functions
-
-
-def codes_block(codes: Iterable[Code]) -> Block:
-    """Return a block of definitions of code objects."""
-    return block(
-        CODES,
-        [(*each[:4], base64.b64encode(each.lines).decode(), each.whose) for each in codes],
-    )
-
-
-def read_codes(found: Block) -> Iterator[Code]:
-    """Return the definitions in a block of code objects."""
-    for number, file, name, first_line, lines, whose in found.json():
-        yield Code(number, file, name, first_line, base64.b64decode(lines), whose)
-
-
-def stacks_block(stacks: Iterable[tuple[int, list[tuple[int, int]]]]) -> Block:
-    """Return a block of definitions of stacks: numbers, with codes and offsets."""
-    parts = []
-    for number, frames in stacks:
-        parts.append(_PAIR.pack(number, len(frames)))
-        parts += [_PAIR.pack(*frame) for frame in frames]
-    return Block(STACKS, b"".join(parts))
-
-
-def read_stacks(found: Block) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """Return the definitions in a block of stacks."""
-    pairs = list(_PAIR.iter_unpack(found.data))
-    at = 0
-    while at < len(pairs):
-        number, count = pairs[at]
-        yield number, pairs[at + 1 : at + 1 + count]
-        at += 1 + count
-
-
-class Writer:
-    """Writes blocks to a file."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        file.write(MAGIC)
-
-    def write(self, found: Block) -> None:
-        """Write one block; a reader finds it at once."""
-        size = len(found.data)
-        padding = bytes(-size % 8)
-        self._file.write(b"".join((_BLOCK.pack(found.type, size), found.data, padding)))
-        self._file.flush()
-
-
-def read_blocks(file: BinaryIO) -> Iterator[Block]:
-    """Return the blocks of a log, up to the last whole one.
+def read_log(source: Source, judge: Taker) -> Iterator[None]:
+    """Give a log to a judge, a piece at a time.
 
     Raises
     ------
     LogError
-        The file is no log, or of a version that is not known.
+        This is no log, or of a version that is not known.
     """
-    if file.read(len(MAGIC)) != MAGIC:
+    head = b""
+    while len(head) <= len(MAGIC) and (data := source.read(len(MAGIC) + 1 - len(head))):
+        head += data
+    check_magic(head)
+    rest = b""
+    while judge.end is None and (data := source.read(PIECE)):
+        rest += data
+        rest = rest[judge.take(rest) :]
+        yield
+
+
+def check_magic(head: bytes) -> None:
+    """Raise `LogError` unless these are the first eight bytes of a log that can be read."""
+    if len(head) <= len(MAGIC) or head[:-1] != MAGIC:
         raise LogError("this is no log of `python -m userstream observe --log`")
-    is_first = True
-    while len(head := file.read(_BLOCK.size)) == _BLOCK.size:
-        type_, size = _BLOCK.unpack(head)
-        data = file.read(size + -size % 8)
-        if len(data) < size:
-            return
-        found = Block(type_, data[:size])
-        if is_first:
-            _check_version(found)
-            is_first = False
-        yield found
-
-
-def _check_version(first: Block) -> None:
-    try:
-        major, minor = first.json()["format"]
-    except (ValueError, KeyError, TypeError):
-        raise LogError("this log has no header") from None
-    if major != MAJOR:
+    if head[-1] != MAJOR:
         raise LogError(
-            f"this log has version {major}.{minor} of the format, and this judge reads version "
+            f"this log has version {head[-1] or 1} of the format, and this judge reads version "
             f"{MAJOR}: judge it with the userstream that recorded it, or a later one"
         )
+
+
+def parts_of(data: bytes, at: int, end: int) -> list[bytes]:
+    """Return the parts of a record, which lie behind its words: each has its length before it."""
+    parts = []
+    while at < end:
+        (length,) = _LENGTH.unpack_from(data, at)
+        at += 8
+        parts.append(data[at : at + length])
+        at += length + 7 & ~7
+    return parts
+
+
+def text_of(part: bytes) -> str:
+    """Return a text: UTF-8, in which names of files may have parts of other encodings."""
+    try:
+        return part.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return part.decode("utf-8", "surrogateescape")
+
+
+def header_of(part: bytes) -> dict[str, Any]:
+    """Return the facts of a header: texts by name, and the arguments of the command."""
+    texts = [text_of(each) for each in part.split(b"\0")]
+    pairs = list(zip(texts[::2], texts[1::2], strict=False))
+    return {**dict(pairs), "command": [value for name, value in pairs if name == "command"]}
+
+
+def frames_of(part: bytes) -> list[tuple[int, int]]:
+    """Return the codes of a stack and the offsets in them, the innermost frame first."""
+    return list(_PAIR.iter_unpack(part))
+
+
+def json_of(parts: list[bytes]) -> Any:
+    """Return what a note of Python tells."""
+    return json.loads(parts[0])
+
+
+# -- what was not sent on -------------------------------------------------------------------------
+
+_POOL_MAGIC = b"uspool\r\n"
+_POOL = struct.Struct("<8sIII")  # and the size of a chunk, the log, and how many chunks are used
+_CHUNK = struct.Struct("<II")  # the log of its records, and where they end
+_CHUNK_HEAD = 64
+
+
+def rest_of(memory: int, spill: int, after: int) -> bytes:
+    """Return the records that a process which has died had not sent on.
+
+    Parameters
+    ----------
+    memory : int
+        The descriptor of its shared memory; -1 for none.
+    spill : int
+        The descriptor of the file with what a judge had not taken; -1 for none.
+    after : int
+        The number of the last record that was sent on.
+
+    Notes
+    -----
+    A thread that had taken a number, and not written its record yet, was in the middle of a call.
+    What comes after that record may depend on it, and is left out.
+    """
+    records: list[tuple[int, bytes]] = []
+    if spill >= 0:
+        with open(spill, "rb", closefd=False) as file:
+            file.seek(0)
+            records += _records(file.read(), after)
+    if memory >= 0:
+        with mmap.mmap(memory, 0, prot=mmap.PROT_READ) as pool:
+            magic, size, log, used = _POOL.unpack_from(pool, 0)
+            if magic == _POOL_MAGIC:
+                for begin in range(size, size * used, size):
+                    of_log, until = _CHUNK.unpack_from(pool, begin)
+                    if of_log == log:
+                        first = begin + _CHUNK_HEAD
+                        records += _records(pool[first : first + until], after)
+    records.sort()
+    found = []
+    for number, record in records:
+        if number == after + 1:
+            found.append(record)
+            after = number
+        elif number > after:
+            break
+    return b"".join(found)
+
+
+def _records(data: bytes, after: int) -> Iterator[tuple[int, bytes]]:
+    """Return the whole records with numbers above one, with their numbers."""
+    at = 0
+    while at + HEAD.size <= len(data):
+        size, _, _, _, number, *_ = HEAD.unpack_from(data, at)
+        if not HEAD.size <= size <= len(data) - at:
+            return
+        if number > after:
+            yield number, data[at : at + size]
+        at += size

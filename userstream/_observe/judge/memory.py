@@ -22,6 +22,7 @@ KINDS = {PINNED: "pinned", DEVICE: "device", MANAGED: "managed", UNKNOWN: "unkno
 
 EXACT = "exact"
 DECLARED = "declared"
+TYPED = "typed"  # by the type of a kernel's parameter
 LEARNED = "learned"
 ASSUMED = "assumed"
 
@@ -29,13 +30,25 @@ _NONE: list[Access] = []
 
 Span = tuple[int, int, bool, str]  # start, end, whether it writes there, and how that is known
 
+_SEGMENT = 1 << 21  # bytes, of which caching allocators allocate multiples
 _PAGE = 12  # bits: accesses within a page are indexed by the page, wider ones are in a list
 
 
 class Access:
     """A range of bytes that an operation reads or writes, or may read or write."""
 
-    __slots__ = ("end", "held_by", "known", "lane", "loose", "operation", "start", "time", "write")
+    __slots__ = (
+        "end",
+        "held_by",
+        "known",
+        "lane",
+        "loose",
+        "operation",
+        "reach",
+        "start",
+        "time",
+        "write",
+    )
 
     def __init__(  # noqa: PLR0917 -- made for each access: keywords would take longer
         self,
@@ -56,13 +69,27 @@ class Access:
         self.write = write  # also if the write is only assumed
         self.known = known
         self.loose = loose  # only some of these bytes are accessed
+        self.reach = end  # up to where bytes may be accessed as well: of a kernel's pointer
         self.held_by = lane.held_by
 
 
 class Allocation:
     """One allocation: one generation of its addresses."""
 
-    __slots__ = ("_narrow", "_wide", "device", "end", "freed", "kind", "operation", "pool", "start")
+    __slots__ = (
+        "_lanes",
+        "_last",
+        "_narrow",
+        "_time",
+        "_wide",
+        "device",
+        "end",
+        "freed",
+        "kind",
+        "operation",
+        "pool",
+        "start",
+    )
 
     def __init__(
         self, start: int, end: int, kind: int, device: int | None = None, operation: Any = None
@@ -76,6 +103,42 @@ class Allocation:
         self.pool = 0  # the handle of the pool, if the call names one
         self._narrow: dict[int, list[Access]] = {}  # by their page
         self._wide: list[Access] = []
+        # The last use: by a stream that is ordered after all others, else by each of them.
+        self._last: Lane | None = None
+        self._time = 0
+        self._lanes: dict[Lane, int] = {}
+
+    @property
+    def is_cut_up(self) -> bool:
+        """Whether a caching allocator may have put several buffers into it.
+
+        PyTorch allocates multiples of 2 MiB, as do JAX and whoever maps memory. What is allocated
+        in stream order is one buffer.
+        """
+        if self.operation is not None and self.operation.kind:
+            return False
+        return (self.end - self.start) % _SEGMENT == 0
+
+    def is_shared(self, lane: Lane) -> bool:
+        """Return whether a stream is not ordered after the last use by another one."""
+        last = self._last
+        if last is lane or (last is not None and lane.clock.get(last.id, 0) >= self._time):
+            return False
+        if last is not None:
+            self._lanes[last] = self._time
+            self._last = None
+        clock = lane.clock
+        for other, time in list(self._lanes.items()):
+            if other is lane or clock.get(other.id, 0) >= time or other.is_finished:
+                del self._lanes[other]  # the next use by the stream stands for it
+        return bool(self._lanes)
+
+    def _used(self, lane: Lane, time: int) -> None:
+        if self._lanes:
+            self._lanes[lane] = time
+        else:
+            self._last = lane
+            self._time = time
 
     def touch(self, new: Access, kept: Clock | None = None) -> list[Access]:
         """Record an access; return the earlier accesses that race with it.
@@ -87,6 +150,7 @@ class Allocation:
         """
         conflicts: list[Access] = []
         kept = {} if kept is None else kept
+        self._used(new.lane, new.time)
         page = new.start >> _PAGE
         if self._wide:
             self._wide = _passed(self._wide, new, kept, conflicts)
@@ -145,7 +209,34 @@ class Allocation:
         like.time = time
         like.operation = operation
         like.held_by = lane.held_by
+        self._used(lane, time)
         return True
+
+    def reached(self, new: Access, kept: Clock | None = None) -> list[Access]:
+        """Return accesses that may race with a new one beyond what is known of both.
+
+        One of the two is that of a kernel, which may use more than what its pointer points to.
+        """
+        kept = {} if kept is None else kept
+        clock, lane, reach = new.lane.clock, new.lane, new.reach
+        is_open = reach > new.end
+        if self.is_cut_up and is_open:
+            # Two kernels of a framework are given two tensors: that says nothing.
+            old_ones = [each for each in self._wide if each.reach == each.end]
+        else:
+            old_ones = self.accesses
+        return [
+            old
+            for old in old_ones
+            if old.lane is not lane
+            and (new.write or old.write)
+            and old.start < reach
+            and new.start < old.reach
+            and not (old.start < new.end and new.start < old.end)
+            and clock.get(old.lane.id, 0) < old.time
+            and not old.lane.is_finished
+            and kept.get(old.lane.id, 0) < old.time
+        ]
 
     def _pages(self, first: int, last: int) -> list[int]:
         if last - first < len(self._narrow):
@@ -157,6 +248,17 @@ class Allocation:
         pages = self._pages(start >> _PAGE, (end - 1) >> _PAGE)
         near = (each for page in pages for each in self._narrow[page])
         return [each for each in (*self._wide, *near) if each.start < end and start < each.end]
+
+    def adopt(self, elsewhere: Allocation) -> None:
+        """Take over the accesses to its bytes from before it was known, as those of a graph."""
+        for each in elsewhere.overlapping(self.start, self.end):
+            if self.start <= each.start and each.end <= self.end:
+                self._lanes[each.lane] = max(each.time, self._lanes.get(each.lane, 0))
+                page = each.start >> _PAGE
+                if page == (each.end - 1) >> _PAGE:
+                    self._narrow.setdefault(page, []).append(each)
+                else:
+                    self._wide.append(each)
 
     @property
     def accesses(self) -> list[Access]:
@@ -256,6 +358,8 @@ class Memory:
             last += 1
         self._starts[first:last] = [allocation.start]
         self._allocations[first:last] = [allocation]
+        if first == last:
+            allocation.adopt(self.elsewhere)
 
     def drop(self, allocation: Allocation) -> None:
         """Remove an allocation."""
@@ -315,6 +419,10 @@ class Guess(NamedTuple):
 
     learned: Learned
     offsets: tuple[int, ...]
+
+    def only_reads(self, constant: frozenset[int]) -> bool:
+        """Return whether the types of all parameters say that the kernel only reads there."""
+        return constant.issuperset(self.offsets)
 
     @property
     def writes(self) -> bool | None:

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
-from collections import deque
-from typing import TYPE_CHECKING
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING, NamedTuple
 
 from .clocks import Clock, join
+from .functions import HOUSEKEEPING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .captures import Captures
-    from .clocks import Lane
+    from .clocks import Lane, Recorded, WaitKey
     from .functions import Call
     from .world import World
 
+_HANDLE = struct.Struct("<Q")
+_WORD = struct.Struct("<Q")
 _EXTERNAL = 1  # CU_EVENT_RECORD_EXTERNAL and CU_EVENT_WAIT_EXTERNAL
 
 
 class Order:
     """Applies calls on events, streams and contexts that order work."""
 
-    def __init__(self, world: World, captures: Captures) -> None:
+    def __init__(self, world: World, captures: Captures, words: Words) -> None:
         self.world = world
         self._captures = captures
+        self._words = words
+        self._greens: dict[int, int] = {}  # contexts of green contexts, by their handles
 
     def record(self, call: Call) -> None:
         lane = self.world.lane(call)
         event = call.words[0]
         if lane.capture is not None and _flags(call) & _EXTERNAL:
-            lane.capture.graph.records.append(event)
+            lane.capture.node.records.append(event)
             return
         self.world.clocks.record(event, lane)
 
@@ -37,7 +45,7 @@ class Order:
         event = call.words[1]
         recorded = self.world.clocks.recorded(event)
         if lane.capture is not None and call.words[2] & _EXTERNAL:
-            lane.capture.graph.waits.append(event)
+            lane.capture.node.waits.append(event)
             return
         if recorded is None:
             if lane.capture is None:  # recorded before the observation, if ever
@@ -49,7 +57,8 @@ class Order:
                 return
             lane = self._captures.enter_capture(lane, recorded.capture)
         join(self.world.clocks.settle(lane), recorded.clock)
-        lane.held_by |= recorded.held_by
+        if recorded.held_by:
+            self._words.follow(lane, recorded)
         self.world.timeline.must_wait(lane, recorded.lasts)
 
     def record_context(self, call: Call) -> None:
@@ -64,8 +73,32 @@ class Order:
             for lane in self.world.clocks.lanes_of(context or call.context):
                 self.world.timeline.must_wait(lane, recorded.lasts)
 
+    def green_context(self, call: Call) -> None:
+        (context,) = _WORD.unpack(call.fetched[0])
+        self._greens[call.words[1]] = context
+
+    def record_green(self, call: Call) -> None:
+        part = self._part(call)
+        if part:
+            self.world.clocks.record_part(call.words[1], part)
+
+    def wait_green(self, call: Call) -> None:
+        part, recorded = self._part(call), self.world.clocks.recorded(call.words[1])
+        if part and recorded is not None:
+            self.world.clocks.raise_floor(part, recorded.clock)
+
+    def _part(self, call: Call) -> int:
+        """Return the context of a green context, or 0 if it is unknown."""
+        found = self._greens.get(call.words[0], 0)
+        if not found:
+            self.world.not_seen(f"{call.name} of a green context from before the observation")
+        return found
+
     def drop_event(self, call: Call) -> None:
         self.world.clocks.drop_event(call.words[0])
+
+    def new_stream(self, call: Call) -> None:
+        self.world.clocks.created_stream(_HANDLE.unpack(call.fetched[0])[0], call.stack)
 
     def drop_stream(self, call: Call) -> None:
         self.world.clocks.drop_stream(call.words[0])
@@ -103,7 +136,38 @@ def _flags(call: Call) -> int:
 
 
 _MOST_VALUES = 64  # of one word
+_MOST_ENDED = 4096  # waits that have ended and that events may still refer to
 _AT_LEAST = 0  # the condition CU_STREAM_WAIT_VALUE_GEQ
+
+
+class _Wait(NamedTuple):
+    """A stream's wait for a value that was not written yet."""
+
+    address: int
+    value: int
+    how: int
+
+    def ends_with(self, written: int) -> bool:
+        """Return whether a value ends the wait."""
+        how, value = self.how & 3, self.value
+        if how == _AT_LEAST:
+            return written >= value
+        if how == 1:
+            return written == value
+        return bool(written & value) if how == 2 else bool(~(written | value))
+
+
+class _Write(NamedTuple):
+    """A value that a stream writes to a word, or that the word had before."""
+
+    value: int
+    stream: int  # its number; 0 of the value from before
+    time: int
+    clock: Clock  # what the write is ordered after, the write included
+
+    def is_before(self, clock: Clock) -> bool:
+        """Return whether the write is known to be over."""
+        return clock.get(self.stream, 0) >= self.time
 
 
 class Words:
@@ -111,74 +175,134 @@ class Words:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        # By address: the values that streams write there, oldest first, with what each write is
-        # ordered after.
-        self._words: dict[int, deque[tuple[int, Clock]]] = {}
+        self._words: dict[int, deque[_Write]] = {}  # by address, oldest first
+        self._waits: dict[WaitKey, _Wait] = {}
+        self._ended: OrderedDict[WaitKey, Clock] = OrderedDict()  # what each has ended after
 
     def write_value(self, call: Call) -> None:
         lane = self.world.lane(call)
-        self.world.begin(call, lane)
-        self._value_written(lane, call.words[1], call.words[2], call.fetched[0])
+        _, time = self.world.begin(call, lane)
+        (before,) = _values(call)
+        self._value_written(lane, time, call.words[1], call.words[2], before)
 
     def wait_value(self, call: Call) -> None:
         lane = self.world.lane(call)
         self.world.begin(call, lane)
-        self._value_awaited(lane, *call.words[1:4])
+        if call.account == HOUSEKEEPING:  # a latch of a test, which is no order of the program
+            return
+        (before,) = _values(call)
+        wait = _Wait(*call.words[1:4])
+        self._value_awaited(lane, (call.number, wait.address), wait, before)
 
     def values(self, call: Call) -> None:
         lane = self.world.lane(call)
-        self.world.begin(call, lane)
-        data = call.fetched[0]
+        _, time = self.world.begin(call, lane)
+        data, before = call.fetched[1], _values(call)
         if len(data) // 48 != call.words[1]:
             self.world.not_seen("a batch of memory operations that is too long")
-        for at in range(0, len(data), 48):
+        for which, at in enumerate(range(0, len(data), 48)):
             operation, word, value, how = struct.unpack_from("<I4xQQI", data, at)
+            there = before[which] if which < len(before) else None
             if operation in (1, 4):
-                self._value_awaited(lane, word, value, how)
+                self._value_awaited(lane, (call.number, word), _Wait(word, value, how), there)
             elif operation in (2, 5):
-                self._value_written(lane, word, value)
+                self._value_written(lane, time, word, value, there)
 
-    def _value_written(self, lane: Lane, word: int, value: int, before: bytes = b"") -> None:
+    def _value_written(
+        self, lane: Lane, time: int, address: int, value: int, before: int | None
+    ) -> None:
         if lane.capture is not None:
             self.world.not_seen("values that a graph writes or waits for")
             return
-        written = self._words.get(word)
+        written = self._words.get(address)
         if written is None:
-            written = self._words[word] = deque(maxlen=_MOST_VALUES)
-            if before:  # read by the host: a wait for this value orders nothing
-                written.append((int.from_bytes(before, "little"), {}))
-        written.append((value, dict(lane.clock)))
-        join(self.world.clocks.possibly_known, lane.clock)
-        self.world.finds.drop_held(word)
-        for other in self.world.clocks.lanes():
-            if word in other.held_by:
-                other.held_by -= {word}
-                # The moment is unknown: treat the stream as ordered after all work until now.
-                join(other.clock, lane.clock)
+            written = self._words[address] = deque(maxlen=_MOST_VALUES)
+            if before is not None:
+                written.append(_Write(before, 0, 0, {}))
+        clock = dict(lane.clock)
+        is_news = not written or written[-1].value != value  # else it was there before
+        written.append(_Write(value, lane.id, time, clock))
+        if is_news:
+            self.world.tells_host(address, clock)
+        for key, wait in list(self._waits.items()):
+            if wait.address == address and wait.ends_with(value):
+                self._end(key, clock)
 
-    def _value_awaited(self, lane: Lane, word: int, value: int, how: int) -> None:
+    def _value_awaited(self, lane: Lane, key: WaitKey, wait: _Wait, before: int | None) -> None:
         if lane.capture is not None:
             self.world.not_seen("values that a graph writes or waits for")
             return
-        if value == 0 and how & 3 == _AT_LEAST:  # any value is
+        if wait.value == 0 and wait.how & 3 == _AT_LEAST:  # any value is
             return
-        # The wait may end with the first of the newest values that all satisfy it: a later write
-        # of such a value orders nothing.
-        first: Clock | None = None
-        for written, clock in reversed(self._words.get(word, ())):
-            if not _satisfies(written, value, how):
-                break
-            first = clock
-        if first is None:
-            lane.held_by |= {word}
-        else:
-            join(lane.clock, first)
+        written = self._words.get(wait.address, ())
+        if not written and before is not None and wait.ends_with(before):
+            return  # somebody has put it there who is not seen
+        self.world.clocks.settle(lane)
+        ends = [
+            each
+            for at, each in enumerate(written)
+            if wait.ends_with(each.value) and not self._is_overwritten(wait, written, at, lane)
+        ]
+        if not ends:
+            self._waits[key] = wait
+            lane.held_by |= {key}
+            return
+        # Any of them may end it: it is ordered after what all of them are.
+        for stream in set.intersection(*(set(each.clock) for each in ends)):
+            time = min(each.clock[stream] for each in ends)
+            if lane.clock.get(stream, 0) < time:
+                lane.clock[stream] = time
+
+    @staticmethod
+    def _is_overwritten(wait: _Wait, written: Iterable[_Write], at: int, lane: Lane) -> bool:
+        """Return whether a write cannot end a wait, as another value surely follows it before."""
+        one, *others = itertools.islice(written, at, None)
+        return any(
+            not wait.ends_with(each.value)
+            and each.is_before(lane.clock)
+            and one.is_before(each.clock)
+            for each in others
+        )
+
+    def word_changed(self, key: WaitKey, value: int) -> bool:
+        """Apply the change of a word by the host; return whether a stream waited for it."""
+        wait = self._waits.get(key)
+        if wait is not None and wait.ends_with(value):
+            self._end(key, self.world.clocks.host_clock())
+        return wait is not None or key in self._ended
+
+    def _end(self, key: WaitKey, clock: Clock) -> None:
+        """End a wait after a clock: its stream, and all that wait for that, go on then."""
+        del self._waits[key]
+        self._ended[key] = clock
+        if len(self._ended) > _MOST_ENDED:
+            self._ended.popitem(last=False)
+        for other in self.world.clocks.lanes():
+            if key in other.held_by:
+                other.held_by -= {key}
+                join(other.clock, clock)
+        self.world.finds.release(key, clock, self.world.clocks.possibly_known)
+
+    def follow(self, lane: Lane, recorded: Recorded) -> None:
+        """Hold a stream by the waits that an event is behind."""
+        for key in recorded.held_by:
+            clock = self._ended.get(key)
+            if clock is not None:
+                join(lane.clock, clock)
+            elif key in self._waits:
+                lane.held_by |= {key}
+
+    def forget(self) -> None:
+        """Forget all values: records are missing, and what they say may be among them."""
+        self._words.clear()
+        self._waits.clear()
+        for lane in self.world.clocks.lanes():
+            lane.held_by = frozenset()
 
 
-def _satisfies(written: int, value: int, how: int) -> bool:
-    how &= 3
-    if how == _AT_LEAST:
-        return written >= value
-    if how == 1:
-        return written == value
-    return bool(written & value) if how == 2 else bool(~(written | value))
+_VALUE = struct.Struct("<QQ")  # whether it is known, and the value
+
+
+def _values(call: Call) -> list[int | None]:
+    """Return the values that words of the host had before the call; `None` if unknown."""
+    return [value if is_known else None for is_known, value in _VALUE.iter_unpack(call.fetched[0])]

@@ -14,7 +14,7 @@ _SCRIPTS = ("model.js", "view.js", "paint.js", "panel.js", "main.js")
 
 
 def page(document: dict[str, Any]) -> str:
-    """Return the page of a document; see `Judge.document_of_page`."""
+    """Return the page of a document; see `Report.document_of_page`."""
     style, script = _read("page.css"), "".join(map(_read, _SCRIPTS))
     pieces = {
         "policy": (

@@ -1,24 +1,33 @@
-"""The races and stalls that were found, one entry for each pair of lines."""
+"""The races that were found, one entry for each pair of lines."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .found import Operation, Race, Stall, access_kind
+from .found import Apart, Operation, Race, accesses_of
+from .log import PROGRAM
 from .memory import ASSUMED, KINDS, LEARNED
-from .stacks import line_of
+from .remedies import advised
+from .stacks import line_of, owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .clocks import Lane
-    from .found import Stack
+    from .clocks import Clock, Lane, WaitKey
     from .memory import Guess, Guesses, Span
+    from .remedies import Between
     from .stacks import Stacks
+    from .trials import Trial, Trials
 
 
-ACCESSES = "accesses"  # a race of two accesses, named by `access_kind`
+ACCESSES = "accesses"  # a race of two accesses without order, named by what they do
+_ORDERED_BY_EDGES = (ACCESSES, "use before allocation")
+# Why a race is only possible.
+TOLD = "a future, a host function or a value may have told the program that the first is over"
+ORDERED = "with the first held, the second waited for it, in 3 trials"
+_MOST_APART = 16  # pairs of addresses of one race
+_MOST_SUSPECTS = 10_000  # of one wait for a value
 
 
 class RecordedOperation:
@@ -30,12 +39,12 @@ class RecordedOperation:
     __slots__ = (
         "after",
         "began",
+        "captured",
         "ended",
         "entry",
         "guesses",
         "kind",
         "lane",
-        "launched",
         "name",
         "stack",
         "thread",
@@ -59,7 +68,7 @@ class RecordedOperation:
         self.began = began
         self.ended = ended
         self.kind = ""  # "free" or "allocate"
-        self.launched: str = ""  # where the graph was launched, for a node of a graph
+        self.captured = -1  # the stack that captured it, for a node of a launched graph
         self.guesses: Guesses | None = None  # of a kernel
         self.entry = -1  # its number in the timeline
         self.waited = False  # the host waited in the call
@@ -94,11 +103,70 @@ class RaceMemory(NamedTuple):
     allocated: int = -1  # the stack of the allocating call
 
 
-class _Entry:
-    __slots__ = ("count", "entries", "guesses", "race")
+class Suspect(NamedTuple):
+    """Two operations that race, as far as is known when the second is queued."""
 
-    def __init__(self, race: Race, guesses: tuple[Guess | None, Guess | None]) -> None:
+    kind: str
+    place: RaceMemory
+    first: Side
+    second: Side
+    reason: str = ""  # why the race is only possible; empty if it is certain
+    # Searches the operation up to which they are in order: slow, and once for each entry.
+    until: Callable[[], RecordedOperation | None] = lambda: None
+    between: tuple[int, int] | None = None  # stacks between which the host has written
+    # Addresses of both, if only a caching allocator knows whether they are in the same buffer.
+    apart: tuple[int, int] | None = None
+
+
+class HeldSuspect(NamedTuple):
+    """A suspect with a side whose stream waits for values that were not written yet."""
+
+    suspect: Suspect
+    waits: frozenset[WaitKey]
+    sides: tuple[tuple[int, int, frozenset[WaitKey]], ...]  # stream, number there, waits: of each
+
+    def released(self, wait: WaitKey, clock: Clock, told: Clock) -> HeldSuspect | None:
+        """Return what is left once a wait has ended after a clock; `None` if that orders both.
+
+        A race is possible if the host was perhaps told of one side before it ended the wait.
+        """
+        suspect = self.suspect
+        for stream, time, waits in self.sides:
+            if wait in waits:
+                continue
+            if clock.get(stream, 0) >= time:
+                return None
+            if told.get(stream, 0) >= time and not suspect.reason:
+                suspect = suspect._replace(reason=TOLD)
+        return self._replace(suspect=suspect, waits=self.waits - {wait})
+
+
+class StreamFacts(NamedTuple):
+    """What reports say of a stream."""
+
+    name: str
+    device: int | None
+    handle: int | None = None
+    origin: str = ""  # where it was created
+
+
+_HOST = StreamFacts("the host", None)
+
+
+class _Entry:
+    __slots__ = ("apart", "between", "count", "entries", "guesses", "race", "trial")
+
+    def __init__(
+        self,
+        race: Race,
+        guesses: tuple[Guess | None, Guess | None],
+        between: Between | None,
+        trial: Trial,
+    ) -> None:
         self.race = race
+        self.trial = trial
+        self.between = between  # the lines between which the host has written
+        self.apart: list[Apart] = []
         self.guesses = guesses
         self.count = 0
         self.entries = (-1, -1)
@@ -114,8 +182,11 @@ class _Entry:
         if not writers:
             return None
         possible = all(side.known == ASSUMED for side in writers)
-        kind = access_kind(first, second)
-        return replace(race, kind=kind, first=first, second=second, possible=possible)
+        kind = _kind_of_accesses(first, second)
+        reason = race.reason if possible else ""
+        return replace(
+            race, kind=kind, first=first, second=second, possible=possible, reason=reason
+        )
 
 
 def _settled(side: Operation, guess: Guess | None) -> Operation:
@@ -125,160 +196,204 @@ def _settled(side: Operation, guess: Guess | None) -> Operation:
     return replace(side, access="write" if writes else "read", known=LEARNED)
 
 
-class Finds:
-    """All races and stalls of an observation."""
+def _decided(race: Race) -> Race:
+    """Return a race as its trials decide it."""
+    if race.confirmed is False:
+        return replace(race, possible=True, reason=ORDERED)
+    if race.confirmed and race.reason == TOLD:  # nothing has told the program in that trial
+        return replace(race, possible=False, reason="")
+    return race
 
-    def __init__(self, stacks: Stacks, describe: Callable[[Lane], tuple[str, int | None]]) -> None:
+
+def _kind_of_accesses(first: Operation, second: Operation) -> str:
+    one, other = accesses_of(first, second)
+    return f"{other} after {one}"
+
+
+class Finds:
+    """All races of an observation."""
+
+    def __init__(
+        self, stacks: Stacks, describe: Callable[[Lane], StreamFacts], trials: Trials
+    ) -> None:
         self._stacks = stacks
+        self._trials = trials
         self._describe = describe
         self._races: dict[tuple[Any, ...], _Entry] = {}
-        self._stalls: dict[tuple[str, Any], list[Any]] = {}
-        self.threads: dict[int, str] = {}  # names of threads, by their numbers of the system
+        self._held: list[HeldSuspect] = []
+        self._threads: dict[int, str] = {}  # names, by the numbers of the log
+        self._given: dict[str, str] = {}  # names that Python gives, by those of unnamed threads
 
     # -- races ------------------------------------------------------------------------------------
 
-    def race(
-        self,
-        kind: str,
-        place: RaceMemory,
-        first: Side,
-        second: Side,
-        *,
-        until: Callable[[], RecordedOperation | None] = lambda: None,
-        possible: bool = False,
-        held_by: frozenset[int] = frozenset(),
-    ) -> None:
+    def race(self, suspect: Suspect) -> None:
         """Add a race between two operations."""
+        self._add(self._races, suspect)
+
+    def hold(self, held: HeldSuspect) -> None:
+        """Add a race that the end of a wait for a value may show to be none."""
+        if len(self._held) == _MOST_SUSPECTS:
+            self._add(self._races, self._held.pop(0).suspect)
+        self._held.append(held)
+
+    def release(self, wait: WaitKey, clock: Clock, told: Clock) -> None:
+        """Decide on the races that were held back, when a stream goes on after a clock."""
+        kept = []
+        for each in self._held:
+            left = each.released(wait, clock, told) if wait in each.waits else each
+            if left is None:
+                continue
+            if left.waits:
+                kept.append(left)
+            else:
+                self._add(self._races, left.suspect)
+        self._held = kept
+
+    def _add(self, entries: dict[tuple[Any, ...], _Entry], suspect: Suspect) -> None:
+        first, second = suspect.first, suspect.second
         lines = (self._place(first.operation), self._place(second.operation))
         guesses = (first.guess, second.guess)
         which = [each and (id(each.learned), each.offsets) for each in guesses]
-        key = (kind, lines, possible, held_by, *which)
-        entry = self._races.get(key)
+        accesses = (first.access, first.known, second.access, second.known)
+        is_apart = suspect.apart is not None
+        key = (suspect.kind, lines, suspect.place.kind, accesses, suspect.reason, is_apart, *which)
+        entry = entries.get(key)
         if entry is None:
-            one, other = self._operation(first), self._operation(second)
-            last = until()  # searched once per entry: the search is slow
-            race = Race(
-                kind=access_kind(one, other) if kind == ACCESSES else kind,
-                address=place.start,
-                nbytes=place.end - place.start,
-                memory=KINDS[place.kind],
-                allocated=self._stacks[place.allocated],
-                framework=None,
-                first=one,
-                second=other,
-                ordered_until=None if last is None else self._operation(Side(last, "")),
-                possible=possible,
-                count=1,
-                advice=_advice(kind, one, other),
-                _times=(first.operation.ended, second.operation.ended),
-            )
-            entry = self._races[key] = _Entry(race, guesses)
+            between = suspect.between and self._between(*suspect.between)
+            trial = self._trials.of((suspect.kind, frozenset(lines)))
+            entry = entries[key] = _Entry(self._race(suspect), guesses, between, trial)
+        if suspect.apart is not None and len(entry.apart) < _MOST_APART:
+            one, other = suspect.apart
+            entry.apart.append((one, other, first.operation.ended, second.operation.ended))
         entry.count += 1
         entry.entries = (first.operation.entry, second.operation.entry)
+        if entries is self._races:
+            is_edge = suspect.kind in _ORDERED_BY_EDGES
+            self._trials.suspect(entry.trial, first.operation, second.operation, is_edge=is_edge)
 
-    def drop_held(self, word: int) -> None:
-        """Forget races found while a stream waited for a value, which is written now."""
-        for key in [key for key in self._races if word in key[3]]:
-            del self._races[key]
+    def _race(self, suspect: Suspect) -> Race:
+        kind, place = suspect.kind, suspect.place
+        one, other = self._operation(suspect.first), self._operation(suspect.second)
+        until = suspect.until()
+        return Race(
+            kind=_kind_of_accesses(one, other) if kind == ACCESSES else kind,
+            address=place.start,
+            nbytes=place.end - place.start,
+            memory=KINDS[place.kind],
+            allocated=self._stacks[place.allocated],
+            framework=None,
+            first=one,
+            second=other,
+            ordered_until=None if until is None else self._operation(Side(until, "")),
+            possible=bool(suspect.reason),
+            count=1,
+            advice="",
+            reason=suspect.reason,
+            _times=(suspect.first.operation.ended, suspect.second.operation.ended),
+        )
 
     def count(self) -> int:
-        """Return the number of entries."""
-        return len(self._races)
+        """Return a number that grows with each new race."""
+        return len(self._races) + len(self._held)
 
     def races(self) -> list[Race]:
-        """Return the races, each with the number of times that it was found."""
-        counts: dict[tuple[Any, ...], int] = {}
+        """Return the races, each with the number of times that it was found.
+
+        A pair of lines is one race of each pair of accesses, whichever came first, and is not
+        possible if it is certain once.
+        """
+        entries = self._races.copy()  # another thread adds to it
+        held: dict[tuple[Any, ...], _Entry] = {}
+        for each in self._held.copy():
+            self._add(held, each.suspect)
         found: dict[tuple[Any, ...], Race] = {}
-        # Entries that differ in the awaited values or in the kernel alone are one race.
-        for (_, lines, *_), entry in self._races.copy().items():
-            race = entry.settled()
-            if race is not None:
-                key = (race.kind, lines, race.possible)
-                counts[key] = counts.get(key, 0) + entry.count
-                found.setdefault(key, replace(race, _entries=entry.entries))
-        return [replace(race, count=counts[key]) for key, race in found.items()]
+        betweens: dict[tuple[Any, ...], Between | None] = {}
+        for key, entry in (*entries.items(), *held.items()):
+            settled = entry.settled()
+            if settled is None:
+                continue
+            race = replace(
+                settled,
+                count=entry.count,
+                first=self._named(settled.first),
+                second=self._named(settled.second),
+                _entries=entry.entries,
+                _apart=tuple(entry.apart),
+                confirmed=entry.trial.verdict,
+                remedied=entry.trial.remedied,
+            )
+            same = (
+                frozenset(key[1]),
+                tuple(sorted(accesses_of(race.first, race.second))),
+                key[2],
+                bool(entry.apart),
+            )
+            before = found.get(same)
+            if before is not None and before.possible == race.possible:
+                found[same] = replace(before, count=before.count + race.count)
+            elif before is None or before.possible:
+                found[same] = race
+                betweens[same] = entry.between
+        return [advised(_decided(race), betweens[same]) for same, race in found.items()]
 
-    # -- stalls -----------------------------------------------------------------------------------
-
-    def stall(self, name: str, stack: int, thread: int, lane: Lane | None, seconds: float) -> None:
-        """Add the duration of a call that stalled."""
-        line = line_of(self._stacks[stack])
-        key = (name, None if line is None else (line.filename, line.lineno))
-        entry = self._stalls.get(key)
-        if entry is None:
-            stream = None if lane is None else self._describe(lane)[0]
-            entry = self._stalls[key] = [0.0, 0.0, 0, stream, self.thread_name(thread), stack]
-        entry[0] += seconds
-        entry[1] = max(entry[1], seconds)
-        entry[2] += 1
-
-    def stalls(self) -> list[Stall]:
-        """Return the stalls, the longest first."""
-        found = []
-        for (name, _), told in self._stalls.copy().items():  # as `races`
-            seconds, longest, count, stream, thread, index = told
-            stack = self._stacks[index]
-            line = line_of(stack)
-            found.append(Stall(name, seconds, longest, count, stream, thread, line, stack))
-        return sorted(found, key=lambda stall: -stall.seconds)
+    def _between(self, before: int, after: int) -> Between:
+        """Return two lines of one function, the innermost that was running all the time."""
+        common: Between = line_of(self._stacks[before]), line_of(self._stacks[after])
+        for one, other in zip(self._stacks[before], self._stacks[after], strict=False):
+            if (one.filename, one.name) != (other.filename, other.name):
+                break
+            if owner_of(one) == PROGRAM:
+                common = one, other
+            if one.lineno != other.lineno:
+                break
+        return common
 
     # -- how it is shown --------------------------------------------------------------------------
 
     def _place(self, operation: RecordedOperation) -> object:
-        stack: Stack = self._stacks[operation.stack]
-        line = line_of(stack)
-        return operation.name if line is None else (line.filename, line.lineno)
+        line = line_of(self._stacks[operation.stack])
+        place = operation.name if line is None else (line.filename, line.lineno)
+        if operation.captured < 0:
+            return place
+        line = line_of(self._stacks[operation.captured])
+        return place, None if line is None else (line.filename, line.lineno)
 
     def _operation(self, side: Side) -> Operation:
         done = side.operation
-        stream, device = ("the host", None) if done.lane is None else self._describe(done.lane)
+        stream = _HOST if done.lane is None else self._describe(done.lane)
         stack = self._stacks[done.stack]
-        name = f"{done.name} in {done.launched}" if done.launched else done.name
         return Operation(
-            name=name,
+            name=done.name,
             access=side.access,
             known=side.known,
-            stream=stream,
-            device=device,
+            stream=stream.name,
+            device=stream.device,
             thread=self.thread_name(done.thread),
             line=line_of(stack),
             stack=stack,
+            captured=None if done.captured < 0 else line_of(self._stacks[done.captured]),
+            handle=stream.handle,
+            origin=stream.origin,
         )
 
-    def thread_name(self, native: int) -> str:
+    def thread_seen(self, number: int, system: int, name: str) -> None:
+        """Add a thread: its number in the log and in the system, and its name there, if any."""
+        unnamed = f"thread {system}"
+        self._threads[number] = self._given.get(unnamed) or name or unnamed
+
+    def name_thread(self, system: int, name: str) -> None:
+        """Set the name that Python gives a thread, by its number in the system.
+
+        The name may come later than calls of the thread.
+        """
+        self._given[f"thread {system}"] = name
+
+    def _named(self, operation: Operation) -> Operation:
+        """Return an operation with the name of its thread as it is known now."""
+        name = self._given.get(operation.thread)
+        return operation if name is None else replace(operation, thread=name)
+
+    def thread_name(self, number: int) -> str:
         """Return the name of a thread."""
-        return self.threads.get(native, f"thread {native}")
-
-
-def _place(operation: Operation) -> str:
-    line = operation.line
-    return operation.name if line is None else f"{line.filename.rpartition('/')[2]}:{line.lineno}"
-
-
-def _advice(kind: str, first: Operation, second: Operation) -> str:
-    where = "the second" if second.line is None else _place(second)
-    if kind == "host overwrote the source of a copy":
-        return (
-            "the copy may read what was written later: wait for it (us.wait(), an event) before "
-            f"its source is written again, or copy from another buffer; noticed at {where}"
-        )
-    if kind == "host read before the copy":
-        return "nothing waited for the copy: us.wait(), or an event, before its result is read"
-    if kind == "use after free" and first.stream == second.stream:
-        return (
-            f"it was freed by {_place(first)}, on the same stream: free it after its last use, "
-            "or allocate it again"
-        )
-    if kind == "use after free" and first.stream == "the host":
-        return f"free it after its last use; it was freed by {_place(first)}"
-    if kind == "use after free":
-        return (
-            f"free it on the stream that used it last, or let {second.stream} wait for "
-            f"{first.stream} before (torch: tensor.record_stream)"
-        )
-    if kind == "use before allocation":
-        return f"let {second.stream} wait for {first.stream}, on which it was allocated"
-    return (
-        f"nothing orders {second.stream} after {first.stream}: `with us.borrow(buffer):` around "
-        f"{where}, or let {second.stream} wait for {first.stream}"
-    )
+        name = self._threads.get(number, "an unknown thread")
+        return self._given.get(name, name)

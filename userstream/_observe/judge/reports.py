@@ -1,20 +1,23 @@
-"""Reports of a judge as files: a page, data, SARIF, a trace for Perfetto, and text."""
+"""Reports as files: a page, data, SARIF, a trace for Perfetto, and text."""
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
+from .lines import Source, excerpt, render
 from .page import page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from traceback import FrameSummary
 
-    from . import Judge
+    from .findings import Found, Report
     from .found import Operation, Race
 
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -22,7 +25,7 @@ _RULES = "https://userstream.readthedocs.io/en/latest/howto/find-a-race.html"
 
 
 def suffix_of(name: str) -> str:
-    """Return the suffix by which a name chooses the kind of a report.
+    """Return the suffix by which a name chooses the format of a report.
 
     Raises
     ------
@@ -36,9 +39,14 @@ def suffix_of(name: str) -> str:
     raise ValueError(f"a report is saved as {', '.join(others)} or {last}, not as {name!r}")
 
 
-def text_of(judge: Judge, suffix: str, seconds: float) -> str:
-    """Return the report of the kind that a suffix chooses."""
-    return WRITERS[suffix](judge, seconds)
+def text_of(report: Report, suffix: str) -> str:
+    """Return a report in the format that a suffix chooses."""
+    return WRITERS[suffix](report)
+
+
+def needs_timeline(suffix: str) -> bool:
+    """Return whether a format shows the operations, and not only the findings."""
+    return suffix in (".html", ".trace.json")
 
 
 def save(path: str, text: str) -> None:
@@ -66,17 +74,24 @@ def _umask() -> int:
     return mask
 
 
-def github_annotations(judge: Judge) -> str:
+def github_annotations(report: Report) -> str:
     """Return the races as commands of GitHub Actions, which shows them at their lines."""
     lines = []
-    for race in judge.races():
+    for race, processes in report.reported:
+        where = report.where(processes)
+        title = f"userstream: {race.kind}{where and f' ({where})'}"
         for side, other in ((race.first, race.second), (race.second, race.first)):
             if side.line is None:
                 continue
             text = f"{race.kind} with {_place(other)}: {race.advice}"
-            place = f"file={_relative(judge, side.line)},line={side.line.lineno}"
-            lines.append(f"::error {place},title=userstream: {race.kind}::{_escaped(text)}")
+            file = _relative(report, processes[0], side.line.filename)
+            place = f"file={_property(file)},line={side.line.lineno}"
+            lines.append(f"::error {place},title={_property(title)}::{_escaped(text)}")
     return "\n".join(lines)
+
+
+def _property(text: str) -> str:
+    return _escaped(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def _escaped(text: str) -> str:
@@ -88,36 +103,50 @@ def _place(operation: Operation) -> str:
     return operation.name if line is None else f"{line.filename}:{line.lineno}"
 
 
-def _relative(judge: Judge, line: FrameSummary) -> str:
-    """Return a file relative to the directory that was observed, if the file lies in it."""
-    directory = judge.header.get("directory")
-    path = Path(line.filename)
+def _uri(report: Report, process: int, file: str) -> str:
+    relative = _relative(report, process, file)
+    return Path(relative).as_uri() if os.path.isabs(relative) else quote(relative)
+
+
+def _relative(report: Report, process: int, file: str) -> str:
+    """Return a file relative to the directory of its process, if the file lies in it."""
+    directory = report.findings[process].process.directory
+    path = Path(file)
     if directory and path.is_relative_to(directory):
         return path.relative_to(directory).as_posix()
     return path.as_posix()
 
 
-# -- the kinds -------------------------------------------------------------------------------------
+def notebook(report: Report) -> str:
+    """Return a report for a notebook: its text, with the page folded in below."""
+    text = html.escape(render(report.lines()))
+    frame = html.escape(_html(report))  # in a frame of its own, whose scripts reach nothing else
+    return (
+        f"<pre>{text}</pre><details><summary>Timeline</summary>"
+        f'<iframe sandbox="allow-scripts" style="width: 100%; height: 600px; border: 0" '
+        f'srcdoc="{frame}"></iframe></details>'
+    )
 
 
-def _html(judge: Judge, seconds: float) -> str:
-    return page(judge.document_of_page(seconds))
+# -- the formats -----------------------------------------------------------------------------------
 
 
-def _json(judge: Judge, seconds: float) -> str:
-    return json.dumps(judge.document(seconds), indent=1) + "\n"
+def _html(report: Report) -> str:
+    return page(report.document_of_page())
 
 
-def _text(judge: Judge, seconds: float) -> str:
-    return judge.report(seconds) + "\n"
+def _json(report: Report) -> str:
+    return json.dumps(report.document(), indent=1) + "\n"
 
 
-def _sarif(judge: Judge, _: float) -> str:
-    races = judge.races()
-    kinds = sorted({race.kind for race in races})
+def _text(report: Report) -> str:
+    return render(report.lines()) + "\n"
+
+
+def _sarif(report: Report) -> str:
+    kinds = sorted({race.kind for race, _ in report.reported})
     driver = {
         "name": "userstream",
-        "version": judge.header.get("userstream", ""),
         "informationUri": _RULES,
         "rules": [
             {
@@ -128,78 +157,133 @@ def _sarif(judge: Judge, _: float) -> str:
             for kind in kinds
         ],
     }
-    run = {"tool": {"driver": driver}, "results": [_result(judge, race) for race in races]}
+    versions = {each.process.userstream for each in report.findings} - {""}
+    if versions:
+        driver["version"] = max(versions)
+    run = {
+        "tool": {"driver": driver},
+        "columnKind": "unicodeCodePoints",
+        "results": [_result(report, found) for found in report.reported],
+    }
     return json.dumps({"$schema": _SARIF, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"
 
 
-def _result(judge: Judge, race: Race) -> dict[str, Any]:
-    second, first = _location(judge, race.second), _location(judge, race.first)
+def _result(report: Report, found: Found[Race]) -> dict[str, Any]:
+    race, processes = found
+    second = _location(report, processes[0], race.second)
+    first = _location(report, processes[0], race.first)
+    where = report.where(processes)
+    text = f"{race.kind} with {_place(race.first)}{where and f' ({where})'}: {race.advice}"
     return {
         "ruleId": race.kind.replace(" ", "-"),
         "level": "warning" if race.possible else "error",
-        "message": {"text": f"{race.kind} with {_place(race.first)}: {race.advice}"},
+        "message": {"text": text},
         "locations": [second] if second else [],
         "relatedLocations": [{**first, "message": {"text": "the first of the two"}}]
         if first
         else [],
         "occurrenceCount": race.count,
         "partialFingerprints": {"userstreamKey/v1": race.key},
+        "fixes": _fixes(report, processes[0], race),
     }
 
 
-def _location(judge: Judge, operation: Operation) -> dict[str, Any] | None:
+def _fixes(report: Report, process: int, race: Race) -> list[dict[str, Any]]:
+    """Return the edits of a race as one fix, with the changes of each file together."""
+    changes: dict[str, list[dict[str, Any]]] = {}
+    for edit in race.edits:
+        region = {"startLine": edit.line, "startColumn": 1, "endLine": edit.end, "endColumn": 1}
+        changes.setdefault(_uri(report, process, edit.file), []).append(
+            {"deletedRegion": region, "insertedContent": {"text": edit.code}}
+        )
+    if not changes:
+        return []
+    return [
+        {
+            "description": {"text": race.advice},
+            "artifactChanges": [
+                {"artifactLocation": {"uri": uri}, "replacements": replacements}
+                for uri, replacements in changes.items()
+            ],
+        }
+    ]
+
+
+def _location(report: Report, process: int, operation: Operation) -> dict[str, Any] | None:
     line = operation.line
     if line is None or line.filename.startswith("<"):
         return None
-    relative = _relative(judge, line)
-    uri = Path(relative).as_uri() if os.path.isabs(relative) else relative
     return {
         "physicalLocation": {
-            "artifactLocation": {"uri": uri},
-            "region": {"startLine": line.lineno or 1},
+            "artifactLocation": {"uri": _uri(report, process, line.filename)},
+            "region": {"startLine": line.lineno or 1, **_columns(line)},
         }
     }
 
 
-def _trace(judge: Judge, seconds: float) -> str:
-    return json.dumps({"traceEvents": list(_events(judge, seconds))}) + "\n"
+def _columns(line: FrameSummary) -> dict[str, int]:
+    """Return the columns of a call, which SARIF counts from 1, and in characters."""
+    for source in excerpt(line, ""):
+        if isinstance(source, Source) and source.end and line.end_lineno == line.lineno:
+            indent = source.indent
+            return {"startColumn": indent + source.start + 1, "endColumn": indent + source.end + 1}
+    return {}
 
 
-def _events(judge: Judge, seconds: float) -> Iterator[dict[str, Any]]:
+def _trace(report: Report) -> str:
+    return json.dumps({"traceEvents": list(_events(report))}) + "\n"
+
+
+def _events(report: Report) -> Iterator[dict[str, Any]]:
     """Return the events of a trace: a row for each stream and thread, arrows for edges and races.
 
     An operation lasts as long as the call that queued it: when the GPU ran it is not known.
     """
-    told = judge.document_of_page(seconds)["timeline"]
-    process = judge.header.get("pid", 0)
-    for row, each in enumerate(told["rows"]):
-        title = {"name": f"{each['kind']}: {each['name']}"}
-        yield {"ph": "M", "name": "thread_name", "pid": process, "tid": row, "args": title}
-    places = []
-    for name, row, thread, stack, began, lasted, *_ in told["entries"]:
-        shown, *frames = told["stacks"][stack]
-        where = told["frames"][frames[shown]] if shown >= 0 else None
-        at = {"pid": process, "tid": thread if row < 0 else row, "ts": began / 1000}
-        places.append(at)
-        arguments = {} if where is None else {"line": f"{where[0]}:{where[1]} in {where[2]}"}
-        event = {"ph": "X", "name": told["names"][name], "dur": max(lasted, 1) / 1000}
-        yield {**event, **at, "args": arguments}
-    arrows = [
-        ("edge", before, after)
-        for after, entry in enumerate(told["entries"])
-        for before in entry[7]
-    ]
-    for race in judge.races():
-        first, second = (entry - told["first"] for entry in race._entries)
-        if 0 <= first < len(places) and 0 <= second < len(places):
-            arrows.append((race.kind, first, second))
-    for number, (kind, before, after) in enumerate(arrows):
+    told = report.document_of_page()
+    places: list[list[dict[str, Any]]] = []
+    arrows: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+    for number, timeline in enumerate(told["timelines"]):
+        name = {"name": timeline["process"]["name"]}
+        yield {"ph": "M", "name": "process_name", "pid": number + 1, "tid": 0, "args": name}
+        for row, each in enumerate(timeline["rows"]):
+            title = {"name": f"{each['kind']}: {each['name']}"}
+            yield {"ph": "M", "name": "thread_name", "pid": number + 1, "tid": row, "args": title}
+        places.append([])
+        for event in _operations(number, timeline):
+            places[number].append({key: event[key] for key in ("pid", "tid", "ts")})
+            yield event
+        for after, entry in enumerate(timeline["entries"]):
+            at = places[number]
+            arrows += [("edge", at[before], at[after]) for before in entry[7]]
+    for race in (*told["races"], *(told["possible"] if report.shows_possible else ())):
+        process = race["processes"][0]
+        began, at = told["timelines"][process]["first"], places[process]
+        first, second = (entry - began for entry in race["entries"])
+        if 0 <= first < len(at) and 0 <= second < len(at):
+            arrows.append((race["kind"], at[first], at[second]))
+    for number, (kind, start, end) in enumerate(arrows):
         arrow = {"name": kind, "cat": "edge" if kind == "edge" else "race", "id": number}
-        yield {"ph": "s", **arrow, **places[before]}
-        yield {"ph": "f", "bp": "e", **arrow, **places[after]}
+        yield {"ph": "s", **arrow, **start}
+        yield {"ph": "f", "bp": "e", **arrow, **end}
 
 
-WRITERS: dict[str, Callable[[Judge, float], str]] = {
+def _operations(process: int, timeline: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    offset = timeline["process"]["offset"]
+    for name, row, thread, stack, began, lasted, *_ in timeline["entries"]:
+        shown, *frames = timeline["stacks"][stack]
+        where = timeline["frames"][frames[shown]] if shown >= 0 else None
+        yield {
+            "ph": "X",
+            "name": timeline["names"][name],
+            "dur": max(lasted, 1) / 1000,
+            "pid": process + 1,
+            "tid": thread if row < 0 else row,
+            "ts": (offset + began) / 1000,
+            "args": {} if where is None else {"line": f"{where[0]}:{where[1]} in {where[2]}"},
+        }
+
+
+WRITERS: dict[str, Callable[[Report], str]] = {
     ".html": _html,
     ".trace.json": _trace,
     ".json": _json,

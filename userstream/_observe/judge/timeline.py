@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .memory import ASSUMED
 from .races import RecordedOperation
-from .stacks import line_of
+from .stacks import line_of, owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .clocks import Lane
     from .functions import Call
     from .memory import Span
+    from .races import StreamFacts
     from .stacks import Stacks
 
 READ, WRITE, EITHER = 0, 1, 2  # kinds of access on the page
@@ -76,26 +77,31 @@ class Timeline:
         self._newest = operation
 
     def as_dict(
-        self, stacks: Stacks, stream_name: Callable[[Lane], str], thread_name: Callable[[int], str]
+        self,
+        most: int,
+        stacks: Stacks,
+        describe: Callable[[Lane], StreamFacts],
+        thread_name: Callable[[int], str],
     ) -> dict[str, Any]:
         """Return JSON data, in which names, frames and stacks are indices into lists."""
-        entries = list(self._entries)
+        entries = list(self._entries)[-most:] if most else []
         first = entries[0].entry if entries else 0
         origin = min((entry.began for entry in entries), default=0)
         rows, names, told = _Places(), _Places(), _Told(stacks)
-        streams: dict[Lane, tuple[str, str]] = {}
+        streams: dict[Lane, tuple[Any, ...]] = {}
         made = []
         for entry in entries:
             row = -1
             if entry.lane is not None:
                 if entry.lane not in streams:
-                    streams[entry.lane] = ("stream", stream_name(entry.lane))
+                    facts = describe(entry.lane)
+                    streams[entry.lane] = ("stream", facts.name, facts.handle, facts.origin)
                 row = rows[streams[entry.lane]]
             made.append(
                 [
                     names[entry.name],
                     row,
-                    rows["thread", thread_name(entry.thread)],
+                    rows["thread", thread_name(entry.thread), None, ""],
                     told.stack(entry.stack),
                     entry.began - origin,
                     entry.ended - entry.began,
@@ -108,9 +114,13 @@ class Timeline:
                 ]
             )
         return {
+            "origin": origin,
             "first": first,
             "dropped": first if entries else self._count,
-            "rows": [{"kind": kind, "name": name} for kind, name in rows],
+            "rows": [
+                {"kind": kind, "name": name, "handle": handle, "origin": origin}
+                for kind, name, handle, origin in rows
+            ],
             "names": list(names),
             "frames": list(told.frames),
             "stacks": list(told.stacks),
@@ -150,7 +160,10 @@ class _Told:
             stack = self._known[index]
             line = line_of(stack)
             shown = next((at for at, frame in enumerate(stack) if frame is line), -1)
-            frames = [self.frames[frame.filename, frame.lineno, frame.name] for frame in stack]
+            frames = [
+                self.frames[frame.filename, frame.lineno, frame.name, owner_of(frame)]
+                for frame in stack
+            ]
             place = self._places[index] = len(self.stacks)
             self.stacks.append([shown, *frames])
         return place

@@ -9,6 +9,7 @@ its group. A test compares these tables with the functions of the installed bind
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .functions import FUNCTIONS, Function
@@ -19,19 +20,11 @@ if TYPE_CHECKING:
     from .world import World
 
 _REASONS = {
-    "copies that are not followed": (
-        "cuMemcpy3DBatchAsync cuMemcpy3DPeer cuMemcpy3DWithAttributesAsync cuMemcpyAtoA "
-        "cuMemcpyAtoD cuMemcpyAtoH cuMemcpyAtoHAsync cuMemcpyDtoA cuMemcpyHtoA cuMemcpyHtoAAsync "
-        "cuMemBatchDecompressAsync cuFabricCpyBatchAsync"
-    ),
-    "launches of a kind that is not followed": (
+    "a copy that is not followed": "cuFabricCpyBatchAsync",
+    "a launch of a kind that is not followed": (
         "cuLaunch cuLaunchGrid cuLaunchGridAsync cuLaunchCooperativeKernelMultiDevice"
     ),
-    "memory whose contents change unseen": (
-        "cuMemDiscardBatchAsync cuMemDiscardAndPrefetchBatchAsync cuStreamAttachMemAsync "
-        "cuMemMapArrayAsync"
-    ),
-    "memory that is allocated unseen": "cuMemAllocPitch",
+    "memory whose contents change unseen": "cuMemMapArrayAsync",
     "memory that others use unseen": (
         "cuIpcOpenMemHandle cuMemPoolImportPointer cuExternalMemoryGetMappedBuffer "
         "cuExternalMemoryGetMappedMipmappedArray cuGraphicsMapResources cuGraphicsUnmapResources "
@@ -40,26 +33,16 @@ _REASONS = {
     ),
     "order that is not followed": (
         "cuSignalExternalSemaphoresAsync cuWaitExternalSemaphoresAsync cuIpcOpenEventHandle "
-        "cuEventCreateFromEGLSync cuGreenCtxRecordEvent cuGreenCtxWaitEvent "
-        "cuStreamUpdateCaptureDependencies cuStreamBeginRecaptureToGraph "
-        "cuStreamBeginCaptureToCig cuStreamEndCaptureToCig"
+        "cuEventCreateFromEGLSync cuStreamBeginRecaptureToGraph cuStreamBeginCaptureToCig "
+        "cuStreamEndCaptureToCig"
     ),
     "nodes of graphs that are not followed": (
-        "cuGraphAddBatchMemOpNode cuGraphAddEventRecordNode cuGraphAddEventWaitNode "
         "cuGraphAddExternalSemaphoresSignalNode cuGraphAddExternalSemaphoresWaitNode "
-        "cuGraphAddHostNode cuGraphAddMemAllocNode cuGraphAddMemFreeNode cuGraphAddNode_v3 "
-        "cuGraphAddDependencies cuGraphRemoveDependencies cuGraphDestroyNode "
-        "cuGraphBatchMemOpNodeSetParams cuGraphEventRecordNodeSetEvent "
-        "cuGraphEventWaitNodeSetEvent cuGraphExternalSemaphoresSignalNodeSetParams "
-        "cuGraphExternalSemaphoresWaitNodeSetParams cuGraphHostNodeSetParams "
-        "cuGraphKernelNodeSetParams cuGraphMemcpyNodeSetParams cuGraphMemsetNodeSetParams "
-        "cuGraphNodeSetEnabled cuGraphNodeSetParams cuGraphNodeSetParams_v2 "
-        "cuGraphExecBatchMemOpNodeSetParams cuGraphExecChildGraphNodeSetParams "
-        "cuGraphExecEventRecordNodeSetEvent cuGraphExecEventWaitNodeSetEvent "
+        "cuGraphAddNode_v3 cuGraphBatchMemOpNodeSetParams "
+        "cuGraphExternalSemaphoresSignalNodeSetParams "
+        "cuGraphExternalSemaphoresWaitNodeSetParams cuGraphExecBatchMemOpNodeSetParams "
         "cuGraphExecExternalSemaphoresSignalNodeSetParams "
-        "cuGraphExecExternalSemaphoresWaitNodeSetParams cuGraphExecHostNodeSetParams "
-        "cuGraphExecKernelNodeSetParams cuGraphExecMemcpyNodeSetParams "
-        "cuGraphExecMemsetNodeSetParams cuGraphExecNodeSetParams"
+        "cuGraphExecExternalSemaphoresWaitNodeSetParams"
     ),
 }
 
@@ -76,7 +59,7 @@ HARMLESS = {
     "makes or drops an object that is seen when it is used": (
         r"cu(Array|Array3D|MipmappedArray|TexObject|SurfObject|TexRef|UserObject|Link|GreenCtx|"
         r"LogicalEndpoint|Multicast|MemPool)(Create|Destroy)|cuEventCreate|cuGraphCreate|"
-        r"cuStreamCreate(WithPriority)?|cuGreenCtxStreamCreate|cuGraphConditionalHandleCreate|"
+        r"cuGraphConditionalHandleCreate|"
         r"cuUserObject(Retain|Release)|cuGraph(Retain|Release)UserObject|cuTensorMap\w+|"
         r"cuImportExternal\w+|cuDestroyExternal\w+|cuGraphics\w*[Rr]egister\w+|cuVDPAUCtxCreate|"
         r"cuDevResourceGenerateDesc|cuDevSmResourceSplit\w*|cuCtxFromGreenCtx|cuGraphAddEmptyNode"
@@ -94,7 +77,9 @@ HARMLESS = {
         r"cuInit|cuLink\w+|cuModuleLoadFatBinary|cuLibraryLoadFromFile|cuFuncLoad|cuGraphUpload|"
         r"cuDeviceGraphMemTrim|cuMemPoolTrimTo|cuFlushGPUDirectRDMAWrites"
     ),
-    "moves memory between processors, with the same contents": r"cuMemPrefetch(Batch)?Async",
+    "moves memory between processors, with the same contents": (
+        r"cuMemPrefetch(Batch)?Async|cuStreamAttachMemAsync"
+    ),
     "prepares memory that is seen when it is used": (
         r"cuMem(AddressFree|AddressReserve|Create|Map|Release|RetainAllocationHandle)|"
         r"cuMem(Pool)?(Export|Import)\w*(Handle|Pointer)|cuMulticast\w+|cuLogicalEndpoint\w+"
@@ -105,6 +90,7 @@ HARMLESS = {
 
 _COUNTED = Function("not_followed", 0)
 _VERSION = re.compile(r"_v\d+$")
+_OWN_DEFAULT_STREAM = re.compile(r"_pt[sd][zs]$")  # of a program whose stream 0 is the thread's
 
 
 def watched(symbol: str) -> tuple[str, Function] | None:
@@ -112,11 +98,14 @@ def watched(symbol: str) -> tuple[str, Function] | None:
 
     Of a function that is not followed it is recorded that it was called.
     """
-    function = FUNCTIONS.get(symbol)
-    if function is not None:
-        return symbol, function
-    name = _VERSION.sub("", symbol)
-    return (name, _COUNTED) if name in NOT_FOLLOWED else None
+    name = _OWN_DEFAULT_STREAM.sub("", symbol)
+    function = FUNCTIONS.get(name)
+    if function is None:
+        name = _VERSION.sub("", name)
+        return (name, _COUNTED) if name in NOT_FOLLOWED else None
+    if name != symbol and function.stream is None:
+        function = replace(function, roles={**function.roles, "default": 2})
+    return name, function
 
 
 def is_harmless(name: str) -> bool:

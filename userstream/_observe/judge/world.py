@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .clocks import LEGACY, Clocks, join
+from .arrays import Arrays
+from .clocks import LEGACY, LEGACY_NAME, NODE, NODE_NAME, Clocks, join
 from .declarations import Declarations
 from .functions import FUTURE, PROGRAM
-from .memory import ASSUMED, EXACT, PINNED, Access, Allocation, Memory
-from .races import ACCESSES, Finds, RaceMemory, RecordedOperation, Side
-from .stacks import Stacks
+from .memory import ASSUMED, DEVICE, EXACT, MANAGED, PINNED, Access, Allocation, Memory
+from .races import (
+    ACCESSES,
+    TOLD,
+    Finds,
+    HeldSuspect,
+    RaceMemory,
+    RecordedOperation,
+    Side,
+    StreamFacts,
+    Suspect,
+)
+from .stacks import Stacks, library_of, line_of, short
 from .timeline import Timeline
+from .trials import Trials
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,6 +33,10 @@ if TYPE_CHECKING:
 
 Range = tuple[int, int]
 
+# Why a race is only possible.
+_LOOSE = "only some of the bytes are used, and which ones is not known"
+_ASSUMED = "whether the kernel writes there is not known yet"
+
 
 class World:
     """The state of an analysis, with the operations that all subjects share."""
@@ -29,14 +45,26 @@ class World:
         self.stacks = stacks = Stacks()
         self.clocks = Clocks(strict=strict)
         self.memory = Memory()
+        self.arrays = Arrays(self.memory)
         self.declarations = Declarations(self.memory)
-        self.finds = Finds(stacks, self.describe)
+        self.trials = Trials(self.clocks)
+        self.finds = Finds(stacks, self.describe, self.trials)
         self.timeline = Timeline(timeline)
         self.devices: dict[int, int] = {}  # of contexts that were made while watching
         self.primary_devices: dict[int, int] = {}  # of primary contexts
         self.primaries: dict[int, int] = {}  # the primary context of each green one
-        self.names: dict[int, str] = {}  # of streams, by handle
+        self._managed_seen: set[int] = set()  # allocations of managed memory that were used
+        self._own: dict[int, bool] = {}  # by stack: whether userstream made the call
+        self.news: dict[int, Clock] = {}  # what values in device memory tell, by their addresses
         self.unseen: dict[str, int] = {}  # what could not be followed, and how often
+
+    def seen_context(self, call: Call) -> None:
+        """Apply the definition of a context."""
+        context, device, primary = call.words
+        if device < 1 << 31:  # else unknown
+            self.primary_devices[context] = device
+        if primary != context:
+            self.primaries[context] = primary
 
     def lane(self, call: Call) -> Lane:
         """Return the stream of a call, or the default stream if the call names none."""
@@ -54,6 +82,8 @@ class World:
         operation = RecordedOperation(
             name or call.name, call.stack, call.thread, lane, call.began, call.ended
         )
+        if lane.first < 0:
+            lane.first = call.stack
         beside = self.clocks.beside(lane)
         self.timeline.queued(operation, lane, beside)
         call.entry = operation.entry
@@ -86,68 +116,106 @@ class World:
         touches: tuple[Span, ...],
         *,
         loose: bool = False,
+        open_ended: bool = False,
     ) -> None:
-        """Record the accesses of an operation, and report the races with them."""
+        """Record the accesses of an operation, and report the races with them.
+
+        Those of a kernel are `open_ended`: it may use more than what its pointers point to.
+        """
         self.timeline.touched(touches)
         whole: Allocation | None = None  # often the allocation of the previous range
         for start, end, write, known in touches:
             if lane.capture is not None:
                 access = Access(start, end, lane, time, operation, write, known, loose)
-                for old in lane.capture.touch(access):
-                    self.report(self.memory.elsewhere, old, access)
+                found = self.memory.find(start)
+                if open_ended and found is not None:
+                    access.reach = found.end
+                for old in lane.capture.touch(access, found):
+                    self.report(found or self.memory.elsewhere, old, access)
                 continue
             if whole is None or not whole.start <= start < whole.end:
                 whole = self.memory.find(start)
+                if whole is not None and whole.kind == MANAGED:
+                    self._managed(whole)
             if whole is None or end > whole.end:
                 for part, begin, after in self.memory.parts(start, end):
                     access = Access(begin, after, lane, time, operation, write, known, loose)
-                    self._touch(part, access)
-            elif not whole.touch_again(start, end, lane, time, operation, write, known, loose):
+                    self._touch(part, access, part.is_shared(lane))
+            elif (shared := whole.is_shared(lane)) or not whole.touch_again(
+                start, end, lane, time, operation, write, known, loose
+            ):
                 access = Access(start, end, lane, time, operation, write, known, loose)
-                self._touch(whole, access)
+                if open_ended:
+                    access.reach = whole.end
+                self._touch(whole, access, shared)
 
-    def _touch(self, allocation: Allocation, access: Access) -> None:
+    def _touch(self, allocation: Allocation, access: Access, shared: bool) -> None:
         if allocation.freed is not None:
             self.report_freed(allocation, access)
         # userstream reuses its pinned memory by queries of its own.
         kept = self.clocks.known_to_any_thread if allocation.kind == PINNED else None
         for old in allocation.touch(access, kept):
             self.report(allocation, old, access)
+        if shared and allocation.freed is None:
+            for old in allocation.reached(access, kept):
+                self.report(allocation, old, access, overlaps=False)
 
-    def report(self, allocation: Allocation, old: Access, new: Access) -> None:
-        """Report a race between two accesses."""
-        kind = _kind(old, new)
+    def _managed(self, allocation: Allocation) -> None:
+        if allocation.start not in self._managed_seen:
+            self._managed_seen.add(allocation.start)
+            self.not_seen("accesses of the host to managed memory")
+
+    def report(
+        self, allocation: Allocation, old: Access, new: Access, *, overlaps: bool = True
+    ) -> None:
+        """Report a race between two accesses; of bytes beyond them unless they overlap."""
+        reason = ""
+        if self.clocks.possibly_known.get(old.lane.id, 0) >= old.time:
+            reason = TOLD
+        elif old.loose or new.loose:
+            reason = _LOOSE
+        elif not overlaps or _is_partial(allocation, old, new):
+            reason = _part_of(old, new)
+        guesses: tuple[Guess | None, Guess | None] = (None, None)
+        # With another reason the race stays possible, whatever is learned.
+        if not (reason or _surely_writes(old) or _surely_writes(new)):
+            guesses = _guess(old), _guess(new)
+            reason = _ASSUMED
+        start, end = max(old.start, new.start), min(old.end, new.end)
+        if not overlaps:
+            end = min(old.reach, new.reach)
+        apart = (old.start, new.start) if not overlaps and allocation.is_cut_up else None
 
         def last_in_order() -> RecordedOperation | None:
             until = new.lane.clock.get(old.lane.id, 0)
             return next((what for time, what in reversed(old.lane.recent) if time <= until), None)
 
-        possible = self.clocks.possibly_known.get(old.lane.id, 0) >= old.time
-        if old.loose or new.loose:
-            possible = True
-        guesses: tuple[Guess | None, Guess | None] = (None, None)
-        if not (_surely_writes(old) or _surely_writes(new)):
-            if not possible:  # else the race stays possible, whatever is learned
-                guesses = _guess(old), _guess(new)
-            possible = True
-        start, end = max(old.start, new.start), min(old.end, new.end)
-        self.finds.race(
-            kind,
+        suspect = Suspect(
+            _kind(old, new),
             RaceMemory(start, end, allocation.kind, self.allocated_at(allocation)),
             Side(old.operation, _access(old), old.known, guesses[0]),
             Side(new.operation, _access(new), new.known, guesses[1]),
-            until=last_in_order,
-            possible=possible,
-            held_by=old.held_by | new.held_by,
+            reason,
+            last_in_order,
+            apart=apart,
         )
+        waits = old.held_by | new.held_by
+        if not waits:
+            self.finds.race(suspect)
+            return
+        until = last_in_order()
+        sides = tuple((each.lane.id, each.time, each.held_by) for each in (old, new))
+        self.finds.hold(HeldSuspect(suspect._replace(until=lambda: until), waits, sides))
 
     def report_freed(self, allocation: Allocation, new: Access) -> None:
         """Report an access to memory that was freed before."""
         self.finds.race(
-            "use after free",
-            RaceMemory(new.start, new.end, allocation.kind, self.allocated_at(allocation)),
-            Side(allocation.freed, "free"),
-            Side(new.operation, _access(new), new.known),
+            Suspect(
+                "use after free",
+                RaceMemory(new.start, new.end, allocation.kind, self.allocated_at(allocation)),
+                Side(allocation.freed, "free"),
+                Side(new.operation, _access(new), new.known),
+            )
         )
 
     @staticmethod
@@ -172,28 +240,90 @@ class World:
         if call.account == FUTURE:
             join(self.clocks.possibly_known, clock)
 
+    def tells_host(self, address: int, clock: Clock) -> None:
+        """Record that who reads a word may learn the completion of the work in a clock."""
+        found = self.memory.find(address)
+        if found is not None and found.kind == DEVICE:
+            self.news[address] = clock  # only once a kernel or a copy reads it
+        else:
+            join(self.clocks.possibly_known, clock)
+
+    def pass_on(self, ranges: Iterable[Range]) -> None:
+        """Apply what values in device memory tell a kernel that gets their address, or a copy."""
+        for start, end in ranges:
+            for address, clock in self.news.items():
+                if start <= address < end:
+                    join(self.clocks.possibly_known, clock)
+
     def not_seen(self, what: str) -> None:
         """Count something that could not be followed."""
         self.unseen[what] = self.unseen.get(what, 0) + 1
+
+    def is_own(self, stack: int) -> bool:
+        """Return whether userstream made a call, and not the program."""
+        found = self._own.get(stack)
+        if found is None:
+            found = self._own[stack] = library_of(self.stacks[stack]) == "userstream"
+        return found
 
     def device_of(self, context: int) -> int | None:
         """Return the device of a context, or `None` if unknown."""
         device = self.devices.get(context)
         return self.primary_devices.get(context) if device is None else device
 
-    def describe(self, lane: Lane) -> tuple[str, int | None]:
-        """Return the name of a stream for reports, and its device."""
+    def describe(self, lane: Lane) -> StreamFacts:
+        """Return what reports say of a stream."""
         device = self.device_of(lane.context)
+        of_device = "" if device is None else f" of device {device}"
         if lane.kind == LEGACY:
-            name = "the legacy default stream"
-        elif lane.kind == "per-thread":
-            name = f"the default stream of thread {lane.thread}"
-        else:
-            known = self.names.get(lane.handle)
-            name = f"stream {lane.handle:#x}" if known is None else f"{known} ({lane.handle:#x})"
-        if device is not None:
-            name += f" of device {device}"
-        return name, device
+            return StreamFacts(f"{LEGACY_NAME}{of_device}", device)
+        if lane.kind == NODE:
+            return StreamFacts(NODE_NAME, None)
+        if lane.kind == "per-thread":
+            thread = self.finds.thread_name(lane.thread)
+            return StreamFacts(f"the default stream of {thread}{of_device}", device)
+        name = lane.name or f"stream {lane.number}"
+        return StreamFacts(name + of_device, device, lane.handle, self._origin(lane))
+
+    def _origin(self, lane: Lane) -> str:
+        """Return where a stream was created, or first used, as far as that is known."""
+        stack = self.stacks[lane.created]
+        library = library_of(stack)
+        created, used = line_of(stack), line_of(self.stacks[lane.first])
+        # PyTorch creates its whole pool in the call that first needs one of its streams.
+        if created is not None and library != "torch":
+            return f"created at {short(created)}" + (f" ({library})" if library else "")
+        pool = "of torch's pool" if library == "torch" else ""
+        use = "" if used is None else f"first used at {short(used)}"
+        return ", ".join(filter(None, (pool, use)))
+
+
+def _is_partial(allocation: Allocation, old: Access, new: Access) -> bool:
+    """Return whether one access is of a kernel that may use another part than the other access."""
+    if allocation.is_cut_up:
+        return False
+    for one, other in ((old, new), (new, old)):
+        if one.reach > one.end and other.reach == other.end:
+            # At least half of what lies behind the pointer: a kernel that works on all of it uses
+            # some of that.
+            return 2 * (other.end - one.start) < one.reach - one.start
+    return False
+
+
+def _part_of(old: Access, new: Access) -> str:
+    one = old if old.reach > old.end else new
+    return (
+        f"the kernel got the begin of {size_of(one.reach - one.start)} of memory, and which part "
+        "it uses is not known"
+    )
+
+
+def size_of(nbytes: int) -> str:
+    """Return a number of bytes, as people say it."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.4g} {unit}"
+    return f"{nbytes} bytes"
 
 
 def _surely_writes(access: Access) -> bool:

@@ -1,14 +1,20 @@
 /* Kernels: their parameters and names, asked for once. */
+#define _GNU_SOURCE
+
 #include "parts.h"
 
+#include <dlfcn.h>
 #include <stdlib.h>
-#include <string.h>
 
-enum { MAX_KERNELS = 1 << 13 };
+enum { MAX_KERNELS = 1 << 13, MOST_NAME = 16 << 10, MOST_TOLD = 2048 };
 
 pthread_mutex_t kernels_lock = PTHREAD_MUTEX_INITIALIZER;
 static Kernel *kernels[MAX_KERNELS];
 static size_t kernel_count;
+static Generation forgotten;
+/* Kernels that are no longer in the table: since the last time that all threads had left the
+ * recorder, and before. */
+static Kernel *leaving, *unused;
 
 /* What the runtime passes for a function may be a CUkernel. */
 static bool parameter(uint64_t handle, size_t index, size_t *offset, size_t *size) {
@@ -60,21 +66,45 @@ static Kernel *kernel_ask(uint64_t handle) {
         kernel_free(kernel);
         return NULL;
     }
-    atomic_init(&kernel->references, 1);
     return kernel;
 }
 
+/* ---- names ----------------------------------------------------------------------------------- */
+
+static char *(*demangle)(const char *, char *, size_t *, int *);
+
+/* Not when a kernel is seen: the thread that launches it may hold the lock of the loader. */
+void kernels_prepare(void) {
+    if (demangle)
+        return;
+    void *library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_LOCAL);
+    if (library)
+        *(void **)&demangle = dlsym(library, "__cxa_demangle");
+}
+
+static Part text_part(const char *text) {
+    return (Part){text, text ? (uint32_t)strnlen(text, MOST_NAME) : 0};
+}
+
 /* A thread may find the kernel as soon as it is in the table: this record comes before. */
-static void tell_of(const Kernel *kernel) {
+static void tell_of(Thread *me, Kernel *kernel) {
     const char *name = NULL;
     if (!(driver.function_name && !driver.function_name(&name, kernel->handle)) &&
         driver.kernel_name)
         driver.kernel_name(&name, kernel->handle);
-    Part parts[] = {{name, name ? (uint32_t)strlen(name) : 0},
-                    {kernel->offsets, kernel->count * (uint32_t)sizeof *kernel->offsets}};
-    log_write((Record){.function = SEEN_KERNEL, .words = 1, .stack = -1}, &kernel->handle, parts,
-              2);
+    kernel->is_collective = name && strstr(name, "nccl");
+    int status;
+    char *readable = name && demangle ? demangle(name, NULL, NULL, &status) : NULL;
+    uint32_t count = kernel->count < MOST_TOLD ? kernel->count : MOST_TOLD;
+    Part parts[] = {text_part(name), text_part(readable),
+                    {kernel->offsets, count * (uint32_t)sizeof *kernel->offsets},
+                    {kernel->sizes, count * (uint32_t)sizeof *kernel->sizes}};
+    log_write(me, (Record){.type = SEEN_KERNEL, .words = 1, .stack = -1}, &kernel->handle, parts,
+              4);
+    free(readable);
 }
+
+/* ---- the table ------------------------------------------------------------------------------- */
 
 /* Under the lock: where it is, or where it would be. */
 static size_t kernel_place(uint64_t handle) {
@@ -84,12 +114,10 @@ static size_t kernel_place(uint64_t handle) {
     return place;
 }
 
-/* Returns a kernel with a reference for the caller. The driver is asked without the lock. */
-Kernel *kernel_acquire(uint64_t handle) {
+/* The driver is asked without the lock. */
+static Kernel *find_kernel(Thread *me, uint64_t handle) {
     pthread_mutex_lock(&kernels_lock);
     Kernel *kernel = kernels[kernel_place(handle)];
-    if (kernel)
-        atomic_fetch_add(&kernel->references, 1);
     bool full = kernel_count >= MAX_KERNELS / 2;
     pthread_mutex_unlock(&kernels_lock);
     if (kernel || full)
@@ -97,7 +125,7 @@ Kernel *kernel_acquire(uint64_t handle) {
     Kernel *asked = kernel_ask(handle);
     if (!asked)
         return NULL;
-    tell_of(asked);
+    tell_of(me, asked);
     pthread_mutex_lock(&kernels_lock);
     size_t place = kernel_place(handle);
     if (!kernels[place]) {
@@ -106,55 +134,54 @@ Kernel *kernel_acquire(uint64_t handle) {
         asked = NULL;
     }
     kernel = kernels[place];
-    atomic_fetch_add(&kernel->references, 1);
     pthread_mutex_unlock(&kernels_lock);
     if (asked)                  /* another thread was faster */
         kernel_free(asked);
     return kernel;
 }
 
-void kernel_release(Kernel *kernel) {
-    if (atomic_fetch_sub(&kernel->references, 1) == 1)
-        kernel_free(kernel);
+Kernel *kernel_of(Thread *me, uint64_t handle) {
+    unsigned generation = generation_of(&forgotten);
+    unsigned place = (unsigned)(mixed(1, handle) >> 32) % KERNELS_KEPT;
+    if (me->kernels.known[place].handle == handle && me->kernels.known[place].kernel &&
+        me->kernels.known[place].generation == generation)
+        return me->kernels.known[place].kernel;
+    Kernel *kernel = find_kernel(me, handle);
+    me->kernels.known[place].handle = handle;
+    me->kernels.known[place].kernel = kernel;
+    me->kernels.known[place].generation = generation;
+    return kernel;
 }
 
-/* A kernel that a thread still uses is freed when that thread releases it. */
+/* Threads that are in the recorder may still use the kernels. */
 void kernels_forget(void) {
     pthread_mutex_lock(&kernels_lock);
     for (size_t i = 0; i < MAX_KERNELS && kernel_count; i++) {
         if (!kernels[i])
             continue;
-        kernel_release(kernels[i]);
+        kernels[i]->next = leaving;
+        leaving = kernels[i];
         kernels[i] = NULL;
         kernel_count--;
     }
+    generation_ends(&forgotten);
     pthread_mutex_unlock(&kernels_lock);
     strangers_forget();
 }
 
-/* Words that are no addresses, so that the driver is not asked at each launch. */
-enum { STRANGERS = 4096 };
-
-static _Atomic uint64_t strangers[STRANGERS];
-
-void strangers_forget(void) {
-    for (size_t i = 0; i < STRANGERS; i++)
-        atomic_store_explicit(&strangers[i], 0, memory_order_relaxed);
-}
-
-bool is_memory(uint64_t word, Range *found) {
-    if (word < 1 << 16 || word >> 57)
-        return false;
-    if (memory_known(word, found))
-        return true;
-    _Atomic uint64_t *stranger = &strangers[mixed(1, word) % STRANGERS];
-    if (atomic_load_explicit(stranger, memory_order_relaxed) == word)
-        return false;
-    see_memory(word);
-    if (memory_known(word, found))
-        return true;
-    atomic_store_explicit(stranger, word, memory_order_relaxed);
-    return false;
+void kernels_free(void) {
+    if (!threads_have_left())
+        return;
+    pthread_mutex_lock(&kernels_lock);
+    Kernel *all = unused;
+    unused = leaving;
+    leaving = NULL;
+    pthread_mutex_unlock(&kernels_lock);
+    while (all) {
+        Kernel *kernel = all;
+        all = kernel->next;
+        kernel_free(kernel);
+    }
 }
 
 Kernel *kernel_known(uint64_t handle) {
@@ -165,4 +192,5 @@ void kernels_in_child(void) {
     pthread_mutex_init(&kernels_lock, NULL);
     memset(kernels, 0, sizeof kernels);
     kernel_count = 0;
+    leaving = unused = NULL;
 }

@@ -1,8 +1,6 @@
 /* Launches: what the parameters of a kernel point to. */
 #include "parts.h"
 
-#include <string.h>
-
 uint64_t launch_stream(const Rule *rule, const uint64_t *words) {
     if (rule->configuration == NO_WORD)
         return words[rule->stream];
@@ -23,19 +21,11 @@ static const char *launch_buffer(void **extra, size_t *size) {
 }
 
 /* Finds what the parameters point to: each word of 8 bytes that is an address. */
-void launch_enter(const Rule *rule, const uint64_t *words, Launch *launch) {
+static void find_pointers(Thread *me, const Kernel *kernel, void **parameters, void **extra,
+                          Range *memory, Launch *launch) {
     uint32_t found = 0;
-    launch->looking = NULL;
-    launch->pointer_count = 0;
-    look_at_results();
-    Kernel *kernel = kernel_acquire(words[rule->kernel]);
-    if (!kernel)
-        return;
-    void **parameters = (void **)(uintptr_t)words[rule->parameters];
-    void **extra = rule->extra == NO_WORD ? NULL : (void **)(uintptr_t)words[rule->extra];
     size_t size = 0;
     const char *buffer = parameters ? NULL : launch_buffer(extra, &size);
-    Range memory[MAX_POINTERS];
     for (uint32_t i = 0; i < kernel->count; i++) {
         uint32_t offset = kernel->offsets[i], bytes = kernel->sizes[i];
         const char *data = parameters ? parameters[i] : NULL;
@@ -44,12 +34,42 @@ void launch_enter(const Rule *rule, const uint64_t *words, Launch *launch) {
         for (uint32_t at = 0; data && at + 8 <= bytes && found < MAX_POINTERS; at += 8) {
             uint64_t word;
             memcpy(&word, data + at, sizeof word);
-            if (is_memory(word, &memory[found]))
+            if (is_memory(me, word, &memory[found]))
                 launch->pointers[found++] = (Pointer){offset + at, word};
         }
     }
     launch->pointer_count = found;
-    launch->looking =
-        look_before(kernel, launch_stream(rule, words), launch->pointers, memory, found);
-    kernel_release(kernel);
+}
+
+void launch_enter(Thread *me, const Rule *rule, const uint64_t *words, Launch *launch) {
+    Range memory[MAX_POINTERS];
+    look_at_results(me);
+    Kernel *kernel = kernel_of(me, words[rule->kernel]);
+    if (!kernel)
+        return;
+    launch->is_first = !atomic_load_explicit(&kernel->was_launched, memory_order_relaxed);
+    if (launch->is_first)
+        atomic_store_explicit(&kernel->was_launched, true, memory_order_relaxed);
+    launch->is_collective = kernel->is_collective;
+    if (launch->is_collective)
+        holds_see_collective(launch_stream(rule, words));
+    void **extra = rule->extra == NO_WORD ? NULL : (void **)(uintptr_t)words[rule->extra];
+    find_pointers(me, kernel, (void **)(uintptr_t)words[rule->parameters], extra, memory, launch);
+    launch->looking = look_before(kernel, launch_stream(rule, words), launch->pointers, memory,
+                                  launch->pointer_count);
+}
+
+void node_enter(Thread *me, const Rule *rule, const uint64_t *words, Launch *launch) {
+    enum { KERNEL_NODE = 0, PARAMETERS = 16 };  /* in a CUgraphNodeParams */
+    Range memory[MAX_POINTERS];
+    const char *node = (const char *)(uintptr_t)words[rule->node];
+    if (!node || (rule->node_is_any && FIELD(int32_t, node, 0) != KERNEL_NODE))
+        return;
+    node += rule->node_is_any ? PARAMETERS : 0;
+    uint64_t function = FIELD(uint64_t, node, 0);
+    launch->kernel = function ? function : FIELD(uint64_t, node, 56);
+    const Kernel *kernel = launch->kernel ? kernel_of(me, launch->kernel) : NULL;
+    if (kernel)
+        find_pointers(me, kernel, FIELD(void **, node, 40), FIELD(void **, node, 48), memory,
+                      launch);
 }

@@ -7,7 +7,6 @@
 #include "parts.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 enum { LOOKS = 3, TOGETHER = 16 };  /* in one counter: looks, and those that were such, times 16 */
 enum { LOOKED_AT = 16, LOOK_BYTES = 512, LOOKINGS = 32 };
@@ -74,7 +73,7 @@ static bool is_together(const Pointer *pointers, uint32_t count, uint32_t which)
 }
 
 /* Compares what has been copied; forgets what it was for. */
-void look_at_results(void) {
+void look_at_results(Thread *me) {
     if (!atomic_load_explicit(&looking, memory_order_relaxed))
         return;
     pthread_mutex_lock(&kernels_lock);
@@ -103,7 +102,7 @@ void look_at_results(void) {
             bool settled = looked_enough(now, false) && !looked_enough(so_far, false);
             uint64_t words[] = {each->kernel, each->offsets[k], (uint64_t)wrote + together,
                                 settled, each->whole[k]};
-            log_own(LEARNED, words, 5);
+            log_own(me, LEARNED, words, 5);
         }
         each->taken = each->queued = each->abandoned = false;
         atomic_fetch_sub(&looking, 1);

@@ -2,17 +2,59 @@
 #include "parts.h"
 
 static Ranges memory = NO_RANGES;
+static Ranges freed = NO_RANGES;        /* in stream order, and not allocated again */
 
-bool memory_known(uint64_t address, Range *found) {
-    return ranges_find(&memory, address, found);
+/* What a thread remembers of memory is true until memory near it is forgotten. */
+enum { NEAR = 21, AREAS = 64 };     /* addresses that agree above so many bits are near */
+
+static struct {
+    _Alignas(64) atomic_uint count;
+} forgotten[AREAS];
+
+static unsigned area_of(uint64_t address) {
+    return (unsigned)(address >> NEAR) % AREAS;
+}
+
+bool memory_was_freed(uint64_t address) {
+    Range found;
+    return ranges_find(&freed, address, &found);
+}
+
+/* In this order: what a thread finds after it has read the counter is not forgotten. */
+static void forget_known(uint64_t begin, uint64_t end) {
+    ranges_forget(&memory, begin, end);
+    uint64_t first = begin >> NEAR, last = (end - (end > begin)) >> NEAR;
+    for (uint64_t area = first; area <= last && area - first < AREAS; area++)
+        atomic_fetch_add(&forgotten[area % AREAS].count, 1);
 }
 
 void memory_forget(uint64_t begin, uint64_t end) {
-    ranges_forget(&memory, begin, end);
+    forget_known(begin, end);
+    ranges_forget(&freed, begin, end);
 }
 
-/* Under the lock. Returns whether the memory is page-locked. */
-static bool tell_of(uint64_t address) {
+static bool memory_known(Thread *me, uint64_t address, Range *found) {
+    unsigned generation =
+        atomic_load_explicit(&forgotten[area_of(address)].count, memory_order_acquire);
+    /* Large memory is found by the area of an address, small memory by its page. */
+    unsigned places[] = {(unsigned)(mixed(1, address >> NEAR) >> 32) % RANGES_KEPT,
+                         (unsigned)(mixed(2, address >> 12) >> 32) % RANGES_KEPT};
+    for (int i = 0; i < 2; i++) {
+        *found = me->memory.known[places[i]].range;
+        if (found->begin <= address && address < found->end &&
+            me->memory.known[places[i]].generation == generation)
+            return true;
+    }
+    if (!ranges_find(&memory, address, found))
+        return false;
+    unsigned place = places[(found->end - found->begin) >> NEAR ? 0 : 1];
+    me->memory.known[place].range = *found;
+    me->memory.known[place].generation = generation;
+    return true;
+}
+
+/* Under the lock. False: the address is of no memory that the driver knows. */
+static bool tell_of(Thread *me, uint64_t address, Range *found) {
     enum { MEMORY_TYPE = 2, IS_MANAGED = 8, DEVICE_ORDINAL = 9, RANGE_START = 11, RANGE_SIZE = 12 };
     enum { HOST = 1 };
     const int attributes[] = {MEMORY_TYPE, IS_MANAGED, DEVICE_ORDINAL, RANGE_START, RANGE_SIZE};
@@ -28,23 +70,26 @@ static bool tell_of(uint64_t address) {
         start = address;
         size = 1;
     }
-    bool pinned = type == HOST && !managed[0];
+    *found = (Range){start, start + size, type == HOST && !managed[0]};
     uint64_t words[] = {start, size, type, managed[0], (uint64_t)(int64_t)device};
-    log_own(SEEN_MEMORY, words, 5);
-    ranges_replace(&memory, (Range){start, start + size, pinned});
-    return pinned;
+    log_own(me, SEEN_MEMORY, words, 5);
+    forget_known(found->begin, found->end);     /* what lay there before */
+    ranges_add(&memory, *found);
+    return true;
 }
 
-/* Tells of memory when it is used first. Returns whether it is page-locked: the host must not write
- * it before a copy from it has run. */
-bool see_memory(uint64_t address) {
-    Range known;
-    if (!address || memory_known(address, &known))
-        return address && known.pinned;
+/* Tells of memory when it is used first. Returns whether it is memory that the driver knows; the
+ * host must not write to memory that is page-locked before a copy from there has run. */
+bool see_memory(Thread *me, uint64_t address, Range *found) {
+    *found = (Range){0, 0, false};
+    if (!address)
+        return false;
+    if (memory_known(me, address, found))
+        return true;
     pthread_mutex_lock(&seeing_lock);
-    bool pinned = memory_known(address, &known) ? known.pinned : tell_of(address);
+    bool known = memory_known(me, address, found) || tell_of(me, address, found);
     pthread_mutex_unlock(&seeing_lock);
-    return pinned;
+    return known;
 }
 
 /* A copy from memory that is gone loses the context, and some calls that free memory go unseen. */
@@ -59,15 +104,52 @@ bool memory_is_there(uint64_t address, uint64_t bytes) {
 }
 
 void memory_gone(uint64_t begin, uint64_t end) {
-    forget_sources(begin, end);
+    sources_forget(begin, end);
     memory_forget(begin, end);
 }
 
-void memory_gone_at(uint64_t address) {
+void memory_gone_at(uint64_t address, bool in_stream_order) {
     Range found;
-    if (!memory_known(address, &found))
+    if (!ranges_find(&memory, address, &found))
         found = (Range){address, address + 1, false};
     memory_gone(found.begin, found.end);
+    if (in_stream_order)
+        ranges_add(&freed, found);      /* nothing of it is left there */
+}
+
+/* Words that are no addresses, so that the driver is not asked at each launch. An allocation makes
+ * them all unknown again: they are kept with the number of allocations, in the bits that no address
+ * has. */
+enum { STRANGERS = 4096, ADDRESS_BITS = 57 };
+
+static _Atomic uint64_t strangers[STRANGERS];
+static _Atomic uint64_t allocations;
+
+void strangers_forget(void) {
+    uint64_t count = atomic_fetch_add(&allocations, 1) + 1;
+    if (count << ADDRESS_BITS)
+        return;
+    for (size_t i = 0; i < STRANGERS; i++)
+        atomic_store_explicit(&strangers[i], 0, memory_order_relaxed);
+}
+
+bool is_memory(Thread *me, uint64_t word, Range *found) {
+    if (word < 1 << 16 || word >> ADDRESS_BITS)
+        return false;
+    if (memory_known(me, word, found))
+        return true;
+    _Atomic uint64_t *stranger = &strangers[mixed(1, word) % STRANGERS];
+    uint64_t mark = word | atomic_load(&allocations) << ADDRESS_BITS;
+    if (atomic_load_explicit(stranger, memory_order_relaxed) == mark)
+        return false;
+    if (memory_was_freed(word)) {
+        *found = (Range){word, word, true};     /* nobody looks there */
+        return true;
+    }
+    if (see_memory(me, word, found))
+        return true;
+    atomic_store_explicit(stranger, mark, memory_order_relaxed);
+    return false;
 }
 
 void memory_clear(void) {
@@ -75,5 +157,5 @@ void memory_clear(void) {
 }
 
 void memory_in_child(void) {
-    memory = (Ranges)NO_RANGES;
+    memory = freed = (Ranges)NO_RANGES;
 }

@@ -2,7 +2,6 @@
 #include "parts.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* The first one that ends behind a place. Under the lock. */
 static size_t place_of(const Ranges *ranges, uint64_t at) {
@@ -22,6 +21,8 @@ static void forget(Ranges *ranges, uint64_t begin, uint64_t end) {
     size_t first = place_of(ranges, begin), after = first;
     while (after < ranges->count && ranges->items[after].begin < end)
         after++;
+    if (after == first)
+        return;                 /* also of no ranges, which have no memory */
     memmove(ranges->items + first, ranges->items + after,
             (ranges->count - after) * sizeof *ranges->items);
     ranges->count -= after - first;
@@ -61,13 +62,6 @@ bool ranges_add(Ranges *ranges, Range range) {
     bool added = !known && insert(ranges, range);
     pthread_mutex_unlock(&ranges->lock);
     return added;
-}
-
-void ranges_replace(Ranges *ranges, Range range) {
-    pthread_mutex_lock(&ranges->lock);
-    forget(ranges, range.begin, range.end);
-    insert(ranges, range);
-    pthread_mutex_unlock(&ranges->lock);
 }
 
 void ranges_forget(Ranges *ranges, uint64_t begin, uint64_t end) {

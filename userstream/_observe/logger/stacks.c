@@ -1,284 +1,287 @@
 /* The Python frames of a thread, which it reads itself, without the GIL.
  *
  * They stay as they are while it is in the call. What they are made of is copied when it is seen
- * for the first time, as a code object may be gone when somebody asks for its lines. */
+ * for the first time, as a code object may be gone when somebody asks for its lines. A thread
+ * remembers the codes and stacks that it has found, and looks into the tables for the others. */
 #include "parts.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct Code {           /* a code object as it was when it was seen first */
+struct Code {                   /* a code object as it was when it was seen first */
     const char *object;
     const void *filename, *name, *lines;
     uint32_t version;           /* these tell it from another at its address */
     int32_t first_line;
-    char *text[3];              /* file, name, lines: copies */
-    uint32_t bytes[3];
-    uint8_t width[3];           /* bytes of a character */
-} Code;
+    uint32_t number;
+    uint32_t told;              /* the last log that has its definition */
+    Part text[3];               /* file, name, table of lines: copies */
+};
 
 typedef struct Frame {
     uint32_t code;
     uint32_t instruction;
 } Frame;
 
-typedef struct Stack {
+struct Stack {
     uint32_t count;
-    uint32_t told;              /* in which observation it is used, the last of them */
-    uint32_t next;              /* of those to be told; and 1, 0: none */
-    Frame *frames;
-} Stack;
+    uint32_t number;
+    atomic_uint told;
+    Frame frames[];
+};
 
-enum { FRAMES = 48, MOST = 1 << 20, NO_INDEX = MOST };
+enum { FRAMES = 48, MOST = 1 << 20, MOST_TEXT = 4096, MOST_LINES = 48 << 10 };
 
 static pthread_mutex_t stacks_lock = PTHREAD_MUTEX_INITIALIZER;
-static Code *codes;
-static Stack *stacks;
-static uint32_t telling;        /* the observation */
-static uint32_t first_new, last_new; /* the stacks to be told; and 1, 0: none */
-static uint64_t without_stack;  /* calls whose stack was one too many */
+static atomic_uint_fast64_t lost;   /* calls whose stack was one too many */
 
-/* Finds entries of an array by their hashes. */
+/* Finds entries by their hashes. */
 typedef struct Index {
     uint32_t count;             /* of the entries */
-    uint32_t capacity;          /* of the array; a power of 2, and half of the places below */
-    uint32_t *entries;          /* 0: none, else the index of the entry and 1 */
+    uint32_t capacity;          /* a power of 2, and half of the places below */
+    uint32_t *places;           /* 0: none, else the index of the entry and 1 */
     uint64_t *hashes;           /* of the entries, in their order */
+    void **entries;
 } Index;
 
-static Index codes_index, stacks_index;
+static Index codes, stacks;
 
 /* Makes room for one more entry. False: there is none. */
-static bool make_room(Index *index, void **items, size_t item) {
+static bool make_room(Index *index) {
     if (index->count < index->capacity)
         return true;
-    uint32_t capacity = index->capacity ? index->capacity * 2 : 1024;
+    uint32_t capacity = index->capacity ? index->capacity * 2 : 1024, mask = capacity * 2 - 1;
     if (capacity > MOST)
         return false;
-    void *more = realloc(*items, capacity * item);
-    if (more)
-        *items = more;
+    void **entries = realloc(index->entries, capacity * sizeof *entries);
+    if (entries)
+        index->entries = entries;
     uint64_t *hashes = realloc(index->hashes, capacity * sizeof *hashes);
     if (hashes)
         index->hashes = hashes;
-    uint32_t *entries = calloc(capacity * 2, sizeof *entries);
-    if (!more || !hashes || !entries) {
-        free(entries);
+    uint32_t *places = calloc(capacity * 2, sizeof *places);
+    if (!entries || !hashes || !places) {
+        free(places);
         return false;
     }
     for (uint32_t i = 0; i < index->count; i++) {
-        uint32_t place = (uint32_t)(hashes[i] >> 32) & (capacity * 2 - 1);
-        while (entries[place])
-            place = (place + 1) & (capacity * 2 - 1);
-        entries[place] = i + 1;
+        uint32_t place = (uint32_t)(hashes[i] >> 32) & mask;
+        while (places[place])
+            place = (place + 1) & mask;
+        places[place] = i + 1;
     }
-    free(index->entries);
-    index->entries = entries;
+    free(index->places);
+    index->places = places;
     index->capacity = capacity;
     return true;
 }
 
-/* The next entry with a hash, from `*place` on, which is UINT32_MAX for the first. */
-static uint32_t next_entry(const Index *index, uint64_t hash, uint32_t *place) {
+/* The next entry with a hash, from `*place` on, which is UINT32_MAX for the first. NULL: none. */
+static void *next_entry(const Index *index, uint64_t hash, uint32_t *place) {
     uint32_t mask = index->capacity * 2 - 1;
     if (!index->capacity)
-        return NO_INDEX;
+        return NULL;
     *place = *place == UINT32_MAX ? (uint32_t)(hash >> 32) & mask : (*place + 1) & mask;
-    for (; index->entries[*place]; *place = (*place + 1) & mask) {
-        if (index->hashes[index->entries[*place] - 1] == hash)
-            return index->entries[*place] - 1;
+    for (; index->places[*place]; *place = (*place + 1) & mask) {
+        if (index->hashes[index->places[*place] - 1] == hash)
+            return index->entries[index->places[*place] - 1];
     }
-    return NO_INDEX;
+    return NULL;
 }
 
-static uint32_t append(Index *index, uint64_t hash) {
+static void append(Index *index, uint64_t hash, void *entry) {
     uint32_t mask = index->capacity * 2 - 1, place = (uint32_t)(hash >> 32) & mask;
-    while (index->entries[place])
+    while (index->places[place])
         place = (place + 1) & mask;
     index->hashes[index->count] = hash;
-    index->entries[place] = index->count + 1;
-    return index->count++;
+    index->entries[index->count] = entry;
+    index->places[place] = ++index->count;
 }
 
-static void *copy_of(const void *data, size_t bytes) {
+static Part copy_of(const void *data, size_t bytes) {
     char *copy = malloc(bytes ? bytes : 1);
-    if (copy)
-        memcpy(copy, data, bytes);
-    return copy;
+    if (!copy)
+        return (Part){NULL, 0};
+    memcpy(copy, data, bytes);
+    return (Part){copy, (uint32_t)bytes};
 }
 
-static void copy_text(Code *code, int which, const void *text) {
-    uint32_t state = FIELD(uint32_t, text, layout.text_state) >> layout.text_shift;
-    uint32_t width = state & 7, compact = state >> 3 & 1, ascii = state >> 4 & 1;
-    size_t length = FIELD(size_t, text, layout.text_length);
-    if (!compact || (width != 1 && width != 2 && width != 4) || length > 4096)
-        return;
-    int32_t data = ascii ? layout.text_ascii : layout.text_compact;
-    code->text[which] = copy_of((const char *)text + data, length * width);
-    code->bytes[which] = code->text[which] ? (uint32_t)(length * width) : 0;
-    code->width[which] = (uint8_t)width;
+/* Returns how many bytes a character takes in UTF-8; surrogates are encoded like all others. */
+static size_t encode(uint32_t character, char *out) {
+    if (character < 0x80) {
+        out[0] = (char)character;
+        return 1;
+    }
+    size_t more = character < 0x800 ? 1 : character < 0x10000 ? 2 : 3;
+    out[0] = (char)(0xFF00 >> (more + 1) | character >> 6 * more);
+    for (size_t i = 1; i <= more; i++)
+        out[i] = (char)(0x80 | (character >> 6 * (more - i) & 0x3F));
+    return more + 1;
+}
+
+static Part utf8_of(const void *text) {
+    const Layout *at = &python.layout;
+    char out[4 * MOST_TEXT];
+    uint32_t state = FIELD(uint32_t, text, at->text_state) >> at->text_shift;
+    uint32_t width = state & 7;
+    bool is_compact = state >> 3 & 1, is_ascii = state >> 4 & 1;
+    size_t length = FIELD(size_t, text, at->text_length), size = 0;
+    if (!is_compact || (width != 1 && width != 2 && width != 4) || length > MOST_TEXT)
+        return (Part){NULL, 0};
+    const char *data = (const char *)text + (is_ascii ? at->text_ascii : at->text_compact);
+    for (size_t i = 0; i < length; i++) {
+        uint32_t character = width == 1   ? FIELD(uint8_t, data, i)
+                             : width == 2 ? FIELD(uint16_t, data, 2 * i)
+                                          : FIELD(uint32_t, data, 4 * i);
+        size += encode(character, out + size);
+    }
+    return copy_of(out, size);
+}
+
+static Part lines_of(const void *lines) {
+    size_t length = FIELD(size_t, lines, python.layout.bytes_length);
+    return copy_of((const char *)lines + python.layout.bytes_data,
+                   length < MOST_LINES ? length : MOST_LINES);
 }
 
 /* A code object is told from a later one at its address by its version. Before Python 3.12 there is
  * no version, and generated code differs in its table of lines alone. */
-static bool is_code(const Code *code, const Code *other, const char *lines, size_t length) {
+static bool is_code(const Code *code, const Code *other) {
     if (code->object != other->object || code->filename != other->filename ||
         code->name != other->name || code->lines != other->lines ||
         code->first_line != other->first_line || code->version != other->version)
         return false;
-    return code->version || (code->bytes[2] == length && !memcmp(code->text[2], lines, length));
+    if (code->version)
+        return true;
+    size_t length = FIELD(size_t, other->lines, python.layout.bytes_length);
+    return code->text[2].bytes == (length < MOST_LINES ? length : MOST_LINES) &&
+           !memcmp(code->text[2].data, (const char *)other->lines + python.layout.bytes_data,
+                   code->text[2].bytes);
 }
 
-/* NO_INDEX: there are too many. */
-static uint32_t find_code(const char *object) {
-    Code new = {
+/* NULL: there are too many. */
+static const Code *find_code(const Code *wanted) {
+    uint64_t hash = mixed(mixed((uintptr_t)wanted->object, (uintptr_t)wanted->lines),
+                          wanted->version);
+    uint32_t place = UINT32_MAX;
+    Code *code;
+    pthread_mutex_lock(&stacks_lock);
+    while ((code = next_entry(&codes, hash, &place)) && !is_code(code, wanted))
+        continue;
+    if (!code && make_room(&codes) && (code = malloc(sizeof *code))) {
+        *code = *wanted;
+        code->number = codes.count;
+        code->text[0] = utf8_of(code->filename);
+        code->text[1] = utf8_of(code->name);
+        code->text[2] = lines_of(code->lines);
+        append(&codes, hash, code);
+    }
+    pthread_mutex_unlock(&stacks_lock);
+    return code;
+}
+
+/* NULL: there are too many. */
+static const Code *code_of(StackCache *cache, const char *object) {
+    const Layout *at = &python.layout;
+    Code wanted = {
         .object = object,
-        .filename = FIELD(void *, object, layout.code_filename),
-        .name = FIELD(void *, object, layout.code_name),
-        .lines = FIELD(void *, object, layout.code_lines),
-        .first_line = FIELD(int32_t, object, layout.code_first_line),
-        .version = layout.code_version < 0 ? 0 : FIELD(uint32_t, object, layout.code_version),
+        .filename = FIELD(void *, object, at->code_filename),
+        .name = FIELD(void *, object, at->code_name),
+        .lines = FIELD(void *, object, at->code_lines),
+        .first_line = FIELD(int32_t, object, at->code_first_line),
+        .version = at->code_version < 0 ? 0 : FIELD(uint32_t, object, at->code_version),
     };
-    const char *lines = (const char *)new.lines + layout.bytes_data;
-    size_t length = FIELD(size_t, new.lines, layout.bytes_length);
-    uint64_t hash = mixed(mixed((uintptr_t)object, (uintptr_t)new.lines), new.version);
-    uint32_t place = UINT32_MAX, which;
-    while ((which = next_entry(&codes_index, hash, &place)) != NO_INDEX) {
-        if (is_code(&codes[which], &new, lines, length))
-            return which;
+    const Code **kept = &cache->codes[mixed(1, (uintptr_t)object) % CODES_KEPT];
+    if (!*kept || !is_code(*kept, &wanted))
+        *kept = find_code(&wanted);
+    return *kept;
+}
+
+/* Under the lock. Defines a stack, and the codes in it, before a record refers to it. */
+static void tell(Thread *me, Stack *stack, uint32_t log) {
+    for (uint32_t i = 0; i < stack->count; i++) {
+        Code *code = codes.entries[stack->frames[i].code];
+        uint64_t words[] = {code->number, (uint64_t)(int64_t)code->first_line};
+        Record record = {.type = CODE, .words = 2, .stack = -1};
+        if (code->told != log && log_write(me, record, words, code->text, 3))
+            code->told = log;
     }
-    if (!make_room(&codes_index, (void **)&codes, sizeof *codes))
-        return NO_INDEX;
-    copy_text(&new, 0, new.filename);
-    copy_text(&new, 1, new.name);
-    new.text[2] = copy_of(lines, length);
-    new.bytes[2] = new.text[2] ? (uint32_t)length : 0;
-    codes[codes_index.count] = new;
-    return append(&codes_index, hash);
+    uint64_t words[] = {stack->number};
+    Part frames = {stack->frames, stack->count * (uint32_t)sizeof(Frame)};
+    if (log_write(me, (Record){.type = STACK, .words = 1, .stack = -1}, words, &frames, 1))
+        atomic_store_explicit(&stack->told, log, memory_order_release);
 }
 
-static void tell(uint32_t which) {
-    stacks[which].told = telling;
-    stacks[which].next = 0;
-    if (last_new)
-        stacks[last_new - 1].next = which + 1;
-    else
-        first_new = which + 1;
-    last_new = which + 1;
+static bool is_stack(const Stack *stack, const Frame *frames, uint32_t count) {
+    return stack->count == count && !memcmp(stack->frames, frames, count * sizeof *frames);
 }
 
-/* The frames of the calling thread, the innermost first; -1: it has none, or there are too many. */
-int32_t stack_index(void) {
-    const char *state = layout.thread_state ? layout.thread_state() : NULL;
-    if (!state)
-        return -1;
-    const char *frame = FIELD(char *, state, layout.state_frame);
-    if (frame && layout.indirect_frame >= 0)
-        frame = FIELD(char *, frame, layout.indirect_frame);
+/* NULL: there are too many. */
+static Stack *find_stack(Thread *me, uint64_t hash, const Frame *frames, uint32_t count) {
+    uint32_t place = UINT32_MAX, log = atomic_load(&log_current);
+    Stack *stack;
+    pthread_mutex_lock(&stacks_lock);
+    while ((stack = next_entry(&stacks, hash, &place)) && !is_stack(stack, frames, count))
+        continue;
+    if (!stack && make_room(&stacks) &&
+        (stack = calloc(1, sizeof *stack + count * sizeof *frames))) {
+        stack->count = count;
+        stack->number = stacks.count;
+        memcpy(stack->frames, frames, count * sizeof *frames);
+        append(&stacks, hash, stack);
+    }
+    if (stack && atomic_load(&stack->told) != log)
+        tell(me, stack, log);
+    pthread_mutex_unlock(&stacks_lock);
+    if (!stack)
+        atomic_fetch_add(&lost, 1);
+    return stack;
+}
+
+/* The frames of the calling thread, the innermost first. Returns how many. */
+static uint32_t walk(StackCache *cache, Frame *frames, uint64_t *hash) {
+    const Layout *at = &python.layout;
+    uint32_t count = 0;
+    *hash = 1;
+    for (const char *frame = python_frame(); frame && count < FRAMES;
+         frame = FIELD(char *, frame, at->frame_previous)) {
+        if (FIELD(uint8_t, frame, at->frame_owner) >= at->owner_c_stack)
+            continue;
+        uintptr_t tagged = FIELD(uintptr_t, frame, at->frame_code);
+        const char *object = (const char *)(tagged & ~(uintptr_t)at->code_tag);
+        if (!object || TYPE_OF(object) != python.code_type)
+            continue;
+        const char *instruction = FIELD(char *, frame, at->frame_instruction);
+        const Code *code = code_of(cache, object);
+        if (!code)
+            continue;
+        frames[count].code = code->number;
+        frames[count].instruction = (uint32_t)(instruction - (object + at->code_instructions));
+        *hash = mixed(*hash, (uint64_t)frames[count].code << 32 | frames[count].instruction);
+        count++;
+    }
+    return count;
+}
+
+/* -1: it has none, or there are too many. */
+int32_t stack_index(Thread *me) {
     Frame frames[FRAMES];
-    uint32_t count = 0;
-    uint64_t hash = 1;
-    pthread_mutex_lock(&stacks_lock);
-    for (; frame && count < FRAMES; frame = FIELD(char *, frame, layout.frame_previous)) {
-        if (FIELD(uint8_t, frame, layout.frame_owner) >= layout.owner_c_stack)
-            continue;
-        uintptr_t tagged = FIELD(uintptr_t, frame, layout.frame_code);
-        const char *code = (const char *)(tagged & ~(uintptr_t)layout.code_tag);
-        if (!code || FIELD(void *, code, offsetof(struct { intptr_t count; void *type; }, type)) !=
-                         layout.code_type)
-            continue;
-        const char *instruction = FIELD(char *, frame, layout.frame_instruction);
-        uint32_t which = find_code(code);
-        if (which == NO_INDEX)
-            continue;
-        frames[count].code = which;
-        frames[count].instruction = (uint32_t)(instruction - (code + layout.code_instructions));
-        hash = mixed(mixed(hash, which), frames[count++].instruction);
-    }
-    uint32_t place = UINT32_MAX, which = NO_INDEX;
-    while (count && (which = next_entry(&stacks_index, hash, &place)) != NO_INDEX) {
-        if (stacks[which].count == count &&
-            !memcmp(stacks[which].frames, frames, count * sizeof *frames))
-            break;
-    }
-    if (count && which == NO_INDEX) {
-        Frame *copy = copy_of(frames, count * sizeof *frames);
-        if (copy && make_room(&stacks_index, (void **)&stacks, sizeof *stacks)) {
-            stacks[stacks_index.count] = (Stack){.count = count, .frames = copy};
-            which = append(&stacks_index, hash);
-        } else {
-            free(copy);
-            without_stack++;
-        }
-    }
-    if (which != NO_INDEX && stacks[which].told != telling)
-        tell(which);
-    pthread_mutex_unlock(&stacks_lock);
-    return which == NO_INDEX ? -1 : (int32_t)which;
+    uint64_t hash;
+    uint32_t count = walk(&me->stacks, frames, &hash);
+    if (!count)
+        return -1;
+    Stack **kept = &me->stacks.stacks[(hash >> 32) % STACKS_KEPT];
+    if (!*kept || !is_stack(*kept, frames, count) ||
+        atomic_load_explicit(&(*kept)->told, memory_order_acquire) != atomic_load(&log_current))
+        *kept = find_stack(me, hash, frames, count);
+    return *kept ? (int32_t)(*kept)->number : -1;
 }
 
-/* From now on each stack is new. */
-void stacks_begin(void) {
-    pthread_mutex_lock(&stacks_lock);
-    telling++;
-    first_new = last_new = 0;
-    pthread_mutex_unlock(&stacks_lock);
-}
-
-/* The next stack that the observation uses for the first time; -1: none. */
-PUBLIC int32_t logger_new_stack(void) {
-    pthread_mutex_lock(&stacks_lock);
-    int32_t which = (int32_t)first_new - 1;
-    if (which >= 0)
-        first_new = stacks[which].next;
-    if (!first_new)
-        last_new = 0;
-    pthread_mutex_unlock(&stacks_lock);
-    return which;
-}
-
-/* How many calls have no stack because there were too many different ones. */
-PUBLIC uint64_t logger_without_stack(void) {
-    pthread_mutex_lock(&stacks_lock);
-    uint64_t count = without_stack;
-    pthread_mutex_unlock(&stacks_lock);
-    return count;
-}
-
-/* What is known of a stack: pairs of a code and the place in it. Returns how many. */
-PUBLIC uint32_t logger_stack(int32_t index, uint32_t *out) {
-    uint32_t count = 0;
-    pthread_mutex_lock(&stacks_lock);
-    if (index >= 0 && (uint32_t)index < stacks_index.count) {
-        count = stacks[index].count;
-        memcpy(out, stacks[index].frames, count * sizeof(Frame));
-    }
-    pthread_mutex_unlock(&stacks_lock);
-    return count;
-}
-
-/* Its file (0), name (1) or table of lines (2). What it points to stays. */
-PUBLIC const char *logger_code(uint32_t index, int which, uint32_t *bytes, uint32_t *width,
-                               int32_t *first_line) {
-    pthread_mutex_lock(&stacks_lock);
-    const Code *code = &codes[index];
-    *bytes = code->bytes[which];
-    *width = code->width[which];
-    *first_line = code->first_line;
-    const char *text = code->text[which];
-    pthread_mutex_unlock(&stacks_lock);
-    return text;
-}
-
-/* The stack of who calls this: to see whether the layout is right. */
-PUBLIC int32_t logger_own_stack(void) {
-    return stack_index();
+uint64_t stacks_lost(void) {
+    return atomic_load(&lost);
 }
 
 void stacks_in_child(void) {
     pthread_mutex_init(&stacks_lock, NULL);
-    codes = NULL;
-    stacks = NULL;
-    codes_index = stacks_index = (Index){0};
-    first_new = last_new = 0;
+    codes = stacks = (Index){0};
 }

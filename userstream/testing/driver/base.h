@@ -11,6 +11,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "results.h"
 
@@ -20,6 +21,7 @@ typedef int CUdevice;
 typedef uint64_t CUdeviceptr;
 typedef void (*HostFunction)(void *argument);
 
+typedef struct Array Array;
 typedef struct Capture Capture;
 typedef struct Context Context;
 typedef struct Entry Entry;
@@ -31,11 +33,16 @@ typedef struct GreenContext GreenContext;
 typedef struct Kernel Kernel;
 typedef struct Library Library;
 typedef struct Memory Memory;
+typedef struct MipmappedArray MipmappedArray;
 typedef struct Module Module;
 typedef struct Node Node;
 typedef struct Operation Operation;
+typedef struct Physical Physical;
 typedef struct Pool Pool;
+typedef struct SharedEvent SharedEvent;
 typedef struct Stream Stream;
+typedef struct Texture Texture;
+typedef struct Thread Thread;
 typedef struct UserObject UserObject;
 
 /* ---- lookup.c: the functions of the driver -------------------------------------------------- */
@@ -93,10 +100,15 @@ void observer_tell(Site site, const Function *function, const uint64_t *words, s
 #define WORDS_10(a, ...) (uint64_t)(a), WORDS_9(__VA_ARGS__)
 #define WORDS_11(a, ...) (uint64_t)(a), WORDS_10(__VA_ARGS__)
 #define WORDS_12(a, ...) (uint64_t)(a), WORDS_11(__VA_ARGS__)
-#define PICK_WORDS(a, b, c, d, e, f, g, h, i, j, k, l, picked, ...) picked
+#define WORDS_13(a, ...) (uint64_t)(a), WORDS_12(__VA_ARGS__)
+#define WORDS_14(a, ...) (uint64_t)(a), WORDS_13(__VA_ARGS__)
+#define WORDS_15(a, ...) (uint64_t)(a), WORDS_14(__VA_ARGS__)
+#define WORDS_16(a, ...) (uint64_t)(a), WORDS_15(__VA_ARGS__)
+#define PICK_WORDS(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, picked, ...) picked
 #define WORDS(...) \
-    __VA_OPT__(PICK_WORDS(__VA_ARGS__, WORDS_12, WORDS_11, WORDS_10, WORDS_9, WORDS_8, WORDS_7, \
-                          WORDS_6, WORDS_5, WORDS_4, WORDS_3, WORDS_2, WORDS_1, )(__VA_ARGS__))
+    __VA_OPT__(PICK_WORDS(__VA_ARGS__, WORDS_16, WORDS_15, WORDS_14, WORDS_13, WORDS_12, \
+                          WORDS_11, WORDS_10, WORDS_9, WORDS_8, WORDS_7, WORDS_6, WORDS_5, \
+                          WORDS_4, WORDS_3, WORDS_2, WORDS_1, )(__VA_ARGS__))
 
 /* The first word is not an argument: there is no array of none. */
 #define TELL_OBSERVER(site, symbol, arguments, result) \
@@ -108,8 +120,9 @@ void observer_tell(Site site, const Function *function, const uint64_t *words, s
         } \
     } while (0)
 
-/* Defines a driver function. The body that follows runs under the lock and returns the result. */
-#define DEFINE_FUNCTION(symbol, plain_name, since, when, parameters, arguments) \
+/* Defines a driver function. The body that follows runs under the lock and returns the result. An
+ * observer is `told` the arguments, or of a structure among them its address. */
+#define DEFINE_FUNCTION_TOLD(symbol, plain_name, since, when, parameters, arguments, told) \
     CUresult symbol parameters; \
     static CUresult locked_##symbol parameters; \
     static Function function_##symbol = { \
@@ -119,16 +132,18 @@ void observer_tell(Site site, const Function *function, const uint64_t *words, s
         function_register(&function_##symbol); \
     } \
     __attribute__((visibility("default"))) CUresult symbol parameters { \
-        TELL_OBSERVER(ENTER, symbol, arguments, CUDA_SUCCESS); \
+        TELL_OBSERVER(ENTER, symbol, told, CUDA_SUCCESS); \
         CUresult result = call_enter(&function_##symbol); \
         if (result == CUDA_SUCCESS) \
             result = locked_##symbol arguments; \
         call_leave(); \
-        TELL_OBSERVER(LEAVE, symbol, arguments, result); \
+        TELL_OBSERVER(LEAVE, symbol, told, result); \
         return result; \
     } \
     static CUresult locked_##symbol parameters
 
+#define DEFINE_FUNCTION(symbol, plain_name, since, when, parameters, arguments) \
+    DEFINE_FUNCTION_TOLD(symbol, plain_name, since, when, parameters, arguments, arguments)
 #define DRIVER_FUNCTION(name, since, parameters, arguments) \
     DEFINE_FUNCTION(name, name, since, AFTER_INIT, parameters, arguments)
 #define DRIVER_FUNCTION_AS(symbol, name, since, parameters, arguments) \
@@ -154,15 +169,21 @@ extern bool shut_down;          /* the process exits: host waits return, no host
 
 void lock(void);
 void unlock(void);
+bool is_lock_wanted(void);      /* by another thread */
 void shut_down_by_this_thread(void);
 void end_by_this_thread(void);
 void thread_enters(void);
 void thread_leaves(void);
 double now(void);               /* seconds */
+void time_from_now(struct timespec *time, clockid_t clock, int microseconds);
+bool time_is_before(const struct timespec *one, const struct timespec *other);
 void progress(void);            /* wake everybody who waits for something to change */
 void wait_for_progress(void);
+void wait_for_progress_or(int microseconds);    /* maybe longer, in a schedule */
+void wait_with_turn(void);      /* for progress: nobody else goes on meanwhile in a schedule */
+void condition_initialize(pthread_cond_t *condition);
 void wait_on(pthread_cond_t *condition);
-void wait_for_progress_or(int microseconds);
+void wait_on_or(pthread_cond_t *condition, int microseconds);
 uint64_t new_id(void);
 
 /* The place of an operation in its queue; done once the operation has run or was dropped. */
@@ -170,6 +191,8 @@ typedef struct Point {
     int references;
     bool done;
     double milliseconds;        /* when it was done, for cuEventElapsedTime */
+    bool is_watched;            /* by a thread of userstream; see schedule.c, like the next one */
+    unsigned unheard;
 } Point;
 
 Point *point_new(void);
@@ -195,16 +218,23 @@ typedef enum Kind {
     KIND_KERNEL,
     KIND_MODULE,
     KIND_ENTRY,
+    KIND_ARRAY,
+    KIND_MIPMAPPED_ARRAY,
+    KIND_TEXTURE,
+    KIND_SURFACE,
+    KIND_PHYSICAL,
     KINDS,
 } Kind;
 
 typedef struct Handle {         /* the first member of every object with a handle */
-    bool live;
+    bool live;                  /* and not hidden */
     struct Handle *next_free;
 } Handle;
 
 void *handle_new(Kind kind);    /* zeroed; the handle freed last is used first, as drivers do */
 void handle_free(Kind kind, void *object);
+/* The driver's own: no number that a program passes names it, not even a stale handle. */
+void handle_hide(void *object);
 bool handle_is(Kind kind, const void *object);
 size_t handle_count(Kind kind);
 

@@ -225,7 +225,8 @@ static CUresult find_for_status(Stream *handle, Stream **stream) {
 
 DRIVER_FUNCTION(cuStreamIsCapturing, 10000, (Stream *handle, int *status), (handle, status)) {
     Stream *stream;
-    CUresult result = find_for_status(handle, &stream);
+    CUresult result =
+        status ? find_for_status(handle, &stream) : CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
         *status = status_of(stream);
     return result;

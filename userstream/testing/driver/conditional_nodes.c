@@ -102,6 +102,8 @@ static bool is_possible(const Conditional *wanted) {
     return false;
 }
 
+enum { MOST_BODIES = 1 << 16 };     /* a switch with more is a mistake, and would fill the memory */
+
 typedef struct ConditionalNode {    /* CUDA_CONDITIONAL_NODE_PARAMS */
     uint64_t handle;
     int type;
@@ -122,6 +124,8 @@ CUresult conditional_node_operation(const Graph *graph, void *parameters, Operat
     if (!condition || condition->is_used || condition->context != wanted.context ||
         !is_possible(&wanted))
         return CUDA_ERROR_INVALID_VALUE;
+    if (wanted.count > MOST_BODIES)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     condition->is_used = true;
     *operation = operation_for(&wanted);
     node->bodies = (*operation)->conditional->bodies;

@@ -15,10 +15,13 @@ static CUresult record(Context *context, const GreenContext *green, Stream *coll
             result = stream_wait_for(collector, stream->tail);
     }
     if (result == CUDA_SUCCESS)
-        result = stream_submit(collector, operation_nothing(NODE_EVENT_RECORD));
-    if (result == CUDA_SUCCESS)
-        event_set_point(event, collector->tail);
-    return result;
+        result = stream_submit(collector, event->shared ? shared_event_record(event->shared)
+                                                        : operation_nothing(NODE_EVENT_RECORD));
+    if (result != CUDA_SUCCESS)
+        return result;
+    event_set_point(event, collector->tail);
+    schedule_recorded(event->point);
+    return CUDA_SUCCESS;
 }
 
 /* "Makes all future work submitted to context hCtx wait." H200: also on streams that are made
@@ -35,6 +38,8 @@ static CUresult wait(const Context *context, const GreenContext *green, Stream *
         return result;
     if (capture_forbids_use_of_event(event) != CUDA_SUCCESS)
         return CUDA_ERROR_CAPTURED_EVENT; /* H200 */
+    if (event->shared)
+        return stream_submit(gate, shared_event_wait(event->shared));
     return stream_wait_for(gate, event->point);
 }
 

@@ -46,6 +46,7 @@ Context *context_new(CUdevice device, unsigned flags) {
     context->flags = flags;
     context->id = new_id();
     memcpy(context->limits, limits, sizeof limits);
+    context->banks = 1;
     context->next = contexts;
     contexts = context;
     return context;
@@ -92,6 +93,7 @@ void context_fail(Context *context, CUresult error) {
     context->error = error;
     context->last_error = error;
     context->errors++;
+    schedule_note_failure();
     progress();
 }
 
@@ -129,12 +131,23 @@ void context_forget(Context *context) {
 DRIVER_FUNCTION_ANYTIME(cuInit, 2000, (unsigned flags), (flags)) {
     if (flags)
         return CUDA_ERROR_INVALID_VALUE;
+    devices_make_visible();
     if (settings.devices == 0)
         return CUDA_ERROR_NO_DEVICE;
     if (!initialized)
         pools_initialize();
     initialized = true;
+    injected_library_load();
     return CUDA_SUCCESS;
+}
+
+/* Active only while it is retained. */
+static Context *primary_of(CUdevice device) {
+    if (!primary_contexts[device]) {
+        primary_contexts[device] = context_new(device, 0);
+        primary_contexts[device]->primary = true;
+    }
+    return primary_contexts[device];
 }
 
 CUresult context_primary_retain(CUdevice device, Context **out) {
@@ -143,12 +156,7 @@ CUresult context_primary_retain(CUdevice device, Context **out) {
         return result;
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
-    Context *context = primary_contexts[device];
-    if (!context) {
-        context = context_new(device, 0);
-        context->primary = true;
-        primary_contexts[device] = context;
-    }
+    Context *context = primary_of(device);
     if (!context->active)
         context_activate(context);
     context->references++;
@@ -196,14 +204,16 @@ DRIVER_FUNCTION_AS(cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxReset, 11000,
 DRIVER_FUNCTION_AS(cuDevicePrimaryCtxSetFlags_v2, cuDevicePrimaryCtxSetFlags, 11000,
                    (CUdevice device, unsigned flags), (device, flags)) {
     CUresult result = device_check(device);
-    if (result == CUDA_SUCCESS && primary_contexts[device])
-        primary_contexts[device]->flags = flags;
+    if (result == CUDA_SUCCESS)
+        primary_of(device)->flags = flags;
     return result;
 }
 
 DRIVER_FUNCTION(cuDevicePrimaryCtxGetState, 7000, (CUdevice device, unsigned *flags, int *active),
                 (device, flags, active)) {
     CUresult result = device_check(device);
+    if (result == CUDA_SUCCESS && (!flags || !active))
+        result = CUDA_ERROR_INVALID_VALUE;
     if (result != CUDA_SUCCESS)
         return result;
     const Context *context = primary_contexts[device];

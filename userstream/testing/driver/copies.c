@@ -40,7 +40,7 @@ static CUresult run_copy(Operation *operation, Stream *stream) {
     if (!extent(&copy->layout, 0))      /* and then maybe very many rows of nothing */
         return CUDA_SUCCESS;
     for (int side = 0; side < 2; side++) {
-        if (!copy->known[side])
+        if (!copy->known[side] || copy->imported[side])
             continue;
         /* Freed since it was queued. A real device may not notice. */
         if (!memory_contains(copy->address[side], extent(&copy->layout, side)))
@@ -60,20 +60,35 @@ static CUresult run_copy(Operation *operation, Stream *stream) {
 }
 
 static void dispose_copy(Operation *operation) {
+    for (int side = 0; side < 2; side++)
+        memory_unuse(operation->copy->imported[side]);
     free(operation->copy->staged);
     free(operation->copy->described);
     free(operation->copy);
 }
 
-CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known, bool in_graph) {
+/* Between devices the driver stages what cuMemAlloc gave, and copies of the host's memory reach all
+ * of it. Memory of a device's pool is only for the devices that have access to it, unless the copy
+ * names contexts ("as the device primary contexts specified in the API are referenced instead of
+ * the current context", CUDA Programming Guide, "Stream-Ordered Memory Allocator"). */
+static bool is_reachable(const Memory *memory, const Context *context) {
+    return !context || memory->kind != MEMORY_DEVICE || (!memory->pool && !memory->is_mapping) ||
+           memory_is_accessible(memory, context);
+}
+
+CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known, bool in_graph,
+                            const Context *context) {
     if (size == 0)
         return CUDA_SUCCESS;
     if (!address)
         return CUDA_ERROR_INVALID_VALUE;
     if (in_graph && graph_memory_contains(address, size))
         return CUDA_SUCCESS;
-    if (memory_find(address))
-        return memory_contains(address, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    const Memory *memory = memory_find(address);
+    if (memory && (!memory_contains(address, size) || !is_reachable(memory, context)))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (memory)
+        return CUDA_SUCCESS;
     /* H200: an address that is nobody's is an error. Here it would be a crash. */
     return must_be_known || !host_has(address, size) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
@@ -88,12 +103,14 @@ static void stage(Copy *copy) {
 }
 
 CUresult copy_operation(CUdeviceptr destination, CUdeviceptr source, const Layout *layout,
-                        int needs, bool in_graph, Operation **operation) {
+                        int needs, bool in_graph, const Context *context, Operation **operation) {
     CUdeviceptr address[2] = {destination, source};
+    const Context *reached_from = needs & BETWEEN_DEVICES ? NULL : context;
     for (int side = 0; side < 2; side++) {
         bool must_be_known = needs & (1 << side);
         CUresult result =
-            copy_check_operand(address[side], extent(layout, side), must_be_known, in_graph);
+            copy_check_operand(address[side], extent(layout, side), must_be_known, in_graph,
+                               reached_from);
         if (result != CUDA_SUCCESS)
             return result;
     }
@@ -103,6 +120,11 @@ CUresult copy_operation(CUdeviceptr destination, CUdeviceptr source, const Layou
         copy->address[side] = address[side];
         copy->known[side] = memory_find(address[side]) ||
                             (in_graph && graph_memory_contains(address[side], 1));
+        Memory *memory = memory_find(address[side]);
+        if (memory && memory->is_imported && !in_graph) {
+            memory->users++;
+            copy->imported[side] = memory;
+        }
     }
     *operation = operation_new(run_copy, NODE_MEMCPY);
     (*operation)->copy = copy;
@@ -120,7 +142,7 @@ CUresult copy_submit(Stream *stream, CUdeviceptr destination, CUdeviceptr source
     Operation *operation;
     bool in_graph = stream->capture;
     CUresult result =
-        copy_operation(destination, source, layout, needs, in_graph, &operation);
+        copy_operation(destination, source, layout, needs, in_graph, stream->context, &operation);
     if (result != CUDA_SUCCESS)
         return result;
     Copy *copy = operation->copy;
@@ -202,7 +224,7 @@ DRIVER_FUNCTION(cuMemcpyPeer, 4000,
     CUresult result = copy_check_peers(to, from);
     if (result != CUDA_SUCCESS)
         return result;
-    return copy_now(destination, source, contiguous(size), KNOWN_BOTH);
+    return copy_now(destination, source, contiguous(size), KNOWN_BOTH | BETWEEN_DEVICES);
 }
 
 DRIVER_FUNCTION(cuMemcpyPeerAsync, 4000,
@@ -212,7 +234,8 @@ DRIVER_FUNCTION(cuMemcpyPeerAsync, 4000,
     CUresult result = copy_check_peers(to, from);
     if (result != CUDA_SUCCESS)
         return result;
-    return copy_async(destination, source, contiguous(size), handle, KNOWN_BOTH);
+    int needs = KNOWN_BOTH | BETWEEN_DEVICES;
+    return copy_async(destination, source, contiguous(size), handle, needs);
 }
 
 /* cuMemcpyBatchAsync: "The stream must not be the legacy NULL stream." */
@@ -240,7 +263,7 @@ DRIVER_FUNCTION(cuMemcpyWithAttributesAsync, 13020,
     return copy_async(destination, source, contiguous(size), handle, ANYTHING);
 }
 
-DRIVER_FUNCTION(cuMemcpyBatchAsync, 13000,
+DRIVER_FUNCTION_AS(cuMemcpyBatchAsync_v2, cuMemcpyBatchAsync, 13000,
                 (CUdeviceptr *destinations, CUdeviceptr *sources, size_t *sizes, size_t count,
                  void *attributes, size_t *indices, size_t attribute_count, Stream *handle),
                 (destinations, sources, sizes, count, attributes, indices, attribute_count,
@@ -248,7 +271,7 @@ DRIVER_FUNCTION(cuMemcpyBatchAsync, 13000,
     UNUSED(attributes);
     UNUSED(indices);
     UNUSED(attribute_count);
-    if (is_legacy(handle))
+    if (is_legacy(handle) || (count && (!destinations || !sources || !sizes)))
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = CUDA_SUCCESS;
     for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++)

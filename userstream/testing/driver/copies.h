@@ -4,8 +4,15 @@
 
 #include "driver.h"
 
-/* Which operands must be memory that the driver knows. */
-enum { ANYTHING = 0, KNOWN_DESTINATION = 1, KNOWN_SOURCE = 2, KNOWN_BOTH = 3 };
+/* Which operands must be memory that the driver knows, and whether each of them is reached from the
+ * device that has it, as a copy that names two contexts is staged. */
+enum {
+    ANYTHING = 0,
+    KNOWN_DESTINATION = 1,
+    KNOWN_SOURCE = 2,
+    KNOWN_BOTH = 3,
+    BETWEEN_DEVICES = 4,
+};
 
 typedef struct Layout {
     size_t width;
@@ -18,6 +25,7 @@ typedef struct Layout {
 typedef struct Copy {
     CUdeviceptr address[2];     /* of the destination and the source */
     bool known[2];              /* whether it was the driver's memory when the copy was queued */
+    Memory *imported[2];        /* stays mapped until the copy has run, also if it is freed */
     Layout layout;
     void *staged;               /* the contents of a pageable source */
     struct CUDA_MEMCPY3D *described;    /* as a node was; NULL: captured */
@@ -26,11 +34,13 @@ typedef struct Copy {
 CUresult copy_submit(Stream *stream, CUdeviceptr destination, CUdeviceptr source,
                      const Layout *layout, int needs, bool synchronous);
 CUresult copy_operation(CUdeviceptr destination, CUdeviceptr source, const Layout *layout,
-                        int needs, bool in_graph, Operation **operation);
+                        int needs, bool in_graph, const Context *context, Operation **operation);
 
 /* Memory that the driver knows must contain the whole operand; for a graph also memory that it, or
- * another graph, will have when it is launched. */
-CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known, bool in_graph);
+ * another graph, will have when it is launched. The device of the context must have access to it;
+ * NULL: not asked. */
+CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known, bool in_graph,
+                            const Context *context);
 
 /* Adds a product, unless that is more than a size can be. */
 static inline bool add_product(size_t *sum, size_t a, size_t b) {

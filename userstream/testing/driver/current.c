@@ -5,24 +5,42 @@
 
 static pthread_key_t this_thread_key;
 
-static void end_of_thread(void *value) {
+void thread_end(void *value) {
     lock();
+    schedule_thread_ends(value);
     thread_ended(value);
     thread_unlist(value);
     unlock();
+    outside_close(value);
     free(value);
 }
 
 __attribute__((constructor)) static void threads_initialize(void) {
-    pthread_key_create(&this_thread_key, end_of_thread);
+    pthread_key_create(&this_thread_key, thread_end);
+}
+
+Thread *this_thread_or_null(void) {
+    return pthread_getspecific(this_thread_key);
+}
+
+Thread *thread_new(void) {
+    Thread *thread = calloc(1, sizeof *thread);
+    thread->id = new_id();
+    thread->stat = -1;
+    condition_initialize(&thread->granted);
+    sem_init(&thread->woken, 0, 0);
+    return thread;
+}
+
+void thread_becomes(Thread *thread) {
+    pthread_setspecific(this_thread_key, thread);
 }
 
 Thread *this_thread(void) {
-    Thread *thread = pthread_getspecific(this_thread_key);
+    Thread *thread = this_thread_or_null();
     if (!thread) {
-        thread = calloc(1, sizeof *thread);
-        thread->id = new_id();
-        pthread_setspecific(this_thread_key, thread);
+        thread = thread_new();
+        thread_becomes(thread);
     }
     return thread;
 }
@@ -98,8 +116,14 @@ static CUresult context_given_or_current(Context **context) {
     return handle_is(KIND_CONTEXT, *context) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
+/* `out`: where the answer goes. */
+static CUresult answer_about(Context **context, const void *out) {
+    CUresult result = context_given_or_current(context);
+    return result == CUDA_SUCCESS && !out ? CUDA_ERROR_INVALID_VALUE : result;
+}
+
 static CUresult get_device(CUdevice *device, Context *context) {
-    CUresult result = context_given_or_current(&context);
+    CUresult result = answer_about(&context, device);
     if (result == CUDA_SUCCESS)
         *device = context->device;
     return result;
@@ -133,14 +157,14 @@ DRIVER_FUNCTION_AS(cuCtxSynchronize_v2, cuCtxSynchronize, 13000, (Context *conte
 
 DRIVER_FUNCTION(cuCtxGetFlags, 7000, (unsigned *flags), (flags)) {
     Context *context = NULL;
-    CUresult result = context_given_or_current(&context);
+    CUresult result = answer_about(&context, flags);
     if (result == CUDA_SUCCESS)
         *flags = context->flags;
     return result;
 }
 
 DRIVER_FUNCTION(cuCtxGetId, 12000, (Context *context, uint64_t *id), (context, id)) {
-    CUresult result = context_given_or_current(&context);
+    CUresult result = answer_about(&context, id);
     if (result == CUDA_SUCCESS)
         *id = context->id;
     return result;
@@ -148,7 +172,7 @@ DRIVER_FUNCTION(cuCtxGetId, 12000, (Context *context, uint64_t *id), (context, i
 
 DRIVER_FUNCTION(cuCtxGetApiVersion, 3020, (Context *context, unsigned *version),
                 (context, version)) {
-    CUresult result = context_given_or_current(&context);
+    CUresult result = answer_about(&context, version);
     if (result == CUDA_SUCCESS)
         *version = 3020;
     return result;
@@ -168,6 +192,8 @@ DRIVER_FUNCTION(cuCtxGetLimit, 3010, (size_t *value, int limit), (value, limit))
         return CUDA_ERROR_INVALID_CONTEXT;
     if (limit < 0 || limit >= LIMITS)
         return CUDA_ERROR_UNSUPPORTED_LIMIT;
+    if (!value)
+        return CUDA_ERROR_INVALID_VALUE;
     *value = context_current()->limits[limit];
     return CUDA_SUCCESS;
 }
@@ -181,6 +207,52 @@ DRIVER_FUNCTION(cuCtxGetStreamPriorityRange, 5050, (int *least, int *greatest),
     if (greatest)
         *greatest = HIGHEST_PRIORITY;
     return CUDA_SUCCESS;
+}
+
+/* ---- preferences, which have no effect ------------------------------------------------------- */
+
+static CUresult set_preference(int *preference, int value, int last) {
+    CUresult result = context_usable(context_current());
+    if (result == CUDA_SUCCESS && (value < 0 || value > last))
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
+        *preference = value;
+    return result;
+}
+
+static CUresult get_preference(int *out, int preference) {
+    CUresult result = context_usable(context_current());
+    if (result == CUDA_SUCCESS && !out)
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
+        *out = preference;
+    return result;
+}
+
+enum { PREFER_EQUAL = 3, EIGHT_BYTE_BANKS = 2 };
+
+DRIVER_FUNCTION(cuCtxSetCacheConfig, 3020, (int value), (value)) {
+    Context *context = context_current();
+    return set_preference(context ? &context->cache : NULL, value, PREFER_EQUAL);
+}
+
+DRIVER_FUNCTION(cuCtxGetCacheConfig, 3020, (int *out), (out)) {
+    const Context *context = context_current();
+    return get_preference(out, context ? context->cache : 0);
+}
+
+DRIVER_FUNCTION(cuCtxSetSharedMemConfig, 4020, (int value), (value)) {
+    Context *context = context_current();
+    return set_preference(context ? &context->banks : NULL, value, EIGHT_BYTE_BANKS);
+}
+
+DRIVER_FUNCTION(cuCtxGetSharedMemConfig, 4020, (int *out), (out)) {
+    const Context *context = context_current();
+    return get_preference(out, context ? context->banks : 0);
+}
+
+DRIVER_FUNCTION(cuCtxResetPersistingL2Cache, 11000, (void), ()) {
+    return context_usable(context_current());
 }
 
 /* ---- peers ---------------------------------------------------------------------------------- */

@@ -1,8 +1,9 @@
 /* The simulated CUDA driver: its objects, and what its files offer each other.
  *
- * A stream is a queue that a worker thread of its own runs in order. Device memory is host
- * memory, kept in a table. One lock guards all state; `progress` is broadcast whenever anything
- * may have changed for somebody who waits. Host functions and copies run without the lock.
+ * A stream is a queue that a worker thread of its own runs in order: when it likes, or, under a
+ * schedule, when it has the turn. Device memory is host memory, kept in a table. One lock guards
+ * all state; `progress` is broadcast whenever anything may have changed for somebody who waits.
+ * Host functions and copies run without the lock.
  *
  * Only the driver's functions (DRIVER_FUNCTION) and the side door's take the lock; all other
  * functions run under it. No cuda.h is needed: names and layouts are declared here. */
@@ -10,6 +11,97 @@
 #define USERSTREAM_DRIVER_H
 
 #include "base.h"
+
+#include <semaphore.h>
+
+/* ---- schedule.c ------------------------------------------------------------------------------ */
+
+/* Who takes turns under a schedule: a stream, or a thread of the program. */
+typedef struct Actor {
+    Stream *stream;             /* NULL: a thread */
+    unsigned number;            /* among the streams, or the threads, of the schedule */
+    uint64_t schedule;          /* the one that the actor takes part in */
+    uint64_t priority;
+    bool asks;                  /* for the turn; a stream, in the middle of an operation */
+    bool polls;                 /* found something unfinished, and looks again */
+    bool is_blocked;            /* until the point is reached or, without one, the next change */
+    bool stands;                /* without a schedule: waits in the middle of an operation */
+    uint64_t since;             /* the steps, failures or changes that there were then */
+    uint64_t asked;             /* the decision by which the actor last got the turn */
+    bool has_slept;             /* since it last called the driver */
+    bool has_limit;             /* of time, to wait for the semaphore */
+    bool has_long_limit;
+    bool is_interrupted;        /* by a signal */
+    bool is_late;               /* a time limit has ended what the thread waited for */
+    Point *awaited;
+    sem_t *semaphore;           /* that the thread waits for, outside of CUDA */
+    Thread *thread;             /* that acts: its own, the worker, or the one that runs a kernel */
+    bool is_outside;            /* of CUDA, without the turn: `thread` does not run */
+    pthread_cond_t *granted;
+    struct Actor *next;
+} Actor;
+
+bool schedule_is_active(void);
+/* Around a driver function: a thread of the program gets the turn, and gives way once it has
+ * queued something. */
+void schedule_enter(void);
+void schedule_leave(void);
+/* Around a query of a point; NULL is one that was reached. */
+void schedule_before_query(void);
+void schedule_after_query(Point *point);
+/* An event was recorded there; it was reached; no event is there any more. */
+void schedule_recorded(Point *point);
+void schedule_reached(Point *point);
+void schedule_forget(Point *point);
+/* What the calling thread waits for; NULL: not any more. */
+void schedule_awaits(Point *point);
+/* Gives way until something has changed; with `polls` until another actor has done something.
+ * False: the calling thread takes no part. It waits otherwise, and calls `schedule_resumes`
+ * afterwards. */
+bool schedule_waits(bool polls);
+void schedule_resumes(bool polls);
+void schedule_note_progress(void);
+void schedule_note_failure(void);
+void schedule_queued(Stream *stream, Operation *operation);
+/* On a worker. */
+bool schedule_grants(const Stream *stream);
+void schedule_wait_for_work(Stream *stream);
+void schedule_step_begins(Stream *stream);
+void schedule_step_ends(Stream *stream);
+void schedule_node_begins(Stream *stream, const Operation *operation, bool is_first);
+/* Of what ends. */
+void schedule_stream_ends(Stream *stream);
+void schedule_thread_ends(Thread *thread);
+void schedule_stop(void);
+void schedule_forked(void);
+
+/* Outside of CUDA, called without the lock. The results of sem_clockwait, or TAKES_NO_PART; without
+ * a time limit if `until` is NULL. */
+enum { TAKES_NO_PART = 1 };
+
+const struct timespec *schedule_shortens(clockid_t clock, const struct timespec *until,
+                                         struct timespec *sooner);
+int schedule_waits_for_semaphore(sem_t *semaphore, clockid_t clock, const struct timespec *until);
+/* False: the thread takes no part, or need not wait for the file. */
+bool schedule_gives_turn_up(bool (*is_ready)(int file), int file);
+void schedule_takes_turn_back(bool is_late);
+void schedule_sleeps(bool begins);
+/* That the calling thread is about to start; NULL: one that takes no part. */
+Thread *schedule_new_thread(void);
+void schedule_thread_begins(Thread *thread);
+
+/* ---- account.c of userstream's core ---------------------------------------------------------- */
+
+/* Whether the calling thread calls for userstream's own sake, so that no schedule concerns it. */
+bool is_housekeeping(void);
+
+/* ---- outside.c ------------------------------------------------------------------------------- */
+
+void outside_replace(void);
+void outside_open(Thread *thread);
+void outside_close(Thread *thread);
+bool outside_is_asleep(const Thread *thread);
+bool outside_are_all_asleep(void);
 
 /* ---- contexts.c and current.c --------------------------------------------------------------- */
 
@@ -34,13 +126,15 @@ struct Context {
     bool host_function_running;
     unsigned frees;             /* how many are waiting for its streams */
     size_t limits[LIMITS];
+    int cache;                  /* CUfunc_cache */
+    int banks;                  /* CUsharedconfig: of four bytes, H100 */
     unsigned peers;             /* bit d: access to device d is enabled */
     GreenContext *green;        /* the handle that stands for it: all else is the primary's */
     Context *next;
 };
 
 /* What the driver keeps for each thread. */
-typedef struct Thread {
+struct Thread {
     uint64_t id;
     Context *contexts[MAX_PUSHED_CONTEXTS];
     int depth;
@@ -52,9 +146,27 @@ typedef struct Thread {
     double left;                /* that, in seconds */
     struct Thread *next;
     const struct Explanation *explanation;  /* of what its last call answered */
-} Thread;
+    Actor actor;                /* of a thread of the program */
+    Actor *acts_for;            /* that one; on a worker its stream's; else NULL */
+    pthread_cond_t granted;     /* the turn */
+    sem_t woken;                /* the same, while the thread waits for a semaphore */
+    bool has_queued;            /* something, in the call that it is in */
+    bool in_observer;
+    bool serves;                /* launches of kernels */
+    bool sleeps;                /* by a function that ends by itself */
+    bool is_main;
+    int stat;                   /* what the kernel says of it; -1: not opened yet */
+    bool is_in_background;      /* userstream's own */
+    atomic_bool looks_again;    /* such a thread: in a second at most */
+    atomic_ulong looks;         /* how often it has gone to sleep */
+    struct Thread *next_in_background;
+};
 
 Thread *this_thread(void);
+Thread *this_thread_or_null(void);
+Thread *thread_new(void);
+void thread_becomes(Thread *thread);    /* what this_thread() returns */
+void thread_end(void *thread);
 CUresult thread_push(Context *context);
 void thread_ended(Thread *thread);
 void thread_unlist(Thread *thread);
@@ -75,6 +187,15 @@ CUresult context_usable_after_frees(const Context *context);
 void context_fail(Context *context, CUresult error);
 
 CUresult device_check(CUdevice device);
+enum { UUID_TEXT = 41 };        /* GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx */
+void device_print_uuid(char text[UUID_TEXT], CUdevice in_machine);
+/* Lets CUDA_VISIBLE_DEVICES choose among them. */
+void devices_make_visible(void);
+
+/* ---- injected_library.c --------------------------------------------------------------------- */
+
+/* Gives up the lock meanwhile. Only the first call does something. */
+void injected_library_load(void);
 
 /* ---- green_contexts.c and resources.c ------------------------------------------------------- */
 
@@ -137,6 +258,8 @@ struct Stream {
     bool detached;              /* its green context was destroyed */
     bool destroyed;             /* goes when its queue is empty */
     bool has_worker;
+    bool is_running;            /* its first operation */
+    Actor actor;
     pthread_cond_t work;
     Operation *first;
     Operation **last;
@@ -162,8 +285,14 @@ CUresult stream_submit(Stream *stream, Operation *operation);
 CUresult stream_wait_for(Stream *stream, Point *point);
 /* A host wait for what is queued now. */
 CUresult stream_synchronize(Stream *stream);
-/* On the worker: whether an error has ended the operation that is running. */
+/* Whether an error has ended the first operation. */
 bool stream_work_is_lost(const Stream *stream);
+/* Whether the first operation would not wait. */
+bool stream_can_go_on(const Stream *stream);
+/* Runs the first operation, which is one that does not wait. */
+void stream_pass_first(Stream *stream);
+/* NULL: an operation that waits for no point. */
+const Point *operation_awaits(const Operation *operation);
 
 /* ---- operations.c --------------------------------------------------------------------------- */
 
@@ -189,6 +318,8 @@ struct Operation {
     Run run;
     NodeType type;
     bool runs_after_error;
+    bool takes_no_turn;         /* in a schedule */
+    bool (*is_ready)(const Operation *operation);   /* NULL: always */
     int references;             /* a queue's, a graph's, those of executable graphs */
     Operation *next;            /* in a queue, like the next two */
     Point *point;
@@ -200,12 +331,21 @@ struct Operation {
             Event *handle;
             uint64_t id;        /* as another event may have the handle by then */
         } event;
+        struct {
+            SharedEvent *event;
+            uint64_t number;    /* of the record */
+        } shared_event;
         Graph *child;
         struct Conditional *conditional;
         GraphMemory *graph_memory;
         struct GraphLaunch *graph_launch;
         int failure;
         uint64_t memory_id;
+        struct {
+            uint64_t memory_id;
+            CUdeviceptr address;
+            size_t size;
+        } discarded;
         struct Copy *copy;
         struct Fill *fill;
         struct Batch *batch;
@@ -243,6 +383,7 @@ struct Event {
     Point *point;               /* of the last record; none before the first */
     uint64_t capture;           /* last recorded in this capture; else 0 */
     NodeSet captured;           /* what came before the record there */
+    SharedEvent *shared;        /* of an event that other processes may have; else NULL */
     Event *next;                /* in the list of all events */
 };
 
@@ -251,6 +392,20 @@ void event_set_point(Event *event, Point *point);
 /* In a graph: to record the event, and to wait for it, anew at each launch. */
 Operation *event_record_operation(Event *event);
 Operation *event_wait_operation(Event *event);
+
+/* ---- shared_events.c ------------------------------------------------------------------------ */
+
+SharedEvent *shared_event_new(void);        /* NULL: there can be none, like the next */
+SharedEvent *shared_event_open(int process, int file, uint64_t inode);
+int shared_event_file(const SharedEvent *shared);
+void shared_event_release(SharedEvent *shared);
+bool shared_event_pending(const SharedEvent *shared);
+/* Counts as recorded from now on, and as reached when the operation runs. */
+Operation *shared_event_record(SharedEvent *shared);
+/* Wait for what was recorded until now. */
+Operation *shared_event_wait(SharedEvent *shared);
+CUresult shared_event_synchronize(SharedEvent *shared, const Context *context);
+Event *event_new(Context *context, unsigned flags);
 
 /* ---- memory.c ------------------------------------------------------------------------------- */
 
@@ -272,13 +427,23 @@ struct Memory {
     size_t offset;              /* in the pool; two may have the same after a free */
     unsigned flags;
     uint64_t id;
+    int file;                   /* that other processes may have; or NO_FILE */
+    size_t file_offset;
+    bool is_imported;           /* from another process */
+    bool is_mapping;            /* of cuMemMap: only the devices with `access` reach it */
+    unsigned char access[MAX_DEVICES];
+    struct Advice *advice;      /* of each page of managed memory; NULL: none was given */
     bool free_is_queued;        /* by cuMemFreeAsync or by a graph */
     int users;                  /* copies under way: they run without the lock */
     bool freed;                 /* goes with its last user */
     Memory *next;
 };
 
+enum { NO_FILE = -1 };
+
 Memory *memory_find(CUdeviceptr address);
+Memory *memory_add_imported(CUdeviceptr address, size_t size, Pool *pool, MemoryKind kind,
+                            CUdevice device);
 Memory *memory_with_id(uint64_t id);
 CUresult memory_new(size_t size, MemoryKind kind, CUdevice device, Pool *pool, unsigned flags,
                     CUdeviceptr *address);
@@ -291,13 +456,35 @@ size_t memory_count(void);
 bool host_has(CUdeviceptr address, size_t size);
 /* Whether all of it lies in one allocation. Memory that the driver does not know is the host's. */
 bool memory_contains(CUdeviceptr address, size_t size);
+/* Whether a kernel that runs in the context reaches the memory. */
+bool memory_is_accessible(const Memory *memory, const Context *context);
 
 /* ---- pools.c -------------------------------------------------------------------------------- */
 
+typedef struct Location {       /* CUmemLocation */
+    int type;
+    int id;
+} Location;
+
+enum {                          /* CUmemLocationType */
+    LOCATION_NONE = 0,
+    LOCATION_DEVICE = 1,
+    LOCATION_HOST = 2,
+    LOCATION_HOST_NUMA = 3,
+    LOCATION_HOST_NUMA_CURRENT = 4,
+};
+
 struct Pool {
     Handle handle;
+    Location location;
+    int allocation_type;
+    MemoryKind kind;
     CUdevice device;
-    bool of_host;
+    size_t max_size;            /* 0: as much as there is */
+    int handle_types;           /* for other processes */
+    int file;                   /* that they have; or NO_FILE */
+    size_t file_size;
+    bool is_imported;           /* from another process */
     bool is_default;
     bool destroyed;             /* goes with its last allocation */
     uint64_t release_threshold;
@@ -311,6 +498,33 @@ struct Pool {
 void pools_initialize(void);
 void pool_account(Pool *pool, size_t size);
 void pool_unaccount(Pool *pool, size_t size);
+bool pool_is_accessible(const Pool *pool, CUdevice device);
+/* Room in the file of a pool. 0: there is none. */
+CUdeviceptr pool_reserve(Pool *pool, size_t size, size_t *offset);
+
+/* ---- virtual_memory.c ----------------------------------------------------------------------- */
+
+typedef struct PhysicalProperties {     /* CUmemAllocationProp */
+    int type;
+    int handle_types;
+    Location location;
+    void *metadata;
+    unsigned char flags[8];
+} PhysicalProperties;
+
+struct Physical {               /* CUmemGenericAllocationHandle, as a number */
+    Handle handle;
+    PhysicalProperties properties;
+    size_t size;
+    int file;
+    int references;             /* of handles, and of mappings */
+    bool is_imported;
+};
+
+/* Whether cuMemAddressReserve has given away any of these addresses. */
+bool is_reserved(CUdeviceptr address, size_t size);
+/* Keeps the addresses of a mapping reserved. */
+void memory_unmap(CUdeviceptr address, size_t size);
 
 /* ---- capture.c and capture_rules.c ---------------------------------------------------------- */
 
@@ -352,6 +566,7 @@ void capture_leave(Stream *stream);
 struct GraphMemory {
     CUdeviceptr address;
     size_t size;
+    MemoryKind kind;
     CUdevice device;
     int references;             /* of operations, and of the memory that launches made */
     Memory *live;               /* what the newest launch made, until its free is queued */
@@ -360,7 +575,8 @@ struct GraphMemory {
     GraphMemory *next;
 };
 
-CUresult graph_memory_allocation(size_t size, CUdevice device, Operation **operation);
+CUresult graph_memory_allocation(size_t size, MemoryKind kind, CUdevice device,
+                                 Operation **operation);
 CUresult graph_memory_free(CUdeviceptr address, const Graph *graph, Operation **operation);
 bool graph_memory_contains(CUdeviceptr address, size_t size);
 GraphMemory *graph_memory_retain(GraphMemory *memory);
@@ -465,6 +681,7 @@ struct Node {
     NodeSet dependencies;
     size_t index;               /* in its graph */
     bool is_disabled;           /* in an executable graph */
+    struct KernelAttributes *attributes;    /* of a kernel; NULL: all are the default */
     uint64_t mark;              /* of the last search that came here */
 };
 
@@ -475,10 +692,13 @@ struct Graph {
     NodeSet nodes;
     ConditionSet conditions;
     struct Retained *retained;  /* user objects */
+    GraphExec *instance;        /* of a graph that allocates memory, the newest one */
+    uint64_t instance_id;       /* as another one may have the handle by now */
 };
 
 struct GraphExec {
     Handle handle;
+    uint64_t id;
     uint64_t flags;
     Plan *plan;
     Point *last;                /* of its newest launch */
@@ -501,7 +721,12 @@ void user_objects_destroy(void);
 
 Graph *graph_new(void);
 Graph *graph_copy(const Graph *graph);
+/* Whether the nodes, their order and their dependencies are the same, also in graphs inside of it,
+ * and what cannot be changed is. */
+bool graph_can_become(const Graph *old, const Graph *new);
 bool graph_has_conditionals(const Graph *graph);
+/* Nodes that allocate or free memory, also in graphs inside of it. */
+bool graph_has_memory(const Graph *graph);
 void graph_free(Graph *graph);
 /* Adds a node for a function of the driver that does. Owns the operation, also when it fails. */
 CUresult graph_add_checked(Node **out, Graph *graph, Node **dependencies, size_t count,
@@ -518,6 +743,7 @@ CUresult fill_node_operation(const void *parameters, const Context *context,
 CUresult conditional_node_operation(const Graph *graph, void *parameters, Operation **operation);
 CUresult node_operation_of(NodeType type, const Graph *graph, void *parameters,
                            Operation **operation);
+CUresult batch_node_operation(const void *parameters, Operation **operation);
 void conditional_describe(const Operation *operation, void *parameters);
 /* Let a node do something else: in a graph, and in an executable one. Own the operation. */
 CUresult node_set(Node *node, Operation *operation);
@@ -526,6 +752,8 @@ CUresult node_set_instantiated(GraphExec *exec, const Node *node, Operation *ope
 Operation *node_operation(const Node *node, NodeType type);
 Node *graph_add(Graph *graph, Operation *operation, const NodeSet *dependencies);
 void graph_remove(Node *node);
+/* The attributes of a kernel go with its node. */
+void kernel_attributes_copy(Node *to, const Node *from);
 bool nodes_are_in(Node *const *nodes, size_t count, const Graph *graph);
 /* Marks the nodes and all that comes before them: gives the mark. */
 uint64_t nodes_mark_back(const NodeSet *set);

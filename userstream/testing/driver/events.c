@@ -17,8 +17,10 @@ static void event_free(Event *event) {
             break;
         }
     }
+    schedule_forget(event->point);
     point_release(event->point);
     nodes_clear(&event->captured);
+    shared_event_release(event->shared);
     handle_free(KIND_EVENT, event);
 }
 
@@ -32,9 +34,20 @@ void events_of_context_free(Context *context) {
 
 void event_set_point(Event *event, Point *point) {
     point_retain(point);
+    schedule_forget(event->point);
     point_release(event->point);
     event->point = point;
     event->capture = 0;
+}
+
+Event *event_new(Context *context, unsigned flags) {
+    Event *event = handle_new(KIND_EVENT);
+    event->id = new_id();
+    event->context = context;
+    event->flags = flags;
+    event->next = events;
+    events = event;
+    return event;
 }
 
 /* H200: without a current context an event cannot be created; all else works there. */
@@ -47,13 +60,11 @@ DRIVER_FUNCTION(cuEventCreate, 2000, (Event **out, unsigned flags), (out, flags)
     CUresult result = context_usable_after_frees(context_current());
     if (result != CUDA_SUCCESS)
         return result;
-    Event *event = handle_new(KIND_EVENT);
-    event->id = new_id();
-    event->context = context_current();
-    event->flags = flags;
-    event->next = events;
-    events = event;
-    *out = event;
+    SharedEvent *shared = flags & EVENT_INTERPROCESS ? shared_event_new() : NULL;
+    if (flags & EVENT_INTERPROCESS && !shared)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *out = event_new(context_current(), flags);
+    (*out)->shared = shared;
     return CUDA_SUCCESS;
 }
 
@@ -125,10 +136,15 @@ static CUresult record(Event *event, Stream *handle, unsigned flags) {
         return record_captured(event, stream);
     if (stream->capture)
         return stream_submit(stream, event_record_operation(event));
-    result = stream_submit(stream, operation_nothing(NODE_EVENT_RECORD));
-    if (result == CUDA_SUCCESS)
-        event_set_point(event, stream->tail);
-    return result;
+    if (stream->context->error != CUDA_SUCCESS)
+        return stream->context->error;
+    result = stream_submit(stream, event->shared ? shared_event_record(event->shared)
+                                                 : operation_nothing(NODE_EVENT_RECORD));
+    if (result != CUDA_SUCCESS)
+        return result;
+    event_set_point(event, stream->tail);
+    schedule_recorded(event->point);
+    return CUDA_SUCCESS;
 }
 
 DRIVER_FUNCTION(cuEventRecord, 2000, (Event *event, Stream *handle), (event, handle)) {
@@ -182,6 +198,8 @@ DRIVER_FUNCTION(cuStreamWaitEvent, 3020, (Stream *handle, Event *event, unsigned
         stream->capture->invalidated = true;
         return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     }
+    if (event->shared)
+        return stream_submit(stream, shared_event_wait(event->shared));
     return stream_wait_for(stream, event->point);
 }
 
@@ -202,17 +220,22 @@ static CUresult check_host_wait(Event *event) {
 }
 
 DRIVER_FUNCTION(cuEventQuery, 2000, (Event *event), (event)) {
+    schedule_before_query();
     CUresult result = check_host_wait(event);
-    if (result == CUDA_SUCCESS && point_pending(event->point))
-        result = CUDA_ERROR_NOT_READY;
-    return result;
+    if (result != CUDA_SUCCESS)
+        return result;
+    schedule_after_query(event->point);
+    bool pending = event->shared ? shared_event_pending(event->shared)
+                                 : point_pending(event->point);
+    return pending ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
 DRIVER_FUNCTION(cuEventSynchronize, 2000, (Event *event), (event)) {
     CUresult result = check_host_wait(event);
-    if (result == CUDA_SUCCESS)
-        result = point_wait(event->point, event->context);
-    return result;
+    if (result != CUDA_SUCCESS)
+        return result;
+    return event->shared ? shared_event_synchronize(event->shared, event->context)
+                         : point_wait(event->point, event->context);
 }
 
 static CUresult elapsed(float *milliseconds, Event *start, Event *end) {

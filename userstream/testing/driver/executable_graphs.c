@@ -5,6 +5,13 @@
 
 enum { AUTO_FREE_ON_LAUNCH = 1 };   /* CUgraphInstantiate_flags */
 
+/* "If hGraph contains allocation or free nodes, ... an attempt to instantiate a second executable
+ * graph before destroying the first ... will result in an error." */
+static bool is_instantiated(const Graph *graph) {
+    return graph_has_memory(graph) && handle_is(KIND_GRAPH_EXEC, graph->instance) &&
+           graph->instance->id == graph->instance_id;
+}
+
 /* A snapshot: later changes of the graph, and its end, do not matter. */
 static CUresult instantiate(GraphExec **out, Graph *graph, uint64_t flags, PlanResult *reason) {
     *reason = PLAN_ERROR;
@@ -13,13 +20,18 @@ static CUresult instantiate(GraphExec **out, Graph *graph, uint64_t flags, PlanR
     CUresult result = context_usable(context_current());
     if (result != CUDA_SUCCESS)
         return result;
+    if (is_instantiated(graph))
+        return CUDA_ERROR_NOT_SUPPORTED;
     Plan *plan;
     *reason = plan_new(&plan, graph);
     if (*reason != PLAN_SUCCESS)
         return CUDA_ERROR_INVALID_VALUE;
     GraphExec *exec = handle_new(KIND_GRAPH_EXEC);
+    exec->id = new_id();
     exec->flags = flags;
     exec->plan = plan;
+    graph->instance = exec;
+    graph->instance_id = exec->id;
     *out = exec;
     return CUDA_SUCCESS;
 }
@@ -28,6 +40,28 @@ DRIVER_FUNCTION(cuGraphInstantiateWithFlags, 11040,
                 (GraphExec **out, Graph *graph, uint64_t flags), (out, graph, flags)) {
     PlanResult reason;
     return instantiate(out, graph, flags, &reason);
+}
+
+static CUresult instantiate_with_log(GraphExec **out, Graph *graph, Node **error_node, char *log,
+                                     size_t size) {
+    PlanResult reason;
+    if (error_node)
+        *error_node = NULL;
+    if (log && size)
+        *log = 0;
+    return instantiate(out, graph, 0, &reason);
+}
+
+DRIVER_FUNCTION(cuGraphInstantiate, 10000,
+                (GraphExec **out, Graph *graph, Node **error_node, char *log, size_t size),
+                (out, graph, error_node, log, size)) {
+    return instantiate_with_log(out, graph, error_node, log, size);
+}
+
+DRIVER_FUNCTION_AS(cuGraphInstantiate_v2, cuGraphInstantiate, 11000,
+                   (GraphExec **out, Graph *graph, Node **error_node, char *log, size_t size),
+                   (out, graph, error_node, log, size)) {
+    return instantiate_with_log(out, graph, error_node, log, size);
 }
 
 typedef struct InstantiateParameters {      /* CUDA_GRAPH_INSTANTIATE_PARAMS */
@@ -205,6 +239,10 @@ static UpdateInfo compare(const Graph *old, const Graph *new) {
             return inside;
     }
     return (UpdateInfo){.result = UPDATE_SUCCESS};
+}
+
+bool graph_can_become(const Graph *old, const Graph *new) {
+    return compare(old, new).result == UPDATE_SUCCESS;
 }
 
 /* Launches that are queued are not affected, and a failed update leaves all as it was. */

@@ -20,7 +20,9 @@ static size_t extent(const Fill *fill) {
 static void fill_bytes(const Fill *fill) {
     for (size_t y = 0; y < fill->height; y++) {
         char *row = (char *)fill->destination + y * fill->pitch;
-        for (size_t x = 0; x < fill->count; x++)
+        if (fill->width == 1)
+            memset(row, (int)fill->pattern, fill->count);
+        for (size_t x = 0; fill->width > 1 && x < fill->count; x++)
             memcpy(row + x * fill->width, &fill->pattern, fill->width);
     }
 }
@@ -46,10 +48,12 @@ static void dispose_fill(Operation *operation) {
     free(operation->fill);
 }
 
-static CUresult fill_operation(Fill fill, bool in_graph, Operation **operation) {
+static CUresult fill_operation(Fill fill, bool in_graph, const Context *context,
+                               Operation **operation) {
     if (fill.destination % fill.width || fill.pitch % fill.width)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = copy_check_operand(fill.destination, extent(&fill), true, in_graph);
+    CUresult result = copy_check_operand(fill.destination, extent(&fill), true, in_graph,
+                                         context);
     if (result != CUDA_SUCCESS)
         return result;
     *operation = operation_new(run_fill, NODE_MEMSET);
@@ -61,7 +65,7 @@ static CUresult fill_operation(Fill fill, bool in_graph, Operation **operation) 
 
 static CUresult submit(Stream *stream, Fill fill, bool synchronous) {
     Operation *operation;
-    CUresult result = fill_operation(fill, stream->capture, &operation);
+    CUresult result = fill_operation(fill, stream->capture, stream->context, &operation);
     if (result == CUDA_SUCCESS)
         result = stream_submit(stream, operation);
     if (result == CUDA_SUCCESS && synchronous)
@@ -69,10 +73,17 @@ static CUresult submit(Stream *stream, Fill fill, bool synchronous) {
     return result;
 }
 
+/* "The memset functions are asynchronous with respect to the host", save for memory of the host. A
+ * program that forgets so works mostly all the same, and here always but in a schedule. */
+static bool waits(const Fill *fill) {
+    const Memory *memory = memory_find(fill->destination);
+    return !schedule_is_active() || !memory || memory->kind != MEMORY_DEVICE;
+}
+
 static CUresult fill_now(Fill fill) {
     Stream *stream;
     CUresult result = copy_check_synchronous(&stream);
-    return result == CUDA_SUCCESS ? submit(stream, fill, true) : result;
+    return result == CUDA_SUCCESS ? submit(stream, fill, waits(&fill)) : result;
 }
 
 static CUresult fill_async(Fill fill, Stream *handle) {
@@ -97,6 +108,12 @@ static CUresult fill_async(Fill fill, Stream *handle) {
                      size_t height, Stream *handle), \
                     (destination, pitch, pattern, count, height, handle)) { \
         return fill_async((Fill){destination, pattern, bits / 8, count, pitch, height}, handle); \
+    } \
+    DRIVER_FUNCTION_AS(cuMemsetD2D##bits##_v2, cuMemsetD2D##bits, 3020, \
+                       (CUdeviceptr destination, size_t pitch, type pattern, size_t count, \
+                        size_t height), \
+                       (destination, pitch, pattern, count, height)) { \
+        return fill_now((Fill){destination, pattern, bits / 8, count, pitch, height}); \
     }
 
 FILL(8, unsigned char)
@@ -123,7 +140,7 @@ CUresult fill_node_operation(const void *parameters, const Context *context,
         return CUDA_ERROR_INVALID_VALUE;
     Fill fill = {node->destination, node->pattern, node->width,
                  node->count, node->pitch, node->height};
-    return fill_operation(fill, true, operation);
+    return fill_operation(fill, true, context, operation);
 }
 
 DRIVER_FUNCTION(cuGraphAddMemsetNode, 10000,

@@ -122,6 +122,9 @@ static CUresult change(Graph *graph, Node **from, Node **to, size_t count, bool 
     if (!handle_is(KIND_GRAPH, graph) || !nodes_are_in(from, count, graph) ||
         !nodes_are_in(to, count, graph))
         return CUDA_ERROR_INVALID_VALUE;
+    /* cuGraphAddMemAllocNode: "Nodes and edges of the graph cannot be deleted." */
+    if (!add && count && graph_has_memory(graph))
+        return CUDA_ERROR_NOT_SUPPORTED;
     for (size_t i = 0; i < count; i++) {
         if (from[i] == to[i] || is_edge(from[i], to[i]) == add)
             return CUDA_ERROR_INVALID_VALUE;
@@ -154,6 +157,8 @@ EDGE_CHANGE(cuGraphRemoveDependencies, false)
 DRIVER_FUNCTION(cuGraphDestroyNode, 10000, (Node *node), (node)) {
     if (!handle_is(KIND_NODE, node) || capture_is_into(node->graph))
         return CUDA_ERROR_INVALID_VALUE;
+    if (graph_has_memory(node->graph))
+        return CUDA_ERROR_NOT_SUPPORTED;
     graph_remove(node);
     return CUDA_SUCCESS;
 }

@@ -75,13 +75,15 @@ static Operation *operation_for(GraphMemory *memory, NodeType type) {
     return operation;
 }
 
-CUresult graph_memory_allocation(size_t size, CUdevice device, Operation **operation) {
+CUresult graph_memory_allocation(size_t size, MemoryKind kind, CUdevice device,
+                                 Operation **operation) {
     CUdeviceptr address = memory_reserve(size);
     if (!address)
         return CUDA_ERROR_OUT_OF_MEMORY;
     GraphMemory *memory = calloc(1, sizeof *memory);
     memory->address = address;
     memory->size = size;
+    memory->kind = kind;
     memory->device = device;
     memory->references = 1;
     memory->next = all;
@@ -130,7 +132,8 @@ static CUresult check(GraphMemory *memory, NodeType type, bool frees_what_is_lef
         return CUDA_ERROR_INVALID_VALUE;
     memory->checked = MADE;
     *needed += is_there ? 0 : memory->size;
-    return memory_is_there(memory->device, *needed) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    bool fits = memory->kind != MEMORY_DEVICE || memory_is_there(memory->device, *needed);
+    return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* "A graph with unfreed allocations cannot be launched again", unless it was instantiated to free

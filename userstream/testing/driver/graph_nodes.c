@@ -100,6 +100,8 @@ size_t operation_graphs(const Operation *operation, Graph *const **graphs) {
 ADD_NODE(cuGraphAddChildGraphNode, 10000, Graph *argument) {
     if (!handle_is(KIND_GRAPH, argument) || argument == graph || graph_has_conditionals(argument))
         return CUDA_ERROR_INVALID_VALUE;
+    if (graph_has_memory(argument))
+        return CUDA_ERROR_NOT_SUPPORTED;
     *operation = child_operation(graph_copy(argument));
     return CUDA_SUCCESS;
 }
@@ -153,16 +155,22 @@ typedef struct AllocationNode {     /* CUDA_MEM_ALLOC_NODE_PARAMS */
     CUdeviceptr address;
 } AllocationNode;
 
-enum { PINNED_ALLOCATION = 1, LOCATION_DEVICE = 1 };
+enum { PINNED_ALLOCATION = 1, MANAGED_ALLOCATION = 2 };
 
+/* Of a device, or managed memory wherever it is preferred. */
 ADD_NODE(cuGraphAddMemAllocNode, 11040, AllocationNode *argument) {
     UNUSED(graph);
-    if (!argument || !argument->size || argument->allocation_type != PINNED_ALLOCATION ||
-        argument->handle_types || argument->location_type != LOCATION_DEVICE)
+    if (!argument || !argument->size || argument->handle_types)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = device_check(argument->location);
+    bool managed = argument->allocation_type == MANAGED_ALLOCATION;
+    bool of_device = argument->location_type == LOCATION_DEVICE;
+    if (!managed && (argument->allocation_type != PINNED_ALLOCATION || !of_device))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUdevice device = of_device ? argument->location : 0;
+    CUresult result = device_check(device);
     if (result == CUDA_SUCCESS)
-        result = graph_memory_allocation(argument->size, argument->location, operation);
+        result = graph_memory_allocation(argument->size, managed ? MEMORY_MANAGED : MEMORY_DEVICE,
+                                         device, operation);
     if (result == CUDA_SUCCESS)
         argument->address = (*operation)->graph_memory->address;
     return result;
@@ -177,7 +185,8 @@ DRIVER_FUNCTION(cuGraphMemAllocNodeGetParams, 11040, (Node *node, AllocationNode
     const Operation *operation = node_operation(node, NODE_MEM_ALLOC);
     if (!operation || !out)
         return CUDA_ERROR_INVALID_VALUE;
-    *out = (AllocationNode){.allocation_type = PINNED_ALLOCATION,
+    bool managed = operation->graph_memory->kind == MEMORY_MANAGED;
+    *out = (AllocationNode){.allocation_type = managed ? MANAGED_ALLOCATION : PINNED_ALLOCATION,
                             .location_type = LOCATION_DEVICE,
                             .location = operation->graph_memory->device,
                             .size = operation->graph_memory->size,
@@ -224,6 +233,8 @@ CUresult node_operation_of(NodeType type, const Graph *graph, void *parameters,
         return make_cuGraphAddMemAllocNode(graph, parameters, operation);
     case NODE_MEM_FREE:
         return make_cuGraphAddMemFreeNode(graph, handle->address, operation);
+    case NODE_BATCH_MEM_OP:
+        return batch_node_operation(parameters, operation);
     default:
         return CUDA_ERROR_NOT_SUPPORTED;
     }

@@ -111,6 +111,7 @@ Graph *graph_copy(const Graph *graph) {
         Node *same = graph_add(copy, operation, &(NodeSet){0});
         same->original = node->id;
         same->is_disabled = node->is_disabled;
+        kernel_attributes_copy(same, node);
     }
     for (size_t i = 0; i < graph->nodes.count; i++) {
         const NodeSet *dependencies = &graph->nodes.nodes[i]->dependencies;
@@ -132,9 +133,25 @@ bool graph_has_conditionals(const Graph *graph) {
     return false;
 }
 
+bool graph_has_memory(const Graph *graph) {
+    for (size_t i = 0; i < graph->nodes.count; i++) {
+        const Operation *operation = graph->nodes.nodes[i]->operation;
+        Graph *const *inside;
+        if (operation->type == NODE_MEM_ALLOC || operation->type == NODE_MEM_FREE)
+            return true;
+        size_t count = operation_graphs(operation, &inside);
+        for (size_t k = 0; k < count; k++) {
+            if (graph_has_memory(inside[k]))
+                return true;
+        }
+    }
+    return false;
+}
+
 static void node_free(Node *node) {
     operation_release(node->operation);
     nodes_clear(&node->dependencies);
+    free(node->attributes);
     handle_free(KIND_NODE, node);
 }
 
@@ -182,8 +199,9 @@ DRIVER_FUNCTION(cuGraphNodeGetType, 10000, (Node *node, int *type), (node, type)
 DRIVER_FUNCTION(cuGraphClone, 10000, (Graph **out, Graph *graph), (out, graph)) {
     if (!out || !handle_is(KIND_GRAPH, graph))
         return CUDA_ERROR_INVALID_VALUE;
-    /* "Cloning is not supported for graphs which contain ... conditional nodes." */
-    if (graph_has_conditionals(graph))
+    /* "Cloning is not supported for graphs which contain memory allocation nodes, memory free
+     * nodes, or conditional nodes." */
+    if (graph_has_conditionals(graph) || graph_has_memory(graph))
         return CUDA_ERROR_NOT_SUPPORTED;
     *out = graph_copy(graph);
     return CUDA_SUCCESS;
@@ -201,3 +219,21 @@ DRIVER_FUNCTION(cuGraphNodeFindInClone, 10000, (Node **out, Node *original, Grap
     }
     return CUDA_ERROR_INVALID_VALUE;
 }
+
+/* ---- ids ------------------------------------------------------------------------------------ */
+
+#define ID_GETTER(name, parameter, kind, type, expression) \
+    DRIVER_FUNCTION(name, 13010, (parameter, type *out), (object, out)) { \
+        if (!handle_is(kind, object) || !out) \
+            return CUDA_ERROR_INVALID_VALUE; \
+        *out = expression; \
+        return CUDA_SUCCESS; \
+    }
+
+ID_GETTER(cuGraphGetId, const Graph *object, KIND_GRAPH, unsigned, (unsigned)object->id)
+ID_GETTER(cuGraphExecGetId, const GraphExec *object, KIND_GRAPH_EXEC, unsigned,
+          (unsigned)object->id)
+ID_GETTER(cuGraphNodeGetLocalId, const Node *object, KIND_NODE, unsigned,
+          (unsigned)object->index)
+ID_GETTER(cuGraphNodeGetToolsId, const Node *object, KIND_NODE, uint64_t, object->id)
+ID_GETTER(cuGraphNodeGetContainingGraph, const Node *object, KIND_NODE, Graph *, object->graph)

@@ -3,6 +3,7 @@
  * Objects of a kind live in chunks that are never given back, so any number that a program
  * passes as a handle can be checked without being followed. Drivers reuse the handle freed last:
  * so does this one, and a stale handle may therefore name a new object. */
+#include "arrays.h"
 #include "kernels.h"
 
 enum { FIRST_CHUNK = 64, MAX_CHUNKS = 24 };
@@ -33,6 +34,11 @@ static const size_t sizes[KINDS] = {
     [KIND_KERNEL] = sizeof(Kernel),
     [KIND_MODULE] = sizeof(Module),
     [KIND_ENTRY] = sizeof(Entry),
+    [KIND_ARRAY] = sizeof(Array),
+    [KIND_MIPMAPPED_ARRAY] = sizeof(MipmappedArray),
+    [KIND_TEXTURE] = sizeof(Texture),
+    [KIND_SURFACE] = sizeof(Texture),
+    [KIND_PHYSICAL] = sizeof(Physical),
 };
 
 static void add_chunk(Kind kind) {
@@ -65,6 +71,10 @@ void handle_free(Kind kind, void *object) {
     handle->next_free = kinds[kind].free;
     kinds[kind].free = handle;
     kinds[kind].live--;
+}
+
+void handle_hide(void *object) {
+    ((Handle *)object)->live = false;
 }
 
 bool handle_is(Kind kind, const void *object) {

@@ -45,7 +45,7 @@ DRIVER_FUNCTION(cuLaunchHostFunc, 10000, (Stream *handle, HostFunction function,
     return launch(handle, function, argument);
 }
 
-DRIVER_FUNCTION_AS(cuLaunchHostFunc_v2, cuLaunchHostFunc, 13020,
+DRIVER_FUNCTION_AS(cuLaunchHostFunc_v2, cuLaunchHostFunc, 13010,
                    (Stream *handle, HostFunction function, void *argument, unsigned mode),
                    (handle, function, argument, mode)) {
     UNUSED(mode);   /* whether the driver waits by blocking or by spinning */

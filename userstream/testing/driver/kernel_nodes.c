@@ -140,13 +140,60 @@ DRIVER_FUNCTION_AS(cuGraphExecKernelNodeSetParams_v2, cuGraphExecKernelNodeSetPa
     return set_instantiated(exec, node, wanted);
 }
 
-/* Launches in clusters and cooperative ones are not made here: all attributes are the default. */
-DRIVER_FUNCTION(cuGraphKernelNodeGetAttribute, 11000, (Node *node, int attribute, void *value),
-                (node, attribute, value)) {
-    enum { VALUE = 64 };        /* CUlaunchAttributeValue */
-    UNUSED(attribute);
-    if (!node_operation(node, NODE_KERNEL) || !value)
+/* ---- attributes: kept and given back, without effect ---------------------------------------- */
+
+enum { FIRST_ATTRIBUTE = 1, LAST_ATTRIBUTE = 16 };      /* CUlaunchAttributeID */
+
+typedef struct AttributeValue { /* CUlaunchAttributeValue */
+    uint64_t words[8];
+} AttributeValue;
+
+struct KernelAttributes {
+    AttributeValue values[LAST_ATTRIBUTE + 1];
+};
+
+/* Those that a node may have: access policy window, cooperative, cluster dimension and scheduling,
+ * priority, memory synchronization domains, preferred shared memory carve-out. */
+static bool is_of_nodes(int attribute) {
+    enum { ALLOWED = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 14 };
+    return attribute >= FIRST_ATTRIBUTE && attribute <= LAST_ATTRIBUTE && ALLOWED >> attribute & 1;
+}
+
+void kernel_attributes_copy(Node *to, const Node *from) {
+    free(to->attributes);
+    to->attributes = NULL;
+    if (from->attributes) {
+        to->attributes = malloc(sizeof *to->attributes);
+        *to->attributes = *from->attributes;
+    }
+}
+
+DRIVER_FUNCTION(cuGraphKernelNodeGetAttribute, 11000,
+                (Node *node, int attribute, AttributeValue *value), (node, attribute, value)) {
+    if (!node_operation(node, NODE_KERNEL) || !value || !is_of_nodes(attribute))
         return CUDA_ERROR_INVALID_VALUE;
-    memset(value, 0, VALUE);
+    *value = node->attributes ? node->attributes->values[attribute] : (AttributeValue){0};
+    return CUDA_SUCCESS;
+}
+
+DRIVER_FUNCTION(cuGraphKernelNodeSetAttribute, 11000,
+                (Node *node, int attribute, const AttributeValue *value),
+                (node, attribute, value)) {
+    if (!node_operation(node, NODE_KERNEL) || !value || !is_of_nodes(attribute))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!node->attributes)
+        node->attributes = calloc(1, sizeof *node->attributes);
+    node->attributes->values[attribute] = *value;
+    return CUDA_SUCCESS;
+}
+
+/* "Both nodes must have the same context." */
+DRIVER_FUNCTION(cuGraphKernelNodeCopyAttributes, 11000, (Node *to, Node *from), (to, from)) {
+    const Operation *target = node_operation(to, NODE_KERNEL);
+    const Operation *source = node_operation(from, NODE_KERNEL);
+    if (!target || !source || target->launch->context != source->launch->context)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (to != from)
+        kernel_attributes_copy(to, from);
     return CUDA_SUCCESS;
 }

@@ -14,13 +14,59 @@
 
 static Definition *definitions;         /* the newest first; replaced ones until they are unused */
 
-/* The function's own name in a mangled one that has no namespace: scale of _Z5scaleIfEvPT_i. */
-static bool is_mangled(const char *mangled, const char *name) {
-    if (strncmp(mangled, "_Z", 2) != 0 || !isdigit((unsigned char)mangled[2]))
-        return false;
+/* One part of a mangled name, with its length before it; NULL: there is no more. */
+static const char *next_part(const char **mangled, size_t *length) {
     char *begin;
-    size_t length = strtoul(mangled + 2, &begin, 10);
-    return length == strlen(name) && strncmp(begin, name, length) == 0;
+    if (!isdigit((unsigned char)**mangled))
+        return NULL;
+    *length = strtoul(*mangled, &begin, 10);
+    if (strnlen(begin, *length) < *length)
+        return NULL;
+    *mangled = begin + *length;
+    return begin;
+}
+
+/* Whether a part is a name of Python's, in which numba writes <locals> as _3clocals_3e. */
+static bool is_part(const char *part, size_t length, const char *name, size_t name_length) {
+    size_t at = 0;
+    for (size_t i = 0; i < name_length; i++) {
+        char escaped[4] = {name[i]};
+        if (!isalnum((unsigned char)name[i]) && name[i] != '_')
+            snprintf(escaped, sizeof escaped, "_%02x", (unsigned char)name[i]);
+        size_t size = strlen(escaped);
+        if (at + size > length || memcmp(part + at, escaped, size) != 0)
+            return false;
+        at += size;
+    }
+    return at == length;
+}
+
+enum { MOST_PARTS = 32 };
+
+/* The function's own name in a mangled one: scale of _Z5scaleIfEvPT_i; or its last names, those of
+ * the scopes included: f.<locals>.kernel of _ZN6module1f12_3clocals_3e6kernelE. */
+static bool is_mangled(const char *mangled, const char *name) {
+    const char *parts[MOST_PARTS];
+    size_t lengths[MOST_PARTS];
+    int count = 0;
+    if (strncmp(mangled, "_Z", 2) != 0)
+        return false;
+    mangled += mangled[2] == 'N' ? 3 : 2;
+    while (count < MOST_PARTS && (parts[count] = next_part(&mangled, &lengths[count])))
+        count++;
+    const char *end = name + strlen(name);
+    while (end > name && count > 0) {
+        const char *begin = end;
+        while (begin > name && begin[-1] != '.')
+            begin--;
+        count--;
+        if (!is_part(parts[count], lengths[count], begin, (size_t)(end - begin)))
+            return false;
+        if (begin == name)
+            return true;
+        end = begin - 1;
+    }
+    return false;
 }
 
 static Definition *find_exactly(const char *name) {
@@ -55,7 +101,26 @@ size_t definition_count(void) {
     return count;
 }
 
+/* Kernels that were asked for, and no function stood for them. They stay. */
+typedef struct Missing {
+    char *name;
+    struct Missing *next;
+} Missing;
+
+static Missing *missing;        /* the first one first */
+
+static void note_missing(const char *name) {
+    Missing **end = &missing;
+    for (; *end; end = &(*end)->next) {
+        if (strcmp((*end)->name, name) == 0)
+            return;
+    }
+    *end = malloc(sizeof **end);
+    **end = (Missing){strdup(name), NULL};
+}
+
 CUresult definition_missing(const char *name) {
+    note_missing(name);
     char *text;
     size_t size;
     FILE *stream = open_memstream(&text, &size);
@@ -88,6 +153,7 @@ static void definition_release(Definition *definition) {
 
 void launch_free(Launch *launch) {
     definition_release(launch->definition);
+    free(launch->layout);
     free(launch->addresses);
     free(launch->parameters);
     free(launch);
@@ -104,7 +170,7 @@ void kernels_reset(void) {
 typedef struct Job {
     uint64_t id;
     const Launch *launch;
-    const Stream *stream;
+    Stream *stream;
     enum { OFFERED, TAKEN, FINISHED } state;
     CUresult result;
     const Explanation *explanation;
@@ -114,10 +180,11 @@ typedef struct Job {
 static Job *jobs;
 static pthread_cond_t offered = PTHREAD_COND_INITIALIZER;
 static int idle;                /* threads of Python that wait for a launch */
+static int busy;                /* others, that have had one */
 
 static void forked_child(void) {
     pthread_cond_init(&offered, NULL);  /* the threads that waited are the parent's */
-    idle = 0;
+    idle = busy = 0;
     jobs = NULL;
 }
 
@@ -135,6 +202,8 @@ static Job *job_find(uint64_t id) {
 /* Before what the kernel does is seen: whoever did not wait for it finds the old bytes. */
 static void let_time_pass(const Launch *launch, const Stream *stream) {
     enum { LONGEST = 100000 };  /* microseconds of one wait */
+    if (schedule_is_active())
+        return;     /* who is next says how long it takes */
     double end = now() + launch->definition->seconds;
     for (double left; (left = end - now()) > 0;) {
         if (shut_down || stream_work_is_lost(stream))
@@ -154,7 +223,8 @@ CUresult launch_run(const Launch *launch, Stream *stream) {
     /* What Python has taken it uses until it finishes it; at exit that may be never. */
     while (job.state == TAKEN ||
            (job.state == OFFERED && !shut_down && !stream_work_is_lost(stream)))
-        wait_for_progress();
+        wait_with_turn();
+    stream->actor.thread = this_thread();
     for (Job **link = &jobs; *link; link = &(*link)->next) {
         if (*link == &job) {
             *link = job.next;
@@ -166,6 +236,10 @@ CUresult launch_run(const Launch *launch, Stream *stream) {
     return job.result;
 }
 
+bool kernels_are_running(void) {
+    return busy > 0;
+}
+
 /* ---- the side door: Python registers functions, and serves launches ------------------------- */
 
 typedef struct Taken {
@@ -173,6 +247,8 @@ typedef struct Taken {
     uint64_t definition;
     const void *parameters;
     size_t size;
+    const Parameter *layout;    /* as long as the kernel's function runs */
+    size_t count;
     unsigned grid[3];
     unsigned block[3];
     bool others_wait;           /* threads, for the next launch */
@@ -185,8 +261,9 @@ typedef struct Range {
 } Range;
 
 SIDE_DOOR uint64_t userstream_define_kernel(const char *name, size_t count, const size_t *sizes,
-                                            const size_t *offsets, size_t size);
+                                            const size_t *offsets, bool takes_all);
 SIDE_DOOR bool userstream_knows_kernel(uint64_t id);
+SIDE_DOOR const char *userstream_missing_kernel(size_t n);
 SIDE_DOOR bool userstream_set_duration(const char *name, double seconds);
 SIDE_DOOR bool userstream_take_launch(Taken *taken);
 SIDE_DOOR void userstream_finish_launch(uint64_t id, int result, const char *text);
@@ -195,12 +272,12 @@ SIDE_DOOR void userstream_unuse_memory(uint64_t memory);
 SIDE_DOOR int userstream_set_condition(uint64_t id, uint64_t handle, unsigned value);
 
 uint64_t userstream_define_kernel(const char *name, size_t count, const size_t *sizes,
-                                  const size_t *offsets, size_t size) {
+                                  const size_t *offsets, bool takes_all) {
     Definition *definition = calloc(1, sizeof *definition + count * sizeof *definition->parameters);
     definition->name = strdup(name);
     definition->references = 1;
     definition->count = count;
-    definition->size = size;
+    definition->takes_all = takes_all;
     for (size_t i = 0; i < count; i++)
         definition->parameters[i] = (Parameter){offsets[i], sizes[i]};
     lock();
@@ -226,6 +303,16 @@ bool userstream_knows_kernel(uint64_t id) {
     return definition != NULL;
 }
 
+/* NULL: there are not so many. A function may stand for the kernel by now. */
+const char *userstream_missing_kernel(size_t n) {
+    lock();
+    const Missing *found = missing;
+    while (found && n--)
+        found = found->next;
+    unlock();
+    return found ? found->name : NULL;
+}
+
 bool userstream_set_duration(const char *name, double seconds) {
     lock();
     Definition *definition = find_exactly(name);
@@ -240,6 +327,8 @@ bool userstream_set_duration(const char *name, double seconds) {
 bool userstream_take_launch(Taken *taken) {
     enum { ENOUGH = 4 };
     lock();
+    busy -= this_thread()->serves;
+    this_thread()->serves = false;
     if (idle == ENOUGH) {
         unlock();
         return false;
@@ -256,11 +345,17 @@ bool userstream_take_launch(Taken *taken) {
     idle--;
     job->state = TAKEN;
     this_thread()->runs_kernel = true;
+    this_thread()->serves = true;
+    busy++;
+    job->stream->actor.thread = this_thread();
+    this_thread()->acts_for = &job->stream->actor;
     const Launch *launch = job->launch;
     *taken = (Taken){.job = job->id,
                      .definition = launch->definition->id,
                      .parameters = launch->parameters,
-                     .size = launch->definition->size,
+                     .size = launch->size,
+                     .layout = launch->layout,
+                     .count = launch->count,
                      .others_wait = idle > 0};
     memcpy(taken->grid, launch->shape.grid, sizeof taken->grid);
     memcpy(taken->block, launch->shape.block, sizeof taken->block);
@@ -275,17 +370,9 @@ void userstream_finish_launch(uint64_t id, int result, const char *text) {
     job->explanation = text ? explanation_new(job->result, text) : NULL;
     job->state = FINISHED;
     this_thread()->runs_kernel = false;
+    this_thread()->acts_for = NULL;
     progress();
     unlock();
-}
-
-/* Whether a kernel that runs in the context reaches the memory. */
-static bool is_accessible(const Context *context, const Memory *memory) {
-    if (memory->pool)
-        return memory->pool->access[context->device] != 0;
-    if (memory->kind != MEMORY_DEVICE || memory->device == context->device)
-        return true;
-    return context->peers >> memory->device & 1;
 }
 
 /* Keeps the bytes until `userstream_unuse_memory`, also if the memory is freed. NOT_FOUND: the
@@ -303,7 +390,7 @@ int userstream_use_memory(uint64_t id, CUdeviceptr address, size_t size, Range *
     if (!job) {
         result = CUDA_ERROR_NOT_FOUND;
     } else if (memory && memory_contains(address, size) &&
-               is_accessible(job->launch->context, memory)) {
+               memory_is_accessible(memory, job->launch->context)) {
         memory->users++;
         range->memory = (uint64_t)memory;
         result = CUDA_SUCCESS;

@@ -1,5 +1,6 @@
 /* Launches of kernels. */
 #define _GNU_SOURCE
+#include "device_limits.h"
 #include "kernels.h"
 
 #include <errno.h>
@@ -22,26 +23,25 @@ static bool copy_in(void *destination, const void *source, size_t size) {
     return copied == (ssize_t)size;
 }
 
-static CUresult unreadable(const Definition *definition, size_t index) {
+static CUresult unreadable(const Launch *launch, size_t index) {
     char text[512];
     snprintf(text, sizeof text,
              "the kernel '%s' takes %zu parameters, and the launch has no readable address for "
              "number %zu",
-             definition->name, definition->count, index + 1);
+             launch->definition->name, launch->count, index + 1);
     this_thread()->explanation = explanation_new(CUDA_ERROR_INVALID_VALUE, text);
     return CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult read_addresses(Launch *launch, void **parameters) {
-    const Definition *definition = launch->definition;
-    if (definition->count && !parameters)
-        return unreadable(definition, 0);
-    for (size_t i = 0; i < definition->count; i++) {
-        const Parameter *parameter = &definition->parameters[i];
+    if (launch->count && !parameters)
+        return unreadable(launch, 0);
+    for (size_t i = 0; i < launch->count; i++) {
+        const Parameter *parameter = &launch->layout[i];
         void *address;
         if (!copy_in(&address, &parameters[i], sizeof address) ||
             !copy_in(launch->parameters + parameter->offset, address, parameter->size))
-            return unreadable(definition, i);
+            return unreadable(launch, i);
     }
     return CUDA_SUCCESS;
 }
@@ -59,15 +59,15 @@ static CUresult read_buffer(Launch *launch, void **extra) {
         else
             return CUDA_ERROR_INVALID_VALUE;
     }
-    if (!buffer || !size || *size < launch->definition->size)
+    if (!buffer || !size || *size < launch->size)
         return CUDA_ERROR_INVALID_VALUE;
-    memcpy(launch->parameters, buffer, launch->definition->size);
+    memcpy(launch->parameters, buffer, launch->size);
     return CUDA_SUCCESS;
 }
 
 /* ---- checking and making a launch ------------------------------------------------------------ */
 
-static bool is_possible(const Shape *shape, unsigned shared_limit) {
+static bool is_possible(const Shape *shape, const Kernel *kernel) {
     static const unsigned most_blocks[3] = {2147483647, 65535, 65535};
     static const unsigned most_threads[3] = {1024, 1024, 64};
     uint64_t threads = 1;
@@ -78,11 +78,69 @@ static bool is_possible(const Shape *shape, unsigned shared_limit) {
             return false;
         threads *= shape->block[i];
     }
-    return threads <= 1024 && shape->shared_bytes <= shared_limit;
+    return threads <= (uint64_t)kernel->attributes[MAX_THREADS_PER_BLOCK] &&
+           shape->shared_bytes <= (unsigned)kernel->attributes[MAX_DYNAMIC_SHARED_SIZE_BYTES];
+}
+
+/* What the image says of the parameters, and what the function says that stands for the kernel. */
+static bool same_parameters(const ImageKernel *kernel, const Definition *definition) {
+    bool same = kernel->count == definition->count;
+    for (size_t i = 0; i < definition->count && same; i++)
+        same = kernel->parameters[i].size == definition->parameters[i].size &&
+               kernel->parameters[i].offset == definition->parameters[i].offset;
+    return same;
+}
+
+static void print_parameters(FILE *stream, const Parameter *parameters, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        fprintf(stream, "%s%zu", i ? ", " : " of ", parameters[i].size);
+    fprintf(stream, count ? " bytes" : "");
+}
+
+static CUresult other_parameters(const ImageKernel *kernel, const Definition *definition) {
+    char *text;
+    size_t size;
+    FILE *stream = open_memstream(&text, &size);
+    fprintf(stream, "the kernel '%s' takes %zu parameters", kernel->name, kernel->count);
+    print_parameters(stream, kernel->parameters, kernel->count);
+    fprintf(stream, ", and the Python function that stands for it takes %zu", definition->count);
+    print_parameters(stream, definition->parameters, definition->count);
+    fclose(stream);
+    this_thread()->explanation = explanation_new(CUDA_ERROR_INVALID_VALUE, text);
+    free(text);
+    return CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult run(Operation *operation, Stream *stream) {
     return launch_run(operation->launch, stream);
+}
+
+static CUresult unknown_parameters(const Definition *definition) {
+    char text[512];
+    snprintf(text, sizeof text,
+             "the Python function that stands for '%s' takes whatever the kernel takes, and the "
+             "image does not say what that is: load PTX or a cubin, or name the parameters",
+             definition->name);
+    this_thread()->explanation = explanation_new(CUDA_ERROR_INVALID_VALUE, text);
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+/* A copy: the image may be gone when the launch runs. False: no kernel has so many parameters. */
+static bool set_layout(Launch *launch, const ImageKernel *in_image) {
+    enum { MOST_BYTES = 32764 };
+    const Definition *definition = launch->definition;
+    const Parameter *parameters =
+        definition->takes_all ? in_image->parameters : definition->parameters;
+    launch->count = definition->takes_all ? in_image->count : definition->count;
+    launch->layout = malloc((launch->count + 1) * sizeof *launch->layout);
+    for (size_t i = 0; i < launch->count; i++) {
+        launch->layout[i] = parameters[i];
+        if (parameters[i].offset > MOST_BYTES || parameters[i].size > MOST_BYTES)
+            return false;
+        if (launch->size < parameters[i].offset + parameters[i].size)
+            launch->size = parameters[i].offset + parameters[i].size;
+    }
+    return launch->size <= MOST_BYTES;
 }
 
 static void dispose(Operation *operation) {
@@ -91,27 +149,35 @@ static void dispose(Operation *operation) {
 
 CUresult launch_new(Operation **out, void *kernel, const Context *context, const Shape *shape,
                     void **parameters, void **extra) {
-    const char *name;
     const Context *own;
-    unsigned shared_limit;
-    CUresult result = kernel_look_up(kernel, &name, &own, &shared_limit);
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (own && context && own != context)
+    const Kernel *found = kernel_look_up(kernel, &own);
+    if (!found || (own && context && own != context))
         return CUDA_ERROR_INVALID_HANDLE;
-    if (!is_possible(shape, shared_limit) || (parameters && extra))
+    if (!is_possible(shape, found) || (parameters && extra))
         return CUDA_ERROR_INVALID_VALUE;
+    Definition *definition = definition_find(found->name);
+    if (!definition)
+        return definition_missing(found->name);
+    if (found->in_image && !definition->takes_all &&
+        !same_parameters(found->in_image, definition))
+        return other_parameters(found->in_image, definition);
+    if (!found->in_image && definition->takes_all)
+        return unknown_parameters(definition);
     Launch *launch = calloc(1, sizeof *launch);
-    launch->definition = definition_find(name);
+    launch->definition = definition;
     launch->definition->references++;
     launch->kernel = kernel;
     launch->context = own ? own : context;
     launch->shape = *shape;
-    launch->parameters = calloc(1, launch->definition->size + 1);
-    launch->addresses = calloc(launch->definition->count + 1, sizeof *launch->addresses);
-    for (size_t i = 0; i < launch->definition->count; i++)
-        launch->addresses[i] = launch->parameters + launch->definition->parameters[i].offset;
-    result = extra ? read_buffer(launch, extra) : read_addresses(launch, parameters);
+    if (!set_layout(launch, found->in_image)) {
+        launch_free(launch);
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    launch->parameters = calloc(1, launch->size + 1);
+    launch->addresses = calloc(launch->count + 1, sizeof *launch->addresses);
+    for (size_t i = 0; i < launch->count; i++)
+        launch->addresses[i] = launch->parameters + launch->layout[i].offset;
+    CUresult result = extra ? read_buffer(launch, extra) : read_addresses(launch, parameters);
     if (result != CUDA_SUCCESS) {
         launch_free(launch);
         return result;
@@ -157,28 +223,44 @@ DRIVER_FUNCTION(cuLaunchCooperativeKernel, 9000,
     return launch(kernel, &shape, handle, parameters, NULL);
 }
 
-typedef struct Attribute {      /* CUlaunchAttribute */
-    int id;
-    char pad[4];
-    uint64_t value[8];
-} Attribute;
+enum { CLUSTER_DIMENSION = 4 };  /* CUlaunchAttributeID */
 
-typedef struct Configuration {  /* CUlaunchConfig */
-    unsigned grid[3];
-    unsigned block[3];
-    unsigned shared_bytes;
-    Stream *stream;
-    const Attribute *attributes;
-    unsigned count;
-} Configuration;
+unsigned launch_cluster_size(const LaunchConfiguration *configuration) {
+    for (unsigned i = 0; configuration->attributes && i < configuration->count; i++) {
+        const unsigned *size = configuration->attributes[i].size;
+        unsigned blocks = size[0] * size[1] * size[2];
+        if (configuration->attributes[i].id == CLUSTER_DIMENSION && blocks)
+            return blocks;
+    }
+    return 1;
+}
+
+/* "The size in each dimension must divide that of the grid." */
+static CUresult check_cluster(const LaunchConfiguration *configuration, const unsigned *size,
+                              const Kernel *kernel) {
+    unsigned most = kernel->attributes[NON_PORTABLE_CLUSTER_SIZE_ALLOWED] ? LARGEST_CLUSTER_ALLOWED
+                                                                          : LARGEST_CLUSTER;
+    for (int i = 0; i < 3; i++) {
+        if (!size[i] || configuration->grid[i] % size[i])
+            return CUDA_ERROR_INVALID_VALUE;
+    }
+    return size[0] * size[1] * size[2] > most ? CUDA_ERROR_INVALID_CLUSTER_SIZE : CUDA_SUCCESS;
+}
 
 /* Those that change the order of work are not simulated, and not passed over in silence. */
-static CUresult check_attributes(const Configuration *configuration) {
+static CUresult check_attributes(const LaunchConfiguration *configuration, void *kernel) {
     enum { PROGRAMMATIC_EVENT = 7, LAUNCH_COMPLETION_EVENT = 12, DEVICE_UPDATABLE = 13 };
     if (configuration->count && !configuration->attributes)
         return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < configuration->count; i++) {
         int id = configuration->attributes[i].id;
+        const Context *context;
+        const Kernel *found = kernel_look_up(kernel, &context);
+        CUresult result = CUDA_SUCCESS;
+        if (id == CLUSTER_DIMENSION && found)
+            result = check_cluster(configuration, configuration->attributes[i].size, found);
+        if (result != CUDA_SUCCESS)
+            return result;
         if (id == PROGRAMMATIC_EVENT || id == LAUNCH_COMPLETION_EVENT || id == DEVICE_UPDATABLE)
             return CUDA_ERROR_NOT_SUPPORTED;
     }
@@ -186,11 +268,12 @@ static CUresult check_attributes(const Configuration *configuration) {
 }
 
 DRIVER_FUNCTION(cuLaunchKernelEx, 11060,
-                (const Configuration *configuration, void *kernel, void **parameters, void **extra),
+                (const LaunchConfiguration *configuration, void *kernel, void **parameters,
+                 void **extra),
                 (configuration, kernel, parameters, extra)) {
     if (!configuration)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = check_attributes(configuration);
+    CUresult result = check_attributes(configuration, kernel);
     if (result != CUDA_SUCCESS)
         return result;
     Shape shape = {.shared_bytes = configuration->shared_bytes};

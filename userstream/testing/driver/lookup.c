@@ -1,5 +1,6 @@
 /* How programs find the driver's functions: cuGetProcAddress, and the names of errors. */
 #include "driver.h"
+#include "versions.h"
 
 static Function *functions;
 
@@ -23,16 +24,28 @@ Function *function_find(const char *name) {
     return NULL;
 }
 
-/* The newest signature that is not newer than the version asked for. */
-static Function *function_for(const char *name, int version) {
-    Function *best = NULL;
-    for (Function *function = functions; function; function = function->next) {
-        if (strcmp(function->name, name) != 0 || function->version > version)
+/* The newest signature that is not newer than the version asked for; `exists` if there is a
+ * function of this name, in any version. 0: none. */
+static int newest_version(const char *name, int version, bool *exists) {
+    int newest = 0;
+    *exists = false;
+    for (size_t i = 0; i < sizeof known_functions / sizeof *known_functions; i++) {
+        if (strcmp(known_functions[i].name, name) != 0)
             continue;
-        if (!best || function->version > best->version)
-            best = function;
+        *exists = true;
+        for (int k = 0; k < MOST_VERSIONS && known_functions[i].versions[k]; k++) {
+            if (known_functions[i].versions[k] <= version)
+                newest = known_functions[i].versions[k];
+        }
     }
-    return best;
+    return newest;
+}
+
+static Function *function_of_version(const char *name, int version) {
+    Function *function = functions;
+    while (function && (function->version != version || strcmp(function->name, name) != 0))
+        function = function->next;
+    return function;
 }
 
 /* Found like any other function, so that a binding's table is complete, and not implemented. */
@@ -42,6 +55,7 @@ static CUresult not_simulated(void) {
 
 CUresult call_enter(Function *function) {
     lock();
+    schedule_enter();
     thread_enters();
     function->shared->calls++;
     this_thread()->explanation = NULL;
@@ -60,6 +74,7 @@ CUresult call_enter(Function *function) {
 }
 
 void call_leave(void) {
+    schedule_leave();
     thread_leaves();
     bool destroy = user_objects_are_due();
     unlock();
@@ -67,25 +82,28 @@ void call_leave(void) {
         user_objects_destroy();
 }
 
-enum { SYMBOL_FOUND = 0, SYMBOL_VERSION_NOT_SUFFICIENT = 2 };
+enum { SYMBOL_FOUND = 0, SYMBOL_NOT_FOUND = 1, SYMBOL_VERSION_NOT_SUFFICIENT = 2 };
+enum { LAST_FLAG = 2 };         /* CUdriverProcAddress_flags: the per-thread default stream */
 
+/* "If the specified CUDA version is greater than the driver version, the API will return"
+ * INVALID_VALUE. */
 DEFINE_FUNCTION(cuGetProcAddress_v2, cuGetProcAddress, 12000, ANYTIME,
                 (const char *name, void **address, int version, uint64_t flags, int *status),
                 (name, address, version, flags, status)) {
-    UNUSED(flags);
-    if (!name || !address)
+    bool exists;
+    if (!name || !address || flags > LAST_FLAG)
         return CUDA_ERROR_INVALID_VALUE;
-    if (version > settings.driver_version) {
-        *address = NULL;
-        if (status)
-            *status = SYMBOL_VERSION_NOT_SUFFICIENT;
-        return CUDA_ERROR_NOT_FOUND;
-    }
-    Function *function = function_for(name, version);
-    *address = function ? function->address : (void *)not_simulated;
+    *address = NULL;
+    if (version > settings.driver_version)
+        return CUDA_ERROR_INVALID_VALUE;
+    int newest = newest_version(name, version, &exists);
+    Function *function = newest ? function_of_version(name, newest) : NULL;
+    if (newest)
+        *address = function ? function->address : (void *)not_simulated;
     if (status)
-        *status = SYMBOL_FOUND;
-    return CUDA_SUCCESS;
+        *status = newest ? SYMBOL_FOUND
+            : exists ? SYMBOL_VERSION_NOT_SUFFICIENT : SYMBOL_NOT_FOUND;
+    return newest ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
 DEFINE_FUNCTION(cuGetProcAddress, cuGetProcAddress, 11030, ANYTIME,
@@ -115,6 +133,8 @@ static const struct {
     } \
     __attribute__((visibility("default"))) CUresult symbol(CUresult result, const char **text) { \
         const Explanation *explanation = explanation_of(result); \
+        if (!text) \
+            return CUDA_ERROR_INVALID_VALUE; \
         for (size_t i = 0; i < sizeof results / sizeof *results; i++) { \
             if (results[i].result == result) { \
                 *text = explanation ? explanation->member : results[i].member; \

@@ -17,13 +17,14 @@ Memory *memory_find(CUdeviceptr address) {
     return NULL;
 }
 
-/* msync: "ENOMEM The indicated memory (or part of it) was not mapped". */
+/* msync: "ENOMEM The indicated memory (or part of it) was not mapped". Addresses that are only
+ * reserved are no memory. */
 bool host_has(CUdeviceptr address, size_t size) {
     CUdeviceptr page = address & ~(CUdeviceptr)(sysconf(_SC_PAGESIZE) - 1);
     CUdeviceptr end;
     if (__builtin_add_overflow(address, size, &end))
         return false;
-    return msync((void *)page, end - page, MS_ASYNC) == 0;
+    return !is_reserved(address, size) && msync((void *)page, end - page, MS_ASYNC) == 0;
 }
 
 Memory *memory_with_id(uint64_t id) {
@@ -36,6 +37,16 @@ Memory *memory_with_id(uint64_t id) {
 bool memory_contains(CUdeviceptr address, size_t size) {
     const Memory *memory = memory_find(address);
     return memory && size <= memory->size - (address - memory->address);
+}
+
+bool memory_is_accessible(const Memory *memory, const Context *context) {
+    if (memory->pool)
+        return pool_is_accessible(memory->pool, context->device);
+    if (memory->is_mapping)
+        return memory->access[context->device] != 0;
+    if (memory->kind != MEMORY_DEVICE || memory->device == context->device)
+        return true;
+    return context->peers >> memory->device & 1;
 }
 
 size_t memory_count(void) {
@@ -52,8 +63,20 @@ static Memory *memory_add(CUdeviceptr address, size_t size, MemoryKind kind, CUd
     memory->kind = kind;
     memory->device = device;
     memory->id = new_id();
+    memory->file = NO_FILE;
     memory->next = memories;
     memories = memory;
+    return memory;
+}
+
+/* The device has it already, for the process that it is from. */
+Memory *memory_add_imported(CUdeviceptr address, size_t size, Pool *pool, MemoryKind kind,
+                            CUdevice device) {
+    Memory *memory = memory_add(address, size, kind, device);
+    memory->is_imported = true;
+    memory->pool = pool;
+    if (pool)
+        pool_account(pool, size);
     return memory;
 }
 
@@ -84,11 +107,14 @@ CUresult memory_new(size_t size, MemoryKind kind, CUdevice device, Pool *pool, u
         return CUDA_ERROR_INVALID_VALUE;
     if (kind == MEMORY_DEVICE && !memory_is_there(device, size))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUdeviceptr bytes = memory_reserve(size);
+    size_t offset = 0;
+    bool in_file = pool && pool->file != NO_FILE;
+    CUdeviceptr bytes = in_file ? pool_reserve(pool, size, &offset) : memory_reserve(size);
     if (!bytes)
         return CUDA_ERROR_OUT_OF_MEMORY;
     fill(bytes, size);
     Memory *memory = memory_add(bytes, size, kind, device);
+    memory->file_offset = offset;
     memory->pool = pool;
     memory->offset = pool ? pool->used : 0;
     memory->context = pool ? NULL : context_current();
@@ -104,8 +130,13 @@ CUresult memory_new(size_t size, MemoryKind kind, CUdevice device, Pool *pool, u
 static void memory_give_back(Memory *memory) {
     if (memory->node)
         graph_memory_release(memory->node);
+    else if (memory->is_mapping)
+        memory_unmap(memory->address, memory->size);
     else if (memory->kind != MEMORY_REGISTERED)
         memory_unreserve(memory->address, memory->size);
+    if (memory->file != NO_FILE)
+        close(memory->file);
+    free(memory->advice);
     free(memory);
 }
 
@@ -123,7 +154,7 @@ void memory_free(Memory *memory) {
             break;
         }
     }
-    if (memory->kind == MEMORY_DEVICE)
+    if (memory->kind == MEMORY_DEVICE && !memory->is_imported)
         used[memory->device] -= memory->size;
     if (memory->pool)
         pool_unaccount(memory->pool, memory->size);
@@ -138,9 +169,10 @@ void memory_free(Memory *memory) {
 /* While a free is queued, the memory that it is of and the memory that a later launch makes have
  * the same address. The later one is found by it. */
 Memory *memory_of_graph(GraphMemory *node) {
-    Memory *memory = memory_add(node->address, node->size, MEMORY_DEVICE, node->device);
+    Memory *memory = memory_add(node->address, node->size, node->kind, node->device);
     memory->node = graph_memory_retain(node);
-    used[node->device] += node->size;
+    if (node->kind == MEMORY_DEVICE)
+        used[node->device] += node->size;
     return memory;
 }
 
@@ -186,6 +218,25 @@ DRIVER_FUNCTION_AS(cuMemAlloc_v2, cuMemAlloc, 3020, (CUdeviceptr *address, size_
     return allocate(address, size, MEMORY_DEVICE, 0);
 }
 
+/* "The function may pad the allocation to ensure that corresponding pointers in any given row will
+ * continue to meet the alignment requirements." */
+DRIVER_FUNCTION_AS(cuMemAllocPitch_v2, cuMemAllocPitch, 3020,
+                   (CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
+                    unsigned element),
+                   (address, pitch, width, height, element)) {
+    enum { TEXTURE_ALIGNMENT = 512 };
+    size_t size;
+    if (!pitch || !width || !height || (element != 4 && element != 8 && element != 16))
+        return CUDA_ERROR_INVALID_VALUE;
+    size_t rounded = (width + TEXTURE_ALIGNMENT - 1) / TEXTURE_ALIGNMENT * TEXTURE_ALIGNMENT;
+    if (__builtin_mul_overflow(rounded, height, &size))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = allocate(address, size, MEMORY_DEVICE, 0);
+    if (result == CUDA_SUCCESS)
+        *pitch = rounded;
+    return result;
+}
+
 DRIVER_FUNCTION(cuMemAllocManaged, 6000, (CUdeviceptr *address, size_t size, unsigned flags),
                 (address, size, flags)) {
     enum { ATTACH_GLOBAL = 1, ATTACH_HOST = 2 };
@@ -225,7 +276,8 @@ static CUresult free_when_idle(Memory *memory, CUresult gone) {
 
 static CUresult deallocate(CUdeviceptr address, unsigned kinds) {
     Memory *memory = memory_find(address);
-    if (!memory || memory->address != address || !(memory->kind & kinds) || memory->free_is_queued)
+    if (!memory || memory->address != address || !(memory->kind & kinds) ||
+        memory->free_is_queued || memory->is_mapping)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = capture_forbids_unsafe_call();
     return result == CUDA_SUCCESS ? free_when_idle(memory, CUDA_ERROR_INVALID_VALUE) : result;
@@ -313,6 +365,8 @@ DRIVER_FUNCTION(cuMemHostGetFlags, 2030, (unsigned *flags, CUdeviceptr address),
 DRIVER_FUNCTION_AS(cuMemGetInfo_v2, cuMemGetInfo, 3020, (size_t *free_bytes, size_t *total),
                    (free_bytes, total)) {
     CUresult result = context_usable(context_current());
+    if (result == CUDA_SUCCESS && (!free_bytes || !total))
+        result = CUDA_ERROR_INVALID_VALUE;
     if (result != CUDA_SUCCESS)
         return result;
     *free_bytes = settings.memory - used[context_current()->device];

@@ -17,6 +17,9 @@ typedef struct Word {
 /* Operations of one batch run in order, as one. */
 typedef struct Batch {
     bool is_held;               /* counted as a wait that is not over */
+    Context *context;           /* of a node, like the next two: as it was described */
+    unsigned described_count;
+    union Parameters *described;
     size_t count;
     Word words[];
 } Batch;
@@ -64,6 +67,13 @@ static CUresult run_wait(const Word *word, Stream *stream) {
     return result;
 }
 
+/* What comes behind the first word waits, if need be, in the middle of the operation. */
+static bool is_ready(const Operation *operation) {
+    const Word *first = operation->batch->words;
+    return !operation->batch->count || !first->is_wait ||
+           !memory_contains(first->address, first->width) || satisfied(first, load(first));
+}
+
 static CUresult run_batch(Operation *operation, Stream *stream) {
     const Batch *batch = operation->batch;
     CUresult result = CUDA_SUCCESS;
@@ -82,17 +92,18 @@ static CUresult run_batch(Operation *operation, Stream *stream) {
 
 static void dispose_batch(Operation *operation) {
     waiting_for_values -= operation->batch->is_held;
+    free(operation->batch->described);
     free(operation->batch);
 }
 
-static CUresult check(const Stream *stream, const Word *word) {
+static CUresult check(bool in_graph, const Word *word) {
     /* H200: writes without a barrier are refused. */
     unsigned allowed = word->is_wait ? WAIT_COMPARISON | WAIT_FLUSH : 0;
     if (word->flags & ~allowed)
         return CUDA_ERROR_INVALID_VALUE;
     if (word->address % word->width)
         return CUDA_ERROR_INVALID_VALUE;
-    if (stream->capture && graph_memory_contains(word->address, word->width))
+    if (in_graph && graph_memory_contains(word->address, word->width))
         return CUDA_SUCCESS;
     if (!memory_contains(word->address, word->width))
         return CUDA_ERROR_INVALID_VALUE;
@@ -111,22 +122,28 @@ static bool has_wait(const Word *words, size_t count) {
     return false;
 }
 
-static CUresult submit(Stream *handle, const Word *words, size_t count) {
-    Stream *stream;
-    CUresult result = stream_find(handle, &stream);
-    for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++)
-        result = check(stream, &words[i]);
-    if (result != CUDA_SUCCESS)
-        return result;
-    Batch *batch = malloc(sizeof *batch + count * sizeof *words);
+static Operation *batch_operation(const Word *words, size_t count, bool is_held) {
+    Batch *batch = calloc(1, sizeof *batch + count * sizeof *words);
     batch->count = count;
-    batch->is_held = !stream->capture && has_wait(words, count);
+    batch->is_held = is_held;
     waiting_for_values += batch->is_held;
     memcpy(batch->words, words, count * sizeof *words);
     Operation *operation = operation_new(run_batch, NODE_BATCH_MEM_OP);
     operation->batch = batch;
+    operation->is_ready = is_ready;
     operation->dispose = dispose_batch;
-    return stream_submit(stream, operation);
+    return operation;
+}
+
+static CUresult submit(Stream *handle, const Word *words, size_t count) {
+    Stream *stream;
+    CUresult result = stream_find(handle, &stream);
+    for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++)
+        result = check(stream->capture, &words[i]);
+    if (result != CUDA_SUCCESS)
+        return result;
+    bool is_held = !stream->capture && has_wait(words, count);
+    return stream_submit(stream, batch_operation(words, count, is_held));
 }
 
 #define VALUE_FUNCTION(name, bits, waits) \
@@ -167,11 +184,9 @@ typedef union Parameters {      /* CUstreamBatchMemOpParams */
 enum { MAX_BATCH = 256 };
 
 /* "The number of operations in the array. Must be less than 256." */
-DRIVER_FUNCTION_AS(cuStreamBatchMemOp_v2, cuStreamBatchMemOp, 11070,
-                   (Stream *handle, unsigned count, const Parameters *parameters, unsigned flags),
-                   (handle, count, parameters, flags)) {
-    Word words[MAX_BATCH];
-    size_t used = 0;
+static CUresult read_words(Word words[MAX_BATCH], size_t *used, unsigned count,
+                           const Parameters *parameters, unsigned flags) {
+    *used = 0;
     if (flags || count == 0 || count >= MAX_BATCH || !parameters)
         return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < count; i++) {
@@ -182,12 +197,71 @@ DRIVER_FUNCTION_AS(cuStreamBatchMemOp_v2, cuStreamBatchMemOp, 11070,
             continue;
         if (operation < WAIT_VALUE_32 || operation > BARRIER)
             return CUDA_ERROR_INVALID_VALUE;
-        words[used].is_wait = waits;
-        words[used].address = parameters[i].word.address;
-        words[used].value = parameters[i].word.value;
-        words[used].width = wide ? 8 : 4;
-        words[used].flags = parameters[i].word.flags;
-        used++;
+        words[(*used)++] = (Word){.is_wait = waits,
+                                  .address = parameters[i].word.address,
+                                  .value = parameters[i].word.value,
+                                  .width = wide ? 8 : 4,
+                                  .flags = parameters[i].word.flags};
     }
-    return submit(handle, words, used);
+    return CUDA_SUCCESS;
+}
+
+DRIVER_FUNCTION_AS(cuStreamBatchMemOp_v2, cuStreamBatchMemOp, 11070,
+                   (Stream *handle, unsigned count, const Parameters *parameters, unsigned flags),
+                   (handle, count, parameters, flags)) {
+    Word words[MAX_BATCH];
+    size_t used;
+    CUresult result = read_words(words, &used, count, parameters, flags);
+    return result == CUDA_SUCCESS ? submit(handle, words, used) : result;
+}
+
+/* ---- nodes ---------------------------------------------------------------------------------- */
+
+typedef struct BatchNode {      /* CUDA_BATCH_MEM_OP_NODE_PARAMS */
+    Context *context;
+    unsigned count;
+    Parameters *parameters;
+    unsigned flags;
+} BatchNode;
+
+CUresult batch_node_operation(const void *parameters, Operation **operation) {
+    const BatchNode *node = parameters;
+    Word words[MAX_BATCH];
+    size_t used;
+    if (!node || !handle_is(KIND_CONTEXT, node->context))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = read_words(words, &used, node->count, node->parameters, node->flags);
+    for (size_t i = 0; i < used && result == CUDA_SUCCESS; i++)
+        result = check(true, &words[i]);
+    if (result != CUDA_SUCCESS)
+        return result;
+    *operation = batch_operation(words, used, false);
+    size_t size = node->count * sizeof *node->parameters;
+    (*operation)->batch->context = node->context;
+    (*operation)->batch->described_count = node->count;
+    (*operation)->batch->described = malloc(size);
+    memcpy((*operation)->batch->described, node->parameters, size);
+    return CUDA_SUCCESS;
+}
+
+DRIVER_FUNCTION(cuGraphAddBatchMemOpNode, 11070,
+                (Node **out, Graph *graph, Node **dependencies, size_t count,
+                 const BatchNode *node),
+                (out, graph, dependencies, count, node)) {
+    Operation *operation;
+    CUresult result = batch_node_operation(node, &operation);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return graph_add_checked(out, graph, dependencies, count, operation);
+}
+
+/* Of a captured one nothing is described. */
+DRIVER_FUNCTION(cuGraphBatchMemOpNodeGetParams, 11070, (Node *node, BatchNode *out), (node, out)) {
+    const Operation *operation = node_operation(node, NODE_BATCH_MEM_OP);
+    if (!operation || !out)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = (BatchNode){.context = operation->batch->context,
+                       .count = operation->batch->described_count,
+                       .parameters = operation->batch->described};
+    return CUDA_SUCCESS;
 }

@@ -1,23 +1,10 @@
 /* Libraries and modules, and the kernels in them. */
+#include "device_limits.h"
 #include "kernels.h"
 
-#include <unistd.h>
+#include <stdio.h>
 
-/* CUfunction_attribute */
-enum {
-    MAX_THREADS_PER_BLOCK,
-    SHARED_SIZE_BYTES,
-    CONST_SIZE_BYTES,
-    LOCAL_SIZE_BYTES,
-    NUM_REGS,
-    PTX_VERSION,
-    BINARY_VERSION,
-    CACHE_MODE_CA,
-    MAX_DYNAMIC_SHARED_SIZE_BYTES,
-    PREFERRED_SHARED_MEMORY_CARVEOUT,
-};
-
-enum { SHARED_MEMORY_OPT_IN = 232448 };     /* H200 */
+enum { READ_AT_ONCE = 1 << 16 };
 
 static Module *modules;
 
@@ -48,6 +35,12 @@ static void library_free(Library *library) {
         free(kernel->name);
         handle_free(KIND_KERNEL, kernel);
     }
+    for (size_t i = 0; i < library->image->variable_count; i++) {
+        Memory *memory = memory_with_id(library->image->variables[i].memory_id);
+        if (memory)
+            memory_free(memory);
+    }
+    image_free(library->image);
     handle_free(KIND_LIBRARY, library);
 }
 
@@ -63,25 +56,66 @@ void modules_of_context_free(const Context *context) {
     }
 }
 
+static void kernel_attributes_initialize(Kernel *kernel) {
+    static const ImageKernel unknown = {.registers = 32};
+    const ImageKernel *in_image = kernel->in_image ? kernel->in_image : &unknown;
+    const Image *image = kernel->library->image;
+    int *attributes = kernel->attributes;
+    int most = REGISTERS_OF_A_BLOCK / (in_image->registers ? in_image->registers : 1);
+    most = most / WARP * WARP;
+    if (most > LARGEST_BLOCK)
+        most = LARGEST_BLOCK;
+    attributes[MAX_THREADS_PER_BLOCK] = in_image->max_threads ? in_image->max_threads : most;
+    attributes[SHARED_SIZE_BYTES] = in_image->shared_bytes;
+    attributes[CONST_SIZE_BYTES] = in_image->constant_bytes;
+    attributes[LOCAL_SIZE_BYTES] = in_image->local_bytes;
+    attributes[NUM_REGS] = in_image->registers;
+    attributes[PTX_VERSION] = image->is_known ? image->binary_version : COMPUTE_CAPABILITY;
+    attributes[BINARY_VERSION] = image->is_known ? image->binary_version : COMPUTE_CAPABILITY;
+    attributes[MAX_DYNAMIC_SHARED_SIZE_BYTES] = SHARED_BYTES_BY_DEFAULT - in_image->shared_bytes;
+    attributes[PREFERRED_SHARED_MEMORY_CARVEOUT] = -1;
+}
+
 static Kernel *library_kernel(Library *library, const char *name) {
     for (Kernel *kernel = library->kernels; kernel; kernel = kernel->next) {
         if (strcmp(kernel->name, name) == 0)
             return kernel;
     }
-    if (!definition_find(name))
+    const ImageKernel *in_image = image_kernel(library->image, name);
+    if (library->image->is_known ? !in_image : !definition_find(name))
         return NULL;
     Kernel *kernel = handle_new(KIND_KERNEL);
     kernel->library = library;
+    kernel->in_image = in_image;
     kernel->name = strdup(name);
-    kernel->attributes[MAX_THREADS_PER_BLOCK] = 1024;
-    kernel->attributes[NUM_REGS] = 32;
-    kernel->attributes[PTX_VERSION] = 90;
-    kernel->attributes[BINARY_VERSION] = 90;
-    kernel->attributes[MAX_DYNAMIC_SHARED_SIZE_BYTES] = 49152;
-    kernel->attributes[PREFERRED_SHARED_MEMORY_CARVEOUT] = -1;
+    kernel_attributes_initialize(kernel);
     kernel->next = library->kernels;
     library->kernels = kernel;
     return kernel;
+}
+
+static Library *library_new(const void *image) {
+    Library *library = handle_new(KIND_LIBRARY);
+    library->image = image_read(image);
+    return library;
+}
+
+/* The image in a file, with a zero behind it; NULL: there is no such file. */
+static char *read_file(const char *path) {
+    FILE *file = path ? fopen(path, "rb") : NULL;
+    if (!file)
+        return NULL;
+    size_t size = 0;
+    char *content = NULL;
+    size_t read;
+    do {
+        content = realloc(content, size + READ_AT_ONCE + 1);
+        read = fread(content + size, 1, READ_AT_ONCE, file);
+        size += read;
+    } while (read);
+    content[size] = 0;
+    fclose(file);
+    return content;
 }
 
 DRIVER_FUNCTION(cuLibraryLoadData, 12000,
@@ -91,7 +125,7 @@ DRIVER_FUNCTION(cuLibraryLoadData, 12000,
     if (!out || !image || (jit_count && (!jit_options || !jit_values)) ||
         (count && (!options || !values)))
         return CUDA_ERROR_INVALID_VALUE;
-    *out = handle_new(KIND_LIBRARY);
+    *out = library_new(image);
     return CUDA_SUCCESS;
 }
 
@@ -99,10 +133,13 @@ DRIVER_FUNCTION(cuLibraryLoadFromFile, 12000,
                 (Library **out, const char *path, int *jit_options, void **jit_values,
                  unsigned jit_count, int *options, void **values, unsigned count),
                 (out, path, jit_options, jit_values, jit_count, options, values, count)) {
-    if (path && access(path, R_OK))
+    char *image = read_file(path);
+    if (path && !image)
         return CUDA_ERROR_FILE_NOT_FOUND;
-    return locked_cuLibraryLoadData(out, path, jit_options, jit_values, jit_count, options, values,
-                                    count);
+    CUresult result = locked_cuLibraryLoadData(out, image, jit_options, jit_values, jit_count,
+                                               options, values, count);
+    free(image);
+    return result;
 }
 
 DRIVER_FUNCTION(cuLibraryUnload, 12000, (Library *library), (library)) {
@@ -112,6 +149,11 @@ DRIVER_FUNCTION(cuLibraryUnload, 12000, (Library *library), (library)) {
     return CUDA_SUCCESS;
 }
 
+/* An image that is known says itself what is in it. */
+static CUresult kernel_missing(const Library *library, const char *name) {
+    return library->image->is_known ? CUDA_ERROR_NOT_FOUND : definition_missing(name);
+}
+
 DRIVER_FUNCTION(cuLibraryGetKernel, 12000, (Kernel **out, Library *library, const char *name),
                 (out, library, name)) {
     if (!handle_is(KIND_LIBRARY, library))
@@ -119,43 +161,43 @@ DRIVER_FUNCTION(cuLibraryGetKernel, 12000, (Kernel **out, Library *library, cons
     if (!out || !name)
         return CUDA_ERROR_INVALID_VALUE;
     *out = library_kernel(library, name);
-    return *out ? CUDA_SUCCESS : definition_missing(name);
+    return *out ? CUDA_SUCCESS : kernel_missing(library, name);
 }
 
-static CUresult count_kernels(unsigned *out, bool known) {
-    if (!known)
+static unsigned kernel_count(const Library *library) {
+    const Image *image = library->image;
+    return (unsigned)(image->is_known ? image->kernel_count : definition_count());
+}
+
+static Kernel *nth_kernel(Library *library, unsigned n) {
+    const Image *image = library->image;
+    return library_kernel(library, image->is_known ? image->kernels[n].name
+                                                   : definition_nth(n)->name);
+}
+
+static CUresult count_kernels(unsigned *out, const Library *library) {
+    if (!library)
         return CUDA_ERROR_INVALID_HANDLE;
     if (!out)
         return CUDA_ERROR_INVALID_VALUE;
-    *out = (unsigned)definition_count();
+    *out = kernel_count(library);
     return CUDA_SUCCESS;
 }
 
 DRIVER_FUNCTION(cuLibraryGetKernelCount, 12040, (unsigned *out, Library *library),
                 (out, library)) {
-    return count_kernels(out, handle_is(KIND_LIBRARY, library));
+    return count_kernels(out, handle_is(KIND_LIBRARY, library) ? library : NULL);
 }
 
 DRIVER_FUNCTION(cuLibraryEnumerateKernels, 12040, (Kernel **out, unsigned count, Library *library),
                 (out, count, library)) {
     if (!handle_is(KIND_LIBRARY, library))
         return CUDA_ERROR_INVALID_HANDLE;
-    if (!out || count > definition_count())
+    if (!out || count > kernel_count(library))
         return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < count; i++)
-        out[i] = library_kernel(library, definition_nth(i)->name);
+        out[i] = nth_kernel(library, i);
     return CUDA_SUCCESS;
-}
-
-/* Variables are not simulated: no image has one. */
-DRIVER_FUNCTION(cuLibraryGetGlobal, 12000,
-                (CUdeviceptr *address, size_t *size, Library *library, const char *name),
-                (address, size, library, name)) {
-    UNUSED(address);
-    UNUSED(size);
-    if (!handle_is(KIND_LIBRARY, library))
-        return CUDA_ERROR_INVALID_HANDLE;
-    return name ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* ---- modules: a library in a context -------------------------------------------------------- */
@@ -204,7 +246,7 @@ static CUresult load_module(Module **out, const void *image) {
         return result;
     if (!out || !image)
         return CUDA_ERROR_INVALID_VALUE;
-    Library *library = handle_new(KIND_LIBRARY);
+    Library *library = library_new(image);
     library->is_modules = true;
     *out = module_of(library, context_current());
     return CUDA_SUCCESS;
@@ -227,9 +269,12 @@ DRIVER_FUNCTION(cuModuleLoadFatBinary, 2000, (Module **out, const void *image), 
 }
 
 DRIVER_FUNCTION(cuModuleLoad, 2000, (Module **out, const char *path), (out, path)) {
-    if (path && access(path, R_OK))
+    char *image = read_file(path);
+    if (path && !image)
         return CUDA_ERROR_FILE_NOT_FOUND;
-    return load_module(out, path);
+    CUresult result = load_module(out, image);
+    free(image);
+    return result;
 }
 
 DRIVER_FUNCTION(cuModuleUnload, 2000, (Module *module), (module)) {
@@ -247,34 +292,68 @@ DRIVER_FUNCTION(cuModuleGetFunction, 2000, (Entry **out, Module *module, const c
         return CUDA_ERROR_INVALID_VALUE;
     Kernel *kernel = library_kernel(module->library, name);
     if (!kernel)
-        return definition_missing(name);
+        return kernel_missing(module->library, name);
     *out = entry_of(module, kernel);
     return CUDA_SUCCESS;
 }
 
 DRIVER_FUNCTION(cuModuleGetFunctionCount, 12040, (unsigned *out, Module *module), (out, module)) {
-    return count_kernels(out, handle_is(KIND_MODULE, module));
+    return count_kernels(out, handle_is(KIND_MODULE, module) ? module->library : NULL);
 }
 
 DRIVER_FUNCTION(cuModuleEnumerateFunctions, 12040, (Entry **out, unsigned count, Module *module),
                 (out, count, module)) {
     if (!handle_is(KIND_MODULE, module))
         return CUDA_ERROR_INVALID_HANDLE;
-    if (!out || count > definition_count())
+    if (!out || count > kernel_count(module->library))
         return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < count; i++)
-        out[i] = entry_of(module, library_kernel(module->library, definition_nth(i)->name));
+        out[i] = entry_of(module, nth_kernel(module->library, i));
     return CUDA_SUCCESS;
+}
+
+/* ---- variables ------------------------------------------------------------------------------ */
+
+/* They have memory, in which nothing is stored until a program does. */
+static CUresult get_variable(CUdeviceptr *address, size_t *size, const Library *library,
+                             const char *name) {
+    CUresult result = context_usable(context_current());
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!name || (!address && !size))
+        return CUDA_ERROR_INVALID_VALUE;
+    ImageVariable *variable = image_variable(library->image, name);
+    if (!variable)
+        return CUDA_ERROR_NOT_FOUND;
+    if (!memory_with_id(variable->memory_id)) {
+        result = memory_new(variable->size, MEMORY_DEVICE, context_current()->device, NULL, 0,
+                            &variable->address);
+        if (result != CUDA_SUCCESS)
+            return result;
+        variable->memory_id = memory_find(variable->address)->id;
+        memset((void *)variable->address, 0, variable->size);
+    }
+    if (address)
+        *address = variable->address;
+    if (size)
+        *size = variable->size;
+    return CUDA_SUCCESS;
+}
+
+DRIVER_FUNCTION(cuLibraryGetGlobal, 12000,
+                (CUdeviceptr *address, size_t *size, Library *library, const char *name),
+                (address, size, library, name)) {
+    if (!handle_is(KIND_LIBRARY, library))
+        return CUDA_ERROR_INVALID_HANDLE;
+    return get_variable(address, size, library, name);
 }
 
 DRIVER_FUNCTION_AS(cuModuleGetGlobal_v2, cuModuleGetGlobal, 3020,
                    (CUdeviceptr *address, size_t *size, Module *module, const char *name),
                    (address, size, module, name)) {
-    UNUSED(address);
-    UNUSED(size);
     if (!handle_is(KIND_MODULE, module))
         return CUDA_ERROR_INVALID_HANDLE;
-    return name ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_VALUE;
+    return get_variable(address, size, module->library, name);
 }
 
 /* ---- kernels, which programs also pass where a function is wanted ---------------------------- */
@@ -285,15 +364,21 @@ static Kernel *kernel_of(void *handle) {
     return handle_is(KIND_KERNEL, handle) ? handle : NULL;
 }
 
-CUresult kernel_look_up(void *handle, const char **name, const Context **context,
-                        unsigned *shared_limit) {
-    const Kernel *kernel = kernel_of(handle);
-    if (!kernel)
-        return CUDA_ERROR_INVALID_HANDLE;
-    *name = kernel->name;
+const Kernel *kernel_look_up(void *handle, const Context **context) {
     *context = handle_is(KIND_ENTRY, handle) ? ((Entry *)handle)->module->context : NULL;
-    *shared_limit = (unsigned)kernel->attributes[MAX_DYNAMIC_SHARED_SIZE_BYTES];
-    return CUDA_SUCCESS;
+    return kernel_of(handle);
+}
+
+/* Where the image does not say which parameters a kernel takes, the function does that stands for
+ * it. */
+static size_t parameters_of(const Kernel *kernel, const Parameter **parameters) {
+    if (kernel->in_image) {
+        *parameters = kernel->in_image->parameters;
+        return kernel->in_image->count;
+    }
+    const Definition *definition = definition_find(kernel->name);
+    *parameters = definition->parameters;
+    return definition->count;
 }
 
 DRIVER_FUNCTION(cuKernelGetFunction, 12000, (Entry **out, Kernel *kernel), (out, kernel)) {
@@ -361,19 +446,20 @@ static CUresult get_parameter(void *handle, size_t index, size_t *offset, size_t
     const Kernel *kernel = kernel_of(handle);
     if (!kernel)
         return CUDA_ERROR_INVALID_HANDLE;
-    const Definition *definition = definition_find(kernel->name);
-    if (!offset || index >= definition->count)
+    const Parameter *parameters;
+    if (!offset || index >= parameters_of(kernel, &parameters))
         return CUDA_ERROR_INVALID_VALUE;
-    *offset = definition->parameters[index].offset;
+    *offset = parameters[index].offset;
     if (size)
-        *size = definition->parameters[index].size;
+        *size = parameters[index].size;
     return CUDA_SUCCESS;
 }
 
 DRIVER_FUNCTION(cuKernelGetParamInfo, 12040,
                 (Kernel *kernel, size_t index, size_t *offset, size_t *size),
                 (kernel, index, offset, size)) {
-    return get_parameter(kernel, index, offset, size);
+    CUresult result = context_usable(context_current());
+    return result == CUDA_SUCCESS ? get_parameter(kernel, index, offset, size) : result;
 }
 
 DRIVER_FUNCTION(cuFuncGetParamInfo, 12040,
@@ -388,7 +474,8 @@ static CUresult count_parameters(void *handle, size_t *count) {
         return CUDA_ERROR_INVALID_HANDLE;
     if (!count)
         return CUDA_ERROR_INVALID_VALUE;
-    *count = definition_find(kernel->name)->count;
+    const Parameter *parameters;
+    *count = parameters_of(kernel, &parameters);
     return CUDA_SUCCESS;
 }
 
@@ -418,7 +505,8 @@ static CUresult set_attribute(void *handle, int attribute, int value) {
         return CUDA_ERROR_INVALID_HANDLE;
     if (attribute < MAX_DYNAMIC_SHARED_SIZE_BYTES || attribute >= KERNEL_ATTRIBUTES)
         return CUDA_ERROR_INVALID_VALUE;
-    if (attribute == MAX_DYNAMIC_SHARED_SIZE_BYTES && (value < 0 || value > SHARED_MEMORY_OPT_IN))
+    int most = SHARED_BYTES_OPT_IN - kernel->attributes[SHARED_SIZE_BYTES];
+    if (attribute == MAX_DYNAMIC_SHARED_SIZE_BYTES && (value < 0 || value > most))
         return CUDA_ERROR_INVALID_VALUE;
     kernel->attributes[attribute] = value;
     return CUDA_SUCCESS;

@@ -85,14 +85,18 @@ static Node *instantiated(const GraphExec *exec, const Node *node) {
 
 /* A launch that is queued keeps the plan of its time, so the graph gets another one: of a copy, in
  * which the node was changed. */
-static void take_changed(GraphExec *exec, Graph *changed) {
+static CUresult take_changed(GraphExec *exec, Graph *changed) {
     Plan *plan;
-    plan_new(&plan, changed);   /* the same nodes and edges: it is possible */
+    if (plan_new(&plan, changed) != PLAN_SUCCESS) {
+        graph_free(changed);
+        return CUDA_ERROR_INVALID_VALUE;
+    }
     for (size_t i = 0; i < changed->nodes.count; i++)
         plan->graph->nodes.nodes[i]->original = exec->plan->graph->nodes.nodes[i]->original;
     plan_release(exec->plan);
     exec->plan = plan;
     graph_free(changed);
+    return CUDA_SUCCESS;
 }
 
 CUresult node_set_instantiated(GraphExec *exec, const Node *node, Operation *operation) {
@@ -103,8 +107,7 @@ CUresult node_set_instantiated(GraphExec *exec, const Node *node, Operation *ope
     }
     Graph *changed = graph_copy(exec->plan->graph);
     node_set(changed->nodes.nodes[old->index], operation);
-    take_changed(exec, changed);
-    return CUDA_SUCCESS;
+    return take_changed(exec, changed);
 }
 
 /* "Currently only kernel, memset and memcpy nodes are supported." */
@@ -123,8 +126,7 @@ DRIVER_FUNCTION(cuGraphNodeSetEnabled, 11060, (GraphExec *exec, Node *node, unsi
         return CUDA_ERROR_INVALID_VALUE;
     Graph *changed = graph_copy(exec->plan->graph);
     changed->nodes.nodes[found->index]->is_disabled = !enabled;
-    take_changed(exec, changed);
-    return CUDA_SUCCESS;
+    return take_changed(exec, changed);
 }
 
 DRIVER_FUNCTION(cuGraphNodeGetEnabled, 11060, (GraphExec *exec, Node *node, unsigned *enabled),
@@ -138,7 +140,8 @@ DRIVER_FUNCTION(cuGraphNodeGetEnabled, 11060, (GraphExec *exec, Node *node, unsi
 
 static bool can_change(NodeType type) {
     return type == NODE_KERNEL || type == NODE_MEMCPY || type == NODE_MEMSET ||
-           type == NODE_HOST || type == NODE_EVENT_RECORD || type == NODE_WAIT_EVENT;
+           type == NODE_HOST || type == NODE_EVENT_RECORD || type == NODE_WAIT_EVENT ||
+           type == NODE_BATCH_MEM_OP;
 }
 
 static CUresult make_other(const Node *node, NodeParameters *parameters, Operation **operation) {

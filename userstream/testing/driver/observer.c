@@ -13,8 +13,13 @@ void observer_tell(Site site, const Function *function, const uint64_t *words, s
                    CUresult result) {
     atomic_fetch_add(&telling, 1);
     Observer tell = atomic_load(&observer);
-    if (tell)
+    if (tell) {
+        Thread *me = this_thread();
+        bool before = me->in_observer;
+        me->in_observer = true;
         tell(site, function->id, words, count, result, context_current());
+        me->in_observer = before;
+    }
     atomic_fetch_sub(&telling, 1);
 }
 

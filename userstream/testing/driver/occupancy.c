@@ -1,33 +1,45 @@
-/* How many blocks of a kernel fit: limited by its threads and its dynamic shared memory alone. */
+/* How many blocks of a kernel fit on a multiprocessor: by threads, registers and shared memory. */
+#include "device_limits.h"
 #include "kernels.h"
-
-enum {                          /* H200 */
-    THREADS = 2048,             /* of a multiprocessor, like the next two */
-    BLOCKS = 32,
-    SHARED_BYTES = 233472,
-    SHARED_BYTES_OF_A_BLOCK = 1024,     /* that the system takes */
-    LARGEST_BLOCK = 1024,
-    WARP = 32,
-};
 
 static size_t least(size_t one, size_t other) {
     return one < other ? one : other;
 }
 
-static CUresult blocks_that_fit(size_t *out, void *kernel, int block_size, size_t shared_bytes) {
-    const char *name;
+static size_t rounded_up(size_t number, size_t multiple) {
+    return (number + multiple - 1) / multiple * multiple;
+}
+
+/* Warps get registers of their partition of the multiprocessor. */
+static size_t blocks_by_registers(const Kernel *kernel, size_t warps) {
+    size_t registers = (size_t)kernel->attributes[NUM_REGS] * WARP;
+    if (!registers)
+        return BLOCKS_OF_A_MULTIPROCESSOR;
+    size_t of_a_warp = rounded_up(registers, REGISTERS_AT_ONCE);
+    return REGISTERS_OF_A_MULTIPROCESSOR / PARTITIONS / of_a_warp * PARTITIONS / warps;
+}
+
+static size_t shared_bytes_of_block(const Kernel *kernel, size_t dynamic) {
+    size_t bytes = (size_t)kernel->attributes[SHARED_SIZE_BYTES] + dynamic + SHARED_BYTES_RESERVED;
+    return rounded_up(bytes, SHARED_BYTES_AT_ONCE);
+}
+
+static CUresult blocks_that_fit(size_t *out, void *handle, int block_size, size_t shared_bytes) {
     const Context *context;
-    unsigned shared_limit;
-    CUresult result = kernel_look_up(kernel, &name, &context, &shared_limit);
-    if (result != CUDA_SUCCESS)
-        return result;
+    const Kernel *kernel = kernel_look_up(handle, &context);
+    if (!kernel)
+        return CUDA_ERROR_INVALID_HANDLE;
     if (block_size <= 0)
         return CUDA_ERROR_INVALID_VALUE;
-    size_t threads = ((size_t)block_size + WARP - 1) / WARP * WARP;
+    size_t warps = ((size_t)block_size + WARP - 1) / WARP;
     *out = 0;
-    if (threads <= LARGEST_BLOCK && shared_bytes <= shared_limit)
-        *out = least(least(BLOCKS, THREADS / threads),
-                     SHARED_BYTES / (shared_bytes + SHARED_BYTES_OF_A_BLOCK));
+    if (block_size > kernel->attributes[MAX_THREADS_PER_BLOCK] ||
+        shared_bytes > (size_t)kernel->attributes[MAX_DYNAMIC_SHARED_SIZE_BYTES])
+        return CUDA_SUCCESS;
+    *out = least(least(BLOCKS_OF_A_MULTIPROCESSOR, THREADS_OF_A_MULTIPROCESSOR / (warps * WARP)),
+                 least(blocks_by_registers(kernel, warps),
+                       SHARED_BYTES_OF_A_MULTIPROCESSOR /
+                           shared_bytes_of_block(kernel, shared_bytes)));
     return CUDA_SUCCESS;
 }
 
@@ -63,7 +75,12 @@ DRIVER_FUNCTION(cuOccupancyAvailableDynamicSMemPerBlock, 10020,
         return result;
     if (blocks <= 0 || (size_t)blocks > fit)
         return CUDA_ERROR_INVALID_VALUE;
-    *out = least(SHARED_BYTES / (size_t)blocks, SHARED_BYTES) - SHARED_BYTES_OF_A_BLOCK;
+    const Context *context;
+    const Kernel *found = kernel_look_up(kernel, &context);
+    size_t of_a_block = SHARED_BYTES_OF_A_MULTIPROCESSOR / (size_t)blocks;
+    *out = least(of_a_block / SHARED_BYTES_AT_ONCE * SHARED_BYTES_AT_ONCE -
+                     shared_bytes_of_block(found, 0),
+                 (size_t)found->attributes[MAX_DYNAMIC_SHARED_SIZE_BYTES]);
     return CUDA_SUCCESS;
 }
 
@@ -113,4 +130,37 @@ DRIVER_FUNCTION(cuOccupancyMaxPotentialBlockSizeWithFlags, 7000,
                 (grid_size, block_size, kernel, shared_bytes_of, shared_bytes, limit, flags)) {
     UNUSED(flags);
     return potential_block(grid_size, block_size, kernel, shared_bytes_of, shared_bytes, limit);
+}
+
+/* ---- clusters ------------------------------------------------------------------------------- */
+
+/* "The maximum cluster size ... that would be supported" with the configuration, whose own cluster
+ * is ignored. */
+DRIVER_FUNCTION(cuOccupancyMaxPotentialClusterSize, 11070,
+                (int *out, void *kernel, const LaunchConfiguration *configuration),
+                (out, kernel, configuration)) {
+    const Context *context;
+    const Kernel *found = kernel_look_up(kernel, &context);
+    if (!out || !configuration)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!found)
+        return CUDA_ERROR_INVALID_HANDLE;
+    bool more = found->attributes[NON_PORTABLE_CLUSTER_SIZE_ALLOWED];
+    *out = more ? LARGEST_CLUSTER_ALLOWED : LARGEST_CLUSTER;
+    return CUDA_SUCCESS;
+}
+
+/* Of one block where the configuration has none. */
+DRIVER_FUNCTION(cuOccupancyMaxActiveClusters, 11070,
+                (int *out, void *kernel, const LaunchConfiguration *configuration),
+                (out, kernel, configuration)) {
+    size_t blocks;
+    if (!out || !configuration)
+        return CUDA_ERROR_INVALID_VALUE;
+    const unsigned *block = configuration->block;
+    CUresult result = blocks_that_fit(&blocks, kernel, (int)(block[0] * block[1] * block[2]),
+                                      configuration->shared_bytes);
+    if (result == CUDA_SUCCESS)
+        *out = (int)(blocks * MULTIPROCESSORS / launch_cluster_size(configuration));
+    return result;
 }

@@ -16,7 +16,9 @@ static CUresult run_nothing(Operation *operation, Stream *stream) {
 }
 
 Operation *operation_nothing(NodeType type) {
-    return operation_new(run_nothing, type);
+    Operation *operation = operation_new(run_nothing, type);
+    operation->takes_no_turn = true;
+    return operation;
 }
 
 Operation *operation_retain(Operation *operation) {

@@ -99,10 +99,22 @@ static bool all_are_used(const ConditionSet *set) {
     return true;
 }
 
+static void hide(Graph *graph) {
+    for (size_t i = 0; i < graph->nodes.count; i++) {
+        Graph *const *inside;
+        size_t count = operation_graphs(graph->nodes.nodes[i]->operation, &inside);
+        for (size_t k = 0; k < count; k++)
+            hide(inside[k]);
+        handle_hide(graph->nodes.nodes[i]);
+    }
+    handle_hide(graph);
+}
+
 PlanResult plan_new(Plan **out, const Graph *graph) {
     Plan *plan = calloc(1, sizeof *plan);
     plan->references = 1;
     plan->graph = graph_copy(graph);
+    hide(plan->graph);
     PlanResult result = PLAN_SUCCESS;
     if (!add_graph(plan, &plan->steps, plan->graph, false))
         result = PLAN_INVALID_STRUCTURE;
@@ -171,6 +183,7 @@ static CUresult run_steps(const Plan *plan, const Steps *steps, const MemoryEffe
     CUresult result = CUDA_SUCCESS;
     for (size_t i = 0; i < steps->count && result == CUDA_SUCCESS; i++) {
         Operation *next = steps->operations[i];
+        schedule_node_begins(stream, next, i == 0);
         if (stream_work_is_lost(stream))
             break;
         if (next->type == NODE_MEM_ALLOC || next->type == NODE_MEM_FREE)

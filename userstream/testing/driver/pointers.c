@@ -53,7 +53,8 @@ static CUresult attribute_of(void *out, int attribute, CUdeviceptr address, cons
     case IS_HW_DECOMPRESS_CAPABLE:
         ANSWER(bool, false);
     case IS_LEGACY_IPC_CAPABLE: /* what cuMemAlloc gave */
-        ANSWER(bool, memory->kind == MEMORY_DEVICE && !memory->pool && !memory->node);
+        ANSWER(bool, memory->kind == MEMORY_DEVICE && !memory->pool && !memory->node &&
+                         !memory->is_imported);
     case IS_GPU_DIRECT_RDMA_CAPABLE:
         ANSWER(unsigned, 0);
     case IS_MANAGED:
@@ -73,7 +74,7 @@ static CUresult attribute_of(void *out, int attribute, CUdeviceptr address, cons
     case MAPPING_SIZE:
         ANSWER(size_t, memory->size);
     case ALLOWED_HANDLE_TYPES:
-        ANSWER(uint64_t, 0);
+        ANSWER(uint64_t, memory->pool ? (uint64_t)memory->pool->handle_types : 0);
     case ACCESS_FLAGS:
         ANSWER(unsigned, ACCESS_READ_WRITE);
     case MEMPOOL_HANDLE:

@@ -6,6 +6,7 @@
 /* ---- the worker of a stream ----------------------------------------------------------------- */
 
 static void stream_free(Stream *stream) {
+    schedule_stream_ends(stream);
     for (Stream **link = &stream->context->streams; *link; link = &(*link)->next) {
         if (*link == stream) {
             *link = stream->next;
@@ -20,6 +21,11 @@ static void stream_free(Stream *stream) {
 
 bool stream_work_is_lost(const Stream *stream) {
     return stream->first->errors != stream->context->errors;
+}
+
+bool stream_can_go_on(const Stream *stream) {
+    const Operation *first = stream->first;
+    return first && (!first->is_ready || first->is_ready(first) || stream_work_is_lost(stream));
 }
 
 static void finish_first(Stream *stream) {
@@ -43,6 +49,14 @@ static void run_first(Stream *stream) {
     finish_first(stream);
 }
 
+void stream_pass_first(Stream *stream) {
+    stream->is_running = true;
+    run_first(stream);
+    stream->is_running = false;
+    if (!stream->first && stream->destroyed)
+        pthread_cond_signal(&stream->work);
+}
+
 /* Python ends a thread that comes back from a host function while the interpreter goes down. */
 static void worker_was_ended(void *argument) {
     Stream *stream = argument;
@@ -59,12 +73,16 @@ static void *worker(void *argument) {
     Stream *stream = argument;
     pthread_cleanup_push(worker_was_ended, stream);
     lock();
+    this_thread()->acts_for = &stream->actor;
+    stream->actor.thread = this_thread();
     for (;;) {
-        while (!stream->first && !stream->destroyed)
-            wait_on(&stream->work);
+        while (stream->first ? !schedule_grants(stream) : !stream->destroyed)
+            schedule_wait_for_work(stream);
         if (!stream->first)
             break;
+        schedule_step_begins(stream);
         run_first(stream);
+        schedule_step_ends(stream);
         if (user_objects_are_due()) {
             unlock();
             user_objects_destroy();
@@ -104,12 +122,17 @@ static void append(Stream *stream, Operation *operation) {
     point_release(stream->tail);
     stream->tail = point_retain(operation->point);
     pthread_cond_signal(&stream->work);
+    schedule_queued(stream, operation);
 }
 
 static CUresult run_wait(Operation *operation, Stream *stream) {
     while (point_pending(operation->awaited) && !stream_work_is_lost(stream))
         wait_for_progress();
     return CUDA_SUCCESS;
+}
+
+static bool wait_is_over(const Operation *operation) {
+    return !point_pending(operation->awaited);
 }
 
 static void dispose_wait(Operation *operation) {
@@ -119,8 +142,14 @@ static void dispose_wait(Operation *operation) {
 static Operation *wait_operation(Point *point) {
     Operation *operation = operation_new(run_wait, NODE_WAIT_EVENT);
     operation->awaited = point_retain(point);
+    operation->is_ready = wait_is_over;
+    operation->takes_no_turn = true;
     operation->dispose = dispose_wait;
     return operation;
+}
+
+const Point *operation_awaits(const Operation *operation) {
+    return operation->run == run_wait ? operation->awaited : NULL;
 }
 
 CUresult stream_wait_for(Stream *stream, Point *point) {
@@ -185,7 +214,7 @@ Stream *stream_new(Context *context, unsigned flags, int priority) {
     stream->id = new_id();
     stream->last = &stream->first;
     stream_attributes_initialize(stream);
-    pthread_cond_init(&stream->work, NULL);
+    condition_initialize(&stream->work);
     stream->next = context->streams;
     context->streams = stream;
     return stream;
@@ -194,6 +223,7 @@ Stream *stream_new(Context *context, unsigned flags, int priority) {
 Stream *stream_new_internal(Context *context) {
     Stream *stream = stream_new(context, STREAM_NON_BLOCKING, LOWEST_PRIORITY);
     stream->internal = true;
+    handle_hide(stream);
     return stream;
 }
 

@@ -79,6 +79,59 @@ DRIVER_FUNCTION(cuDevSmResourceSplitByCount, 12040,
     return CUDA_SUCCESS;
 }
 
+typedef struct Group {          /* CU_DEV_SM_RESOURCE_GROUP_PARAMS */
+    unsigned count;             /* 0: as many as there are, which the answer is */
+    unsigned together;
+    unsigned preferred_together;
+    unsigned flags;
+    unsigned reserved[12];
+} Group;
+
+enum { BACKFILL = 1, MOST_TOGETHER = 32 };
+
+/* "smCount must be a multiple of 2, as well as a multiple of coscheduledSmCount", which a backfill
+ * permits not to be. */
+static CUresult check_group(const Group *group, unsigned left) {
+    unsigned together = group->together ? group->together : LEAST;
+    bool backfill = group->flags & BACKFILL;
+    if (group->flags & ~(unsigned)BACKFILL || together % 2 || together > MOST_TOGETHER)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (group->count % 2 || (!backfill && group->count % together) || group->count == 1)
+        return CUDA_ERROR_INVALID_VALUE;
+    return group->count > left ? CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION : CUDA_SUCCESS;
+}
+
+DRIVER_FUNCTION(cuDevSmResourceSplit, 13010,
+                (Resource *out, unsigned count, const Resource *input, Resource *rest,
+                 unsigned flags, Group *groups),
+                (out, count, input, rest, flags, groups)) {
+    if (!input || !groups || !count || flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (input->type != TYPE_MULTIPROCESSORS)
+        return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+    unsigned left = input->multiprocessors.count;
+    Multiprocessors piece = {.device = input->device, .split = new_id()};
+    for (unsigned i = 0; i < count; i++) {
+        CUresult result = check_group(&groups[i], left);
+        if (result != CUDA_SUCCESS)
+            return result;
+        unsigned together = groups[i].together ? groups[i].together : LEAST;
+        bool backfill = groups[i].flags & BACKFILL;
+        if (!groups[i].count)
+            groups[i].count = backfill ? left / 2 * 2 : left / together * together;
+        if (out && groups[i].count < together)
+            return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+        piece.count = groups[i].count;
+        left -= piece.count;
+        if (out)
+            out[i] = resource_of(&piece);
+    }
+    piece.count = left;
+    if (rest)
+        *rest = left ? resource_of(&piece) : (Resource){0};
+    return CUDA_SUCCESS;
+}
+
 bool description_is(const Description *description) {
     const Description *known = descriptions;
     while (known && known != description)

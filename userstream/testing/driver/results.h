@@ -73,6 +73,7 @@
     X(CUDA_ERROR_TIMEOUT, 909, "wait operation timed out") \
     X(CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, 910, "the graph update was not performed") \
     X(CUDA_ERROR_EXTERNAL_DEVICE, 911, "an async error has occurred in external entity") \
+    X(CUDA_ERROR_INVALID_CLUSTER_SIZE, 912, "cluster misconfiguration") \
     X(CUDA_ERROR_INVALID_RESOURCE_TYPE, 914, "resource type is invalid") \
     X(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, 915, \
       "resource configuration is invalid for this operation") \

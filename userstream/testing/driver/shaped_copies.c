@@ -1,7 +1,8 @@
 /* Copies of two and three dimensions. */
+#include "arrays.h"
 #include "copies.h"
 
-enum { TYPE_HOST = 1, TYPE_DEVICE = 2, TYPE_UNIFIED = 4 };     /* CUmemorytype */
+enum { TYPE_HOST = 1, TYPE_DEVICE = 2, TYPE_ARRAY = 3, TYPE_UNIFIED = 4 };  /* CUmemorytype */
 
 typedef struct Side2D {
     size_t x;
@@ -9,7 +10,7 @@ typedef struct Side2D {
     int type;
     CUdeviceptr host;
     CUdeviceptr device;
-    void *array;
+    Array *array;
     size_t pitch;
 } Side2D;
 
@@ -28,7 +29,7 @@ typedef struct Side3D {
     int type;
     CUdeviceptr host;
     CUdeviceptr device;
-    void *array;
+    Array *array;
     void *reserved;
     size_t pitch;
     size_t height;
@@ -46,12 +47,36 @@ static bool known_type(int type) {
     return type == TYPE_HOST || type == TYPE_DEVICE || type == TYPE_UNIFIED;
 }
 
-/* "If srcPitch is less than WidthInBytes + srcXInBytes", arrays, and numbers whose product is no
- * size, are errors here. */
+static bool is_within(size_t begin, size_t size, size_t whole) {
+    return begin <= whole && size <= whole - begin;
+}
+
+/* An array has a pitch of its own. */
+static CUresult place_in_array(const Side3D *side, const CUDA_MEMCPY3D *copy, CUdeviceptr *address,
+                               size_t *pitch, size_t *slice) {
+    const Array *array = side->array;
+    if (!array_is(array))
+        return CUDA_ERROR_INVALID_HANDLE;
+    size_t element = format_bytes(array->shape.format) * array->shape.channels;
+    if (side->level || side->x % element || copy->width % element ||
+        !is_within(side->x, copy->width, array_row(array)) ||
+        !is_within(side->y, copy->height, array_rows(array)) ||
+        !is_within(side->z, copy->depth, array_slices(array)))
+        return CUDA_ERROR_INVALID_VALUE;
+    *pitch = array_row(array);
+    *slice = *pitch * array_rows(array);
+    *address = array->address + side->z * *slice + side->y * *pitch + side->x;
+    return CUDA_SUCCESS;
+}
+
+/* "If srcPitch is less than WidthInBytes + srcXInBytes", and numbers whose product is no size, are
+ * errors here. */
 static CUresult place(const Side3D *side, const CUDA_MEMCPY3D *copy, CUdeviceptr *address,
                       size_t *pitch, size_t *slice) {
     size_t row = side->x;
     size_t rows = side->y;
+    if (side->type == TYPE_ARRAY)
+        return place_in_array(side, copy, address, pitch, slice);
     if (!known_type(side->type) || !add_product(&row, copy->width, 1) ||
         !add_product(&rows, copy->height, 1))
         return CUDA_ERROR_INVALID_VALUE;
@@ -65,9 +90,13 @@ static CUresult place(const Side3D *side, const CUDA_MEMCPY3D *copy, CUdeviceptr
     return possible ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+static bool is_on_device(int type) {
+    return type == TYPE_DEVICE || type == TYPE_ARRAY;
+}
+
 static int needs_of(int destination_type, int source_type) {
-    int needs = destination_type == TYPE_DEVICE ? KNOWN_DESTINATION : 0;
-    return needs | (source_type == TYPE_DEVICE ? KNOWN_SOURCE : 0);
+    int needs = is_on_device(destination_type) ? KNOWN_DESTINATION : 0;
+    return needs | (is_on_device(source_type) ? KNOWN_SOURCE : 0);
 }
 
 typedef struct Placed {
@@ -86,14 +115,19 @@ static CUresult place_both(const CUDA_MEMCPY3D *copy, Placed *placed) {
     return result;
 }
 
-static CUresult copy_3d(Stream *stream, const CUDA_MEMCPY3D *copy, bool synchronous) {
+static CUresult submit_3d(Stream *stream, const CUDA_MEMCPY3D *copy, int needs,
+                          bool synchronous) {
     Placed placed;
     CUresult result = place_both(copy, &placed);
     if (result != CUDA_SUCCESS)
         return result;
-    int needs = needs_of(copy->destination.type, copy->source.type);
+    needs |= needs_of(copy->destination.type, copy->source.type);
     return copy_submit(stream, placed.destination, placed.source, &placed.layout, needs,
                        synchronous);
+}
+
+static CUresult copy_3d(Stream *stream, const CUDA_MEMCPY3D *copy, bool synchronous) {
+    return submit_3d(stream, copy, 0, synchronous);
 }
 
 static Side3D flat(const Side2D *side) {
@@ -102,6 +136,7 @@ static Side3D flat(const Side2D *side) {
                     .type = side->type,
                     .host = side->host,
                     .device = side->device,
+                    .array = side->array,
                     .pitch = side->pitch};
 }
 
@@ -133,6 +168,82 @@ static CUresult copy_2d(Stream *stream, const CUDA_MEMCPY2D *copy, bool synchron
 COPY_SHAPED(2D, copy_2d)
 COPY_SHAPED(3D, copy_3d)
 
+/* Pitches that a device would copy slowly are none here. */
+DRIVER_FUNCTION_AS(cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned, 3020, (const CUDA_MEMCPY2D *copy),
+                   (copy)) {
+    return locked_cuMemcpy2D_v2(copy);
+}
+
+/* ---- copies between memory and a one-dimensional array --------------------------------------- */
+
+static Side3D in_array(Array *array, size_t offset) {
+    return (Side3D){.x = offset, .type = TYPE_ARRAY, .array = array};
+}
+
+static Side3D on_host(CUdeviceptr address) {
+    return (Side3D){.type = TYPE_HOST, .host = address};
+}
+
+static Side3D on_device(CUdeviceptr address) {
+    return (Side3D){.type = TYPE_DEVICE, .device = address};
+}
+
+static CUresult copy_line(Stream *stream, Side3D destination, Side3D source, size_t size,
+                          bool synchronous) {
+    CUDA_MEMCPY3D copy = {source, destination, size, 1, 1};
+    return copy_3d(stream, &copy, synchronous);
+}
+
+static CUresult copy_line_now(Side3D destination, Side3D source, size_t size) {
+    Stream *stream;
+    CUresult result = copy_check_synchronous(&stream);
+    return result == CUDA_SUCCESS ? copy_line(stream, destination, source, size, true) : result;
+}
+
+static CUresult copy_line_async(Side3D destination, Side3D source, size_t size, Stream *handle) {
+    Stream *stream;
+    CUresult result = stream_find_after_frees(handle, &stream);
+    return result == CUDA_SUCCESS ? copy_line(stream, destination, source, size, false) : result;
+}
+
+#define COPY_TO_ARRAY(letter, side) \
+    DRIVER_FUNCTION_AS(cuMemcpy##letter##toA_v2, cuMemcpy##letter##toA, 3020, \
+                       (Array *array, size_t offset, CUdeviceptr source, size_t size), \
+                       (array, offset, source, size)) { \
+        return copy_line_now(in_array(array, offset), side(source), size); \
+    }
+
+#define COPY_FROM_ARRAY(letter, side) \
+    DRIVER_FUNCTION_AS(cuMemcpyAto##letter##_v2, cuMemcpyAto##letter, 3020, \
+                       (CUdeviceptr destination, Array *array, size_t offset, size_t size), \
+                       (destination, array, offset, size)) { \
+        return copy_line_now(side(destination), in_array(array, offset), size); \
+    }
+
+COPY_TO_ARRAY(H, on_host)
+COPY_TO_ARRAY(D, on_device)
+COPY_FROM_ARRAY(H, on_host)
+COPY_FROM_ARRAY(D, on_device)
+
+DRIVER_FUNCTION_AS(cuMemcpyAtoA_v2, cuMemcpyAtoA, 3020,
+                   (Array *destination, size_t to, Array *source, size_t from, size_t size),
+                   (destination, to, source, from, size)) {
+    return copy_line_now(in_array(destination, to), in_array(source, from), size);
+}
+
+DRIVER_FUNCTION_AS(cuMemcpyHtoAAsync_v2, cuMemcpyHtoAAsync, 3020,
+                   (Array *array, size_t offset, CUdeviceptr source, size_t size, Stream *handle),
+                   (array, offset, source, size, handle)) {
+    return copy_line_async(in_array(array, offset), on_host(source), size, handle);
+}
+
+DRIVER_FUNCTION_AS(cuMemcpyAtoHAsync_v2, cuMemcpyAtoHAsync, 3020,
+                   (CUdeviceptr destination, Array *array, size_t offset, size_t size,
+                    Stream *handle),
+                   (destination, array, offset, size, handle)) {
+    return copy_line_async(on_host(destination), in_array(array, offset), size, handle);
+}
+
 /* The same structure with a context in the place of `reserved`. */
 DRIVER_FUNCTION(cuMemcpy3DPeerAsync, 4000, (const CUDA_MEMCPY3D *copy, Stream *handle),
                 (copy, handle)) {
@@ -142,7 +253,17 @@ DRIVER_FUNCTION(cuMemcpy3DPeerAsync, 4000, (const CUDA_MEMCPY3D *copy, Stream *h
     CUresult result = copy_check_peers(copy->destination.reserved, copy->source.reserved);
     if (result == CUDA_SUCCESS)
         result = stream_find_after_frees(handle, &stream);
-    return result == CUDA_SUCCESS ? copy_3d(stream, copy, false) : result;
+    return result == CUDA_SUCCESS ? submit_3d(stream, copy, BETWEEN_DEVICES, false) : result;
+}
+
+DRIVER_FUNCTION(cuMemcpy3DPeer, 4000, (const CUDA_MEMCPY3D *copy), (copy)) {
+    Stream *stream;
+    if (!copy)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = copy_check_peers(copy->destination.reserved, copy->source.reserved);
+    if (result == CUDA_SUCCESS)
+        result = copy_check_synchronous(&stream);
+    return result == CUDA_SUCCESS ? submit_3d(stream, copy, BETWEEN_DEVICES, true) : result;
 }
 
 /* ---- nodes ---------------------------------------------------------------------------------- */
@@ -158,7 +279,7 @@ CUresult copy_node_operation(const void *parameters, const Context *context,
         return result;
     int needs = needs_of(copy->destination.type, copy->source.type);
     result = copy_operation(placed.destination, placed.source, &placed.layout, needs, true,
-                            operation);
+                            context, operation);
     if (result == CUDA_SUCCESS && (*operation)->type == NODE_MEMCPY) {
         (*operation)->copy->described = malloc(sizeof *copy);
         *(*operation)->copy->described = *copy;

@@ -61,6 +61,8 @@ static void remove_faults(Function *function, uint64_t id) {
     }
 }
 
+static Settings configured;     /* CUDA_VISIBLE_DEVICES may have hidden devices since */
+
 /* Declared here as well: nobody but Python calls these. */
 SIDE_DOOR bool userstream_configure(int devices, int driver_version, size_t memory);
 SIDE_DOOR uint64_t userstream_inject(const char *const *names, size_t count_of_names, int result,
@@ -75,14 +77,28 @@ SIDE_DOOR void userstream_end(void);
 SIDE_DOOR void userstream_progress(void);
 SIDE_DOOR bool userstream_is_forked(void);
 SIDE_DOOR void userstream_statistics(long statistics[5]);
+SIDE_DOOR void userstream_machine(Settings *out);
+SIDE_DOOR void userstream_print_uuid(char *text, CUdevice device);
 
+/* Of a program that nobody configures. */
+__attribute__((constructor)) static void configure_by_environment(void) {
+    const char *devices = getenv("USERSTREAM_SIMULATED_GPUS");
+    int count = devices ? atoi(devices) : settings.devices;
+    if (count >= 0 && count <= MAX_DEVICES)
+        settings.devices = count;
+    configured = settings;
+}
+
+/* False: the driver runs already, with other settings. */
 bool userstream_configure(int devices, int driver_version, size_t memory) {
+    Settings wanted = {devices, driver_version, memory};
     lock();
+    bool same = memcmp(&wanted, &configured, sizeof wanted) == 0;
     bool possible = !initialized && devices <= MAX_DEVICES;
     if (possible)
-        settings = (Settings){devices, driver_version, memory};
+        settings = configured = wanted;
     unlock();
-    return possible;
+    return possible || same;
 }
 
 /* 0: there is no such function. */
@@ -231,4 +247,13 @@ void userstream_statistics(long statistics[5]) {
     statistics[3] = waiting_for_values;
     statistics[4] = (long)capture_count();
     unlock();
+}
+
+/* For libnvidia-ml, which sees every device. */
+void userstream_machine(Settings *out) {
+    *out = configured;
+}
+
+void userstream_print_uuid(char *text, CUdevice device) {
+    device_print_uuid(text, device);
 }

@@ -14,21 +14,43 @@ static Thread *threads;         /* that have called the driver */
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t progressed;
+static atomic_int wanting_lock;  /* threads */
 static _Atomic uint64_t last_id;     /* a thread is numbered without the lock */
 
 void lock(void) {
+    atomic_fetch_add(&wanting_lock, 1);
     pthread_mutex_lock(&mutex);
+    atomic_fetch_sub(&wanting_lock, 1);
 }
 
 void unlock(void) {
     pthread_mutex_unlock(&mutex);
 }
 
+bool is_lock_wanted(void) {
+    return atomic_load(&wanting_lock) > 0;
+}
+
 void progress(void) {
+    schedule_note_progress();
     pthread_cond_broadcast(&progressed);
 }
 
 void wait_for_progress(void) {
+    if (schedule_waits(false))
+        return;
+    wait_with_turn();
+    schedule_resumes(false);
+}
+
+void wait_for_progress_or(int microseconds) {
+    if (schedule_waits(true))
+        return;
+    wait_on_or(&progressed, microseconds);
+    schedule_resumes(true);
+}
+
+void wait_with_turn(void) {
     pthread_cond_wait(&progressed, &mutex);
 }
 
@@ -36,15 +58,26 @@ void wait_on(pthread_cond_t *condition) {
     pthread_cond_wait(condition, &mutex);
 }
 
-void wait_for_progress_or(int microseconds) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += microseconds * 1000L;
-    if (until.tv_nsec >= 1000000000L) {
-        until.tv_nsec -= 1000000000L;
-        until.tv_sec++;
+void time_from_now(struct timespec *time, clockid_t clock, int microseconds) {
+    clock_gettime(clock, time);
+    time->tv_sec += microseconds / 1000000;
+    time->tv_nsec += microseconds % 1000000 * 1000L;
+    if (time->tv_nsec >= 1000000000L) {
+        time->tv_nsec -= 1000000000L;
+        time->tv_sec++;
     }
-    pthread_cond_timedwait(&progressed, &mutex, &until);
+}
+
+bool time_is_before(const struct timespec *one, const struct timespec *other) {
+    return one->tv_sec < other->tv_sec ||
+           (one->tv_sec == other->tv_sec && one->tv_nsec < other->tv_nsec);
+}
+
+/* The condition takes its time from the monotonic clock: see `condition_initialize`. */
+void wait_on_or(pthread_cond_t *condition, int microseconds) {
+    struct timespec until;
+    time_from_now(&until, CLOCK_MONOTONIC, microseconds);
+    pthread_cond_timedwait(condition, &mutex, &until);
 }
 
 double now(void) {
@@ -57,18 +90,20 @@ uint64_t new_id(void) {
     return ++last_id;
 }
 
-static void condition_initialize(void) {
+void condition_initialize(pthread_cond_t *condition) {
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&progressed, &attributes);
+    pthread_cond_init(condition, &attributes);
     pthread_condattr_destroy(&attributes);
 }
 
 /* The child has none of the worker threads. Before cuInit that does not matter. */
 static void forked_child(void) {
     pthread_mutex_init(&mutex, NULL);
-    condition_initialize();
+    condition_initialize(&progressed);
+    wanting_lock = 0;
+    schedule_forked();
     forked = initialized;
     threads = NULL;
     this_thread()->listed = false;
@@ -79,6 +114,7 @@ void shut_down_by_this_thread(void) {
     if (!shut_down)
         exiting_thread = this_thread()->id;
     shut_down = true;
+    schedule_stop();
     progress();
     unlock();
 }
@@ -139,7 +175,7 @@ void end_by_this_thread(void) {
 }
 
 __attribute__((constructor)) static void state_initialize(void) {
-    condition_initialize();
+    condition_initialize(&progressed);
     pthread_atfork(lock, unlock, forked_child);
     atexit(shut_down_by_this_thread);
 }
@@ -157,8 +193,10 @@ Point *point_retain(Point *point) {
 }
 
 void point_release(Point *point) {
-    if (point && --point->references == 0)
+    if (point && --point->references == 0) {
+        schedule_forget(point);
         free(point);
+    }
 }
 
 void point_reach(Point *point) {
@@ -166,6 +204,7 @@ void point_reach(Point *point) {
     clock_gettime(CLOCK_MONOTONIC, &now);
     point->milliseconds = (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
     point->done = true;
+    schedule_reached(point);
     progress();
 }
 
@@ -193,8 +232,10 @@ CUresult point_wait(Point *point, const Context *context) {
         return CUDA_ERROR_DEINITIALIZED;
     unsigned errors = context->errors;
     point_retain(point);
+    schedule_awaits(point);
     while (point_pending(point) && context->errors == errors)
         wait_for_progress();
+    schedule_awaits(NULL);
     point_release(point);
     stay_at_exit();
     /* The error that ended this wait may have been reset before this thread went on. */

@@ -173,12 +173,16 @@ DEFINE_FUNCTION(cuStreamQuery, cuStreamQuery, 2000, IN_CHILD, (Stream *handle), 
     if (forked)
         return CUDA_SUCCESS;
     Stream *stream;
+    schedule_before_query();
     CUresult result = stream_find(handle, &stream);
     if (result == CUDA_SUCCESS)
         result = check_host_wait(stream);
-    if (result == CUDA_SUCCESS && point_pending(pending_work(stream)))
-        result = CUDA_ERROR_NOT_READY;
-    return result;
+    if (result != CUDA_SUCCESS)
+        return result;
+    Point *work = pending_work(stream);
+    bool is_pending = point_pending(work);
+    schedule_after_query(is_pending ? work : NULL);
+    return is_pending ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
 /* The legacy stream gets a marker, which waits for the blocking streams. */

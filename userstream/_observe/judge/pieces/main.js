@@ -9,15 +9,16 @@ function main() {
     view, marks: null, selected: null, hovered: null, race: null, palette: readPalette(canvas),
   };
   const redraw = painter(canvas, state);
-  const actions = makeActions(state, byId, redraw);
+  const actions = makeActions(canvas, state, byId, redraw);
 
   fillSummary(byId("summary"), model);
   fillLegend(byId("legend"));
   byId("note").textContent = noteText(model);
-  fillFound(byId("found"), model, actions.chooseRace);
+  fillFound(byId("found"), model, actions);
   nameScale(byId("scale"), view);
   followSize(canvas, state, redraw);
   followColours(canvas, state, redraw);
+  followPrinting(canvas, state);
   followButtons(byId, state, redraw);
   followSearch(byId, actions);
   followPointer(canvas, byId("tip"), state, actions, redraw);
@@ -26,49 +27,60 @@ function main() {
 
 /* Returns what asks for a new picture, of which there is one a frame at most. */
 function painter(canvas, state) {
-  const context = canvas.getContext("2d");
   let asked = false;
   return () => {
     if (asked) return;
     asked = true;
     requestAnimationFrame(() => {
       asked = false;
-      const dense = window.devicePixelRatio || 1;
-      context.setTransform(dense, 0, 0, dense, 0, 0);
-      paint(context, state);
+      paintNow(canvas, state);
     });
   };
 }
 
-function makeActions(state, byId, redraw) {
+function paintNow(canvas, state) {
+  const context = canvas.getContext("2d");
+  const dense = window.devicePixelRatio || 1;
+  context.setTransform(dense, 0, 0, dense, 0, 0);
+  paint(context, state);
+}
+
+function makeActions(canvas, state, byId, redraw) {
   const { view } = state;
   const { model } = view;
-  let matches = [];
+  let matches = null;
+  const tellMatches = () => {
+    byId("matches").textContent = matchText(matches, state.selected);
+  };
   const actions = {
     select(entry) {
       state.selected = entry;
       fillDetail(byId("detail"), model, entry, actions);
-      if (entry) bringIn(view, entry);
+      tellMatches();
+      if (entry) {
+        bringIn(view, entry);
+        uncover(canvas, byId("detail"), view, entry);
+      }
       redraw();
     },
     chooseRace(race) {
       state.race?.card.classList.remove("shown");
       state.race = race;
       race?.card.classList.add("shown");
+      canvas.parentElement.scrollIntoView({ block: "nearest" });
       const ends = race ? race.ends.filter((end) => end !== null) : [];
       if (ends.length) showAround(view, ends);
       redraw();
     },
     search(query) {
       byId("search").value = query;
-      const found = search(model, query);
-      matches = found ?? [];
-      state.marks = found && new Set(found);
-      byId("matches").textContent = found ? found.length.toLocaleString("en") : "";
+      matches = search(model, query);
+      state.marks = matches && new Set(matches);
+      tellMatches();
       redraw();
     },
     nextMatch(step) {
-      if (!matches.length) return;
+      if (!matches?.length) return;
       const now = state.selected?.index ?? (step > 0 ? -1 : Infinity);
       const next = step > 0
         ? matches.find((index) => index > now) ?? matches[0]
@@ -79,8 +91,9 @@ function makeActions(state, byId, redraw) {
       const { races } = model;
       if (!races.length) return;
       const at = state.race ? races.indexOf(state.race) + step : 0;
-      actions.chooseRace(races[(at + races.length) % races.length]);
-      state.race.card.scrollIntoView({ block: "nearest" });
+      const race = races[(at + races.length) % races.length];
+      race.card.scrollIntoView({ block: "nearest" });
+      actions.chooseRace(race);
     },
   };
   return actions;
@@ -93,10 +106,26 @@ function bringIn(view, entry) {
   else showRows(view, [entry.index]);
 }
 
+/* Scrolls the page, if the row of an entry is not seen above the details that lie over its end. */
+function uncover(canvas, detail, view, { lane, thread }) {
+  if (getComputedStyle(detail).position !== "fixed") return;
+  const tops = rowTops(view).map((top) => canvas.getBoundingClientRect().top + top);
+  const row = lane < 0 ? thread : lane;
+  const room = detail.getBoundingClientRect().top;
+  if (tops[row + 1] > room) scrollBy(0, tops[row + 1] - room + 8);
+  else if (tops[row] < 0) scrollBy(0, tops[row] - 8);
+}
+
 /* ---- what changes it ------------------------------------------------------------------------ */
 
 function followSize(canvas, state, redraw) {
   const { view } = state;
+  const narrow = matchMedia("screen and (max-width: 820px)"); // the page scrolls as a whole
+  const fitRows = () => {
+    canvas.parentElement.style.height = narrow.matches ? `${fullHeight(view)}px` : "";
+  };
+  narrow.addEventListener("change", fitRows);
+  fitRows();
   new ResizeObserver(([{ contentRect }]) => {
     const dense = window.devicePixelRatio || 1;
     canvas.width = Math.round(contentRect.width * dense);
@@ -117,29 +146,25 @@ function followColours(canvas, state, redraw) {
   });
 }
 
+/* Paper is light, whatever the screen is. */
+function followPrinting(canvas, state) {
+  const repaint = (isPrinting) => {
+    document.documentElement.classList.toggle("paper", isPrinting);
+    state.palette = readPalette(canvas);
+    paintNow(canvas, state);
+  };
+  addEventListener("beforeprint", () => repaint(true));
+  addEventListener("afterprint", () => repaint(false));
+}
+
 function nameScale(button, view) {
   button.textContent = view.scale === "order" ? "By host time" : "By order";
 }
 
-function changeScale(state) {
-  const { view } = state;
-  const middle = (gutter(view) + view.width) / 2;
-  const near = nearest(view, toPlace(view, middle));
-  view.scale = view.scale === "order" ? "time" : "order";
-  const shown = state.race?.ends.filter((end) => end !== null) ?? [];
-  if (shown.length) showAround(view, shown);
-  else if (near) showAround(view, [near.index]);
-  else fit(view);
-}
-
-function nearest(view, place) {
-  let found = null;
-  let least = Infinity;
-  for (const entry of view.model.entries) {
-    const distance = Math.abs(spanOf(view, entry)[0] - place);
-    if (distance < least) [least, found] = [distance, entry];
-  }
-  return found;
+/* What stays where it is while the scale changes, if it is in view. */
+function preferred({ view, selected, race }) {
+  const ends = race?.ends.filter((end) => end !== null) ?? [];
+  return [...(selected ? [selected] : []), ...ends.map((end) => view.model.entries[end])];
 }
 
 function followButtons(byId, state, redraw) {
@@ -150,9 +175,10 @@ function followButtons(byId, state, redraw) {
     in: () => zoom(view, 1 / 1.6, middle()),
     all: () => fit(view),
     scale: () => {
-      changeScale(state);
+      changeScale(view, preferred(state));
       nameScale(byId("scale"), view);
     },
+    help: () => byId("keys").showModal(),
   };
   for (const [id, act] of Object.entries(does)) {
     byId(id).addEventListener("click", () => {
@@ -231,8 +257,10 @@ function jump(view, x) {
   clamp(view);
 }
 
-/* The wheel zooms; sideways, or with the shift key, it pans. */
+/* The wheel zooms; sideways, or with the shift key, it pans. A page that scrolls as a whole takes
+ * the wheel, unless the control key is down as for any zoom. */
 function turn(view, event, redraw) {
+  if (document.body.scrollHeight > innerHeight && !event.ctrlKey && !event.shiftKey) return;
   event.preventDefault();
   const lines = event.deltaMode === 1 ? 16 : 1;
   const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY);
@@ -241,32 +269,45 @@ function turn(view, event, redraw) {
   redraw();
 }
 
-function followKeys(canvas, byId, state, actions, redraw) {
+/* What the keys do, anywhere in the page or in the timeline alone. */
+function keysOf(canvas, byId, state, actions) {
   const { view } = state;
-  const middle = () => (gutter(view) + view.width) / 2;
-  const does = {
-    ArrowLeft: () => pan(view, -80, 0),
-    ArrowRight: () => pan(view, 80, 0),
-    ArrowUp: () => pan(view, 0, -HEIGHTS.stream),
-    ArrowDown: () => pan(view, 0, HEIGHTS.stream),
-    "+": () => zoom(view, 1 / 1.6, middle()),
-    "-": () => zoom(view, 1.6, middle()),
-    0: () => fit(view),
-  };
-  canvas.addEventListener("keydown", (event) => {
-    if (!does[event.key]) return;
-    event.preventDefault();
-    does[event.key]();
-    redraw();
-  });
+  const click = (id) => () => byId(id).click();
+  const select = (step) => () => actions.select(neighbour(view, state.selected, step));
+  const move = (across, down) => () => pan(view, across, down);
+  return [
+    { key: "n", does: "show the next race", act: () => actions.nextRace(1) },
+    { key: "p", does: "show the previous race", act: () => actions.nextRace(-1) },
+    { key: "/", does: "search; Enter goes to the next match, Shift + Enter to the previous one",
+      act: () => byId("search").focus() },
+    { key: ".", does: "select the next operation of the stream", act: select(1) },
+    { key: ",", does: "select the previous operation of the stream", act: select(-1) },
+    { key: "Escape", does: "close the selected operation", act: () => actions.select(null) },
+    { key: "t", does: "lay operations out in their order, or by host time", act: click("scale") },
+    { key: "+", does: "zoom in", act: click("in") },
+    { key: "-", does: "zoom out", act: click("out") },
+    { key: "0", does: "show everything", act: click("all") },
+    { key: "?", does: "show the keys", act: click("help") },
+    { key: "ArrowLeft", name: "←", within: canvas, does: "in the timeline: move left",
+      act: move(-80, 0) },
+    { key: "ArrowRight", name: "→", within: canvas, does: "move right", act: move(80, 0) },
+    { key: "ArrowUp", name: "↑", within: canvas, does: "move up", act: move(0, -40) },
+    { key: "ArrowDown", name: "↓", within: canvas, does: "move down", act: move(0, 40) },
+  ];
+}
+
+function followKeys(canvas, byId, state, actions, redraw) {
+  const keys = keysOf(canvas, byId, state, actions);
+  fillKeys(byId("keys").querySelector("dl"), keys);
   document.addEventListener("keydown", (event) => {
-    if (event.target === byId("search") || event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.key === "/") {
-      event.preventDefault();
-      byId("search").focus();
-    } else if (event.key === "n") actions.nextRace(1);
-    else if (event.key === "p") actions.nextRace(-1);
-    else if (event.key === "Escape") actions.select(null);
+    const { key, target } = event;
+    if (target === byId("search") || byId("keys").open) return;
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const found = keys.find((each) => each.key === key && (each.within ?? target) === target);
+    if (!found) return;
+    event.preventDefault();
+    found.act();
+    redraw();
   });
 }
 

@@ -39,22 +39,12 @@ function paint(context, state) {
   paintOverview(context, state);
 }
 
-/* The entries in the view, in their order. */
-function visible(view) {
-  const { entries } = view.model;
-  const begin = toPlace(view, gutter(view));
-  const end = toPlace(view, view.width);
-  if (view.scale === "order")
-    return entries.slice(Math.max(0, Math.floor(begin)), Math.max(0, Math.ceil(end)));
-  return entries.filter((entry) => entry.began <= end && entry.began + entry.took >= begin);
-}
-
 /* ---- rows and axis -------------------------------------------------------------------------- */
 
 function paintRows(context, { view, palette }, tops) {
   view.model.rows.forEach((row, at) => {
-    if (row.kind === "thread") {
-      context.fillStyle = palette.panel;
+    if (row.kind !== "stream") {
+      context.fillStyle = row.kind === "thread" ? palette.panel : palette.line;
       context.fillRect(0, tops[at], view.width, tops[at + 1] - tops[at]);
     }
     context.fillStyle = palette.line;
@@ -71,14 +61,22 @@ function paintLabels(context, state, tops) {
   context.rect(0, TOP, gutter(view) - 1, view.height - TOP);
   context.clip();
   view.model.rows.forEach((row, at) => {
-    paintLabel(context, state, row, (tops[at] + tops[at + 1]) / 2);
+    if (row.kind !== "process") paintLabel(context, state, row, (tops[at] + tops[at + 1]) / 2);
   });
   context.restore();
+  context.font = STRONG;
+  context.textBaseline = "middle";
+  context.fillStyle = palette.text;
+  view.model.rows.forEach((row, at) => {
+    const middle = (tops[at] + tops[at + 1]) / 2;
+    if (row.kind === "process" && middle > TOP)
+      context.fillText(fitted(context, row.name, view.width - 20), 10, middle);
+  });
 }
 
 function paintLabel(context, { view, palette }, row, middle) {
   const room = gutter(view) - 20;
-  const [name, rest] = splitName(row.name);
+  const [name, rest] = labelOf(row, view.width < NARROW);
   context.textBaseline = "middle";
   context.font = row.kind === "thread" ? SMALL : STRONG;
   context.fillStyle = row.kind === "thread" ? palette.muted : palette.text;
@@ -89,10 +87,12 @@ function paintLabel(context, { view, palette }, row, middle) {
   context.fillText(fitted(context, rest, room), 10, middle + 8);
 }
 
-/* "user stream 'x' (0x55f0) of device 0" in two lines: the name, and the rest. */
-function splitName(name) {
-  const [, first, handle, device] = /^(.*?)(?: \((0x\w+)\))?(?: of (device \d+))?$/.exec(name);
-  return [first, [device, handle].filter(Boolean).join(", ")];
+/* "user stream 'x' of device 0", and where it was created, in two lines. */
+function labelOf({ name, origin }, isShort) {
+  const [, first, device] = /^(.*?)(?: of (device \d+))?$/.exec(name);
+  const where = /[^ ]+:\d+/.exec(origin);
+  const rest = [where?.[0], isShort && where ? null : device].filter(Boolean).join(", ");
+  return [(isShort && /^user stream '(.*)'$/.exec(first)?.[1]) || first, rest];
 }
 
 /* A text that is too wide loses its middle: streams differ in the end of their handles. */
@@ -106,26 +106,45 @@ function fitted(context, text, room) {
   return "";
 }
 
+/* Round places with room for their texts, which all differ. */
 function ticks(view) {
-  const begin = toPlace(view, gutter(view));
-  const end = toPlace(view, view.width);
-  const least = 80 * view.perPixel;
+  const [begin, end] = [toPlace(view, gutter(view)), toPlace(view, view.width)];
+  let [step, found] = [0, []];
+  for (let room = 80; ; room = widest(found) + 12) {
+    const wider = roundStep(room * view.perPixel, view.scale);
+    if (wider <= step) return found;
+    step = wider;
+    const shift = view.scale === "order" ? view.model.first % step : 0;
+    const places = [];
+    for (let at = Math.ceil((begin + shift) / step) * step - shift; at <= end; at += step)
+      places.push(at);
+    found = places.map((at) => ({ at, text: tickText(view, at, step, end) }));
+  }
+}
+
+function roundStep(least, scale) {
   const power = 10 ** Math.floor(Math.log10(least));
-  const step = Math.max(
-    view.scale === "order" ? 1 : 0,
-    power * [1, 2, 5, 10].find((each) => each * power >= least),
-  );
-  const shift = view.scale === "order" ? view.model.timeline.first % step : 0;
-  const found = [];
-  for (let at = Math.ceil((begin + shift) / step) * step - shift; at <= end; at += step)
-    found.push(at);
-  return found;
+  const step = power * [1, 2, 5, 10].find((each) => each * power >= least);
+  return scale === "order" ? Math.max(1, step) : step;
+}
+
+function widest(found) {
+  return 6.5 * found.reduce((most, { text }) => Math.max(most, text.length), 0); // pixels
+}
+
+/* Times have the unit of the last one, and as many digits as the step needs. */
+function tickText(view, at, step, end) {
+  if (view.scale === "order") return Math.round(at + view.model.first).toLocaleString("en");
+  if (!Math.round(at)) return "0";
+  const [size, unit] = unitOf(end);
+  const digits = Math.max(0, Math.ceil(Math.log10(size / step)));
+  return `${(at / size).toFixed(digits)} ${unit}`;
 }
 
 function paintGrid(context, { view, palette }) {
   context.fillStyle = palette.line;
   context.globalAlpha = 0.5;
-  for (const at of ticks(view))
+  for (const { at } of ticks(view))
     context.fillRect(Math.round(toPixel(view, at)), TOP, 1, view.height);
   context.globalAlpha = 1;
 }
@@ -140,17 +159,11 @@ function paintAxis(context, { view, palette }) {
   context.fillStyle = palette.muted;
   const middle = OVERVIEW + AXIS / 2;
   context.fillText(view.scale === "order" ? "operation" : "host time", 10, middle);
-  for (const at of ticks(view)) {
+  for (const { at, text } of ticks(view)) {
     const x = toPixel(view, at) + 4;
-    const text = tickText(view, at);
     if (at >= 0 && x >= gutter(view) && x + context.measureText(text).width < view.width)
       context.fillText(text, x, middle);
   }
-}
-
-function tickText(view, at) {
-  if (view.scale === "time") return at ? duration(at) : "0";
-  return Math.round(at + view.model.timeline.first).toLocaleString("en");
 }
 
 /* The whole timeline, with where the view is and where the races are. */

@@ -10,15 +10,16 @@ function make(tag, options = {}, ...children) {
 }
 
 function fillSummary(element, model) {
-  const { seconds, races, stalls, calls } = model;
+  const { seconds, races, stalls, calls, streams } = model;
   const total = Object.values(calls).reduce((sum, each) => sum + each, 0);
-  const streams = model.rows.filter((row) => row.kind === "stream").length;
+  const many = model.timelines.length;
+  const processes = many > 1 ? ` of ${count(many, "process", "processes")}` : "";
   const sure = races.filter((race) => !race.possible).length;
   const found = sure ? make("b", {}, count(sure, "race")) : "no race";
   element.replaceChildren(
     found,
     `, ${count(stalls.length, "stall")} · ${count(total, "driver call")} on ` +
-      `${count(streams, "stream")} in ${duration(seconds * 1e9)}`,
+      `${count(streams, "stream")}${processes} in ${duration(seconds * 1e9)}`,
   );
 }
 
@@ -33,8 +34,8 @@ function fillLegend(element) {
   );
 }
 
-function noteText({ timeline }) {
-  const { dropped, entries } = timeline;
+function noteText({ timelines, entries }) {
+  const dropped = timelines.reduce((sum, timeline) => sum + timeline.dropped, 0);
   if (!entries.length) return "No operations were kept: observe(timeline=) says how many are.";
   if (!dropped) return "";
   return `The newest ${count(entries.length, "operation")} are shown; ` +
@@ -43,14 +44,14 @@ function noteText({ timeline }) {
 
 /* ---- what was found ------------------------------------------------------------------------- */
 
-function fillFound(element, model, chooseRace) {
+function fillFound(element, model, actions) {
   const sure = model.races.filter((race) => !race.possible);
   const possible = model.races.filter((race) => race.possible);
-  const cards = (races) => races.map((race) => raceCard(race, chooseRace));
+  const cards = (races) => races.map((race) => raceCard(model, race, actions));
   element.replaceChildren(
     ...section("Races", cards(sure), "None was found."),
     ...section("Possible races", cards(possible)),
-    ...section("Stalls", model.stalls.map(stallCard)),
+    ...section("Stalls", model.stalls.map((stall) => stallCard(model, stall))),
     ...section("Not seen", model.not_seen.map((what) => make("p", { class: "plain" }, what))),
   );
 }
@@ -60,23 +61,46 @@ function section(title, children, otherwise = "") {
   return otherwise ? [make("h2", {}, title), make("p", { class: "plain" }, otherwise)] : [];
 }
 
-function raceCard(race, chooseRace) {
+/* Its title is a button for the keyboard; a pointer may hit the card anywhere else as well. */
+function raceCard(model, race, actions) {
   const times = race.count > 1 ? `, ${race.count.toLocaleString("en")} times` : "";
+  const title = button("title", `${race.kind}${times}`, () => actions.chooseRace(race));
   const card = make(
-    "button",
-    { type: "button", class: `card race${race.possible ? " possible" : ""}` },
-    make("b", {}, `${race.kind}${times}`),
-    placeText(race),
+    "article",
+    { class: `card race${race.possible ? " possible" : ""}` },
+    make("h3", {}, title),
+    ...processesOf(model, race),
+    make("span", {}, placeText(race)),
     ...allocatorOf(race),
-    ...sideOf("first", race.first),
-    ...sideOf("second", race.second),
+    ...sideOf(model, "first", race.first, race.ends[0], actions),
+    ...sideOf(model, "second", race.second, race.ends[1], actions),
+    ...(race.trial ? [make("span", { class: "reason" }, race.trial)] : []),
+    ...(race.reason ? [make("span", { class: "reason" }, `possible: ${race.reason}`)] : []),
     make("span", { class: "advice" }, race.advice),
+    ...(race.edits ?? []).map(editOf),
   );
   if (race.ends.every((end) => end === null))
     card.append(make("span", { class: "gone" }, "Neither is in the timeline any more."));
-  card.addEventListener("click", () => chooseRace(race));
+  card.addEventListener("click", ({ target }) => {
+    const isText = !getSelection().isCollapsed; // somebody copies a line
+    if (!target.closest("button") && !isText) actions.chooseRace(race);
+  });
   race.card = card;
   return card;
+}
+
+function processesOf(model, { processes }) {
+  if (model.timelines.length < 2) return [];
+  const names = processes.map((process) => model.timelines[process].process.name);
+  const many = `${names.length} of ${model.timelines.length} processes`;
+  return [make("span", { class: "side" }, names.length > 6 ? many : names.join(", "))];
+}
+
+/* Lines of code to put in the place of some, or before one. */
+function editOf({ file, line, end, code }) {
+  const where = end > line ? `instead of ${file}:${line}` : `before ${file}:${line}`;
+  return make("span", { class: "edit" },
+    make("span", { class: "where" }, where), make("code", {}, code));
 }
 
 /* Of what a kernel touches only the address is known. */
@@ -92,20 +116,34 @@ function allocatorOf({ framework, allocated_at: line }) {
   ];
 }
 
-function sideOf(which, operation) {
+function sideOf(model, which, operation, end, actions) {
+  const { name, stream, origin, line, captured } = operation;
+  const isHost = name.endsWith(" of the host"); // "a write of the host" is no call
+  const who = isHost ? "the host" : name;
+  const shown = end === null
+    ? who : button("link", who, () => actions.select(model.entries[end]));
+  const on = isHost ? "" : stream === "the host" ? " by the host" : ` on ${stream}`;
   return [
-    make("span", { class: "side" },
-      `${which}: ${operation.name} (${operation.access}) on ${operation.stream}`),
-    make("span", { class: "where" }, whereText(operation.line)),
+    make("span", { class: "side" }, `${which}: `, shown, ` ${doingText(operation)}${on}`),
+    ...(origin ? [make("span", { class: "origin" }, origin)] : []),
+    make("span", { class: "where" }, whereText(line)),
+    ...(captured ? [make("span", { class: "where" }, `captured at ${whereText(captured)}`)] : []),
   ];
 }
 
-function stallCard(stall) {
+/* What an operation does with the memory, and how that is known. */
+function doingText({ access, known }) {
+  if (known === "assumed") return `may ${access} (assumed)`;
+  return known === "exact" ? `${access}s` : `${access}s (${known})`;
+}
+
+function stallCard(model, stall) {
   const times = stall.count > 1 ? `, ${count(stall.count, "time")}` : "";
   return make(
     "div",
     { class: "card" },
-    make("b", {}, `${duration(stall.seconds * 1e9)} in ${stall.name}${times}`),
+    make("h3", {}, `${duration(stall.seconds * 1e9)} in ${stall.name}${times}`),
+    ...processesOf(model, stall),
     make("span", { class: "where" }, whereText(stall.line)),
   );
 }
@@ -121,9 +159,12 @@ const TOUCHES = ["reads", "writes", "reads or writes"]; // as the last number of
 function fillDetail(element, model, entry, actions) {
   element.hidden = entry === null;
   if (entry === null) return;
+  const { scrollTop } = element.nextElementSibling;
   const facts = [
-    ["number", (model.timeline.first + entry.index).toLocaleString("en")],
-    ["stream", entry.lane < 0 ? "the host" : model.rows[entry.lane].name],
+    ["number", entry.number.toLocaleString("en")],
+    ...(model.timelines.length > 1
+      ? [["process", model.timelines[entry.process].process.name]] : []),
+    ["stream", entry.lane < 0 ? "the host" : rowText(model.rows[entry.lane])],
     ["thread", model.rows[entry.thread].name],
     ["queued", `at ${duration(entry.began)}, took ${duration(entry.took)}`],
     ...(entry.captured ? [["", "captured: it runs when its graph is launched"]] : []),
@@ -132,11 +173,19 @@ function fillDetail(element, model, entry, actions) {
     ...entry.after.map((index) => ["after", entryLink(model, index, actions)]),
   ];
   element.replaceChildren(
-    button("close", "×", () => actions.select(null)),
+    make("button", { type: "button", class: "close", "aria-label": "Close",
+      onclick: () => actions.select(null) }, "×"),
     make("h2", {}, entry.name),
     make("dl", {}, ...facts.flatMap(factOf)),
-    ...section("Stack", [stackList(model, entry)]),
+    make("h3", {}, "Stack"),
+    stackList(model, entry),
   );
+  element.scrollTop = 0;
+  element.nextElementSibling.scrollTop = scrollTop;
+}
+
+function rowText({ name, origin, handle }) {
+  return [name, origin, handle && hex(handle)].filter(Boolean).join(", ");
 }
 
 function factOf([name, value]) {
@@ -154,21 +203,38 @@ function touchLink([start, size], actions) {
 
 function entryLink(model, index, actions) {
   const entry = model.entries[index];
-  const text = `${entry.name} (${(model.timeline.first + index).toLocaleString("en")})`;
+  const text = `${entry.name} (${entry.number.toLocaleString("en")})`;
   return button("link", text, () => actions.select(entry));
 }
 
 function stackList(model, entry) {
-  const frames = framesOf(model, entry.stack);
-  const lines = frames.map(({ frame, shown }) =>
-    make("li", shown ? { class: "line" } : {}, frameText(frame)));
-  return make("ol", {}, ...(lines.length ? lines : [make("li", {}, "no line of Python")]));
+  const items = foldedFrames(model, entry).map(({ owner, frames }) =>
+    owner ? foldedItem(owner, frames) : frameItem(frames[0]));
+  return make("ol", {}, ...(items.length ? items : [make("li", {}, "no line of Python")]));
+}
+
+function frameItem({ frame, shown }) {
+  return make("li", shown ? { class: "line" } : {}, frameText(frame));
+}
+
+function foldedItem(owner, frames) {
+  return make("li", {}, make("details", {},
+    make("summary", {}, `${count(frames.length, "frame")} of ${owner}`),
+    make("ol", {}, ...frames.map(frameItem))));
+}
+
+/* ---- keys ----------------------------------------------------------------------------------- */
+
+function fillKeys(element, keys) {
+  element.replaceChildren(...keys.flatMap(({ key, name, does }) => [
+    make("dt", {}, make("kbd", {}, name ?? key)), make("dd", {}, does),
+  ]));
 }
 
 function fillTip(element, model, entry, x, y) {
   element.hidden = entry === null;
   if (entry === null) return;
-  const line = lineOf(model, entry.stack);
+  const line = lineOf(model.timelines[entry.process], entry.stack);
   element.replaceChildren(
     make("b", {}, entry.name),
     make("span", {}, entry.lane < 0 ? model.rows[entry.thread].name : model.rows[entry.lane].name),

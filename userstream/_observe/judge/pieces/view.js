@@ -5,12 +5,17 @@
 const OVERVIEW = 14;
 const AXIS = 24;
 const TOP = OVERVIEW + AXIS;
-const HEIGHTS = { thread: 30, stream: 42 };
+const HEIGHTS = { process: 26, thread: 30, stream: 42 };
 const MOST_STRETCH = 2.2; // of rows that are few
 const NARROW = 560;
 
 function makeView(model) {
   return { model, scale: "order", width: 0, height: 0, left: 0, perPixel: 1, top: 0 };
+}
+
+/* The height in which all rows are seen, for a page that scrolls as a whole. */
+function fullHeight(view) {
+  return view.model.rows.reduce((sum, { kind }) => sum + HEIGHTS[kind], TOP + 8);
 }
 
 function gutter(view) {
@@ -42,7 +47,7 @@ function toPlace(view, pixel) {
 function rowTops(view) {
   const { rows } = view.model;
   const sum = (kind) => rows.filter((row) => row.kind === kind).length * HEIGHTS[kind];
-  const room = view.height - TOP - sum("thread") - 40;
+  const room = view.height - TOP - sum("process") - sum("thread") - 40;
   const stretch = Math.max(1, Math.min(MOST_STRETCH, room / Math.max(1, sum("stream"))));
   const tops = [TOP - view.top];
   for (const { kind } of rows)
@@ -98,6 +103,34 @@ function clamp(view) {
   view.top = Math.max(0, Math.min(view.top, tall - view.height));
 }
 
+/* Changes what lies across. The entries in view stay there, and one of them under its pixel: the
+ * one that is selected, or an end of the race that is shown, or the one in the middle. */
+function changeScale(view, preferred) {
+  const seen = visible(view);
+  const middle = toPlace(view, (gutter(view) + view.width) / 2);
+  const kept = preferred.find((entry) => seen.includes(entry)) ?? nearest(view, seen, middle);
+  const pixel = kept && toPixel(view, spanOf(view, kept)[0]);
+  view.scale = view.scale === "order" ? "time" : "order";
+  if (!kept) return fit(view);
+  const spans = seen.map((entry) => spanOf(view, entry));
+  const begin = spans.reduce((least, span) => Math.min(least, span[0]), Infinity);
+  const end = spans.reduce((most, span) => Math.max(most, span[1]), -Infinity);
+  view.perPixel = (end - begin) / Math.max(1, view.width - gutter(view));
+  clampScale(view);
+  view.left = spanOf(view, kept)[0] - (pixel - gutter(view)) * view.perPixel;
+  clamp(view);
+}
+
+function nearest(view, entries, place) {
+  let found = null;
+  let least = Infinity;
+  for (const entry of entries) {
+    const distance = Math.abs(spanOf(view, entry)[0] - place);
+    if (distance < least) [least, found] = [distance, entry];
+  }
+  return found;
+}
+
 /* The places to begin with: all if they are few, else those around the first race. */
 function showFirst(view) {
   const { entries, races } = view.model;
@@ -127,7 +160,29 @@ function showRows(view, indexes) {
   }
 }
 
+/* The entry before or behind one on its row, or the first in view if there is none. */
+function neighbour(view, entry, step) {
+  if (!entry) return visible(view)[0] ?? null;
+  const { entries } = view.model;
+  const row = entry.lane < 0 ? entry.thread : entry.lane;
+  for (let at = entry.index + step; at >= 0 && at < entries.length; at += step) {
+    const other = entries[at];
+    if (other.lane === row || (entry.lane < 0 && other.thread === row)) return other;
+  }
+  return entry;
+}
+
 /* ---- what is there -------------------------------------------------------------------------- */
+
+/* The entries in the view, in their order. */
+function visible(view) {
+  const { entries } = view.model;
+  const begin = toPlace(view, gutter(view));
+  const end = toPlace(view, view.width);
+  if (view.scale === "order")
+    return entries.slice(Math.max(0, Math.floor(begin)), Math.max(0, Math.ceil(end)));
+  return entries.filter((entry) => entry.began <= end && entry.began + entry.took >= begin);
+}
 
 function entryAt(view, x, y) {
   if (x < gutter(view) || y < TOP) return null;

@@ -1,0 +1,317 @@
+"""`observe` on graphs that are made node by node, and changed afterwards."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from cuda.bindings import driver
+from cuda.core import ObjectCode
+
+import userstream as us
+from helpers import checked, current_context
+from observed import SIZE, Room, a_room, copy, fill, handle
+from userstream.testing import Pointer, kernel, latch
+
+pytestmark = [
+    pytest.mark.simulated,
+    pytest.mark.no_races(False),  # these tests observe themselves
+]
+
+
+class Made:
+    """A graph in the making."""
+
+    def __init__(self) -> None:
+        self.graph = checked(driver.cuGraphCreate(0))
+        self.executables: list[Any] = []
+
+    def fill(self, address: int, *after: Any, size: int = SIZE) -> Any:
+        given = list(after), len(after), fill_of(address, size), current_context()
+        return checked(driver.cuGraphAddMemsetNode(self.graph, *given))
+
+    def copy(self, to: int, source: int, *after: Any) -> Any:
+        given = list(after), len(after), copy_of(to, source), current_context()
+        return checked(driver.cuGraphAddMemcpyNode(self.graph, *given))
+
+    def instantiate(self) -> Any:
+        self.executables.append(checked(driver.cuGraphInstantiate(self.graph, 0)))
+        return self.executables[-1]
+
+
+def fill_of(address: int, size: int = SIZE) -> Any:
+    fill = driver.CUDA_MEMSET_NODE_PARAMS()
+    fill.dst, fill.elementSize, fill.width, fill.height = address, 1, size, 1
+    return fill
+
+
+@kernel("node_use")
+def _use(grid: Any, block: Any, to: Pointer) -> None:
+    """Change nothing."""
+
+
+def launch_of(address: int, node: Any = None) -> Any:
+    """Return the parameters of a node that launches a kernel, of which some may be there."""
+    node = driver.CUDA_KERNEL_NODE_PARAMS() if node is None else node
+    node.kern = driver.CUkernel(int(ObjectCode.from_ptx(b"any").get_kernel("node_use").handle))
+    node.gridDimX = node.gridDimY = node.gridDimZ = 1
+    node.blockDimX = node.blockDimY = node.blockDimZ = 1
+    node.kernelParams = ((address,), (ctypes.c_void_p,))
+    return node
+
+
+def any_launch_of(address: int) -> Any:
+    parameters = driver.CUgraphNodeParams()
+    parameters.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
+    launch_of(address, parameters.kernel)
+    return parameters
+
+
+def copy_of(to: int, source: int) -> Any:
+    shape = driver.CUDA_MEMCPY3D()
+    shape.srcMemoryType = shape.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    shape.srcDevice, shape.dstDevice = source, to
+    shape.WidthInBytes, shape.Height, shape.Depth = SIZE, 1, 1
+    return shape
+
+
+@contextmanager
+def observed_room() -> Iterator[tuple[Room, Made, us.Observation]]:
+    with a_room() as room, us.observe() as seen:
+        made = Made()
+        yield room, made, seen
+        checked(driver.cuCtxSynchronize())
+        for executable in made.executables:
+            checked(driver.cuGraphExecDestroy(executable))
+        checked(driver.cuGraphDestroy(made.graph))
+
+
+def launch(executable: Any, room: Room) -> None:
+    checked(driver.cuGraphLaunch(executable, handle(room.a)))
+
+
+def kinds(seen: us.Observation) -> list[str]:
+    return [race.kind for race in seen.races]
+
+
+@pytest.mark.parametrize("what", ["fill", "copy"])
+def test_what_a_node_uses_races_with_other_streams(what: str) -> None:
+    with observed_room() as (room, made, seen):
+        node = made.fill(room.x) if what == "fill" else made.copy(room.y, room.x)
+        executable = made.instantiate()
+        fill(room.x, room.b)
+        room.a.wait(room.b)
+        launch(executable, room)
+        room.b.wait(room.a)
+        fill(room.x, room.b)
+        assert kinds(seen) == []
+        launch(executable, room)
+        assert node
+        (race,) = seen.races
+    assert race.second.captured is not None
+    assert race.second.captured.name == f"Made.{what}"
+    assert race.second.line is not None
+    assert race.second.line.name == "launch"
+    assert seen.not_seen == ()
+
+
+@pytest.mark.parametrize(
+    "of_any_type", [False, True], ids=["cuGraphAddKernelNode", "cuGraphAddNode"]
+)
+def test_a_kernel_node_uses_what_its_parameters_point_to(of_any_type: bool) -> None:
+    data = [] if driver.CUDA_VERSION < 13000 else [None]
+    with observed_room() as (room, made, seen):
+        if of_any_type:
+            node = checked(driver.cuGraphAddNode(made.graph, [], *data, 0, any_launch_of(room.x)))
+        else:
+            node = checked(driver.cuGraphAddKernelNode(made.graph, [], 0, launch_of(room.x)))
+        executable = made.instantiate()
+        launch(executable, room)
+        fill(room.y, room.b)
+        assert kinds(seen) == []
+        fill(room.x, room.b)
+        (race,) = seen.races
+        assert (race.first.name, race.address) == ("node_use", room.x)
+        us.wait_for_device(0)
+        if of_any_type:
+            changed = driver.cuGraphExecNodeSetParams(executable, node, any_launch_of(room.y))
+        else:
+            changed = driver.cuGraphExecKernelNodeSetParams(executable, node, launch_of(room.y))
+        checked(changed)
+        launch(executable, room)
+        fill(room.x, room.b)
+        assert len(seen.races) == 1
+        fill(room.y, room.b)
+        assert {race.address for race in seen.races} == {room.x, room.y}
+    assert seen.not_seen == ()
+
+
+def test_a_child_graph_is_part_of_its_parent() -> None:
+    with observed_room() as (room, made, seen):
+        child = Made()
+        child.fill(room.x)
+        checked(driver.cuGraphAddChildGraphNode(made.graph, [], 0, child.graph))
+        checked(driver.cuGraphDestroy(child.graph))
+        fill(room.x, room.b)
+        launch(made.instantiate(), room)
+        assert kinds(seen) == ["write after write"]
+
+
+def test_event_nodes_order_work_outside_of_the_graph() -> None:
+    with observed_room() as (room, made, seen):
+        begin, end = (checked(driver.cuEventCreate(0)) for _ in range(2))
+        waits = checked(driver.cuGraphAddEventWaitNode(made.graph, [], 0, begin))
+        node = made.fill(room.x, waits)
+        checked(driver.cuGraphAddEventRecordNode(made.graph, [node], 1, end))
+        executable = made.instantiate()
+        fill(room.x, room.b)
+        checked(driver.cuEventRecord(begin, handle(room.b)))
+        launch(executable, room)
+        checked(driver.cuStreamWaitEvent(handle(room.b), end, 0))
+        fill(room.x, room.b)
+        assert kinds(seen) == []
+        other = checked(driver.cuEventCreate(0))
+        checked(driver.cuGraphExecEventWaitNodeSetEvent(executable, waits, other))
+        launch(executable, room)
+        assert kinds(seen) == ["write after write"]
+
+
+def test_nodes_that_allocate_and_free() -> None:
+    with observed_room() as (room, made, seen):
+        parameters = driver.CUDA_MEM_ALLOC_NODE_PARAMS()
+        properties = parameters.poolProps
+        properties.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        parameters.poolProps, parameters.bytesize = properties, SIZE
+        node = checked(driver.cuGraphAddMemAllocNode(made.graph, [], 0, parameters))
+        address = int(parameters.dptr)
+        made.fill(address, node)
+        executable = made.instantiate()
+        launch(executable, room)
+        copy(room.y, address, room.a)
+        assert kinds(seen) == []
+        room.a.sync()
+        launch_again = Made()
+        checked(driver.cuGraphAddMemFreeNode(launch_again.graph, [], 0, address))
+        with latch(room.a):  # it goes well this time
+            copy(room.y, address, room.b)
+            launch(launch_again.instantiate(), room)
+            room.b.sync()
+        assert kinds(seen) == ["use after free"]
+        room.a.sync()
+        made.executables += launch_again.executables
+        checked(driver.cuGraphDestroy(launch_again.graph))
+
+
+def test_a_host_node_may_tell_the_program() -> None:
+    from ctypes import CFUNCTYPE, c_void_p, cast
+
+    nothing = CFUNCTYPE(None, c_void_p)(lambda _: None)
+    with observed_room() as (room, made, seen):
+        parameters = driver.CUDA_HOST_NODE_PARAMS()
+        parameters.fn = driver.CUhostFn(cast(nothing, c_void_p).value)
+        node = made.fill(room.x)
+        checked(driver.cuGraphAddHostNode(made.graph, [node], 1, parameters))
+        launch(made.instantiate(), room)
+        fill(room.x, room.b)
+        assert kinds(seen) == []
+        assert [race["kind"] for race in seen.as_dict()["possible"]] == ["write after write"]
+
+
+# -- order inside of a graph ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depends", [False, True, "later", "not any more"])
+def test_nodes_are_ordered_by_their_dependencies(depends: bool | str) -> None:
+    with observed_room() as (room, made, seen):
+        one = made.fill(room.x)
+        between = made.fill(room.y, one)
+        other = made.copy(
+            room.pinned, room.x, *([between] if depends in (True, "not any more") else [])
+        )
+        data = [] if driver.CUDA_VERSION < 13000 else [None]
+        if depends == "later":
+            checked(driver.cuGraphAddDependencies(made.graph, [one], [other], *data, 1))
+        elif depends == "not any more":
+            checked(driver.cuGraphRemoveDependencies(made.graph, [between], [other], *data, 1))
+        launch(made.instantiate(), room)
+        found = seen.races
+        assert [race.kind for race in found] == (
+            [] if depends in (True, "later") else ["read after write"]
+        )
+        for race in found:
+            assert race.first.stream == "a node of a graph"
+            assert "depend on the one that is added at" in race.advice
+
+
+# -- changes --------------------------------------------------------------------------------------
+
+
+def test_an_executable_graph_does_what_its_node_was_changed_to() -> None:
+    with observed_room() as (room, made, seen):
+        node = made.fill(room.x)
+        executable = made.instantiate()
+        checked(
+            driver.cuGraphExecMemsetNodeSetParams(
+                executable, node, fill_of(room.y), current_context()
+            )
+        )
+        launch(executable, room)
+        fill(room.x, room.b)
+        assert kinds(seen) == []
+        fill(room.y, room.b)
+        assert kinds(seen) == ["write after write"]
+        us.wait_for_device(0)
+        launch(made.instantiate(), room)  # the graph itself is as it was
+        fill(room.x, room.b)
+        assert len(seen.races) == 2
+
+
+def test_a_graph_does_what_its_node_was_changed_to() -> None:
+    with observed_room() as (room, made, seen):
+        node = made.copy(room.y, room.x)
+        checked(driver.cuGraphMemcpyNodeSetParams(node, copy_of(room.pinned, room.y)))
+        launch(made.instantiate(), room)
+        fill(room.x, room.b)
+        assert kinds(seen) == []
+        fill(room.y, room.b)
+        assert kinds(seen) == ["write after read"]
+
+
+def test_a_node_that_is_disabled_or_gone_does_nothing() -> None:
+    with observed_room() as (room, made, seen):
+        node, other = made.fill(room.x), made.fill(room.y)
+        checked(driver.cuGraphDestroyNode(other))
+        executable = made.instantiate()
+        checked(driver.cuGraphNodeSetEnabled(executable, node, 0))
+        launch(executable, room)
+        fill(room.x, room.b)
+        fill(room.y, room.b)
+        assert kinds(seen) == []
+        us.wait_for_device(0)
+        checked(driver.cuGraphNodeSetEnabled(executable, node, 1))
+        launch(executable, room)
+        fill(room.x, room.b)
+        assert kinds(seen) == ["write after write"]
+
+
+def test_a_captured_node_that_is_changed_is_counted_as_not_seen() -> None:
+    with a_room() as room, us.observe() as seen:
+        relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        checked(driver.cuStreamBeginCapture(handle(room.a), relaxed))
+        fill(room.x, room.a)
+        graph = checked(driver.cuStreamEndCapture(handle(room.a)))
+        executable = checked(driver.cuGraphInstantiate(graph, 0))
+        (node,) = checked(driver.cuGraphGetNodes(graph, 1))[0]
+        launch(executable, room)
+        assert seen.not_seen == ()
+        given = executable, node, fill_of(room.y), current_context()
+        checked(driver.cuGraphExecMemsetNodeSetParams(*given))
+        launch(executable, room)
+        assert any("graphs that were not captured" in each for each in seen.not_seen)
+        us.wait_for_device(0)
+        checked(driver.cuGraphExecDestroy(executable))
+        checked(driver.cuGraphDestroy(graph))

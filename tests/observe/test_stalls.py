@@ -1,0 +1,271 @@
+"""Waits of the host: `no_stalls`, `stall_allowed`, and the stalls of a report."""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cuda.bindings import driver
+from cuda.core import Device
+
+import userstream as us
+from helpers import checked
+from observed import SIZE, Room, a_room, copy, fill, findings_of, handle, needs_frames
+from userstream.testing import latch
+
+pytestmark = [
+    pytest.mark.simulated,
+    pytest.mark.no_races(False),  # these tests observe themselves
+]
+
+
+def _wait(room: Room) -> None:
+    us.wait(room.a)
+
+
+def _sync(room: Room) -> None:
+    room.a.sync()
+
+
+def _asnumpy(room: Room) -> None:
+    buffer = Device(0).allocate(SIZE, stream=room.a)
+    us.asnumpy(buffer, producer=room.a)
+
+
+def _result(room: Room) -> None:
+    us.completion(room.a).result()
+
+
+def _synchronize(room: Room) -> None:
+    checked(driver.cuStreamSynchronize(handle(room.a)))
+
+
+def _synchronize_all(_: Room) -> None:
+    checked(driver.cuCtxSynchronize())
+
+
+def _event(room: Room) -> None:
+    event = checked(driver.cuEventCreate(0))
+    checked(driver.cuEventRecord(event, handle(room.a)))
+    checked(driver.cuEventSynchronize(event))
+    checked(driver.cuEventDestroy(event))
+
+
+def _copy(room: Room) -> None:
+    checked(driver.cuMemcpyDtoH(_HERE, room.x, SIZE))
+
+
+def _pageable_copy(room: Room) -> None:
+    copy(_HERE, room.x, room.a)
+
+
+def _free(_: Room) -> None:
+    checked(driver.cuMemFree(checked(driver.cuMemAlloc(SIZE))))
+
+
+_MEMORY = ctypes.create_string_buffer(SIZE)
+_HERE = ctypes.addressof(_MEMORY)
+WAITS = [
+    *(_wait, _sync, _asnumpy, _synchronize, _synchronize_all, _event, _copy, _pageable_copy),
+    _free,
+]
+
+
+def stalls_in(room: Room, wait: Callable[[Room], object]) -> list[str]:
+    """Queue work and wait for it in a block of `no_stalls`; return what its error says."""
+    try:
+        with us.no_stalls():
+            fill(room.x, room.a)
+            wait(room)
+    except us.StallError as error:
+        lines = [line.strip() for line in str(error).splitlines()]
+        return [stall for stall in error.stalls if stall in lines]
+    return []
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_wait_for_pending_work_is_an_error_however_short(wait: Callable[[Room], None]) -> None:
+    with a_room() as room:
+        (stall,) = stalls_in(room, wait)
+    assert " ms in " in stall
+
+
+@needs_frames
+@pytest.mark.parametrize("wait", [_wait, _asnumpy, _synchronize, _pageable_copy])
+def test_the_error_names_the_line(wait: Callable[[Room], None]) -> None:
+    with a_room() as room:
+        (stall,) = stalls_in(room, wait)
+    assert f" in {'copy' if wait is _pageable_copy else wait.__name__})" in stall
+
+
+@pytest.mark.parametrize("wait", [_wait, _sync, _synchronize, _synchronize_all, _event])
+def test_a_wait_for_what_is_over_is_none(wait: Callable[[Room], None]) -> None:
+    with a_room() as room, us.no_stalls():
+        with us.stall_allowed("before"):
+            fill(room.x, room.a)
+            _synchronize(room)
+        wait(room)
+
+
+def test_edges_queries_and_copies_of_the_gpu_are_no_waits() -> None:
+    with a_room() as room, us.no_stalls():
+        fill(room.x, room.a)
+        room.b.wait(room.a)
+        copy(room.y, room.x, room.b)
+        copy(room.pinned, room.y, room.b)
+        while not room.b.is_done:
+            pass
+
+
+def test_what_the_block_raises_goes_first() -> None:
+    def fail(room: Room) -> None:
+        _synchronize(room)
+        raise LookupError
+
+    with a_room() as room, pytest.raises(LookupError):
+        stalls_in(room, fail)
+
+
+def test_only_what_is_inside_counts() -> None:
+    with a_room() as room:
+        fill(room.x, room.a)
+        _synchronize(room)
+        with us.no_stalls():
+            fill(room.x, room.a)
+        _synchronize(room)
+        with us.no_stalls():
+            pass
+
+
+@pytest.mark.parametrize("threads", ["all", "this"])
+def test_waits_of_other_threads_count_unless_only_those_of_this_one_do(threads: str) -> None:
+    def work() -> None:
+        checked(driver.cuCtxSetCurrent(context))
+        _synchronize(room)
+
+    with a_room() as room:
+        context = checked(driver.cuCtxGetCurrent())
+        gate = us.no_stalls(threads=threads)  # type: ignore[arg-type]
+        other = threading.Thread(target=work)
+        try:
+            with gate:
+                fill(room.x, room.a)
+                other.start()
+                other.join()
+        except us.StallError:
+            assert threads == "all"
+        else:
+            assert threads == "this"
+
+
+def test_blocks_within_each_other_and_within_an_observation() -> None:
+    def inner(room: Room) -> None:
+        with us.no_stalls():
+            fill(room.x, room.a)
+        found.extend(stalls_in(room, _synchronize))
+        _sync_with_work(room)
+
+    found: list[str] = []
+    with a_room() as room, us.observe() as seen:
+        outer = stalls_in(room, inner)
+        fill(room.x, room.b)
+    assert "times" not in " ".join(found)
+    assert len(found) == 1
+    assert "2 times" in " ".join(outer)
+    assert [race.kind for race in seen.races] == []
+
+
+def test_a_function_can_be_decorated() -> None:
+    @us.no_stalls()
+    def step(room: Room) -> int:
+        fill(room.x, room.a)
+        _synchronize(room)
+        return 1
+
+    with a_room() as room:
+        with pytest.raises(us.StallError):
+            step(room)
+
+
+def test_what_is_allowed_is_no_stall_and_is_counted() -> None:
+    with a_room() as room, us.observe(stall=0) as seen:
+        for _ in range(3):
+            with us.no_stalls(), us.stall_allowed("logging"):
+                fill(room.x, room.a)
+                _synchronize(room)
+        with us.stall_allowed("outer"):
+            with us.stall_allowed("inner"):
+                pass
+            _sync_with_work(room)
+    document = seen.as_dict()
+    assert document["allowed_stalls"]["logging"] == 3
+    assert document["allowed_stalls"]["outer"] >= 1
+    assert document["forbidden_stalls"] == []
+    assert "cuStreamSynchronize" not in [stall.name for stall in seen.stalls]
+    assert "stalls that are allowed:\n  logging (3)\n  outer (" in str(seen)
+
+
+def _sync_with_work(room: Room) -> None:
+    fill(room.x, room.a)
+    _synchronize(room)
+
+
+def test_a_thread_allows_its_own_waits_alone() -> None:
+    def work(room: Room, context: driver.CUcontext) -> None:
+        checked(driver.cuCtxSetCurrent(context))
+        _sync_with_work(room)
+
+    def wait(room: Room) -> None:
+        with us.stall_allowed("here"):
+            other = threading.Thread(target=work, args=(room, checked(driver.cuCtxGetCurrent())))
+            other.start()
+            other.join()
+
+    with a_room() as room:
+        assert len(stalls_in(room, wait)) == 1
+
+
+@pytest.mark.parametrize("wait", [_wait, _sync, _asnumpy, _result])
+def test_waits_of_userstream_are_stalls_of_an_observation(wait: Callable[[Room], None]) -> None:
+    with a_room() as room, us.observe() as seen:
+        with latch(room.a) as held:
+            fill(room.x, room.a)
+            timer = threading.Timer(0.1, held.release)
+            timer.start()
+            wait(room)
+        timer.join()
+    (stall,) = [stall for stall in seen.stalls if stall.name == "a wait of userstream"]
+    assert stall.seconds >= 0.001
+
+
+def test_a_log_tells_a_judge_of_another_time(tmp_path: Path) -> None:
+    log = tmp_path / "seen.uslog"
+    with a_room() as room, us.observe(log=log, judge="later"), us.no_stalls():
+        _sync_with_work(room)  # nobody judges it now
+    (stall,) = findings_of(log)["forbidden_stalls"]
+    assert stall["name"] == "cuStreamSynchronize"
+
+
+def test_an_observation_that_ends_before_the_block_is_an_error() -> None:
+    with a_room() as room, us.observe() as seen:
+        with pytest.raises(RuntimeError, match="has ended before the block"):
+            stalls_in(room, lambda _: seen.stop())
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="threads must be"), us.no_stalls(threads="some"):  # type: ignore[arg-type]
+        pass
+    with pytest.raises(TypeError, match="must be a text, not 100"), us.stall_allowed(100):  # type: ignore[arg-type]
+        pass
+    with pytest.raises(ValueError, match="must not be empty"), us.stall_allowed(" "):
+        pass
+
+
+def test_the_error_survives_a_pickle() -> None:
+    error = us.StallError("why", stalls=["1 ms in it"])
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.stalls) == ("why", ["1 ms in it"])

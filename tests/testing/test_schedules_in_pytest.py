@@ -1,0 +1,171 @@
+"""The pytest plugin: tests that run under many schedules, in runs of pytest of their own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from testing.test_pytest_plugin import run_tests
+
+pytestmark = pytest.mark.simulated
+
+# A copy that nothing orders after a fill, and one that is ordered.
+PROGRAMS = """
+import pytest
+from cuda.bindings import driver
+from cuda.core import Device
+import userstream as us
+
+
+class Buffers:
+    def __init__(self, device):
+        device.set_current()
+        self.streams = [us.Stream.create(0), us.Stream.create(0)]
+        self.one, self.other = (device.allocate(64, stream=self.streams[0]) for _ in range(2))
+        self.one.fill(0, stream=self.streams[0])
+        self.streams[0].sync()
+
+
+@pytest.fixture
+def buffers(simulated_gpus):
+    return Buffers(simulated_gpus[0])
+
+
+def copied(buffers, is_ordered, *values):
+    for value in values:
+        buffers.one.fill(value, stream=buffers.streams[0])
+    if is_ordered:
+        buffers.streams[1].wait(buffers.streams[0])
+    buffers.other.copy_from(buffers.one, stream=buffers.streams[1])
+    return us.asnumpy(buffers.other, producer=buffers.streams[1])[0]
+"""
+TESTS = (
+    PROGRAMS
+    + """
+
+def test_right(buffers):
+    assert copied(buffers, True, 1) == 1
+
+
+def test_wrong(buffers):
+    assert copied(buffers, False, 1) == 1
+
+
+def test_in_between(buffers):
+    assert copied(buffers, False, 1, 2) != 1
+"""
+)
+
+
+def trace(output: str) -> str:
+    """Return the order that a failure shows."""
+    found = re.search(r"^The order.*:\n\n(.*?)\n\n", output, re.DOTALL | re.MULTILINE)
+    assert found, output
+    return found[1]
+
+
+def test_an_order_that_fails_is_found_and_shown(tmp_path: Path) -> None:
+    chosen = ("-k", "right or wrong")
+    output, found = run_tests(tmp_path, TESTS, "--schedules", "5", "--races", *chosen)
+    assert found == {"test_right": "PASSED", "test_wrong": "FAILED"}
+    assert "pytest --schedule lazy 'test_it.py::test_wrong'" in output
+    assert "read after write" in output  # of --races
+    assert trace(output).startswith("thread 1  queues fill on stream 1\n")
+
+
+def test_a_failing_order_runs_again_by_its_seed(tmp_path: Path) -> None:
+    chosen = ("-k", "in_between")
+    before, _ = run_tests(tmp_path, TESTS, "--schedules", "40", *chosen, returncode=1)
+    assert "The order, which needs 1 of 2 change points:" in before
+    seed = re.search(r"--schedule (0x[0-9a-f]+)", before)
+    assert seed, before
+    again, _ = run_tests(tmp_path, TESTS, "--schedule", seed[1], *chosen, returncode=1)
+    assert trace(again) == trace(before)
+
+
+def test_each_run_has_fixtures_of_its_own_and_shares_those_of_the_module(tmp_path: Path) -> None:
+    tests = """
+    import pytest
+
+    made = []
+
+    @pytest.fixture(scope="module")
+    def of_module():
+        made.append("module")
+        yield
+        made.append("end of module")
+
+    @pytest.fixture
+    def of_test(of_module, simulated_gpus):
+        made.append("test")
+        yield
+        made.append("end of test")
+
+    @pytest.mark.schedules(1)
+    def test_it(of_test):
+        made.append("run")
+
+    @pytest.mark.schedules(0)
+    def test_after(simulated_gpus):
+        runs = ["test", "run", "end of test"] * 4  # lazy, eager, and two seeds
+        assert made == ["module", *runs]
+    """
+    (tmp_path / "test_later.py").write_text(
+        "import test_it\n\ndef test_later():\n    assert test_it.made[-1] == 'end of module'\n"
+    )
+    files = ("test_it.py", "test_later.py")
+    _, found = run_tests(tmp_path, tests, "--schedules", "2", *files, returncode=0)
+    assert found == {"test_it": "PASSED", "test_after": "PASSED", "test_later": "PASSED"}
+
+
+def test_other_outcomes_stay_what_they_are(tmp_path: Path) -> None:
+    tests = """
+    import pytest
+
+    pytestmark = [pytest.mark.schedules(3), pytest.mark.usefixtures("simulated_gpus")]
+
+    @pytest.mark.skip
+    def test_skipped(): ...
+
+    def test_skips():
+        pytest.skip("why not")
+
+    @pytest.mark.xfail(strict=True)
+    def test_fails_as_expected():
+        assert False
+
+    @pytest.fixture
+    def broken():
+        raise ValueError
+
+    def test_without_fixture(broken): ...
+
+    @pytest.fixture
+    def broken_in_the_end():
+        yield
+        raise ValueError
+
+    def test_with_an_error_in_the_end(broken_in_the_end): ...
+    """
+    output, found = run_tests(tmp_path, tests)
+    assert found == {
+        "test_without_fixture": "ERROR",
+        "test_with_an_error_in_the_end": "PASSED ERROR",
+    }
+    assert "1 passed, 2 skipped, 1 xfailed, 2 errors" in output
+
+
+def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
+    tests = """
+    import pytest
+
+    @pytest.mark.schedules(count=5, deep=2)
+    def test_it(): ...
+    """
+    output, _ = run_tests(tmp_path, tests, returncode=4)
+    assert "schedules(count=5, deep=2)" in output
+    assert "count and depth: integers of at least 0" in output
+    output, _ = run_tests(tmp_path, TESTS, "--schedule", "late", returncode=4)
+    assert "argument --schedule: invalid" in output

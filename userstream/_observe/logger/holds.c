@@ -1,0 +1,590 @@
+/* Makes suspected races happen: the stream of the first operation is held until the second has run.
+ *
+ * A stream is held by a wait for a word in page-locked memory. A thread of this file writes the
+ * word after LONGEST at the latest: it needs neither the GIL nor the driver, and nothing that the
+ * program does can stop it. The word is released earlier at calls that would block the host, at the
+ * end of the observation, and before a fork. One stream is held at a time.
+ *
+ * Whether the second operation ran meanwhile is known from a mark: a word that its stream writes
+ * behind it. That nothing of the hardware held up the second as well is known from a canary: small
+ * operations on its stream that were queued when the hold began. The judge decides what that says.
+ *
+ * What is queued here is not recorded, since the thread is inside the recorder. */
+#define _GNU_SOURCE
+
+#include "parts.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { PAIRS = 64, TRIES = 5, PLACES = 16, BYTES = 64 };
+enum { RELAXED = 2, LEGACY = 1, PER_THREAD = 2 };
+static const uint64_t LONGEST = 20000000, GRACE = 1000000, PAUSE = 50000;   /* nanoseconds */
+
+/* Why a hold has ended; `trials.py` has the same numbers. */
+enum { TIMER = 0, SECOND = 1, CALL = 2, OBSERVATION = 3 };
+
+typedef struct Pair {           /* two operations that race, as far as the judge knows */
+    uint32_t number;            /* 0: a free place */
+    int32_t first, second;      /* their stacks; -1: the second is a write of the host */
+    uint64_t stream, context;   /* of the second; stream 0: none is known */
+    bool adds_edge;             /* tries whether the missing edge orders them */
+    uint8_t left;               /* how many more times it may be held */
+} Pair;
+
+typedef struct Words {          /* page-locked */
+    _Alignas(64) _Atomic uint32_t released;     /* holds up to this number are over */
+    _Alignas(64) uint32_t passed;               /* the newest mark that a stream has passed */
+    uint32_t canary;                            /* the newest hold whose canary got through */
+    _Alignas(64) char bytes[BYTES];             /* that canaries copy */
+} Words;
+
+typedef struct Place {          /* of a context: what canaries and edges need */
+    uint64_t context, memory, event;
+    uint64_t identity;          /* of the memory: no other memory of the process has it */
+} Place;
+
+typedef struct Limit {          /* of a hold: what its end needs */
+    uint32_t number;            /* of the hold; 0: there is none */
+    uint64_t began;
+    Source source;              /* of a copy that the host overwrites */
+} Limit;
+
+typedef struct Hold {
+    Pair pair;
+    Limit limit;
+    uint64_t stream, context;
+    uint64_t marked_stream, marked_at;
+    uint32_t marks;             /* that were queued, up to `last_mark` */
+    bool is_recorded, is_ordered;   /* the edge that was added */
+} Hold;
+
+typedef struct Seen {           /* just before a stream was released */
+    uint32_t passed;
+    bool canary, changed;
+    uint64_t at;
+} Seen;
+
+/* Whoever has it may be in the driver, which may wait for the end of a hold. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* Nobody who has this one waits for anything. */
+static pthread_mutex_t limit_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static Limit next_limit;        /* for the thread of this file */
+static pthread_t watcher;
+static bool is_watching, ends;
+static Words *words_of_holds;
+static uint64_t identity_of_words;
+static Place places[PLACES];
+static Pair pairs[PAIRS];
+static atomic_int armed;        /* pairs */
+static atomic_uint held;        /* the number of the hold; 0: there is none */
+static Hold hold;               /* valid while there is one */
+static bool is_off;             /* a context has ended: its page-locked memory may be gone */
+static uint32_t last_hold, last_mark;
+static atomic_uint holds_left;
+static Ranges collectives = NO_RANGES;  /* streams on which other processes may wait */
+
+bool holds_wanted(void) {
+    return atomic_load_explicit(&armed, memory_order_relaxed) || holds_one();
+}
+
+/* Whether an observation may hold streams: a race is to be known soon. */
+bool holds_are_on(void) {
+    return atomic_load_explicit(&holds_left, memory_order_relaxed);
+}
+
+bool holds_one(void) {
+    return atomic_load_explicit(&held, memory_order_relaxed);
+}
+
+/* ---- the end of a hold ----------------------------------------------------------------------- */
+
+static uint32_t word(const uint32_t *at) {
+    return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+}
+
+static bool source_changed(const Limit *of) {
+    Source read = of->source;
+    return read.size && source_read(&read) && read.hash != of->source.hash;
+}
+
+/* Lets the stream go on. This needs no lock. The word only grows: the stream of a later hold may
+ * not have seen its number yet. */
+static Seen release(const Limit *of) {
+    Seen seen = {.passed = word(&words_of_holds->passed), .at = now()};
+    seen.canary = word(&words_of_holds->canary) == of->number;
+    seen.changed = source_changed(of);
+    uint32_t newest = atomic_load(&words_of_holds->released);
+    while (newest < of->number &&
+           !atomic_compare_exchange_weak(&words_of_holds->released, &newest, of->number))
+        continue;
+    return seen;
+}
+
+/* Under the lock. `me` is NULL if nothing can be recorded. */
+static void record_end(Thread *me, unsigned why, Seen seen) {
+    uint32_t missing = last_mark - seen.passed;
+    uint64_t passed = missing < hold.marks ? hold.marks - missing : 0;
+    uint64_t waited = hold.marks && hold.marked_at < seen.at ? seen.at - hold.marked_at : 0;
+    bool is_ordered = hold.is_recorded && hold.is_ordered;
+    uint64_t told[] = {hold.limit.number, why, seen.at, passed, waited, seen.canary, seen.changed,
+                       is_ordered};
+    atomic_store(&held, 0);
+    if (me)
+        log_own(me, RELEASED, told, 8);
+}
+
+/* Under the lock. */
+static void end_hold(Thread *me, unsigned why) {
+    record_end(me, why, release(&hold.limit));
+}
+
+/* Under the lock. A line may have queued several operations: the hold ends when the marks of all
+ * have passed, and no further one came for some time. */
+static bool second_has_run(void) {
+    if (hold.pair.second < 0)
+        return source_changed(&hold.limit);
+    return hold.marks && word(&words_of_holds->passed) == last_mark &&
+           now() - hold.marked_at > GRACE;
+}
+
+/* It never waits for the lock: a thread that has the lock may wait in the driver for the end of this
+ * hold, or of the next one. */
+static void watch_one(Thread *me, const Limit *limit) {
+    bool is_released = false;
+    Seen seen = {0};
+    while (atomic_load(&held) == limit->number) {
+        if (!is_released && now() - limit->began >= LONGEST) {
+            seen = release(limit);
+            is_released = true;
+        }
+        if (!pthread_mutex_trylock(&lock)) {
+            if (atomic_load(&held) != limit->number) {
+                /* It has ended. */
+            } else if (is_released) {
+                record_end(me, TIMER, seen);
+            } else if (second_has_run()) {
+                end_hold(me, SECOND);
+            }
+            pthread_mutex_unlock(&lock);
+        }
+        nanosleep(&(struct timespec){.tv_nsec = (long)PAUSE}, NULL);
+    }
+}
+
+static void *watch(void *unused) {
+    Thread *me = thread_me();
+    pthread_mutex_lock(&limit_lock);
+    while (!ends) {
+        Limit limit = next_limit;
+        if (!limit.number) {
+            pthread_cond_wait(&changed, &limit_lock);
+            continue;
+        }
+        next_limit.number = 0;
+        pthread_mutex_unlock(&limit_lock);
+        watch_one(me, &limit);
+        pthread_mutex_lock(&limit_lock);
+    }
+    pthread_mutex_unlock(&limit_lock);
+    return unused;
+}
+
+/* ---- what holds need ------------------------------------------------------------------------- */
+
+/* 0: there is no memory at an address. */
+static uint64_t identity_of(uint64_t address) {
+    enum { BUFFER_ID = 7 };
+    const int attributes[] = {BUFFER_ID};
+    uint64_t identity = 0;
+    void *out[] = {&identity};
+    return driver.pointer_attributes(1, attributes, out, address) ? 0 : identity;
+}
+
+static bool is_there(uint64_t address, uint64_t identity) {
+    return identity && identity_of(address) == identity;
+}
+
+static Place *place_of(uint64_t context) {
+    for (size_t i = 0; i < PLACES; i++) {
+        if (places[i].context == context)
+            return &places[i];
+    }
+    return NULL;
+}
+
+static bool has_driver(void) {
+    return driver.wait_value && driver.write_value && driver.host_register && driver.fill &&
+           driver.memory_allocate && driver.event_create && driver.event_record &&
+           driver.wait_event && driver.copy_in && driver.copy_out && driver.context_push;
+}
+
+/* Without the lock, and with the context current. Both are NULL if they are there already. */
+static bool make(Words **words, Place *place) {
+    enum { PORTABLE = 1, DEVICEMAP = 2, NO_TIMING = 2, PAGE = 4096 };
+    if (words) {
+        *words = aligned_alloc(PAGE, PAGE);
+        if (!*words || driver.host_register(*words, PAGE, PORTABLE | DEVICEMAP)) {
+            free(*words);
+            *words = NULL;
+            return false;
+        }
+        memset(*words, 0, PAGE);
+    }
+    return !place || (!driver.memory_allocate(&place->memory, BYTES) &&
+                      !driver.event_create(&place->event, NO_TIMING));
+}
+
+/* The driver may wait for the end of a hold meanwhile. One thread of the process does this. */
+static bool prepare(uint64_t context) {
+    int mode = RELAXED;         /* to pin or allocate memory breaks the captures of other threads */
+    Words *words = NULL;
+    Place place = {.context = context};
+    void *current;
+    pthread_mutex_lock(&lock);
+    bool needs_words = !words_of_holds, needs_place = !place_of(context);
+    pthread_mutex_unlock(&lock);
+    if (!needs_words && !needs_place)
+        return true;
+    if (!has_driver() || driver.context_push((void *)(uintptr_t)context))
+        return false;
+    bool is_relaxed = !driver.capture_mode(&mode);
+    bool is_made =
+        is_relaxed && make(needs_words ? &words : NULL, needs_place ? &place : NULL);
+    if (is_relaxed)
+        driver.capture_mode(&mode);
+    driver.context_pop(&current);
+    pthread_mutex_lock(&lock);
+    if (words) {
+        words_of_holds = words;
+        identity_of_words = identity_of((uint64_t)(uintptr_t)words);
+    }
+    Place *room = place_of(0);
+    if (is_made && needs_place && room) {
+        place.identity = identity_of(place.memory);
+        *room = place;
+    }
+    pthread_mutex_unlock(&lock);
+    return is_made && (!needs_place || room);
+}
+
+/* Forgets what went with a context while nothing was recorded. */
+static void forget_gone(void) {
+    if (words_of_holds && !is_there((uint64_t)(uintptr_t)words_of_holds, identity_of_words))
+        words_of_holds = NULL;
+    for (size_t i = 0; i < PLACES; i++) {
+        if (places[i].context && !is_there(places[i].memory, places[i].identity))
+            places[i] = (Place){0};
+    }
+}
+
+/* ---- pairs ----------------------------------------------------------------------------------- */
+
+static void disarm(Pair *pair) {
+    if (pair->number)
+        atomic_fetch_sub(&armed, 1);
+    *pair = (Pair){0};
+}
+
+static void disarm_all(void) {
+    for (size_t i = 0; i < PAIRS; i++)
+        disarm(&pairs[i]);
+}
+
+static bool start_watching(void) {
+    sigset_t all, before;
+    if (is_watching)
+        return true;
+    ends = false;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    is_watching = !pthread_create(&watcher, NULL, watch, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return is_watching;
+}
+
+static Pair *pair_of(uint32_t number) {
+    for (size_t i = 0; i < PAIRS; i++) {
+        if (pairs[i].number == number)
+            return &pairs[i];
+    }
+    return NULL;
+}
+
+/* Under the lock. */
+static bool arm(const Pair *wanted) {
+    Pair *known = pair_of(wanted->number), *pair = known ? known : pair_of(0);
+    if (is_off || !pair || !holds_left || !start_watching())
+        return false;
+    uint8_t left = known ? known->left : TRIES;
+    *pair = *wanted;
+    pair->left = left;
+    if (wanted->stream > PER_THREAD && !stream_is_seen(wanted->stream))
+        pair->stream = 0;       /* it was destroyed since */
+    if (!known)
+        atomic_fetch_add(&armed, 1);
+    return true;
+}
+
+/* Tries from now on to make a race happen, or to order its operations. For a thread that the
+ * program does not wait for. Returns false if that is not possible now. */
+PUBLIC bool recorder_arm(uint32_t number, int32_t first, int32_t second, uint64_t context_of_first,
+                         uint64_t stream, uint64_t context, bool adds_edge) {
+    Thread *me = is_recording() ? thread_enter() : NULL;
+    if (!me)
+        return false;
+    Pair wanted = {number, first, second, stream, context, adds_edge, 0};
+    bool is_armed = context_of_first && prepare(context_of_first) &&
+                    (!stream || (context && prepare(context)));
+    pthread_mutex_lock(&lock);
+    is_armed = is_armed && arm(&wanted);
+    pthread_mutex_unlock(&lock);
+    thread_leave(me);
+    return is_armed;
+}
+
+PUBLIC void recorder_disarm(uint32_t number) {
+    pthread_mutex_lock(&lock);
+    Pair *pair = pair_of(number);
+    if (number && pair)
+        disarm(pair);
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- the begin of a hold --------------------------------------------------------------------- */
+
+static uint64_t stream_of(const Rule *rule, const uint64_t *words) {
+    uint64_t stream = 0;
+    if (rule->configuration != NO_WORD)
+        stream = launch_stream(rule, words);
+    else if (rule->stream != NO_WORD)
+        stream = words[rule->stream];
+    return stream ? stream : LEGACY;
+}
+
+/* A wait would become a part of the graph, and end whoever launches that. */
+static bool may_queue(uint64_t stream) {
+    int status = 0;
+    return !driver.stream_status(stream, &status) && !status;
+}
+
+/* A copy from or to pageable memory would keep the host in the call. */
+static bool is_pinned(Thread *me, const Rule *rule, const uint64_t *words) {
+    Range found;
+    for (int i = 0; i < 2; i++) {
+        const Address *address = &rule->addresses[i];
+        if (address->word == NO_WORD)
+            continue;
+        uint64_t at = operand_of(address, words);
+        if (at && !see_memory(me, at, &found))
+            return false;
+    }
+    return true;
+}
+
+static void queue_canary(const Pair *pair) {
+    const Place *place = place_of(pair->context);
+    void *current;
+    if (!pair->stream || pair->stream == PER_THREAD || pair->stream == hold.stream || !place ||
+        !may_queue(pair->stream) || driver.context_push((void *)(uintptr_t)pair->context))
+        return;
+    if (!driver.fill(place->memory, 0, 4, pair->stream) &&
+        !driver.copy_in(place->memory, words_of_holds->bytes, 4, pair->stream) &&
+        !driver.copy_out(words_of_holds->bytes + BYTES / 2, place->memory, 4, pair->stream))
+        driver.write_value(pair->stream, (uint64_t)(uintptr_t)&words_of_holds->canary,
+                           hold.limit.number, 0);
+    driver.context_pop(&current);
+}
+
+static Pair *pair_to_hold(int32_t first) {
+    for (size_t i = 0; first >= 0 && i < PAIRS; i++) {
+        if (pairs[i].number && pairs[i].left && pairs[i].first == first)
+            return &pairs[i];
+    }
+    return NULL;
+}
+
+/* Under the lock. */
+static void begin_hold(Thread *me, Pair *pair, const Call *call, uint64_t stream,
+                       uint64_t context) {
+    enum { GREATER_OR_EQUAL = 0 };
+    Range found;
+    if (!holds_left || !may_queue(stream) || ranges_find(&collectives, stream, &found))
+        return;
+    if ((pair->second < 0 && !call->source_count) || (pair->adds_edge && !place_of(context)))
+        return;
+    hold = (Hold){.pair = *pair, .stream = stream, .context = context};
+    hold.limit = (Limit){.number = ++last_hold, .began = now()};
+    if (pair->second < 0)
+        hold.limit.source = call->sources[0];
+    atomic_store(&held, last_hold);
+    pthread_mutex_lock(&limit_lock);        /* first: from here on it ends, whatever happens */
+    next_limit = hold.limit;
+    pthread_cond_signal(&changed);
+    pthread_mutex_unlock(&limit_lock);
+    if (driver.wait_value(stream, (uint64_t)(uintptr_t)&words_of_holds->released, last_hold,
+                          GREATER_OR_EQUAL)) {
+        atomic_store(&held, 0);
+        disarm(pair);           /* as this device cannot do it */
+        return;
+    }
+    holds_left--;
+    pair->left--;
+    if (pair->second >= 0)
+        queue_canary(pair);
+    if (!pair->left)
+        disarm(pair);
+    uint64_t told[] = {last_hold, hold.pair.number, stream, context, call->began,
+                       hold.pair.adds_edge};
+    log_own(me, HELD, told, 6);
+}
+
+static bool is_second_of(const Hold *of, int32_t stack, uint64_t stream) {
+    return stack >= 0 && stack == of->pair.second && stream != of->stream;
+}
+
+/* Under the lock. Whether a call that waits may wait for the stream that is held. */
+static bool covers(const Rule *rule, const uint64_t *words) {
+    uint64_t stream = stream_of(rule, words);
+    return rule->stream == NO_WORD || stream <= PER_THREAD || stream == hold.stream;
+}
+
+/* ---- calls ----------------------------------------------------------------------------------- */
+
+/* Before the driver has the call. */
+void holds_enter(Thread *me, const Rule *rule, const Call *call, const uint64_t *words,
+                 uint64_t context) {
+    uint64_t stream = stream_of(rule, words);
+    int32_t stack = stack_index(me);
+    bool may_hold = rule->holds == HELD_BACK && !call->launch.is_first && is_pinned(me, rule, words);
+    pthread_mutex_lock(&lock);
+    if (rule->holds == ENDS_CONTEXT) {
+        disarm_all();
+        is_off = true;
+        if (holds_one())
+            end_hold(me, CALL);
+    } else if (holds_one()) {
+        bool is_second = is_second_of(&hold, stack, stream);
+        bool blocks = (rule->holds == BLOCKS_HOST && covers(rule, words)) || call->launch.is_first;
+        const Place *place = place_of(hold.context);
+        if ((blocks && !is_second && !hold.marks) ||
+            (call->launch.is_collective && stream == hold.stream))
+            end_hold(me, CALL);
+        else if (is_second && hold.is_recorded && place && may_queue(stream))
+            hold.is_ordered = !driver.wait_event(stream, place->event, 0);
+    } else if (may_hold) {
+        Pair *pair = pair_to_hold(stack);
+        if (pair)
+            begin_hold(me, pair, call, stream, context);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* After the driver has queued it. */
+void holds_leave(Thread *me, const Rule *rule, const uint64_t *words, uint64_t context) {
+    uint64_t stream = stream_of(rule, words);
+    int32_t stack = stack_index(me);
+    pthread_mutex_lock(&lock);
+    const Place *place = place_of(hold.context);
+    if (!holds_one()) {
+        /* It has ended meanwhile. */
+    } else if (stream == hold.stream) {
+        if (hold.pair.adds_edge && stack == hold.pair.first && place && may_queue(stream))
+            hold.is_recorded = !driver.event_record(place->event, stream);
+    } else if (is_second_of(&hold, stack, stream) && may_queue(stream) &&
+               (!hold.marks || stream == hold.marked_stream) &&
+               !driver.write_value(stream, (uint64_t)(uintptr_t)&words_of_holds->passed,
+                                   last_mark + 1, 0)) {
+        last_mark++;
+        /* Else it was released while this thread was in the driver: what ran first is not known. */
+        if (atomic_load(&words_of_holds->released) < hold.limit.number) {
+            hold.marks++;
+            hold.marked_stream = stream;
+            hold.marked_at = now();
+            uint64_t told[] = {hold.limit.number, stream, context};
+            log_own(me, MARKED, told, 3);
+        }
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* The handle of a stream may be that of another one soon. */
+void holds_stream_ends(Thread *me, uint64_t stream) {
+    ranges_forget(&collectives, stream, stream + 1);
+    if (!holds_wanted())
+        return;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < PAIRS; i++) {
+        if (pairs[i].stream == stream)
+            pairs[i].stream = 0;
+    }
+    if (holds_one() && hold.stream == stream)
+        end_hold(me, CALL);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Other processes may wait for what the stream does from now on. */
+void holds_see_collective(uint64_t stream) {
+    Range found;
+    stream = stream ? stream : LEGACY;
+    if (!ranges_find(&collectives, stream, &found))
+        ranges_add(&collectives, (Range){stream, stream + 1, false});
+}
+
+/* ---- begin and end --------------------------------------------------------------------------- */
+
+void holds_begin(uint32_t count) {
+    pthread_mutex_lock(&lock);
+    holds_left = count;
+    is_off = false;
+    ranges_forget(&collectives, 0, UINT64_MAX);
+    if (count)
+        forget_gone();
+    pthread_mutex_unlock(&lock);
+}
+
+void holds_end(void) {
+    Thread *me = thread_me();
+    pthread_mutex_lock(&lock);
+    disarm_all();
+    holds_left = 0;
+    if (holds_one())
+        end_hold(me, OBSERVATION);
+    pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&limit_lock);
+    ends = true;
+    pthread_cond_signal(&changed);
+    pthread_mutex_unlock(&limit_lock);
+    if (is_watching)
+        pthread_join(watcher, NULL);
+    is_watching = false;
+}
+
+/* A child has the words in memory of its own, or shares them, by the system: it must not release
+ * what the parent holds, nor wait for a thread that it has not. */
+void holds_before_fork(void) {
+    Thread *me = is_recording() ? thread_enter() : NULL;
+    pthread_mutex_lock(&lock);
+    if (holds_one())
+        end_hold(me, OBSERVATION);
+    pthread_mutex_unlock(&lock);
+    if (me)
+        thread_leave(me);
+}
+
+void holds_in_child(void) {
+    pthread_mutex_init(&lock, NULL);
+    pthread_mutex_init(&limit_lock, NULL);
+    pthread_cond_init(&changed, NULL);
+    next_limit.number = 0;
+    collectives = (Ranges)NO_RANGES;
+    memset(pairs, 0, sizeof pairs);
+    memset(places, 0, sizeof places);
+    atomic_store(&armed, 0);
+    atomic_store(&held, 0);
+    is_watching = is_off = false;
+    words_of_holds = NULL;
+    holds_left = 0;
+}
