@@ -35,7 +35,8 @@ static int refusal;             /* what the next subscriptions answer */
 static const char *holder = "";
 
 static const char *symbol(unsigned number) {
-    const char *(*find)(unsigned) = (const char *(*)(unsigned))dlsym(RTLD_DEFAULT, "userstream_symbol");
+    void *found = dlsym(RTLD_DEFAULT, "userstream_symbol");
+    const char *(*find)(unsigned) = (const char *(*)(unsigned))found;
     return number >= FIRST ? find(number - FIRST) : NULL;
 }
 

@@ -150,8 +150,8 @@ static bool second_has_run(void) {
            now() - hold.marked_at > GRACE;
 }
 
-/* It never waits for the lock: a thread that has the lock may wait in the driver for the end of this
- * hold, or of the next one. */
+/* It never waits for the lock: a thread that has the lock may wait in the driver for the end of
+ * this hold, or of the next one. */
 static void watch_one(Thread *me, const Limit *limit) {
     bool is_released = false;
     Seen seen = {0};
@@ -458,7 +458,8 @@ void holds_enter(Thread *me, const Rule *rule, const Call *call, const uint64_t 
                  uint64_t context) {
     uint64_t stream = stream_of(rule, words);
     int32_t stack = stack_index(me);
-    bool may_hold = rule->holds == HELD_BACK && !call->launch.is_first && is_pinned(me, rule, words);
+    bool may_hold =
+        rule->holds == HELD_BACK && !call->launch.is_first && is_pinned(me, rule, words);
     pthread_mutex_lock(&lock);
     if (rule->holds == ENDS_CONTEXT) {
         disarm_all();

@@ -207,7 +207,8 @@ static const char *find_cupti(const char *path) {
     return message;
 }
 
-/* CUPTI refuses a structure that is larger than it knows: before 13.2 `allows_others` is not in it. */
+/* CUPTI refuses a structure that is larger than it knows: before 13.2 `allows_others` is not in
+ * the structure. */
 static int subscribe_as(SubscriberOptions *options) {
     enum { INVALID_PARAMETER = 1 };
     if (!cupti.subscribe_v2)

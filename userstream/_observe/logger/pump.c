@@ -390,7 +390,8 @@ static bool is_due(bool hurry, uint64_t *since) {
     uint64_t records = log_newest() + 1 - expected;
     if (!records)
         return false;
-    if (hurry || !judges_here || holds_are_on() || file.descriptor >= 0 || records * sizeof(Record) > MUCH)
+    if (hurry || !judges_here || holds_are_on() || file.descriptor >= 0 ||
+        records * sizeof(Record) > MUCH)
         return true;
     if (!*since)
         *since = now();
