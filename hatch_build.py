@@ -169,8 +169,7 @@ def _rules(package: Path, directory: str) -> Path:
     folder = package / "_observe"
     sys.path.insert(0, str(folder))
     try:
-        functions = importlib.import_module("judge.functions").FUNCTIONS
-        not_followed = importlib.import_module("judge.verdicts").NOT_FOLLOWED
+        table = importlib.import_module("judge.functions")
     finally:
         sys.path.remove(str(folder))
         for name in [name for name in sys.modules if name.split(".")[0] == "judge"]:
@@ -180,7 +179,7 @@ def _rules(package: Path, directory: str) -> Path:
     spec.loader.exec_module(rules)
     version = re.search(r'^__version__ = "(.*)"', (package / "__init__.py").read_text(), re.M)[1]
     file = Path(directory, "rules.c")
-    file.write_text(rules.source(functions, not_followed, version), encoding="utf-8")
+    file.write_text(rules.source(table.FUNCTIONS, table.NOT_FOLLOWED, version), encoding="utf-8")
     return file
 
 

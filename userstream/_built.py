@@ -36,11 +36,7 @@ RECORDER = Library(
     "recorder",
     "_observe/logger",
     "_observe/recorder.so",
-    tables=(
-        "_observe/logger/rules.py",
-        "_observe/judge/functions.py",
-        "_observe/judge/verdicts.py",
-    ),
+    tables=("_observe/logger/rules.py", "_observe/judge/functions.py"),
 )
 # In a folder of its own, which LD_LIBRARY_PATH can name.
 SIMULATED_DRIVER = Library(

@@ -41,7 +41,7 @@ def judges() -> Iterator[int]:
             command = (directory / "cmdline").read_bytes()
         except OSError:  # it has ended
             continue
-        if int(status[1]) == os.getpid() and b".worker import answer" in command:
+        if int(status[1]) == os.getpid() and b".workers import answer" in command:
             yield int(directory.name)
 
 

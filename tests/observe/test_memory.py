@@ -26,8 +26,7 @@ from userstream._observe.judge.memory import (
     Allocation,
 )
 from userstream._observe.judge.races import RecordedOperation
-from userstream._observe.judge.timeline import Timeline
-from userstream._observe.judge.world import World
+from userstream._observe.judge.world import Timeline, World
 
 
 def told(accesses: list[Access]) -> list[tuple[object, ...]]:

@@ -20,9 +20,9 @@ import userstream as us
 from browser import CHROMIUM, FIREFOX, Browser, Chromium, chromium, data_of, firefox
 from helpers import checked
 from observed import a_room, captured, copy, fill, handle, no_edge, watched
-from userstream._observe.judge import page as page_module
+from userstream._observe.judge import reports as page_module
 from userstream._observe.judge.found import shown_path
-from userstream._observe.judge.page import page
+from userstream._observe.judge.reports import page
 from userstream.testing import Pointer, kernel
 
 pytestmark = [

@@ -15,7 +15,7 @@ from cuda.bindings import driver
 import userstream as us
 from observed import a_room, fill
 from userstream._observe import logger
-from userstream._observe.judge import functions, log, stacks, verdicts
+from userstream._observe.judge import functions, log
 from userstream._observe.logger import the_logger
 
 pytestmark = [
@@ -116,8 +116,8 @@ def test_a_slow_judge_reports_nothing_that_it_cannot_know(
 @pytest.mark.parametrize("cut", range(12))
 def test_a_table_of_locations_that_ends_early_gives_what_it_has(cut: int) -> None:
     table = test_c_and_python_declare_the_same.__code__.co_linetable
-    whole = stacks.line_table(table, 1)
-    part = stacks.line_table(table[: len(table) - cut], 1)
+    whole = log.line_table(table, 1)
+    part = log.line_table(table[: len(table) - cut], 1)
     assert part == whole[: len(part)]
     assert len(part) >= len(whole) - cut
 
@@ -156,6 +156,6 @@ def test_every_function_of_the_driver_has_a_verdict() -> None:
     names, followed = (
         {re.sub(r"_v\d+$", "", name) for name in each} for each in (names, functions.FUNCTIONS)
     )
-    unknown = names - followed - verdicts.NOT_FOLLOWED.keys()
-    assert {name for name in unknown if not verdicts.is_harmless(name)} == set()
-    assert not followed & verdicts.NOT_FOLLOWED.keys()
+    unknown = names - followed - functions.NOT_FOLLOWED.keys()
+    assert {name for name in unknown if not functions.is_harmless(name)} == set()
+    assert not followed & functions.NOT_FOLLOWED.keys()

@@ -15,8 +15,8 @@ import userstream as us
 from helpers import checked, device_memory
 from observed import Room, a_room, captured, copy, fill
 from userstream._observe import allocators, logger, session
-from userstream._observe.judge.blocks import Block, Blocks
-from userstream._observe.judge.stacks import Stacks
+from userstream._observe.judge.allocations import Block, Blocks
+from userstream._observe.judge.log import Stacks
 
 pytestmark = [
     pytest.mark.simulated,  # gpu: real PyTorch, in test_observe_programs.py

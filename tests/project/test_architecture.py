@@ -379,7 +379,7 @@ def test_the_judge_needs_the_standard_library_alone() -> None:
 import sys
 before = set(sys.modules)
 sys.path.insert(0, {str(PACKAGE / "_observe")!r})
-import judge, judge.page, judge.blocks
+import judge, judge.reports, judge.allocations
 loaded = {{name.partition(".")[0] for name in set(sys.modules) - before}}
 assert loaded <= {{"judge", *sys.stdlib_module_names}}, loaded
 """

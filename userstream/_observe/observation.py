@@ -14,7 +14,7 @@ from userstream._observe.judge.lines import render
 from userstream._observe.judging import InProcess, InThread, Later
 from userstream._observe.logger import MEMORY, the_logger
 from userstream._observe.session import Session
-from userstream.errors import RaceError
+from userstream.errors import DriverNotFoundError, NotSupportedError, RaceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -348,3 +348,35 @@ def _trials(confirm: bool | int, judge: str) -> int:
     if confirm and judge != "thread":
         raise ValueError('confirm needs judge="thread", which says what to try')
     return _TRIALS if confirm is True else min(confirm, _MOST_TRIALS)
+
+
+_observation: Observation | None = None
+
+
+def record_this_process() -> None:
+    """Record until the process ends, for ``userstream observe``, whose supervisor judges the log.
+
+    A file says why that is not possible.
+
+    Nothing is begun where the driver was initialized before, and has loaded the recorder.
+    """
+    global _observation  # noqa: PLW0603 -- there is one
+    directory = os.environ["USERSTREAM_RECORD"]
+    with open("/proc/self/stat", "rb") as file:
+        start = file.read().rpartition(b")")[2].split()[19].decode()
+    path = os.path.join(directory, f"{os.getpid()}-{start}")
+    if os.path.exists(f"{path}.uslog"):
+        return
+    is_confirmed = "USERSTREAM_RECORD_CONFIRM" in os.environ  # then a judge here says what to try
+    _observation = Observation(
+        log=f"{path}.uslog",
+        judge="thread" if is_confirmed else "later",
+        confirm=is_confirmed,
+        timeline=0,
+        allocations="USERSTREAM_RECORD_ALLOCATIONS" in os.environ,
+    )
+    try:
+        _observation.__enter__()
+    except (NotSupportedError, DriverNotFoundError, OSError) as error:
+        with open(f"{path}.why", "w", encoding="utf-8") as file:
+            file.write(str(error))

@@ -6,17 +6,14 @@ import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from . import log
-from .allocations import Allocations, ArrayCalls, Contexts
-from .blocks import Blocks
-from .captures import Captures
+from .allocations import Allocations, ArrayCalls, Blocks, Contexts
 from .copies import Copies, Pinned
-from .functions import Call, Function
+from .functions import Call, Function, NotFollowed, watched
+from .graphs import Captures, Nodes
 from .launches import Launches
 from .log import HEAD, parts_of
-from .nodes import Nodes
 from .order import Order, Words
 from .stalls import Stalls
-from .verdicts import NotFollowed, watched
 from .world import World
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from .found import Edit, Operation, Race, Stall, shown_path
 from .lines import Line, Text
-from .stacks import Frame
+from .log import Frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence

@@ -15,7 +15,7 @@ from traceback import FrameSummary
 from typing import Any, NamedTuple
 
 from .lines import Line, Text, excerpt, render
-from .stacks import line_of
+from .log import line_of
 
 # Where `str.splitlines` ends a line: a suppression is one line.
 _LINE_BREAK = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")

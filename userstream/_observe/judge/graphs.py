@@ -1,14 +1,22 @@
-"""The contents of graphs: captured work, and nodes that were added one by one."""
+"""Graphs: captures, nodes that were added one by one, and launches."""
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .clocks import NODE, join
 from .memory import Access, Allocation
+from .races import RecordedOperation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .allocations import Allocations
     from .clocks import Lane
+    from .copies import Copies
+    from .functions import Call
+    from .launches import Launches
     from .world import World
 
 CAPTURED = 0  # the key of the captured work among the nodes of a graph
@@ -149,3 +157,394 @@ class Graph:
                 break
             pending = left
         return list(ordered)
+
+
+_WORD = struct.Struct("<Q")
+
+
+# -- Nodes that are added to graphs one by one, and changed afterwards -----------------------------
+
+_PARAMETERS = 16  # the offset of the parameters of a node in CUgraphNodeParams
+# CUgraphNodeType
+_KERNEL, _MEMCPY, _MEMSET, _HOST, _GRAPH, _EMPTY, _WAIT_EVENT, _RECORD_EVENT = range(8)
+_ALLOCATE, _FREE = 10, 11
+
+
+class Nodes:
+    """Applies calls that add nodes to graphs, or change them."""
+
+    def __init__(
+        self, world: World, captures: Captures, copies: Copies, launches: Launches
+    ) -> None:
+        self.world = world
+        self._graphs = captures.graphs
+        self._copies = copies
+        self._launches = launches
+        self._graph_of: dict[int, int] = {}  # by node
+        self._makers: dict[int, Callable[[Node, bytes], None]] = {
+            _MEMCPY: self._copy,
+            _MEMSET: self._fill,
+            _HOST: self._host,
+            _GRAPH: self._child,
+            _EMPTY: lambda *_: None,
+            _WAIT_EVENT: lambda node, data: node.waits.append(_word(data)),
+            _RECORD_EVENT: lambda node, data: node.records.append(_word(data)),
+            _ALLOCATE: self._allocate,
+            _FREE: self._free,
+        }
+
+    # -- adding -----------------------------------------------------------------------------------
+
+    def add_node(self, call: Call) -> None:
+        """Apply cuGraphAdd...Node: node, graph, and the nodes that it depends on."""
+        parts, (made, before, *more) = self._parts(call)
+        node = self._made(call, parts, more[0] if more else b"")
+        node.after = frozenset(each for (each,) in struct.iter_unpack("<Q", before))
+        (key,) = _WORD.unpack(made)
+        graph = self._graphs.setdefault(call.words[1], Graph(is_complete=False))
+        graph.set(key, node)
+        self._graph_of[key] = call.words[1]
+
+    def drop_node(self, call: Call) -> None:
+        key = call.words[0]
+        graph = self._graphs.get(self._graph_of.pop(key, 0))
+        if graph is not None:
+            graph.drop(key)
+
+    def add_dependencies(self, call: Call) -> None:
+        self._depend(call, lambda after, each: after | {each})
+
+    def remove_dependencies(self, call: Call) -> None:
+        self._depend(call, lambda after, each: after - {each})
+
+    def _depend(self, call: Call, change: Callable[[frozenset[int], int], frozenset[int]]) -> None:
+        graph = self._graphs.get(call.words[0])
+        pairs = zip(*(struct.iter_unpack("<Q", each) for each in call.fetched[:2]), strict=True)
+        for (before,), (after,) in pairs:
+            node = None if graph is None else graph.nodes.get(after)
+            if graph is not None and node is not None:
+                same = Node(node.operation)
+                same.add(node)
+                same.after = change(node.after, before)
+                graph.set(after, same)
+
+    # -- changing ---------------------------------------------------------------------------------
+
+    def set_node(self, call: Call) -> None:
+        """Apply cuGraph...NodeSetParams: the node, and its parameters."""
+        self._replace(call, self._graph_of.get(call.words[0], 0), call.words[0])
+
+    def set_executable_node(self, call: Call) -> None:
+        """Apply cuGraphExec...NodeSetParams: the executable graph, the node, its parameters."""
+        self._replace(call, call.words[0], call.words[1])
+
+    def enable_node(self, call: Call) -> None:
+        graph = self._graphs.get(call.words[0])
+        old = None if graph is None else graph.nodes.get(call.words[1])
+        if graph is None or old is None:
+            self._unknown(graph)
+            return
+        node = Node(old.operation)
+        node.add(old)
+        node.after, node.is_enabled = old.after, bool(call.words[2])
+        graph.set(call.words[1], node)
+
+    def _replace(self, call: Call, handle: int, key: int) -> None:
+        graph = self._graphs.get(handle)
+        old = None if graph is None else graph.nodes.get(key)
+        if graph is None or old is None:
+            self._unknown(graph)
+            return
+        parts, more = self._parts(call)
+        graph.set(key, old.replaced_by(self._made(call, parts, more[0] if more else b"")))
+
+    def _unknown(self, graph: Graph | None) -> None:
+        """Give up a graph one of whose captured nodes is changed, or one that was not seen."""
+        if graph is not None:
+            graph.give_up()
+
+    # -- what a node does -------------------------------------------------------------------------
+
+    @staticmethod
+    def _parts(call: Call) -> tuple[list[bytes], list[bytes]]:
+        """Return what the recorder found out of a kernel, and what it has fetched."""
+        count = len(call.function.fetches)
+        return call.fetched[: len(call.fetched) - count], call.fetched[len(call.fetched) - count :]
+
+    def _made(self, call: Call, parts: list[bytes], data: bytes) -> Node:
+        """Return the node that a call describes."""
+        operation = RecordedOperation(call.name, call.stack, call.thread, None)
+        node = Node(operation)
+        kind = call.function.roles.get("type")
+        if kind is None:  # any: the structure says which
+            kind = struct.unpack_from("<i", data)[0] if data else -1
+            data = data[_PARAMETERS + 16 * (kind == _MEMCPY) :]
+        if kind == _KERNEL:
+            self._kernel(node, parts)
+            return node
+        maker = self._makers.get(kind)
+        if maker is None:
+            node.is_complete = False
+            return node
+        word = call.function.roles.get("value")
+        maker(node, _WORD.pack(call.words[word]) if word is not None else data)
+        return node
+
+    def _kernel(self, node: Node, parts: list[bytes]) -> None:
+        if len(parts) < 2 or not parts[1]:
+            node.is_complete = False
+            return
+        (handle,) = _WORD.unpack(parts[1])
+        name, touches, guesses = self._launches.described(handle, parts[0])
+        node.operation.name = name or node.operation.name
+        node.operation.guesses = guesses
+        for start, end, write, known in touches:
+            found = self.world.memory.find(start)
+            reach = end if found is None else found.end
+            node.touch(Touch(start, end, write, known, node.operation, found, reach))
+
+    def _copy(self, node: Node, data: bytes) -> None:
+        if len(data) < 200:
+            node.is_complete = False
+            return
+        for ranges, write, of_host in self._copies.sides_of_3d(data):
+            for start, end in ranges:
+                found = self.world.memory.find(start)
+                if found is not None or not of_host:  # else it is pageable
+                    node.touch(Touch(start, end, write, "exact", node.operation, found))
+
+    def _fill(self, node: Node, data: bytes) -> None:
+        if len(data) < 40:
+            node.is_complete = False
+            return
+        begin, pitch, _, size, width, height = struct.unpack_from("<QQIIQQ", data)
+        for start, end in self._copies.rows(begin, width * size, height, pitch):
+            found = self.world.memory.find(start)
+            node.touch(Touch(start, end, True, "exact", node.operation, found))
+
+    @staticmethod
+    def _host(node: Node, _: bytes) -> None:
+        node.tells_host = True
+
+    def _child(self, node: Node, data: bytes) -> None:
+        graph = self._graphs.get(_word(data))
+        if graph is None:
+            node.is_complete = False
+        else:
+            node.add(graph.as_node())
+
+    @staticmethod
+    def _allocate(node: Node, data: bytes) -> None:
+        if len(data) < 120:
+            node.is_complete = False
+            return
+        size, address = struct.unpack_from("<QQ", data, 104)
+        node.operation.kind = "allocate"
+        node.allocates[address] = (size, node.operation)
+
+    @staticmethod
+    def _free(node: Node, data: bytes) -> None:
+        node.operation.kind = "free async"
+        node.frees[_word(data)] = node.operation
+
+
+def _word(data: bytes) -> int:
+    """Return the first word of a structure, which is a handle or an address."""
+    found: int = _WORD.unpack_from(data)[0]
+    return found
+
+
+# -- Captures of streams, and launches of graphs ---------------------------------------------------
+
+
+class Capture:
+    """A capture in progress: its streams, and the accesses inside of the graph."""
+
+    def __init__(self, *, seen: bool = True) -> None:
+        self.node = Node()
+        self.node.is_complete = seen
+        self.lanes: list[Lane] = []  # streams that leave the capture at its end
+        self.inside: list[Lane] = []  # their stand-ins
+        self.history = Allocation(0, 1 << 64, 0)  # accesses inside of the graph
+        self.into: int | None = None  # the existing graph that the capture adds to
+
+    def touch(self, access: Access, allocation: Allocation | None) -> list[Access]:
+        """Record an access; return the accesses of the capture that race with it."""
+        self.node.touch(
+            Touch(
+                *(access.start, access.end, access.write, access.known, access.operation),
+                *(allocation, access.reach),
+            )
+        )
+        return self.history.touch(access)
+
+
+_DEFAULT_STREAMS = 2  # handles up to this one
+
+
+class Captures:
+    """Applies calls that capture streams, and make, change or launch graphs."""
+
+    def __init__(self, world: World, allocations: Allocations) -> None:
+        self.world = world
+        self._allocations = allocations
+        self.graphs: dict[int, Graph] = {}  # by the handle of a graph, or of an executable one
+
+    def seen_stream(self, call: Call) -> None:
+        handle, flags, part, status, pending, _ = call.words
+        # An event of the primary context covers the streams of its green contexts.
+        context = self.world.primaries.get(part, part)
+        if handle <= _DEFAULT_STREAMS:
+            if pending:
+                lane = self.world.clocks.lane(handle, context, call.thread)
+                self.world.clocks.depend_on_unseen(lane)
+            return
+        lane = self.world.clocks.seen_stream(
+            handle, context, blocking=not flags & 1, pending=bool(pending)
+        )
+        lane.part = part
+        if status:  # a capture that began before the observation
+            self.enter_capture(lane, Capture(seen=False))
+
+    def enter_capture(self, lane: Lane, capture: Capture) -> Lane:
+        inside = self.world.clocks.new_lane(lane.handle, lane.context, lane.kind)
+        inside.capture = capture
+        inside.blocking = lane.blocking
+        inside.number, inside.created, inside.first = lane.number, lane.created, lane.first
+        inside.name = lane.name
+        lane.captured = inside
+        capture.lanes.append(lane)
+        capture.inside.append(inside)
+        return inside
+
+    def begin_capture(self, call: Call) -> None:
+        lane = self.world.lane(call)
+        if lane.capture is not None:
+            return
+        capture = Capture()
+        self.enter_capture(lane, capture)
+        if call.name == "cuStreamBeginCaptureToGraph":
+            capture.into = call.words[1]
+
+    def capture_dependencies(self, call: Call) -> None:
+        """Order what follows in a capture behind all of it: on which nodes is not known."""
+        lane = self.world.lane(call)
+        if lane.capture is not None:
+            for other in lane.capture.inside:
+                join(lane.clock, other.clock)
+
+    def end_capture(self, call: Call) -> None:
+        capture = self.world.lane(call).capture
+        if capture is None:
+            return
+        for lane in capture.lanes:
+            lane.captured = None
+        capture.lanes.clear()
+        if call.result:
+            return
+        handle = capture.into or _WORD.unpack(call.fetched[0])[0]
+        if not capture.into:
+            self.graphs[handle] = Graph()
+        self.graphs.setdefault(handle, Graph()).capture(capture.node)
+
+    # -- graphs -----------------------------------------------------------------------------------
+
+    def create_graph(self, call: Call) -> None:
+        self.graphs[_WORD.unpack(call.fetched[0])[0]] = Graph()
+
+    def instantiate(self, call: Call) -> None:
+        graph = self.graphs.get(call.words[1])
+        if graph is not None:
+            graph.compare(self.world)
+        self._copy_graph(_WORD.unpack(call.fetched[0])[0], call.words[1])
+
+    def clone_graph(self, call: Call) -> None:
+        self._copy_graph(_WORD.unpack(call.fetched[0])[0], call.words[1])
+
+    def update_graph(self, call: Call) -> None:
+        self._copy_graph(call.words[0], call.words[1])
+
+    def _copy_graph(self, to: int, source: int) -> None:
+        found = self.graphs.get(source)
+        self.graphs[to] = Graph(is_complete=False) if found is None else found.copy()
+
+    def drop_graph(self, call: Call) -> None:
+        self.graphs.pop(call.words[0], None)
+        self.world.clocks.drop_event(_end_of(call.words[0]))
+
+    # -- launches ---------------------------------------------------------------------------------
+
+    def launch_graph(self, call: Call) -> None:
+        lane = self.world.lane(call)
+        graph = self.graphs.get(call.words[0])
+        node = None if graph is None else graph.as_node()
+        if node is None or not node.is_complete:
+            self.world.not_seen("launches of graphs that were not captured while watching")
+        last = _end_of(call.words[0])
+        for event in (last, *(() if node is None else node.waits)):
+            recorded = self.world.clocks.recorded(event)
+            if recorded is not None:
+                join(self.world.clocks.settle(lane), recorded.clock)
+        launched, time = self.world.begin(call, lane)
+        self.world.clocks.record(last, lane)
+        if node is not None:
+            self._run(call, lane, time, node, launched)
+
+    def _run(
+        self, call: Call, lane: Lane, time: int, node: Node, launched: RecordedOperation
+    ) -> None:
+        """Do what a graph does, at its launch."""
+
+        def launch(inside: RecordedOperation) -> RecordedOperation:
+            # The times of the launch, not of the capture.
+            began, ended = launched.began, launched.ended
+            operation = RecordedOperation(inside.name, call.stack, call.thread, lane, began, ended)
+            operation.kind = inside.kind
+            operation.captured = inside.stack
+            operation.guesses = inside.guesses
+            operation.entry = launched.entry
+            return operation
+
+        # Each launch allocates its memory anew, at the addresses of the capture.
+        for begin, (size, inside) in node.allocates.items():
+            self._allocations.made(lane, time, launch(inside), (begin, begin + size))
+        for touch in node.touches.values():
+            operation = launch(touch.operation)
+            write, known = self.world.declarations.judge(
+                operation, touch.start, touch.write, touch.known
+            )
+            self._check_freed(lane, time, operation, touch, node)
+            span = (touch.start, touch.end, write, known)
+            self.world.touch_each(
+                lane, time, operation, (span,), open_ended=touch.reach > touch.end
+            )
+        for address, inside in node.frees.items():
+            found = self.world.memory.find(address)
+            if found is not None:
+                self._allocations.freed(lane, time, launch(inside), found)
+        for event in node.records:
+            self.world.clocks.record(event, lane)
+        if node.tells_host:
+            join(self.world.clocks.possibly_known, lane.clock)
+
+    def _check_freed(
+        self, lane: Lane, time: int, operation: RecordedOperation, touch: Touch, node: Node
+    ) -> None:
+        """Report memory that was freed since the graph was made, and not only in stream order."""
+        old = touch.allocation
+        if old is None or old.freed is None or old.start in node.allocates:
+            return
+        if self.world.memory.find(touch.start) is not old:  # else its use is reported anyway
+            access = Access(
+                *(touch.start, touch.end, lane, time, operation, touch.write), touch.known
+            )
+            self.world.report_freed(old, access)
+
+
+def _end_of(executable: int) -> int:
+    """Return the pseudo handle of an event at the end of the last launch of a graph.
+
+    "Each launch is ordered behind both any previous work in hStream and any previous launches of
+    hGraphExec."
+    """
+    return -executable

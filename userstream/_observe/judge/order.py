@@ -13,9 +13,9 @@ from .functions import HOUSEKEEPING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .captures import Captures
     from .clocks import Lane, Recorded, WaitKey
     from .functions import Call
+    from .graphs import Captures
     from .world import World
 
 _HANDLE = struct.Struct("<Q")

@@ -6,18 +6,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .found import Apart, Operation, Race, accesses_of
-from .log import PROGRAM
+from .log import PROGRAM, line_of, owner_of
 from .memory import ASSUMED, KINDS, LEARNED
 from .remedies import advised
-from .stacks import line_of, owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .clocks import Clock, Lane, WaitKey
+    from .log import Stacks
     from .memory import Guess, Guesses, Span
     from .remedies import Between
-    from .stacks import Stacks
     from .trials import Trial, Trials
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import ast
+import functools
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from .clocks import LEGACY_NAME, NODE_NAME
 from .found import Edit
-from .log import PROGRAM
-from .source import source_of
-from .stacks import Frame
+from .functions import FUNCTIONS
+from .log import PROGRAM, Frame
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from traceback import FrameSummary
 
     from .found import Operation, Race
-    from .source import Source, StreamName
 
 Between = tuple["FrameSummary | None", "FrameSummary | None"]
 
@@ -249,3 +250,262 @@ def _line(frame: FrameSummary) -> str:
 
 def _where(operation: Operation) -> str:
     return operation.name if operation.line is None else _line(operation.line)
+
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_WITHS = (ast.With, ast.AsyncWith)
+_MOST = 1 << 21  # bytes of a file that are read
+
+
+class StreamName(NamedTuple):
+    """An expression for the stream of an operation, as the program has it at a line."""
+
+    text: str
+    # Whose streams have which methods: "core", "torch", "cupy", "numba", or the name of the module
+    # of driver functions, which are given a handle.
+    library: str
+    place: ast.stmt  # the outermost statement in which the expression means that stream
+    is_current: bool = False  # not named there: the one that is current
+    code: str = ""  # which the expression needs before
+
+
+class Source:
+    """The source of one file."""
+
+    def __init__(self, text: str) -> None:
+        self.lines = text.splitlines()
+        self._tree = ast.parse(text)
+        self._parents: dict[ast.AST, ast.AST] = {}
+        for node in ast.walk(self._tree):
+            for child in ast.iter_child_nodes(node):
+                self._parents[child] = node
+        self.imports = {
+            name: alias.name
+            for node in ast.walk(self._tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+            for name in (alias.asname or alias.name.partition(".")[0],)
+        }
+
+    # -- statements -------------------------------------------------------------------------------
+
+    def statement(self, frame: FrameSummary) -> ast.stmt | None:
+        """Return the innermost statement of the line of a frame, if it is in that function."""
+        line = frame.lineno or 0
+        found: ast.stmt | None = None
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0):
+                inner = found is None or node.lineno >= found.lineno
+                found = node if inner else found
+        name = frame.name.rpartition(".")[2]
+        if found is None or self.function_name(found) != name:
+            return None
+        return found
+
+    def function(self, node: ast.AST) -> ast.AST:
+        """Return the function that a node is in, or the module."""
+        while node in self._parents:
+            node = self._parents[node]
+            if isinstance(node, _FUNCTIONS):
+                return node
+        return node
+
+    def function_name(self, node: ast.AST) -> str:
+        """Return the name of the function that a node is in, as frames have it."""
+        found = self.function(node)
+        if isinstance(found, ast.Lambda):
+            return "<lambda>"
+        return getattr(found, "name", "<module>")
+
+    def outer(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Return what a node is in, from the inside, up to its function."""
+        end = self.function(node)
+        while node is not end and node in self._parents:
+            node = self._parents[node]
+            if node is not end:
+                yield node
+
+    def whole_line(self, statement: ast.stmt) -> ast.stmt:
+        """Return the innermost statement around one that begins its line."""
+        found: ast.AST = statement
+        while (
+            isinstance(found, ast.stmt) and self.lines[found.lineno - 1][: found.col_offset].strip()
+        ):
+            found = self._parents[found]
+        return found if isinstance(found, ast.stmt) else statement
+
+    def is_alone(self, statement: ast.stmt) -> bool:
+        """Return whether a statement is the only one of a block."""
+        parent = self._parents[statement]
+        return any(value == [statement] for _, value in ast.iter_fields(parent))
+
+    def indentation(self, line: int) -> str:
+        """Return the white space at the begin of a line."""
+        text = self.lines[line - 1]
+        return text[: len(text) - len(text.lstrip())]
+
+    def between(self, before: ast.stmt, after: ast.stmt) -> list[ast.stmt]:
+        """Return the statements that may run after one statement and before another one.
+
+        They are in the same function, and are simple statements.
+        """
+        function = self.function(before)
+        if self.function(after) is not function:
+            return []
+        if before.lineno < after.lineno:
+            spans = [(before.end_lineno or before.lineno, after.lineno)]
+        else:
+            loops = [each for each in self.outer(after) if isinstance(each, _LOOPS)]
+            around = [each for each in loops if each in list(self.outer(before))]
+            if not around:
+                return []
+            loop = around[0]
+            spans = [
+                (before.end_lineno or before.lineno, (loop.end_lineno or 0) + 1),
+                (loop.lineno, after.lineno),
+            ]
+        found = [
+            node
+            for node in ast.walk(function)
+            if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Delete))
+            and self.function(node) is function
+            and any(start < node.lineno < end for start, end in spans)
+        ]
+        return sorted(found, key=lambda node: node.lineno)
+
+    # -- streams ----------------------------------------------------------------------------------
+
+    def stream(self, statement: ast.stmt, line: int, call: str) -> StreamName | None:
+        """Return the expression for the stream on which a line queued a call."""
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or 0):
+                found = self._argument(node, call)
+                if found is not None:
+                    return StreamName(*found, statement)
+        for node in self.outer(statement):
+            if isinstance(node, _WITHS):
+                for item in node.items:
+                    named = self._entered(item.context_expr)
+                    if named is not None:
+                        return StreamName(*named, node)
+        for library, method in (("torch", "current_stream"), ("cupy", "get_current_stream")):
+            for alias, name in self.imports.items():
+                if name == library:
+                    text = f"{alias}.cuda.{method}()"
+                    return StreamName(text, library, statement, is_current=True)
+        return None
+
+    def default_stream(self, statement: ast.stmt) -> StreamName:
+        """Return an expression for the legacy default stream at a statement."""
+        for library, text in (("torch", "cuda.default_stream()"), ("cupy", "cuda.Stream.null")):
+            for alias, name in self.imports.items():
+                if name == library:
+                    return StreamName(f"{alias}.{text}", library, statement)
+        names = [each for each, name in self.imports.items() if name == "userstream"]
+        text = f"{(names or ['userstream'])[0]}.Stream.legacy_default()"
+        return StreamName(text, "core", statement, code="" if names else "import userstream")
+
+    def _argument(self, node: ast.Call, call: str) -> tuple[str, str] | None:
+        """Return the argument of a call that is a stream."""
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        for keyword in node.keywords:
+            if keyword.arg == "stream":
+                return _object_of(keyword.value)
+        if isinstance(node.func, ast.Subscript) and isinstance(node.func.slice, ast.Tuple):
+            parts = node.func.slice.elts  # kernel[grid, block, stream] of Numba
+            return _object_of(parts[2], "numba") if len(parts) > 2 else None
+        if name.startswith("cu"):
+            place = _place_of_stream(call) if call.startswith(name) else None
+            if place is None:
+                return None
+            number, words = place
+            if any(isinstance(each, ast.Starred) for each in node.args):
+                number -= words  # from the end
+            if not -len(node.args) <= number < len(node.args):
+                return None
+            return _object_of(node.args[number], ast.unparse(node.func)[: -len(name) - 1])
+        return _object_of(node.args[0]) if name in {"launch", "close"} and node.args else None
+
+    def _entered(self, node: ast.expr) -> tuple[str, str] | None:
+        """Return the stream that a block makes current."""
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name.endswith("cuda.stream") and node.args:
+                return ast.unparse(node.args[0]), "torch"
+            return None
+        if isinstance(node, (ast.Name, ast.Attribute)) and "cupy" in self.imports.values():
+            return ast.unparse(node), "cupy"
+        return None
+
+    def is_visible(self, text: str, at: ast.stmt, to: ast.stmt) -> bool:
+        """Return whether an expression at one statement means the same at another one."""
+        one, other = self.function(at), self.function(to)
+        if one is other:
+            return True
+        root = ast.parse(text, mode="eval").body
+        while isinstance(root, (ast.Attribute, ast.Subscript, ast.Call)):
+            root = root.func if isinstance(root, ast.Call) else root.value
+        if not isinstance(root, ast.Name):
+            return False
+        if root.id == "self":
+            return self._parents.get(one) is self._parents.get(other)
+        return not (_binds(one, root.id) or _binds(other, root.id))
+
+
+@functools.cache
+def _place_of_stream(call: str) -> tuple[int, int] | None:
+    """Return which argument of a driver function is the stream, and how many there are."""
+    for name, function in FUNCTIONS.items():
+        if name.startswith(call) and function.stream is not None:
+            # In Python what a call returns is no argument.
+            returned = function.means == "allocate_async"
+            return function.stream - returned, function.words - returned
+    return None
+
+
+def _object_of(node: ast.expr, library: str = "core") -> tuple[str, str] | None:
+    """Return the expression of a stream with its library; of a handle that of its stream."""
+    if isinstance(node, ast.Call) and len(node.args) == 1 and ast.unparse(node.func) == "int":
+        node = node.args[0]
+    if isinstance(node, ast.Attribute) and node.attr == "handle":
+        node, library = node.value, "core"
+    if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+        return None  # a call may make another one each time
+    return ast.unparse(node), library
+
+
+def _binds(function: ast.AST, name: str) -> bool:
+    """Return whether a function has a variable of its own of that name."""
+    if isinstance(function, ast.Module):
+        return False
+    arguments = getattr(function, "args", None)
+    if arguments is not None:
+        for each in ast.walk(arguments):
+            if isinstance(each, ast.arg) and each.arg == name:
+                return True
+    return any(
+        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
+        for node in ast.walk(function)
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _read(path: str, time: int) -> Source | None:
+    del time  # another file by now is read again
+    try:
+        with open(path, encoding="utf-8") as file:
+            return Source(file.read(_MOST))
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return None
+
+
+def source_of(frame: FrameSummary | None) -> Source | None:
+    """Return the source of the file of a frame, if it can be read."""
+    if frame is None or frame.filename.startswith("<"):
+        return None
+    try:
+        time = os.stat(frame.filename).st_mtime_ns
+    except OSError:
+        return None
+    return _read(frame.filename, time)

@@ -8,7 +8,7 @@ from . import log
 from .clocks import is_news
 from .found import Stall
 from .functions import PROGRAM
-from .stacks import line_of
+from .log import line_of
 
 if TYPE_CHECKING:
     from .clocks import Clock, Lane

@@ -60,10 +60,10 @@ class _Loader:
             if package:
                 vars(sys.modules[package])[name] = module  # as the import does in a moment
             try:
-                from userstream._observe import recorded
+                from userstream._observe.observation import record_this_process
             except ImportError:  # another environment of Python: the driver's way is left
                 return
-            recorded.begin()
+            record_this_process()
 
 
 def _is_recorded() -> bool:
