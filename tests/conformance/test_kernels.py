@@ -261,6 +261,14 @@ def test_parameters_in_one_buffer(function, stream, numbers):
     assert read(numbers) == [5] * 64
 
 
+def test_a_buffer_may_end_within_the_parameters(function, stream, numbers):
+    packed = np.array((int(numbers), 64, 5), np.dtype([("x", "u8"), ("n", "i4"), ("v", "i4")]))
+    size = ctypes.c_size_t(packed.nbytes - 4)
+    extra = (ctypes.c_void_p * 5)(1, packed.ctypes.data, 2, ctypes.addressof(size), 0)
+    ok(driver.cuLaunchKernel(function, 1, 1, 1, 64, 1, 1, 0, stream, 0, ctypes.addressof(extra)))
+    assert finishes(stream)  # what the kernel gets behind the end is not said
+
+
 def test_a_launch_has_its_turn(function, stream, numbers):
     # The first launch may load the kernel, which waits for the whole context.
     assert launch(function, stream, numbers) == SUCCESS

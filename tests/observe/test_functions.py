@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 from cuda.bindings import driver
+from cuda.core import ObjectCode
 
 import userstream as us
 from helpers import checked, current_context
@@ -19,6 +21,7 @@ from userstream._observe.judge import log
 from userstream._observe.judge.engine import Engine
 from userstream._observe.judge.functions import FUNCTIONS
 from userstream._observe.judge.memory import DEVICE, Allocation
+from userstream.testing import kernel
 
 pytestmark = [
     pytest.mark.simulated,
@@ -447,6 +450,31 @@ def test_what_kernels_use_through_textures_is_counted_as_not_seen() -> None:
         assert room
         checked(driver.cuTexObjectDestroy(texture))
     assert seen.not_seen == ("what kernels use through textures and surfaces (1)",)
+
+
+# As NCCL's: a large structure, of which a launch passes the part that it has filled.
+STORAGE = np.dtype([("of", "u8"), ("work", "u8", (511,))])
+
+
+@kernel("functions_reduce")
+def _reduce(grid: Any, block: Any, storage: STORAGE) -> None:  # type: ignore[valid-type]
+    """Write nothing: what a launch may use is not known before it has run."""
+
+
+def test_a_launch_may_pass_the_begin_of_a_structure() -> None:
+    function = int(ObjectCode.from_ptx(b"any").get_kernel("functions_reduce").handle)
+    with ready() as room, us.observe() as seen:
+        room.hold(room.a)
+        fill(room.x, room.a)
+        passed = np.array((1, room.x), "u8,u8")
+        size = ctypes.c_size_t(passed.nbytes)
+        extra = (ctypes.c_void_p * 5)(1, passed.ctypes.data, 2, ctypes.addressof(size), 0)
+        shape = (1, 1, 1, 1, 1, 1, 0)
+        address = ctypes.addressof(extra)
+        checked(driver.cuLaunchKernel(function, *shape, handle(room.b), 0, address))
+        room.release()
+    (race,) = seen.races
+    assert race.second.name == "functions_reduce"
 
 
 # -- functions that the simulated driver does not have ---------------------------------------------

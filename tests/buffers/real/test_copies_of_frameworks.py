@@ -174,11 +174,11 @@ def test_copies_between_devices(torch: ModuleType, cupy: ModuleType, jax: Module
     assert here.get().tolist() == us.asnumpy(there).tolist() == numbers.tolist()
     us.copyto(there[:, ::2], here[:, 1::2])
     assert us.asnumpy(there)[:, ::2].tolist() == numbers[:, 1::2].tolist()
+    assert torch.cuda.current_device() == 0  # until JAX chooses another one
     mesh = jax.sharding.Mesh(np.array(jax.devices("gpu")[:2]), ("x",))
     for spec in (jax.sharding.PartitionSpec("x"), jax.sharding.PartitionSpec()):
         sharded = jax.device_put(np.arange(8.0), jax.sharding.NamedSharding(mesh, spec))
         np.testing.assert_array_equal(us.asnumpy(sharded), np.asarray(sharded), strict=True)
-    assert torch.cuda.current_device() == 0
 
 
 @pytest.mark.parametrize("allocator", ["expandable_segments:True", "backend:cudaMallocAsync"])

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from . import log
 from .allocations import Allocations, ArrayCalls, Blocks, Contexts
 from .copies import Copies, Pinned
-from .functions import Call, Function, NotFollowed, watched
+from .functions import NOT_FOLLOWED, Call, Function, watched
 from .graphs import Captures, Nodes
 from .launches import Launches
-from .log import HEAD, parts_of
+from .log import HEAD, line_of, parts_of
 from .order import Order, Words
 from .stalls import Stalls
 from .world import World
@@ -242,3 +242,20 @@ def _method(subjects: Iterable[object], means: str) -> Callable[[Call], None]:
     (method,) = (getattr(each, means) for each in subjects if hasattr(type(each), means))
     found: Callable[[Call], None] = method
     return found
+
+
+class NotFollowed:
+    """Counts calls of functions that are not followed."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._first: dict[str, str] = {}  # where each was called first
+
+    def not_followed(self, call: Call) -> None:
+        name = call.name
+        if name not in self._first:
+            line = line_of(self.world.stacks[call.stack])
+            at = "" if line is None else f", first at {line.filename}:{line.lineno}"
+            self._first[name] = at
+        reason = NOT_FOLLOWED.get(name, "not followed")
+        self.world.not_seen(f"{name}: {reason}{self._first[name]}")

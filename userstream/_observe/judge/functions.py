@@ -13,12 +13,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
-
-from .log import line_of
-
-if TYPE_CHECKING:
-    from .world import World
 
 ENTER = 1  # recorded at its begin: what the call frees may be reused before its end
 LEAVE = 2
@@ -505,20 +499,3 @@ def watched(symbol: str) -> tuple[str, Function] | None:
 def is_harmless(name: str) -> bool:
     """Return whether a function is in a group of harmless ones."""
     return any(re.fullmatch(names, name) for names in HARMLESS.values())
-
-
-class NotFollowed:
-    """Counts calls of functions that are not followed."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self._first: dict[str, str] = {}  # where each was called first
-
-    def not_followed(self, call: Call) -> None:
-        name = call.name
-        if name not in self._first:
-            line = line_of(self.world.stacks[call.stack])
-            at = "" if line is None else f", first at {line.filename}:{line.lineno}"
-            self._first[name] = at
-        reason = NOT_FOLLOWED.get(name, "not followed")
-        self.world.not_seen(f"{name}: {reason}{self._first[name]}")

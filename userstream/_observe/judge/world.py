@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from .clocks import LEGACY, LEGACY_NAME, NODE, NODE_NAME, Clocks, join
+from .declarations import Declarations
 from .functions import FUTURE, PROGRAM
 from .log import Stacks, library_of, line_of, owner_of, short
 from .memory import (
@@ -17,7 +18,6 @@ from .memory import (
     Access,
     Allocation,
     Arrays,
-    Declarations,
     Memory,
 )
 from .races import (

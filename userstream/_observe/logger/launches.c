@@ -29,8 +29,11 @@ static void find_pointers(Thread *me, const Kernel *kernel, void **parameters, v
     for (uint32_t i = 0; i < kernel->count; i++) {
         uint32_t offset = kernel->offsets[i], bytes = kernel->sizes[i];
         const char *data = parameters ? parameters[i] : NULL;
-        if (!parameters && buffer && offset + bytes <= size)
+        if (!parameters && buffer && offset < size) {
             data = buffer + offset;
+            /* NCCL passes the begin of a large structure, as far as it has filled it. */
+            bytes = bytes < size - offset ? bytes : (uint32_t)(size - offset);
+        }
         for (uint32_t at = 0; data && at + 8 <= bytes && found < MAX_POINTERS; at += 8) {
             uint64_t word;
             memcpy(&word, data + at, sizeof word);

@@ -59,9 +59,9 @@ static CUresult read_buffer(Launch *launch, void **extra) {
         else
             return CUDA_ERROR_INVALID_VALUE;
     }
-    if (!buffer || !size || *size < launch->size)
+    if (!buffer || !size)
         return CUDA_ERROR_INVALID_VALUE;
-    memcpy(launch->parameters, buffer, launch->size);
+    memcpy(launch->parameters, buffer, *size < launch->size ? *size : launch->size);
     return CUDA_SUCCESS;
 }
 
