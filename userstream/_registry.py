@@ -392,7 +392,7 @@ class UserStream:
         Covers the primary context with all its green contexts and, if it is a different one, the
         context of the stream that was passed or the current context. A device that has not been
         used is not initialized. Blocks, but never inside the driver, so Ctrl-C interrupts it.
-        Thread-safe. Driver calls: ``cuCtxRecordEvent`` and ``cuEventQuery``; before CUDA 12.5,
+        Thread-safe. Driver calls: ``cuCtxRecordEvent`` and those of `wait`; before CUDA 12.5,
         ``cuCtxSynchronize`` in a thread that continues after a timeout. From DALI, with a timeout
         added.
 

@@ -14,6 +14,7 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
+from conftest import SIMULATED
 from helpers import eventually, run_python, running
 from userstream import testing
 from userstream._driver import core
@@ -101,6 +102,29 @@ def test_one_event_of_a_context_blocks_at_a_time(stream: us.Stream) -> None:
             assert not other._resolve().completion().is_blocking, "it is still pending"
         held.release()
         assert eventually(lambda: stream._resolve().completion().is_blocking)
+
+
+def test_a_bell_rings_for_an_event_that_does_not_block(stream: us.Stream) -> None:
+    """The event that blocks is recorded behind it, on a stream of the pool's own."""
+    bell, context = core.Bell(), stream.context.handle
+    with us.Stream.create(0) as other, testing.latch(other) as held:
+        point = host_wait.DeviceWork(0, context).completion()
+        with testing.latch(stream):
+            blocking = blocking_point(stream)
+            assert not point.notify(bell), "one at a time"
+            del blocking
+        assert eventually(lambda: stream.is_done)
+        for function in ("cuStreamWaitEvent", "cuEventRecord"):
+            if SIMULATED:
+                with testing.inject(function, driver.CUresult.CUDA_ERROR_UNKNOWN):
+                    assert not point.notify(bell)
+        assert eventually(lambda: point.notify(bell))
+        assert not point.notify(bell), "one at a time"
+        stream.sync(timeout=10)  # nobody else waits
+        assert not bell.wait(0.01)
+        held.release()
+        assert bell.wait(10)
+        assert point.is_done()
 
 
 @pytest.mark.skipif(

@@ -9,7 +9,7 @@ import threading
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -28,7 +28,7 @@ from userstream._engine import futures as engine_futures
 from userstream._engine import host_wait
 from userstream._engine import watcher as watching
 from userstream._engine.host_wait import check_arguments
-from watching import finish_meanwhile, is_idle, watched
+from watching import blocking_point, finish_meanwhile, is_idle, watched
 
 
 @pytest.fixture(autouse=True)
@@ -286,6 +286,26 @@ def test_when_a_wait_begins_to_sleep(rings: bool, monkeypatch: pytest.MonkeyPatc
     assert not host_wait.poll([work], [], 0.0, None, "spin")
     assert work.now > 1
     assert not bell.pauses
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize(
+    ("wait", "rings"), [(us.wait_for_device, [1, 1]), (us.wait_all, [1, 2])], ids=["device", "all"]
+)
+def test_a_bell_ends_each_wait(wait: Callable[[], None], rings: list[int]) -> None:
+    """A pause would end it late, at a time that has nothing to do with the work."""
+    streams = [us.get_stream(0), us.get_stream(0, name="io")]
+    with testing.latch(streams[0]):
+        blocking_point(streams[0])
+    assert eventually(lambda: streams[0].is_done), "the blocking event is not free"
+    before = testing.calls("cuEventSynchronize")
+    with testing.latch(streams[0]) as first, testing.latch(streams[1]) as second:
+        with running(wait) as result:
+            for latch, count in zip((first, second), rings, strict=True):
+                goal = before + count
+                assert eventually(lambda goal=goal: testing.calls("cuEventSynchronize") == goal)
+                latch.release()
+            result()
 
 
 def test_policies() -> None:

@@ -164,7 +164,8 @@ def _poll(
     timeout: float | None,
     policy: str,
 ) -> list[Pending]:
-    bell, rings, polls = None, False, 0
+    bell, polls = None, 0
+    ringing: set[int] = set()  # the identifiers of points for which the bell rings
     while True:
         if _process.halted:  # forked, or Python exits: a daemon thread must not poll on
             _process.check_fork()
@@ -178,8 +179,9 @@ def _poll(
             continue
         if bell is None:
             bell = Bell()
-            answers = [each.notify(bell) for each in pending]
-            rings = all(answers)
+        # Asked again after each pause: one event of a context rings at a time.
+        ringing = {id(each) for each in pending if id(each) in ringing or each.notify(bell)}
+        rings = len(ringing) == len(pending)
         pause = events.LONGEST_SLEEP if rings else min(elapsed * _PAUSE_SHARE, _LONGEST_PAUSE)
         if timeout is not None:
             pause = min(pause, timeout - elapsed)
@@ -365,6 +367,8 @@ class _Synchronizing:
         self.target = target
         self._context = context
         self._error: DriverError | None = None
+        self._bell: Bell | None = None
+        self._is_over = False
         self._thread = threading.Thread(
             target=self._run, name="userstream-synchronize", daemon=True
         )
@@ -375,13 +379,17 @@ class _Synchronizing:
             _driver.contexts.synchronize_context(self._context)
         except DriverError as error:
             self._error = error
+        self._is_over = True
+        if self._bell is not None:
+            self._bell.ring()
 
     def is_done(self) -> bool:
-        if self._thread.is_alive():
+        if not self._is_over:
             return False
         if self._error is not None:
             raise self._error
         return True
 
-    def notify(self, _bell: Bell) -> bool:
-        return False
+    def notify(self, bell: Bell) -> bool:
+        self._bell = bell
+        return not self._is_over  # otherwise the thread may have missed the bell

@@ -54,6 +54,7 @@ enum { CAPTURE_STATUS_NONE = 0, CAPTURE_MODE_RELAXED = 2, NOT_READY = 600 };
       (CUstream stream, CUevent event, unsigned flags))                                            \
     X(CREATE_EVENT, "cuEventCreate", create_event, (CUevent * event, unsigned flags))              \
     X(DESTROY_EVENT, "cuEventDestroy", destroy_event, (CUevent event))                             \
+    X(CREATE_STREAM, "cuStreamCreate", create_stream, (CUstream * stream, unsigned flags))         \
     X(GET_CURRENT, "cuCtxGetCurrent", get_current, (CUcontext * context))                          \
     X(SET_CURRENT, "cuCtxSetCurrent", set_current, (CUcontext context))                            \
     X(COPY_MEMORY, "cuMemcpyAsync", copy_memory,                                                   \
@@ -185,6 +186,7 @@ typedef struct {
     PyObject *free;   /* a deque: events that may be recorded */
     char may_block;   /* whether there may be a blocking event: see `claim_blocking` */
     CUevent blocking; /* that event, once it is created */
+    CUstream stream;  /* on which it is recorded behind other events, once it is created */
     char is_pending;  /* whether it may be pending */
     _Atomic char is_claimed;
     struct Point *owner; /* the point that has claimed it; not a reference */

@@ -10,7 +10,7 @@ static PyTypeObject *pool_type;
 PyTypeObject *point_type;
 static PyObject *name_pop;
 
-enum { BLOCKING_SYNC = 1, DISABLE_TIMING = 2 };
+enum { NON_BLOCKING = 1, BLOCKING_SYNC = 1, DISABLE_TIMING = 2 };
 #define RECLAIM_SECONDS 1e-3
 
 static Result create(const EventPool *pool, CUevent *event, unsigned flags)
@@ -93,6 +93,27 @@ int claim_blocking(EventPool *pool)
     else
         pool->is_claimed = 0;
     return is_spare;
+}
+
+/* Make the blocking event complete after another event, on a stream of the pool's own: nothing is
+ * added to a stream of the program, which a recorder need not know. Returns whether it is recorded
+ * and claimed. */
+static int chain_blocking(EventPool *pool, CUevent after)
+{
+    CUcontext before;
+    if (!claim_blocking(pool))
+        return 0;
+    unsigned char account = set_account_of_thread(NOBODY);
+    Result result = 0;
+    if (!pool->stream && !(result = enter_context(pool->context, &before)))
+        result = leave_context(pool->context, before,
+                               failed(CREATE_STREAM, create_stream(&pool->stream, NON_BLOCKING)));
+    int is_recorded = !result && !wait_event(pool->stream, after, 0) &&
+                      !record_event(pool->blocking, pool->stream);
+    set_account_of_thread(account);
+    if (!is_recorded)
+        pool->is_claimed = 0;
+    return is_recorded;
 }
 
 /* Take the blocking event from a point that is passed, and that nobody has asked about since: a
@@ -264,7 +285,8 @@ static PyObject *point_is_done(PyObject *self, PyObject *nothing)
 }
 
 /* notify(bell): ring a bell when the GPU has passed the point or has failed. False if no event or
- * no thread can: then the point has to be polled. */
+ * no thread can at present: then the point has to be polled. `is_done` comes first and raises for
+ * an event of a capture, which would make the stream of the pool part of the capture. */
 static PyObject *point_notify(PyObject *self, PyObject *bell)
 {
     Point *point = (Point *)self;
@@ -274,7 +296,19 @@ static PyObject *point_notify(PyObject *self, PyObject *bell)
     }
     if (!is_loaded())
         return NULL;
-    return PyBool_FromLong(point->pool->owner == point && notify(bell, point->handle));
+    EventPool *pool = point->pool;
+    if (pool->owner == point)
+        return PyBool_FromLong(notify(bell, point->handle));
+    int rings;
+    reclaim_blocking(pool, seconds());
+    Py_BEGIN_ALLOW_THREADS
+    rings = !point->is_blocking && chain_blocking(pool, point->handle);
+    Py_END_ALLOW_THREADS
+    if (rings) {
+        rings = notify(bell, pool->blocking);
+        pool->is_claimed = 0; /* last: from now on the waiter, or the query, keeps others away */
+    }
+    return PyBool_FromLong(rings);
 }
 
 /* passed(points): how many at the front of a list of points of one target the GPU has passed.
@@ -332,6 +366,7 @@ static PyObject *make_pool(PyObject *module, PyObject *const *args, Py_ssize_t c
         pool->keeps = (char)keeps;
         pool->may_block = (char)(keeps && may_block);
         pool->blocking = NULL;
+        pool->stream = NULL;
         pool->is_pending = 0;
         pool->is_claimed = 0;
         pool->owner = NULL;
