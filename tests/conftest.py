@@ -10,7 +10,6 @@ import gc
 import os
 import signal
 import sys
-import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,13 +90,13 @@ def pytest_collection_finish() -> None:
 def _leave_nothing() -> Iterator[None]:
     """Every test starts with an empty registry, and leaves the current context as it was."""
     import userstream as us
-    from helpers import current_context
+    from helpers import current_context, eventually
+    from internals import nothing_is_being_freed
 
     before = current_context()
     yield
-    for thread in threading.enumerate():
-        if thread.name == "userstream-trim":
-            thread.join(5)  # a block that is not freed, because of the reset, counts from then on
+    # A block that is not freed, because of the reset, counts from then on.
+    eventually(nothing_is_being_freed, 5)
     if SIMULATED:
         from userstream import testing
 

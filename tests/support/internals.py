@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,11 @@ def free_pinned() -> None:
     thread = staging.trim()
     if thread is not None:
         thread.join(30)
+
+
+def nothing_is_being_freed() -> bool:
+    """Return whether no thread frees page-locked memory, or is about to start."""
+    return all(thread.name != "userstream-trim" for thread in threading.enumerate())
 
 
 def pinned_total() -> int:
