@@ -13,8 +13,11 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 import cuda.bindings
+import numpy as np
 import pytest
 from cuda.bindings import driver
+
+from userstream import testing
 
 Result = driver.CUresult
 SUCCESS = Result.CUDA_SUCCESS
@@ -83,7 +86,6 @@ def stays(expected: object, look: Callable[[], object]) -> bool:
 def program(code: str, *arguments: str, **environment: str) -> str:
     """What a program prints. It finds the driver of these tests as the loader does."""
     from conftest import SIMULATED
-    from userstream import testing
 
     variables = {**os.environ, **environment}
     if SIMULATED:
@@ -283,3 +285,47 @@ class Graphs:
         while self._made:
             destroy, handle = self._made.pop()
             ok(destroy(handle))
+
+
+# add_to(int *x, int n, int value): one thread for each element.
+ADD_PTX = b"""
+.version 6.4
+.target sm_75
+.address_size 64
+
+.visible .entry conformance_add(
+    .param .u64 x,
+    .param .u32 n,
+    .param .u32 value
+)
+{
+    .reg .pred %p;
+    .reg .b32 %r<7>;
+    .reg .b64 %rd<5>;
+
+    ld.param.u64 %rd1, [x];
+    ld.param.u32 %r1, [n];
+    ld.param.u32 %r2, [value];
+    mov.u32 %r3, %ctaid.x;
+    mov.u32 %r4, %ntid.x;
+    mov.u32 %r5, %tid.x;
+    mad.lo.s32 %r6, %r3, %r4, %r5;
+    setp.ge.s32 %p, %r6, %r1;
+    @%p bra done;
+    cvta.to.global.u64 %rd2, %rd1;
+    mul.wide.s32 %rd3, %r6, 4;
+    add.s64 %rd4, %rd2, %rd3;
+    ld.global.u32 %r3, [%rd4];
+    add.s32 %r3, %r3, %r2;
+    st.global.u32 [%rd4], %r3;
+done:
+    ret;
+}
+\0"""
+
+
+@testing.kernel("conformance_add")
+def add(grid, block, x: testing.Pointer, n: np.int32, value: np.int32):
+    threads = min(int(n), grid[0] * block[0])
+    if threads:
+        x.array(threads, np.int32)[:] += value

@@ -10,6 +10,7 @@ import pytest
 from cuda.bindings import driver
 
 from conformance.support import (
+    ADD_PTX,
     INVALID_HANDLE,
     INVALID_VALUE,
     SUCCESS,
@@ -25,53 +26,10 @@ from userstream import testing
 NOT_FOUND = driver.CUresult.CUDA_ERROR_NOT_FOUND
 ILLEGAL = driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
 
-# add_to(int *x, int n, int value): one thread for each element.
-PTX = b"""
-.version 6.4
-.target sm_75
-.address_size 64
-
-.visible .entry conformance_add(
-    .param .u64 x,
-    .param .u32 n,
-    .param .u32 value
-)
-{
-    .reg .pred %p;
-    .reg .b32 %r<7>;
-    .reg .b64 %rd<5>;
-
-    ld.param.u64 %rd1, [x];
-    ld.param.u32 %r1, [n];
-    ld.param.u32 %r2, [value];
-    mov.u32 %r3, %ctaid.x;
-    mov.u32 %r4, %ntid.x;
-    mov.u32 %r5, %tid.x;
-    mad.lo.s32 %r6, %r3, %r4, %r5;
-    setp.ge.s32 %p, %r6, %r1;
-    @%p bra done;
-    cvta.to.global.u64 %rd2, %rd1;
-    mul.wide.s32 %rd3, %r6, 4;
-    add.s64 %rd4, %rd2, %rd3;
-    ld.global.u32 %r3, [%rd4];
-    add.s32 %r3, %r3, %r2;
-    st.global.u32 [%rd4], %r3;
-done:
-    ret;
-}
-\0"""
-
-
-@testing.kernel("conformance_add")
-def add(grid, block, x: testing.Pointer, n: np.int32, value: np.int32):
-    threads = min(int(n), grid[0] * block[0])
-    if threads:
-        x.array(threads, np.int32)[:] += value
-
 
 @pytest.fixture
 def library(context):
-    loaded = ok(driver.cuLibraryLoadData(PTX, [], [], 0, [], [], 0))
+    loaded = ok(driver.cuLibraryLoadData(ADD_PTX, [], [], 0, [], [], 0))
     yield loaded
     driver.cuLibraryUnload(loaded)
 
@@ -83,7 +41,7 @@ def kernel(library):
 
 @pytest.fixture
 def module(context):
-    loaded = ok(driver.cuModuleLoadData(PTX))
+    loaded = ok(driver.cuModuleLoadData(ADD_PTX))
     yield loaded
     driver.cuModuleUnload(loaded)
 
@@ -141,14 +99,14 @@ def test_what_a_module_does_not_have(module):
 
 def test_a_library_needs_no_context():
     with no_context():
-        library = ok(driver.cuLibraryLoadData(PTX, [], [], 0, [], [], 0))
+        library = ok(driver.cuLibraryLoadData(ADD_PTX, [], [], 0, [], [], 0))
         ok(driver.cuLibraryGetKernel(library, b"conformance_add"))
         ok(driver.cuLibraryUnload(library))
 
 
 def test_a_module_needs_a_context():
     with no_context():
-        result = driver.cuModuleLoadData(PTX)[0]
+        result = driver.cuModuleLoadData(ADD_PTX)[0]
     assert result == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
 
 
@@ -159,7 +117,7 @@ def test_a_file_that_is_not_there():
 
 
 def test_a_file(tmp_path, stream, numbers):
-    (tmp_path / "kernel.ptx").write_bytes(PTX.rstrip(b"\0"))
+    (tmp_path / "kernel.ptx").write_bytes(ADD_PTX.rstrip(b"\0"))
     module = ok(driver.cuModuleLoad(str(tmp_path / "kernel.ptx").encode()))
     function = ok(driver.cuModuleGetFunction(module, b"conformance_add"))
     assert launch(function, stream, numbers) == SUCCESS

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cuda.bindings import driver, runtime
 
-from conformance.support import elsewhere, no_context, ok
+from conformance.support import ADD_PTX, CUDA_12, elsewhere, no_context, ok
 from helpers import run_python
 
 Error = runtime.cudaError_t
@@ -179,6 +179,104 @@ def test_a_reset_ends_what_the_device_has():
     assert done.returncode == 0, done.stderr
 
 
+# ---- properties -------------------------------------------------------------
+
+# Those whose names differ from the attributes'.
+PROPERTIES = {
+    "accessPolicyMaxWindowSize": ["MaxAccessPolicyWindowSize"],
+    "ipcEventSupported": ["IpcEventSupport"],
+    "major": ["ComputeCapabilityMajor"],
+    "minor": ["ComputeCapabilityMinor"],
+    "maxGridSize": ["MaxGridDimX", "MaxGridDimY", "MaxGridDimZ"],
+    "maxThreadsDim": ["MaxBlockDimX", "MaxBlockDimY", "MaxBlockDimZ"],
+    "maxSurface2D": ["MaxSurface2DWidth", "MaxSurface2DHeight"],
+    "maxSurfaceCubemapLayered": ["MaxSurfaceCubemapLayeredWidth", "MaxSurfaceCubemapLayeredLayers"],
+    "maxTexture1D": ["MaxTexture1DWidth"],
+    "maxTexture1DMipmap": ["MaxTexture1DMipmappedWidth"],
+    "maxTexture2DLinear": [
+        "MaxTexture2DLinearWidth",
+        "MaxTexture2DLinearHeight",
+        "MaxTexture2DLinearPitch",
+    ],
+    "maxTexture2DLayered": [
+        "MaxTexture2DLayeredWidth",
+        "MaxTexture2DLayeredHeight",
+        "MaxTexture2DLayeredLayers",
+    ],
+    "maxTexture3DAlt": ["MaxTexture3DWidthAlt", "MaxTexture3DHeightAlt", "MaxTexture3DDepthAlt"],
+    "maxTextureCubemap": ["MaxTextureCubemapWidth"],
+    "memPitch": ["MaxPitch"],
+    "memoryBusWidth": ["GlobalMemoryBusWidth"],
+    "persistingL2CacheMaxSize": ["MaxPersistingL2CacheSize"],
+    "regsPerBlock": ["MaxRegistersPerBlock"],
+    "regsPerMultiprocessor": ["MaxRegistersPerMultiprocessor"],
+    "reservedSharedMemPerBlock": ["ReservedSharedMemoryPerBlock"],
+    "sharedMemPerBlock": ["MaxSharedMemoryPerBlock"],
+    "sharedMemPerBlockOptin": ["MaxSharedMemoryPerBlockOptin"],
+    "sharedMemPerMultiprocessor": ["MaxSharedMemoryPerMultiprocessor"],
+    "totalConstMem": ["TotalConstantMemory"],
+}
+
+
+def attributes_of(name):
+    """The attributes that a property of a device should have the values of."""
+    named = {attribute.name.lower(): attribute for attribute in runtime.cudaDeviceAttr}
+    names = PROPERTIES.get(name, [name])
+    return [named.get(f"cudaDevAttr{one}".lower()) for one in names]
+
+
+def properties():
+    names = (name for name in dir(runtime.cudaDeviceProp()) if not name.startswith("_"))
+    return [name for name in names if all(attributes_of(name))]
+
+
+@pytest.mark.parametrize("name", properties())
+def test_a_property_is_what_the_attributes_are(name):
+    found = getattr(right(runtime.cudaGetDeviceProperties(0)), name)
+    expected = [right(runtime.cudaDeviceGetAttribute(one, 0)) for one in attributes_of(name)]
+    assert (found if isinstance(found, list) else [found]) == expected
+
+
+def test_the_name_memory_and_uuid_of_a_device():
+    found = right(runtime.cudaGetDeviceProperties(0))
+    assert found.name.split(b"\0")[0] == ok(driver.cuDeviceGetName(256, 0)).split(b"\0")[0]
+    assert found.totalGlobalMem == ok(driver.cuDeviceTotalMem(0))
+    assert bytes(found.uuid.bytes) == bytes(ok(driver.cuDeviceGetUuid(0)).bytes)
+
+
+@pytest.mark.parametrize("device", [-1, 99])
+def test_no_device_has_properties(device):
+    assert runtime.cudaGetDeviceProperties(device)[0] == INVALID_DEVICE
+
+
+# ---- kernels ----------------------------------------------------------------
+
+
+@pytest.fixture
+def kernel():
+    library = right(runtime.cudaLibraryLoadData(ADD_PTX, [], [], 0, [], [], 0))
+    yield right(runtime.cudaLibraryGetKernel(library, b"conformance_add"))
+    right(runtime.cudaLibraryUnload(library))
+
+
+def test_a_library_is_one_of_the_driver(kernel):
+    assert ok(driver.cuKernelGetName(driver.CUkernel(int(kernel)))) == b"conformance_add"
+
+
+def test_the_occupancy_of_a_kernel(kernel):
+    count = runtime.cudaOccupancyMaxActiveBlocksPerMultiprocessor
+    same = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
+    expected = ok(same(driver.CUfunction(int(kernel)), 128, 0))
+    assert right(count(int(kernel), 128, 0)) == expected > 0
+
+
+def test_what_a_kernel_may_have(kernel):
+    attribute = runtime.cudaFuncAttribute.cudaFuncAttributeMaxDynamicSharedMemorySize
+    right(runtime.cudaFuncSetAttribute(int(kernel), attribute, 65536))
+    found = right(runtime.cudaFuncGetAttributes(int(kernel)))
+    assert (found.maxThreadsPerBlock, found.maxDynamicSharedSizeBytes) == (1024, 65536)
+
+
 # ---- memory -----------------------------------------------------------------
 
 
@@ -260,6 +358,59 @@ def test_memory_that_the_driver_does_not_know():
     assert int(attributes.devicePointer) == 0
 
 
+def test_rows_that_are_padded():
+    address, pitch = right(runtime.cudaMallocPitch(10, 4))
+    assert pitch >= 10
+    source, target = np.arange(40, dtype=np.uint8), np.zeros(40, np.uint8)
+    kind = Kind.cudaMemcpyDefault
+    right(runtime.cudaMemcpy2D(address, pitch, source.ctypes.data, 10, 10, 4, kind))
+    right(runtime.cudaMemcpy2D(target.ctypes.data, 10, address, pitch, 10, 4, kind))
+    assert (source == target).all()
+    right(runtime.cudaFree(address))
+
+
+@pytest.mark.multi_device
+def test_a_copy_between_devices(buffer, other_context):
+    source, target = np.arange(64, dtype=np.uint8), np.zeros(64, np.uint8)
+    right(runtime.cudaMemcpy(buffer, source, 64, Kind.cudaMemcpyHostToDevice))
+    there = elsewhere(lambda: right(runtime.cudaMalloc(64)), other_context)
+    right(runtime.cudaMemcpyPeer(there, 1, buffer, 0, 64))
+    right(runtime.cudaMemset(buffer, 0, 64))
+    right(runtime.cudaMemcpyPeer(buffer, 0, there, 1, 64))
+    right(runtime.cudaMemcpy(target, buffer, 64, Kind.cudaMemcpyDeviceToHost))
+    assert (source == target).all()
+    right(runtime.cudaFree(there))
+
+
+def test_a_pool(runtime_stream):
+    properties = runtime.cudaMemPoolProps()
+    properties.allocType = runtime.cudaMemAllocationType.cudaMemAllocationTypePinned
+    properties.location.type = runtime.cudaMemLocationType.cudaMemLocationTypeDevice
+    pool = right(runtime.cudaMemPoolCreate(properties))
+    address = right(runtime.cudaMallocFromPoolAsync(64, pool, runtime_stream))
+    access = right(runtime.cudaMemPoolGetAccess(pool, properties.location))
+    assert access == runtime.cudaMemAccessFlags.cudaMemAccessFlagsProtReadWrite
+    right(runtime.cudaFreeAsync(address, runtime_stream))
+    right(runtime.cudaStreamSynchronize(runtime_stream))
+    right(runtime.cudaMemPoolDestroy(pool))
+
+
+def test_advice_on_managed_memory(runtime_stream):
+    address = right(runtime.cudaMallocManaged(4096, 1))
+    place = 0
+    if not CUDA_12:
+        place = runtime.cudaMemLocation()
+        place.type = runtime.cudaMemLocationType.cudaMemLocationTypeDevice
+    advice = runtime.cudaMemoryAdvise.cudaMemAdviseSetReadMostly
+    right(runtime.cudaMemAdvise(address, 4096, advice, place))
+    flags = () if CUDA_12 else (0,)
+    right(runtime.cudaMemPrefetchAsync(address, 4096, place, *flags, runtime_stream))
+    right(runtime.cudaStreamSynchronize(runtime_stream))
+    asked = runtime.cudaMemRangeAttribute.cudaMemRangeAttributeReadMostly
+    assert right(runtime.cudaMemRangeGetAttribute(4, asked, address, 4096)) == 1
+    right(runtime.cudaFree(address))
+
+
 # ---- streams, events, graphs ------------------------------------------------
 
 
@@ -317,3 +468,115 @@ def test_a_captured_graph_is_launched(buffer, runtime_stream):
     assert (target == 5).all()
     right(runtime.cudaGraphExecDestroy(executable))
     right(runtime.cudaGraphDestroy(graph))
+
+
+@pytest.fixture
+def runtime_graph():
+    graph = right(runtime.cudaGraphCreate(0))
+    yield graph
+    right(runtime.cudaGraphDestroy(graph))
+
+
+def run_graph(graph, stream):
+    executable = right(runtime.cudaGraphInstantiate(graph, 0))
+    right(runtime.cudaGraphLaunch(executable, stream))
+    right(runtime.cudaStreamSynchronize(stream))
+    right(runtime.cudaGraphExecDestroy(executable))
+
+
+def fill(address, value):
+    parameters = runtime.cudaMemsetParams()
+    parameters.dst, parameters.value = address, value
+    parameters.elementSize, parameters.width, parameters.height = 1, 64, 1
+    return parameters
+
+
+def test_a_fill_and_then_a_copy(buffer, runtime_stream, runtime_graph):
+    host = right(runtime.cudaMallocHost(64))
+    first = right(runtime.cudaGraphAddMemsetNode(runtime_graph, None, 0, fill(buffer, 5)))
+    kind = Kind.cudaMemcpyDefault
+    add = runtime.cudaGraphAddMemcpyNode1D
+    right(add(runtime_graph, [first], 1, host, buffer, 64, kind))
+    run_graph(runtime_graph, runtime_stream)
+    assert set(ctypes.string_at(host, 64)) == {5}
+    right(runtime.cudaGraphMemsetNodeSetParams(first, fill(buffer, 6)))
+    run_graph(runtime_graph, runtime_stream)
+    assert set(ctypes.string_at(host, 64)) == {6}
+    right(runtime.cudaFreeHost(host))
+
+
+def test_a_kernel_of_a_graph(kernel, buffer, runtime_stream, runtime_graph):
+    right(runtime.cudaMemset(buffer, 0, 64))
+    parameters = runtime.cudaKernelNodeParams()
+    parameters.func = int(kernel)
+    for name, size in {"gridDim": 1, "blockDim": 16}.items():
+        whole = getattr(parameters, name)
+        whole.x, whole.y, whole.z = size, 1, 1
+    types = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+    parameters.kernelParams = ((int(buffer), 16, 3), types)
+    node = right(runtime.cudaGraphAddKernelNode(runtime_graph, None, 0, parameters))
+    assert right(runtime.cudaGraphKernelNodeGetParams(node)).blockDim.x == 16
+    run_graph(runtime_graph, runtime_stream)
+    target = np.zeros(16, np.int32)
+    right(runtime.cudaMemcpy(target, buffer, 64, Kind.cudaMemcpyDeviceToHost))
+    assert target.tolist() == [3] * 16
+
+
+def test_an_event_of_a_graph(runtime_stream, runtime_graph):
+    event = right(runtime.cudaEventCreate())
+    first = right(runtime.cudaGraphAddEventRecordNode(runtime_graph, None, 0, event))
+    right(runtime.cudaGraphAddEventWaitNode(runtime_graph, [first], 1, event))
+    assert int(right(runtime.cudaGraphEventRecordNodeGetEvent(first))) == int(event)
+    run_graph(runtime_graph, runtime_stream)
+    right(runtime.cudaEventSynchronize(event))
+    right(runtime.cudaEventDestroy(event))
+
+
+def test_edges_and_types(runtime_graph):
+    first = right(runtime.cudaGraphAddEmptyNode(runtime_graph, None, 0))
+    second = right(runtime.cudaGraphAddEmptyNode(runtime_graph, None, 0))
+    no_data = () if CUDA_12 else (None,)
+    right(runtime.cudaGraphAddDependencies(runtime_graph, [first], [second], *no_data, 1))
+    count = right(runtime.cudaGraphGetEdges(runtime_graph, 0))[-1]
+    found = right(runtime.cudaGraphNodeGetDependencies(second, 1))[0]
+    assert (count, [int(node) for node in found]) == (1, [int(first)])
+    kind = right(runtime.cudaGraphNodeGetType(first))
+    assert kind == runtime.cudaGraphNodeType.cudaGraphNodeTypeEmpty
+    right(runtime.cudaGraphDestroyNode(second))
+    assert right(runtime.cudaGraphGetRootNodes(runtime_graph, 0))[1] == 1
+
+
+def test_a_node_is_switched_off(buffer, runtime_stream, runtime_graph):
+    right(runtime.cudaMemset(buffer, 0, 64))
+    node = right(runtime.cudaGraphAddMemsetNode(runtime_graph, None, 0, fill(buffer, 5)))
+    executable = right(runtime.cudaGraphInstantiate(runtime_graph, 0))
+    right(runtime.cudaGraphNodeSetEnabled(executable, node, 0))
+    assert right(runtime.cudaGraphNodeGetEnabled(executable, node)) == 0
+    right(runtime.cudaGraphLaunch(executable, runtime_stream))
+    right(runtime.cudaStreamSynchronize(runtime_stream))
+    target = np.ones(64, np.uint8)
+    right(runtime.cudaMemcpy(target, buffer, 64, Kind.cudaMemcpyDeviceToHost))
+    assert (target == 0).all()
+    right(runtime.cudaGraphExecDestroy(executable))
+
+
+def test_what_is_captured(buffer, runtime_stream):
+    mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
+    right(runtime.cudaStreamBeginCapture(runtime_stream, mode))
+    right(runtime.cudaMemsetAsync(buffer, 5, 64, runtime_stream))
+    found = right(runtime.cudaStreamGetCaptureInfo(runtime_stream))
+    assert found[0] == runtime.cudaStreamCaptureStatus.cudaStreamCaptureStatusActive
+    graph = right(runtime.cudaStreamEndCapture(runtime_stream))
+    assert right(runtime.cudaGraphGetNodes(graph, 0))[1] == 1
+    right(runtime.cudaGraphDestroy(graph))
+
+
+def test_memory_and_events_have_handles_for_other_processes(buffer):
+    flags = runtime.cudaEventInterprocess | runtime.cudaEventDisableTiming
+    event = right(runtime.cudaEventCreateWithFlags(flags))
+    handles = (
+        right(runtime.cudaIpcGetMemHandle(buffer)),
+        right(runtime.cudaIpcGetEventHandle(event)),
+    )
+    assert all(any(ctypes.string_at(int(handle.getPtr()), 64)) for handle in handles)
+    right(runtime.cudaEventDestroy(event))

@@ -251,8 +251,10 @@ def _redirect_runtime(library: ctypes.CDLL) -> None:
     The bindings are linked with a runtime that needs private tables of a real driver. They call it
     through pointers that a Cython module exports by name. Change those and the importer's copies.
     """
-    from cuda.bindings import cyruntime, runtime
+    from cuda.bindings import __version__, cyruntime, runtime
 
+    # A structure of CUDA 12 differs from that of 13 with the same name.
+    version = f" of CUDA {__version__.partition('.')[0]}".encode()
     python = ctypes.pythonapi
     python.PyCapsule_GetName.restype = ctypes.c_char_p
     python.PyCapsule_GetName.argtypes = [ctypes.py_object]
@@ -262,7 +264,7 @@ def _redirect_runtime(library: ctypes.CDLL) -> None:
     importer = os.path.realpath(runtime.__file__).encode()
     for name, capsule in cyruntime.__pyx_capi__.items():
         signature = python.PyCapsule_GetName(capsule)
-        ours = library.userstream_runtime_function(name.encode(), signature)
+        ours = library.userstream_runtime_function(name.encode(), signature + version)
         if ours:
             theirs = python.PyCapsule_GetPointer(capsule, signature)
             library.userstream_redirect(importer, theirs, ours)

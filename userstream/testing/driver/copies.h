@@ -52,6 +52,49 @@ static inline bool add_product(size_t *sum, size_t a, size_t b) {
  * than there can be. */
 size_t copy_extent(size_t width, size_t rows, size_t pitch, size_t slices, size_t slice);
 
+/* ---- shaped_copies.c ------------------------------------------------------------------------ */
+
+enum { TYPE_HOST = 1, TYPE_DEVICE = 2, TYPE_ARRAY = 3, TYPE_UNIFIED = 4 };  /* CUmemorytype */
+
+typedef struct Side2D {
+    size_t x;
+    size_t y;
+    int type;
+    CUdeviceptr host;
+    CUdeviceptr device;
+    struct Array *array;
+    size_t pitch;
+} Side2D;
+
+typedef struct CUDA_MEMCPY2D {
+    Side2D source;
+    Side2D destination;
+    size_t width;
+    size_t height;
+} CUDA_MEMCPY2D;
+
+typedef struct Side3D {
+    size_t x;
+    size_t y;
+    size_t z;
+    size_t level;
+    int type;
+    CUdeviceptr host;
+    CUdeviceptr device;
+    struct Array *array;
+    void *reserved;
+    size_t pitch;
+    size_t height;
+} Side3D;
+
+typedef struct CUDA_MEMCPY3D {
+    Side3D source;
+    Side3D destination;
+    size_t width;
+    size_t height;
+    size_t depth;
+} CUDA_MEMCPY3D;
+
 /* The stream on which synchronous copies and fills run. */
 CUresult copy_check_synchronous(Stream **stream);
 

@@ -198,6 +198,18 @@ DRIVER_FUNCTION(cuDeviceComputeCapability, 2000, (int *major, int *minor, CUdevi
     return CUDA_SUCCESS;
 }
 
+typedef struct Properties {     /* CUdevprop, of the attributes in this order */
+    int numbers[14];
+} Properties;
+
+DRIVER_FUNCTION(cuDeviceGetProperties, 2000, (Properties *out, CUdevice device), (out, device)) {
+    static const int attributes[14] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14};
+    CUresult result = out ? device_check(device) : CUDA_ERROR_INVALID_VALUE;
+    for (int i = 0; i < 14 && result == CUDA_SUCCESS; i++)
+        out->numbers[i] = device_attributes[attributes[i]];
+    return result;
+}
+
 /* "The maximum number of elements allocatable in a 1D linear texture": as many as 2**28, and as fit
  * into the memory. */
 DRIVER_FUNCTION(cuDeviceGetTexture1DLinearMaxWidth, 11010,

@@ -27,8 +27,8 @@ CUresult kernel_node_operation(const void *parameters, Operation **operation) {
         return CUDA_ERROR_INVALID_VALUE;
     const KernelNode *node = &wanted->node;
     void *kernel = node->function ? (void *)node->function : (void *)wanted->kernel;
-    const Context *context = NULL;      /* a function has its own */
-    if (!node->function) {
+    const Context *context = NULL;
+    if (!handle_is(KIND_ENTRY, kernel)) {   /* a function has its own; programs also cast a kernel */
         context = wanted->context ? wanted->context : context_current();
         CUresult result = context_usable(context);
         if (result != CUDA_SUCCESS)

@@ -70,7 +70,7 @@ static void kernel_attributes_initialize(Kernel *kernel) {
     attributes[CONST_SIZE_BYTES] = in_image->constant_bytes;
     attributes[LOCAL_SIZE_BYTES] = in_image->local_bytes;
     attributes[NUM_REGS] = in_image->registers;
-    attributes[PTX_VERSION] = image->is_known ? image->binary_version : COMPUTE_CAPABILITY;
+    attributes[PTX_VERSION] = image->is_known ? image->ptx_version : COMPUTE_CAPABILITY;
     attributes[BINARY_VERSION] = image->is_known ? image->binary_version : COMPUTE_CAPABILITY;
     attributes[MAX_DYNAMIC_SHARED_SIZE_BYTES] = SHARED_BYTES_BY_DEFAULT - in_image->shared_bytes;
     attributes[PREFERRED_SHARED_MEMORY_CARVEOUT] = -1;
@@ -288,7 +288,7 @@ DRIVER_FUNCTION(cuModuleGetFunction, 2000, (Entry **out, Module *module, const c
                 (out, module, name)) {
     if (!handle_is(KIND_MODULE, module))
         return CUDA_ERROR_INVALID_HANDLE;
-    if (!out || !name)
+    if (!out || !name || !*name)
         return CUDA_ERROR_INVALID_VALUE;
     Kernel *kernel = library_kernel(module->library, name);
     if (!kernel)
@@ -320,7 +320,8 @@ static CUresult get_variable(CUdeviceptr *address, size_t *size, const Library *
     CUresult result = context_usable(context_current());
     if (result != CUDA_SUCCESS)
         return result;
-    if (!name || (!address && !size))
+    /* H100: the name of a kernel is refused in another way than one that is not there. */
+    if (!name || !*name || (!address && !size) || image_kernel(library->image, name))
         return CUDA_ERROR_INVALID_VALUE;
     ImageVariable *variable = image_variable(library->image, name);
     if (!variable)
@@ -346,6 +347,22 @@ DRIVER_FUNCTION(cuLibraryGetGlobal, 12000,
     if (!handle_is(KIND_LIBRARY, library))
         return CUDA_ERROR_INVALID_HANDLE;
     return get_variable(address, size, library, name);
+}
+
+/* Images have no managed variables and no unified functions here. */
+DRIVER_FUNCTION(cuLibraryGetManaged, 12000,
+                (CUdeviceptr *address, size_t *size, Library *library, const char *name),
+                (address, size, library, name)) {
+    if (!handle_is(KIND_LIBRARY, library))
+        return CUDA_ERROR_INVALID_HANDLE;
+    return name && *name && (address || size) ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_INVALID_VALUE;
+}
+
+DRIVER_FUNCTION(cuLibraryGetUnifiedFunction, 12000,
+                (void **out, Library *library, const char *name), (out, library, name)) {
+    UNUSED(out);
+    UNUSED(name);
+    return handle_is(KIND_LIBRARY, library) ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
 }
 
 DRIVER_FUNCTION_AS(cuModuleGetGlobal_v2, cuModuleGetGlobal, 3020,
@@ -489,11 +506,17 @@ DRIVER_FUNCTION(cuFuncGetParamCount, 13020, (Entry *entry, size_t *count), (entr
 
 /* ---- attributes ----------------------------------------------------------------------------- */
 
+static bool is_attribute(int attribute) {
+    enum { ADDED = 13010 };     /* the driver's version with more of them */
+    int count = settings.driver_version < ADDED ? KERNEL_ATTRIBUTES_BEFORE : KERNEL_ATTRIBUTES;
+    return attribute >= 0 && attribute < count;
+}
+
 static CUresult get_attribute(int *value, int attribute, void *handle) {
     const Kernel *kernel = kernel_of(handle);
     if (!kernel)
         return CUDA_ERROR_INVALID_HANDLE;
-    if (!value || attribute < 0 || attribute >= KERNEL_ATTRIBUTES)
+    if (!value || !is_attribute(attribute))
         return CUDA_ERROR_INVALID_VALUE;
     *value = kernel->attributes[attribute];
     return CUDA_SUCCESS;
@@ -503,7 +526,7 @@ static CUresult set_attribute(void *handle, int attribute, int value) {
     Kernel *kernel = kernel_of(handle);
     if (!kernel)
         return CUDA_ERROR_INVALID_HANDLE;
-    if (attribute < MAX_DYNAMIC_SHARED_SIZE_BYTES || attribute >= KERNEL_ATTRIBUTES)
+    if (attribute < MAX_DYNAMIC_SHARED_SIZE_BYTES || !is_attribute(attribute))
         return CUDA_ERROR_INVALID_VALUE;
     int most = SHARED_BYTES_OPT_IN - kernel->attributes[SHARED_SIZE_BYTES];
     if (attribute == MAX_DYNAMIC_SHARED_SIZE_BYTES && (value < 0 || value > most))

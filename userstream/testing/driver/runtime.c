@@ -4,34 +4,26 @@
  * bindings' own table of functions is changed instead: see testing/_simulated.py. Errors have the
  * same numbers in both. */
 #define _GNU_SOURCE
-#include "driver.h"
+#include "copies.h"
+#include "runtime.h"
 
 #include <link.h>
 
 /* ---- the table ------------------------------------------------------------------------------ */
 
-typedef struct RuntimeFunction {
-    const char *name;
-    const char *signature;      /* what the C signature contains; NULL: there is only one */
-    void *address;
-    struct RuntimeFunction *next;
-} RuntimeFunction;
-
 static RuntimeFunction *runtime_functions;
 
-#define REGISTER(symbol, plain_name, contains) \
-    __attribute__((constructor)) static void register_##symbol(void) { \
-        static RuntimeFunction function = {#plain_name, contains, (void *)symbol, NULL}; \
-        function.next = runtime_functions; \
-        runtime_functions = &function; \
-    }
+void runtime_register(RuntimeFunction *function) {
+    function->next = runtime_functions;
+    runtime_functions = function;
+}
 
 /* ---- errors and contexts of threads --------------------------------------------------------- */
 
 static _Thread_local CUresult last_error;
 static _Thread_local CUdevice chosen_device;    /* where the thread has no current context */
 
-static CUresult remember(CUresult result) {
+CUresult runtime_remember(CUresult result) {
     if (result != CUDA_SUCCESS)
         last_error = result;
     return result;
@@ -65,41 +57,19 @@ static CUresult do_not_start(void) {
     return CUDA_SUCCESS;
 }
 
-static CUresult start(void) {
+CUresult runtime_start(void) {
     return cuInit(0);
 }
 
-/* "The runtime API initializes the primary context of the current device on first use." */
-static CUresult start_with_context(void) {
+CUresult runtime_start_with_context(void) {
     Context *context = NULL;
-    CUresult result = start();
+    CUresult result = runtime_start();
     if (result == CUDA_SUCCESS)
         result = cuCtxGetCurrent(&context);
     if (result == CUDA_SUCCESS && !context)
         result = enter_device(chosen_device);
     return result;
 }
-
-/* Defines a runtime function. Its body follows. */
-#define RUNTIME_FUNCTION_AS(symbol, name, contains, begin, parameters, arguments) \
-    static CUresult body_##symbol parameters; \
-    static CUresult symbol parameters { \
-        CUresult result = begin(); \
-        return remember(result == CUDA_SUCCESS ? body_##symbol arguments : result); \
-    } \
-    REGISTER(symbol, name, contains) \
-    static CUresult body_##symbol parameters
-
-#define RUNTIME_FUNCTION(name, begin, parameters, arguments) \
-    RUNTIME_FUNCTION_AS(runtime_##name, name, NULL, begin, parameters, arguments)
-
-/* Defines a runtime function that does what one of the driver does, with the same parameters. */
-#define SAME_FUNCTION(name, driver_function, begin, parameters, arguments) \
-    CUresult driver_function parameters; \
-    RUNTIME_FUNCTION(name, begin, parameters, arguments) { return driver_function arguments; }
-
-#define SAME(name, driver_function, parameters, arguments) \
-    SAME_FUNCTION(name, driver_function, start_with_context, parameters, arguments)
 
 /* ---- errors --------------------------------------------------------------------------------- */
 
@@ -117,23 +87,23 @@ REGISTER(runtime_cudaPeekAtLastError, cudaPeekAtLastError, NULL)
 
 /* ---- devices -------------------------------------------------------------------------------- */
 
-SAME_FUNCTION(cudaDriverGetVersion, cuDriverGetVersion, start, (int *version), (version))
-SAME_FUNCTION(cudaDeviceGetPCIBusId, cuDeviceGetPCIBusId, start,
+SAME_FUNCTION(cudaDriverGetVersion, cuDriverGetVersion, runtime_start, (int *version), (version))
+SAME_FUNCTION(cudaDeviceGetPCIBusId, cuDeviceGetPCIBusId, runtime_start,
               (char *id, int length, CUdevice device), (id, length, device))
-SAME_FUNCTION(cudaDeviceGetByPCIBusId, cuDeviceGetByPCIBusId, start,
+SAME_FUNCTION(cudaDeviceGetByPCIBusId, cuDeviceGetByPCIBusId, runtime_start,
               (CUdevice *device, const char *id), (device, id))
-SAME_FUNCTION(cudaDeviceGetAttribute, cuDeviceGetAttribute, start,
+SAME_FUNCTION(cudaDeviceGetAttribute, cuDeviceGetAttribute, runtime_start,
               (int *value, int attribute, CUdevice device), (value, attribute, device))
-SAME_FUNCTION(cudaDeviceCanAccessPeer, cuDeviceCanAccessPeer, start,
+SAME_FUNCTION(cudaDeviceCanAccessPeer, cuDeviceCanAccessPeer, runtime_start,
               (int *value, CUdevice device, CUdevice peer), (value, device, peer))
-SAME_FUNCTION(cudaDeviceGetP2PAttribute, cuDeviceGetP2PAttribute, start,
+SAME_FUNCTION(cudaDeviceGetP2PAttribute, cuDeviceGetP2PAttribute, runtime_start,
               (int *value, int attribute, CUdevice device, CUdevice peer),
               (value, attribute, device, peer))
-SAME_FUNCTION(cudaDeviceGetDefaultMemPool, cuDeviceGetDefaultMemPool, start,
+SAME_FUNCTION(cudaDeviceGetDefaultMemPool, cuDeviceGetDefaultMemPool, runtime_start,
               (Pool **out, CUdevice device), (out, device))
-SAME_FUNCTION(cudaDeviceGetMemPool, cuDeviceGetMemPool, start, (Pool **out, CUdevice device),
+SAME_FUNCTION(cudaDeviceGetMemPool, cuDeviceGetMemPool, runtime_start, (Pool **out, CUdevice device),
               (out, device))
-SAME_FUNCTION(cudaDeviceSetMemPool, cuDeviceSetMemPool, start, (CUdevice device, Pool *pool),
+SAME_FUNCTION(cudaDeviceSetMemPool, cuDeviceSetMemPool, runtime_start, (CUdevice device, Pool *pool),
               (device, pool))
 SAME(cudaDeviceGetStreamPriorityRange, cuCtxGetStreamPriorityRange, (int *least, int *greatest),
      (least, greatest))
@@ -141,16 +111,30 @@ SAME(cudaDeviceGetLimit, cuCtxGetLimit, (size_t *value, int limit), (value, limi
 SAME(cudaDeviceSetLimit, cuCtxSetLimit, (int limit, size_t value), (limit, value))
 SAME(cudaMemGetInfo, cuMemGetInfo_v2, (size_t *free_bytes, size_t *total), (free_bytes, total))
 
+SAME_FUNCTION(cudaDeviceGetGraphMemAttribute, cuDeviceGetGraphMemAttribute, runtime_start,
+              (CUdevice device, int attribute, uint64_t *value), (device, attribute, value))
+SAME_FUNCTION(cudaDeviceSetGraphMemAttribute, cuDeviceSetGraphMemAttribute, runtime_start,
+              (CUdevice device, int attribute, const uint64_t *value), (device, attribute, value))
+SAME_FUNCTION(cudaDeviceGraphMemTrim, cuDeviceGraphMemTrim, runtime_start, (CUdevice device),
+              (device))
+SAME(cudaDeviceGetCacheConfig, cuCtxGetCacheConfig, (int *value), (value))
+SAME(cudaDeviceSetCacheConfig, cuCtxSetCacheConfig, (int value), (value))
+SAME(cudaDeviceGetSharedMemConfig, cuCtxGetSharedMemConfig, (int *value), (value))
+SAME(cudaDeviceSetSharedMemConfig, cuCtxSetSharedMemConfig, (int value), (value))
+SAME(cudaCtxResetPersistingL2Cache, cuCtxResetPersistingL2Cache, (void), ())
+SAME(cudaProfilerStart, cuProfilerStart, (void), ())
+SAME(cudaProfilerStop, cuProfilerStop, (void), ())
+
 /* Without a device it answers that, and a count of none. */
 RUNTIME_FUNCTION(cudaGetDeviceCount, do_not_start, (int *count), (count)) {
     if (!count)
         return CUDA_ERROR_INVALID_VALUE;
     *count = 0;
-    CUresult result = start();
+    CUresult result = runtime_start();
     return result == CUDA_SUCCESS ? cuDeviceGetCount(count) : result;
 }
 
-RUNTIME_FUNCTION(cudaGetDevice, start, (CUdevice *device), (device)) {
+RUNTIME_FUNCTION(cudaGetDevice, runtime_start, (CUdevice *device), (device)) {
     Context *context = NULL;
     if (!device)
         return CUDA_ERROR_INVALID_VALUE;
@@ -162,15 +146,24 @@ RUNTIME_FUNCTION(cudaGetDevice, start, (CUdevice *device), (device)) {
 }
 
 /* "... also explicitly initializes the runtime on the specified device." */
-RUNTIME_FUNCTION(cudaSetDevice, start, (CUdevice device), (device)) {
+RUNTIME_FUNCTION(cudaSetDevice, runtime_start, (CUdevice device), (device)) {
     CUresult result = enter_device(device);
     if (result == CUDA_SUCCESS)
         chosen_device = device;
     return result;
 }
 
+/* "The device which has properties that best match": all are alike. */
+RUNTIME_FUNCTION(cudaChooseDevice, runtime_start, (CUdevice *device, const void *properties),
+                 (device, properties)) {
+    if (!device || !properties)
+        return CUDA_ERROR_INVALID_VALUE;
+    *device = 0;
+    return CUDA_SUCCESS;
+}
+
 /* "Initializes the device for use, without making it current." */
-RUNTIME_FUNCTION(cudaInitDevice, start, (CUdevice device, unsigned device_flags, unsigned flags),
+RUNTIME_FUNCTION(cudaInitDevice, runtime_start, (CUdevice device, unsigned device_flags, unsigned flags),
                  (device, device_flags, flags)) {
     UNUSED(device_flags);
     Context *before = NULL;
@@ -188,11 +181,11 @@ CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags);
 CUresult cuCtxEnablePeerAccess(Context *peer, unsigned flags);
 CUresult cuCtxDisablePeerAccess(Context *peer);
 
-RUNTIME_FUNCTION(cudaDeviceSynchronize, start_with_context, (void), ()) {
+RUNTIME_FUNCTION(cudaDeviceSynchronize, runtime_start_with_context, (void), ()) {
     return cuCtxSynchronize();
 }
 
-RUNTIME_FUNCTION(cudaDeviceReset, start, (void), ()) {
+RUNTIME_FUNCTION(cudaDeviceReset, runtime_start, (void), ()) {
     CUdevice device = chosen_device;
     Context *context = NULL;
     CUresult result = cuCtxGetCurrent(&context);
@@ -201,16 +194,16 @@ RUNTIME_FUNCTION(cudaDeviceReset, start, (void), ()) {
     return result == CUDA_SUCCESS ? cuDevicePrimaryCtxReset_v2(device) : result;
 }
 
-enum { MAP_HOST = 8 };          /* cudaDeviceMapHost: always set */
+enum { ALWAYS = 8 | 16 };       /* cudaDeviceMapHost, cudaDeviceLmemResizeToMax */
 
-RUNTIME_FUNCTION(cudaGetDeviceFlags, start_with_context, (unsigned *flags), (flags)) {
+RUNTIME_FUNCTION(cudaGetDeviceFlags, runtime_start_with_context, (unsigned *flags), (flags)) {
     CUresult result = flags ? cuCtxGetFlags(flags) : CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
-        *flags |= MAP_HOST;
+        *flags |= ALWAYS;
     return result;
 }
 
-RUNTIME_FUNCTION(cudaSetDeviceFlags, start_with_context, (unsigned flags), (flags)) {
+RUNTIME_FUNCTION(cudaSetDeviceFlags, runtime_start_with_context, (unsigned flags), (flags)) {
     CUdevice device;
     CUresult result = cuCtxGetDevice(&device);
     return result == CUDA_SUCCESS ? cuDevicePrimaryCtxSetFlags_v2(device, flags) : result;
@@ -234,13 +227,143 @@ static CUresult enable(Context *peer) {
     return cuCtxEnablePeerAccess(peer, 0);
 }
 
-RUNTIME_FUNCTION(cudaDeviceEnablePeerAccess, start_with_context, (CUdevice peer, unsigned flags),
+RUNTIME_FUNCTION(cudaDeviceEnablePeerAccess, runtime_start_with_context, (CUdevice peer, unsigned flags),
                  (peer, flags)) {
     return flags ? CUDA_ERROR_INVALID_VALUE : with_peer(peer, enable);
 }
 
-RUNTIME_FUNCTION(cudaDeviceDisablePeerAccess, start_with_context, (CUdevice peer), (peer)) {
+RUNTIME_FUNCTION(cudaDeviceDisablePeerAccess, runtime_start_with_context, (CUdevice peer), (peer)) {
     return with_peer(peer, cuCtxDisablePeerAccess);
+}
+
+/* cudaDeviceProp: name, UUID, LUID with its mask and memory, then attributes of the device. */
+enum {
+    PROPERTY_NAME = 256,
+    PROPERTY_UUID = 16,
+    PROPERTY_MEMORY_AT = 288,
+    WIDE = 0x1000,              /* a size_t */
+    ONLY_12 = 0x2000,           /* in the runtime of CUDA 12 alone */
+    ONLY_13 = 0x4000,
+    ATTRIBUTE = 0xfff,
+};
+
+static const short properties[] = {
+    WIDE | 8, 12, 10, WIDE | 11, 1, 2, 3, 4, 5, 6, 7, ONLY_12 | 13, WIDE | 9, 75, 76, WIDE | 14,
+    WIDE | 51, ONLY_12 | 15, 16, ONLY_12 | 17, 18, 19, ONLY_12 | 20, 21, 77, ONLY_12 | 69, 22,
+    23, 73, 74, 70, 71, 72, 45, 46, 24, 25, 26, 47, 48, 49, 52, 42, 43, 27, 28, 29, 53, 54, 55,
+    56, 57, 58, 59, 60, 61, 62, 63, 64, 65, 66, 67, 68, WIDE | 30, 31, 32, 33, 34, 50, 35, 40,
+    41, ONLY_12 | 36, 37, 38, 108, 39, 78, 79, 80, WIDE | 81, 82, 83, 84, 85, 86, ONLY_12 | 87,
+    88, 89, 90, 91, 95, ONLY_12 | 96, WIDE | 97, 100, 101, 106, 109, WIDE | 111, 99, 112, 113,
+    114, 115, 116, 117, 118, 119, 121, 125, 120, 129, ONLY_13 | 130, ONLY_13 | 131,
+    ONLY_13 | 133, ONLY_13 | 134, ONLY_13 | 139, ONLY_13 | 140, ONLY_13 | 143,
+};
+
+CUresult cuDeviceGetName(char *name, int length, CUdevice device);
+CUresult cuDeviceGetUuid_v2(unsigned char *uuid, CUdevice device);
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device);
+
+/* `other` marks the properties of the other version of the runtime. */
+static CUresult get_properties(char *out, CUdevice device, short other) {
+    CUresult result = out ? cuDeviceGetName(out, PROPERTY_NAME, device) : CUDA_ERROR_INVALID_VALUE;
+    if (result != CUDA_SUCCESS)
+        return result;
+    memset(out + PROPERTY_NAME, 0, PROPERTY_MEMORY_AT - PROPERTY_NAME);
+    cuDeviceGetUuid_v2((unsigned char *)out + PROPERTY_NAME, device);
+    cuDeviceTotalMem_v2((size_t *)(out + PROPERTY_MEMORY_AT), device);
+    char *at = out + PROPERTY_MEMORY_AT + sizeof(size_t);
+    for (size_t i = 0; i < sizeof properties / sizeof *properties; i++) {
+        int value = 0;
+        if (properties[i] & other)
+            continue;
+        cuDeviceGetAttribute(&value, properties[i] & ATTRIBUTE, device);
+        if (properties[i] & WIDE) {
+            at += -(uintptr_t)at % sizeof(size_t);
+            *(size_t *)at = (size_t)value;
+            at += sizeof(size_t);
+        } else {
+            *(int *)at = value;
+            at += sizeof(int);
+        }
+    }
+    return CUDA_SUCCESS;
+}
+
+RUNTIME_FUNCTION(cudaGetDeviceProperties, runtime_start, (char *out, CUdevice device),
+                 (out, device)) {
+    return get_properties(out, device, ONLY_12);
+}
+
+RUNTIME_FUNCTION_AS(properties_12, cudaGetDeviceProperties, "CUDA 12", runtime_start,
+                    (char *out, CUdevice device), (out, device)) {
+    return get_properties(out, device, ONLY_13);
+}
+
+/* ---- libraries and kernels ------------------------------------------------------------------ */
+
+SAME(cudaLibraryLoadData, cuLibraryLoadData,
+     (void **out, const void *image, int *jit_options, void **jit_values, unsigned jit_count,
+      int *options, void **values, unsigned count),
+     (out, image, jit_options, jit_values, jit_count, options, values, count))
+SAME(cudaLibraryLoadFromFile, cuLibraryLoadFromFile,
+     (void **out, const char *path, int *jit_options, void **jit_values, unsigned jit_count,
+      int *options, void **values, unsigned count),
+     (out, path, jit_options, jit_values, jit_count, options, values, count))
+SAME(cudaLibraryUnload, cuLibraryUnload, (void *library), (library))
+SAME(cudaLibraryGetKernel, cuLibraryGetKernel, (void **out, void *library, const char *name),
+     (out, library, name))
+SAME(cudaLibraryGetKernelCount, cuLibraryGetKernelCount, (unsigned *out, void *library),
+     (out, library))
+SAME(cudaLibraryEnumerateKernels, cuLibraryEnumerateKernels,
+     (void **out, unsigned count, void *library), (out, count, library))
+SAME(cudaLibraryGetGlobal, cuLibraryGetGlobal,
+     (CUdeviceptr *address, size_t *size, void *library, const char *name),
+     (address, size, library, name))
+SAME(cudaLibraryGetManaged, cuLibraryGetManaged,
+     (CUdeviceptr *address, size_t *size, void *library, const char *name),
+     (address, size, library, name))
+SAME(cudaLibraryGetUnifiedFunction, cuLibraryGetUnifiedFunction,
+     (void **out, void *library, const char *name), (out, library, name))
+SAME(cudaOccupancyMaxActiveBlocksPerMultiprocessor, cuOccupancyMaxActiveBlocksPerMultiprocessor,
+     (int *out, void *kernel, int block_size, size_t shared_bytes),
+     (out, kernel, block_size, shared_bytes))
+SAME(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
+     cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags,
+     (int *out, void *kernel, int block_size, size_t shared_bytes, unsigned flags),
+     (out, kernel, block_size, shared_bytes, flags))
+SAME(cudaOccupancyAvailableDynamicSMemPerBlock, cuOccupancyAvailableDynamicSMemPerBlock,
+     (size_t *out, void *kernel, int blocks, int block_size), (out, kernel, blocks, block_size))
+SAME(cudaFuncSetAttribute, cuFuncSetAttribute, (void *kernel, int attribute, int value),
+     (kernel, attribute, value))
+SAME(cudaFuncSetCacheConfig, cuFuncSetCacheConfig, (void *kernel, int config), (kernel, config))
+
+CUresult cuKernelSetAttribute(int attribute, int value, void *kernel, CUdevice device);
+CUresult cuFuncGetAttribute(int *value, int attribute, void *kernel);
+
+RUNTIME_FUNCTION(cudaKernelSetAttributeForDevice, runtime_start_with_context,
+                 (void *kernel, int attribute, int value, CUdevice device),
+                 (kernel, attribute, value, device)) {
+    return cuKernelSetAttribute(attribute, value, kernel, device);
+}
+
+/* cudaFuncAttributes: three sizes, then numbers, which are attributes of a function in this order. */
+typedef struct KernelAttributes {
+    size_t sizes[3];
+    int numbers[13];
+} KernelAttributes;
+
+RUNTIME_FUNCTION(cudaFuncGetAttributes, runtime_start_with_context,
+                 (KernelAttributes *out, void *kernel), (out, kernel)) {
+    static const int sizes[3] = {1, 2, 3};
+    static const int numbers[13] = {0, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    CUresult result = out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    for (int i = 0; i < 3 && result == CUDA_SUCCESS; i++) {
+        int value = 0;
+        result = cuFuncGetAttribute(&value, sizes[i], kernel);
+        out->sizes[i] = (size_t)value;
+    }
+    for (int i = 0; i < 13 && result == CUDA_SUCCESS; i++)
+        result = cuFuncGetAttribute(&out->numbers[i], numbers[i], kernel);
+    return result;
 }
 
 /* ---- streams and events --------------------------------------------------------------------- */
@@ -251,7 +374,7 @@ CUresult cuStreamCreate(Stream **out, unsigned flags);
 CUresult cuStreamWaitEvent(Stream *stream, Event *event, unsigned flags);
 CUresult cuEventCreate(Event **out, unsigned flags);
 
-RUNTIME_FUNCTION(cudaStreamCreate, start_with_context, (Stream **out), (out)) {
+RUNTIME_FUNCTION(cudaStreamCreate, runtime_start_with_context, (Stream **out), (out)) {
     return cuStreamCreate(out, DEFAULT_FLAGS);
 }
 
@@ -286,7 +409,7 @@ SAME(cudaStreamEndCapture, cuStreamEndCapture, (Stream *stream, Graph **out), (s
 SAME(cudaStreamIsCapturing, cuStreamIsCapturing, (Stream *stream, int *status), (stream, status))
 SAME(cudaThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, (int *mode), (mode))
 
-RUNTIME_FUNCTION(cudaEventCreate, start_with_context, (Event **out), (out)) {
+RUNTIME_FUNCTION(cudaEventCreate, runtime_start_with_context, (Event **out), (out)) {
     return cuEventCreate(out, DEFAULT_FLAGS);
 }
 
@@ -317,7 +440,7 @@ CUresult cuPointerGetAttributes(unsigned count, const int *attributes, void **ou
                                 CUdeviceptr address);
 
 /* The runtime answers NULL for no bytes; the driver refuses them. */
-RUNTIME_FUNCTION(cudaMalloc, start_with_context, (CUdeviceptr *address, size_t size),
+RUNTIME_FUNCTION(cudaMalloc, runtime_start_with_context, (CUdeviceptr *address, size_t size),
                  (address, size)) {
     if (!address)
         return CUDA_ERROR_INVALID_VALUE;
@@ -325,7 +448,7 @@ RUNTIME_FUNCTION(cudaMalloc, start_with_context, (CUdeviceptr *address, size_t s
     return size ? cuMemAlloc_v2(address, size) : CUDA_SUCCESS;
 }
 
-RUNTIME_FUNCTION(cudaFreeHost, start_with_context, (CUdeviceptr address), (address)) {
+RUNTIME_FUNCTION(cudaFreeHost, runtime_start_with_context, (CUdeviceptr address), (address)) {
     return address ? cuMemFreeHost(address) : CUDA_SUCCESS;
 }
 
@@ -355,43 +478,207 @@ SAME(cudaMemPoolSetAttribute, cuMemPoolSetAttribute, (Pool *pool, int attribute,
 SAME(cudaMemPoolGetAttribute, cuMemPoolGetAttribute, (Pool *pool, int attribute, void *value),
      (pool, attribute, value))
 
+SAME(cudaMemPoolCreate, cuMemPoolCreate, (Pool **out, const void *properties), (out, properties))
+SAME(cudaMemPoolSetAccess, cuMemPoolSetAccess, (Pool *pool, const void *access, size_t count),
+     (pool, access, count))
+SAME(cudaMemPoolGetAccess, cuMemPoolGetAccess, (unsigned *flags, Pool *pool, Location *location),
+     (flags, pool, location))
+SAME(cudaMemPoolExportPointer, cuMemPoolExportPointer, (void *out, CUdeviceptr address),
+     (out, address))
+SAME(cudaMemPoolImportPointer, cuMemPoolImportPointer,
+     (CUdeviceptr *out, Pool *pool, const void *exported), (out, pool, exported))
+SAME(cudaMemGetDefaultMemPool, cuMemGetDefaultMemPool, (Pool **out, Location *location, int type),
+     (out, location, type))
+SAME(cudaMemGetMemPool, cuMemGetMemPool, (Pool **out, Location *location, int type),
+     (out, location, type))
+SAME(cudaMemSetMemPool, cuMemSetMemPool, (Location *location, int type, Pool *pool),
+     (location, type, pool))
+
+CUresult cuMemPoolExportToShareableHandle(void *out, Pool *pool, int type, uint64_t flags);
+CUresult cuMemPoolImportFromShareableHandle(Pool **out, void *handle, int type, uint64_t flags);
+CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
+                            unsigned element);
+
+RUNTIME_FUNCTION(cudaMemPoolExportToShareableHandle, runtime_start_with_context,
+                 (void *out, Pool *pool, int type, unsigned flags), (out, pool, type, flags)) {
+    return cuMemPoolExportToShareableHandle(out, pool, type, flags);
+}
+
+RUNTIME_FUNCTION(cudaMemPoolImportFromShareableHandle, runtime_start_with_context,
+                 (Pool **out, void *handle, int type, unsigned flags),
+                 (out, handle, type, flags)) {
+    return cuMemPoolImportFromShareableHandle(out, handle, type, flags);
+}
+
+RUNTIME_FUNCTION(cudaMallocPitch, runtime_start_with_context,
+                 (CUdeviceptr *address, size_t *pitch, size_t width, size_t height),
+                 (address, pitch, width, height)) {
+    enum { ELEMENT = 4 };
+    return cuMemAllocPitch_v2(address, pitch, width, height, ELEMENT);
+}
+
+/* ---- memory of other processes -------------------------------------------------------------- */
+
+typedef struct IpcBytes {       /* cudaIpcMemHandle_t, cudaIpcEventHandle_t */
+    char bytes[64];
+} IpcBytes;
+
+SAME(cudaIpcGetMemHandle, cuIpcGetMemHandle, (IpcBytes *out, CUdeviceptr address), (out, address))
+SAME(cudaIpcOpenMemHandle, cuIpcOpenMemHandle_v2,
+     (CUdeviceptr *out, IpcBytes handle, unsigned flags), (out, handle, flags))
+SAME(cudaIpcCloseMemHandle, cuIpcCloseMemHandle, (CUdeviceptr address), (address))
+SAME(cudaIpcGetEventHandle, cuIpcGetEventHandle, (IpcBytes *out, Event *event), (out, event))
+SAME(cudaIpcOpenEventHandle, cuIpcOpenEventHandle, (Event **out, IpcBytes handle), (out, handle))
+
+/* ---- managed memory ------------------------------------------------------------------------- */
+
+#define LOCATION "cudaMemLocation"      /* in the signatures of CUDA 13, and in those of "_v2" */
+
+SAME(cudaMemAdvise, cuMemAdvise, (CUdeviceptr address, size_t size, int advice, CUdevice device),
+     (address, size, advice, device))
+SAME_IF(cudaMemAdvise, LOCATION, cuMemAdvise_v2,
+        (CUdeviceptr address, size_t size, int advice, Location location),
+        (address, size, advice, location))
+ALSO(cuMemAdvise_v2_as_cudaMemAdvise, cudaMemAdvise_v2)
+SAME(cudaMemPrefetchAsync, cuMemPrefetchAsync,
+     (CUdeviceptr address, size_t size, CUdevice device, Stream *stream),
+     (address, size, device, stream))
+SAME_IF(cudaMemPrefetchAsync, LOCATION, cuMemPrefetchAsync_v2,
+        (CUdeviceptr address, size_t size, Location location, unsigned flags, Stream *stream),
+        (address, size, location, flags, stream))
+ALSO(cuMemPrefetchAsync_v2_as_cudaMemPrefetchAsync, cudaMemPrefetchAsync_v2)
+SAME(cudaMemPrefetchBatchAsync, cuMemPrefetchBatchAsync,
+     (CUdeviceptr *addresses, size_t *sizes, size_t count, Location *locations, size_t *begins,
+      size_t places, uint64_t flags, Stream *stream),
+     (addresses, sizes, count, locations, begins, places, flags, stream))
+SAME(cudaMemDiscardBatchAsync, cuMemDiscardBatchAsync,
+     (CUdeviceptr *addresses, size_t *sizes, size_t count, uint64_t flags, Stream *stream),
+     (addresses, sizes, count, flags, stream))
+SAME(cudaMemDiscardAndPrefetchBatchAsync, cuMemDiscardAndPrefetchBatchAsync,
+     (CUdeviceptr *addresses, size_t *sizes, size_t count, Location *locations, size_t *begins,
+      size_t places, uint64_t flags, Stream *stream),
+     (addresses, sizes, count, locations, begins, places, flags, stream))
+SAME(cudaMemRangeGetAttribute, cuMemRangeGetAttribute,
+     (void *out, size_t size, int attribute, CUdeviceptr address, size_t count),
+     (out, size, attribute, address, count))
+SAME(cudaMemRangeGetAttributes, cuMemRangeGetAttributes,
+     (void **out, size_t *sizes, int *attributes, size_t how_many, CUdeviceptr address,
+      size_t count),
+     (out, sizes, attributes, how_many, address, count))
+
+/* ---- copies and fills ----------------------------------------------------------------------- */
+
 enum {                          /* cudaMemcpyKind, from host to host to "default" */
     LAST_KIND = 4,
     INVALID_MEMCPY_DIRECTION = 21,
 };
 
-static CUresult check_kind(int kind) {
+CUresult runtime_check_kind(int kind) {
     return kind < 0 || kind > LAST_KIND ? (CUresult)INVALID_MEMCPY_DIRECTION : CUDA_SUCCESS;
 }
 
 /* With unified addressing the addresses say where the memory is. */
-RUNTIME_FUNCTION(cudaMemcpy, start_with_context,
+RUNTIME_FUNCTION(cudaMemcpy, runtime_start_with_context,
                  (CUdeviceptr destination, CUdeviceptr source, size_t size, int kind),
                  (destination, source, size, kind)) {
-    CUresult result = check_kind(kind);
+    CUresult result = runtime_check_kind(kind);
     return result == CUDA_SUCCESS ? cuMemcpy(destination, source, size) : result;
 }
 
-RUNTIME_FUNCTION(cudaMemcpyAsync, start_with_context,
+RUNTIME_FUNCTION(cudaMemcpyAsync, runtime_start_with_context,
                  (CUdeviceptr destination, CUdeviceptr source, size_t size, int kind,
                   Stream *stream),
                  (destination, source, size, kind, stream)) {
-    CUresult result = check_kind(kind);
+    CUresult result = runtime_check_kind(kind);
     return result == CUDA_SUCCESS ? cuMemcpyAsync(destination, source, size, stream) : result;
 }
 
-RUNTIME_FUNCTION(cudaMemset, start_with_context, (CUdeviceptr address, int value, size_t size),
+CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *copy);
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, Stream *stream);
+CUresult cuMemcpyPeer(CUdeviceptr destination, Context *to, CUdeviceptr source, Context *from,
+                      size_t size);
+CUresult cuMemcpyPeerAsync(CUdeviceptr destination, Context *to, CUdeviceptr source,
+                           Context *from, size_t size, Stream *stream);
+
+static CUresult rectangle(CUDA_MEMCPY2D *copy, CUdeviceptr destination, size_t destination_pitch,
+                          CUdeviceptr source, size_t source_pitch, size_t width, size_t height,
+                          int kind) {
+    *copy = (CUDA_MEMCPY2D){
+        .source = {.type = TYPE_UNIFIED, .device = source, .pitch = source_pitch},
+        .destination = {.type = TYPE_UNIFIED, .device = destination, .pitch = destination_pitch},
+        .width = width,
+        .height = height};
+    return runtime_check_kind(kind);
+}
+
+RUNTIME_FUNCTION(cudaMemcpy2D, runtime_start_with_context,
+                 (CUdeviceptr destination, size_t destination_pitch, CUdeviceptr source,
+                  size_t source_pitch, size_t width, size_t height, int kind),
+                 (destination, destination_pitch, source, source_pitch, width, height, kind)) {
+    CUDA_MEMCPY2D copy;
+    CUresult result = rectangle(&copy, destination, destination_pitch, source, source_pitch,
+                                width, height, kind);
+    return result == CUDA_SUCCESS ? cuMemcpy2DUnaligned_v2(&copy) : result;
+}
+
+RUNTIME_FUNCTION(cudaMemcpy2DAsync, runtime_start_with_context,
+                 (CUdeviceptr destination, size_t destination_pitch, CUdeviceptr source,
+                  size_t source_pitch, size_t width, size_t height, int kind, Stream *stream),
+                 (destination, destination_pitch, source, source_pitch, width, height, kind,
+                  stream)) {
+    CUDA_MEMCPY2D copy;
+    CUresult result = rectangle(&copy, destination, destination_pitch, source, source_pitch,
+                                width, height, kind);
+    return result == CUDA_SUCCESS ? cuMemcpy2DAsync_v2(&copy, stream) : result;
+}
+
+/* The primary contexts of two devices; the current one stays. */
+static CUresult peers(Context *contexts[2], CUdevice first, CUdevice second) {
+    Context *before;
+    CUresult result = cuCtxGetCurrent(&before);
+    for (int i = 0; i < 2 && result == CUDA_SUCCESS; i++) {
+        result = enter_device(i ? second : first);
+        if (result == CUDA_SUCCESS)
+            result = cuCtxGetCurrent(&contexts[i]);
+    }
+    cuCtxSetCurrent(before);
+    return result;
+}
+
+RUNTIME_FUNCTION(cudaMemcpyPeer, runtime_start_with_context,
+                 (CUdeviceptr destination, CUdevice to, CUdeviceptr source, CUdevice from,
+                  size_t size),
+                 (destination, to, source, from, size)) {
+    Context *contexts[2];
+    CUresult result = peers(contexts, to, from);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return cuMemcpyPeer(destination, contexts[0], source, contexts[1], size);
+}
+
+RUNTIME_FUNCTION(cudaMemcpyPeerAsync, runtime_start_with_context,
+                 (CUdeviceptr destination, CUdevice to, CUdeviceptr source, CUdevice from,
+                  size_t size, Stream *stream),
+                 (destination, to, source, from, size, stream)) {
+    Context *contexts[2];
+    CUresult result = peers(contexts, to, from);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return cuMemcpyPeerAsync(destination, contexts[0], source, contexts[1], size, stream);
+}
+
+RUNTIME_FUNCTION(cudaMemset, runtime_start_with_context, (CUdeviceptr address, int value, size_t size),
                  (address, value, size)) {
     return cuMemsetD8_v2(address, (unsigned char)value, size);
 }
 
-RUNTIME_FUNCTION(cudaMemsetAsync, start_with_context,
+RUNTIME_FUNCTION(cudaMemsetAsync, runtime_start_with_context,
                  (CUdeviceptr address, int value, size_t size, Stream *stream),
                  (address, value, size, stream)) {
     return cuMemsetD8Async(address, (unsigned char)value, size, stream);
 }
 
-RUNTIME_FUNCTION(cudaMemset2DAsync, start_with_context,
+RUNTIME_FUNCTION(cudaMemset2DAsync, runtime_start_with_context,
                  (CUdeviceptr address, size_t pitch, int value, size_t width, size_t height,
                   Stream *stream),
                  (address, pitch, value, width, height, stream)) {
@@ -405,7 +692,7 @@ typedef struct PointerAttributes {  /* cudaPointerAttributes; CUDA 13 has room b
     CUdeviceptr host_pointer;
 } PointerAttributes;
 
-RUNTIME_FUNCTION(cudaPointerGetAttributes, start_with_context,
+RUNTIME_FUNCTION(cudaPointerGetAttributes, runtime_start_with_context,
                  (PointerAttributes *out, CUdeviceptr address), (out, address)) {
     enum { MEMORY_TYPE = 2, DEVICE_POINTER = 3, HOST_POINTER = 4, IS_MANAGED = 8, ORDINAL = 9 };
     static const int asked[] = {MEMORY_TYPE, DEVICE_POINTER, HOST_POINTER, IS_MANAGED, ORDINAL};
@@ -421,21 +708,6 @@ RUNTIME_FUNCTION(cudaPointerGetAttributes, start_with_context,
         out->host_pointer = address;
     return result;
 }
-
-/* ---- graphs --------------------------------------------------------------------------------- */
-
-SAME(cudaGraphCreate, cuGraphCreate, (Graph **out, unsigned flags), (out, flags))
-SAME(cudaGraphDestroy, cuGraphDestroy, (Graph *graph), (graph))
-SAME(cudaGraphClone, cuGraphClone, (Graph **out, Graph *graph), (out, graph))
-SAME(cudaGraphGetNodes, cuGraphGetNodes, (Graph *graph, Node **out, size_t *count),
-     (graph, out, count))
-SAME(cudaGraphInstantiate, cuGraphInstantiateWithFlags,
-     (GraphExec **out, Graph *graph, uint64_t flags), (out, graph, flags))
-SAME(cudaGraphInstantiateWithFlags, cuGraphInstantiateWithFlags,
-     (GraphExec **out, Graph *graph, uint64_t flags), (out, graph, flags))
-SAME(cudaGraphUpload, cuGraphUpload, (GraphExec *exec, Stream *stream), (exec, stream))
-SAME(cudaGraphLaunch, cuGraphLaunch, (GraphExec *exec, Stream *stream), (exec, stream))
-SAME(cudaGraphExecDestroy, cuGraphExecDestroy, (GraphExec *exec), (exec))
 
 /* ---- the side door -------------------------------------------------------------------------- */
 

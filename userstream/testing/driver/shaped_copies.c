@@ -2,47 +2,6 @@
 #include "arrays.h"
 #include "copies.h"
 
-enum { TYPE_HOST = 1, TYPE_DEVICE = 2, TYPE_ARRAY = 3, TYPE_UNIFIED = 4 };  /* CUmemorytype */
-
-typedef struct Side2D {
-    size_t x;
-    size_t y;
-    int type;
-    CUdeviceptr host;
-    CUdeviceptr device;
-    Array *array;
-    size_t pitch;
-} Side2D;
-
-typedef struct CUDA_MEMCPY2D {
-    Side2D source;
-    Side2D destination;
-    size_t width;
-    size_t height;
-} CUDA_MEMCPY2D;
-
-typedef struct Side3D {
-    size_t x;
-    size_t y;
-    size_t z;
-    size_t level;
-    int type;
-    CUdeviceptr host;
-    CUdeviceptr device;
-    Array *array;
-    void *reserved;
-    size_t pitch;
-    size_t height;
-} Side3D;
-
-typedef struct CUDA_MEMCPY3D {
-    Side3D source;
-    Side3D destination;
-    size_t width;
-    size_t height;
-    size_t depth;
-} CUDA_MEMCPY3D;
-
 static bool known_type(int type) {
     return type == TYPE_HOST || type == TYPE_DEVICE || type == TYPE_UNIFIED;
 }
