@@ -93,6 +93,36 @@ def test_the_compute_capability():
     assert ok(driver.cuDeviceComputeCapability(0)) == (9, 0)
 
 
+def test_the_properties_of_a_device():
+    found = ok(driver.cuDeviceGetProperties(0))
+    names = ("maxThreadsPerBlock", "maxThreadsDim", "maxGridSize", "SIMDWidth", "regsPerBlock")
+    expected = [1024, [1024, 1024, 64], [2147483647, 65535, 65535], 32, 65536]
+    assert [getattr(found, name) for name in names] == expected
+
+
+Limit = driver.CUlimit
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [
+        (Limit.CU_LIMIT_STACK_SIZE, 1024),
+        (Limit.CU_LIMIT_MALLOC_HEAP_SIZE, 8 << 20),
+        (Limit.CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT, 2048),
+        (Limit.CU_LIMIT_MAX_L2_FETCH_GRANULARITY, 64),
+        (Limit.CU_LIMIT_SHMEM_SIZE, 232448),
+    ],
+)
+def test_a_limit(limit, value):
+    assert ok(driver.cuCtxGetLimit(limit)) == value
+
+
+def test_a_limit_of_other_devices():
+    unsupported = driver.CUresult.CUDA_ERROR_UNSUPPORTED_LIMIT
+    assert driver.cuCtxGetLimit(Limit.CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH)[0] == unsupported
+    assert driver.cuCtxSetLimit(Limit.CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, 2) == (unsupported,)
+
+
 def test_a_device_is_found_by_its_bus():
     shown = ok(driver.cuDeviceGetPCIBusId(13, 0))
     assert int(ok(driver.cuDeviceGetByPCIBusId(shown))) == 0

@@ -13,9 +13,12 @@ NOT_FOUND = Result.CUDA_ERROR_NOT_FOUND
 FOUND, UNKNOWN, TOO_OLD = 0, 1, 2  # CUdriverProcAddressQueryResult
 
 
+BEFORE = 77  # the address before a function is looked up
+
+
 def look_up(name, version, flags=0):
     """The result, the address and the status, which the bindings do not tell of a failure."""
-    address, status = ctypes.c_void_p(), ctypes.c_int(-1)
+    address, status = ctypes.c_void_p(BEFORE), ctypes.c_int(-1)
     result = ctypes.CDLL("libcuda.so.1").cuGetProcAddress_v2(
         name.encode(),
         ctypes.byref(address),
@@ -24,6 +27,14 @@ def look_up(name, version, flags=0):
         ctypes.byref(status),
     )
     return Result(result), address.value or 0, status.value
+
+
+def look_up_untold(name, version, flags=0):
+    """The result and the address that the first version of the function answers."""
+    address = ctypes.c_void_p(BEFORE)
+    look_up = ctypes.CDLL("libcuda.so.1").cuGetProcAddress
+    result = look_up(name.encode(), ctypes.byref(address), version, ctypes.c_uint64(flags))
+    return Result(result), address.value or 0
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +101,8 @@ def test_each_version_has_a_function_of_its_own(name, newest):
     "name", [name for name, versions in VERSIONS.items() if versions[0] > 2000]
 )
 def test_a_version_before_the_first_does_not_suffice(name, newest):
-    assert look_up(name, VERSIONS[name][0] - 10) == (NOT_FOUND, 0, TOO_OLD)
+    assert look_up(name, VERSIONS[name][0] - 10) == (SUCCESS, 0, TOO_OLD)
+    assert look_up_untold(name, VERSIONS[name][0] - 10) == (NOT_FOUND, BEFORE)
 
 
 @pytest.mark.parametrize("name", ["cuStreamGetCtx", "cuMemAlloc", "cuCtxSynchronize"])
@@ -103,15 +115,30 @@ def test_between_two_versions_the_earlier_one_is_found(name):
     "name", ["cuNothing", "cuStreamGetCtx_v2", "cuMemAlloc_v2", "cudaMalloc", ""]
 )
 def test_there_is_no_such_function(name, newest):
-    assert look_up(name, newest) == (NOT_FOUND, 0, UNKNOWN)
+    assert look_up(name, newest) == (SUCCESS, 0, UNKNOWN)
+    assert look_up_untold(name, newest) == (NOT_FOUND, BEFORE)
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("cuDevSmResourceSplit", 13010), ("cuKernelGetParamCount", 13020)]
+)
+def test_a_function_that_is_newer_than_the_driver_is_unknown(name, version, newest):
+    if version <= newest:
+        pytest.skip(f"needs a driver older than {version}")
+    assert look_up(name, newest) == (SUCCESS, 0, UNKNOWN)
 
 
 @pytest.mark.parametrize("name", ["cuInit", "cuNothing"])
 def test_a_version_after_the_drivers_own(name, newest):
-    assert driver.cuGetProcAddress(name.encode(), newest + 10, 0)[0] == INVALID_VALUE
+    assert look_up(name, newest + 10) == (INVALID_VALUE, BEFORE, -1)
+    assert look_up_untold(name, newest + 10) == (INVALID_VALUE, BEFORE)
 
 
-@pytest.mark.parametrize("flags", [0, 1, 2])
+def test_a_negative_version_is_the_newest(newest):
+    assert look_up("cuStreamGetCtx", -1) == look_up("cuStreamGetCtx", newest)
+
+
+@pytest.mark.parametrize("flags", [0, 1, 2, 3])
 def test_flags_choose_the_default_stream(flags, newest):
     result, address, status = look_up("cuStreamQuery", newest, flags)
     assert (result, status) == (SUCCESS, FOUND)

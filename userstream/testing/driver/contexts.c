@@ -40,7 +40,9 @@ static void context_activate(Context *context) {
 }
 
 Context *context_new(CUdevice device, unsigned flags) {
-    static const size_t limits[LIMITS] = {1024, 1 << 20, 8 << 20};   /* stack, printf FIFO, heap */
+    /* H100: stack, printf FIFO, heap; device runtime: depth, which is unsupported, and launches;
+     * granularity of fetches and persisting part of the L2 cache; shared memory; graphics. */
+    static const size_t limits[LIMITS] = {1024, 8650752, 8 << 20, 0, 2048, 64, 9830400, 232448, 0};
     Context *context = handle_new(KIND_CONTEXT);
     context->device = device;
     context->flags = flags;

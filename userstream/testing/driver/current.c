@@ -178,24 +178,29 @@ DRIVER_FUNCTION(cuCtxGetApiVersion, 3020, (Context *context, unsigned *version),
     return result;
 }
 
-DRIVER_FUNCTION(cuCtxSetLimit, 3010, (int limit, size_t value), (limit, value)) {
+static CUresult check_limit(int limit) {
+    enum { SYNC_DEPTH = 3, LAST = 9 };
     if (!context_current())
         return CUDA_ERROR_INVALID_CONTEXT;
-    if (limit < 0 || limit >= LIMITS)
-        return CUDA_ERROR_UNSUPPORTED_LIMIT;
-    context_current()->limits[limit] = value;
-    return CUDA_SUCCESS;
+    if (limit < 0 || limit > LAST)
+        return CUDA_ERROR_INVALID_VALUE;
+    return limit == SYNC_DEPTH || limit >= LIMITS ? CUDA_ERROR_UNSUPPORTED_LIMIT : CUDA_SUCCESS;
+}
+
+DRIVER_FUNCTION(cuCtxSetLimit, 3010, (int limit, size_t value), (limit, value)) {
+    CUresult result = check_limit(limit);
+    if (result == CUDA_SUCCESS)
+        context_current()->limits[limit] = value;
+    return result;
 }
 
 DRIVER_FUNCTION(cuCtxGetLimit, 3010, (size_t *value, int limit), (value, limit)) {
-    if (!context_current())
-        return CUDA_ERROR_INVALID_CONTEXT;
-    if (limit < 0 || limit >= LIMITS)
-        return CUDA_ERROR_UNSUPPORTED_LIMIT;
-    if (!value)
-        return CUDA_ERROR_INVALID_VALUE;
-    *value = context_current()->limits[limit];
-    return CUDA_SUCCESS;
+    CUresult result = check_limit(limit);
+    if (result == CUDA_SUCCESS && !value)
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
+        *value = context_current()->limits[limit];
+    return result;
 }
 
 DRIVER_FUNCTION(cuCtxGetStreamPriorityRange, 5050, (int *least, int *greatest),

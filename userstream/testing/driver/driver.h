@@ -105,7 +105,7 @@ bool outside_are_all_asleep(void);
 
 /* ---- contexts.c and current.c --------------------------------------------------------------- */
 
-enum { LIMITS = 16 };
+enum { LIMITS = 9 };     /* CUlimit: the number that a GPU supports, and one that it does not */
 
 struct Context {
     Handle handle;

@@ -180,30 +180,35 @@ static void read_parameters(ImageKernel *kernel, const char **text) {
     }
 }
 
-static int read_threads(const char **text) {
-    unsigned threads = (unsigned)number_of(next_token(text));
-    while (*skip_blanks(*text) == ',') {
+static void read_block(const char **text, unsigned block[3]) {
+    block[0] = (unsigned)number_of(next_token(text));
+    block[1] = block[2] = 1;
+    for (int i = 1; i < 3 && *skip_blanks(*text) == ','; i++) {
         next_token(text);
-        threads *= (unsigned)number_of(next_token(text));
+        block[i] = (unsigned)number_of(next_token(text));
     }
-    return (int)threads;
 }
 
 /* The directives before the body, and the memory that the body declares. */
 static void read_body(ImageKernel *kernel, const char **text) {
     int depth = 0;
     for (Token token = next_token(text); token.length; token = next_token(text)) {
-        if (!depth && (is(token, ".maxntid") || is(token, ".reqntid")))
-            kernel->max_threads = read_threads(text);
-        else if (!depth && is(token, ";"))
+        if (!depth && is(token, ".maxntid")) {
+            unsigned block[3];
+            read_block(text, block);
+            kernel->max_threads = (int)(block[0] * block[1] * block[2]);
+        } else if (!depth && is(token, ".reqntid")) {
+            read_block(text, kernel->required_block);
+        } else if (!depth && is(token, ";")) {
             return;             /* it was only declared */
-        else if (is(token, "{"))
+        } else if (is(token, "{")) {
             depth++;
-        else if (is(token, "}") && --depth == 0)
+        } else if (is(token, "}") && --depth == 0) {
             return;
-        else if (depth && is(token, ".shared"))
+        } else if (depth && is(token, ".shared")) {
             kernel->shared_bytes =
                 (int)((unsigned)kernel->shared_bytes + (unsigned)read_declaration(text).size);
+        }
     }
 }
 
@@ -211,19 +216,18 @@ static bool is_ptx(const char *text) {
     return strncmp(skip_blanks(text), ".version", strlen(".version")) == 0;
 }
 
+/* The driver compiles it for the device. H100: the PTX version of a kernel is that of the target. */
 static void read_ptx(Image *image, const char *text) {
     int depth = 0;
+    size_t constants = 0;
     image->is_known = true;
+    image->binary_version = COMPUTE_CAPABILITY;
     for (Token token = next_token(&text); token.length; token = next_token(&text)) {
         if (is(token, "{") || is(token, "}")) {
             depth += *token.begin == '{' ? 1 : -1;
-        } else if (is(token, ".version")) {
-            int major = (int)number_of(token = next_token(&text));
-            const char *minor = memchr(token.begin, '.', token.length);
-            image->ptx_version = 10 * major + (minor ? minor[1] - '0' : 0);
         } else if (is(token, ".target")) {
             token = next_token(&text);
-            image->binary_version = atoi(token.begin + strcspn(token.begin, "0123456789"));
+            image->ptx_version = atoi(token.begin + strcspn(token.begin, "0123456789"));
         } else if (is(token, ".entry")) {
             Token name = next_token(&text);
             ImageKernel *kernel = add_kernel(image, name.begin, name.length);
@@ -232,12 +236,16 @@ static void read_ptx(Image *image, const char *text) {
             read_body(kernel, &text);
         } else if (!depth && (is(token, ".global") || is(token, ".const"))) {
             Declaration found = read_declaration(&text);
+            if (is(token, ".const"))
+                constants += found.size;
             if (found.size)
                 add_variable(image, found.name.begin, found.name.length, found.size);
         }
     }
-    for (size_t i = 0; i < image->kernel_count; i++)
+    for (size_t i = 0; i < image->kernel_count; i++) {
         image->kernels[i].registers = 32;   /* a compiler would choose */
+        image->kernels[i].constant_bytes = (int)constants;
+    }
 }
 
 /* ---- cubins --------------------------------------------------------------------------------- */
@@ -298,9 +306,12 @@ static void for_each_attribute(const Cubin *cubin, const Elf64_Shdr *section,
 
 static void use_own(ImageKernel *kernel, int attribute, const char *payload, uint32_t symbol) {
     UNUSED(symbol);
-    if (attribute == MAX_THREADS || attribute == REQUIRED_THREADS) {
+    if (attribute == MAX_THREADS) {
         kernel->max_threads =
             (int)(word_at(payload) * word_at(payload + 4) * word_at(payload + 8));
+    } else if (attribute == REQUIRED_THREADS) {
+        for (int i = 0; i < 3; i++)
+            kernel->required_block[i] = word_at(payload + 4 * i);
     } else if (attribute == KERNEL_PARAMETER) {
         uint32_t place = word_at(payload + 4);
         Parameter parameter = {.offset = place >> 16, .size = word_at(payload + 8) >> 18};

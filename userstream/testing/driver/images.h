@@ -12,6 +12,7 @@ typedef struct Parameter {
 typedef struct ImageKernel {
     char *name;
     int max_threads;            /* of a block; 0: as many as the device allows */
+    unsigned required_block[3]; /* 0: any */
     int registers;
     int shared_bytes;
     int constant_bytes;
@@ -30,7 +31,7 @@ typedef struct ImageVariable {
 /* PTX, or code for a GPU. Of anything else nothing is known: then any kernel may be in it. */
 typedef struct Image {
     bool is_known;
-    int ptx_version;            /* 10 * major + minor, like the next */
+    int ptx_version;            /* compute capabilities: 10 * major + minor */
     int binary_version;
     size_t kernel_count;
     ImageKernel *kernels;

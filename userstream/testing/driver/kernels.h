@@ -55,8 +55,9 @@ typedef struct LaunchConfiguration {    /* CUlaunchConfig */
     unsigned count;
 } LaunchConfiguration;
 
-/* The blocks of a cluster; 1: there are none. */
+/* The blocks of a cluster; 0: it has no such attribute. */
 unsigned launch_cluster_size(const LaunchConfiguration *configuration);
+CUresult launch_check_attributes(const LaunchConfiguration *configuration, void *kernel);
 
 /* One launch, or a node of a graph: it may run many times. */
 typedef struct Launch {
@@ -82,7 +83,7 @@ bool kernels_are_running(void);
 
 /* ---- modules.c ------------------------------------------------------------------------------ */
 
-enum { KERNEL_ATTRIBUTES = 18 };
+enum { KERNEL_ATTRIBUTES = 18, KERNEL_ATTRIBUTES_BEFORE = 16 };
 
 enum {                          /* CUfunction_attribute */
     MAX_THREADS_PER_BLOCK,

@@ -67,6 +67,15 @@ static CUresult read_buffer(Launch *launch, void **extra) {
 
 /* ---- checking and making a launch ------------------------------------------------------------ */
 
+/* H100: a block of one thread stands for the one that the kernel requires. */
+static bool is_required(const unsigned *block, const Kernel *kernel) {
+    static const unsigned any[3];
+    static const unsigned one[3] = {1, 1, 1};
+    const unsigned *required = kernel->in_image ? kernel->in_image->required_block : any;
+    return !required[0] || memcmp(block, one, sizeof one) == 0 ||
+           memcmp(block, required, sizeof one) == 0;
+}
+
 static bool is_possible(const Shape *shape, const Kernel *kernel) {
     static const unsigned most_blocks[3] = {2147483647, 65535, 65535};
     static const unsigned most_threads[3] = {1024, 1024, 64};
@@ -79,7 +88,7 @@ static bool is_possible(const Shape *shape, const Kernel *kernel) {
         threads *= shape->block[i];
     }
     return threads <= (uint64_t)kernel->attributes[MAX_THREADS_PER_BLOCK] &&
-           shape->shared_bytes <= (unsigned)kernel->attributes[MAX_DYNAMIC_SHARED_SIZE_BYTES];
+           is_required(shape->block, kernel) && shape->shared_bytes <= (unsigned)kernel->attributes[MAX_DYNAMIC_SHARED_SIZE_BYTES];
 }
 
 /* What the image says of the parameters, and what the function says that stands for the kernel. */
@@ -169,6 +178,8 @@ CUresult launch_new(Operation **out, void *kernel, const Context *context, const
     launch->kernel = kernel;
     launch->context = own ? own : context;
     launch->shape = *shape;
+    if (found->in_image && found->in_image->required_block[0])
+        memcpy(launch->shape.block, found->in_image->required_block, sizeof launch->shape.block);
     if (!set_layout(launch, found->in_image)) {
         launch_free(launch);
         return CUDA_ERROR_INVALID_VALUE;
@@ -228,11 +239,10 @@ enum { CLUSTER_DIMENSION = 4 };  /* CUlaunchAttributeID */
 unsigned launch_cluster_size(const LaunchConfiguration *configuration) {
     for (unsigned i = 0; configuration->attributes && i < configuration->count; i++) {
         const unsigned *size = configuration->attributes[i].size;
-        unsigned blocks = size[0] * size[1] * size[2];
-        if (configuration->attributes[i].id == CLUSTER_DIMENSION && blocks)
-            return blocks;
+        if (configuration->attributes[i].id == CLUSTER_DIMENSION)
+            return size[0] * size[1] * size[2];
     }
-    return 1;
+    return 0;
 }
 
 /* "The size in each dimension must divide that of the grid." */
@@ -242,13 +252,13 @@ static CUresult check_cluster(const LaunchConfiguration *configuration, const un
                                                                           : LARGEST_CLUSTER;
     for (int i = 0; i < 3; i++) {
         if (!size[i] || configuration->grid[i] % size[i])
-            return CUDA_ERROR_INVALID_VALUE;
+            return CUDA_ERROR_INVALID_CLUSTER_SIZE;
     }
     return size[0] * size[1] * size[2] > most ? CUDA_ERROR_INVALID_CLUSTER_SIZE : CUDA_SUCCESS;
 }
 
 /* Those that change the order of work are not simulated, and not passed over in silence. */
-static CUresult check_attributes(const LaunchConfiguration *configuration, void *kernel) {
+CUresult launch_check_attributes(const LaunchConfiguration *configuration, void *kernel) {
     enum { PROGRAMMATIC_EVENT = 7, LAUNCH_COMPLETION_EVENT = 12, DEVICE_UPDATABLE = 13 };
     if (configuration->count && !configuration->attributes)
         return CUDA_ERROR_INVALID_VALUE;
@@ -273,7 +283,7 @@ DRIVER_FUNCTION(cuLaunchKernelEx, 11060,
                 (configuration, kernel, parameters, extra)) {
     if (!configuration)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = check_attributes(configuration, kernel);
+    CUresult result = launch_check_attributes(configuration, kernel);
     if (result != CUDA_SUCCESS)
         return result;
     Shape shape = {.shared_bytes = configuration->shared_bytes};

@@ -29,8 +29,11 @@ Function *function_find(const char *name) {
 static int newest_version(const char *name, int version, bool *exists) {
     int newest = 0;
     *exists = false;
+    if (version < 0)            /* H100: as the newest */
+        version = settings.driver_version;
     for (size_t i = 0; i < sizeof known_functions / sizeof *known_functions; i++) {
-        if (strcmp(known_functions[i].name, name) != 0)
+        if (strcmp(known_functions[i].name, name) != 0 ||
+            known_functions[i].versions[0] > settings.driver_version)
             continue;
         *exists = true;
         for (int k = 0; k < MOST_VERSIONS && known_functions[i].versions[k]; k++) {
@@ -83,33 +86,36 @@ void call_leave(void) {
 }
 
 enum { SYMBOL_FOUND = 0, SYMBOL_NOT_FOUND = 1, SYMBOL_VERSION_NOT_SUFFICIENT = 2 };
-enum { LAST_FLAG = 2 };         /* CUdriverProcAddress_flags: the per-thread default stream */
+enum { FLAGS = 3 };             /* CUdriverProcAddress_flags: which default stream */
 
 /* "If the specified CUDA version is greater than the driver version, the API will return"
- * INVALID_VALUE. */
+ * INVALID_VALUE. H100: what is not found is told by the status alone, also where nobody asks. */
 DEFINE_FUNCTION(cuGetProcAddress_v2, cuGetProcAddress, 12000, ANYTIME,
                 (const char *name, void **address, int version, uint64_t flags, int *status),
                 (name, address, version, flags, status)) {
     bool exists;
-    if (!name || !address || flags > LAST_FLAG)
-        return CUDA_ERROR_INVALID_VALUE;
-    *address = NULL;
-    if (version > settings.driver_version)
+    if (!name || !address || flags > FLAGS || version > settings.driver_version)
         return CUDA_ERROR_INVALID_VALUE;
     int newest = newest_version(name, version, &exists);
     Function *function = newest ? function_of_version(name, newest) : NULL;
-    if (newest)
-        *address = function ? function->address : (void *)not_simulated;
+    *address = !newest ? NULL : function ? function->address : (void *)not_simulated;
     if (status)
         *status = newest ? SYMBOL_FOUND
             : exists ? SYMBOL_VERSION_NOT_SUFFICIENT : SYMBOL_NOT_FOUND;
-    return newest ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+    return CUDA_SUCCESS;
 }
 
 DEFINE_FUNCTION(cuGetProcAddress, cuGetProcAddress, 11030, ANYTIME,
                 (const char *name, void **address, int version, uint64_t flags),
                 (name, address, version, flags)) {
-    return locked_cuGetProcAddress_v2(name, address, version, flags, NULL);
+    void *found;
+    CUresult result = address ? locked_cuGetProcAddress_v2(name, &found, version, flags, NULL)
+                              : CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS && !found)
+        result = CUDA_ERROR_NOT_FOUND;
+    if (result == CUDA_SUCCESS)
+        *address = found;
+    return result;
 }
 
 static const struct {

@@ -33,7 +33,8 @@ static CUresult blocks_that_fit(size_t *out, void *handle, int block_size, size_
         return CUDA_ERROR_INVALID_VALUE;
     size_t warps = ((size_t)block_size + WARP - 1) / WARP;
     *out = 0;
-    if (block_size > kernel->attributes[MAX_THREADS_PER_BLOCK] ||
+    /* H100: whether the kernel allows so many threads is not asked. */
+    if (block_size > LARGEST_BLOCK ||
         shared_bytes > (size_t)kernel->attributes[MAX_DYNAMIC_SHARED_SIZE_BYTES])
         return CUDA_SUCCESS;
     *out = least(least(BLOCKS_OF_A_MULTIPROCESSOR, THREADS_OF_A_MULTIPROCESSOR / (warps * WARP)),
@@ -78,8 +79,9 @@ DRIVER_FUNCTION(cuOccupancyAvailableDynamicSMemPerBlock, 10020,
     const Context *context;
     const Kernel *found = kernel_look_up(kernel, &context);
     size_t of_a_block = SHARED_BYTES_OF_A_MULTIPROCESSOR / (size_t)blocks;
+    /* H100: what the system reserves of each block is not taken off. */
     *out = least(of_a_block / SHARED_BYTES_AT_ONCE * SHARED_BYTES_AT_ONCE -
-                     shared_bytes_of_block(found, 0),
+                     rounded_up((size_t)found->attributes[SHARED_SIZE_BYTES], SHARED_BYTES_AT_ONCE),
                  (size_t)found->attributes[MAX_DYNAMIC_SHARED_SIZE_BYTES]);
     return CUDA_SUCCESS;
 }
@@ -91,14 +93,18 @@ typedef size_t (*SharedBytesOf)(int block_size);
 static CUresult potential_block(int *grid_size, int *block_size, void *kernel,
                                 SharedBytesOf shared_bytes_of, size_t shared_bytes, int limit) {
     size_t most = 0;
-    if (!grid_size || !block_size)
+    const Context *context;
+    const Kernel *found = kernel_look_up(kernel, &context);
+    if (!grid_size || !block_size || limit < 0)
         return CUDA_ERROR_INVALID_VALUE;
+    if (!found)
+        return CUDA_ERROR_INVALID_HANDLE;
     *grid_size = *block_size = 0;
-    if (limit <= 0 || limit > LARGEST_BLOCK)
-        limit = LARGEST_BLOCK;
-    if (limit > WARP)
-        limit -= limit % WARP;
-    for (int size = limit; size > 0; size -= WARP) {
+    int allowed = found->attributes[MAX_THREADS_PER_BLOCK];
+    if (!limit || limit > allowed)
+        limit = allowed;
+    for (int warps = (limit + WARP - 1) / WARP; warps > 0; warps--) {
+        int size = limit < warps * WARP ? limit : warps * WARP;
         size_t blocks;
         if (shared_bytes_of) {
             unlock();
@@ -134,33 +140,61 @@ DRIVER_FUNCTION(cuOccupancyMaxPotentialBlockSizeWithFlags, 7000,
 
 /* ---- clusters ------------------------------------------------------------------------------- */
 
+/* The multiprocessors of each part of the device in which a cluster must fit. They differ from one
+ * H100 to the next. */
+static const unsigned char parts[] = {18, 18, 16, 16, 16, 16, 16, 8};
+
+enum {
+    CLUSTER_OF_PAIR = 2,        /* blocks; larger clusters find fewer multiprocessors */
+    CLUSTERED_BLOCKS = 8,       /* on a multiprocessor */
+};
+
+static CUresult check_configuration(const LaunchConfiguration *configuration, void *kernel,
+                                    size_t *blocks) {
+    if (!configuration)
+        return CUDA_ERROR_INVALID_VALUE;
+    const unsigned *block = configuration->block;
+    CUresult result = launch_check_attributes(configuration, kernel);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return blocks_that_fit(blocks, kernel, (int)(block[0] * block[1] * block[2]),
+                           configuration->shared_bytes);
+}
+
 /* "The maximum cluster size ... that would be supported" with the configuration, whose own cluster
- * is ignored. */
+ * is ignored if it is possible. */
 DRIVER_FUNCTION(cuOccupancyMaxPotentialClusterSize, 11070,
                 (int *out, void *kernel, const LaunchConfiguration *configuration),
                 (out, kernel, configuration)) {
     const Context *context;
     const Kernel *found = kernel_look_up(kernel, &context);
-    if (!out || !configuration)
+    size_t blocks;
+    CUresult result = check_configuration(configuration, kernel, &blocks);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!out)
         return CUDA_ERROR_INVALID_VALUE;
-    if (!found)
-        return CUDA_ERROR_INVALID_HANDLE;
     bool more = found->attributes[NON_PORTABLE_CLUSTER_SIZE_ALLOWED];
-    *out = more ? LARGEST_CLUSTER_ALLOWED : LARGEST_CLUSTER;
+    *out = !blocks ? 0 : more ? LARGEST_CLUSTER_ALLOWED : LARGEST_CLUSTER;
     return CUDA_SUCCESS;
 }
 
-/* Of one block where the configuration has none. */
+/* H100: none without a cluster in the configuration. */
 DRIVER_FUNCTION(cuOccupancyMaxActiveClusters, 11070,
                 (int *out, void *kernel, const LaunchConfiguration *configuration),
                 (out, kernel, configuration)) {
     size_t blocks;
-    if (!out || !configuration)
+    CUresult result = check_configuration(configuration, kernel, &blocks);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!out)
         return CUDA_ERROR_INVALID_VALUE;
-    const unsigned *block = configuration->block;
-    CUresult result = blocks_that_fit(&blocks, kernel, (int)(block[0] * block[1] * block[2]),
-                                      configuration->shared_bytes);
-    if (result == CUDA_SUCCESS)
-        *out = (int)(blocks * MULTIPROCESSORS / launch_cluster_size(configuration));
-    return result;
+    size_t size = launch_cluster_size(configuration);
+    blocks = least(blocks, CLUSTERED_BLOCKS);
+    *out = 0;
+    if (size && size <= CLUSTER_OF_PAIR)
+        *out = (int)(blocks * MULTIPROCESSORS / size);
+    for (size_t i = 0; i < sizeof parts && size > CLUSTER_OF_PAIR; i++)
+        *out += (int)(blocks * parts[i] / size);
+    return CUDA_SUCCESS;
 }

@@ -112,7 +112,6 @@ static const struct {
     {"cuEGLStreamProducerPresentFrame", {7000}},
     {"cuEGLStreamProducerReturnFrame", {7000}},
     {"cuEventCreate", {2000}},
-    {"cuEventCreateFromEGLSync", {9000}},
     {"cuEventDestroy", {2000, 4000}},
     {"cuEventElapsedTime", {2000, 12080}},
     {"cuEventQuery", {2000}},
