@@ -34,7 +34,7 @@ LEGACY = driver.CUstream(1)
 PER_THREAD = driver.CUstream(2)
 NULL = driver.CUstream(0)
 
-PATIENCE = 10.0  # seconds until a test gives up
+PATIENCE = 30.0  # seconds until a test gives up
 A_WHILE = 0.05  # seconds after which what has not happened is taken to be held up
 
 

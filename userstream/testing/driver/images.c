@@ -216,7 +216,7 @@ static bool is_ptx(const char *text) {
     return strncmp(skip_blanks(text), ".version", strlen(".version")) == 0;
 }
 
-/* The driver compiles it for the device. H100: the PTX version of a kernel is that of the target. */
+/* The driver compiles PTX for the device. H100: a kernel's PTX version is that of `.target`. */
 static void read_ptx(Image *image, const char *text) {
     int depth = 0;
     size_t constants = 0;

@@ -28,7 +28,8 @@ CUresult kernel_node_operation(const void *parameters, Operation **operation) {
     const KernelNode *node = &wanted->node;
     void *kernel = node->function ? (void *)node->function : (void *)wanted->kernel;
     const Context *context = NULL;
-    if (!handle_is(KIND_ENTRY, kernel)) {   /* a function has its own; programs also cast a kernel */
+    /* A function has its own. Programs also cast a kernel to one. */
+    if (!handle_is(KIND_ENTRY, kernel)) {
         context = wanted->context ? wanted->context : context_current();
         CUresult result = context_usable(context);
         if (result != CUDA_SUCCESS)

@@ -88,7 +88,8 @@ static bool is_possible(const Shape *shape, const Kernel *kernel) {
         threads *= shape->block[i];
     }
     return threads <= (uint64_t)kernel->attributes[MAX_THREADS_PER_BLOCK] &&
-           is_required(shape->block, kernel) && shape->shared_bytes <= (unsigned)kernel->attributes[MAX_DYNAMIC_SHARED_SIZE_BYTES];
+           is_required(shape->block, kernel) &&
+           shape->shared_bytes <= (unsigned)kernel->attributes[MAX_DYNAMIC_SHARED_SIZE_BYTES];
 }
 
 /* What the image says of the parameters, and what the function says that stands for the kernel. */

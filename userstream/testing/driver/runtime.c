@@ -101,10 +101,10 @@ SAME_FUNCTION(cudaDeviceGetP2PAttribute, cuDeviceGetP2PAttribute, runtime_start,
               (value, attribute, device, peer))
 SAME_FUNCTION(cudaDeviceGetDefaultMemPool, cuDeviceGetDefaultMemPool, runtime_start,
               (Pool **out, CUdevice device), (out, device))
-SAME_FUNCTION(cudaDeviceGetMemPool, cuDeviceGetMemPool, runtime_start, (Pool **out, CUdevice device),
-              (out, device))
-SAME_FUNCTION(cudaDeviceSetMemPool, cuDeviceSetMemPool, runtime_start, (CUdevice device, Pool *pool),
-              (device, pool))
+SAME_FUNCTION(cudaDeviceGetMemPool, cuDeviceGetMemPool, runtime_start,
+              (Pool **out, CUdevice device), (out, device))
+SAME_FUNCTION(cudaDeviceSetMemPool, cuDeviceSetMemPool, runtime_start,
+              (CUdevice device, Pool *pool), (device, pool))
 SAME(cudaDeviceGetStreamPriorityRange, cuCtxGetStreamPriorityRange, (int *least, int *greatest),
      (least, greatest))
 SAME(cudaDeviceGetLimit, cuCtxGetLimit, (size_t *value, int limit), (value, limit))
@@ -163,7 +163,8 @@ RUNTIME_FUNCTION(cudaChooseDevice, runtime_start, (CUdevice *device, const void 
 }
 
 /* "Initializes the device for use, without making it current." */
-RUNTIME_FUNCTION(cudaInitDevice, runtime_start, (CUdevice device, unsigned device_flags, unsigned flags),
+RUNTIME_FUNCTION(cudaInitDevice, runtime_start,
+                 (CUdevice device, unsigned device_flags, unsigned flags),
                  (device, device_flags, flags)) {
     UNUSED(device_flags);
     Context *before = NULL;
@@ -227,8 +228,8 @@ static CUresult enable(Context *peer) {
     return cuCtxEnablePeerAccess(peer, 0);
 }
 
-RUNTIME_FUNCTION(cudaDeviceEnablePeerAccess, runtime_start_with_context, (CUdevice peer, unsigned flags),
-                 (peer, flags)) {
+RUNTIME_FUNCTION(cudaDeviceEnablePeerAccess, runtime_start_with_context,
+                 (CUdevice peer, unsigned flags), (peer, flags)) {
     return flags ? CUDA_ERROR_INVALID_VALUE : with_peer(peer, enable);
 }
 
@@ -345,7 +346,7 @@ RUNTIME_FUNCTION(cudaKernelSetAttributeForDevice, runtime_start_with_context,
     return cuKernelSetAttribute(attribute, value, kernel, device);
 }
 
-/* cudaFuncAttributes: three sizes, then numbers, which are attributes of a function in this order. */
+/* cudaFuncAttributes: three sizes, then numbers; both are attributes of a function. */
 typedef struct KernelAttributes {
     size_t sizes[3];
     int numbers[13];
@@ -667,8 +668,8 @@ RUNTIME_FUNCTION(cudaMemcpyPeerAsync, runtime_start_with_context,
     return cuMemcpyPeerAsync(destination, contexts[0], source, contexts[1], size, stream);
 }
 
-RUNTIME_FUNCTION(cudaMemset, runtime_start_with_context, (CUdeviceptr address, int value, size_t size),
-                 (address, value, size)) {
+RUNTIME_FUNCTION(cudaMemset, runtime_start_with_context,
+                 (CUdeviceptr address, int value, size_t size), (address, value, size)) {
     return cuMemsetD8_v2(address, (unsigned char)value, size);
 }
 

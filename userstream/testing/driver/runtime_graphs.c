@@ -150,7 +150,7 @@ SAME(cudaGraphKernelNodeSetAttribute, cuGraphKernelNodeSetAttribute,
 SAME(cudaGraphKernelNodeCopyAttributes, cuGraphKernelNodeCopyAttributes, (Node *to, Node *from),
      (to, from))
 
-/* ---- fills and copies, for which the driver wants a context ----------------------------------- */
+/* ---- fills and copies, for which the driver wants a context --------------------------------- */
 
 CUresult cuGraphAddMemsetNode(Node **out, Graph *graph, Node **dependencies, size_t count,
                               const void *parameters, Context *context);
