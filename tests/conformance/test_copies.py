@@ -10,6 +10,7 @@ from cuda.bindings import driver
 from conformance.support import (
     INVALID_CONTEXT,
     INVALID_VALUE,
+    LEGACY,
     NOT_READY,
     SUCCESS,
     Background,
@@ -458,3 +459,24 @@ def test_a_copy_that_names_contexts_needs_no_access_to_their_pools(
     assert contents(address["destination"]) == bytes(range(SIZE))
     for each in context:
         ok(driver.cuMemFreeAsync(address[each], stream[each]))
+
+
+def batch(destinations, sources, stream):
+    attributes = driver.CUmemcpyAttributes()
+    order = driver.CUmemcpySrcAccessOrder
+    attributes.srcAccessOrder = order.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+    pointers = [[driver.CUdeviceptr(each) for each in side] for side in (destinations, sources)]
+    sizes, count = [SIZE] * len(sources), len(sources)
+    return driver.cuMemcpyBatchAsync(*pointers, sizes, count, [attributes], [0], 1, stream)[0]
+
+
+def test_a_batch_of_copies(make_memory, pageable, stream):
+    source, first, second = make_memory(), make_memory(), make_memory()
+    upload(source, pageable)
+    assert batch([first, second], [source, source], stream) == SUCCESS
+    assert finishes(stream)
+    assert contents(first) == contents(second) == bytes(range(SIZE))
+
+
+def test_a_batch_needs_a_stream_of_its_own(make_memory):
+    assert batch([make_memory()], [make_memory()], LEGACY) == INVALID_VALUE

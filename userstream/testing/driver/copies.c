@@ -278,3 +278,16 @@ DRIVER_FUNCTION_AS(cuMemcpyBatchAsync_v2, cuMemcpyBatchAsync, 13000,
         result = copy_async(destinations[i], sources[i], contiguous(sizes[i]), handle, ANYTHING);
     return result;
 }
+
+/* CUDA 12 also answers which copy has failed, or SIZE_MAX. */
+DRIVER_FUNCTION(cuMemcpyBatchAsync, 12080,
+                (CUdeviceptr *destinations, CUdeviceptr *sources, size_t *sizes, size_t count,
+                 void *attributes, size_t *indices, size_t attribute_count, size_t *failed,
+                 Stream *handle),
+                (destinations, sources, sizes, count, attributes, indices, attribute_count, failed,
+                 handle)) {
+    if (failed)
+        *failed = SIZE_MAX;
+    return locked_cuMemcpyBatchAsync_v2(destinations, sources, sizes, count, attributes, indices,
+                                        attribute_count, handle);
+}
