@@ -130,7 +130,8 @@ class Fuzzer:
             result, address, _ = driver.cuGetProcAddress(
                 symbol.encode(), version, driver.cuuint64_t(0)
             )
-            if result == driver.CUresult.CUDA_SUCCESS:
+            # A name that is unknown is no error, and has no address.
+            if result == driver.CUresult.CUDA_SUCCESS and int(address):
                 types = [self.declared.class_of(each.type) for each in parameters]
                 found[name] = ctypes.CFUNCTYPE(ctypes.c_int, *types)(int(address))
         return found
