@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -301,26 +302,76 @@ def test_a_thread_that_is_not_over_continues_after_the_block(room: Room) -> None
     assert not thread.is_alive()
 
 
-INTERRUPTED = """
-import os, signal, threading
-from userstream import testing
-
-testing.simulate(1)
-timer = threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGINT))
-try:
-    with testing.schedule("lazy"):
-        timer.start()
-        threading.Event().wait(60)
-except KeyboardInterrupt:
-    print("interrupted")
-timer.join()
-"""
+class Interrupted(Exception):
+    """As KeyboardInterrupt, which would end pytest if it came too late."""
 
 
-def test_ctrl_c_interrupts_a_thread_that_has_given_its_turn_up() -> None:
-    command = [sys.executable, "-c", INTERRUPTED]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
-    assert done.stdout == "interrupted\n", done.stderr
+@pytest.fixture
+def raises_at_signal() -> Iterator[None]:
+    def interrupt(number: int, frame: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@contextlib.contextmanager
+def at_work(room: Room) -> Iterator[None]:
+    """Keep a thread at work that no schedule has begun, and that always could go on."""
+    end = threading.Event()
+
+    def work() -> None:
+        while not end.is_set():
+            room.fill(0, 0)
+            room.streams[0].sync()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+@pytest.mark.usefixtures("raises_at_signal")
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_signal_interrupts_a_thread_that_has_given_its_turn_up(
+    room: Room, is_alone: bool
+) -> None:
+    me = threading.get_ident()
+    timer = threading.Timer(0.05, lambda: signal.pthread_kill(me, signal.SIGUSR1))
+
+    def program() -> None:
+        with testing.schedule("lazy"):
+            timer.start()
+            threading.Event().wait(PATIENCE)
+
+    with contextlib.nullcontext() if is_alone else at_work(room), pytest.raises(Interrupted):
+        program()
+    timer.join()
+
+
+@pytest.mark.parametrize("seed", ["lazy", "eager", 1, 2])
+def test_a_thread_that_works_until_it_is_told_does_not_keep_others_from_telling(
+    room: Room, seed: int | str
+) -> None:
+    told: list[int] = []
+
+    def work() -> None:
+        while not told:
+            room.fill(0, 0)
+            room.streams[0].sync()
+            driver.cuCtxGetCurrent()
+
+    thread = threading.Thread(target=work)
+    with testing.schedule(seed):
+        thread.start()
+        room.fill(1, 1)
+        room.streams[1].sync()
+        told.append(1)
+        thread.join()
 
 
 # -- what is refused ------------------------------------------------------------------------------

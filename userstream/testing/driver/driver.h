@@ -28,6 +28,7 @@ typedef struct Actor {
     bool stands;                /* without a schedule: waits in the middle of an operation */
     uint64_t since;             /* the steps, failures or changes that there were then */
     uint64_t asked;             /* the decision by which the actor last got the turn */
+    unsigned passes;            /* decisions for others in which it could have gone on */
     bool has_slept;             /* since it last called the driver */
     bool has_limit;             /* of time, to wait for the semaphore */
     bool has_long_limit;

@@ -13,6 +13,8 @@
  *   something, before it asks whether something is done, and while it waits.
  * - A thread that asks again, after "not ready", is passed over until another actor has done
  *   something; so no loop of queries keeps others from their turns.
+ * - Whoever could go on and was passed over MOST_PASSES times goes on: another one may work until
+ *   it is told to stop, by a thread with a lower priority, or by a timer.
  * - Calls that userstream makes for its own sake (account.c of its core) take no turn. What they
  *   queue, such as a free, passes like an event record.
  *
@@ -30,7 +32,8 @@
 
 #define SIDE_DOOR __attribute__((visibility("default")))
 
-enum { MAX_DEPTH = 64, IDLE_MICROSECONDS = 500, BUSY_MICROSECONDS = 20000 };
+enum { MAX_DEPTH = 64, MOST_PASSES = 2000 };
+enum { IDLE_MICROSECONDS = 500, BUSY_MICROSECONDS = 20000 };
 
 static Stream *stream_with(const Point *point);
 
@@ -38,7 +41,7 @@ static const double LONGEST_SETTLING = 10;  /* seconds */
 static const double LONGEST_SILENCE = 0.1;  /* of a thread that has the turn */
 static const double LONGEST_STILL = 0.5;    /* while nobody can go on */
 static const double LONGEST_ASKING = 3;     /* of threads that ask in vain: they may have a limit */
-static const double LONGEST_DEAFNESS = 0.05;    /* of the main thread to signals */
+static const double LONGEST_DEAFNESS = 1;       /* of the main thread to signals */
 
 typedef enum Policy {
     OFF,
@@ -229,7 +232,7 @@ static bool can_go_on(const Actor *actor) {
     if (!actor->asks || (schedule.draining && !stream && actor != schedule.draining))
         return false;
     if (actor->semaphore)
-        return actor->is_late || is_free(actor->semaphore);
+        return actor->is_late || actor->is_interrupted || is_free(actor->semaphore);
     if (!actor->is_blocked)
         return true;
     if (actor->awaited)
@@ -238,7 +241,8 @@ static bool can_go_on(const Actor *actor) {
 }
 
 static bool asks_in_vain(const Actor *actor) {
-    return actor->is_late || (actor->polls && actor->since == schedule.steps);
+    return actor->is_late || actor->is_interrupted ||
+           (actor->polls && actor->since == schedule.steps);
 }
 
 static Stream *stream_with(const Point *point) {
@@ -310,6 +314,28 @@ static Actor *first_to_ask_again(void) {
     return best;
 }
 
+/* The order goes on as if this had not happened: a signal comes at any time. */
+static Actor *first_interrupted(void) {
+    for (Actor *actor = schedule.actors; actor; actor = actor->next) {
+        if (actor->semaphore && actor->is_interrupted)
+            return actor;
+    }
+    return NULL;
+}
+
+static Actor *first_overdue(void) {
+    for (Actor *actor = schedule.actors; actor; actor = actor->next) {
+        if (actor->passes >= MOST_PASSES && can_go_on(actor))
+            return actor;
+    }
+    return NULL;
+}
+
+static void count_passes(void) {
+    for (Actor *actor = schedule.actors; actor; actor = actor->next)
+        actor->passes = actor != schedule.turn && can_go_on(actor) ? actor->passes + 1 : 0;
+}
+
 /* PCT. The actor falls below all that have not fallen, and below those that fell at a change point
  * with a higher number. */
 static Actor *draw(Actor *best) {
@@ -328,10 +354,12 @@ static void look_for_deadlock(void);
 
 static Actor *choose(void) {
     unsigned count;
-    Actor *best = first_of_all(&count);
+    Actor *best = first_of_all(&count), *overdue = first_overdue();
     if (!best)
         return first_to_ask_again();
     schedule.still_since = 0;
+    if (overdue)
+        return overdue;
     if (count > 1) {
         if (schedule.policy == DRAWN)
             best = draw(best);
@@ -395,9 +423,17 @@ static bool is_settled(void) {
 
 static void let_others_go_on(int microseconds) {
     const struct timespec time = {.tv_nsec = microseconds * 1000L};
+    Thread *me = this_thread_or_null();
     unlock();
-    nanosleep(&time, NULL);
+    bool is_interrupted = nanosleep(&time, NULL) && errno == EINTR;
     lock();
+    if (is_interrupted && me && me->actor.semaphore)
+        me->actor.is_interrupted = true;
+}
+
+/* A schedule may end, and another one begin, while a thread has given the lock up. */
+static bool is_active_still(uint64_t id) {
+    return schedule.policy != OFF && schedule.id == id;
 }
 
 /* How often the watcher has gone to sleep; 0: it does not look at anything. */
@@ -410,10 +446,10 @@ static unsigned long looks(void) {
 
 /* A point that was reached may be one that nobody looks at any more, as its wait was given up: it
  * is forgotten after two looks of the watcher, the first of which may have begun too early. */
-static void settle(void) {
+static void settle(uint64_t id) {
     double end = now() + LONGEST_SETTLING;
     unsigned long before = looks();
-    while (schedule.policy != OFF && now() < end) {
+    while (is_active_still(id) && now() < end) {
         bool settled = is_settled();
         unsigned long after = looks();
         if (settled && schedule.unheard && (!after || after >= before + 2)) {
@@ -444,24 +480,30 @@ static bool pass_one(void) {
 }
 
 static void decide(void) {
+    uint64_t id = schedule.id;
     schedule.turn = NULL;
     schedule.silent = 0;
     schedule.is_deciding = true;
-    settle();
-    while (pass_one()) {
+    settle(id);
+    while (is_active_still(id) && pass_one()) {
         if (schedule.unheard)
-            settle();
+            settle(id);
     }
-    schedule.is_deciding = false;
-    if (schedule.policy == OFF)
+    if (!is_active_still(id))
         return;
-    schedule.turn = choose();
-    if (schedule.turn && asks_in_vain(schedule.turn) && !schedule.draining)
-        look_for_deadlock();
-    if (schedule.turn)
-        schedule.turn->asked = ++schedule.decisions;
-    if (schedule.turn && !schedule.turn->stream)
-        schedule.last = schedule.turn;
+    schedule.is_deciding = false;
+    schedule.turn = first_interrupted();
+    if (!schedule.turn) {
+        schedule.turn = choose();
+        schedule.decisions++;
+        count_passes();
+        if (schedule.turn && asks_in_vain(schedule.turn) && !schedule.draining)
+            look_for_deadlock();
+        if (schedule.turn)
+            schedule.turn->asked = schedule.decisions;
+        if (schedule.turn && !schedule.turn->stream)
+            schedule.last = schedule.turn;
+    }
     if (schedule.turn && schedule.turn->semaphore)
         sem_post(&schedule.turn->thread->woken);
     else if (schedule.turn)
@@ -698,29 +740,32 @@ static bool wait_without_lock(Thread *thread) {
 }
 
 /* Time is up only when nobody else can go on, as the clock must not decide on the order. While
- * nobody can, the main thread returns to Python every now and then: a signal that was handled
- * between two waits for the semaphore has interrupted neither. */
+ * nobody can, or for MOST_PASSES decisions of others, the main thread returns to Python every now
+ * and then: another thread may have handled a signal, which has not interrupted the wait. */
 static int wait_for_semaphore(Actor *me, clockid_t clock, const struct timespec *until) {
     Thread *thread = me->thread = this_thread();
     struct timespec soon;
+    struct timespec time;
     double began = now();
-    bool looks_for_signals = false;
+    uint64_t decisions = schedule.decisions;
     time_from_now(&soon, clock, 1000000);
     me->has_limit = until;
     me->has_long_limit = until && time_is_before(&soon, until);
     me->asks = true;
     decide();
     while (takes_part(me) && schedule.turn != me) {
-        struct timespec time;
-        me->is_interrupted |= wait_without_lock(thread);
+        bool is_interrupted = wait_without_lock(thread);
+        bool is_deaf = thread->is_main && now() - began > LONGEST_DEAFNESS;
+        if (is_interrupted ||
+            (is_deaf && (!schedule.turn || schedule.decisions - decisions > MOST_PASSES)))
+            me->is_interrupted = true;
         clock_gettime(clock, &time);
-        looks_for_signals = thread->is_main && !schedule.turn && now() - began > LONGEST_DEAFNESS;
-        me->is_late = me->is_interrupted || looks_for_signals ||
-                      (until && !time_is_before(&time, until));
+        me->is_late = until && !time_is_before(&time, until);
         if (takes_part(me) && schedule.turn != me)
             look_around();
     }
-    bool is_interrupted = me->is_interrupted;
+    clock_gettime(clock, &time);
+    bool is_time_up = until && !time_is_before(&time, until) && !me->is_interrupted;
     me->asks = me->is_late = me->is_interrupted = false;
     if (!takes_part(me))
         return TAKES_NO_PART;
@@ -728,7 +773,7 @@ static int wait_for_semaphore(Actor *me, clockid_t clock, const struct timespec 
         schedule.still_since = 0;
     if (sem_trywait(me->semaphore) == 0)
         return 0;
-    errno = is_interrupted || looks_for_signals ? EINTR : ETIMEDOUT;
+    errno = is_time_up ? ETIMEDOUT : EINTR;
     return -1;
 }
 
@@ -1075,13 +1120,14 @@ bool userstream_schedule_begin(int policy, uint64_t seed, unsigned depth, uint64
         schedule.length = length;
         schedule.changes = changes;
         schedule.threads = schedule.streams = 0;
-        schedule.steps = schedule.choices = schedule.decisions = 0;
+        schedule.steps = schedule.choices = 0;
         schedule.size = schedule.last_line = 0;
         schedule.actors = NULL;
         schedule.end = &schedule.actors;
         schedule.policy = (Policy)policy;
         schedule.outside = schedule.unheard = 0;
         schedule.still_since = 0;
+        schedule.is_deciding = false;
         schedule.deadlock = NULL;
         schedule.generation++;
         atomic_store(&is_active, true);
@@ -1101,6 +1147,7 @@ void schedule_stop(void) {
         return;
     schedule.policy = OFF;
     atomic_store(&is_active, false);
+    schedule.is_deciding = false;
     schedule.turn = schedule.draining = NULL;
     while (schedule.actors) {
         Actor *actor = schedule.actors;
