@@ -15,6 +15,7 @@ from cuda.bindings import driver
 
 import userstream as us
 from benchmarks.harness import Comparison, Comparisons, Run, Skipped, case
+from benchmarks.limits import at_most, no_more_than
 from benchmarks.work import external
 from userstream import testing
 
@@ -75,11 +76,13 @@ def one_wait(run: Run) -> Comparisons:
     }
     with contextlib.suppress(Skipped):  # the others are measured without it
         waits["torch.cuda.Stream.synchronize"] = external(run.need("torch"), stream).synchronize
+    most_late = {0.001: 150e-6, 0.01: 220e-6, 0.1: 350e-6, 0.3: 400e-6}
     lengths = [(0.0002, 15), (0.001, 15), (0.01, 11), (0.1, 5), (0.3, 3)]
     for seconds, rounds in run.scaled(lengths, lengths[:3]):
         yield Comparison(
             f"a wait for {seconds * 1e3:g} ms",
             {name: partial(measure, stream, wait, seconds) for name, wait in waits.items()},
+            (no_more_than(most_late[seconds]),) if seconds in most_late else (),
             rounds=rounds,
             measures=(("how late it ends", "s"), ("of a core", "share")),
             returns=True,
@@ -163,14 +166,16 @@ def middle_and_end(late: list[float]) -> tuple[float, float]:
 def many_awaits(run: Run) -> Comparisons:
     """Measure how late many awaits at once are; asyncio's own part is beside it."""
     streams = [us.get_stream(0, name=f"await {number}") for number in range(8)]
+    asyncio_alone = "futures of asyncio, set at once"
     lengths = [(8, 0.1), (8, 0.3), (1000, 0.5), (10_000, 2.0)]
     for count, seconds in run.scaled(lengths, lengths[:1]):
         yield Comparison(
             f"{count:,} awaits over 8 streams, {seconds:g} s",
             {
                 "us.wait_async": partial(await_many, count, streams, seconds),
-                "futures of asyncio, set at once": partial(await_bare, count),
+                asyncio_alone: partial(await_bare, count),
             },
+            (no_more_than(15e-3), at_most(1, asyncio_alone)) if count == 10_000 else (),
             rounds=5,
             measures=(("median late", "s"), ("slowest hundredth", "s"), ("watcher", "share")),
             returns=True,

@@ -538,7 +538,8 @@ class UserStream:
         from userstream._engine import futures  # as in `completion`
 
         await futures.wait(lanes, timeout=timeout, grouped=len(lanes) > 1)
-        held_objects.sweep()
+        if held_objects.queues or held_objects.orphans:
+            held_objects.sweep()
 
     async def wait_all_async(self, *, timeout: float | None = None) -> None:
         """Wait like `wait_all`, without blocking the event loop.

@@ -43,9 +43,9 @@ def test_many_of_a_stream_are_told_of_at_once(monkeypatch: pytest.MonkeyPatch) -
     told: list[int] = []
     tell = watching._tell
 
-    def count(over: list[Any]) -> None:
+    def count(over: list[Any], error: Exception | None) -> None:
         told.append(len(over))
-        tell(over)
+        tell(over, error)
 
     monkeypatch.setattr(watching, "_tell", count)
     with testing.latch(stream) as latch:

@@ -20,8 +20,8 @@ class Listener:
     def __init__(self, tell: Callable[[watcher.Watch, Exception | None], object]) -> None:
         self.tell = tell
 
-    def _report(self, over: list[tuple[watcher.Watch, Exception | None]]) -> None:
-        for watch, error in over:
+    def _report(self, over: list[watcher.Watch], error: Exception | None) -> None:
+        for watch in over:
             self.tell(watch, error)
 
 

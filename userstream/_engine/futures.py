@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import operator
 import time
 import weakref
 from collections import deque
@@ -340,7 +341,7 @@ class Completion(Future[T]):
             arrival = loop.create_future()
 
             def wake(_: object) -> None:
-                mailbox.post([(arrival, None)])
+                mailbox.post([arrival], None)
 
             # Not asyncio.wrap_future: a cancelled task would cancel the future for all others.
             Future.add_done_callback(self, wake)
@@ -390,10 +391,11 @@ class Completion(Future[T]):
             if not host_wait.poll(points, failed, time.perf_counter(), left, "auto"):
                 self._settle(failed)
 
-    def _report(self, over: list[tuple[Watch, DriverError | None]]) -> None:
+    def _report(self, over: list[Watch], error: DriverError | None) -> None:
         """Note which points are passed; the watcher calls this method."""
-        passed = {watch.point for watch, _ in over}
-        self._failed += [error for _, error in over if error is not None]
+        passed = {watch.point for watch in over}
+        if error is not None:
+            self._failed += [error] * len(over)
         self._points = [point for point in self._points if point not in passed]
         if self._points:
             return
@@ -467,26 +469,29 @@ class _Awaited(watcher.Watch):
         return self.future.done() and not self.future.cancelled()
 
 
+_future = operator.attrgetter("future")
+
+
 class _Mailbox:
     """Wakes up an event loop once for all futures that are over by then. Takes no lock."""
 
     def __init__(self) -> None:
-        self._arrived: deque[tuple[asyncio.Future[Exception | None], Exception | None]] = deque()
+        self._arrived: deque[tuple[deque[asyncio.Future[Any]], Exception | None]] = deque()
         self._called = -math.inf  # the time of a call that the loop has not made yet
 
-    def _report(self, over: list[tuple[_Awaited, Exception | None]]) -> None:
+    def _report(self, over: list[_Awaited], error: Exception | None) -> None:
         """Set the futures of watches; the watcher calls this method."""
-        self.post([(watch.future, error) for watch, error in over])
+        self.post(map(_future, over), error)
 
-    def post(
-        self, arrived: list[tuple[asyncio.Future[Exception | None], Exception | None]]
-    ) -> None:
-        """Make the loop of futures set their results. Thread-safe."""
-        self._arrived.extend(arrived)
+    def post(self, arrived: Iterable[asyncio.Future[Any]], error: Exception | None) -> None:
+        """Make the loop of futures set their results to an error or `None`. Thread-safe."""
+        batch = deque(arrived)
+        loop = batch[0].get_loop()
+        self._arrived.append((batch, error))
         # Checked after the arrival, so that a running `_deliver` or this call finds the futures. A
         # call that was lost counts as none after a while.
         if time.monotonic() - self._called > LONGEST_SLEEP:
-            self._call(arrived[0][0].get_loop())
+            self._call(loop)
 
     def _call(self, loop: asyncio.AbstractEventLoop) -> None:
         self._called = time.monotonic()
@@ -499,14 +504,18 @@ class _Mailbox:
     def _deliver(self, loop: asyncio.AbstractEventLoop) -> None:
         self._called = -math.inf  # before the loop: a future that arrives later needs a new call
         # Some at a time, so that the first tasks need not wait for the last future.
-        for _ in range(_AT_ONCE):
-            if not self._arrived:
-                return
-            future, error = self._arrived[0]
-            if not future.done():  # done: its task was cancelled
-                future.set_result(error)
-            self._arrived.popleft()  # last: after an exception of a signal handler, try again
-        loop.call_soon(self._deliver, loop)
+        left = _AT_ONCE
+        while self._arrived:
+            batch, error = self._arrived[0]
+            while batch:
+                if not left:
+                    loop.call_soon(self._deliver, loop)
+                    return
+                left -= 1
+                if not batch[0].done():  # done: its task was cancelled
+                    batch[0].set_result(error)
+                batch.popleft()  # last: after an exception of a signal handler, try again
+            self._arrived.popleft()
 
 
 # Weak values: a mailbox that no task waits for is freed, so no loop is kept alive.
@@ -535,27 +544,25 @@ async def wait(
     if watches:
         watcher.watch(watches)
     late: list[Pending] = []
+    errors: list[Exception | None] = []
     try:
         if timeout is None:  # asyncio.timeout costs as much as the rest of a wake-up
-            await _all(watches)
+            for watch in watches:
+                errors.append(await watch.future)  # noqa: PERF401 -- that is one coroutine more
         else:
             async with asyncio.timeout(timeout):
-                await _all(watches)
-    except TimeoutError:
-        late = [watch.point for watch in watches if not watch.has_arrived()]
-    finally:
+                for watch in watches:
+                    errors.append(await watch.future)  # noqa: PERF401
+    except BaseException as stop:
         dropped = [watch for watch in watches if not watch.has_arrived()]
-        if dropped:
-            watcher.unwatch(dropped)
-    errors = [watch.future.result() for watch in watches if watch.has_arrived()]
-    failures = [*failed, *(error for error in errors if error is not None)]
+        watcher.unwatch(dropped)
+        if not isinstance(stop, TimeoutError):
+            raise
+        late = [watch.point for watch in dropped]
+        errors = [watch.future.result() for watch in watches if watch.has_arrived()]
+    failures = [*failed, *filter(None, errors)]
     if late or failures:
         raise host_wait.outcome(late, failures, timeout, grouped=grouped)
-
-
-async def _all(watches: Iterable[_Awaited]) -> None:
-    for watch in watches:
-        await watch.future
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

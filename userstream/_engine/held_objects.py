@@ -127,9 +127,8 @@ class _Sweeper:
     def notify(self, _bell: Bell) -> bool:
         return False
 
-    def _report(self, over: list[tuple[watcher.Watch, Exception | None]]) -> None:
+    def _report(self, _over: list[watcher.Watch], error: Exception | None) -> None:
         """Listen to the watch of this point."""
-        ((_, error),) = over
         _unwatched(error)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import operator
 import threading
 import time
 from collections import OrderedDict, defaultdict, deque
@@ -32,9 +33,9 @@ _LONGEST_PAUSE = 5e-3
 
 
 class Listener(Protocol):
-    """An object that is told which of its watches are over."""
+    """An object that is told which of its watches are over, and the error that ended them."""
 
-    def _report(self, over: list[tuple[Any, Any]], /) -> object: ...
+    def _report(self, over: list[Any], error: Any, /) -> object: ...
 
 
 class Watch:
@@ -46,6 +47,9 @@ class Watch:
         self.point = point
         self.listener = listener
         self.queue = id(point.target if point.in_order else self)
+
+
+_listener = operator.attrgetter("listener")
 
 
 class Watcher:
@@ -173,42 +177,43 @@ class Watcher:
 
     def _look(self, queue: OrderedDict[Watch, None]) -> bool:
         """Report the watches of a stream that are over; return whether any is."""
-        over: list[tuple[Watch, Exception | None]] = []
         oldest = next(iter(queue))
+        over, error = [oldest], None
         try:
             if not oldest.point.is_done():
                 return False
-            over.append((oldest, None))
-        except Exception as error:  # report any error: no waiter may wait forever
-            over.append((oldest, error))
+        except Exception as failure:  # report any error: no waiter may wait forever
+            error = failure
         else:
             # Those behind are likely to be over as well. The watches of a queue with several are
             # those of a stream, whose points are of one class.
             behind = list(itertools.islice(queue, 1, None))
             points = [watch.point for watch in behind if isinstance(watch.point, Point)]
-            over += [(watch, None) for watch in behind[: core.passed(points)]]
-        _tell(over)
-        for watch, _ in over:
-            self._remove(watch)
+            over += behind[: core.passed(points)]
+        _tell(over, error)
+        if len(over) == len(queue):  # nearly always; this thread alone changes the queue
+            del self._queues[oldest.queue]
+        else:
+            for watch in over:
+                self._remove(watch)
         return True
 
     def _fail(self, error: Exception) -> None:
         """Report an error to all watches: the thread cannot poll."""
         self._take_over()
-        watches = [watch for queue in self._queues.values() for watch in queue]
-        _tell([(watch, error) for watch in watches])
+        _tell([watch for queue in self._queues.values() for watch in queue], error)
         self._queues.clear()
 
 
-def _tell(over: list[tuple[Watch, Exception | None]]) -> None:
+def _tell(over: list[Watch], error: Exception | None) -> None:
     """Tell each listener of its watches, in one call for neighbours."""
-    for listener, group in itertools.groupby(over, key=lambda each: each[0].listener):
-        batch = list(group)
+    for listener, group in itertools.groupby(over, key=_listener):
+        watches = list(group)
         try:
             # A callback of the program may query streams on its own account.
-            _driver.account.on(_driver.account.PROGRAM, listener._report, batch)
+            _driver.account.on(_driver.account.PROGRAM, listener._report, watches, error)
         except BaseException:  # of a callback, SystemExit say: report to the others all the same
-            log_exception("a callback failed when %r was done", batch[0][0].point.target)
+            log_exception("a callback failed when %r was done", watches[0].point.target)
 
 
 _watcher = Watcher()

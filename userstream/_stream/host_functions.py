@@ -53,8 +53,7 @@ def add_callback(lane: Lane, stream: S, fn: Callable[[S, DriverError | None], ob
     running = dispatcher.started()
 
     class Callback:
-        def _report(self, over: list[tuple[watcher.Watch, Exception | None]]) -> None:
-            ((_, error),) = over
+        def _report(self, _over: list[watcher.Watch], error: Exception | None) -> None:
             # Querying an event raises only DriverError.
             running.post(_without_arguments(name, fn, stream, error))  # type: ignore[arg-type]
 
