@@ -21,6 +21,7 @@ from helpers import (
     checked,
     device_current,
     device_memory,
+    eventually,
     fill,
     grown,
     pinned_memory,
@@ -199,17 +200,14 @@ def test_a_producer_is_followed_by_an_edge_only_while_it_is_busy(producer, memor
         captured.end_capture()
 
 
-def test_the_event_of_a_long_copy_is_the_blocking_one(producer, to_host):
-    """A thread of the core can wait for it, and a short copy spares the interrupt."""
-    lane, theirs = us.get_stream(0)._lane, producer._lane
-    us.wait(0)
-    with testing.latch(us.get_stream(0)):
-        assert not fetch(lane, *to_host, limit=1000).is_blocking
-        with testing.latch(producer):
-            point = fetch(lane, *to_host, after=theirs, limit=1000)
-            assert point.is_blocking
-            assert not fetch(lane, *to_host, after=theirs, limit=1000).is_blocking  # one at a time
-    us.wait(0)
+def test_a_bell_rings_for_a_long_copy(producer, to_host):
+    lane, bell = us.get_stream(0)._lane, core.Bell()
+    with testing.latch(producer) as latch:
+        point = fetch(lane, *to_host, after=producer._lane, limit=1000)
+        assert not point.is_blocking, "a short copy spares the interrupt"
+        assert eventually(lambda: point.notify(bell))
+        latch.release()
+        assert bell.wait(20)
     assert point.is_done()
 
 

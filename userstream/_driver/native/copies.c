@@ -35,7 +35,7 @@ static Result follow(CUstream producer, CUstream stream, CUevent event, int *has
     return result ? result : failed(WAIT_EVENT, wait_event(stream, event, 0));
 }
 
-enum { MOST_PARTS = 32, PAGE = 4096, LONG = 4 << 20 };
+enum { MOST_PARTS = 32, PAGE = 4096 };
 
 /* A copy in parts of whole pages, with an event behind each part. */
 typedef struct {
@@ -185,8 +185,6 @@ static PyObject *fetch(PyObject *module, PyObject *const *args, Py_ssize_t count
         }
     }
     size_t last = wanted - 1;
-    int is_blocking = 0;
-    reclaim_blocking(pool, began);
     result = CAPTURED;
     Py_BEGIN_ALLOW_THREADS
     if (!get_current(&current) && (uintptr_t)current == lane->raw_context && is_free(stream) &&
@@ -194,10 +192,6 @@ static PyObject *fetch(PyObject *module, PyObject *const *args, Py_ssize_t count
         result = span ? check_extent(first - (uintptr_t)move[BELOW], span) : 0;
         if (!result && producer)
             result = follow(producer, stream, handles[0], &has_edge);
-        /* A copy that the host will have to wait for. */
-        is_blocking = !result && (has_edge || parts.size > LONG) && claim_blocking(pool);
-        if (is_blocking)
-            handles[last] = pool->blocking;
         if (!result)
             result = queue_parts(&parts);
         if (!result)
@@ -207,16 +201,13 @@ static PyObject *fetch(PyObject *module, PyObject *const *args, Py_ssize_t count
     }
     Py_END_ALLOW_THREADS
     int is_pending = result == failed(QUERY_EVENT, NOT_READY);
-    if (is_blocking && !is_pending)
-        pool->is_claimed = 0;
     /* Nobody polls these any more. */
-    int status = give_events(pool, events, is_pending && !is_blocking ? last : wanted);
+    int status = give_events(pool, events, is_pending ? last : wanted);
     PyObject *answer = NULL;
     if (status)
         return NULL;
     if (is_pending)
-        answer = (PyObject *)new_point(pool, is_blocking ? NULL : events[last], args[LANE],
-                                       is_in_order(lane), began);
+        answer = (PyObject *)new_point(pool, events[last], args[LANE], is_in_order(lane), began);
     else if (result == CAPTURED)
         answer = Py_NewRef(Py_None);
     else if (result)

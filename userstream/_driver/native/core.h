@@ -214,8 +214,6 @@ typedef struct Point {
 
 extern PyTypeObject *point_type;
 
-void reclaim_blocking(EventPool *pool, double now);
-int claim_blocking(EventPool *pool);
 Point *new_point(EventPool *pool, PyObject *event, PyObject *target, int in_order, double began);
 
 Py_ssize_t count_passed(Point *const *points, Py_ssize_t count, int or_ended);

@@ -76,7 +76,7 @@ PyObject *take_event(EventPool *pool, CUevent *handle, Result *result)
  * there is none, or it is in use, or pending. There is one for a context, because its record
  * occupies a hardware queue until the stream has come there: with eight of them pending, no launch
  * on any other stream of an H100 began. Also without the GIL. */
-int claim_blocking(EventPool *pool)
+static int claim_blocking(EventPool *pool)
 {
     char is_claimed = 0;
     if (!pool->may_block || !atomic_compare_exchange_strong(&pool->is_claimed, &is_claimed, 1))
@@ -118,7 +118,7 @@ static int chain_blocking(EventPool *pool, CUevent after)
 
 /* Take the blocking event from a point that is passed, and that nobody has asked about since: a
  * program may keep the completions of all of its copies. */
-void reclaim_blocking(EventPool *pool, double now)
+static void reclaim_blocking(EventPool *pool, double now)
 {
 #ifndef Py_GIL_DISABLED /* with the GIL, the point of the pool is alive */
     Point *owner = pool->owner;
