@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Operation,
         Race,
         Stall,
+        WrongStream,
         no_stalls,
         observe,
     )
@@ -82,6 +83,7 @@ __all__ = [
     "WaitFlags",
     "WaitValue",
     "WriteValue",
+    "WrongStream",
     "acquire",
     "asnumpy",
     "asnumpy_async",
@@ -122,7 +124,17 @@ _LATE = {
         "_stream.memory_operations",
     ),
     **dict.fromkeys(
-        ("Edit", "Observation", "Operation", "Race", "Stall", "no_stalls", "observe"), "_observe"
+        (
+            "Edit",
+            "Observation",
+            "Operation",
+            "Race",
+            "Stall",
+            "WrongStream",
+            "no_stalls",
+            "observe",
+        ),
+        "_observe",
     ),
 }
 

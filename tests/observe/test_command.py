@@ -165,9 +165,17 @@ def test_it_fails_on_what_is_chosen(tmp_path: Path) -> None:
     assert command(tmp_path, racy(), "--fail-on", "stalls,races").returncode == 66
     wrong = command(tmp_path, racy(), "--fail-on", "luck")
     assert wrong.returncode == 2
-    assert "'luck' is not races, confirmed, stalls, nothing or a kind of race: " in wrong.stderr
+    assert "'luck' is not races, confirmed, stalls, streams, nothing or a kind of" in wrong.stderr
     assert command(tmp_path, racy(), "--fail-on", "use-after-free,read-write").returncode == 0
     assert command(tmp_path, racy(), "--fail-on", "write-write").returncode == 66
+
+
+def test_it_fails_on_work_on_the_legacy_default_stream(tmp_path: Path) -> None:
+    program = ordered("buffer.fill(9, stream=Device(0).default_stream)\n")
+    failed = command(tmp_path, program, "--fail-on", "streams")
+    assert failed.returncode == 66, failed.stderr
+    assert " 0 races, " in failed.stderr
+    assert "  cuMemsetD8Async on the legacy default stream of device 0 (" in failed.stderr
 
 
 def test_it_saves_and_suppresses(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 import userstream as us
 from browser import data_of
-from observed import a_room, fill
+from observed import LEGACY, Room, a_room, fill, needs_frames
 from userstream._observe.judge.lines import Style, render, style_of
 
 pytestmark = [
@@ -130,6 +130,62 @@ def test_a_notebook_shows_the_text_and_the_page(seen: us.Observation) -> None:
     assert shown.startswith(f"<pre>{html.escape(str(seen))}</pre>")
     (frame,) = re.findall(r'srcdoc="([^"]*)"', shown)
     assert len(data_of(html.unescape(frame))["timelines"][0]["entries"]) == 3
+
+
+def on_stream(room: Room, stream: us.Stream | int) -> None:
+    for _ in range(2):
+        fill(room.x, stream)
+
+
+LEGACY_NAME = "the legacy default stream of device 0"
+
+
+@needs_frames
+@pytest.mark.parametrize("judge", ["thread", "process"])
+def test_operations_on_the_legacy_default_stream(judge: Any, tmp_path: Path) -> None:
+    with a_room() as room, us.observe(expect_streams=True, judge=judge) as seen:
+        fill(room.y, room.a)
+        on_stream(room, LEGACY)
+    (wrong,) = seen.wrong_streams
+    assert (wrong.name, wrong.stream, wrong.device, wrong.count) == (
+        *("cuMemsetD8Async", LEGACY_NAME, 0, 2),
+    )
+    assert wrong.line is not None
+    assert wrong.line.name == "fill"
+    assert [frame.name for frame in wrong.stack][-2] == "on_stream"
+    assert f"  {wrong}" in str(seen).splitlines()
+    told = saved(seen, tmp_path / "seen.json")
+    assert told["wrong_streams"] == [{**wrong.as_dict(), "processes": [0]}]
+    document = saved(seen, tmp_path / "seen.sarif")
+    validator()(document)
+    (result,) = (each for each in document["runs"][0]["results"] if "wrong" in each["ruleId"])
+    region = result["locations"][0]["physicalLocation"]["region"]
+    assert (region["startLine"], result["occurrenceCount"]) == (wrong.line.lineno, 2)
+    seen.save(tmp_path / "seen.html")
+    (card,) = data_of((tmp_path / "seen.html").read_text())["wrong_streams"]
+    assert card["name"] == wrong.name
+
+
+@needs_frames
+def test_streams_that_are_given_are_to_be_avoided_too() -> None:
+    with a_room() as room:
+        with us.observe(expect_streams=[room.b]) as seen:
+            for stream in (room.a, room.b, LEGACY):
+                on_stream(room, stream)
+    streams = [found.stream for found in seen.wrong_streams]
+    assert streams == ["stream 2 of device 0", LEGACY_NAME]
+    for wrong, error in ((7, TypeError), ("b", TypeError), ([1.5], us.UnsupportedStreamError)):
+        with pytest.raises(error):
+            us.observe(expect_streams=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("expect_streams", [True, False])
+def test_a_program_on_one_stream_alone_serializes_nothing(expect_streams: bool) -> None:
+    with a_room() as room, us.observe(expect_streams=expect_streams) as seen:
+        on_stream(room, LEGACY)
+        if not expect_streams:
+            on_stream(room, room.a)
+    assert seen.wrong_streams == ()
 
 
 def test_a_trace(seen: us.Observation, tmp_path: Path) -> None:

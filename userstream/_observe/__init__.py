@@ -16,7 +16,7 @@ from __future__ import annotations
 from types import FunctionType
 from typing import TYPE_CHECKING, Literal
 
-from userstream._observe.judge.found import Edit, Operation, Race, Stall
+from userstream._observe.judge.found import Edit, Operation, Race, Stall, WrongStream
 from userstream._observe.observation import Observation
 from userstream._observe.stalls import no_stalls
 
@@ -24,7 +24,18 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
 
-__all__ = ["Edit", "Observation", "Operation", "Race", "Stall", "no_stalls", "observe"]
+    from userstream.typing import StreamLike
+
+__all__ = [
+    "Edit",
+    "Observation",
+    "Operation",
+    "Race",
+    "Stall",
+    "WrongStream",
+    "no_stalls",
+    "observe",
+]
 
 
 def observe(
@@ -39,6 +50,7 @@ def observe(
     judge: Literal["thread", "process", "later"] = "thread",
     memory: int = 256 << 20,
     confirm: bool | int = False,
+    expect_streams: bool | Iterable[int | StreamLike] = False,
 ) -> Observation:
     """Watch every stream of the process, whichever library uses it: a context manager.
 
@@ -90,6 +102,10 @@ def observe(
         has run, for 20 ms at most. ``Race.confirmed`` says what came of it. This changes the timing
         of the program, and a race that is made to happen has its consequences. It needs
         ``judge="thread"``.
+    expect_streams : bool or iterable of streams, default False
+        Whether `Observation.wrong_streams` has what lines of the program queue on the legacy
+        default stream, if the program works on other streams as well. Streams that are given are
+        to be avoided too.
 
     Returns
     -------
@@ -123,6 +139,7 @@ def observe(
         judge=judge,
         memory=memory,
         confirm=confirm,
+        expect_streams=expect_streams,
     )
 
 

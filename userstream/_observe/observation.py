@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from userstream import _process
@@ -14,14 +15,15 @@ from userstream._observe.judge.lines import render
 from userstream._observe.judging import InProcess, InThread, Later
 from userstream._observe.logger import MEMORY, the_logger
 from userstream._observe.session import Session
+from userstream._stream.factory import address_of
 from userstream.errors import DriverNotFoundError, NotSupportedError, RaceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from types import TracebackType
 
-    from userstream._observe.judge.found import Race, Stall
+    from userstream._observe.judge.found import Race, Stall, WrongStream
     from userstream._observe.judging import Judging
+    from userstream.typing import StreamLike
 
 _MOST_KEPT = 1_000_000  # operations of the timeline
 _LEAST_MEMORY = 1 << 20
@@ -54,6 +56,9 @@ class Observation:
         How many bytes of records may wait for the judge.
     confirm : bool or int
         Whether suspected races are made to happen, or how often at most.
+    expect_streams : bool or iterable of streams
+        Whether operations on the legacy default stream are reported; or on which other streams
+        as well.
 
     Examples
     --------
@@ -77,6 +82,7 @@ class Observation:
         judge: Literal["thread", "process", "later"] = "thread",
         memory: int = MEMORY,
         confirm: bool | int = False,
+        expect_streams: bool | Iterable[int | StreamLike] = False,
     ) -> None:
         _process.check_fork()  # before the locks, which stay as they were in a forked child
         if isinstance(stall, bool) or not isinstance(stall, (int, float)):
@@ -106,6 +112,7 @@ class Observation:
             "stall": float(stall),
             "strict": threads == "strict",
             "timeline": timeline,
+            "forbidden": _forbidden(expect_streams),
         }
         self._judging: Judging = Later()
         if judge != "later":
@@ -223,6 +230,19 @@ class Observation:
         return tuple(found.what for found in self._report().stalls)
 
     @property
+    def wrong_streams(self) -> tuple[WrongStream, ...]:
+        """The operations on streams to be avoided, with ``observe(expect_streams=)``.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> with us.observe(expect_streams=True) as seen:
+        ...     seen.wrong_streams
+        ()
+        """
+        return tuple(found.what for found in self._report().wrong_streams)
+
+    @property
     def not_seen(self) -> tuple[str, ...]:
         """Sentences that say what could not be observed.
 
@@ -337,6 +357,17 @@ class Observation:
         suffix = reports.suffix_of(name)
         operations = _MOST_KEPT if reports.needs_timeline(suffix) else 0
         reports.save(name, reports.text_of(self._report(operations), suffix))
+
+
+def _forbidden(expect_streams: bool | Iterable[int | StreamLike]) -> tuple[int, ...] | None:
+    """Return the handles of the streams to be avoided; `None` if there are none."""
+    if isinstance(expect_streams, bool):
+        return () if expect_streams else None
+    if not isinstance(expect_streams, Iterable) or isinstance(expect_streams, (str, bytes)):
+        raise TypeError(
+            f"expect_streams must be a bool, or the streams to be avoided, not {expect_streams!r}"
+        )
+    return tuple(address_of(each) for each in expect_streams)
 
 
 def _trials(confirm: bool | int, judge: str) -> int:

@@ -46,6 +46,9 @@ class Judge:
         Whether a host thread knows only what it has waited for itself.
     timeline : int
         The largest number of operations on the page.
+    forbidden : sequence of int, optional
+        Handles of streams on which the program should queue nothing, beside the legacy default
+        stream; `None` if it may use all.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Judge:
         stall: float = 1e-4,
         strict: bool = False,
         timeline: int = 20_000,
+        forbidden: Sequence[int] | None = None,
     ) -> None:
         self.header: dict[str, Any] = {}
         self.end: str | None = None  # why the recording ended
@@ -72,7 +76,9 @@ class Judge:
             log.QUESTION: self._question,
             log.END: self._ended,
         }
-        self._engine = Engine(notes, stall=stall, strict=strict, timeline=timeline)
+        self._engine = Engine(
+            notes, stall=stall, strict=strict, timeline=timeline, forbidden=forbidden
+        )
 
     def take(self, data: bytes) -> int:
         """Apply the whole records at the begin of some bytes; return how many bytes they have."""
@@ -210,6 +216,7 @@ class Judge:
             stalls=self.stalls(),
             forbidden=self._engine.stalls.forbidden(),
             allowed=tuple(self._engine.stalls.allowed.items()),
+            wrong_streams=self._engine.wrong_streams.found(),
             calls=self.calls(),
             streams=world.clocks.count_streams(),
             not_seen=self.not_seen(),

@@ -117,7 +117,8 @@ def add_shared_options(parser: argparse.ArgumentParser) -> None:
         default=frozenset({"races"}),
         metavar="WHAT",
         help=f"what makes the exit status {FOUND}: races (default), those that were confirmed, "
-        "stalls, kinds of races such as use-after-free, several with commas, or nothing",
+        "stalls, streams (of --expect-streams), kinds of races such as use-after-free, several "
+        "with commas, or nothing",
     )
     parser.add_argument(
         "--suppress",
@@ -133,6 +134,11 @@ def add_shared_options(parser: argparse.ArgumentParser) -> None:
         help="ignore, for the exit status, the races in FILE, an earlier report as .json",
     )
     parser.add_argument("--possible", action="store_true", help="report possible races as well")
+    parser.add_argument(
+        "--expect-streams",
+        action="store_true",
+        help="report what the program queues on the legacy default stream although it uses others",
+    )
     parser.add_argument(
         "--strict-threads",
         action="store_true",
@@ -155,6 +161,7 @@ def judge_options(options: argparse.Namespace) -> dict[str, Any]:
         "stall": options.stall,
         "strict": options.strict_threads,
         "timeline": operations_of(options),
+        "forbidden": () if options.expect_streams or "streams" in options.fail_on else None,
     }
 
 
@@ -189,6 +196,8 @@ def fails(report: Report, fail_on: frozenset[str], baseline: Baseline | None) ->
     """Return whether a report makes a run fail."""
     if "stalls" in fail_on and (report.stalls or report.forbidden):
         return True
+    if "streams" in fail_on and report.wrong_streams:
+        return True
     races = report.races if baseline is None else baseline.new(report.races)
     if "confirmed" in fail_on and any(race.confirmed for race in races):
         return True
@@ -211,11 +220,11 @@ def _count(text: str) -> int:
 
 def _fail_on(text: str) -> frozenset[str]:
     words = frozenset(text.split(","))
-    unknown = sorted(words - {"races", "confirmed", "stalls", "nothing", *KINDS})
+    unknown = sorted(words - {"races", "confirmed", "stalls", "streams", "nothing", *KINDS})
     if unknown:
         raise argparse.ArgumentTypeError(
-            f"{unknown[0]!r} is not races, confirmed, stalls, nothing or a kind of race: "
-            f"{', '.join(KINDS)}"
+            f"{unknown[0]!r} is not races, confirmed, stalls, streams, nothing or a kind of "
+            f"race: {', '.join(KINDS)}"
         )
     return words
 

@@ -13,11 +13,11 @@ from .graphs import Captures, Nodes
 from .launches import Launches
 from .log import HEAD, line_of, parts_of
 from .order import Order, Words
-from .stalls import Stalls
+from .stalls import Stalls, WrongStreams
 from .world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from .clocks import Clock
 
@@ -47,6 +47,7 @@ class Engine:
         stall: float,
         strict: bool = False,
         timeline: int = 0,
+        forbidden: Sequence[int] | None = None,
     ) -> None:
         self.world = world = World(strict=strict, timeline=timeline)
         self.counts: dict[str, int] = {}
@@ -54,6 +55,9 @@ class Engine:
         self.lost = 0  # records that are missing
         self._stall = stall
         self.stalls = Stalls(world, stall)
+        self.wrong_streams = WrongStreams(world, forbidden or ())
+        if forbidden is not None:
+            world.queued = self.wrong_streams.queued
         self._untrimmed = 0
         self._call = Call()
         self._pinned = Pinned(world)

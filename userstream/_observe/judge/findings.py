@@ -1,4 +1,4 @@
-"""What was found: in one process, as plain data, and in several as one report."""
+"""Findings of one process as plain data, and of several processes as one report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from traceback import FrameSummary
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from .found import Edit, Operation, Race, Stall, shown_path
+from .found import Edit, Operation, Race, Stall, WrongStream, shown_path
 from .lines import Line, Text
 from .log import Frame
 
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
 T = TypeVar("T")
+Counted = TypeVar("Counted", Race, WrongStream)
 
-_SHOWN = 20  # stalls in the text
+_SHOWN = 20  # stalls in the text, or operations on streams to be avoided
 _MOST_NAMED = 6  # processes that a line names one by one
 _VERSION = 1  # of the JSON document
 _ORDERED = "suspected, but ordered by something not seen (tried 3 times)"
@@ -62,6 +63,7 @@ class Findings:
     stalls: tuple[Stall, ...]
     forbidden: tuple[Stall, ...]  # in blocks of no_stalls
     allowed: tuple[tuple[str, int], ...]  # reasons, and how many stalls each has allowed
+    wrong_streams: tuple[WrongStream, ...]
     calls: dict[str, int]
     streams: int
     not_seen: tuple[str, ...]
@@ -74,7 +76,7 @@ class Findings:
 
 # Those that JSON names, each as an object with one key.
 _CLASSES: dict[str, Any] = {
-    each.__name__: each for each in (Edit, Findings, Operation, Process, Race, Stall)
+    each.__name__: each for each in (Edit, Findings, Operation, Process, Race, Stall, WrongStream)
 }
 _FRAME = ("filename", "lineno", "name", "whose", "end_lineno", "colno", "end_colno")
 
@@ -137,7 +139,7 @@ class Report:
         self.findings = sorted(findings, key=lambda each: _order(each.process))
         self.notes = notes
         races = [(at, race) for at, each in enumerate(self.findings) for race in each.races]
-        found = _merged(races, _key_of_race, _both_races)
+        found = _merged(races, _key_of_race, _with_counts)
         self.certain = [each for each in found if not each.what.possible]
         self.possible = [each for each in found if each.what.possible]
         self.shows_possible = possible
@@ -145,6 +147,8 @@ class Report:
         self.stalls = _merged_stalls(each.stalls for each in self.findings)
         self.forbidden = _merged_stalls(each.forbidden for each in self.findings)
         self.allowed = _summed(dict(each.allowed) for each in self.findings)
+        wrong = [(at, one) for at, each in enumerate(self.findings) for one in each.wrong_streams]
+        self.wrong_streams = _merged(wrong, _key_of_wrong_stream, _with_counts)
         self.calls = _summed(each.calls for each in self.findings)
         self.streams = sum(each.streams for each in self.findings)
         self.seconds = max((each.seconds for each in self.findings), default=0.0)
@@ -209,6 +213,7 @@ class Report:
             "stalls": [_told_of(each) for each in self.stalls],
             "forbidden_stalls": [_told_of(each) for each in self.forbidden],
             "allowed_stalls": self.allowed,
+            "wrong_streams": [_told_of(each) for each in self.wrong_streams],
             "calls": self.calls,
             "not_seen": self.not_seen(),
         }
@@ -238,10 +243,11 @@ class Report:
             for number, (each, origin) in enumerate(zip(self.findings, origins, strict=True))
         ]
         document = {**self.document(), "streams": self.streams, "timelines": timelines}
-        found: dict[str, Iterable[Found[Race] | Found[Stall]]] = {
+        found: dict[str, Iterable[Found[Race] | Found[Stall] | Found[WrongStream]]] = {
             "races": self.certain,
             "possible": self.possible,
             "stalls": self.stalls,
+            "wrong_streams": self.wrong_streams,
         }
         for name, every in found.items():
             document[name] = [
@@ -260,8 +266,9 @@ class Report:
         if ordered and not self.shows_possible:
             lines.append(Text(f"\n{_ORDERED}:", "title"))
             lines += [Text(f"  {_in_a_line(each.what)}", wraps=False) for each in ordered]
-        lines += self._stalls("waits in blocks of no_stalls:", self.forbidden)
-        lines += self._stalls("stalls:", self.stalls)
+        lines += self._listed("operations on streams to be avoided:", self.wrong_streams)
+        lines += self._listed("waits in blocks of no_stalls:", self.forbidden)
+        lines += self._listed("stalls:", self.stalls)
         if self.allowed:
             lines.append(Text("\nstalls that are allowed:", "title"))
             lines += [Text(f"  {reason} ({count})") for reason, count in self.allowed.items()]
@@ -274,6 +281,8 @@ class Report:
     def _head(self) -> str:
         calls = plural(sum(self.calls.values()), "driver call")
         found = f"{plural(len(self.reported), 'race')}, {plural(len(self.stalls), 'stall')}"
+        if self.wrong_streams:
+            found += f", {len(self.wrong_streams)} on streams to be avoided"
         processes = ""
         if len(self.findings) > 1:
             everywhere = self.where(range(len(self.findings)))
@@ -282,7 +291,7 @@ class Report:
         on = f"{calls} on {plural(self.streams, 'stream')}"
         return f"observed {self.seconds:.3f} s, {on}{processes}: {found}"
 
-    def _stalls(self, title: str, found: Sequence[Found[Stall]]) -> list[Line]:
+    def _listed(self, title: str, found: Sequence[Found[Any]]) -> list[Line]:
         if not found:
             return []
         lines: list[Line] = [Text(f"\n{title}", "title")]
@@ -364,8 +373,12 @@ def _place(line: FrameSummary | None) -> Hashable:
     return line and (line.filename, line.lineno)
 
 
-def _both_races(race: Race, other: Race) -> Race:
-    return replace(race, count=race.count + other.count)
+def _key_of_wrong_stream(found: WrongStream) -> Hashable:
+    return found.name, found.stream, _place(found.line)
+
+
+def _with_counts(one: Counted, other: Counted) -> Counted:
+    return replace(one, count=one.count + other.count)
 
 
 def _both_stalls(stall: Stall, other: Stall) -> Stall:

@@ -1,4 +1,4 @@
-"""Findings of an observation: `Race`, `Stall` and `Operation`, and their suppressions."""
+"""Findings of an observation: `Race`, `Stall`, `WrongStream`, and their suppressions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _plain(value: Any, path: Callable[[str], str] = str) -> Any:
         return [_plain(each, path) for each in value]
     if isinstance(value, Edit):
         return {**vars(value), "file": path(value.file)}
-    if isinstance(value, (Operation, Race, Stall)):
+    if isinstance(value, (Operation, Race, Stall, WrongStream)):
         names = [each.name for each in fields(value) if not each.name.startswith("_")]
         return {name: _plain(getattr(value, name), path) for name in names}
     return value
@@ -439,6 +439,68 @@ class Stall:
         >>> import userstream as us
         >>> us.Stall("cuCtxSynchronize", 0.5, 0.5, 1, None, "main").as_dict()["count"]
         1
+        """
+        told: dict[str, Any] = _plain(self)
+        return told
+
+    def _for_page(self) -> dict[str, Any]:
+        told: dict[str, Any] = _plain(self, shown_path)
+        return told
+
+
+@dataclass(frozen=True)
+class WrongStream:
+    """Operations that a line of the program has queued on a stream to be avoided.
+
+    Attributes
+    ----------
+    name : str
+        The driver call or the kernel.
+    stream : str
+        The stream, as reports name it.
+    device : int or None
+        The ordinal of its device.
+    count : int
+        Number of these operations from this line.
+    thread : str
+        The thread that queued the first of them.
+    line : FrameSummary or None
+        The line of the program that queued them.
+    stack : tuple of FrameSummary
+        The call stack of the first one, innermost frame last.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> us.WrongStream("cuMemsetD8Async", "the legacy default stream", 0, 2, "MainThread").count
+    2
+    """
+
+    name: str
+    stream: str
+    device: int | None
+    count: int
+    thread: str
+    line: FrameSummary | None = None
+    stack: Stack = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        times = f"{self.count} times, " if self.count > 1 else ""
+        return f"{self.name} on {self.stream} ({times}{_where(self.line)})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes as JSON-serializable data.
+
+        Returns
+        -------
+        dict
+            Made of numbers, strings, lists and dictionaries.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> us.WrongStream("copy", "the legacy default stream", 0, 2, "main").as_dict()["count"]
+        2
         """
         told: dict[str, Any] = _plain(self)
         return told

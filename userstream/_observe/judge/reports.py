@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from traceback import FrameSummary
 
     from .findings import Found, Report
-    from .found import Operation, Race
+    from .found import Operation, Race, WrongStream
 
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
+_WRONG_STREAM = "wrong stream"
 _RULES = "https://userstream.readthedocs.io/en/latest/howto/find-a-race.html"
 
 
@@ -147,6 +148,7 @@ def _text(report: Report) -> str:
 
 def _sarif(report: Report) -> str:
     kinds = sorted({race.kind for race, _ in report.reported})
+    kinds += [_WRONG_STREAM] if report.wrong_streams else []
     driver = {
         "name": "userstream",
         "informationUri": _RULES,
@@ -165,15 +167,18 @@ def _sarif(report: Report) -> str:
     run = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
-        "results": [_result(report, found) for found in report.reported],
+        "results": [
+            *(_result(report, found) for found in report.reported),
+            *(_result_of_wrong_stream(report, found) for found in report.wrong_streams),
+        ],
     }
     return json.dumps({"$schema": _SARIF, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"
 
 
 def _result(report: Report, found: Found[Race]) -> dict[str, Any]:
     race, processes = found
-    second = _location(report, processes[0], race.second)
-    first = _location(report, processes[0], race.first)
+    second = _location(report, processes[0], race.second.line)
+    first = _location(report, processes[0], race.first.line)
     where = report.where(processes)
     text = f"{race.kind} with {_place(race.first)}{where and f' ({where})'}: {race.advice}"
     return {
@@ -187,6 +192,18 @@ def _result(report: Report, found: Found[Race]) -> dict[str, Any]:
         "occurrenceCount": race.count,
         "partialFingerprints": {"userstreamKey/v1": race.key},
         "fixes": _fixes(report, processes[0], race),
+    }
+
+
+def _result_of_wrong_stream(report: Report, found: Found[WrongStream]) -> dict[str, Any]:
+    wrong, processes = found
+    location = _location(report, processes[0], wrong.line)
+    return {
+        "ruleId": _WRONG_STREAM.replace(" ", "-"),
+        "level": "warning",
+        "message": {"text": f"{wrong.name} on {wrong.stream}"},
+        "locations": [location] if location else [],
+        "occurrenceCount": wrong.count,
     }
 
 
@@ -211,8 +228,7 @@ def _fixes(report: Report, process: int, race: Race) -> list[dict[str, Any]]:
     ]
 
 
-def _location(report: Report, process: int, operation: Operation) -> dict[str, Any] | None:
-    line = operation.line
+def _location(report: Report, process: int, line: FrameSummary | None) -> dict[str, Any] | None:
     if line is None or line.filename.startswith("<"):
         return None
     return {

@@ -1,18 +1,22 @@
-"""Waits of the host: in which calls, and in blocks that forbid or allow them."""
+"""Findings that are no races: waits of the host, and operations on streams to be avoided."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import log
-from .clocks import is_news
-from .found import Stall
+from .clocks import LEGACY, is_news
+from .found import Stall, WrongStream
 from .functions import PROGRAM
-from .log import line_of
+from .log import PROGRAM as PROGRAM_CODE
+from .log import line_of, owner_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .clocks import Clock, Lane
     from .functions import Call
+    from .races import RecordedOperation
     from .world import World
 
 _OF_USERSTREAM = "a wait of userstream"
@@ -191,3 +195,54 @@ class Stalls:
                 Stall(each.name, *durations, each.stream, thread, line_of(stack), stack, each.block)
             )
         return tuple(sorted(found, key=lambda stall: -stall.seconds))
+
+
+class WrongStreams:
+    """The operations that lines of the program queue on streams to be avoided.
+
+    These are the legacy default stream, if the program works on other streams as well, and the
+    streams with the handles in `forbidden`.
+    """
+
+    def __init__(self, world: World, forbidden: Iterable[int]) -> None:
+        self._world = world
+        self._forbidden = frozenset(forbidden)
+        self._found: dict[tuple[int, str, int], tuple[RecordedOperation, int]] = {}
+        self._others: set[int] = set()  # stacks of operations on other streams
+
+    def queued(self, operation: RecordedOperation, lane: Lane) -> None:
+        """Apply an operation that the program has queued, and not while it captures a graph."""
+        if lane.kind != LEGACY and lane.handle not in self._forbidden:
+            self._others.add(operation.stack)
+            return
+        key = (operation.stack, operation.name, lane.id)
+        first, count = self._found.get(key, (operation, 0))
+        self._found[key] = first, count + 1
+
+    def found(self) -> tuple[WrongStream, ...]:
+        """Return one finding for each line, function and stream, in the order of their begin."""
+        world = self._world
+
+        def is_of_program(stack: int) -> bool:
+            line = line_of(world.stacks[stack])
+            return line is not None and owner_of(line) == PROGRAM_CODE
+
+        uses_others = any(map(is_of_program, self._others.copy()))  # another thread adds to it
+        found: dict[Any, WrongStream] = {}
+        for first, count in self._found.copy().values():
+            lane = first.lane
+            assert lane is not None
+            is_forbidden = lane.handle in self._forbidden or uses_others
+            if not (is_forbidden and is_of_program(first.stack)):
+                continue
+            stack, stream = world.stacks[first.stack], world.describe(lane)
+            line = line_of(stack)
+            key = (first.name, stream.name, line and (line.filename, line.lineno))
+            before = found.get(key)
+            thread = world.finds.thread_name(first.thread)
+            found[key] = WrongStream(
+                *(first.name, stream.name, stream.device),
+                count if before is None else before.count + count,
+                *(thread, line, stack),
+            )
+        return tuple(found.values())

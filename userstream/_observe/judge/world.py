@@ -59,6 +59,8 @@ class World:
         self.trials = Trials(self.clocks)
         self.finds = Finds(stacks, self.describe, self.trials)
         self.timeline = Timeline(timeline)
+        # Called with each operation that the program queues, and not while it captures a graph.
+        self.queued: Callable[[RecordedOperation, Lane], object] | None = None
         self.devices: dict[int, int] = {}  # of contexts that were made while watching
         self.primary_devices: dict[int, int] = {}  # of primary contexts
         self.primaries: dict[int, int] = {}  # the primary context of each green one
@@ -96,6 +98,8 @@ class World:
         beside = self.clocks.beside(lane)
         self.timeline.queued(operation, lane, beside)
         call.entry = operation.entry
+        if self.queued is not None and call.account == PROGRAM and lane.capture is None:
+            self.queued(operation, lane)
         return operation, self.clocks.step(lane, operation, beside)
 
     def is_known(self, access: Access) -> bool:

@@ -51,6 +51,7 @@ function fillFound(element, model, actions) {
   element.replaceChildren(
     ...section("Races", cards(sure), "None was found."),
     ...section("Possible races", cards(possible)),
+    ...section("Streams to be avoided", model.wrong_streams.map((each) => wrongCard(model, each))),
     ...section("Stalls", model.stalls.map((stall) => stallCard(model, stall))),
     ...section("Not seen", model.not_seen.map((what) => make("p", { class: "plain" }, what))),
   );
@@ -145,6 +146,17 @@ function stallCard(model, stall) {
     make("h3", {}, `${duration(stall.seconds * 1e9)} in ${stall.name}${times}`),
     ...processesOf(model, stall),
     make("span", { class: "where" }, whereText(stall.line)),
+  );
+}
+
+function wrongCard(model, wrong) {
+  const times = wrong.count > 1 ? `, ${count(wrong.count, "time")}` : "";
+  return make(
+    "div",
+    { class: "card" },
+    make("h3", {}, `${wrong.name} on ${wrong.stream}${times}`),
+    ...processesOf(model, wrong),
+    make("span", { class: "where" }, whereText(wrong.line)),
   );
 }
 
