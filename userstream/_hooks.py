@@ -36,6 +36,9 @@ user_stream_created: list[Callable[[Any], object]] = []
 #: for may be over already. Waits may be within each other.
 host_waits: list[Callable[[bool], object]] = []
 
+#: Called before a wait of the host raises `WaitTimeout`.
+wait_timed_out: list[Callable[[], object]] = []
+
 #: Called at the begin and the end of a block of `stall_allowed`: with its reason, and with `None`.
 stalls_allowed: list[Callable[[str | None], object]] = []
 

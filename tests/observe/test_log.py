@@ -301,7 +301,10 @@ def test_what_makes_no_sense_is_refused(log: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--log", "new", "--html", "b.html"), "--report, --suppress and --baseline are for the"),
+        (
+            ("--log", "new", "--html", "b.html"),
+            "--report, --suppress, --baseline and --hang-after are for the",
+        ),
         (("--log", "a file"), "--log 'a file': File exists; a directory is made there"),
         (
             ("--log", "full"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import pickle
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -269,3 +270,85 @@ def test_the_error_survives_a_pickle() -> None:
     error = us.StallError("why", stalls=["1 ms in it"])
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.stalls) == ("why", ["1 ms in it"])
+
+
+# -- hangs ----------------------------------------------------------------------------------------
+
+
+_TIMED_OUT = threading.Event()
+
+
+def report_of_hang(queue: Callable[[Room], object]) -> list[str]:
+    """Return the report of a wait for stream `b` that times out, without addresses and places."""
+    with a_room() as room:
+        with us.observe() as seen, latch(room.a) as held:
+            queue(room)
+            with pytest.raises(us.WaitTimeout):
+                us.wait(room.b, timeout=0)
+            held.release()
+            _TIMED_OUT.set()
+        checked(driver.cuMemsetD8(room.y, 1, SIZE))  # ends waits for values
+    (report,) = seen.hangs
+    assert f"\n{report}\n" in f"{seen}\n"
+    assert seen.as_dict()["hangs"] == [report]
+    plain = re.sub(r"0x\w+", "(address)", re.sub(r" at \S+:\d+ in (\w+)", r" in \1", report))
+    first, *lines = plain.splitlines()
+    assert first.startswith("a wait timed out in report_of_hang; ")
+    return [line.strip().replace(" of device 0", "") for line in lines]
+
+
+def _edge(room: Room) -> None:
+    fill(room.x, room.a)
+    room.b.wait(room.a)
+    fill(room.x, room.b)
+    fill(room.x, room.b)
+
+
+@needs_frames
+def test_a_hang_names_what_each_stream_is_stuck_behind() -> None:
+    held, why, behind, event, *others = report_of_hang(_edge)
+    assert held == "stream 1: cuStreamWaitValue32_v2 in report_of_hang, and 1 more behind it"
+    assert re.fullmatch(r"waits for a value of .* at \(address\), which no stream writes", why)
+    assert behind == "stream 2: cuMemsetD8Async in fill, and 1 more behind it"
+    wait = "recorded in _edge; the wait is queued in _edge"
+    assert event == f"waits for an event of stream 1, {wait}"
+    assert others == ["MainThread waits for the GPU in report_of_hang"]
+
+
+def _cycle(room: Room) -> None:
+    checked(driver.cuMemsetD8(room.y, 0, SIZE))
+    c = room.stream()
+    for stream, word in ((room.b, 0), (c, 4)):
+        checked(driver.cuStreamWaitValue32(handle(stream), room.y + word, 1, 0))
+    for stream, word in ((room.b, 4), (c, 0)):
+        checked(driver.cuStreamWriteValue32(handle(stream), room.y + word, 1, 0))
+
+
+@needs_frames
+def test_streams_that_wait_for_each_other_are_named_as_a_cycle() -> None:
+    report = report_of_hang(_cycle)
+    at = report.index("stream 2: cuStreamWaitValue32_v2 in _cycle, and 1 more behind it")
+    wait = "waits for a value of at least 1 at (address), which is written by"
+    assert report[at + 1 : at + 5] == [
+        f"{wait} stream 3 in _cycle",
+        "stream 3: cuStreamWaitValue32_v2 in _cycle, and 1 more behind it",
+        f"{wait} stream 2 in _cycle",
+        "a cycle: stream 2 waits for stream 3 waits for stream 2",
+    ]
+
+
+def _host_function_and_capture(room: Room) -> None:
+    _TIMED_OUT.clear()
+    room.b.launch_host_func(_TIMED_OUT.wait, 60)
+    c = room.stream()
+    c.begin_capture("relaxed")
+    room._stack.callback(c.end_capture)
+
+
+@needs_frames
+def test_a_hang_names_host_functions_and_captures() -> None:
+    report = report_of_hang(_host_function_and_capture)
+    at = report.index("runs on the host, until its function returns")
+    assert report[at - 1].startswith("stream 2: cuLaunchHostFunc in _host_function_and_capture")
+    capture = "stream 3: is being captured in _host_function_and_capture: nothing runs"
+    assert report[at + 1] == capture

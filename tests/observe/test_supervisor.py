@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pty
@@ -257,6 +258,40 @@ def test_a_program_that_signals_its_group_does_not_hear_it_twice(
     process = started("program.py", "SIGUSR1", start_new_session=True)
     out, err = process.communicate()
     assert out.split()[1:] == ["SIGUSR1"], err
+
+
+HANGS = """
+    import sys
+    import userstream as us
+    from cuda.core import Device
+    from userstream.testing import latch
+
+    Device(0).set_current()
+    stream = us.Stream.create(0)
+    with latch(stream):
+        sys.stdin.read()
+"""
+
+
+def test_a_program_that_hangs_is_reported_after_some_time_and_when_it_is_asked_for(
+    tmp_path: Path, started: Any
+) -> None:
+    write(tmp_path / "program.py", HANGS)
+    process = started("--hang-after", "0.1", "program.py", stdin=subprocess.PIPE)
+
+    def heard(cause: str) -> list[str]:
+        (head,) = itertools.islice((line for line in process.stderr if cause in line), 1)
+        assert re.match(r"process \d+: ", head)
+        return [process.stderr.readline().strip() for _ in range(2)]
+
+    after_time = heard(": nothing has moved for 0.1 s; ")
+    process.send_signal(signal.SIGUSR1)  # of which the program would die
+    assert heard(": SIGUSR1; ") == after_time
+    assert after_time[0].startswith("stream 1 of device 0: cuStreamWaitValue32_v2 at program.py:9 ")
+    assert after_time[1].endswith(", which no stream writes")
+    _, err = process.communicate("")
+    assert process.returncode == 0
+    assert "\n\nnothing has moved for 0.1 s; " in err  # in the report as well
 
 
 def test_a_program_ends_with_its_supervisor(tmp_path: Path, started: Any) -> None:

@@ -242,6 +242,8 @@ _GO_ON = "nothing was cancelled, wait again to continue"
 
 def late(targets: Sequence[Any], timeout: float | None, then: str = _GO_ON) -> WaitTimeout:
     """Return the `WaitTimeout` for targets; `then` ends the message."""
+    for listener in _hooks.wait_timed_out:
+        listener()
     names = ", ".join(map(repr, targets))
     devices = sorted({target.device for target in targets})
     return WaitTimeout(

@@ -38,7 +38,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _STARTUP = os.path.join(_HERE, "startup")  # of Python: has a sitecustomize.py
 _WITH_VALUE = (
     *("--report", "--html", "--json", "--log", "--fail-on", "--suppress", "--baseline"),
-    *("--timeline", "--stall"),
+    *("--timeline", "--stall", "--hang-after"),
 )
 
 
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str], called: str) -> NoReturn:
         simulated=options.simulate,
         log=options.log,
         reports=options.report,
-        judge=judge_options(options),
+        judge={**judge_options(options), "hang_after": options.hang_after},
         operations=operations_of(options),
         baseline=options.baseline and options.baseline.path,
         fail_on=sorted(options.fail_on),
@@ -123,6 +123,13 @@ def _parser(called: str) -> argparse.ArgumentParser:
         action="store_true",
         help="make suspected races happen when their lines run again: hold the first operation",
     )
+    parser.add_argument(
+        "--hang-after",
+        type=float,
+        metavar="SECONDS",
+        help="report what holds up the streams when nothing has moved for so long; SIGUSR1 asks "
+        "for the same at once",
+    )
     parser.add_argument("--simulate", action="store_true", help="run on the simulated driver")
     parser.add_argument("-m", metavar="MODULE", dest="module", help="the program is a module")
     return parser
@@ -159,8 +166,11 @@ def _check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -
             parser.error(f"{path!r} cannot be written")
     if options.log is None:
         return
-    if options.report or options.suppress or options.baseline:
-        parser.error("--report, --suppress and --baseline are for the judge of logs, not for --log")
+    if options.report or options.suppress or options.baseline or options.hang_after is not None:
+        parser.error(
+            "--report, --suppress, --baseline and --hang-after are for the judge of logs, not for "
+            "--log"
+        )
     try:
         os.makedirs(options.log, mode=0o700, exist_ok=True)
     except OSError as error:

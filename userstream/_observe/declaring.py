@@ -62,6 +62,7 @@ class Declaring:
             (_hooks.user_stream_created, self._created),
             (_hooks.host_waits, self._host_waits),
             (_hooks.stalls_allowed, self._stalls_allowed),
+            (_hooks.wait_timed_out, self._timed_out),
         ]
 
     def begin(self) -> None:
@@ -113,6 +114,9 @@ class Declaring:
     def _stalls_allowed(self, reason: str | None) -> None:
         told = "" if reason is None else reason
         self._logger.note(log.STALLS_ALLOWED, (int(reason is not None),), told.encode())
+
+    def _timed_out(self) -> None:
+        self._logger.note(log.TIMED_OUT)
 
 
 def name_of(stream: Stream) -> str:

@@ -243,6 +243,23 @@ class Observation:
         return tuple(found.what for found in self._report().wrong_streams)
 
     @property
+    def hangs(self) -> tuple[str, ...]:
+        """Reports of the streams that were not known to be done when a wait timed out.
+
+        For each stream: the operation at its head, what that waits for, and the line that queued
+        what has to run before. Streams that wait for each other are named as a cycle.
+
+        Examples
+        --------
+        >>> import userstream as us
+        >>> with us.observe() as seen:
+        ...     us.wait(us.get_stream(0), timeout=60)
+        >>> seen.hangs
+        ()
+        """
+        return tuple(self._report().hangs())
+
+    @property
     def not_seen(self) -> tuple[str, ...]:
         """Sentences that say what could not be observed.
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from .found import Race, Stall, Suppression
     from .functions import Call
+    from .stalls import Hangs
     from .trials import Pair
 
 
@@ -138,6 +139,11 @@ class Judge:
         began: int = self.header.get("monotonic", 0)
         return max(0, self._last_note - began, self._engine.time - began) * 1e-9
 
+    @property
+    def hangs(self) -> Hangs:
+        """The reports of streams that do not go on."""
+        return self._engine.hangs
+
     def count_races(self) -> int:
         """Return a number that grows with each new race."""
         return self._engine.world.finds.count()
@@ -217,6 +223,7 @@ class Judge:
             forbidden=self._engine.stalls.forbidden(),
             allowed=tuple(self._engine.stalls.allowed.items()),
             wrong_streams=self._engine.wrong_streams.found(),
+            hangs=self._engine.hangs.found(),
             calls=self.calls(),
             streams=world.clocks.count_streams(),
             not_seen=self.not_seen(),

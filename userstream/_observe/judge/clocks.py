@@ -20,7 +20,7 @@ LEGACY = "legacy"
 NODE = "node"  # of a graph
 LEGACY_NAME = "the legacy default stream"
 NODE_NAME = "a node of a graph"
-_RECENT = 512  # operations of a stream whose names are kept
+_RECENT = 512  # operations of a stream whose names are kept, and waits for a report of a hang
 
 
 def join(into: Clock, other: Clock) -> None:
@@ -61,6 +61,7 @@ class Lane:
         "seen_host",
         "thread",
         "time",
+        "waits",
     )
 
     def __init__(self, number: int, handle: int, context: int, kind: str) -> None:
@@ -84,6 +85,7 @@ class Lane:
         self.is_finished = False  # destroyed, and the host knows the end of its work
         self.held_by: frozenset[WaitKey] = frozenset()  # waits for values that were not written yet
         self.recent: deque[Any] = deque(maxlen=_RECENT)
+        self.waits: deque[QueuedWait] = deque()  # not known to be over: the oldest ones
         self.last = -1  # its newest entry in the timeline
         self.pending: tuple[int, ...] = ()  # entries that its next operation waits for
 
@@ -100,6 +102,17 @@ class Recorded(NamedTuple):
     capture: Any  # the capture that the event is part of
     held_by: frozenset[WaitKey]
     lasts: tuple[int, ...] = ()  # entries of the timeline
+    stream: int = 0  # the number of the stream; 0 if the event is of several
+    stack: int = -1  # of the call that recorded the event
+
+
+class QueuedWait(NamedTuple):
+    """A wait that is queued on a stream, for an event or for a value in memory."""
+
+    time: int  # the number of the first operation behind it
+    stack: int
+    place: int  # the event, or the number of the call that waits for a value
+    until: Any  # the `Recorded`, or the condition of the value
 
 
 class _Floor:
@@ -329,11 +342,20 @@ class Clocks:
         lane.recent.append((time, what))
         return time
 
-    def record(self, event: int, lane: Lane) -> None:
+    def record(self, event: int, lane: Lane, stack: int = -1) -> None:
         """Record an event on a stream."""
-        self._events[event] = Recorded(
-            dict(self.settle(lane)), lane.capture, lane.held_by, lane.lasts
-        )
+        clock, lasts = dict(self.settle(lane)), lane.lasts
+        self._events[event] = Recorded(clock, lane.capture, lane.held_by, lasts, lane.id, stack)
+
+    def queue_wait(self, lane: Lane, wait: QueuedWait) -> None:
+        """Keep a wait that is queued on a stream, until it is known to be over."""
+        if lane.capture is not None:
+            return
+        known = self.known_to_any_thread.get(lane.id, 0)
+        while lane.waits and lane.waits[0].time <= known:
+            lane.waits.popleft()
+        if len(lane.waits) < _RECENT:  # what is stuck is stuck behind the oldest
+            lane.waits.append(wait)
 
     def recorded(self, event: int) -> Recorded | None:
         """Return the record of an event, or `None` if it was not seen."""

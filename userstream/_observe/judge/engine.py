@@ -13,7 +13,7 @@ from .graphs import Captures, Nodes
 from .launches import Launches
 from .log import HEAD, line_of, parts_of
 from .order import Order, Words
-from .stalls import Stalls, WrongStreams
+from .stalls import Hangs, Stalls, WrongStreams
 from .world import World
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class Engine:
         allocations, launches = Allocations(world), Launches(world)
         captures = Captures(world, allocations)
         self._words = Words(world)
+        self.hangs = Hangs(world, self._words, self.stalls)
         self.blocks = Blocks(world.stacks)  # of the caching allocators
         self._notes: dict[int, Callable[[Call], None]] = {
             **notes,
@@ -90,6 +91,7 @@ class Engine:
             log.HOST_WAITS: self.stalls.host_waits,
             log.NO_STALLS: self.stalls.forbid,
             log.STALLS_ALLOWED: self.stalls.allow,
+            log.TIMED_OUT: self.hangs.timed_out,
         }
         copies = Copies(world, self._pinned)
         self._subjects = (

@@ -64,6 +64,7 @@ class Findings:
     forbidden: tuple[Stall, ...]  # in blocks of no_stalls
     allowed: tuple[tuple[str, int], ...]  # reasons, and how many stalls each has allowed
     wrong_streams: tuple[WrongStream, ...]
+    hangs: tuple[str, ...]  # reports of streams that did not go on
     calls: dict[str, int]
     streams: int
     not_seen: tuple[str, ...]
@@ -171,6 +172,14 @@ class Report:
             told.append(f"{where}: {sentence}" if where else sentence)
         return [*told, *self._more_unseen]
 
+    def hangs(self) -> list[str]:
+        """Return the reports of streams that did not go on, each with its process."""
+        told = []
+        for number, each in enumerate(self.findings):
+            where = self.where([number])
+            told += [f"{where}: {text}" if where else text for text in each.hangs]
+        return told
+
     def where(self, processes: Sequence[int]) -> str:
         """Return the names of processes; nothing if the report is of one process."""
         if len(self.findings) == 1:
@@ -214,6 +223,7 @@ class Report:
             "forbidden_stalls": [_told_of(each) for each in self.forbidden],
             "allowed_stalls": self.allowed,
             "wrong_streams": [_told_of(each) for each in self.wrong_streams],
+            "hangs": self.hangs(),
             "calls": self.calls,
             "not_seen": self.not_seen(),
         }
@@ -266,6 +276,9 @@ class Report:
         if ordered and not self.shows_possible:
             lines.append(Text(f"\n{_ORDERED}:", "title"))
             lines += [Text(f"  {_in_a_line(each.what)}", wraps=False) for each in ordered]
+        for text in self.hangs():
+            first, *rest = text.splitlines()
+            lines += [Text(f"\n{first}", "title"), *map(Text, rest)]
         lines += self._listed("operations on streams to be avoided:", self.wrong_streams)
         lines += self._listed("waits in blocks of no_stalls:", self.forbidden)
         lines += self._listed("stalls:", self.stalls)

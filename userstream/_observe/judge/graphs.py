@@ -360,7 +360,8 @@ def _word(data: bytes) -> int:
 class Capture:
     """A capture in progress: its streams, and the accesses inside of the graph."""
 
-    def __init__(self, *, seen: bool = True) -> None:
+    def __init__(self, *, seen: bool = True, stack: int = -1) -> None:
+        self.stack = stack  # of the call that began it
         self.node = Node()
         self.node.is_complete = seen
         self.lanes: list[Lane] = []  # streams that leave the capture at its end
@@ -421,7 +422,7 @@ class Captures:
         lane = self.world.lane(call)
         if lane.capture is not None:
             return
-        capture = Capture()
+        capture = Capture(stack=call.stack)
         self.enter_capture(lane, capture)
         if call.name == "cuStreamBeginCaptureToGraph":
             capture.into = call.words[1]

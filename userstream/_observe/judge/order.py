@@ -7,7 +7,7 @@ import struct
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from .clocks import Clock, join
+from .clocks import Clock, QueuedWait, join
 from .functions import HOUSEKEEPING
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Order:
         if lane.capture is not None and _flags(call) & _EXTERNAL:
             lane.capture.node.records.append(event)
             return
-        self.world.clocks.record(event, lane)
+        self.world.clocks.record(event, lane, call.stack)
 
     def wait_event(self, call: Call) -> None:
         lane = self.world.lane(call)
@@ -60,6 +60,8 @@ class Order:
         if recorded.held_by:
             self._words.follow(lane, recorded)
         self.world.timeline.must_wait(lane, recorded.lasts)
+        wait = QueuedWait(lane.time + 1, call.stack, event, recorded)
+        self.world.clocks.queue_wait(lane, wait)
 
     def record_context(self, call: Call) -> None:
         context, event = call.words
@@ -72,6 +74,8 @@ class Order:
             self.world.clocks.raise_floor(context or call.context, recorded.clock)
             for lane in self.world.clocks.lanes_of(context or call.context):
                 self.world.timeline.must_wait(lane, recorded.lasts)
+                wait = QueuedWait(lane.time + 1, call.stack, event, recorded)
+                self.world.clocks.queue_wait(lane, wait)
 
     def green_context(self, call: Call) -> None:
         (context,) = _WORD.unpack(call.fetched[0])
@@ -147,6 +151,10 @@ class _Wait(NamedTuple):
     value: int
     how: int
 
+    def __str__(self) -> str:
+        how = ("at least {}", "{}", "a bit of {:#x}", "a bit that {:#x} has not")[self.how & 3]
+        return f"a value of {how.format(self.value)} at {self.address:#x}"
+
     def ends_with(self, written: int) -> bool:
         """Return whether a value ends the wait."""
         how, value = self.how & 3, self.value
@@ -187,11 +195,11 @@ class Words:
 
     def wait_value(self, call: Call) -> None:
         lane = self.world.lane(call)
-        self.world.begin(call, lane)
+        _, time = self.world.begin(call, lane)
+        wait, (before,) = _Wait(*call.words[1:4]), _values(call)
+        self._queued(lane, time, call, wait, before)
         if call.account == HOUSEKEEPING:  # a latch of a test, which is no order of the program
             return
-        (before,) = _values(call)
-        wait = _Wait(*call.words[1:4])
         self._value_awaited(lane, (call.number, wait.address), wait, before)
 
     def values(self, call: Call) -> None:
@@ -204,9 +212,15 @@ class Words:
             operation, word, value, how = struct.unpack_from("<I4xQQI", data, at)
             there = before[which] if which < len(before) else None
             if operation in (1, 4):
-                self._value_awaited(lane, (call.number, word), _Wait(word, value, how), there)
+                wait = _Wait(word, value, how)
+                self._queued(lane, time, call, wait, there)
+                self._value_awaited(lane, (call.number, word), wait, there)
             elif operation in (2, 5):
                 self._value_written(lane, time, word, value, there)
+
+    def _queued(self, lane: Lane, time: int, call: Call, wait: _Wait, before: int | None) -> None:
+        if before is None or not wait.ends_with(before):
+            self.world.clocks.queue_wait(lane, QueuedWait(time, call.stack, call.number, wait))
 
     def _value_written(
         self, lane: Lane, time: int, address: int, value: int, before: int | None
@@ -291,6 +305,20 @@ class Words:
                 join(lane.clock, clock)
             elif key in self._waits:
                 lane.held_by |= {key}
+
+    def writers_for(self, queued: QueuedWait) -> dict[int, int] | None:
+        """Return the queued writes that would end a wait for a value: their numbers, by stream.
+
+        It is `None` if a write is known to be over, after which the wait is.
+        """
+        wait, pending = queued.until, dict[int, int]()
+        for each in self._words.get(wait.address, ()):
+            if wait.ends_with(each.value):
+                if each.is_before(self.world.clocks.known_to_any_thread):
+                    return None
+                pending.setdefault(each.stream, each.time)
+        is_over = not pending and (queued.place, wait.address) in self._ended  # by the host
+        return None if is_over else pending
 
     def forget(self) -> None:
         """Forget all values: records are missing, and what they say may be among them."""

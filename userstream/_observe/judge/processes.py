@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
 import signal
 import sys
@@ -36,8 +37,15 @@ class Program:
     """A child process that runs a command with the files of this process."""
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], *, children: bool
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        children: bool,
+        reports: bool,
     ) -> None:
+        self._reports = reports  # SIGUSR1 asks for a report
+        self._is_asked = False
         self._signals = {*signal.valid_signals()} - _OWN_SIGNALS
         # This process has one thread: signals wait until `wait` takes them.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*self._signals, signal.SIGCHLD})
@@ -66,7 +74,25 @@ class Program:
         """Send a signal to the program, unless the program got it as well."""
         # A key of the terminal goes to its whole process group, and so does os.killpg(0, ...).
         if told.si_code <= 0 and told.si_pid != self.pid:
+            if told.si_signo == signal.SIGUSR1 and self._reports:
+                self._is_asked = True
+                if not self._expects(told.si_signo):
+                    return
             os.kill(self.pid, told.si_signo)
+
+    def is_asked(self) -> bool:
+        """Return whether this process was asked for a report since the last call."""
+        is_asked, self._is_asked = self._is_asked, False
+        return is_asked
+
+    def _expects(self, number: int) -> bool:
+        """Return whether the program blocks, ignores or handles a signal: it does not die of it."""
+        try:
+            with open(f"/proc/{self.pid}/status", encoding="ascii", errors="replace") as file:
+                masks = [line.split()[1] for line in file if re.match("Sig(Blk|Ign|Cgt):", line)]
+        except OSError:
+            return False
+        return any(int(mask, 16) >> number - 1 & 1 for mask in masks)
 
     def is_interrupted(self, seconds: float) -> bool:
         """Wait some time, after the end of the program; return whether it is to be cut short."""

@@ -1,21 +1,22 @@
-"""Findings that are no races: waits of the host, and operations on streams to be avoided."""
+"""Findings that are no races: waits of the host, hangs, and operations on streams to be avoided."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import log
-from .clocks import LEGACY, is_news
-from .found import Stall, WrongStream
+from .clocks import LEGACY, Recorded, is_news
+from .found import Stall, WrongStream, shown_path
 from .functions import PROGRAM
 from .log import PROGRAM as PROGRAM_CODE
 from .log import line_of, owner_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from .clocks import Clock, Lane
+    from .clocks import Clock, Lane, QueuedWait
     from .functions import Call
+    from .order import Words
     from .races import RecordedOperation
     from .world import World
 
@@ -34,10 +35,11 @@ class _Block(NamedTuple):
 class _Wait:
     """A wait of userstream that goes on, in which it polls."""
 
-    __slots__ = ("began", "depth", "has_learned")
+    __slots__ = ("began", "depth", "has_learned", "stack")
 
-    def __init__(self, began: int) -> None:
+    def __init__(self, began: int, stack: int) -> None:
         self.began = began
+        self.stack = stack
         self.depth = 0  # of waits within each other
         self.has_learned = False  # that work is over
 
@@ -77,7 +79,7 @@ class Stalls:
         self._reasons: dict[int, list[str]] = {}  # of open blocks that allow stalls, by thread
         self.blocks: dict[int, _Block] = {}  # open ones that forbid stalls, by their numbers
         self.allowed: dict[str, int] = {}  # how many were allowed, by the reason
-        self._waits: dict[int, _Wait] = {}  # by thread
+        self.waits: dict[int, _Wait] = {}  # that go on, by thread
 
     # -- records ----------------------------------------------------------------------------------
 
@@ -93,7 +95,7 @@ class Stalls:
 
     def asked(self, call: Call, knew: Clock) -> None:
         """Apply a query, which is part of a wait of userstream or none."""
-        wait = self._waits.get(call.thread)
+        wait = self.waits.get(call.thread)
         if wait is not None and self._has_learned(call, knew):
             wait.has_learned = True
 
@@ -104,14 +106,14 @@ class Stalls:
         """Apply the begin or the end of a wait of userstream."""
         (begins,) = call.words
         if begins:
-            self._waits.setdefault(call.thread, _Wait(call.began)).depth += 1
+            self.waits.setdefault(call.thread, _Wait(call.began, call.stack)).depth += 1
             return
-        wait = self._waits.get(call.thread)
+        wait = self.waits.get(call.thread)
         if wait is None:
             return
         wait.depth -= 1
         if not wait.depth:
-            del self._waits[call.thread]
+            del self.waits[call.thread]
             nanoseconds = call.ended - wait.began
             waited = wait.has_learned or nanoseconds >= _HELD_UP
             self._add(call, _OF_USERSTREAM, None, nanoseconds * 1e-9, waited=waited)
@@ -137,7 +139,7 @@ class Stalls:
 
     def forget(self) -> None:
         """Forget what goes on: records are missing, and its end may be among them."""
-        self._waits.clear()
+        self.waits.clear()
         self._reasons.clear()
 
     def _add(
@@ -246,3 +248,192 @@ class WrongStreams:
                 *(thread, line, stack),
             )
         return tuple(found.values())
+
+
+_MOST_HANGS = 8  # that are kept
+_HOST_FUNCTIONS = ("cuLaunchHostFunc", "cuLaunchHostFunc_v2", "cuStreamAddCallback")
+
+
+class Hangs:
+    """Reports of the streams with work that is not known to be over, and of what holds them up.
+
+    Completion is known from what the host has asked for: a stream may be further than that.
+    """
+
+    def __init__(self, world: World, words: Words, stalls: Stalls) -> None:
+        self._world = world
+        self._words = words
+        self._stalls = stalls
+        self._found: dict[str, str] = {}
+        self.told: Callable[[str], object] = lambda _: None  # with a report
+
+    def timed_out(self, call: Call) -> None:
+        """Apply the timeout of a wait of userstream."""
+        self.report(f"a wait timed out{self._at(call.stack)}")
+
+    def report(self, cause: str, *, is_asked: bool = False) -> None:
+        """Keep a report, which takes the place of an earlier one of the same cause.
+
+        One that somebody has asked for is told each time.
+        """
+        text, is_first = self._text(cause), cause not in self._found
+        if text and (len(self._found) < _MOST_HANGS or not is_first):
+            self._found[cause] = text
+        if is_asked or (text and is_first):
+            self.told(text or f"{cause}: all work is known to be over")
+
+    def found(self) -> tuple[str, ...]:
+        """Return the reports."""
+        return tuple(self._found.values())
+
+    def progress(self) -> int:
+        """Return a number that changes when work is queued, and when work is known to be over."""
+        clocks = self._world.clocks
+        queued = sum(lane.time for lane in clocks.lanes())
+        return queued + sum(clocks.known_to_any_thread.values())
+
+    # -- the text ---------------------------------------------------------------------------------
+
+    def _text(self, cause: str) -> str:
+        """Return a report, or nothing if all work is known to be over."""
+        lanes = self.pending()
+        if not lanes:
+            return ""
+        lines, waits_for = [f"{cause}; work that the host does not know to be done:"], {}
+        for number, lane in sorted(lanes.items()):
+            told, waits_for[number] = self._state(lane, lanes)
+            lines += told
+        for cycle in _cycles(waits_for):
+            names = " waits for ".join(self._name(lanes[number]) for number in (*cycle, cycle[0]))
+            lines.append(f"  a cycle: {names}")
+        for thread, wait in self._stalls.waits.copy().items():
+            name = self._world.finds.thread_name(thread)
+            lines.append(f"  {name} waits for the GPU{self._at(wait.stack)}")
+        return "\n".join(lines)
+
+    def pending(self) -> dict[int, Lane]:
+        """Return the streams with work that is not known to be over, by their numbers."""
+        return {lane.id: lane for lane in self._world.clocks.lanes() if self._is_pending(lane)}
+
+    def _is_pending(self, lane: Lane) -> bool:
+        if lane.is_finished:
+            return False
+        is_known = self._known(lane.id) >= lane.time
+        return not is_known or lane.captured is not None or self._stuck_behind(lane) is not None
+
+    def _known(self, stream: int) -> int:
+        return self._world.clocks.known_to_any_thread.get(stream, 0)
+
+    def _state(self, lane: Lane, lanes: dict[int, Lane]) -> tuple[list[str], set[int]]:
+        """Return what is said of a stream, and the streams that it waits for."""
+        known, stuck = self._known(lane.id), self._stuck_behind(lane)
+        pending = [each for each in lane.recent if each[0] > known]
+        time, head = pending[0] if pending else (0, None)
+        earlier = "at or before " if head is not None and time > known + 1 else ""
+        said = self._head(lane, head, lane.time - known)
+        lines = [f"  {self._name(lane)}: {earlier}{said}"]
+        if stuck is not None and (head is None or stuck[0].time <= time):
+            wait, streams, what = stuck
+            is_head = head is not None and head.stack == wait.stack
+            queued = "" if is_head else f"; the wait is queued{self._at(wait.stack)}"
+            lines.append(f"    waits for {what}{queued}")
+            return lines, streams
+        if head is not None and head.name in _HOST_FUNCTIONS:
+            lines.append("    runs on the host, until its function returns")
+        beside = {
+            other.id
+            for other in self._world.clocks.beside(lane)
+            if other.id in lanes and self._began(other) < (0 if head is None else head.began)
+        }
+        if beside:
+            names = " and ".join(self._name(lanes[each]) for each in sorted(beside))
+            lines.append(
+                f"    waits for {names}, as the legacy default stream and blocking ones do"
+            )
+        return lines, beside
+
+    def _head(self, lane: Lane, head: RecordedOperation | None, count: int) -> str:
+        """Return what is said of the oldest operation that is not known to be over."""
+        if lane.captured is not None:
+            return f"is being captured{self._at(lane.captured.capture.stack)}: nothing runs"
+        if head is None:
+            is_known = self._known(lane.id) >= lane.time
+            return "nothing is queued" if is_known else "work from before the observation"
+        more = f", and {count - 1} more behind it" if count > 1 else ""
+        return f"{head.name}{self._at(head.stack)}{more}"
+
+    def _began(self, lane: Lane) -> int:
+        known = self._known(lane.id)
+        return next((operation.began for time, operation in lane.recent if time > known), 0)
+
+    def _stuck_behind(self, lane: Lane) -> tuple[QueuedWait, set[int], str] | None:
+        """Return the oldest wait of a stream that is not known to be over.
+
+        With it the streams that have to go on before, and what is said of them.
+        """
+        known = self._known(lane.id)
+        for wait in lane.waits.copy():
+            if wait.time > known:
+                found = self._unmet(lane, wait)
+                if found is not None:
+                    return wait, *found
+        return None
+
+    def _unmet(self, lane: Lane, wait: QueuedWait) -> tuple[set[int], str] | None:
+        names = {each.id: self._name(each) for each in self._world.clocks.lanes()}
+        if isinstance(wait.until, Recorded):
+            recorded = wait.until
+            clock = recorded.clock.items()
+            unmet = {each for each, time in clock if time > self._known(each)} - {lane.id}
+            unmet = {recorded.stream} if recorded.stream in unmet else unmet & names.keys()
+            if not unmet:
+                return None
+            at = self._at(recorded.stack)
+            on = " and ".join(names[each] for each in sorted(unmet))
+            return unmet, f"an event of {on}{at and f', recorded{at}'}"
+        writers = self._words.writers_for(wait)
+        if writers is None or writers.get(lane.id, wait.time) < wait.time:  # written before it
+            return None
+        if not writers:
+            return set(), f"{wait.until}, which no stream writes"
+        told = [
+            f"{names.get(each, 'a stream')}{self._at_operation(each, time)}"
+            for each, time in sorted(writers.items())
+        ]
+        # With several writers the wait may end by another one than that which is stuck.
+        streams = {*writers} & names.keys() if len(writers) == 1 else set()
+        return streams, f"{wait.until}, which is written by {' or '.join(told)}"
+
+    def _at_operation(self, stream: int, time: int) -> str:
+        for lane in self._world.clocks.lanes():
+            if lane.id == stream:
+                return next((self._at(done.stack) for at, done in lane.recent if at == time), "")
+        return ""
+
+    def _name(self, lane: Lane) -> str:
+        return self._world.describe(lane).name
+
+    def _at(self, stack: int) -> str:
+        line = line_of(self._world.stacks[stack])
+        return (
+            "" if line is None else f" at {shown_path(line.filename)}:{line.lineno} in {line.name}"
+        )
+
+
+def _cycles(edges: dict[int, set[int]]) -> list[list[int]]:
+    """Return cycles of a graph that have no node in common, each from its least node on."""
+    left, found = dict(edges), list[list[int]]()
+    while True:
+        while ends := [each for each, after in left.items() if not after & left.keys()]:
+            for each in ends:
+                del left[each]
+        if not left:
+            return found
+        path = [min(left)]
+        while (after := min(left[path[-1]] & left.keys())) not in path:
+            path.append(after)
+        cycle = path[path.index(after) :]
+        least = cycle.index(min(cycle))
+        found.append([*cycle[least:], *cycle[:least]])
+        for each in cycle:
+            del left[each]

@@ -78,13 +78,18 @@ def _run(options: Options, directory: str) -> int:
     )
     environment = {**options.environment, RECORD: os.path.abspath(directory)}
     memory = OutOfMemory()
-    program = Program(options.program, environment, children=options.children)
+    program = Program(
+        options.program, environment, children=options.children, reports=options.log is None
+    )
     descendants = Descendants(program.pid, simulated=options.simulated)
     progress = _Progress(logs)
 
     def look() -> None:
         if options.log is None:
             logs.look()
+            if program.is_asked():
+                logs.ask()
+            _say(logs.hangs())
             progress.look()
         else:
             logs.find()
@@ -233,6 +238,7 @@ class Logs:
         self._waiting: list[str] = []
         self._running: dict[str, Worker] = {}
         self._asked: set[str] = set()  # those that were told that their log does not grow any more
+        self._hangs: list[tuple[int, str]] = []  # reports, with their processes
         self.answers: dict[str, Findings | LogError] = {}
         self.processes: dict[Process, str] = {}  # the recorded ones, with the names of their logs
         self.refused: dict[Process, str] = {}  # those that could not record, and why
@@ -246,7 +252,10 @@ class Logs:
         for name, worker in [*self._running.items()]:
             if not is_alive(_process_of(name)):
                 self._finish(name)
-            if worker.look():
+            is_done = worker.look()
+            self._hangs += [(_process_of(name).pid, text) for text in worker.hangs]
+            worker.hangs.clear()
+            if is_done:
                 self._take(name, worker)
 
     def find(self) -> None:
@@ -285,6 +294,17 @@ class Logs:
         for worker in self._running.values():
             worker.close()
         self._running.clear()
+
+    def ask(self) -> None:
+        """Ask the judges for reports of the streams that do not go on."""
+        for worker in self._running.values():
+            worker.ask()
+
+    def hangs(self) -> list[str]:
+        """Return the reports that have come since the last call, each with its process."""
+        told = [f"process {pid}: {text}" for pid, text in self._hangs]
+        self._hangs.clear()
+        return told
 
     @property
     def judges(self) -> set[int]:

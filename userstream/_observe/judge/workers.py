@@ -3,8 +3,9 @@
 A process gets the path of a log, and on its stdin a line of JSON, the arguments of `Judge`. It
 judges what the log has and what it gets, up to the record that ends a log, or until another line of
 its stdin says that the log gets nothing more: the number of operations that are shown. It answers
-with lines of JSON: `progress`, the numbers of calls and races until now, and at last the findings,
-or an `error`.
+with lines of JSON: `progress`, the numbers of calls and races until now, `hang`, a report of
+streams that do not go on, and at last the findings, or an `error`. A line `hang` on stdin asks for
+such a report; there is one as well if nothing moves for the seconds of the argument `hang_after`.
 
 The judge of an observation gets the log behind the arguments on its stdin, and answers questions in
 the log as well: the `number` of the question, and the `findings` until there.
@@ -52,6 +53,7 @@ class Worker:
         self.log = log
         self.calls = self.races = 0  # until now
         self.answer: Findings | LogError | None = None
+        self.hangs: list[str] = []  # reports that nobody has taken yet
         self._said = bytearray()
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _START, log],
@@ -71,6 +73,10 @@ class Worker:
     def finish(self, operations: int) -> None:
         """Say that nothing is added to the log any more, and how many operations are shown."""
         self._tell(str(operations))
+
+    def ask(self) -> None:
+        """Ask for a report of the streams that do not go on."""
+        self._tell("hang")
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -99,6 +105,8 @@ class Worker:
             self.calls = sum(told.calls.values())
         elif "error" in told:
             self.answer = LogError(told["error"])
+        elif "hang" in told:
+            self.hangs.append(told["hang"])
         else:
             self.calls, self.races = told["progress"]
 
@@ -134,18 +142,23 @@ def judge_logs(
 # -- In the process of a judge ---------------------------------------------------------------------
 
 _PAUSE = 0.02  # seconds between two looks at a log that has not grown
-_PROGRESS = 0.2  # seconds between two lines of progress
+_PROGRESS = 0.2  # seconds between two lines of progress, or two looks at the streams
+HANG = b"hang\n"
 
 
 def main() -> None:
     """Judge the log that the command line names, and answer on stdout."""
     commands = FileIO(0)  # without a buffer: `select` does not see what is in one
-    path, judge = sys.argv[1], _judge(commands)
+    path, options = sys.argv[1], json.loads(commands.readline())
+    hang_after = options.pop("hang_after", None)
+    judge = _judge(options)
+    judge.hangs.told = lambda text: print(json.dumps({"hang": text}), flush=True)
 
     def findings() -> Findings:
         with open(path, "rb") as file:
-            log = _GrowingLog(file, commands)
-            judged(log, judge, _Progress(judge).say)
+            progress = _Progress(judge, hang_after)
+            log = _GrowingLog(file, commands, progress)
+            judged(log, judge, progress.say)
             return judge.findings(operations=log.operations())
 
     sys.stdout.write(f"{_answer(findings)}\n")
@@ -154,7 +167,7 @@ def main() -> None:
 def answer() -> None:
     """Judge the log that comes on stdin, and answer its questions on stdout."""
     given = FileIO(0)
-    judge = _judge(given)
+    judge = _judge(json.loads(given.readline()))
 
     def asked(told: Any) -> None:
         found = judge.findings(operations=told["operations"]).as_json()
@@ -170,9 +183,8 @@ def answer() -> None:
         os._exit(1)
 
 
-def _judge(given: FileIO) -> Judge:
-    """Return the judge whose arguments are the first line."""
-    told = json.loads(given.readline())
+def _judge(told: dict[str, Any]) -> Judge:
+    """Return the judge with the arguments that JSON has."""
     suppressions = [
         Suppression(race, memory, tuple(lines)) for race, memory, lines in told.pop("suppressions")
     ]
@@ -192,9 +204,10 @@ def _answer(findings: Callable[[], Findings]) -> str:
 class _GrowingLog:
     """A file whose `read` waits for more, as long as more may come."""
 
-    def __init__(self, file: BinaryIO, commands: FileIO) -> None:
+    def __init__(self, file: BinaryIO, commands: FileIO, progress: _Progress) -> None:
         self._file = file
         self._commands = commands
+        self._progress = progress
         self._command: bytes | None = None
 
     def read(self, size: int) -> bytes:
@@ -204,25 +217,56 @@ class _GrowingLog:
 
     def _may_grow(self) -> bool:
         if self._command is None and select.select([self._commands], (), (), _PAUSE)[0]:
-            self._command = self._commands.readline()
+            self._take_command()
+        if self._command is None:
+            self._progress.look()
         return self._command is None
+
+    def _take_command(self) -> None:
+        command = self._commands.readline()
+        if command == HANG:
+            self._progress.ask()
+        else:
+            self._command = command
 
     def operations(self) -> int:
         """Return how many operations the timeline may have, once that is said."""
-        if self._command is None:
-            self._command = self._commands.readline()
+        while self._command is None:
+            self._take_command()
         return int(self._command or 0)
 
 
 class _Progress:
-    """Says from time to time how far the judge is."""
+    """Says from time to time how far the judge is, and reports streams that do not go on."""
 
-    def __init__(self, judge: Judge) -> None:
+    def __init__(self, judge: Judge, hang_after: float | None) -> None:
         self._judge = judge
-        self._said = time.monotonic()
+        self._hang_after = hang_after
+        self._said = self._looked = self._moved = time.monotonic()
+        self._state = -1  # of the streams
+        self._is_told = False
 
     def say(self) -> None:
         if time.monotonic() - self._said >= _PROGRESS:
             self._said = time.monotonic()
             progress = sum(self._judge.calls().values()), len(self._judge.races())
             print(json.dumps({"progress": progress}), flush=True)
+            self.look()
+
+    def look(self) -> None:
+        """Report the streams if nothing has moved for long."""
+        now = time.monotonic()
+        if self._hang_after is None or now - self._looked < _PROGRESS:
+            return
+        self._looked = now
+        state = self._judge.hangs.progress()
+        if state != self._state:
+            self._state, self._moved, self._is_told = state, now, False
+        elif now - self._moved >= self._hang_after and not self._is_told:
+            self._is_told = True
+            cause = f"nothing has moved for {self._hang_after:g} s"
+            self._judge.hangs.report(cause, is_asked=bool(self._judge.hangs.pending()))
+
+    def ask(self) -> None:
+        """Report the streams, as somebody has asked for that."""
+        self._judge.hangs.report("SIGUSR1", is_asked=True)
