@@ -1,8 +1,9 @@
 """Run the programs of the suite under `observe` and other tools, and write the table of the docs.
 
 ``python tests/observe/suite --json FILE`` runs those that need no framework on the simulated
-driver, ``--gpu`` all of them on a GPU, with the other tools that are there. ``--page`` runs nothing
-and writes the page from the results in ``docs/measured``.
+driver, ``--gpu`` all of them on a GPU, with the other tools that are there. FILE is written anew
+whenever a program has ended: what a run that is cut short has measured is kept. ``--page`` runs
+nothing and writes the page from the results in ``docs/measured``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,7 @@ from suite_table import Program, programs  # noqa: E402
 from userstream import testing  # noqa: E402
 
 _RACES = 66  # the exit status of observe
-_SECONDS = 150  # of one run
+_SECONDS = 60  # of one run
 
 
 def main() -> int:
@@ -37,10 +40,7 @@ def main() -> int:
     if options.page:
         suite_table.PAGE.write_text(suite_table.page(suite_table.measured()), encoding="utf-8")
         return 0
-    measured = _measure(options)
-    if options.json is not None:
-        options.json.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(suite_table.summary([measured])))
+    print("\n".join(suite_table.summary([_measure(options)])))
     return 0
 
 
@@ -51,6 +51,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=1, metavar="N", help="of each under observe")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), metavar="N", help="begin nothing later"
+    )
     parser.add_argument("--page", action="store_true", help="only write the page of the docs")
     return parser.parse_args()
 
@@ -63,18 +66,28 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     ]
     if not options.gpu:
         testing.simulate()
+    found: dict[str, dict[str, Any]] = {each.name: {} for each in chosen}
+    measured = {"where": _where(gpu=options.gpu), "runs": options.runs, "programs": found}
+    deadline, lock = time.monotonic() + options.seconds, threading.Lock()
+
+    def run(task: tuple[str, Program]) -> None:
+        tool, program = task
+        if time.monotonic() > deadline:
+            return
+        told = _TOOLS[tool](program, options)
+        with lock:
+            found[program.name][tool] = told
+            print(f"{program.name:50} {tool}: {_short(told)}", flush=True)
+            if options.json is not None:
+                measured["programs"] = {name: each for name, each in found.items() if each}
+                options.json.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+
+    tasks = [(tool, each) for tool in _TOOLS for each in chosen if _applies(tool, each, options)]
     # The simulated driver and an observation are one for the whole process.
     with ThreadPoolExecutor(options.jobs if options.gpu else 1) as pool:
-        found = dict(
-            zip(
-                (each.name for each in chosen),
-                pool.map(lambda each: _run_all(each, options), chosen),
-                strict=True,
-            )
-        )
-    for name, told in found.items():
-        print(f"{name:50} {' '.join(f'{tool}: {_short(each)}' for tool, each in told.items())}")
-    return {"where": _where(gpu=options.gpu), "runs": options.runs, "programs": found}
+        for _ in pool.map(run, tasks):
+            pass
+    return measured
 
 
 def _can_run(program: Program, *, gpu: bool) -> bool:
@@ -99,18 +112,13 @@ def _short(told: dict[str, Any]) -> str:
     return f"{told['wrong']}{'' if told['silent'] else ', FALSE'}"
 
 
-def _run_all(program: Program, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    found = {"observe": _observe(program, options)}
-    if options.gpu and "torch" in program.needs.split():
-        found["torch"] = _both(program, _torch_sanitizer)
-    if options.gpu and shutil.which("compute-sanitizer") and _is_about_allocation(program):
-        found["compute-sanitizer"] = _both(program, _compute_sanitizer)
-    return found
-
-
-def _is_about_allocation(program: Program) -> bool:
-    """Return whether compute-sanitizer, which knows races of allocations alone, may find it."""
-    return "allocate(" in program.path.read_text(encoding="utf-8")
+def _applies(tool: str, program: Program, options: argparse.Namespace) -> bool:
+    if tool == "torch":
+        return options.gpu and "torch" in program.needs.split()
+    if tool == "compute-sanitizer":  # which knows races of allocations alone
+        is_there = options.gpu and shutil.which(tool) is not None
+        return is_there and "allocate(" in program.path.read_text(encoding="utf-8")
+    return True
 
 
 # -- observe ---------------------------------------------------------------------------------------
@@ -188,8 +196,13 @@ def _lines(race: dict[str, Any]) -> set[int]:
 # -- other tools -----------------------------------------------------------------------------------
 
 
-def _both(program: Program, run: Any) -> dict[str, Any]:
-    return {"wrong": run(program), "silent": run(program, "--repaired") == "missed"}
+def _both(run: Any) -> Any:
+    """Return what runs a program with another tool, with its mistake and without."""
+
+    def both(program: Program, _: argparse.Namespace) -> dict[str, Any]:
+        return {"wrong": run(program), "silent": run(program, "--repaired") == "missed"}
+
+    return both
 
 
 def _torch_sanitizer(program: Program, *arguments: str) -> str:
@@ -224,6 +237,13 @@ def _run(command: list[str], **environment: str) -> subprocess.CompletedProcess[
         )
     except subprocess.TimeoutExpired as error:
         return subprocess.CompletedProcess(command, -1, "", f"no end after {error.timeout} s")
+
+
+_TOOLS = {
+    "observe": _observe,
+    "torch": _both(_torch_sanitizer),
+    "compute-sanitizer": _both(_compute_sanitizer),
+}
 
 
 if __name__ == "__main__":
