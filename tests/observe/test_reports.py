@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import html
 import json
 import linecache
@@ -11,6 +12,7 @@ import re
 import subprocess
 import sys
 import termios
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,9 @@ import pytest
 
 import userstream as us
 from browser import data_of
-from observed import LEGACY, Room, a_room, fill, needs_frames
+from observed import LEGACY, Room, a_room, copy, fill, needs_frames
 from userstream._observe.judge.lines import Style, render, style_of
+from userstream.testing import latch
 
 pytestmark = [
     pytest.mark.simulated,
@@ -130,6 +133,57 @@ def test_a_notebook_shows_the_text_and_the_page(seen: us.Observation) -> None:
     assert shown.startswith(f"<pre>{html.escape(str(seen))}</pre>")
     (frame,) = re.findall(r'srcdoc="([^"]*)"', shown)
     assert len(data_of(html.unescape(frame))["timelines"][0]["entries"]) == 3
+
+
+def write(room: Room) -> None:
+    ctypes.memset(room.pinned, 7, 8)
+
+
+def in_one_function(room: Room, held: latch) -> None:
+    copy(room.x, room.pinned, room.a)
+    ctypes.memset(room.pinned, 7, 8)
+    held.release()
+    room.a.sync()
+
+
+def in_another_one(room: Room, held: latch) -> None:
+    copy(room.x, room.pinned, room.a)
+    write(room)
+    held.release()
+    room.a.sync()
+
+
+@needs_frames
+@pytest.mark.parametrize("program", [in_one_function, in_another_one])
+def test_a_write_of_the_host_has_its_line_or_those_around_it(
+    program: Callable[[Room, latch], None],
+) -> None:
+    with a_room() as room, us.observe() as seen, latch(room.a) as held:
+        program(room, held)
+    (race,) = seen.races
+    second, line = race.second, program.__code__.co_firstlineno
+    assert second.line is not None
+    if program is in_one_function:
+        assert (second.line.lineno, second.since) == (line + 2, None)
+        return
+    assert second.since is not None
+    assert (second.since.lineno, second.line.lineno) == (line + 1, line + 4)
+    assert re.search(r"\n    between \S+ in in_another_one and \S+ in in_another_one\n", str(race))
+
+
+def copy_and_write(room: Room) -> None:
+    copy(room.x, room.pinned, room.a)
+    write(room)
+
+
+@needs_frames
+def test_a_line_that_does_not_write_is_not_named_for_one_that_may() -> None:
+    with a_room() as room, us.observe() as seen, latch(room.a) as held:
+        copy_and_write(room)
+        held.release()
+        room.a.sync()
+    (race,) = seen.races
+    assert race.second.since is not None
 
 
 def on_stream(room: Room, stream: us.Stream | int) -> None:

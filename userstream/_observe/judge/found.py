@@ -93,6 +93,9 @@ class Operation:
         The handle of the stream; `None` of the host and of default streams.
     origin : str
         Where the stream was created, or first used; empty if that is not known.
+    since : FrameSummary or None
+        Of a write of the host of which only the neighbors are known: the line of the last call
+        before it. ``line`` is that of the next call.
 
     Examples
     --------
@@ -112,6 +115,7 @@ class Operation:
     captured: FrameSummary | None = None
     handle: int | None = None
     origin: str = ""
+    since: FrameSummary | None = None
 
     def __str__(self) -> str:
         return render(self._lines())
@@ -127,6 +131,9 @@ class Operation:
             doing = f"the host {self.access}s"
         said = Text(f"{label}{doing}{origin}{thread}", role, len(label))
         graph = "in a graph launched at " if self.captured else ""
+        if self.since is not None:
+            since, until = _where(self.since), _where(self.line)
+            return [said, Text(f"    between {since} and {until}", wraps=False)]
         lines: list[Line] = [said, Text(f"    {graph}{_where(self.line)}", wraps=False)]
         lines += [] if self.line is None else excerpt(self.line, role)
         if self.captured is not None:

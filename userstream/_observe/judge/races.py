@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .found import Apart, Operation, Race, accesses_of
 from .log import PROGRAM, line_of, owner_of
 from .memory import ASSUMED, KINDS, LEARNED
-from .remedies import advised
+from .remedies import Between, advised
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from .clocks import Clock, Lane, WaitKey
     from .log import Stacks
     from .memory import Guess, Guesses, Span
-    from .remedies import Between
     from .trials import Trial, Trials
 
 
@@ -337,12 +336,15 @@ class Finds:
 
     def _between(self, before: int, after: int) -> Between:
         """Return two lines of one function, the innermost that was running all the time."""
-        common: Between = line_of(self._stacks[before]), line_of(self._stacks[after])
-        for one, other in zip(self._stacks[before], self._stacks[after], strict=False):
+        stack, later = self._stacks[before], self._stacks[after]
+        innermost = line_of(stack), line_of(later)
+        common = Between(*innermost)
+        for one, other in zip(stack, later, strict=False):
             if (one.filename, one.name) != (other.filename, other.name):
                 break
             if owner_of(one) == PROGRAM:
-                common = one, other
+                calls = one is not innermost[0], other is not innermost[1]
+                common = Between(one, other, *calls)
             if one.lineno != other.lineno:
                 break
         return common

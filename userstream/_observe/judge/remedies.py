@@ -19,8 +19,19 @@ if TYPE_CHECKING:
 
     from .found import Operation, Race
 
-Between = tuple["FrameSummary | None", "FrameSummary | None"]
 
+class Between(NamedTuple):
+    """Two lines between which the host has written."""
+
+    before: FrameSummary | None = None
+    after: FrameSummary | None = None
+    # Whether the two driver calls were made in functions that these lines call.
+    before_calls: bool = False
+    after_calls: bool = False
+
+
+# Of NumPy and ctypes; those of PyTorch end in an underscore.
+_WRITING = frozenset({"copyto", "fill", "memmove", "memset", "put"})
 _WRITES = (ast.Assign, ast.AugAssign, ast.AnnAssign)
 
 
@@ -64,11 +75,11 @@ def advised(race: Race, between: Between | None = None) -> Race:
     ----------
     race : Race
         The race.
-    between : tuple of FrameSummary or None, optional
+    between : Between, optional
         Of a write by the host: the line after which it came, and the line before.
     """
     if race.kind == "host overwrote the source of a copy":
-        return _overwritten(race, between or (None, None))
+        return _overwritten(race, between or Between())
     if race.kind == "host read before the copy":
         first = _place(race.first)
         return replace(
@@ -166,20 +177,30 @@ def _freed_first(race: Race) -> Race:
 
 def _overwritten(race: Race, between: Between) -> Race:
     copy = _place(race.first)
-    before, after = (None if frame is None else _place_of(frame) for frame in between)
+    before, after = (None if frame is None else _place_of(frame) for frame in between[:2])
     written: list[ast.stmt] = []
     if before is not None and after is not None and before.file == after.file:
         written = before.source.between(before.statement, after.statement)
+        # The host may have written in a function that made one of the calls as well.
+        written = [
+            *([before.statement] if between.before_calls else []),
+            *written,
+            *([after.statement] if between.after_calls else []),
+        ]
+        names = set() if copy is None else _names(copy.statement)
         stores = [each for each in written if _stores(each)]
-        written = stores or written
+        # Rather what writes to the buffer that the copy names.
+        written = [each for each in stores if _names(each) & names] or stores or written
     second, told = race.second, _where(race.second)
     if len(written) == 1 and second.line is not None:
         second = replace(second, line=_moved(second.line, written[0].lineno))
         told = _where(second)
     elif written:
         told = f"lines {written[0].lineno} to {written[-1].lineno} of {_file(before)}"
-    elif between[0] is not None:
-        told = f"a line between {_line(between[0])} and {_where(second)}"
+    elif between.before is not None:
+        told = f"a line between {_line(between.before)} and {_where(second)}"
+    if len(written) != 1:
+        second = replace(second, since=between.before)
     edits: tuple[Edit, ...] = ()
     if copy is not None:
         edits = _host_wait_after(copy)
@@ -200,11 +221,18 @@ def _moved(frame: FrameSummary, line: int) -> FrameSummary:
 
 
 def _stores(statement: ast.stmt) -> bool:
-    """Return whether a statement writes to elements of an array."""
+    """Return whether a statement writes to elements of an array, or calls what does."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        called = ast.unparse(statement.value.func).rpartition(".")[2]
+        return called in _WRITING or (called.endswith("_") and not called.startswith("_"))
     if isinstance(statement, _WRITES):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         return any(isinstance(each, ast.Subscript) for each in targets)
     return False
+
+
+def _names(statement: ast.stmt) -> set[str]:
+    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
 
 
 def _host_wait(stream: StreamName) -> str:

@@ -119,7 +119,7 @@ function allocatorOf({ framework, allocated_at: line }) {
 }
 
 function sideOf(model, which, operation, end, actions) {
-  const { name, stream, origin, line, captured } = operation;
+  const { name, stream, origin, line, captured, since } = operation;
   const isHost = name.endsWith(" of the host"); // "a write of the host" is no call
   const who = isHost ? "the host" : name;
   const shown = end === null
@@ -128,7 +128,8 @@ function sideOf(model, which, operation, end, actions) {
   return [
     make("span", { class: "side" }, `${which}: `, shown, ` ${doingText(operation)}${on}`),
     ...(origin ? [make("span", { class: "origin" }, origin)] : []),
-    make("span", { class: "where" }, whereText(line)),
+    make("span", { class: "where" },
+      since ? `between ${frameText(since)} and ${whereText(line)}` : whereText(line)),
     ...(captured ? [make("span", { class: "where" }, `captured at ${whereText(captured)}`)] : []),
   ];
 }
