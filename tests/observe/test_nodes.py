@@ -200,7 +200,7 @@ def test_nodes_that_allocate_and_free() -> None:
             copy(room.y, address, room.b)
             launch(launch_again.instantiate(), room)
             room.b.sync()
-        assert kinds(seen) == ["use after free"]
+        assert kinds(seen) == ["freed while in use"]
         room.a.sync()
         made.executables += launch_again.executables
         checked(driver.cuGraphDestroy(launch_again.graph))

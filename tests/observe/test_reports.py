@@ -12,15 +12,18 @@ import re
 import subprocess
 import sys
 import termios
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import fastjsonschema
 import pytest
+from cuda.bindings import driver
 
 import userstream as us
 from browser import data_of
+from helpers import checked
 from observed import LEGACY, Room, a_room, copy, fill, needs_frames
 from userstream._observe.judge.lines import Style, render, style_of
 from userstream.testing import latch
@@ -184,6 +187,23 @@ def test_a_line_that_does_not_write_is_not_named_for_one_that_may() -> None:
         room.a.sync()
     (race,) = seen.races
     assert race.second.since is not None
+
+
+@needs_frames
+def test_threads_that_end_at_once_have_the_same_name_in_every_run() -> None:
+    def work(context: driver.CUcontext) -> None:
+        checked(driver.cuCtxSetCurrent(context))
+        fill(room.x, room.b)
+
+    for _ in range(3):
+        with a_room() as room, us.observe() as seen:
+            fill(room.x, room.a)
+            context = checked(driver.cuCtxGetCurrent())
+            thread = threading.Thread(target=work, args=(context,))
+            thread.start()
+            thread.join()
+        (race,) = seen.races
+        assert race.second.thread == "Thread (work)"
 
 
 def on_stream(room: Room, stream: us.Stream | int) -> None:

@@ -156,7 +156,7 @@ def freed_while_another_reads(room: Room) -> str:
         copy(room.y, address, room.b)
         checked(driver.cuMemFreeAsync(address, handle(room.a)))
         room.b.sync()
-    return "use after free"
+    return "freed while in use"
 
 
 def used_before_it_was_allocated(room: Room) -> str:

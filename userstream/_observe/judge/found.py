@@ -23,6 +23,7 @@ _LINE_BREAK = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 Stack = tuple[FrameSummary, ...]
 Apart = tuple[int, int, int, int]  # two addresses, and when each was used
 
+FREED_IN_USE = "freed while in use"  # the kind of a race
 _CERTAIN = ("exact", "declared", "typed")  # how an access is known that is known in every run
 
 
@@ -218,6 +219,7 @@ class Race:
     kind : str
         ``"read after write"``, ``"write after read"``, ``"write after write"``,
         ``"use after write"``, ``"write after use"``, ``"use after use"``, ``"use after free"``,
+        ``"freed while in use"``,
         ``"use before allocation"``, ``"host overwrote the source of a copy"`` or
         ``"host read before the copy"``. The *use* of a kernel is a read or a write. Whether that is
         learned differs between runs; ``first.access`` and ``second.access`` say what this run has
@@ -522,6 +524,7 @@ _ACCESSES = ("read", "use", "write")
 KINDS = (
     *(f"{one}-{other}" for one in _ACCESSES for other in _ACCESSES if one <= other),
     "use-after-free",
+    "freed-while-in-use",
     "use-before-allocation",
     "host-overwrote-the-source-of-a-copy",
     "host-read-before-the-copy",
@@ -628,8 +631,11 @@ def is_of_kind(race: Race, kinds: Container[str]) -> bool:
 def _names_of_kind(race: Race) -> list[str]:
     """Return the names of the kind of a race in lines, first that of its key.
 
-    A "use" of a kernel may be called a read or a write.
+    A "use" of a kernel may be called a read or a write. Memory that is freed while it is in use is
+    also used after it is freed, if threads do both: which of the two comes first may differ.
     """
+    if race.kind == FREED_IN_USE:
+        return ["use-after-free", "freed-while-in-use"]
     if not all(word in _ACCESSES for word in race.kind.split(" after ")):
         return [race.kind.replace(" ", "-")]
     accesses = accesses_of(race.first, race.second)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .clocks import Clock, Lane, WaitKey
+    from .found import Stack
     from .log import Stacks
     from .memory import Guess, Guesses, Span
     from .trials import Trial, Trials
@@ -208,6 +211,18 @@ def _kind_of_accesses(first: Operation, second: Operation) -> str:
     return f"{other} after {one}"
 
 
+_NUMBERED = re.compile(r"thread \d+$")  # by the system
+_DEFAULT = re.compile(r"^Thread-\d+")
+
+
+def _default_name(stack: Stack) -> str:
+    """Return the name of a thread, without its number, by its stack."""
+    for frame, called in itertools.pairwise(stack):
+        if frame.filename.endswith("/threading.py") and frame.name.endswith("run"):
+            return f"Thread ({called.name.rpartition('.')[2]})"
+    return "Thread" if stack else "an unnamed thread"
+
+
 class Finds:
     """All races of an observation."""
 
@@ -390,9 +405,15 @@ class Finds:
         self._given[f"thread {system}"] = name
 
     def _named(self, operation: Operation) -> Operation:
-        """Return an operation with the name of its thread as it is known now."""
-        name = self._given.get(operation.thread)
-        return operation if name is None else replace(operation, thread=name)
+        """Return an operation with the name of its thread as it is known now, as in every run.
+
+        A thread may end before anybody asks for its name, and then it has the name that Python
+        gives by default, without its number: that of the function that it runs.
+        """
+        name = self._given.get(operation.thread, operation.thread)
+        if _NUMBERED.match(name):
+            name = _default_name(operation.stack)
+        return replace(operation, thread=_DEFAULT.sub("Thread", name))
 
     def thread_name(self, number: int) -> str:
         """Return the name of a thread."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from .clocks import LEGACY_NAME, NODE_NAME
-from .found import Edit
+from .found import FREED_IN_USE, Edit
 from .functions import FUNCTIONS
 from .log import PROGRAM, Frame
 
@@ -95,7 +95,7 @@ def advised(race: Race, between: Between | None = None) -> Race:
 def _sentence(race: Race) -> str:
     first, second = race.first, race.second
     where = _where(second)
-    if race.kind == "use after free":
+    if race.kind == FREED_IN_USE:
         return (
             f"let {second.stream} wait for {first.stream} before the memory is freed at {where}, "
             "or free it on the stream that uses it last (torch: tensor.record_stream)"

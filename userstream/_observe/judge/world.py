@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .clocks import LEGACY, LEGACY_NAME, NODE, NODE_NAME, Clocks, join
 from .declarations import Declarations
+from .found import FREED_IN_USE
 from .functions import FUTURE, PROGRAM
 from .log import Stacks, library_of, line_of, owner_of, short
 from .memory import (
@@ -351,7 +352,9 @@ def _guess(access: Access) -> Guess | None:
 def _kind(old: Access, new: Access) -> str:
     if old.operation.kind == "allocate":
         return "use before allocation"
-    if new.operation.kind.startswith("free") or old.operation.kind.startswith("free"):
+    if new.operation.kind.startswith("free"):
+        return FREED_IN_USE
+    if old.operation.kind.startswith("free"):
         return "use after free"
     return ACCESSES
 
