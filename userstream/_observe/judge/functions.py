@@ -434,7 +434,7 @@ _REASONS = {
     ),
 }
 
-# By name without version: why what the function does cannot be followed.
+# Why what a function does cannot be followed, by its name: with a version if that one alone is not.
 NOT_FOLLOWED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 
 # Regular expressions for the names of functions that neither queue work, nor make order, nor change
@@ -489,7 +489,8 @@ def watched(symbol: str) -> tuple[str, Function] | None:
     name = _OWN_DEFAULT_STREAM.sub("", symbol)
     function = FUNCTIONS.get(name)
     if function is None:
-        name = _VERSION.sub("", name)
+        if name not in NOT_FOLLOWED:
+            name = _VERSION.sub("", name)
         return (name, _COUNTED) if name in NOT_FOLLOWED else None
     if name != symbol and function.stream is None:
         function = replace(function, roles={**function.roles, "default": 2})

@@ -77,15 +77,20 @@ static void cut_version(char *name) {
         at[-2] = 0;
 }
 
+/* `name` has a version if that one alone is not followed. */
+static bool is_not_followed(const char *name) {
+    return bsearch(name, not_followed, not_followed_count, sizeof *not_followed, compare_names);
+}
+
 /* Records calls of a function by its symbol, as far as something is recorded of it. */
 PUBLIC void recorder_watch(unsigned number, const char *symbol) {
     char name[NAME];
     bool own_stream = cut_ending(symbol, name);
     const NamedRule *named =
         bsearch(name, named_rules, named_rule_count, sizeof *named_rules, compare_rules);
-    if (!named) {
+    if (!named && !is_not_followed(name)) {
         cut_version(name);
-        if (!bsearch(name, not_followed, not_followed_count, sizeof *not_followed, compare_names))
+        if (!is_not_followed(name))
             return;
     }
     Thread *me = thread_me();
