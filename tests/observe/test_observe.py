@@ -115,6 +115,35 @@ def scale(grid: Any, block: Any, to: Pointer, source: Pointer) -> None:
     del grid, block, to, source
 
 
+@pytest.mark.parametrize("pitch", [False, True])
+def test_a_word_that_was_no_address_may_become_one(room: Room, pitch: bool) -> None:
+    size, within = 8 << 20, 5 << 20
+
+    def allocated() -> int:
+        if pitch:
+            return int(checked(driver.cuMemAllocPitch(1 << 20, 8, 4))[0])
+        return int(checked(driver.cuMemAlloc(size)))
+
+    function = ObjectCode.from_ptx(b"any").get_kernel(MANGLED)
+
+    def scale_at(address: int) -> None:
+        launch(room.b, LaunchConfig(grid=1, block=1), function, address, room.y)
+
+    with us.observe() as seen:
+        memory = [allocated()]
+        word = memory.pop() + within
+        checked(driver.cuMemFree(word - within))
+        scale_at(word)
+        while len(memory) < 50 and not any(0 <= word - each < size for each in memory):
+            memory.append(allocated())
+        scale_at(word)
+        checked(driver.cuMemsetD8Async(word, 0, 8, handle(room.a)))
+        us.wait_for_device(0)
+        assert len(seen.races) == 1
+        for each in memory:
+            checked(driver.cuMemFree(each))
+
+
 def test_the_recorder_demangles_the_names_of_kernels(room: Room) -> None:
     if not ctypes.util.find_library("stdc++"):
         pytest.skip("needs the runtime of C++")

@@ -18,8 +18,12 @@ static atomic_uint epoch;       /* of the observation; 0: there was none */
 static unsigned char *(*account)(void);
 enum { OF_PROGRAM = 0, OF_NOBODY = 3 };
 
-static unsigned char my_account(void) {
-    return account ? *account() : OF_PROGRAM;
+static unsigned char account_of(Thread *me) {
+    if (!account)
+        return OF_PROGRAM;
+    if (!me->account)
+        me->account = account();
+    return *me->account;
 }
 
 uint64_t now(void) {
@@ -111,7 +115,7 @@ static uint64_t write_call(Thread *me, const Rule *rule, int site, const Call *c
     Record record = {
         .type = (uint16_t)call->function,
         .site = (uint8_t)site,
-        .account = my_account(),
+        .account = account_of(me),
         .stack = stack_index(me),
         .began = call->began,
         .ended = now(),
@@ -260,13 +264,14 @@ static void leave(Thread *me, const Rule *rule, const Call *call, const uint64_t
         return;
     see_context(me, current);
     if (!result && rule->orders_host)
-        sources_ended(me, rule, words, current, call->since, my_account() == OF_PROGRAM);
+        sources_ended(me, rule, words, current, call->since, account_of(me) == OF_PROGRAM);
     if (!result && rule->records != NO_WORD)
         sources_event_recorded(rule, words, current, call->since);
     if (!result && rule->allocates != NO_WORD && words[rule->allocates]) {
         uint64_t begin = *(const uint64_t *)(uintptr_t)words[rule->allocates];
         memory_forget(begin, begin + (rule->allocated == NO_WORD ? 1 : words[rule->allocated]));
-        strangers_forget();
+        if (rule->allocated == NO_WORD)
+            strangers_forget();
     }
     if (!(rule->sites >> LEAVE & 1))
         return;
@@ -303,12 +308,15 @@ static void write_down(Thread *me, int site, unsigned function, const uint64_t *
 void recorder_call(int site, unsigned function, const uint64_t *words, size_t count, int result,
                    const void *context) {
     (void)count;
-    if (function >= MAX_FUNCTIONS || !is_guarding())
+    if (function >= MAX_FUNCTIONS || !is_guarding() || !rules[function].sites)
         return;
-    bool is_recorded = rules[function].sites && my_account() != OF_NOBODY;
-    Thread *me = is_recorded ? thread_enter() : NULL;
+    Thread *me = thread_enter();
     if (!me)
         return;
+    if (account_of(me) == OF_NOBODY) {
+        thread_leave(me);
+        return;
+    }
     if (atomic_load(&recording)) {
         write_down(me, site, function, words, result, context);
     } else if (atomic_load(&guarding) && site == ENTER) {

@@ -34,12 +34,9 @@ static void find_pointers(Thread *me, const Kernel *kernel, void **parameters, v
             /* NCCL passes the begin of a large structure, as far as it has filled it. */
             bytes = bytes < size - offset ? bytes : (uint32_t)(size - offset);
         }
-        for (uint32_t at = 0; data && at + 8 <= bytes && found < MAX_POINTERS; at += 8) {
-            uint64_t word;
-            memcpy(&word, data + at, sizeof word);
-            if (is_memory(me, word, &memory[found]))
-                launch->pointers[found++] = (Pointer){offset + at, word};
-        }
+        if (data)
+            found += find_addresses(me, data, offset, bytes, launch->pointers + found,
+                                    memory + found, MAX_POINTERS - found);
     }
     launch->pointer_count = found;
 }

@@ -4,7 +4,7 @@
 static Ranges memory = NO_RANGES;
 static Ranges freed = NO_RANGES;        /* in stream order, and not allocated again */
 
-/* What a thread remembers of memory is true until memory near it is forgotten. */
+/* What a thread remembers of memory is true until memory near it is forgotten or is told of. */
 enum { NEAR = 21, AREAS = 64 };     /* addresses that agree above so many bits are near */
 
 static struct {
@@ -13,6 +13,12 @@ static struct {
 
 static unsigned area_of(uint64_t address) {
     return (unsigned)(address >> NEAR) % AREAS;
+}
+
+/* The area, and how often something there was forgotten. */
+static uint64_t generation_at(uint64_t address) {
+    return address >> NEAR << 32 |
+           atomic_load_explicit(&forgotten[area_of(address)].count, memory_order_acquire);
 }
 
 bool memory_was_freed(uint64_t address) {
@@ -34,8 +40,7 @@ void memory_forget(uint64_t begin, uint64_t end) {
 }
 
 static bool memory_known(Thread *me, uint64_t address, Range *found) {
-    unsigned generation =
-        atomic_load_explicit(&forgotten[area_of(address)].count, memory_order_acquire);
+    uint64_t generation = generation_at(address);
     /* Large memory is found by the area of an address, small memory by its page. */
     unsigned places[] = {(unsigned)(mixed(1, address >> NEAR) >> 32) % RANGES_KEPT,
                          (unsigned)(mixed(2, address >> 12) >> 32) % RANGES_KEPT};
@@ -117,39 +122,45 @@ void memory_gone_at(uint64_t address, bool in_stream_order) {
         ranges_add(&freed, found);      /* nothing of it is left there */
 }
 
-/* Words that are no addresses, so that the driver is not asked at each launch. An allocation makes
- * them all unknown again: they are kept with the number of allocations, in the bits that no address
- * has. */
-enum { STRANGERS = 4096, ADDRESS_BITS = 57 };
-
-static _Atomic uint64_t strangers[STRANGERS];
-static _Atomic uint64_t allocations;
-
+/* Any word may be an address from now on. */
 void strangers_forget(void) {
-    uint64_t count = atomic_fetch_add(&allocations, 1) + 1;
-    if (count << ADDRESS_BITS)
-        return;
-    for (size_t i = 0; i < STRANGERS; i++)
-        atomic_store_explicit(&strangers[i], 0, memory_order_relaxed);
+    for (size_t i = 0; i < AREAS; i++)
+        atomic_fetch_add(&forgotten[i].count, 1);
 }
 
-bool is_memory(Thread *me, uint64_t word, Range *found) {
+/* Most words of large parameters are no addresses, and the same at each launch: they come first. */
+static bool is_memory(Thread *me, uint64_t word, Range *found) {
+    enum { ADDRESS_BITS = 57 };
     if (word < 1 << 16 || word >> ADDRESS_BITS)
+        return false;
+    uint64_t generation = generation_at(word);
+    size_t place = (mixed(1, word) >> 32) % STRANGERS_KEPT;
+    if (me->memory.strangers[place].word == word &&
+        me->memory.strangers[place].generation == generation)
         return false;
     if (memory_known(me, word, found))
         return true;
-    _Atomic uint64_t *stranger = &strangers[mixed(1, word) % STRANGERS];
-    uint64_t mark = word | atomic_load(&allocations) << ADDRESS_BITS;
-    if (atomic_load_explicit(stranger, memory_order_relaxed) == mark)
-        return false;
     if (memory_was_freed(word)) {
         *found = (Range){word, word, true};     /* nobody looks there */
         return true;
     }
     if (see_memory(me, word, found))
         return true;
-    atomic_store_explicit(stranger, mark, memory_order_relaxed);
+    me->memory.strangers[place].word = word;
+    me->memory.strangers[place].generation = generation;
     return false;
+}
+
+uint32_t find_addresses(Thread *me, const char *data, uint32_t offset, uint32_t bytes,
+                        Pointer *pointers, Range *memory, uint32_t room) {
+    uint32_t found = 0;
+    for (uint32_t at = 0; at + 8 <= bytes && found < room; at += 8) {
+        uint64_t word;
+        memcpy(&word, data + at, sizeof word);
+        if (is_memory(me, word, &memory[found]))
+            pointers[found++] = (Pointer){offset + at, word};
+    }
+    return found;
 }
 
 void memory_clear(void) {

@@ -118,7 +118,7 @@ typedef struct NamedRule {
 extern const char recorder_version[];
 extern const NamedRule named_rules[];       /* sorted by name */
 extern const size_t named_rule_count;
-extern const char *const not_followed[];    /* sorted, without versions: calls are counted */
+extern const char *const not_followed[];    /* sorted: calls are counted */
 extern const size_t not_followed_count;
 
 /* ---- makers.c: the driver, and who tells of its calls --------------------------------------- */
@@ -339,10 +339,14 @@ void mailbox_in_child(void);
 typedef struct Code Code;
 typedef struct Stack Stack;
 
-enum { CODES_KEPT = 256, STACKS_KEPT = 256 };
+enum { CODES_KEPT = 1024, STACKS_KEPT = 4096 };
 
 typedef struct StackCache {
-    const Code *codes[CODES_KEPT];
+    struct {
+        const char *object;
+        const Code *code;
+        uint32_t version, number;       /* of the code */
+    } codes[CODES_KEPT];
     Stack *stacks[STACKS_KEPT];
 } StackCache;
 
@@ -397,20 +401,30 @@ void streams_in_child(void);
 
 /* ---- memory.c ------------------------------------------------------------------------------- */
 
-enum { RANGES_KEPT = 256 };
+enum { RANGES_KEPT = 512, STRANGERS_KEPT = 1024 };
+
+typedef struct Pointer {        /* a parameter that points to memory */
+    uint64_t offset, value;
+} Pointer;
 
 typedef struct MemoryCache {
     struct {
         Range range;
-        unsigned generation;
+        uint64_t generation;
     } known[RANGES_KEPT];
+    struct {                    /* a word that is no address: the driver is not asked again */
+        uint64_t word;
+        uint64_t generation;
+    } strangers[STRANGERS_KEPT];
 } MemoryCache;
 
 bool memory_was_freed(uint64_t address);        /* in stream order: a kernel may still get it */
 void memory_forget(uint64_t begin, uint64_t end);
 bool see_memory(Thread *me, uint64_t address, Range *found);    /* false: it is none */
-/* Whether a word of a kernel's parameters is an address. */
-bool is_memory(Thread *me, uint64_t word, Range *found);
+/* Finds the words of a kernel's parameter that are addresses, and the memory of each. Returns how
+ * many there are; `offset` is that of the parameter. */
+uint32_t find_addresses(Thread *me, const char *data, uint32_t offset, uint32_t bytes,
+                        Pointer *pointers, Range *memory, uint32_t room);
 bool memory_is_there(uint64_t address, uint64_t bytes);     /* asks the driver each time */
 void memory_gone(uint64_t begin, uint64_t end);
 void memory_gone_at(uint64_t address, bool in_stream_order);
@@ -453,11 +467,7 @@ typedef struct Kernel {
     struct Kernel *next;        /* of those that are to be freed */
 } Kernel;
 
-typedef struct Pointer {        /* a parameter that points to memory */
-    uint64_t offset, value;
-} Pointer;
-
-enum { KERNELS_KEPT = 256 };
+enum { KERNELS_KEPT = 512 };
 
 typedef struct KernelCache {
     struct {
@@ -567,6 +577,7 @@ struct Thread {
     atomic_bool inside;         /* the recorder: what it may use is not taken away */
     atomic_bool ended;
     bool left;                  /* the recorder since a question of the pump */
+    const unsigned char *account;   /* on which it calls; NULL: not asked yet */
     Written written;
     /* Calls in progress, the outermost first. Those of an earlier observation do not count, as
      * their ends were not seen. */

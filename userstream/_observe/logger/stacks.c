@@ -30,7 +30,7 @@ struct Stack {
     Frame frames[];
 };
 
-enum { FRAMES = 48, MOST = 1 << 20, MOST_TEXT = 4096, MOST_LINES = 48 << 10 };
+enum { FRAMES = 48, MOST = 1 << 20, NO_CODE = MOST, MOST_TEXT = 4096, MOST_LINES = 48 << 10 };
 
 static pthread_mutex_t stacks_lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_uint_fast64_t lost;   /* calls whose stack was one too many */
@@ -180,21 +180,30 @@ static const Code *find_code(const Code *wanted) {
     return code;
 }
 
-/* NULL: there are too many. */
-static const Code *code_of(StackCache *cache, const char *object) {
+/* Returns the number of a code object. NO_CODE: there are too many. A version alone tells it from
+ * another one at its address: its other members, in other lines of the cache, are not read then. */
+static uint32_t code_number(StackCache *cache, const char *object) {
     const Layout *at = &python.layout;
+    uint32_t version = at->code_version < 0 ? 0 : FIELD(uint32_t, object, at->code_version);
+    size_t place = (mixed(1, (uintptr_t)object) >> 32) % CODES_KEPT;
+    if (cache->codes[place].object == object && version && cache->codes[place].version == version)
+        return cache->codes[place].number;
     Code wanted = {
         .object = object,
         .filename = FIELD(void *, object, at->code_filename),
         .name = FIELD(void *, object, at->code_name),
         .lines = FIELD(void *, object, at->code_lines),
         .first_line = FIELD(int32_t, object, at->code_first_line),
-        .version = at->code_version < 0 ? 0 : FIELD(uint32_t, object, at->code_version),
+        .version = version,
     };
-    const Code **kept = &cache->codes[mixed(1, (uintptr_t)object) % CODES_KEPT];
-    if (!*kept || !is_code(*kept, &wanted))
-        *kept = find_code(&wanted);
-    return *kept;
+    const Code *code = cache->codes[place].code;
+    if (!code || !is_code(code, &wanted))
+        code = find_code(&wanted);
+    cache->codes[place].object = object;
+    cache->codes[place].code = code;
+    cache->codes[place].version = code ? version : 0;
+    cache->codes[place].number = code ? code->number : NO_CODE;
+    return cache->codes[place].number;
 }
 
 /* Under the lock. Defines a stack, and the codes in it, before a record refers to it. */
@@ -252,10 +261,10 @@ static uint32_t walk(StackCache *cache, Frame *frames, uint64_t *hash) {
         if (!object || TYPE_OF(object) != python.code_type)
             continue;
         const char *instruction = FIELD(char *, frame, at->frame_instruction);
-        const Code *code = code_of(cache, object);
-        if (!code)
+        uint32_t number = code_number(cache, object);
+        if (number == NO_CODE)
             continue;
-        frames[count].code = code->number;
+        frames[count].code = number;
         frames[count].instruction = (uint32_t)(instruction - (object + at->code_instructions));
         *hash = mixed(*hash, (uint64_t)frames[count].code << 32 | frames[count].instruction);
         count++;
