@@ -21,7 +21,7 @@ from userstream import _hooks
 from userstream._observe import logger
 from userstream._observe.judge import log
 from userstream._observe.judge.memory import DEVICE, Allocation
-from userstream.testing import Pointer, kernel
+from userstream.testing import Pointer, inject, kernel
 
 pytestmark = [
     pytest.mark.simulated,
@@ -31,6 +31,9 @@ pytestmark = [
         reason="the frames of this version of Python cannot be read",
     ),
 ]
+
+
+UNKNOWN = driver.CUresult.CUDA_ERROR_UNKNOWN
 
 
 @kernel("modes_sum")
@@ -124,6 +127,24 @@ def test_it_counts_more_than_what_was_learned() -> None:
                 copy(room.pinned, room.y, room.b)
         (race,) = seen.races
     assert (race.first.known, race.count) == ("learned", 1)
+
+
+def test_looks_that_fail_take_no_place_from_later_ones() -> None:
+    """There are 32 places, and the end of a look that fails is marked once more."""
+    with a_room() as room:
+        run = summing()
+        with us.observe() as seen:
+            with inject("cuStreamWriteValue32", UNKNOWN, count=500, strict=False):
+                for _ in range(40):
+                    run(room.a, room.y, room.x)
+            for value in range(20):
+                checked(driver.cuMemsetD8Async(room.x, value, SIZE, handle(room.a)))
+                run(room.a, room.y, room.x)
+                room.a.sync()
+            run(room.a, room.y, room.x)
+            fill(room.y, room.b)
+        (race,) = seen.races
+    assert race.first.known == "learned"
 
 
 def test_what_a_call_says_itself_stays_true() -> None:

@@ -18,8 +18,10 @@ struct Looking {                /* one launch */
     uint32_t turn;              /* even */
     uint32_t count;
     bool taken, queued, ok;
+    bool began;                 /* the stream will write the odd number */
     bool abandoned;             /* nothing is queued after the launch */
-    bool lost;                  /* nothing tells when the stream has run what is queued */
+    bool lost;                  /* nothing tells when the stream has run what is queued: */
+    uint64_t stream;            /* the next look there asks it once more to say so */
     uint64_t kernel;
     uint32_t offsets[LOOKED_AT];
     uint32_t sizes[LOOKED_AT];
@@ -125,6 +127,46 @@ static bool wants_look(const Kernel *kernel, const Pointer *pointers, uint32_t c
            !(looked_enough(looks, true) && is_together(pointers, count, which));
 }
 
+/* Under the lock. No launch has to look at the results. */
+static void lose(Looking *mine) {
+    mine->lost = true;
+    atomic_fetch_sub(&looking, 1);
+}
+
+/* Lets the stream say when it has run what is queued for a look. Should this fail, that may still
+ * write to its place, which stays taken. */
+static void mark_end(Looking *mine) {
+    bool failed = driver.write_value(mine->stream, (uint64_t)(uintptr_t)mine->done, mine->turn, 0);
+    pthread_mutex_lock(&kernels_lock);
+    mine->queued = !failed;
+    if (failed)
+        lose(mine);
+    pthread_mutex_unlock(&kernels_lock);
+}
+
+/* Returns a place that no look has. `*lost`: one of which the end is still to be marked on the
+ * stream. */
+static Looking *take_place(uint64_t stream, Looking **lost) {
+    Looking *mine = NULL;
+    *lost = NULL;
+    pthread_mutex_lock(&kernels_lock);
+    for (size_t i = 0; i < LOOKINGS; i++) {
+        Looking *each = &lookings[i];
+        if (!each->taken && !mine) {
+            mine = each;
+            mine->taken = true;
+            mine->turn += 2;
+            atomic_fetch_add(&looking, 1);
+        } else if (each->lost && each->stream == stream && !*lost) {
+            *lost = each;
+            each->lost = false;
+            atomic_fetch_add(&looking, 1);
+        }
+    }
+    pthread_mutex_unlock(&kernels_lock);
+    return mine;
+}
+
 Looking *look_before(const Kernel *kernel, uint64_t stream, const Pointer *pointers,
                      const Range *memory, uint32_t count) {
     bool wanted = false;
@@ -133,21 +175,13 @@ Looking *look_before(const Kernel *kernel, uint64_t stream, const Pointer *point
     }
     if (!wanted || !may_look(stream))
         return NULL;
-    Looking *mine = NULL;
-    pthread_mutex_lock(&kernels_lock);
-    for (size_t i = 0; i < LOOKINGS && !mine; i++) {
-        if (!lookings[i].taken)
-            mine = &lookings[i];
-    }
-    if (mine) {
-        mine->taken = true;
-        mine->turn += 2;
-        atomic_fetch_add(&looking, 1);
-    }
-    pthread_mutex_unlock(&kernels_lock);
+    Looking *lost, *mine = take_place(stream, &lost);
+    if (lost)
+        mark_end(lost);
     if (!mine)
         return NULL;
     mine->kernel = kernel->handle;
+    mine->stream = stream;
     mine->count = 0;
     mine->ok = true;
     for (uint32_t i = 0; i < count && mine->count < LOOKED_AT; i++) {
@@ -166,7 +200,8 @@ Looking *look_before(const Kernel *kernel, uint64_t stream, const Pointer *point
         mine->ok &= !driver.copy_out(mine->before + k * LOOK_BYTES, mine->addresses[k],
                                      mine->sizes[k], stream);
     }
-    mine->ok &= !driver.write_value(stream, (uint64_t)(uintptr_t)mine->done, mine->turn - 1, 0);
+    mine->began = !driver.write_value(stream, (uint64_t)(uintptr_t)mine->done, mine->turn - 1, 0);
+    mine->ok &= mine->began;
     return mine;
 }
 
@@ -175,25 +210,31 @@ void look_after(Looking *mine, uint64_t stream, int result) {
     for (uint32_t k = 0; mine->ok && k < mine->count; k++)
         mine->ok &= !driver.copy_out(mine->after + k * LOOK_BYTES, mine->addresses[k],
                                      mine->sizes[k], stream);
-    /* Should this fail, what was queued may still write there: the place is not used again. */
-    bool failed = driver.write_value(stream, (uint64_t)(uintptr_t)mine->done, mine->turn, 0);
-    pthread_mutex_lock(&kernels_lock);
-    mine->queued = !failed;
-    mine->lost = failed;
-    pthread_mutex_unlock(&kernels_lock);
+    mark_end(mine);
 }
 
-/* The place is free again when the stream has run the copies that precede the launch. */
+/* Under the lock. The place is free again when the stream has run the copies that precede the
+ * launch. */
+static void abandon(Looking *mine) {
+    if (mine->began)
+        mine->abandoned = true;
+    else
+        lose(mine);
+}
+
 void look_abandon(Looking *mine) {
     pthread_mutex_lock(&kernels_lock);
-    mine->abandoned = true;
+    abandon(mine);
     pthread_mutex_unlock(&kernels_lock);
 }
 
 void looks_abandon(void) {
     pthread_mutex_lock(&kernels_lock);
-    for (size_t i = 0; i < LOOKINGS; i++)
-        lookings[i].abandoned = lookings[i].taken && !lookings[i].queued && !lookings[i].lost;
+    for (size_t i = 0; i < LOOKINGS; i++) {
+        Looking *each = &lookings[i];
+        if (each->taken && !each->queued && !each->lost && !each->abandoned)
+            abandon(each);
+    }
     pthread_mutex_unlock(&kernels_lock);
 }
 
