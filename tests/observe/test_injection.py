@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import array
-import io
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from observed import judge_of
 from userstream import _built
-from userstream._observe.judge import Judge, judged, log
+from userstream._observe.judge import Judge
 
 pytestmark = pytest.mark.simulated
 
@@ -190,103 +186,3 @@ def test_a_program_in_c_is_recorded(tmp_path: Path) -> None:
     (race,) = judge.races()
     assert race.first.line is race.second.line is None
     assert judge.not_seen() == ()
-
-
-# -- a supervisor, to which processes send their logs ---------------------------------------------
-
-
-@pytest.fixture
-def supervisor() -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(b"\0userstream-test-%d" % os.getpid())
-        listening.listen()
-        yield listening
-
-
-def address_of(supervisor: socket.socket) -> str:
-    return "@" + supervisor.getsockname()[1:].decode()
-
-
-def received(connection: socket.socket) -> tuple[bytes, list[int], bytes]:
-    """Return the greeting, the descriptors, and the log as far as it was sent."""
-    data, descriptors = b"", array.array("i")
-    while piece := connection.recvmsg(1 << 16, socket.CMSG_SPACE(8)):
-        for *_, passed in piece[1]:
-            descriptors.frombytes(passed)
-        if not piece[0]:
-            break
-        data += piece[0]
-    greeting, _, sent = data.partition(b"\n")
-    return greeting, list(descriptors), sent
-
-
-@pytest.mark.parametrize("directory", [False, True])
-def test_a_log_is_sent_to_a_supervisor(
-    tmp_path: Path, supervisor: socket.socket, directory: bool
-) -> None:
-    where = {"USERSTREAM_RECORD": str(tmp_path)} if directory else {}
-    done = run(USERSTREAM_RECORD_SOCKET=address_of(supervisor), **where)
-    assert done.returncode == 0, done.stderr
-    with supervisor.accept()[0] as connection:
-        greeting, descriptors, sent = received(connection)
-    for each in descriptors:
-        os.close(each)
-    pid, path = greeting.decode().split(" ", 1)
-    judge = judged(io.BytesIO(sent), Judge())
-    assert judge.findings().process.pid == int(pid)
-    assert lines_of(judge) == {"first", "second"}
-    assert judge.end == "exit"
-    if directory:
-        assert path == str(the_log(tmp_path))
-        assert the_log(tmp_path).read_bytes() == sent
-    else:
-        assert path == "-"
-
-
-@pytest.mark.parametrize("is_gone", [False, True], ids=["never reads", "is gone"])
-def test_a_program_does_not_wait_for_its_supervisor(
-    supervisor: socket.socket, is_gone: bool
-) -> None:
-    environment = {
-        **os.environ,
-        "CUDA_INJECTION64_PATH": str(RECORDER),
-        "USERSTREAM_RECORD_SOCKET": address_of(supervisor),
-    }
-    end = "for _ in range(20_000): first()"
-    with subprocess.Popen([sys.executable, "-c", RACE.format(end=end)], env=environment) as process:
-        connection = supervisor.accept()[0]
-        if is_gone:
-            connection.close()
-        assert process.wait(60) == 0
-    connection.close()
-
-
-def test_what_a_killed_process_had_not_sent_is_in_its_memory(supervisor: socket.socket) -> None:
-    """The kill comes at once: the recorder has no time to send anything."""
-    end = """
-for _ in range(20_000):
-    first()
-    second()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    environment = {
-        **os.environ,
-        "CUDA_INJECTION64_PATH": str(RECORDER),
-        "USERSTREAM_RECORD_SOCKET": address_of(supervisor),
-    }
-    command = [sys.executable, "-c", RACE.format(end=end)]
-    with subprocess.Popen(command, env=environment) as process:
-        connection = supervisor.accept()[0]  # nothing is received until the process has ended
-        assert process.wait(60) == -signal.SIGKILL
-    with connection:
-        _, (memory, spill), sent = received(connection)
-    judge = Judge()
-    for _ in log.read_log(io.BytesIO(sent), judge):
-        pass
-    before = judge.calls()["cuMemsetD8Async"]
-    rest = log.rest_of(memory, spill, judge.number)
-    assert judge.take(rest) == len(rest)
-    os.close(memory)
-    os.close(spill)
-    assert judge.end is None
-    assert before < judge.calls()["cuMemsetD8Async"] == 40_002

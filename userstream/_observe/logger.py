@@ -37,8 +37,6 @@ class _Options(ctypes.Structure):
         ("judges_here", ctypes.c_uint32),
         ("memory", ctypes.c_uint64),
         ("account", ctypes.c_void_p),
-        ("greet", ctypes.c_void_p),
-        ("path", ctypes.c_char_p),
         ("holds", ctypes.c_uint32),
     ]
 
@@ -188,16 +186,6 @@ class Logger:
         """Return a number that changes when another thread is recorded for the first time."""
         count: int = self._library.recorder_threads()
         return count
-
-    def memory(self) -> int:
-        """Return a descriptor of the memory with what was not sent on; -1 for none."""
-        descriptor: int = self._library.recorder_memory()
-        return descriptor
-
-    def spill(self) -> int:
-        """Return a descriptor of the file with what the judge had not taken; -1 for none."""
-        descriptor: int = self._library.recorder_spill()
-        return descriptor
 
     def judge_is_gone(self) -> bool:
         """Return whether a judge in another process does not listen any more."""

@@ -9,7 +9,6 @@ has the same types and numbers in `logger/parts.h`, and a test compares them.
 from __future__ import annotations
 
 import json
-import mmap
 import re
 import struct
 from contextlib import suppress
@@ -158,68 +157,6 @@ def frames_of(part: bytes) -> list[tuple[int, int]]:
 def json_of(parts: list[bytes]) -> Any:
     """Return what a note of Python tells."""
     return json.loads(parts[0])
-
-
-# -- what was not sent on -------------------------------------------------------------------------
-
-_POOL_MAGIC = b"uspool\r\n"
-_POOL = struct.Struct("<8sIII")  # and the size of a chunk, the log, and how many chunks are used
-_CHUNK = struct.Struct("<II")  # the log of its records, and where they end
-_CHUNK_HEAD = 64
-
-
-def rest_of(memory: int, spill: int, after: int) -> bytes:
-    """Return the records that a process which has died had not sent on.
-
-    Parameters
-    ----------
-    memory : int
-        The descriptor of its shared memory; -1 for none.
-    spill : int
-        The descriptor of the file with what a judge had not taken; -1 for none.
-    after : int
-        The number of the last record that was sent on.
-
-    Notes
-    -----
-    A thread that had taken a number, and not written its record yet, was in the middle of a call.
-    What comes after that record may depend on it, and is left out.
-    """
-    records: list[tuple[int, bytes]] = []
-    if spill >= 0:
-        with open(spill, "rb", closefd=False) as file:
-            file.seek(0)
-            records += _records(file.read(), after)
-    if memory >= 0:
-        with mmap.mmap(memory, 0, prot=mmap.PROT_READ) as pool:
-            magic, size, log, used = _POOL.unpack_from(pool, 0)
-            if magic == _POOL_MAGIC:
-                for begin in range(size, size * used, size):
-                    of_log, until = _CHUNK.unpack_from(pool, begin)
-                    if of_log == log:
-                        first = begin + _CHUNK_HEAD
-                        records += _records(pool[first : first + until], after)
-    records.sort()
-    found = []
-    for number, record in records:
-        if number == after + 1:
-            found.append(record)
-            after = number
-        elif number > after:
-            break
-    return b"".join(found)
-
-
-def _records(data: bytes, after: int) -> Iterator[tuple[int, bytes]]:
-    """Return the whole records with numbers above one, with their numbers."""
-    at = 0
-    while at + HEAD.size <= len(data):
-        size, _, _, _, number, *_ = HEAD.unpack_from(data, at)
-        if not HEAD.size <= size <= len(data) - at:
-            return
-        if number > after:
-            yield number, data[at : at + size]
-        at += size
 
 
 # -- Stacks, as lines of source --------------------------------------------------------------------

@@ -236,9 +236,8 @@ typedef struct Call Call;
 
 enum { CHUNK = 1 << 16, CHUNK_HEAD = 64, CHUNK_DATA = CHUNK - CHUNK_HEAD };
 
-/* In memory that a judge in another process can map: what lies there outlives this process. */
 typedef struct Chunk {
-    uint32_t log;               /* of which its records are; 0: it was never used */
+    uint32_t log;               /* of which its records are */
     _Atomic uint32_t used;      /* bytes: up to here, records are whole */
     _Atomic(struct Chunk *) next;   /* to which its thread writes after this one */
     struct Chunk *next_free;
@@ -248,11 +247,10 @@ typedef struct Chunk {
     _Alignas(CHUNK_HEAD) char data[CHUNK_DATA];
 } Chunk;
 
-_Static_assert(sizeof(Chunk) == CHUNK, "judge/log.py finds the chunks by their size");
+_Static_assert(sizeof(Chunk) == CHUNK, "a pool of so many bytes has so many chunks");
 
 bool pool_open(uint64_t bytes, uint32_t log);   /* false: there is no memory */
 void pool_close(bool unmap);
-int pool_descriptor(void);      /* -1: nobody else can map it */
 /* NULL: there is none. Those for definitions may be the last ones. */
 Chunk *chunk_take(bool for_definitions);
 void chunk_free(Chunk *chunk);
@@ -318,7 +316,6 @@ void pump_wake(void);           /* a chunk was taken */
 void pump_hurry(void);          /* somebody waits for an answer of the judge */
 int pump_log_error(void);
 int pump_judge_error(void);
-int pump_spill(void);           /* the file with what the judge has not taken yet; -1 */
 void pump_end(uint64_t patience);   /* nothing comes any more; for how long a judge may take it */
 bool pump_has_ended(void);      /* everything was sent on */
 void pump_close(void);

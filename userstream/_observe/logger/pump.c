@@ -344,7 +344,7 @@ static bool pass_on(void) {
     bool any = false;
     for (size_t size; gather(), size = take(buffer); any = true) {
         send_on(buffer, size);
-        while (emptied) {       /* only now: a judge finds there what was not sent on */
+        while (emptied) {
             Chunk *chunk = emptied;
             emptied = chunk->next_free;
             chunk_free(chunk);
@@ -455,8 +455,6 @@ void pump_open(int to_file, int to_judge, bool to_thread) {
     judge = output_open(to_judge);
     spill = output_open(-1);
     judges_here = to_thread;
-    if (judge.descriptor >= 0)      /* a judge in another process maps it before it is needed */
-        open_spill();
     file_size = first = last = 0;
     answer_size = answer_given = 0;
     awaits_answer = false;
@@ -506,10 +504,6 @@ int pump_log_error(void) {
 
 int pump_judge_error(void) {
     return judge.error;
-}
-
-int pump_spill(void) {
-    return spill.descriptor;
 }
 
 /* The thread of the parent does not exist here. A judge would wait for this process as well. */

@@ -9,9 +9,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
@@ -22,8 +20,6 @@ typedef struct Options {
     uint32_t judges_here;       /* the judge is a thread of this process */
     uint64_t memory;            /* in bytes: the most that waits to be sent on */
     unsigned char *(*account)(void);
-    void (*greet)(int judge, const char *path); /* says who this is, before the log; or NULL */
-    const char *path;
     uint32_t holds;             /* how often a stream may be held, to make races happen */
 } Options;
 
@@ -141,8 +137,6 @@ static const char *begin(const Options *options) {
     }
     log_begin();
     pump_open(options->file, options->judge, options->judges_here);
-    if (options->greet)
-        options->greet(options->judge, options->path);
     error = pump_begin();
     if (error) {
         makers_end();
@@ -226,16 +220,6 @@ PUBLIC bool recorder_note(unsigned type, const uint64_t *words, unsigned count, 
     return written;
 }
 
-/* A descriptor of the memory with what was not sent on; -1: there is none. */
-PUBLIC int recorder_memory(void) {
-    return pool_descriptor();
-}
-
-/* A descriptor of the file with what the judge had not taken; -1: there is none. */
-PUBLIC int recorder_spill(void) {
-    return pump_spill();
-}
-
 /* Whether the frames of this interpreter can be read. */
 PUBLIC bool recorder_has_stacks(void) {
     python_find();
@@ -306,48 +290,6 @@ static uint64_t start_time(void) {
     return at ? strtoull(at, NULL, 10) : 0;
 }
 
-/* Connects to a supervisor. A name that begins with @ is an abstract one. */
-static int supervisor_of(const char *name) {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    size_t length = name ? strlen(name) : 0;
-    if (!length || length >= sizeof address.sun_path)
-        return -1;
-    memcpy(address.sun_path, name, length);
-    if (*name == '@')
-        address.sun_path[0] = 0;
-    int supervisor = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    socklen_t size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length);
-    if (supervisor >= 0 && connect(supervisor, (struct sockaddr *)&address, size)) {
-        close(supervisor);
-        return -1;
-    }
-    return supervisor;
-}
-
-/* Says who this is, before the log: the path is - if it is not written to a file. Gives the
- * supervisor the memory, and the file, with what is not sent on when this process is killed. */
-static void introduce(int supervisor, const char *path) {
-    char text[4200];
-    int descriptors[] = {pool_descriptor(), pump_spill()};
-    int length = snprintf(text, sizeof text, "%d %s\n", (int)getpid(), path);
-    union {
-        char space[CMSG_SPACE(sizeof descriptors)];
-        struct cmsghdr aligned;
-    } control = {0};
-    struct iovec data = {text, (size_t)length};
-    struct msghdr sent = {.msg_iov = &data, .msg_iovlen = 1};
-    if (descriptors[0] >= 0 && descriptors[1] >= 0) {
-        sent.msg_control = control.space;
-        sent.msg_controllen = sizeof control.space;
-        struct cmsghdr *head = CMSG_FIRSTHDR(&sent);
-        head->cmsg_level = SOL_SOCKET;
-        head->cmsg_type = SCM_RIGHTS;
-        head->cmsg_len = CMSG_LEN(sizeof descriptors);
-        memcpy(CMSG_DATA(head), descriptors, sizeof descriptors);
-    }
-    sendmsg(supervisor, &sent, MSG_NOSIGNAL);
-}
-
 static void write_text(const char *path, const char *text) {
     int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (file < 0)
@@ -371,37 +313,25 @@ static bool is_directory(const char *path) {
 PUBLIC int InitializeInjection(void) {
     const char *directory = getenv("USERSTREAM_RECORD");
     const char *memory = getenv("USERSTREAM_RECORD_MEMORY");
-    char path[4096] = "-", reason[4096];
-    int file = -1, supervisor = -1;
-    if (state != NONE || !is_wanted())
+    char path[4096], reason[4096];
+    if (state != NONE || !is_wanted() || !is_directory(directory))
         return 1;
-    bool has_directory = is_directory(directory);
-    if (has_directory) {
-        unsigned long long started = start_time();
-        snprintf(reason, sizeof reason, "%s/%d-%llu.why", directory, (int)getpid(), started);
-        snprintf(path, sizeof path, "%s/%d-%llu.uslog", directory, (int)getpid(), started);
-        file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-        if (file < 0) {
-            if (errno != EEXIST)        /* else it is recorded already */
-                write_text(reason, strerror(errno));
-            return 1;
-        }
+    unsigned long long started = start_time();
+    snprintf(reason, sizeof reason, "%s/%d-%llu.why", directory, (int)getpid(), started);
+    snprintf(path, sizeof path, "%s/%d-%llu.uslog", directory, (int)getpid(), started);
+    int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (file < 0) {
+        if (errno != EEXIST)    /* else it is recorded already */
+            write_text(reason, strerror(errno));
+        return 1;
     }
-    supervisor = supervisor_of(getenv("USERSTREAM_RECORD_SOCKET"));
-    if (file < 0 && supervisor < 0)
-        return 1;
-    Options options = {.cupti = getenv("USERSTREAM_CUPTI"), .file = file, .judge = supervisor};
+    Options options = {.cupti = getenv("USERSTREAM_CUPTI"), .file = file, .judge = -1};
     options.memory = memory ? strtoull(memory, NULL, 10) : 0;
     if (!options.memory)
         options.memory = DEFAULT_MEMORY;
-    options.greet = supervisor < 0 ? NULL : introduce;
-    options.path = path;
     const char *error = recorder_begin(&options);
-    if (file >= 0)
-        close(file);
-    if (supervisor >= 0)
-        close(supervisor);
-    if (error && has_directory) {
+    close(file);
+    if (error) {
         unlink(path);
         write_text(reason, error);
     }
@@ -409,8 +339,7 @@ PUBLIC int InitializeInjection(void) {
     return 1;
 }
 
-/* Threads may be in the recorder, and the driver may be gone: nothing is taken apart. A slow
- * supervisor finds the rest in what it was given. */
+/* Threads may be in the recorder, and the driver may be gone: nothing is taken apart. */
 __attribute__((destructor)) static void at_exit(void) {
     enum { NANOSECONDS = 500000000 };
     if (!is_injected || state != RECORDS)
