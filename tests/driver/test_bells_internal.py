@@ -65,8 +65,8 @@ def test_a_signal_ends_a_wait() -> None:
     timer = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        bell.wait(20)
-    assert time.monotonic() - began < 10
+        bell.wait(60)
+    assert time.monotonic() - began < 30
 
 
 def test_what_is_no_bell_or_no_time_is_refused(stream: us.Stream) -> None:
@@ -83,7 +83,7 @@ def test_a_bell_rings_when_the_stream_has_passed_the_point(stream: us.Stream) ->
         assert point.notify(bell)
         assert not bell.wait(0.01)
         latch.release()
-        assert bell.wait(10)
+        assert bell.wait(30)
     assert point.is_done()
     assert bell.wait(0) is False
 
@@ -143,7 +143,7 @@ def test_a_point_that_is_kept_does_not_keep_the_event(stream: us.Stream) -> None
         del kept
         assert not stream._resolve().completion().is_blocking
         latch.release()
-        assert bell.wait(10)
+        assert bell.wait(30)
 
 
 @pytest.mark.parametrize(("connections", "blocks"), [("1", False), ("7", False), ("8", True)])
@@ -179,7 +179,7 @@ def test_a_thread_that_cannot_wait_rings_at_once(stream: us.Stream) -> None:
         point = blocking_point(stream)
         with testing.inject("cuEventSynchronize", driver.CUresult.CUDA_ERROR_UNKNOWN):
             assert point.notify(bell)
-            assert bell.wait(10)
+            assert bell.wait(30)
         assert not point.is_done()
         latch.release()
         host_wait.wait_until(point, 10)
@@ -193,7 +193,7 @@ def test_an_error_of_the_gpu_rings() -> None:
             point = blocking_point(stream)
             assert point.notify(bell)
             testing.async_error(stream, driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS)
-        assert bell.wait(10)
+        assert bell.wait(30)
         with pytest.raises(us.DriverError, match="ILLEGAL_ADDRESS"):
             point.is_done()
         assert core.passed([point]) == 0, "a wait must not take it for done"
@@ -211,7 +211,7 @@ def test_a_capture_goes_on_while_a_thread_waits(stream: us.Stream) -> None:
         assert point.notify(bell)
         time.sleep(0.01)
         latch.release()
-        assert bell.wait(10)
+        assert bell.wait(30)
         captured.end_capture()  # raises if the capture is invalid
 
 
@@ -228,7 +228,7 @@ def test_signals_are_for_the_threads_of_the_program(stream: us.Stream) -> None:
         for task in waiters:
             assert int(task["SigBlk"], 16) >> (signal.SIGINT - 1) & 1
         latch.release()
-        assert bell.wait(10)
+        assert bell.wait(30)
 
 
 def test_points_that_are_passed_are_counted(stream: us.Stream) -> None:
@@ -244,7 +244,7 @@ def test_points_that_are_passed_are_counted(stream: us.Stream) -> None:
             assert core.passed(points) == 5
             assert testing.calls("cuEventQuery") - queries <= 4, "not one for each"
             second.release()
-    stream.sync(timeout=10)
+    stream.sync(timeout=30)
     assert core.passed(points) == 8
     assert core.passed([]) == 0
     for nothing in ((), [1], None):

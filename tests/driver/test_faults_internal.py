@@ -6,7 +6,6 @@ import ast
 import functools
 import gc
 import re
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,11 @@ from helpers import (
     current_context,
     device_current,
     device_memory,
+    eventually,
     on,
     run_python,
 )
+from internals import nothing_is_being_freed
 from userstream import _driver, testing
 from userstream._copies import pinned as _pinned
 from userstream._copies import staging
@@ -145,19 +146,19 @@ def scenario(address: int) -> None:
         theirs = us.Stream.from_handle(int(other.handle), owner=other)  # not known as ours
         theirs.flags, theirs.stream_id, theirs.is_done  # noqa: B018
         use_memory(other, address)
-        other.sync(timeout=10)  # before others write to the words that it waits for
+        other.sync(timeout=30)  # before others write to the words that it waits for
         with other.capture("relaxed"):
             other.capture_info  # noqa: B018
-    us.Stream.legacy_default().sync(timeout=10)
+    us.Stream.legacy_default().sync(timeout=30)
     _order(address)
-    us.wait(timeout=10)
-    us.wait(on(0), timeout=10)
-    us.completion(0).result(timeout=10)
-    us.wait_for_device(0, timeout=10)
+    us.wait(timeout=30)
+    us.wait(on(0), timeout=30)
+    us.completion(0).result(timeout=30)
+    us.wait_for_device(0, timeout=30)
     contexts._primary.pop(3, None)  # so that the driver is asked whether it is active
-    us.wait_for_device(3, timeout=10)
-    us.wait_all(timeout=10)
-    us.close(timeout=10)
+    us.wait_for_device(3, timeout=30)
+    us.wait_all(timeout=30)
+    us.close(timeout=30)
 
 
 def _order(address: int) -> None:
@@ -170,7 +171,7 @@ def _order(address: int) -> None:
         us.copyto(Delegating(address, producer), buffer, stream=mine)
         place = us.pinned_empty(4, "f4")
         us.copyto(buffer, place, stream=mine, wait=False)
-        us.asnumpy_async(buffer, out=place, stream=mine).result(timeout=10)
+        us.asnumpy_async(buffer, out=place, stream=mine).result(timeout=30)
         with producer.capture("relaxed"), us.borrow(buffer, stream=mine, keep=False):
             us.acquire(buffer, stream=mine)
         with us.borrow(driver.CUdeviceptr(address), stream=mine):  # by the device
@@ -211,7 +212,7 @@ def copies(address: int) -> None:
         try:
             copy_everywhere(address, elsewhere)
         finally:
-            us.close(timeout=10)
+            us.close(timeout=30)
             free_pinned()
 
 
@@ -227,7 +228,7 @@ def copy_everywhere(address: int, elsewhere: int) -> None:
         copy_on(stream, tail, whole)
         copy_on(stream, other, rows)
         copy_on(stream, array(elsewhere, (64,), (1,)), whole)
-        assert to_host(tail, stream, timeout=10).all()
+        assert to_host(tail, stream, timeout=30).all()
         assert to_host(rows, stream).all()
         assert to_host(whole, stream, np.zeros(64, "u1")).all()
     _pinned.set_limit(1 << 26)
@@ -237,9 +238,7 @@ def copy_everywhere(address: int, elsewhere: int) -> None:
 
 def free_pinned() -> None:
     staging.trim()
-    for thread in threading.enumerate():
-        if thread.name == "userstream-trim":
-            thread.join(10)
+    assert eventually(nothing_is_being_freed)
 
 
 # What copies alone call, and what they are made of.
@@ -265,7 +264,7 @@ def _caches() -> Iterator[None]:
     free_pinned()
     stream = us.get_stream(0)
     points = [stream._resolve().completion() for _ in range(8)]
-    stream.sync(timeout=10)
+    stream.sync(timeout=30)
     assert all(_driver.streams.relaxed(point.is_done) for point in points)
     yield
     _pinned.set_limit(limit)
@@ -313,7 +312,7 @@ def test_one_failure_leaves_nothing_behind(
         testing.reset()
         assert current_context() == 0, "also where what failed was to restore it"
         assert capture_mode() == driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
-        us.close(timeout=10)
+        us.close(timeout=30)
         scenario(address)  # the next call works
         gc.collect()  # also the frames of the error, which hold pinned memory
         free_pinned()
@@ -366,7 +365,7 @@ def test_first_calls(function: str, code: int) -> None:
                 raise AssertionError
         context = driver.cuCtxGetCurrent()[1]  # None before cuInit
         assert context is None or int(context) == 0
-        us.get_stream(0).sync(timeout=10)
+        us.get_stream(0).sync(timeout=30)
         """
     )
     assert done.returncode == 0, done.stderr

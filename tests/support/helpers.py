@@ -340,7 +340,7 @@ def untraced() -> Iterator[None]:
         sys.settrace(tracer)
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 30) -> bool:
     """Wait until a condition holds; tell whether it did in time."""
     deadline = time.monotonic() + seconds
     while not condition():
