@@ -21,20 +21,11 @@ from helpers import (
     eventually,
     fill,
     in_thread,
+    waits_for,
 )
 from userstream import testing
 
 pytestmark = pytest.mark.usefixtures("no_garbage")
-
-
-def waits_for(stream: us.Stream, use: Callable[[], us.Stream]) -> bool:
-    """Return whether the stream that uses a buffer comes after the work queued on a stream."""
-    with testing.latch(stream) as latch:
-        user = use()
-        is_done = eventually(lambda: user.is_done, 0.03)
-        latch.release()
-        user.sync(timeout=10)
-    return not is_done
 
 
 @pytest.mark.multi_device

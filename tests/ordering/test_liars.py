@@ -27,9 +27,9 @@ from helpers import (
     copy,
     device_current,
     device_memory,
-    eventually,
     fill,
     is_blocked,
+    is_held,
     run_python,
     running,
 )
@@ -165,11 +165,6 @@ def dtype_of(liar: Any) -> np.dtype:
     """Return what a copy takes it for: a buffer without a type is bytes."""
     dtype = us.describe(liar).dtype
     return dtype if isinstance(dtype, np.dtype) else np.dtype("u1")
-
-
-def is_held(stream: us.Stream) -> bool:
-    """Return whether a stream is still busy after a while."""
-    return not eventually(lambda: stream.is_done, 0.03)
 
 
 # -- in -------------------------------------------------------------------------------------------

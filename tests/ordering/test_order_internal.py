@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import gc
 import types
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
-from cuda.core import Buffer
 
 import userstream as us
 from helpers import (
@@ -47,36 +46,11 @@ def test_a_ctrl_c_at_the_end_of_an_activation(
         assert cupy.cuda.get_current_stream(0) is before
 
 
-SIZE = 256
-
-
-class _Array:
-    """Bytes of a framework, which works on a stream of its own."""
-
-    def __init__(self, address: int, stream: us.Stream) -> None:
-        self.address, self.stream = address, stream
-
-    def export(self, how: dict[str, Any]) -> Any:
-        return Buffer.from_handle(self.address, SIZE, owner=self).__dlpack__(**how)
-
-
-class Silent(_Array):
-    """An interface of version 3 without a stream, as pylibraft's and PyCUDA's."""
-
-    more: ClassVar[dict[str, Any]] = {"version": 3, "stream": None}
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"shape": (SIZE,), "typestr": "|u1", "data": (self.address, False), **self.more}
-
-
-def test_a_driver_that_has_no_such_edges(
-    monkeypatch: pytest.MonkeyPatch, memory: int, producer: us.Stream
-) -> None:
+def test_a_driver_that_has_no_such_edges(monkeypatch: pytest.MonkeyPatch, memory: int) -> None:
     """Before CUDA 12.5: as if it were not wanted."""
     monkeypatch.setattr(_driver.streams, "has_context_events", lambda: False)
     with pytest.raises(us.UnknownProducerError, match="producer="):
-        us.acquire(Silent(memory, producer))
+        us.acquire(CAI(memory, stream=None))
 
 
 def test_nothing_piles_up(buffer: CAI, mine: us.Stream) -> None:
@@ -102,6 +76,7 @@ def test_nothing_piles_up(buffer: CAI, mine: us.Stream) -> None:
     assert not noted._acquired
 
 
+SIZE = 256
 NEW = np.full(SIZE, 7, "u1")
 
 

@@ -37,6 +37,7 @@ from helpers import (
     primary_context,
     run_python,
     running,
+    waits_for,
 )
 from internals import forget_frameworks, nothing_is_held, wait_in_every_block
 from userstream import testing
@@ -121,16 +122,6 @@ def edges(use: Callable[[], object], function: str = "cuStreamWaitEvent") -> int
     before = testing.calls(function)
     use()
     return testing.calls(function) - before
-
-
-def waits_for(stream: us.Stream, use: Callable[[], us.Stream]) -> bool:
-    """Return whether the user of a buffer is ordered after the work queued on a stream."""
-    with testing.latch(stream) as latch:
-        user = use()
-        done = eventually(lambda: user.is_done, 0.03)
-        latch.release()
-        user.sync(timeout=10)
-    return not done
 
 
 def test_the_current_stream_of_torch(

@@ -15,7 +15,7 @@ from cuda.core import Buffer
 
 import standins
 import userstream as us
-from helpers import CAI, content, device_memory, eventually, fill, is_blocked, running
+from helpers import CAI, content, device_memory, fill, is_blocked, is_held, running
 from userstream import testing
 
 SIZE = 256
@@ -60,10 +60,6 @@ def array(
     us.asnumpy(CAI(memory, stream=int(producer.handle)))  # page-locked memory is there
     with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", 0), int(producer.handle)):
         yield KINDS[request.param](memory, producer)
-
-
-def is_held(stream: us.Stream) -> bool:
-    return not eventually(lambda: stream.is_done, 0.03)
 
 
 def test_it_comes_before(array: Any, memory: int, producer: us.Stream) -> None:

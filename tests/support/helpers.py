@@ -329,6 +329,21 @@ def is_blocked(result: Any, seconds: float = 0.05) -> bool:
     return bool(result.thread.is_alive())
 
 
+def is_held(stream: us.Stream) -> bool:
+    """Return whether a stream is still busy after a while."""
+    return not eventually(lambda: stream.is_done, 0.03)
+
+
+def waits_for(stream: us.Stream, use: Callable[[], us.Stream]) -> bool:
+    """Return whether the stream that uses a buffer comes after the work queued on a stream."""
+    with testing.latch(stream) as latch:
+        user = use()
+        held = is_held(user)
+        latch.release()
+        user.sync(timeout=30)
+    return held
+
+
 @contextmanager
 def untraced() -> Iterator[None]:
     """Measure no coverage, which takes a lock of its own: a Ctrl-C in there is a deadlock."""
