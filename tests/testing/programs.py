@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from helpers import UNTRACED
+
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60
 
@@ -18,8 +20,11 @@ def run(
     arguments: tuple[str, ...] = (),
     timeout: float = PATIENCE,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program; None removes a variable from its environment. A hang is an error."""
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"}
+    """Run a program; None removes a variable from its environment. A hang is an error.
+
+    The programs test the simulated driver, whose Python the other tests cover: no coverage here.
+    """
+    variables = {**os.environ, **UNTRACED, "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"}
     for name, value in (environment or {}).items():
         variables.pop(name, None)
         if value is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import UNTRACED
 from testing.programs import ROOT
 
 pytestmark = pytest.mark.simulated
@@ -86,6 +87,7 @@ def test_the_package_is_not_rewritten(tmp_path, options, loader):
         cwd=tmp_path,
         env={
             **os.environ,
+            **UNTRACED,
             "PYTHONPATH": str(tmp_path),
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTEST_ADDOPTS": "-p no:randomly",
