@@ -581,3 +581,24 @@ def test_while_a_free_waits_others_do(
     ok(driver.cuMemFreeHost(host))
     ok(driver.cuStreamDestroy(made_stream))
     ok(driver.cuEventDestroy(made_event))
+
+
+def test_memory_that_was_freed_does_not_become_memory_of_the_host():
+    """Or a copy to it would overwrite what the program has mapped there since."""
+    size = 1 << 20
+    address = int(ok(driver.cuMemAlloc(size)))
+    ok(driver.cuMemFree(address))
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    arguments = (
+        ctypes.c_size_t(size),
+        mmap.PROT_READ | mmap.PROT_WRITE,
+        flags,
+        -1,
+        ctypes.c_long(0),
+    )
+    mapped = libc.mmap(ctypes.c_void_p(address), *arguments)
+    source = (ctypes.c_char * 64)()
+    assert driver.cuMemcpy(address, ctypes.addressof(source), 64) == (INVALID_VALUE,)
+    libc.munmap(ctypes.c_void_p(mapped), ctypes.c_size_t(size))

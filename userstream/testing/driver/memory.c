@@ -17,14 +17,78 @@ Memory *memory_find(CUdeviceptr address) {
     return NULL;
 }
 
+/* ---- addresses that were memory ------------------------------------------------------------- */
+
+typedef struct Range {
+    CUdeviceptr begin;
+    CUdeviceptr end;
+} Range;
+
+static Range *retired;          /* ascending; ranges that touch are one */
+static size_t retired_count;
+
+/* The first retired range that ends behind an address. */
+static size_t retired_behind(CUdeviceptr address) {
+    size_t low = 0;
+    size_t high = retired_count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (retired[middle].end <= address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static bool is_retired(CUdeviceptr begin, CUdeviceptr end) {
+    size_t behind = retired_behind(begin);
+    return behind < retired_count && retired[behind].begin < end;
+}
+
+/* The system would give the addresses to whoever maps memory next, such as the stack of a thread: a
+ * copy to what was freed would overwrite it. False: there are too many. */
+static bool retire(CUdeviceptr begin, size_t size) {
+    enum { MOST_RANGES = 1 << 15 };
+    static const size_t most_bytes = (size_t)1 << 44;
+    static size_t bytes;
+    if (retired_count == MOST_RANGES || size > most_bytes - bytes ||
+        mmap((void *)begin, size, PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+        return false;
+    size_t at = retired_behind(begin ? begin - 1 : 0);
+    CUdeviceptr end = begin + size;
+    bytes += size;
+    if (!retired)
+        retired = malloc(MOST_RANGES * sizeof *retired);
+    bool joins_former = at < retired_count && retired[at].end == begin;
+    size_t next = at + joins_former;
+    bool joins_next = next < retired_count && retired[next].begin == end;
+    if (joins_former && joins_next) {
+        retired[at].end = retired[next].end;
+        retired_count--;
+        memmove(&retired[next], &retired[next + 1], (retired_count - next) * sizeof *retired);
+    } else if (joins_former) {
+        retired[at].end = end;
+    } else if (joins_next) {
+        retired[next].begin = begin;
+    } else {
+        memmove(&retired[at + 1], &retired[at], (retired_count - at) * sizeof *retired);
+        retired[at] = (Range){begin, end};
+        retired_count++;
+    }
+    return true;
+}
+
 /* msync: "ENOMEM The indicated memory (or part of it) was not mapped". Addresses that are only
- * reserved are no memory. */
+ * reserved, and those that were memory, are no memory. */
 bool host_has(CUdeviceptr address, size_t size) {
     CUdeviceptr page = address & ~(CUdeviceptr)(sysconf(_SC_PAGESIZE) - 1);
     CUdeviceptr end;
     if (__builtin_add_overflow(address, size, &end))
         return false;
-    return !is_reserved(address, size) && msync((void *)page, end - page, MS_ASYNC) == 0;
+    return !is_reserved(address, size) && !is_retired(address, end) &&
+           msync((void *)page, end - page, MS_ASYNC) == 0;
 }
 
 Memory *memory_with_id(uint64_t id) {
@@ -98,7 +162,9 @@ CUdeviceptr memory_reserve(size_t size) {
 }
 
 void memory_unreserve(CUdeviceptr address, size_t size) {
-    munmap((void *)address, size);
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    if (!retire(address, (size + page - 1) / page * page))
+        munmap((void *)address, size);
 }
 
 CUresult memory_new(size_t size, MemoryKind kind, CUdevice device, Pool *pool, unsigned flags,
