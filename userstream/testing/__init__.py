@@ -12,7 +12,7 @@ from userstream.testing._injection import UnusedInjection, calls, inject
 from userstream.testing._kernel_arguments import Condition, Pointer, Texture
 from userstream.testing._kernels import duration, kernel
 from userstream.testing._latch import latch
-from userstream.testing._schedule import Deadlock, schedule
+from userstream.testing._schedule import Deadlock, schedule, schedules
 from userstream.testing._simulated import adopt, async_error, library_path, reset, simulate
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "library_path",
     "reset",
     "schedule",
+    "schedules",
     "simulate",
 ]
 
@@ -52,6 +53,7 @@ for _public in (
     library_path,
     reset,
     schedule,
+    schedules,
     simulate,
 ):
     _public.__module__ = __name__

@@ -209,8 +209,16 @@ def _load() -> ctypes.CDLL:
         "take_account": (None, [ctypes.c_void_p]),
         "schedule_begin": (
             ctypes.c_bool,
-            [ctypes.c_int, ctypes.c_uint64, ctypes.c_uint, ctypes.c_uint64, ctypes.c_uint64],
+            [
+                ctypes.c_int,
+                ctypes.c_uint64,
+                ctypes.c_uint,
+                ctypes.c_uint64,
+                ctypes.c_uint64,
+                ctypes.c_char_p,
+            ],
         ),
+        "schedule_log": (ctypes.c_char_p, []),
         "schedule_end": (ctypes.c_bool, [ctypes.POINTER(ctypes.c_uint64)]),
         "schedule_trace": (ctypes.c_char_p, []),
         "schedule_deadlock": (ctypes.c_char_p, []),

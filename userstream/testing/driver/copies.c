@@ -59,6 +59,13 @@ static CUresult run_copy(Operation *operation, Stream *stream) {
     return CUDA_SUCCESS;
 }
 
+void copy_touches(const Operation *operation, Touch touch) {
+    const Copy *copy = operation->copy;
+    touch(copy->address[0], extent(&copy->layout, 0), true);
+    if (!copy->staged)
+        touch(copy->address[1], extent(&copy->layout, 1), false);
+}
+
 static void dispose_copy(Operation *operation) {
     for (int side = 0; side < 2; side++)
         memory_unuse(operation->copy->imported[side]);

@@ -23,6 +23,7 @@ typedef struct Actor {
     uint64_t schedule;          /* the one that the actor takes part in */
     uint64_t priority;
     bool asks;                  /* for the turn; a stream, in the middle of an operation */
+    bool queries;               /* `awaited` */
     bool polls;                 /* found something unfinished, and looks again */
     bool is_blocked;            /* until the point is reached or, without one, the next change */
     bool stands;                /* without a schedule: waits in the middle of an operation */
@@ -48,7 +49,7 @@ bool schedule_is_active(void);
 void schedule_enter(void);
 void schedule_leave(void);
 /* Around a query of a point; NULL is one that was reached. */
-void schedule_before_query(void);
+void schedule_before_query(Point *point);
 void schedule_after_query(Point *point);
 /* An event was recorded there; it was reached; no event is there any more. */
 void schedule_recorded(Point *point);
@@ -64,6 +65,14 @@ void schedule_resumes(bool polls);
 void schedule_note_progress(void);
 void schedule_note_failure(void);
 void schedule_queued(Stream *stream, Operation *operation);
+/* The memory of an operation that runs under a schedule. */
+typedef void (*Touch)(CUdeviceptr address, size_t size, bool writes);
+void copy_touches(const Operation *operation, Touch touch);
+void fill_touches(const Operation *operation, Touch touch);
+void batch_touches(const Operation *operation, Touch touch);
+/* The first operation of a stream begins, or has ended. */
+void schedule_operation_begins(Stream *stream);
+void schedule_operation_ends(Stream *stream);
 /* On a worker. */
 bool schedule_grants(const Stream *stream);
 void schedule_wait_for_work(Stream *stream);

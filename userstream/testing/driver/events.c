@@ -220,7 +220,7 @@ static CUresult check_host_wait(Event *event) {
 }
 
 DRIVER_FUNCTION(cuEventQuery, 2000, (Event *event), (event)) {
-    schedule_before_query();
+    schedule_before_query(handle_is(KIND_EVENT, event) ? event->point : NULL);
     CUresult result = check_host_wait(event);
     if (result != CUDA_SUCCESS)
         return result;

@@ -44,6 +44,10 @@ static CUresult run_fill(Operation *operation, Stream *stream) {
     return CUDA_SUCCESS;
 }
 
+void fill_touches(const Operation *operation, Touch touch) {
+    touch(operation->fill->destination, extent(operation->fill), true);
+}
+
 static void dispose_fill(Operation *operation) {
     free(operation->fill);
 }

@@ -90,6 +90,12 @@ static CUresult run_batch(Operation *operation, Stream *stream) {
     return result;
 }
 
+void batch_touches(const Operation *operation, Touch touch) {
+    const Batch *batch = operation->batch;
+    for (size_t i = 0; i < batch->count; i++)
+        touch(batch->words[i].address, batch->words[i].width, !batch->words[i].is_wait);
+}
+
 static void dispose_batch(Operation *operation) {
     waiting_for_values -= operation->batch->is_held;
     free(operation->batch->described);

@@ -30,6 +30,7 @@ bool stream_can_go_on(const Stream *stream) {
 
 static void finish_first(Stream *stream) {
     Operation *operation = stream->first;
+    schedule_operation_ends(stream);
     stream->first = operation->next;
     if (!stream->first)
         stream->last = &stream->first;
@@ -42,6 +43,7 @@ static void run_first(Stream *stream) {
     Operation *operation = stream->first;
     Context *context = stream->context;
     CUresult result = CUDA_SUCCESS;
+    schedule_operation_begins(stream);
     if (!stream_work_is_lost(stream) || operation->runs_after_error)
         result = operation->run(operation, stream);
     if (result != CUDA_SUCCESS)

@@ -48,7 +48,13 @@ typedef enum Policy {
     LAZY,                       /* streams run only when a thread waits for them */
     EAGER,                      /* streams run whatever is queued at once */
     DRAWN,
+    EXPLORED,                   /* given turns, then as LAZY */
 } Policy;
+
+typedef struct Text {
+    char *text;
+    size_t size;
+} Text;
 
 static struct {
     uint64_t id;                /* of the schedule: actors of earlier ones take no part */
@@ -77,9 +83,10 @@ static struct {
     double still_since;         /* that nobody has done anything */
     uint64_t still;             /* the steps and changes that there were then */
     const Explanation *deadlock;
-    char *trace;
-    size_t size;                /* of the trace */
-    size_t last_line;           /* where it begins */
+    Text trace;
+    size_t last_line;           /* of the trace: where it begins */
+    const char *given;          /* turns, as " s1 t2": of EXPLORED */
+    Text log;                   /* of EXPLORED: see `tell` */
 } schedule = {.end = &schedule.actors, .generation = 1};
 
 static Thread *background;      /* userstream's own threads */
@@ -97,6 +104,46 @@ static void name_of(const Actor *actor, char *name, size_t size) {
         snprintf(name, size, "stream %u", actor->number);
 }
 
+static bool takes_part(const Actor *actor) {
+    return schedule.policy != OFF && actor->schedule == schedule.id;
+}
+
+static void append(Text *text, const char *line, size_t length) {
+    text->text = realloc(text->text, text->size + length + 1);
+    memcpy(text->text + text->size, line, length + 1);
+    text->size += length;
+}
+
+/* Tells `testing.schedules` what orders what: a line is a verb, an actor, and more words.
+ *
+ *   turn A B C...       A goes on, of B, C...
+ *   touches A ...       in this turn the stream runs an operation that reads or writes memory
+ *   leads A P           what A has done comes before point P
+ *   follows A P         what A does from now on, in this turn too, comes after point P */
+__attribute__((format(printf, 1, 2)))
+static void tell(const char *format, ...) {
+    char words[128];
+    va_list arguments;
+    if (schedule.policy != EXPLORED)
+        return;
+    va_start(arguments, format);
+    int length = vsnprintf(words, sizeof words, format, arguments);
+    va_end(arguments);
+    append(&schedule.log, words, (size_t)length);
+}
+
+static void tell_of(const char *verb, const Actor *actor) {
+    tell("%s%s %c%u", schedule.log.size ? "\n" : "", verb, actor->stream ? 's' : 't',
+         actor->number);
+}
+
+static void tell_point(const char *verb, const Actor *actor, const Point *point) {
+    if (takes_part(actor) && point) {
+        tell_of(verb, actor);
+        tell(" %p", (const void *)point);
+    }
+}
+
 /* A line that repeats the one before is left out: a loop of queries may be short or long. */
 __attribute__((format(printf, 2, 3)))
 static void note(const Actor *actor, const char *format, ...) {
@@ -109,12 +156,10 @@ static void note(const Actor *actor, const char *format, ...) {
     va_end(arguments);
     name_of(actor, name, sizeof name);
     size_t length = (size_t)snprintf(line, sizeof line, "%-9s %s\n", name, text);
-    if (schedule.size && strcmp(schedule.trace + schedule.last_line, line) == 0)
+    if (schedule.trace.size && strcmp(schedule.trace.text + schedule.last_line, line) == 0)
         return;
-    schedule.trace = realloc(schedule.trace, schedule.size + length + 1);
-    memcpy(schedule.trace + schedule.size, line, length + 1);
-    schedule.last_line = schedule.size;
-    schedule.size += length;
+    schedule.last_line = schedule.trace.size;
+    append(&schedule.trace, line, length);
 }
 
 static void describe(const Operation *operation, char *text, size_t size) {
@@ -168,10 +213,6 @@ static void report_wait(FILE *text, const Actor *actor) {
 
 bool schedule_is_active(void) {
     return schedule.policy != OFF;
-}
-
-static bool takes_part(const Actor *actor) {
-    return schedule.policy != OFF && actor->schedule == schedule.id;
 }
 
 static uint64_t drawn(uint64_t seed, uint64_t what) {  /* splitmix64 */
@@ -242,6 +283,7 @@ static bool can_go_on(const Actor *actor) {
 
 static bool asks_in_vain(const Actor *actor) {
     return actor->is_late || actor->is_interrupted ||
+           (actor->queries && point_pending(actor->awaited)) ||
            (actor->polls && actor->since == schedule.steps);
 }
 
@@ -281,6 +323,7 @@ static bool is_lazier(const Actor *one, const Actor *other) {
 static bool goes_before(const Actor *one, const Actor *other) {
     switch (schedule.policy) {
     case LAZY:
+    case EXPLORED:
         return is_lazier(one, other);
     case EAGER:
         return one->stream && other->stream ? one->number < other->number
@@ -350,11 +393,27 @@ static Actor *draw(Actor *best) {
     return best;
 }
 
+/* Whoever has the next of the given turns, if they can go on. */
+static Actor *next_given(void) {
+    char kind;
+    unsigned number;
+    int length = 0;
+    if (schedule.policy != EXPLORED ||
+        sscanf(schedule.given, " %c%u%n", &kind, &number, &length) != 2)
+        return NULL;
+    schedule.given += length;
+    for (Actor *actor = schedule.actors; actor; actor = actor->next) {
+        if (actor->number == number && !actor->stream == (kind == 't') && can_go_on(actor))
+            return actor;
+    }
+    return NULL;
+}
+
 static void look_for_deadlock(void);
 
 static Actor *choose(void) {
     unsigned count;
-    Actor *best = first_of_all(&count), *overdue = first_overdue();
+    Actor *best = first_of_all(&count), *overdue = first_overdue(), *given = next_given();
     if (!best)
         return first_to_ask_again();
     schedule.still_since = 0;
@@ -363,6 +422,8 @@ static Actor *choose(void) {
     if (count > 1) {
         if (schedule.policy == DRAWN)
             best = draw(best);
+        if (given && !asks_in_vain(given))
+            best = given;
         schedule.choices++;
     }
     if (schedule.policy == LAZY && best->stream) {
@@ -373,6 +434,17 @@ static Actor *choose(void) {
         }
     }
     return best;
+}
+
+/* A turn that was not chosen has nobody else to go on. */
+static void tell_turn(bool is_chosen) {
+    if (!schedule.turn)
+        return;
+    tell_of("turn", schedule.turn);
+    for (const Actor *actor = schedule.actors; actor && is_chosen; actor = actor->next) {
+        if (can_go_on(actor) && !asks_in_vain(actor))
+            tell(" %c%u", actor->stream ? 's' : 't', actor->number);
+    }
 }
 
 /* ---- what goes on beside the schedule ------------------------------------------------------- */
@@ -494,7 +566,9 @@ static void decide(void) {
     schedule.is_deciding = false;
     schedule.turn = first_interrupted();
     if (!schedule.turn) {
+        uint64_t choices = schedule.choices;
         schedule.turn = choose();
+        tell_turn(schedule.choices != choices);
         schedule.decisions++;
         count_passes();
         if (schedule.turn && asks_in_vain(schedule.turn) && !schedule.draining)
@@ -899,10 +973,19 @@ static void note_awaited(const Actor *me, const char *does) {
     note(me, "%s %s", does, name);
 }
 
-void schedule_before_query(void) {
+/* Among given turns a query waits, as far as it can: its answer is no choice. */
+void schedule_before_query(Point *point) {
     Actor *me = acting();
-    if (me && is_of_program(this_thread()) && account()[0] == PROGRAM)
-        give_way(me);
+    if (!me || !is_of_program(this_thread()) || account()[0] != PROGRAM)
+        return;
+    if (schedule.policy == EXPLORED) {
+        set_awaited(me, point);
+        me->queries = true;
+    }
+    give_way(me);
+    if (me->queries && !point_pending(me->awaited))
+        tell_point("follows", me, me->awaited);
+    me->queries = false;
 }
 
 /* What the watcher of userstream sees at an event it tells the program: decisions wait for that. */
@@ -944,6 +1027,8 @@ void schedule_awaits(Point *point) {
     Actor *me = acting();
     if (!me)
         return;
+    if (!point)
+        tell_point("follows", me, me->awaited);
     set_awaited(me, point);
     if (point)
         note_awaited(me, "waits for");
@@ -1003,6 +1088,7 @@ void schedule_queued(Stream *stream, Operation *operation) {
         return;
     char text[128];
     char name[64];
+    tell_point("leads", me, operation->point);
     describe(operation, text, sizeof text);
     name_of(&stream->actor, name, sizeof name);
     note(me, "queues %s on %s", text, name);
@@ -1023,8 +1109,51 @@ void schedule_wait_for_work(Stream *stream) {
         wait_on(&stream->work);
 }
 
+void schedule_operation_begins(Stream *stream) {
+    tell_point("follows", &stream->actor, stream->first->point);
+}
+
+void schedule_operation_ends(Stream *stream) {
+    tell_point("follows", &stream->actor, operation_awaits(stream->first));
+    tell_point("leads", &stream->actor, stream->first->point);
+}
+
+static void tell_touch(CUdeviceptr address, size_t size, bool writes) {
+    const Memory *memory = memory_find(address);
+    bool is_of_host = !memory || memory->kind != MEMORY_DEVICE;
+    if (size)
+        tell(" %s%s:%llx:%zx", is_of_host ? "h" : "", writes ? "w" : "r",
+             (unsigned long long)address, size);
+}
+
+/* A kernel may write all of the memory to which it has an address. */
+static void tell_parameters(const Launch *launch) {
+    CUdeviceptr address;
+    for (size_t i = 0; i + sizeof address <= launch->size; i += sizeof address) {
+        memcpy(&address, launch->parameters + i, sizeof address);
+        const Memory *memory = memory_find(address);
+        if (memory)
+            tell_touch(memory->address, memory->size, true);
+    }
+}
+
+static void tell_step(const Actor *actor, const Operation *operation) {
+    tell_of("touches", actor);
+    if (operation->type == NODE_MEMCPY)
+        copy_touches(operation, tell_touch);
+    else if (operation->type == NODE_MEMSET)
+        fill_touches(operation, tell_touch);
+    else if (operation->type == NODE_BATCH_MEM_OP)
+        batch_touches(operation, tell_touch);
+    else if (operation->type == NODE_KERNEL)
+        tell_parameters(operation->launch);
+    else
+        tell(operation->type == NODE_HOST ? " host" : " anything");
+}
+
 static void note_step(Stream *stream, const Operation *operation, const char *where) {
     char text[128];
+    tell_step(&stream->actor, operation);
     describe(operation, text, sizeof text);
     note(&stream->actor, "runs %s%s", text, where);
     schedule.steps++;
@@ -1065,7 +1194,8 @@ void schedule_stream_ends(Stream *stream) {
 
 SIDE_DOOR void userstream_take_account(const unsigned char *(*function)(void));
 SIDE_DOOR bool userstream_schedule_begin(int policy, uint64_t seed, unsigned depth, uint64_t length,
-                                         uint64_t changes);
+                                         uint64_t changes, const char *given);
+SIDE_DOOR const char *userstream_schedule_log(void);
 SIDE_DOOR bool userstream_schedule_end(uint64_t *choices);
 SIDE_DOOR const char *userstream_schedule_trace(void);
 SIDE_DOOR const char *userstream_schedule_deadlock(void);
@@ -1103,7 +1233,7 @@ static void enroll_busy_streams(void) {
 
 /* False: there is one already. What was queued before runs first, as far as it can. */
 bool userstream_schedule_begin(int policy, uint64_t seed, unsigned depth, uint64_t length,
-                               uint64_t changes) {
+                               uint64_t changes, const char *given) {
     static const double LONGEST = 5;
     lock();
     outside_replace();
@@ -1121,7 +1251,8 @@ bool userstream_schedule_begin(int policy, uint64_t seed, unsigned depth, uint64
         schedule.changes = changes;
         schedule.threads = schedule.streams = 0;
         schedule.steps = schedule.choices = 0;
-        schedule.size = schedule.last_line = 0;
+        schedule.trace.size = schedule.log.size = schedule.last_line = 0;
+        schedule.given = policy == EXPLORED ? given + strlen("t1") : "";    /* it has the turn */
         schedule.actors = NULL;
         schedule.end = &schedule.actors;
         schedule.policy = (Policy)policy;
@@ -1197,7 +1328,11 @@ bool userstream_schedule_end(uint64_t *choices) {
 
 /* Of the last schedule, until the next one begins. */
 const char *userstream_schedule_trace(void) {
-    return schedule.size ? schedule.trace : "";
+    return schedule.trace.size ? schedule.trace.text : "";
+}
+
+const char *userstream_schedule_log(void) {
+    return schedule.log.size ? schedule.log.text : "";
 }
 
 /* NULL: there was none. */

@@ -173,8 +173,9 @@ DEFINE_FUNCTION(cuStreamQuery, cuStreamQuery, 2000, IN_CHILD, (Stream *handle), 
     if (forked)
         return CUDA_SUCCESS;
     Stream *stream;
-    schedule_before_query();
     CUresult result = stream_find(handle, &stream);
+    schedule_before_query(result == CUDA_SUCCESS ? pending_work(stream) : NULL);
+    result = stream_find(handle, &stream);
     if (result == CUDA_SUCCESS)
         result = check_host_wait(stream);
     if (result != CUDA_SUCCESS)
