@@ -62,7 +62,10 @@ QUEUING = (
 
 # What other projects' tests need beside them; see `judges`.
 JUDGED = {
-    "cuda_core": ("cuda-core==1.2.0", "nvidia-cuda-nvrtc", "nvidia-nvjitlink", "cloudpickle"),
+    "cuda_core": (
+        *("cuda-core==1.2.0", "cuda-bindings==13.4.4"),
+        *("nvidia-cuda-nvrtc", "nvidia-nvjitlink", "cloudpickle"),
+    ),
     "numba_cuda": (
         *("numba-cuda==0.30.4", "numpy<2.4", "nvidia-cuda-nvrtc", "nvidia-cuda-nvcc"),
         *("nvidia-nvjitlink", "cffi", "filecheck", "psutil", "pytest-benchmark"),
