@@ -11,6 +11,7 @@ import os
 import queue
 import random
 import resource
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import userstream as us
-from helpers import eventually
+from helpers import eventually, untraced
 from userstream import testing
 from userstream._engine import events, futures, watcher
 from watching import is_idle
@@ -48,7 +49,8 @@ class Worker:
     def __init__(self, number: int) -> None:
         self.random = random.Random(SEED + number)
         self.stream = us.get_stream(0, name=f"worker {number}")
-        self.latches: queue.SimpleQueue[tuple[testing.latch, float] | None] = queue.SimpleQueue()
+        self.releases: queue.SimpleQueue[tuple[Callable[[], object], float] | None]
+        self.releases = queue.SimpleQueue()
         self.given_up = 0
         self.ways: list[Callable[[asyncio.AbstractEventLoop], None]] = [
             self.sync,
@@ -68,20 +70,20 @@ class Worker:
             for _ in range(count):
                 with testing.latch(self.stream) as latch:
                     pause = self.random.choice((0, 2e-5, 1e-4, 3e-4)) * self.random.random()
-                    self.latches.put((latch, pause))
+                    self.releases.put((latch.release, pause))
                     began = time.monotonic()
                     self.random.choice(self.ways)(loop)
                     assert time.monotonic() - began < PATIENCE
         finally:
-            self.latches.put(None)
+            self.releases.put(None)
             releasing.join()
             loop.close()
 
     def release(self) -> None:
-        while (given := self.latches.get()) is not None:
-            latch, pause = given
+        while (given := self.releases.get()) is not None:
+            release, pause = given
             time.sleep(pause)
-            latch.release()
+            release()
 
     def sync(self, _: asyncio.AbstractEventLoop) -> None:
         self.stream.sync()
@@ -119,6 +121,31 @@ class Worker:
             self.given_up += 1
 
 
+class Interrupted(Worker):
+    """Waits in the main thread, where Ctrl-C comes before or after the end of each first wait."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        main = threading.main_thread().ident
+        assert main is not None
+
+        def interrupt(wait: Callable[[], object]) -> None:
+            pause = 3e-4 * self.random.random()
+            try:
+                self.releases.put((lambda: signal.pthread_kill(main, signal.SIGINT), pause))
+                wait()
+                assert eventually(lambda: False), "no Ctrl-C came"
+            except KeyboardInterrupt:
+                self.given_up += 1
+            wait()
+
+        self.ways = [
+            lambda _: interrupt(self.stream.sync),
+            lambda _: interrupt(us.completion(self.stream).result),
+            lambda _: interrupt(us.wait_for_device),
+        ]
+
+
 def native_threads() -> int:
     """Return the number of threads that block in the driver."""
     names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
@@ -127,13 +154,17 @@ def native_threads() -> int:
 
 def test_no_wake_up_is_lost_and_nothing_grows() -> None:
     workers = [Worker(number) for number in range(THREADS)]
+    interrupted = Interrupted(THREADS)
     pool = workers[0].stream._lane.pool
     before = native_threads()
 
     def wait(count: int) -> int:
         """Return the greatest memory of the process, in KiB."""
         with concurrent.futures.ThreadPoolExecutor(THREADS) as executor:
-            for done in [executor.submit(worker.run, count // THREADS) for worker in workers]:
+            running = [executor.submit(worker.run, count // THREADS) for worker in workers]
+            with untraced():
+                interrupted.run(count // 20)
+            for done in running:
                 done.result()
         assert eventually(is_idle)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -141,5 +172,6 @@ def test_no_wake_up_is_lost_and_nothing_grows() -> None:
     memory, pooled = wait(max(WAITS // 10, 500)), len(pool.free)
     assert wait(WAITS) - memory < 8 << 10
     assert sum(worker.given_up for worker in workers) > WAITS / 20, "it tries something else"
+    assert interrupted.given_up >= WAITS // 20
     assert len(pool.free) <= pooled + 100  # as many as were pending at once
     assert native_threads() <= before + 1
