@@ -45,7 +45,11 @@ SECONDS = 150.0  # that a case may take
 def main() -> int:
     arguments = _arguments()
     if arguments.redraw:
-        chart.draw(arguments.chart, json.loads(arguments.redraw.read_text(encoding="utf-8")))
+        results = [json.loads(file.read_text(encoding="utf-8")) for file in arguments.redraw]
+        print("\n".join(redrawn(results, targets=arguments.targets)))
+        if arguments.chart:
+            rows = [row for result in results for row in result["rows"]]
+            chart.draw(arguments.chart, results[0] | {"rows": rows})
         return 0
     for subject in SUBJECTS:
         importlib.import_module(f"benchmarks.{subject}")
@@ -108,6 +112,18 @@ def measure(chosen: list[str], run: Run, file: Path | None, *, targets: bool = F
     return result
 
 
+def redrawn(results: list[report.Row], *, targets: bool) -> Iterator[str]:
+    """Write the tables of results that were measured earlier."""
+    driver: dict[str, float] = {}
+    for result in results:
+        yield from (*table.heading(result["where"]), "", table.HEAD)
+        for row in result["rows"]:
+            if row["case"] == DRIVER:
+                driver |= {call: has["median"] for call, has in row["calls"].items()}
+            yield from table.block(row, driver, targets=targets)
+        yield from ("", *table.summary(result, targets=targets))
+
+
 class Late(BaseException):
     """A case hangs. No `Exception`, for which code that is measured may have a use of its own."""
 
@@ -140,11 +156,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the results")
     parser.add_argument("--chart", type=Path, metavar="FILE", help="where to draw an SVG")
     parser.add_argument("--targets", action="store_true", help="show what the developers aim at")
-    parser.add_argument("--redraw", type=Path, metavar="JSON", help="only draw what was measured")
-    arguments = parser.parse_args()
-    if arguments.redraw and not arguments.chart:
-        parser.error("--redraw needs --chart")
-    return arguments
+    parser.add_argument(
+        "--redraw", type=Path, nargs="+", metavar="JSON", help="only show what was measured"
+    )
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ INK, FASTER, SLOWER = "#7b7b7b", "#3b8ea5", "#d1495b"
 HEADINGS = {  # by the module of a case
     "finding": "Find the stream of a buffer",
     "waiting": "Wait",
+    "lateness": "Await",
     "ordering": "Order a stream with a framework",
     "copies": "Copy to the host",
     "throughput": "Disturb other threads",

@@ -196,7 +196,10 @@ def test_a_case_that_hangs_costs_no_other(
 
 
 def test_what_was_measured_is_written_at_once(
-    made_up: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made_up: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = tmp_path / "results.json"
     written: list[int] = []
@@ -208,6 +211,8 @@ def test_what_was_measured_is_written_at_once(
     monkeypatch.setitem(made_up, "a.looks", looks)
     command.measure(["a.looks"], Run(simulated=True), file)
     assert written == [1]
+    shown = command.redrawn([json.loads(file.read_text())], targets=False)
+    assert list(shown) == capsys.readouterr().out.splitlines()
 
 
 def test_the_table_is_narrow() -> None:
