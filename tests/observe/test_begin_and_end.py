@@ -40,7 +40,7 @@ threads = [threading.Thread(target=call, daemon=True) for _ in range(2)]
 for thread in threads:
     thread.start()
 children = []
-for _ in range(10):
+for _ in range({times}):
     child = os.fork()
     if child == 0:
         {child}
@@ -64,7 +64,8 @@ assert seen.races == ()
 )
 @pytest.mark.parametrize("judge", ["thread", "process"])
 def test_a_forked_child_does_not_hang(child: str, judge: str) -> None:
-    done = run_python(FORK.format(child=child, judge=judge))
+    times = 10 if THOROUGH else 4
+    done = run_python(FORK.format(child=child, judge=judge, times=times))
     assert done.returncode == 0, done.stderr
 
 
