@@ -249,6 +249,8 @@ def a_document(count: int) -> dict[str, Any]:
         "races": [race],
         "possible": [],
         "stalls": [],
+        "wrong_streams": [],
+        "hangs": ["a wait timed out; work that the host does not know to be done:\n  stream 1"],
         "calls": {"cuMemsetD8Async": count},
         "streams": 3,
         "not_seen": [],

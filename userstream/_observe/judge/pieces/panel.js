@@ -51,7 +51,8 @@ function fillFound(element, model, actions) {
   element.replaceChildren(
     ...section("Races", cards(sure), "None was found."),
     ...section("Possible races", cards(possible)),
-    ...section("Streams that did not go on", model.hangs.map((text) => make("pre", {}, text))),
+    ...section("Streams that did not go on",
+      model.hangs.map((text) => make("pre", { class: "plain" }, text))),
     ...section("Streams to be avoided", model.wrong_streams.map((each) => wrongCard(model, each))),
     ...section("Stalls", model.stalls.map((stall) => stallCard(model, stall))),
     ...section("Not seen", model.not_seen.map((what) => make("p", { class: "plain" }, what))),
