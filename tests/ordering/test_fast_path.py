@@ -29,6 +29,24 @@ pytestmark = pytest.mark.usefixtures("no_garbage")
 
 
 @pytest.mark.multi_device
+def test_a_closed_stream_that_an_array_of_another_device_named_is_not_found_again() -> None:
+    stream, others = us.Stream.create(0), []
+    handle = int(stream._live())
+    with device_memory(1) as there:
+        with us.borrow(array(there, stream)):
+            pass
+        stream.close()
+        while len(others) < 100:  # the driver gives the handle again
+            others.append(us.Stream.create(0))
+            if int(others[-1]._live()) == handle:
+                break
+        else:
+            pytest.skip("the driver has not given the handle again")
+        with us.borrow(array(there, others[-1])):
+            pass
+
+
+@pytest.mark.multi_device
 @pytest.mark.parametrize("is_passed", [False, True])
 def test_arrays_on_two_devices_are_refused(is_passed: bool, producer: us.Stream) -> None:
     """Also at the second use, when their type and the user streams of both devices are known."""

@@ -196,9 +196,8 @@ def _wrapped(address: int, owner: object, device: int, context: driver.CUcontext
 
 def forget(lane: Lane, address: int) -> None:
     """Remove a lane that is being closed from the caches: the driver reuses handles."""
-    of_frameworks.get(lane.device, {}).pop(
-        address, None
-    )  # the cached lane shares ownership in cuda.core
+    for known in list(of_frameworks.values()):  # an array of another device may name the stream
+        known.pop(address, None)  # the cached lane shares ownership in cuda.core
     if _ours.get(address) is lane:  # otherwise the handle belongs to a new stream
         _ours.pop(address, None)
 
