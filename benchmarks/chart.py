@@ -14,7 +14,6 @@ INK, FASTER, SLOWER = "#7b7b7b", "#3b8ea5", "#d1495b"
 HEADINGS = {  # by the module of a case
     "finding": "Find the stream of a buffer",
     "waiting": "Wait",
-    "lateness": "Await",
     "ordering": "Order a stream with a framework",
     "copies": "Copy to the host",
     "throughput": "Disturb other threads",
@@ -76,7 +75,7 @@ def _heading(bar: tuple[Row, Row]) -> str:
 
 def _is_with_a_peer(row: Row, each: Row) -> bool:
     """Return whether a ratio compares userstream with something other than itself."""
-    own = row["case"].startswith(("growth.", "importing."))
+    own = row["case"].startswith(("growth.", "importing.", "lateness."))
     own = own or each["against"][0].startswith(("us.", "with us."))
     return each["kind"] == "ratio" and not each.get("at_least") and not own
 
