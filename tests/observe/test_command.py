@@ -47,7 +47,9 @@ def command(tmp_path: Path, program: str, *options: str) -> subprocess.Completed
 
 def environment() -> dict[str, str]:
     path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
-    return {**os.environ, "PYTHONPATH": path, "PYTEST_ADDOPTS": ""}
+    # Other plugins take longer to load than the tests to run.
+    alone = {"PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return {**os.environ, "PYTHONPATH": path, **alone}
 
 
 def racy(end: str = "") -> str:
@@ -317,8 +319,8 @@ def run_tests(
     tmp_path: Path, *options: str, more: str = "", status: int = 1
 ) -> tuple[str, dict[str, str]]:
     (tmp_path / "test_it.py").write_text(textwrap.dedent(TESTS) + more)
-    plugin = ("-p", "no:userstream", "-p", "pytest_userstream")  # installed or not
-    call = [sys.executable, "-m", "pytest", "-rA", "-p", "no:randomly", *plugin, *options]
+    plugin = ("-p", "pytest_userstream")  # installed or not
+    call = [sys.executable, "-m", "pytest", "-rA", *plugin, *options]
     done = subprocess.run(
         [*call, "test_it.py"],
         capture_output=True,
@@ -442,7 +444,7 @@ def test_the_plugin_loads_nothing_until_it_is_used(tmp_path: Path) -> None:
         "def test_nothing():\n"
         "    assert not {'userstream', 'cuda.core', 'cuda.bindings.driver'} & set(sys.modules)\n"
     )
-    plugin = ("-p", "no:userstream", "-p", "pytest_userstream", "-p", "no:randomly")
+    plugin = ("-p", "pytest_userstream")
     call = [sys.executable, "-m", "pytest", "-q", *plugin, "test_it.py"]
     done = subprocess.run(
         call, capture_output=True, text=True, cwd=tmp_path, env=environment(), check=False
