@@ -108,7 +108,7 @@ def page(results: Sequence[dict[str, Any]]) -> str:
     """Return the page of the docs about the results of runs."""
     needing = sum(bool(each.needs) for each in programs())
     lines = [_INTRO.format(count=len(programs()), needing=needing), *summary(results)]
-    lines += ["", _explained(), "## Programs", ""]
+    lines += ["", _explained(), *_cut_short(results), "## Programs", ""]
     tools = [tool for tool in _TOOLS if any(tool in _tools(result) for result in results)]
     lines.append(f"| Mistake | {' | '.join(_TOOLS[tool] for tool in tools)} | |")
     lines.append(f"|---|{'---|' * (len(tools) + 1)}")
@@ -157,6 +157,19 @@ def _explained() -> str:
 *Possible* races are those of `observe(possible=True)`: the last column says why they are not
 certain.
 """
+
+
+def _cut_short(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a sentence about each result that lacks programs."""
+    lines = []
+    for result in results:
+        is_simulated = result["where"] == "the simulated driver"
+        names = [each.name for each in programs() if not (is_simulated and each.needs)]
+        count = sum(name in result["programs"] for name in names)
+        if count < len(names):
+            where = result["where"]
+            lines += [f"On {where} time was short: {count} of {len(names)} programs ran.", ""]
+    return lines
 
 
 def _cell(results: Sequence[dict[str, Any]], program: Program, tool: str) -> str:
