@@ -445,7 +445,8 @@ def test_a_copy_that_names_contexts_needs_no_access_to_their_pools(
         stream[each] = make_stream(context=owner)
         with current(owner):
             address[each] = ok(driver.cuMemAllocAsync(SIZE, stream[each]))
-    ok(driver.cuMemcpyDtoDAsync(address["source"], filled, SIZE, stream["source"]))
+    with current(other_context):  # from elsewhere its pool cannot be reached
+        ok(driver.cuMemcpyDtoDAsync(address["source"], filled, SIZE, stream["source"]))
     for each in context:
         assert finishes(stream[each])
     with current(context[side]):
