@@ -95,10 +95,11 @@ static void *wait_forever(void *argument)
          * no care: who is woken asks the driver. */
         if (!relax(&mode))
             synchronize_event(self->event);
+        Chime *chime = self->chime;
         self->event = NULL;
-        ring_chime(self->chime);
-        drop_chime(self->chime);
-        self->phase = IDLE;
+        self->phase = IDLE; /* before the ring: who is woken may need a waiter at once */
+        ring_chime(chime);
+        drop_chime(chime);
         while (!await_chime(&self->call, NULL))
             ;
     }
