@@ -46,7 +46,7 @@ from observed import (
     watched,
 )
 from userstream._observe import logger
-from userstream._observe.judge import found, log
+from userstream._observe.judge import found, log, remedies
 from userstream._observe.judge.launches import readable
 from userstream._observe.judge.memory import READS, TOGETHER, WRITES, Guesses
 from userstream.testing import Pointer, kernel, latch, reset
@@ -332,6 +332,23 @@ def test_a_key_is_the_same_whichever_of_the_two_is_first() -> None:
         )
     ]
     assert {race.key for race in races} == {"race=read-write memory=device line=a.py:f line=fill"}
+
+
+def test_the_advice_for_a_collective_is_to_wait_for_its_work(tmp_path: Path) -> None:
+    file = tmp_path / "buckets.py"
+    file.write_text("work = all_reduce(bucket, async_op=True)\nbucket.mul_(0.5)\n")
+    lines = [log.Frame(str(file), line, "<module>", log.PROGRAM, line) for line in (1, 2)]
+    sides = [
+        us.Operation(name, "use", "assumed", f"stream {number}", 0, "main", line)
+        for number, (name, line) in enumerate(
+            zip(("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "mul"), lines, strict=True)
+        )
+    ]
+    race = us.Race("use after use", 1, 1, "device", (), None, *sides, None, False, 1, "")
+    race = remedies.advised(race)
+    (edit,) = race.edits
+    assert (edit.line, edit.end, edit.code) == (2, 2, "work.wait()\n")
+    assert "call wait() of the work that it returns before" in race.advice
 
 
 def test_a_quotation_that_does_not_end_is_refused_with_its_place(tmp_path: Path) -> None:

@@ -35,6 +35,9 @@ _WRITING = frozenset({"copyto", "fill", "memmove", "memset", "put"})
 _WRITES = (ast.Assign, ast.AugAssign, ast.AnnAssign)
 
 
+_COLLECTIVE = "ncclDevKernel"  # how the names of NCCL's kernels begin
+
+
 class _Place(NamedTuple):
     """Where an operation stands in the source of the program."""
 
@@ -89,6 +92,8 @@ def advised(race: Race, between: Between | None = None) -> Race:
         )
     if race.kind == "use after free" and race.first.access == "free":
         return _freed_first(race)
+    if race.first.name.startswith(_COLLECTIVE):
+        return _collective_first(race)
     return replace(race, advice=_sentence(race), edits=_edge(race))
 
 
@@ -154,6 +159,29 @@ def _wait(waits: StreamName, awaited: StreamName) -> str:
             f"{module}.cuStreamWaitEvent({one}, done, 0)"
         )
     return f"{code}us.get_stream({one}).wait({other})"
+
+
+def _collective_first(race: Race) -> Race:
+    """Advise to wait for the work of a collective, whose stream is NCCL's own.
+
+    ``wait()`` of the work that ``torch.distributed`` returns makes the current stream wait.
+    """
+    first, second = _place(race.first), _place(race.second)
+    edits: tuple[Edit, ...] = ()
+    if first is not None and second is not None and first.file == second.file:
+        match first.statement:
+            case ast.Assign(targets=[ast.Name(id=work)], value=ast.Call()) if (
+                second.source.is_visible(work, first.statement, second.statement)
+            ):
+                edits = (second.before(f"{work}.wait()"),)
+    return replace(
+        race,
+        advice=(
+            f"the collective at {_where(race.first)} runs on a stream of NCCL: call wait() of the "
+            f"work that it returns before {_where(race.second)}"
+        ),
+        edits=edits,
+    )
 
 
 # -- memory that is freed --------------------------------------------------------------------------
