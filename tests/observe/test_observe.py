@@ -307,7 +307,7 @@ def test_a_name_is_suppressed_by_the_line_that_shows_it(name: str) -> None:
 def test_every_kind_of_race_can_be_suppressed() -> None:
     assert us.Race.__doc__ is not None
     kinds = re.findall(r'``"(.*?)"``', us.Race.__doc__.split("address,")[0])
-    assert len(kinds) == 10
+    assert len(kinds) == 11
     for kind in kinds:
         second, _, first = kind.partition(" after ")
         sides = [
