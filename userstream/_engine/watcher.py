@@ -206,7 +206,7 @@ class Watcher:
 
 
 def _tell(over: list[Watch], error: Exception | None) -> None:
-    """Tell each listener of its watches, in one call for neighbours."""
+    """Report finished watches to their listeners, neighbors in one call."""
     for listener, group in itertools.groupby(over, key=_listener):
         watches = list(group)
         try:

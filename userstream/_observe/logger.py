@@ -147,7 +147,7 @@ class Logger:
         return ctypes.string_at(self._buffer, size)
 
     def ring(self) -> None:
-        """Let `receive` return."""
+        """Wake up a blocked `receive`, which then returns."""
         self._library.recorder_ring()
 
     def hang_up(self) -> None:

@@ -181,7 +181,7 @@ class Session:
             question.is_asked = self._logger.note_json(log.QUESTION, told)
 
     def answer(self, number: int, findings: Findings) -> None:
-        """Give the answer to a question to the thread that waits for it."""
+        """Pass the answer to a question to the thread that waits for the answer."""
         self._try()  # what the caller does next may be what is to be tried
         question = self._questions.pop(number, None)
         if question is not None:
@@ -214,7 +214,7 @@ class Session:
         return tuple(each for each in found.forbidden if each._block == number)
 
     def note_blocks(self, races: int | None = None) -> None:
-        """Tell the judge the blocks of the allocators if there are more races than before."""
+        """Report the allocators' blocks to the judge if races were added."""
         if self._allocators is None or self.done.is_set:
             return
         blocks = self._allocators.blocks(_count(self.ask()) if races is None else races)
@@ -311,7 +311,7 @@ class Session:
         self._declaring.begin()
 
     def _receive(self, seconds: float) -> bool:
-        """Give the judge what arrives within some time; return whether anything has."""
+        """Pass arriving records to the judge for some time; return whether any arrived."""
         data = self._logger.receive(seconds)
         if data:
             self.judging.receive(data)
@@ -319,7 +319,7 @@ class Session:
         return bool(data)
 
     def _try(self) -> None:
-        """Let the recorder try what the judge suspects."""
+        """Pass the suspected pairs of the judge to the recorder for a trial."""
         if not self._holds:
             return
         for order in self.judging.orders():
@@ -329,7 +329,7 @@ class Session:
                 self._logger.arm(order)
 
     def _name_threads(self) -> None:
-        """Tell the names of the threads of Python, if there are new ones."""
+        """Record the names of Python's threads if a thread was added."""
         count = self._logger.threads()
         if count == self._threads:
             return

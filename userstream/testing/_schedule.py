@@ -267,7 +267,7 @@ class schedules:  # noqa: N801 - used like a function
 
 @dataclass(slots=True)
 class _Step:
-    """What a stream or a thread does in one turn."""
+    """One turn of a stream or a thread."""
 
     actor: str  # s1, s2... for streams, t1... for threads
     enabled: tuple[str, ...]  # those that could go on

@@ -259,7 +259,7 @@ class Nodes:
         graph.set(key, old.replaced_by(self._made(call, parts, more[0] if more else b"")))
 
     def _unknown(self, graph: Graph | None) -> None:
-        """Give up a graph one of whose captured nodes is changed, or one that was not seen."""
+        """Stop following a graph with a changed node that was captured or never seen."""
         if graph is not None:
             graph.give_up()
 

@@ -26,7 +26,7 @@ _BEFORE = 8  # columns of source that stay visible before the underlined part of
 
 
 class Style(NamedTuple):
-    """How lines are written: the columns that they fit into, if any, and whether in color."""
+    """Style of printed lines: the width of the terminal, if any, and the use of color."""
 
     width: int | None = None
     color: bool = False

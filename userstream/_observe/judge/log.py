@@ -94,7 +94,7 @@ class Taker(Protocol):
 
 
 def read_log(source: Source, judge: Taker) -> Iterator[None]:
-    """Give a log to a judge, a piece at a time.
+    """Pass a log to a judge, a piece at a time.
 
     Raises
     ------

@@ -110,7 +110,7 @@ class Allocation:
 
     @property
     def is_cut_up(self) -> bool:
-        """Whether a caching allocator may have put several buffers into it.
+        """Return whether a caching allocator may have put several buffers into the allocation.
 
         PyTorch allocates multiples of 2 MiB, as do JAX and whoever maps memory. What is allocated
         in stream order is one buffer.

@@ -143,7 +143,7 @@ class HeldSuspect(NamedTuple):
 
 
 class StreamFacts(NamedTuple):
-    """What reports say of a stream."""
+    """Facts about a stream that reports print."""
 
     name: str
     device: int | None

@@ -39,7 +39,7 @@ _COLLECTIVE = "ncclDevKernel"  # how the names of NCCL's kernels begin
 
 
 class _Place(NamedTuple):
-    """Where an operation stands in the source of the program."""
+    """Position of an operation in the source of the program."""
 
     source: Source
     file: str

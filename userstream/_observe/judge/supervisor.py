@@ -38,7 +38,7 @@ _SELDOM = 60.0  # seconds between two of them, at most
 
 
 class Options(NamedTuple):
-    """What `command` has read."""
+    """Options of the command line that `command` has parsed."""
 
     called: str  # how the command was called, such as "userstream"
     program: Sequence[str]  # the command to run
