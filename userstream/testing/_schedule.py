@@ -203,7 +203,7 @@ class schedules:  # noqa: N801 - used like a function
         In the loop, if the program took another way under the same choices, as it depends on time
         or on what an earlier run has left; or if a schedule was not run.
     ValueError, TypeError
-        If `limit` is out of range or of the wrong type.
+        If *limit* is out of range or of the wrong type.
 
     Examples
     --------
