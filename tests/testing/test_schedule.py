@@ -7,7 +7,6 @@ import ctypes
 import os
 import random
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -304,55 +303,45 @@ def test_a_thread_that_is_not_over_continues_after_the_block(room: Room) -> None
     assert not thread.is_alive()
 
 
-class Interrupted(Exception):
-    """As KeyboardInterrupt, which would end pytest if it came too late."""
+INTERRUPTED = """
+import signal, sys, threading
+
+from cuda.bindings import driver
+
+from userstream import Stream, testing
+
+testing.simulate(1)
+stream = Stream.create(0)
+end = threading.Event()
 
 
-@pytest.fixture
-def raises_at_signal() -> Iterator[None]:
-    def interrupt(number: int, frame: object) -> None:
-        raise Interrupted
-
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    yield
-    signal.signal(signal.SIGUSR1, before)
+def work():
+    while not end.is_set():  # always could go on, and no schedule has begun it
+        driver.cuStreamQuery(stream.handle)
+        stream.sync()
 
 
-@contextlib.contextmanager
-def at_work(room: Room) -> Iterator[None]:
-    """Keep a thread at work that no schedule has begun, and that always could go on."""
-    end = threading.Event()
-
-    def work() -> None:
-        while not end.is_set():
-            room.fill(0, 0)
-            room.streams[0].sync()
-
-    thread = threading.Thread(target=work)
+thread = threading.Thread(target=work)
+if sys.argv[1] == "beside work":
     thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join()
+me = threading.get_ident()
+timer = threading.Timer(0.05, lambda: signal.pthread_kill(me, signal.SIGINT))
+try:
+    with testing.schedule("lazy"):
+        timer.start()
+        threading.Event().wait(100)
+except KeyboardInterrupt:
+    print("interrupted")
+end.set()
+timer.join()
+"""
 
 
-@pytest.mark.usefixtures("raises_at_signal")
-@pytest.mark.parametrize("is_alone", [True, False])
-def test_a_signal_interrupts_a_thread_that_has_given_its_turn_up(
-    room: Room, is_alone: bool
-) -> None:
-    me = threading.get_ident()
-    timer = threading.Timer(0.05, lambda: signal.pthread_kill(me, signal.SIGUSR1))
-
-    def program() -> None:
-        with testing.schedule("lazy"):
-            timer.start()
-            threading.Event().wait(PATIENCE)
-
-    with contextlib.nullcontext() if is_alone else at_work(room), pytest.raises(Interrupted):
-        program()
-    timer.join()
+@pytest.mark.parametrize("where", ["alone", "beside work"])
+def test_ctrl_c_interrupts_a_thread_that_has_given_its_turn_up(where: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, where]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout == "interrupted\n", done.stderr
 
 
 @pytest.mark.parametrize("seed", ["lazy", "eager", 1, 2])
