@@ -244,4 +244,7 @@ def test_a_storm_of_signals(name: str, scene: Scene) -> None:
             call()
     gc.collect()
     assert eventually(is_quiet), "something stays in use"
-    assert eventually(lambda: alive() == before), f"{before} became {alive()}"
+    # The first late wait in a context makes the stream on which such waits are chained, once.
+    chains = device_count() if SIMULATED else 0
+    possible = [(before[0] + more, *before[1:]) if before else () for more in range(chains + 1)]
+    assert eventually(lambda: alive() in possible), f"{before} became {alive()}"
