@@ -20,7 +20,7 @@ import nox
 ROOT = Path(__file__).parent
 CI = ROOT / "build" / "ci"
 # The same order each time, so that only the change decides what fails; `soak` looks for more.
-ORDERED = {"PYTEST_ADDOPTS": "-p no:randomly"}
+ORDERED = {"PYTEST_ADDOPTS": "-p no:randomly --durations=30"}
 # Linters, type checkers and tools of releases: their versions are stated there alone.
 PINS = ("-c", str(ROOT / ".ci/pins.txt"))
 

@@ -91,7 +91,7 @@ def _leave_nothing() -> Iterator[None]:
     """Every test starts with an empty registry, and leaves the current context as it was."""
     import userstream as us
     from helpers import current_context, eventually
-    from internals import nothing_is_being_freed
+    from internals import forget_given_streams, nothing_is_being_freed
 
     before = current_context()
     yield
@@ -104,6 +104,7 @@ def _leave_nothing() -> Iterator[None]:
     us.close(timeout=20)
     # Or a stream that a framework still holds would come back in the next test, as it is.
     us.UserStream.get()._table.dropped.clear()
+    forget_given_streams()
     assert current_context() == before, "the test, or what it tested, left another context current"
 
 

@@ -15,6 +15,7 @@ from userstream._copies import copies, fast_path, operands, pinned, staging
 from userstream._engine import held_objects, host_wait, lanes
 from userstream._ordering import settings
 from userstream._stream import capture, memory_operations
+from userstream._stream import stream as stream_module
 from userstream.testing import _simulated
 
 CHUNK = staging.SIZE  # bytes of each of the two chunks of a device
@@ -177,6 +178,11 @@ def free_pinned() -> None:
 def nothing_is_being_freed() -> bool:
     """Return whether no thread frees page-locked memory, or is about to start."""
     return all(thread.name != "userstream-trim" for thread in threading.enumerate())
+
+
+def forget_given_streams() -> None:
+    """Let go of streams whose handles a test has read, which userstream would keep until exit."""
+    stream_module._given_away.clear()
 
 
 def pinned_total() -> int:
