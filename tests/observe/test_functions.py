@@ -412,8 +412,8 @@ ELSEWHERE = {
     "test_observe.py, test_verdicts.py: streams, kernels and memory": (
         "cuStreamCreate cuStreamCreateWithPriority cuGreenCtxStreamCreate cuStreamDestroy_v2 "
         "cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel cuMemFreeAsync "
-        "cuMemHostRegister_v2 cuMemHostUnregister cuMemUnmap cuIpcCloseMemHandle "
-        "cuMemPoolDestroy cuLaunchHostFunc cuLaunchHostFunc_v2 cuStreamAddCallback "
+        "cuMemHostRegister_v2 cuMemHostUnregister cuMemMap cuMemUnmap "
+        "cuIpcCloseMemHandle cuMemPoolDestroy cuLaunchHostFunc cuLaunchHostFunc_v2 cuStreamAddCallback "
         "cuCtxSynchronize_v2"
     ),
     "test_verdicts.py: captures": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import dataclasses
+import itertools
 import json
 import queue
 import re
@@ -115,7 +116,12 @@ def scale(grid: Any, block: Any, to: Pointer, source: Pointer) -> None:
     del grid, block, to, source
 
 
-@pytest.mark.parametrize("name", ["cuMemAlloc_v2", "cuMemAllocPitch_v2"])
+def scale_at(room: Room, address: int) -> None:
+    function = ObjectCode.from_ptx(b"any").get_kernel(MANGLED)
+    launch(room.b, LaunchConfig(grid=1, block=1), function, address, room.y)
+
+
+@pytest.mark.parametrize("name", ["cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemHostRegister_v2"])
 def test_a_word_that_was_no_address_may_become_one(room: Room, name: str) -> None:
     """The driver reuses addresses, and the simulated one does not: memory of the host stands in."""
     size, within = 8 << 20, 5 << 20
@@ -125,23 +131,51 @@ def test_a_word_that_was_no_address_may_become_one(room: Room, name: str) -> Non
     if name == "cuMemAllocPitch_v2":
         words[1:] = ctypes.addressof(pitch), 1 << 20, 8, 4
     word = address.value + within
-    function = ObjectCode.from_ptx(b"any").get_kernel(MANGLED)
-
-    def scale_at(address: int) -> None:
-        launch(room.b, LaunchConfig(grid=1, block=1), function, address, room.y)
-
     with us.observe() as seen:
-        scale_at(word)
-        checked(driver.cuMemHostRegister(address.value, size, 0))
+        scale_at(room, word)
         library, number = seen._logger._library, 4000
-        library.recorder_watch(number, name.encode())
-        for site in (0, 1):
-            library.recorder_call(site, number, (ctypes.c_uint64 * 5)(*words), 5, 0, None)
-        scale_at(word)
+        if name != "cuMemHostRegister_v2":  # what stands in for the driver goes unseen
+            library.recorder_watch(number_of("cuMemHostRegister_v2"), b"cuFabricCpyBatchAsync")
+        checked(driver.cuMemHostRegister(address.value, size, 0))
+        if name != "cuMemHostRegister_v2":
+            library.recorder_watch(number, name.encode())
+            for site in (0, 1):
+                library.recorder_call(site, number, (ctypes.c_uint64 * 5)(*words), 5, 0, None)
+        scale_at(room, word)
         checked(driver.cuMemsetD8Async(word, 0, 8, handle(room.a)))
         us.wait_for_device(0)
         assert len(seen.races) == 1
         checked(driver.cuMemHostUnregister(address.value))
+
+
+def number_of(name: str) -> int:
+    """Return the number by which the simulated driver tells the recorder of a function."""
+    symbol = ctypes.CDLL("libcuda.so.1").userstream_symbol
+    symbol.restype = ctypes.c_char_p
+    return next(number for number in itertools.count() if symbol(number) == name.encode())
+
+
+def test_memory_may_be_mapped_at_a_word_that_was_no_address(room: Room) -> None:
+    wanted, access = driver.CUmemAllocationProp(), driver.CUmemAccessDesc()
+    wanted.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    wanted.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.type = wanted.location.type
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+    size = int(checked(driver.cuMemGetAllocationGranularity(wanted, least)))
+    address = int(checked(driver.cuMemAddressReserve(size, 0, 0, 0)))
+    physical = checked(driver.cuMemCreate(size, wanted, 0))
+    with us.observe() as seen:
+        scale_at(room, address)
+        checked(driver.cuMemMap(address, size, 0, physical, 0))
+        checked(driver.cuMemSetAccess(address, size, [access], 1))
+        scale_at(room, address)
+        fill(address, room.a)
+        us.wait_for_device(0)
+        checked(driver.cuMemUnmap(address, size))
+    checked(driver.cuMemRelease(physical))
+    checked(driver.cuMemAddressFree(address, size))
+    assert [race.address for race in seen.races] == [address]
 
 
 def test_the_recorder_demangles_the_names_of_kernels(room: Room) -> None:

@@ -170,7 +170,10 @@ def _memory() -> dict[str, Function]:
     found["cuMemAllocPitch_v2"] = Function(
         "allocate_pitch", 5, allocates=0, fetches=(Fetch(0, 8), Fetch(1, 8)), waits=True
     )
-    found["cuMemHostRegister_v2"] = Function("register", 3, size=1, waits=True)
+    placed = {"placed": 1}  # the caller chose the address
+    found["cuMemHostRegister_v2"] = Function(
+        "register", 3, allocates=0, size=1, waits=True, roles=placed
+    )
     found["cuMemAllocAsync"] = Function(
         "allocate_async", 3, stream=2, allocates=0, size=1, fetches=new
     )
@@ -179,6 +182,7 @@ def _memory() -> dict[str, Function]:
     )
     for name in ("cuMemFree_v2", "cuMemFreeHost", "cuMemHostUnregister"):
         found[name] = Function("free", 1, frees=0, sites=both, waits=True, orders_host=True)
+    found["cuMemMap"] = Function("unmap", 5, allocates=0, size=1, roles=placed)  # and maps anew
     found["cuMemUnmap"] = Function("unmap", 2, frees=0, size=1, sites=ENTER)
     found["cuIpcCloseMemHandle"] = Function("unmap", 1, frees=0, sites=ENTER)
     found["cuMemPoolDestroy"] = Function("drop_pool", 1, sites=ENTER, forgets=MEMORY)
@@ -469,7 +473,7 @@ HARMLESS = {
         r"cuMemPrefetch(Batch)?Async|cuStreamAttachMemAsync"
     ),
     "prepares memory that is seen when it is used": (
-        r"cuMem(AddressFree|AddressReserve|Create|Map|Release|RetainAllocationHandle)|"
+        r"cuMem(AddressFree|AddressReserve|Create|Release|RetainAllocationHandle)|"
         r"cuMem(Pool)?(Export|Import)\w*(Handle|Pointer)|cuMulticast\w+|cuLogicalEndpoint\w+"
     ),
     "stops the whole process, or ends with it": r"cuCheckpoint\w+",

@@ -268,7 +268,9 @@ static void leave(Thread *me, const Rule *rule, const Call *call, const uint64_t
     if (!result && rule->records != NO_WORD)
         sources_event_recorded(rule, words, current, call->since);
     if (!result && rule->allocates != NO_WORD && words[rule->allocates]) {
-        uint64_t begin = *(const uint64_t *)(uintptr_t)words[rule->allocates];
+        uint64_t begin = words[rule->allocates];
+        if (!rule->placed)
+            begin = *(const uint64_t *)(uintptr_t)begin;
         memory_forget(begin, begin + (rule->allocated == NO_WORD ? 1 : words[rule->allocated]));
         if (rule->allocated == NO_WORD)
             strangers_forget();

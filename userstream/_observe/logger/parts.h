@@ -83,6 +83,7 @@ typedef struct Rule {
     uint8_t freed;              /* the word with its size; else all that lies around the address */
     uint8_t allocates;          /* the word that points to the address of new memory */
     uint8_t allocated;          /* the word with its size */
+    uint8_t placed;             /* the word `allocates` is the address itself */
     uint8_t source_size;        /* the word with the size of addresses[1], the source of a copy */
     uint8_t orders_host;        /* the host knows more after it */
     uint8_t ends_context;       /* namely that all work of the context is over */
