@@ -51,6 +51,34 @@ def test_a_seed_gives_the_same_order_again(room: Room, program: Callable[[Room],
             assert again.splitlines() == before.splitlines()
 
 
+@contextlib.contextmanager
+def busy_thread() -> Iterator[None]:
+    """A thread that holds the GIL most of the time, and that no schedule knows of."""
+    end = threading.Event()
+
+    def work() -> None:
+        while not end.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_a_thread_that_is_not_of_the_program_changes_no_order(room: Room) -> None:
+    """The threads of the library have to wait for the GIL before they go on."""
+    program = scheduled.host_functions
+    before = [trace.splitlines() for trace in traces(program, room, 3)]
+    with busy_thread():
+        beside = [trace.splitlines() for trace in traces(program, room, 3)]
+    for one, other in zip(before, beside, strict=True):
+        assert one == other
+
+
 def test_a_program_that_sleeps_ends_with_every_seed(room: Room) -> None:
     """How often it looks depends on the clock, and so does its order on a busy machine."""
     assert all("fill" in trace for trace in traces(a_sleeper, room, SEEDS))

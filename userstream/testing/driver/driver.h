@@ -166,6 +166,7 @@ struct Thread {
     bool sleeps;                /* by a function that ends by itself */
     bool is_main;
     int stat;                   /* what the kernel says of it; -1: not opened yet */
+    atomic_ulong gil_waits;     /* odd: waits for the GIL */
     bool is_in_background;      /* userstream's own */
     atomic_bool looks_again;    /* such a thread: in a second at most */
     atomic_ulong looks;         /* how often it has gone to sleep */

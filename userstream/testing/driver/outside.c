@@ -12,9 +12,10 @@
  *
  * Decisions wait until whoever was woken up beside the schedule has come to rest: threads that are
  * on their way back here, and userstream's own. Whether they run is what the kernel says of them: a
- * thread that was woken up is runnable at once, however long it waits for a processor. So time
- * decides nothing, with one exception: a thread that blocks in another function (it reads a pipe,
- * say) is known by all threads of the process being asleep for a while. */
+ * thread that was woken up is runnable at once, however long it waits for a processor. Only a wait
+ * for the GIL looks like any other one: so it is counted as well. Time decides nothing, with one
+ * exception: a thread that blocks in another function (it reads a pipe, say) is known by all
+ * threads of the process being asleep for a while. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -45,8 +46,13 @@ static bool is_asleep(int file) {
     return !end || strlen(end) < 3 || !strchr("RD", end[2]);
 }
 
+/* A thread that waits for the GIL sleeps too, but goes on soon: a thread that no schedule knows may
+ * hold the GIL. If all threads sleep, so does the one that holds it. */
 bool outside_is_asleep(const Thread *thread) {
-    return is_asleep(thread->stat);
+    unsigned long before = atomic_load(&thread->gil_waits);
+    bool asleep = is_asleep(thread->stat);
+    bool waits_for_gil = before % 2 || atomic_load(&thread->gil_waits) != before;
+    return asleep && (!waits_for_gil || outside_are_all_asleep());
 }
 
 /* Of the calling thread. */
@@ -114,6 +120,35 @@ static int replaced_sem_clockwait(sem_t *semaphore, clockid_t clock, const struc
     return result == TAKES_NO_PART ? sem_clockwait(semaphore, clock, until) : result;
 }
 
+/* Python itself waits for the GIL, and for nothing else, by a condition and its mutex. */
+static void begin_or_end_gil_wait(void) {
+    Thread *thread = this_thread_or_null();
+    if (thread)
+        atomic_fetch_add(&thread->gil_waits, 1);
+}
+
+static int replaced_pthread_mutex_lock(pthread_mutex_t *mutex) {
+    begin_or_end_gil_wait();
+    int result = pthread_mutex_lock(mutex);
+    begin_or_end_gil_wait();
+    return result;
+}
+
+static int replaced_pthread_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex) {
+    begin_or_end_gil_wait();
+    int result = pthread_cond_wait(condition, mutex);
+    begin_or_end_gil_wait();
+    return result;
+}
+
+static int replaced_pthread_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex,
+                                           const struct timespec *until) {
+    begin_or_end_gil_wait();
+    int result = pthread_cond_timedwait(condition, mutex, until);
+    begin_or_end_gil_wait();
+    return result;
+}
+
 /* The file of an epoll is readable when it has events. */
 static bool has_events(int file) {
     struct pollfd polled = {.fd = file, .events = POLLIN};
@@ -172,10 +207,18 @@ static int replaced_pthread_create(pthread_t *id, const pthread_attr_t *attribut
 static const struct {
     const char *name;
     void *function;
+    bool is_for_gil;            /* in Python's executable and its library; else in modules too */
 } replaced[] = {
-#define REPLACED(name) {#name, (void *)replaced_##name}
-    REPLACED(sem_wait),        REPLACED(sem_timedwait),   REPLACED(sem_clockwait),
-    REPLACED(epoll_wait),      REPLACED(clock_nanosleep), REPLACED(pthread_create),
+#define REPLACED(name, is_for_gil) {#name, (void *)replaced_##name, is_for_gil}
+    REPLACED(sem_wait, false),
+    REPLACED(sem_timedwait, false),
+    REPLACED(sem_clockwait, false),
+    REPLACED(epoll_wait, false),
+    REPLACED(clock_nanosleep, false),
+    REPLACED(pthread_create, false),
+    REPLACED(pthread_mutex_lock, true),
+    REPLACED(pthread_cond_wait, true),
+    REPLACED(pthread_cond_timedwait, true),
 #undef REPLACED
 };
 
@@ -199,7 +242,7 @@ static void replace_at(void **slot, void *function, bool is_read_only) {
 }
 
 static void replace_imports(const struct dl_phdr_info *object, const ElfW(Dyn) *dynamic,
-                            const ElfW(Phdr) *relro) {
+                            const ElfW(Phdr) *relro, bool has_gil) {
     const char *names = NULL;
     const ElfW(Sym) *symbols = NULL;
     const ElfW(Rela) *tables[2] = {NULL, NULL};
@@ -223,7 +266,7 @@ static void replace_imports(const struct dl_phdr_info *object, const ElfW(Dyn) *
                 continue;
             const char *name = names + symbols[ELF64_R_SYM(import->r_info)].st_name;
             for (size_t n = 0; n < sizeof replaced / sizeof *replaced; n++) {
-                if (strcmp(name, replaced[n].name) == 0)
+                if (strcmp(name, replaced[n].name) == 0 && (has_gil || !replaced[n].is_for_gil))
                     replace_at((void **)(object->dlpi_addr + import->r_offset),
                                replaced[n].function,
                                relro && import->r_offset - relro->p_vaddr < relro->p_memsz);
@@ -249,7 +292,8 @@ static int replace_in(struct dl_phdr_info *object, size_t size, void *argument) 
             relro = part;
     }
     if (dynamic && (!*file || strstr(file, "python") || strncmp(file, "_core.", 6) == 0))
-        replace_imports(object, dynamic, relro);
+        replace_imports(object, dynamic, relro,
+                        !*file || strncmp(file, "libpython", strlen("libpython")) == 0);
     return 0;
 }
 
