@@ -266,11 +266,13 @@ def test_the_event_of_a_point_is_used_again(stream: us.Stream) -> None:
 
 def test_a_point_is_made_of_an_event(stream: us.Stream) -> None:
     lane = stream._resolve()
-    event = core.record(lane)
-    assert event is not None
-    point = core.Point(lane.pool, event, lane, True, time.monotonic())
-    assert (point.event, point.target, point.in_order) == (event, lane, True)
-    assert eventually(point.is_done)
-    for arguments in ((), ("pool", event, lane, True, 0.0), (lane.pool, None, lane, True, 0.0)):
+    per_thread = us.Stream.per_thread_default()._resolve()  # another stream in each thread
+    for target, in_order in ((lane, True), (per_thread, False), ("a device", False)):
+        event = core.record(lane)
+        assert event is not None
+        point = core.Point(lane.pool, event, target, time.monotonic())
+        assert (point.event, point.target, point.in_order) == (event, target, in_order)
+        assert eventually(point.is_done)
+    for arguments in ((), ("pool", event, lane, 0.0), (lane.pool, None, lane, 0.0)):
         with pytest.raises(TypeError):
             core.Point(*arguments)

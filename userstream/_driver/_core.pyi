@@ -88,9 +88,7 @@ class EventPool:
 
 @final
 class Point:
-    def __init__(
-        self, pool: EventPool, event: int, target: object, in_order: bool, began: float, /
-    ) -> None: ...
+    def __init__(self, pool: EventPool, event: int, target: object, began: float, /) -> None: ...
     @property
     def event(self) -> int: ...
     @property

@@ -176,7 +176,7 @@ def keep(lane: Lane, objects: object) -> None:
             "keep the objects as long as the graph",
             stream=repr(lane),
         )
-    hold(lane, Point(lane.pool, event, lane, lane.is_in_order, began), objects)
+    hold(lane, Point(lane.pool, event, lane, began), objects)
 
 
 def _has_work() -> bool:

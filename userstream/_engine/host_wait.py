@@ -316,7 +316,7 @@ class DeviceWork:
 
     def completion(self) -> Pending:
         pool = events.pool_of(self._context)
-        point = core.Point(pool, pool.take(), self, False, time.monotonic())
+        point = core.Point(pool, pool.take(), self, time.monotonic())
         try:
             _driver.streams.record_context(self._context, point.event)
         except NotSupportedError:

@@ -251,11 +251,6 @@ class Lane(core.LaneState):
         return core
 
     @property
-    def is_in_order(self) -> bool:
-        """True if later work completes no sooner: the per-thread stream is one per thread."""
-        return self.raw_handle != _driver.streams.PER_THREAD
-
-    @property
     def is_shared(self) -> bool:
         """Whether this is a user stream, which any code may use."""
         return self.on_close is not None

@@ -209,7 +209,7 @@ class Ordering(core.OrderingState):
             lane.pool.give_back(event)
             held_objects.end_ticket(objects)
         else:
-            point = core.Point(lane.pool, event, lane, lane.is_in_order, began)
+            point = core.Point(lane.pool, event, lane, began)
             held_objects.hold(lane, point, objects)
         return wait_on_host
 

@@ -207,7 +207,7 @@ static PyObject *fetch(PyObject *module, PyObject *const *args, Py_ssize_t count
     if (status)
         return NULL;
     if (is_pending)
-        answer = (PyObject *)new_point(pool, events[last], args[LANE], is_in_order(lane), began);
+        answer = (PyObject *)new_point(pool, events[last], args[LANE], began);
     else if (result == CAPTURED)
         answer = Py_NewRef(Py_None);
     else if (result)

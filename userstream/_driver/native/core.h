@@ -207,14 +207,14 @@ typedef struct Point {
     CUevent handle;
     PyObject *target;    /* a lane, or the work on a device */
     double began, ended; /* the times before and after the record */
-    char in_order;       /* whether later points of the target complete no sooner */
+    char in_order;       /* whether later points of the target, a lane, complete no sooner */
     char is_blocking;    /* whether the event is the blocking one of the pool */
     _Atomic char is_passed;
 } Point;
 
 extern PyTypeObject *point_type;
 
-Point *new_point(EventPool *pool, PyObject *event, PyObject *target, int in_order, double began);
+Point *new_point(EventPool *pool, PyObject *event, PyObject *target, double began);
 
 Py_ssize_t count_passed(Point *const *points, Py_ssize_t count, int or_ended);
 double seconds(void);
@@ -234,11 +234,6 @@ typedef struct {
 } LaneState;
 
 enum { PER_THREAD = 2 }; /* the handle that names another stream in each thread */
-
-static inline int is_in_order(const LaneState *lane)
-{
-    return lane->raw_handle != PER_THREAD;
-}
 
 extern PyTypeObject *lane_type;
 extern PyObject *queues; /* a set: the HeldQueues of lanes that hold something */

@@ -282,7 +282,7 @@ static Point *point_behind(PyObject *waited, PyObject *destination, Result *resu
         Py_DECREF(event);
         return NULL;
     }
-    Point *point = new_point(pool, event, waited, is_in_order(lane), began);
+    Point *point = new_point(pool, event, waited, began);
     if (!point)
         *result = FAILED;
     return point;

@@ -153,7 +153,7 @@ double seconds(void) /* of time.monotonic */
 
 /* The point of an event that was recorded just now, whose reference it takes over. Without an
  * event, that of the blocking event, which the caller has claimed. */
-Point *new_point(EventPool *pool, PyObject *event, PyObject *target, int in_order, double began)
+Point *new_point(EventPool *pool, PyObject *event, PyObject *target, double began)
 {
     void *handle = pool->blocking;
     int is_blocking = !event;
@@ -172,7 +172,8 @@ Point *new_point(EventPool *pool, PyObject *event, PyObject *target, int in_orde
     point->target = Py_NewRef(target);
     point->began = began;
     point->ended = seconds();
-    point->in_order = (char)in_order;
+    point->in_order = PyObject_TypeCheck(target, lane_type) &&
+                      ((LaneState *)target)->raw_handle != PER_THREAD;
     point->is_blocking = (char)is_blocking;
     point->is_passed = 0;
     if (is_blocking)
@@ -246,19 +247,18 @@ static void point_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
-/* Point(pool, event, target, in_order, began): for an event of a pool that was recorded just now,
- * since a time of `time.monotonic`. */
+/* Point(pool, event, target, began): for an event of a pool that was recorded just now, since a
+ * time of `time.monotonic`. */
 static PyObject *point_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
     (void)type;
     PyObject *pool, *event, *target;
-    int in_order;
     double began;
-    if (names || !PyArg_ParseTuple(args, "OOOpd", &pool, &event, &target, &in_order, &began))
+    if (names || !PyArg_ParseTuple(args, "OOOd", &pool, &event, &target, &began))
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "it takes no names");
     if (!is_pool(pool))
         return PyErr_Format(PyExc_TypeError, "it takes a pool of events, not %R", pool);
-    return (PyObject *)new_point((EventPool *)pool, Py_NewRef(event), target, in_order, began);
+    return (PyObject *)new_point((EventPool *)pool, Py_NewRef(event), target, began);
 }
 
 /* is_done(): whether the GPU has passed the point; raises its error. Leaves all captures alone. */
@@ -470,9 +470,7 @@ static PyObject *point(PyObject *module, PyObject *const *args, Py_ssize_t count
     if (result)
         return raise_result(result, argument);
     PyObject *event = is_blocking ? NULL : record(module, argument);
-    return is_blocking || event
-               ? (PyObject *)new_point(pool, event, argument, is_in_order(lane), began)
-               : NULL;
+    return is_blocking || event ? (PyObject *)new_point(pool, event, argument, began) : NULL;
 }
 
 /* CUDA says of these errors that the context does not recover: CONTAINED, ILLEGAL_ADDRESS,
