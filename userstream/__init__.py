@@ -12,9 +12,9 @@ from userstream import (
     errors,
 )
 from userstream._buffers import describe, device_of
+from userstream._hooks import stall_allowed
 from userstream._ordering import Borrow
 from userstream._registry import UserStream
-from userstream._stalls import stall_allowed
 from userstream._stream.stream import Stream
 from userstream.errors import *  # noqa: F403 -- the tree, as errors.__all__ lists it
 

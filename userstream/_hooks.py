@@ -2,14 +2,16 @@
 
 A tool appends a function to a list and removes it later; nothing of the package is replaced. Where
 an event happens, the package checks whether the list is empty, and calls the functions otherwise.
+`stall_allowed`, a public function, only calls listeners.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 T = TypeVar("T")
 
@@ -58,3 +60,46 @@ def report_edge(destination: object, source: object) -> None:
     """Call the listeners of `edge_added`."""
     for listener in edge_added:
         listener(destination, source)
+
+
+@contextmanager
+def stall_allowed(reason: str) -> Generator[None, None, None]:
+    """Allow the calling thread to wait for the GPU in the block.
+
+    Its stalls do not count: neither in a block of `no_stalls` around it, nor in the report of an
+    `observe`, which says how many were allowed, by their reason.
+
+    Parameters
+    ----------
+    reason : str
+        Why the block waits, for the report.
+
+    Returns
+    -------
+    context manager
+        It is a decorator of functions as well.
+
+    Raises
+    ------
+    TypeError
+        The reason is no text.
+    ValueError
+        The reason is empty.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> with us.no_stalls(), us.stall_allowed("logging every 100 steps"):
+    ...     us.wait_for_device(0)
+    """
+    if not isinstance(reason, str):
+        raise TypeError(f"the reason of stall_allowed() must be a text, not {reason!r}")
+    if not reason.strip():
+        raise ValueError("the reason of stall_allowed() must not be empty: the report names it")
+    for listener in stalls_allowed:
+        listener(reason)
+    try:
+        yield
+    finally:
+        for listener in stalls_allowed:
+            listener(None)

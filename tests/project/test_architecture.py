@@ -26,7 +26,6 @@ LAYERS = [
     "_report",
     "__init__",
     "_observe",
-    "_stalls",
     "_registry",
     "_copies",
     "_ordering",
