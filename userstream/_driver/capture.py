@@ -94,7 +94,7 @@ def end_capture(handle: driver.CUstream, stream: object) -> None:
 
 
 def capture_facts(handle: driver.CUstream, stream: object) -> CaptureFacts | None:
-    """Return the facts about the capture of a stream; `None` if it has none. Breaks none."""
+    """Return the facts about the capture of a stream, or `None`; invalidates no capture."""
     status, *facts = ask(driver.cuStreamGetCaptureInfo, handle)
     if status == CAPTURE_IMPLICIT:
         return None

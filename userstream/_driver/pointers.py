@@ -92,9 +92,9 @@ def place_of(address: int) -> Place | None:
 
 
 def usual_device(address: int) -> int | None:
-    """Return the device of memory that may be used on its user stream; no more is asked.
+    """Return the device of memory that may be used on its user stream, in one driver call.
 
-    `None` where it is not clear at once: `place_of` then says why.
+    `None` if that call does not settle the question: `place_of` then gives the reason.
     """
     if _process.halted:
         _process.check_fork()
@@ -105,7 +105,7 @@ def usual_device(address: int) -> int | None:
 
 
 def _range_of(address: int) -> tuple[int, int] | None:
-    """Return where an allocation begins and how long it is; `None` if the driver does not say."""
+    """Return the start and the size of an allocation; `None` if the driver does not know them."""
     asked = driver.cuMemGetAddressRange
     status, start, size = within(some_context(), relaxed, ask, asked, address)
     if status in _NO_RANGE:
@@ -135,7 +135,7 @@ def _attribute(which: int, address: int) -> int | None:
 
 @functools.cache
 def _question() -> Callable[[int], tuple[int, ...]]:
-    """Return what asks about an address, once the driver is there."""
+    """Load the driver; return the function of the core that describes an address."""
     ensure()
     return core.pointer
 

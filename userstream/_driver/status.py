@@ -148,8 +148,8 @@ def make(
 ) -> Any:
     """Call a driver function that creates an object, and append its result to `made`.
 
-    That it is there is known at once: no signal comes between the driver and the list, as both are
-    called by C. Whoever has the list can free what is in it. What failed is not in it.
+    C code calls the driver and the list, so no signal handler runs between the two: the caller of
+    `make` can always free the objects in `made`. An object that was not created is not in `made`.
     """
     try:
         made.extend(map(function, *([argument] for argument in args)))

@@ -32,7 +32,7 @@ BARRIERS = {
 
 
 def require_values(device: int, *, bits: Bits = 32, flags: int = 0) -> None:
-    """Raise `NotSupportedError` if a device lacks what an operation takes."""
+    """Raise `NotSupportedError` if a device lacks a feature that an operation needs."""
     if bits == 64:
         _require(device, _64_BITS, "64-bit values; use 32-bit ones")
     if flags & COMPARISONS == _NOR_FLAG:

@@ -233,7 +233,7 @@ class Completion(Future[T]):
         return value
 
     def __array__(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        """Refuse to be taken for an array, which may not be there yet."""
+        """Raise `TypeError`: the array of a future may not exist yet."""
         raise TypeError(
             "this is a Completion, and its array may not be there yet: wait for it with "
             "completion.result(timeout=...), or await it"
