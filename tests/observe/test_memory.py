@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections import deque
 
 import pytest
 from cuda.bindings import driver
@@ -24,6 +25,8 @@ from userstream._observe.judge.memory import (
     TYPED,
     Access,
     Allocation,
+    Memory,
+    Place,
 )
 from userstream._observe.judge.races import RecordedOperation
 from userstream._observe.judge.world import Timeline, World
@@ -46,7 +49,9 @@ def test_what_is_repeated_is_judged_like_anything_else(seed: int) -> None:
     quick, slow = (Allocation(0, 1 << 20, DEVICE) for _ in range(2))
     lanes = [clocks.lane(handle, 1, 1) for handle in (10, 11, 12)]
     lane = lanes[0]
-    repeated = 0
+    recent: deque[tuple[int, int, bool, str, bool]] = deque(maxlen=3)
+    places: dict[object, Place] = {}
+    again = repeated = 0
     for number in range(400):
         if chance.random() < 0.1:
             before, lane = lane, chance.choice(lanes)
@@ -55,19 +60,59 @@ def test_what_is_repeated_is_judged_like_anything_else(seed: int) -> None:
         if chance.random() < 0.05:  # else little is repeated once two streams are in conflict
             quick.clear()
             slow.clear()
-        start = chance.randrange(2)
-        end = start + chance.choice((1, 1, 2, 1 << 16))  # the last one spans pages
+        if number % 50 < 10 or chance.random() < 0.2:
+            start = chance.randrange(2)
+            end = start + chance.choice((1, 1, 2, 1 << 16))  # the last one spans pages
+            write, known = chance.random() < 0.3, chance.choice((EXACT, LEARNED, ASSUMED))
+            recent.append((start, end, write, known, chance.random() < 0.1))
+        key = start, end, write, known, loose = chance.choice(recent)
         what = (start, end, lane, clocks.step(lane, None), number)
-        write, known = chance.random() < 0.3, chance.choice((EXACT, LEARNED, ASSUMED))
-        loose = chance.random() < 0.1
         conflicts = slow.touch(Access(*what, write, known, loose))
-        if quick.touch_again(*what, write, known, loose):
+        if not quick.touch_places([places.get(key)], lane, what[3], number):
+            again += 1
+            assert not conflicts
+        elif place := quick.touch_again(*what, write, known, loose):
+            places[key] = place
             repeated += 1
             assert not conflicts
         else:
             assert told(quick.touch(Access(*what, write, known, loose))) == told(conflicts)
         assert told(quick.accesses) == told(slow.accesses)
+    assert again
     assert repeated
+
+
+def test_nothing_repeats_what_used_memory_that_is_gone() -> None:
+    memory, lane = Memory(), Clocks().lane(10, 1, 1)
+
+    def place() -> Place:
+        allocation = Allocation(4096, 8192, DEVICE, device=0)
+        memory.add(allocation)
+        allocation.touch(Access(4096, 4097, lane, 1, None, write=True))
+        found = allocation.touch_again(4096, 4097, lane, 2, None, True, EXACT)
+        assert found
+        assert not allocation.touch_places([found], lane, 3, None)
+        return found
+
+    dropped = place()
+    memory.drop(dropped[0])
+    forgotten = place()
+    memory.forget(0)
+    replaced, freed = place(), place()
+    freed[0].freed = object()
+    places = [dropped, forgotten, replaced, freed, None]
+    assert Allocation.touch_places(places, lane, 4, None) == [0, 1, 2, 3, 4]
+
+
+def test_nothing_repeats_an_access_once_another_stream_uses_the_memory() -> None:
+    lane, other = (Clocks().lane(handle, 1, 1) for handle in (10, 11))
+    allocation = Allocation(0, 1 << 20, DEVICE)
+    allocation.touch(Access(0, 1, lane, 1, None, write=True))
+    place = allocation.touch_again(0, 1, lane, 2, None, True, EXACT)
+    assert allocation.touch_places([place], lane, 3, None) == []
+    allocation.touch(Access(1 << 16, 1 << 17, other, 1, None, write=True))  # elsewhere in it
+    assert allocation.touch_places([place], lane, 4, None) == [0]
+    assert allocation.touch_places([place], other, 2, None) == [0]
 
 
 def test_what_is_not_quite_repeated_is_not_taken_for_it() -> None:
@@ -84,7 +129,9 @@ def test_what_is_not_quite_repeated_is_not_taken_for_it() -> None:
     assert not repeats(0, 4, write=True)
     assert not repeats(0, 8, write=False), "the write still counts"
     assert not repeats(0, 8, write=True, known=ASSUMED), "it may write nothing"
-    assert repeats(0, 8, write=True, known=LEARNED), "it stands for the other"
+    assert not repeats(0, 8, write=True, known=LEARNED), "the other has to go"
+    allocation.touch(Access(0, 8, lane, 2, None, write=True, known=LEARNED))
+    assert repeats(0, 8, write=True, known=LEARNED)
     allocation.touch(Access(100, 1 << 16, lane, 3, None, write=True))
     assert repeats(0, 8, write=True, known=LEARNED)
     allocation.touch(Access(4, 1 << 16, other, 1, None, write=False))

@@ -517,7 +517,7 @@ class Captures:
             self._check_freed(lane, time, operation, touch, node)
             span = (touch.start, touch.end, write, known)
             self.world.touch_each(
-                lane, time, operation, (span,), open_ended=touch.reach > touch.end
+                lane, time, operation, (span,), places=[None] if touch.reach > touch.end else None
             )
         for address, inside in node.frees.items():
             found = self.world.memory.find(address)

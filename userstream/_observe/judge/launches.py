@@ -20,7 +20,7 @@ from .memory import (
 
 if TYPE_CHECKING:
     from .functions import Call
-    from .memory import Span
+    from .memory import Place, Span
     from .world import World
 
 
@@ -32,7 +32,8 @@ _WORD = struct.Struct("<Q")
 _REMEMBERED = 1024  # sets of parameters of a kernel
 
 
-_Touched = tuple[tuple["Span", ...], Guesses | None]
+# What a launch uses, and the accesses that its repeat stands for, as far as is known.
+_Touched = tuple[tuple["Span", ...], Guesses | None, list["Place | None"]]
 
 
 class _Kernel:
@@ -99,10 +100,13 @@ class Launches:
         if learned.get(offset) != before:
             kernel.touches.clear()
 
-    def described(self, handle: int, pointers: bytes) -> tuple[str | None, *_Touched]:
+    def described(
+        self, handle: int, pointers: bytes
+    ) -> tuple[str | None, tuple[Span, ...], Guesses | None]:
         """Return the name of a kernel, and what it uses with some parameters."""
         kernel = self._kernel(handle)
-        return (kernel.name, *_touched(kernel, pointers))
+        touches, guesses, _ = _touched(kernel, pointers)
+        return kernel.name, touches, guesses
 
     def launch(self, call: Call) -> None:
         kernel = self._kernel(call.words[call.function.roles["kernel"]])
@@ -116,7 +120,7 @@ class Launches:
         touched = kernel.touches.get(pointers)  # programs launch the same again and again
         if touched is None:
             touched = _touched(kernel, pointers)
-        touches, operation.guesses = touched
+        touches, operation.guesses, places = touched
         if self.world.news:
             self.world.pass_on((start, end) for start, end, *_ in touches)
         declarations = self.world.declarations
@@ -125,9 +129,8 @@ class Launches:
                 (start, end, *declarations.judge(operation, start, write, known))
                 for start, end, write, known in touches
             )
-        self.world.touch_each(
-            lane, time, operation, touches, loose=kernel.has_table, open_ended=True
-        )
+            places = [None] * len(touches)
+        self.world.touch_each(lane, time, operation, touches, loose=kernel.has_table, places=places)
 
 
 def _constant(types: list[str], offsets: bytes) -> frozenset[int]:
@@ -153,7 +156,7 @@ def _touched(kernel: _Kernel, pointers: bytes) -> _Touched:
     if len(kernel.touches) == _REMEMBERED:
         kernel.touches.clear()
     is_guessed = not kernel.has_table and any(how == ASSUMED for *_, how in touches)
-    found = tuple(touches), guesses if is_guessed else None
+    found: _Touched = tuple(touches), guesses if is_guessed else None, [None] * len(touches)
     kernel.touches[pointers] = found
     return found
 

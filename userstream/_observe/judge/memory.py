@@ -44,6 +44,7 @@ class Access:
         "lane",
         "loose",
         "operation",
+        "over",
         "reach",
         "start",
         "time",
@@ -71,6 +72,22 @@ class Access:
         self.loose = loose  # only some of these bytes are accessed
         self.reach = end  # up to where bytes may be accessed as well: of a kernel's pointer
         self.held_by = lane.held_by
+        # A sure write of the stream to the same bytes: once repeated, it stands for this access.
+        self.over: Access | None = None
+
+    @property
+    def is_sure(self) -> bool:
+        """Return whether the access surely writes all of its bytes."""
+        return self.write and self.known != ASSUMED and not self.loose
+
+    @property
+    def is_stale(self) -> bool:
+        """Return whether another access, which was repeated, stands for this one."""
+        return self.over is not None and self.over.time > self.time
+
+
+# What an access repeats: an allocation, a page, the accesses there, and the one that is repeated.
+Place = tuple["Allocation", int, list[Access], Access]
 
 
 class Allocation:
@@ -177,40 +194,63 @@ class Allocation:
         write: bool,
         known: str,
         loose: bool = False,
-    ) -> bool:
-        """Record an access if all earlier ones are of its stream; return whether it was recorded.
+    ) -> Place | None:
+        """Record an access that repeats one; return `None` unless all there are of its stream.
 
-        It is ordered behind them then. If it repeats the newest, it stands for that, and leaves of
-        the others what that has left; if it surely writes, it stands for all those of its bytes. So
-        it is with most accesses of most programs.
+        It is ordered behind them then, and takes the place of the one that it repeats. So it is
+        with most accesses of most programs.
         """
         if self.freed is not None:
-            return False
+            return None
         for old in self._wide:
             if old.lane is not lane and old.start < end and start < old.end:
-                return False
-        near = self._narrow.get(start >> _PAGE, _NONE)
+                return None
+        page = start >> _PAGE
+        near = self._narrow.get(page, _NONE)
+        sure = write and known != ASSUMED and not loose
         like: Access | None = None
-        others = False
         for old in near:
-            if old.start < end and start < old.end:
-                if old.lane is not lane:
-                    return False
-                others = others or old.start != start or old.end != end
+            if old.end <= start or end <= old.start:
+                continue
+            if old.lane is not lane or old.start != start or old.end != end:
+                return None
+            if old.write is write and old.known == known and old.loose is loose:
                 like = old
-        if like is None or like.start != start or like.end != end:
-            return False
-        if like.write is not write or like.known != known or like.loose is not loose:
-            if others or not write or known == ASSUMED or loose:
-                return False
-            like.write, like.known, like.loose = True, known, False
-            if len(near) > 1:
-                near[:] = [each for each in near if each is like or each.start != start]
+            # What the new access stands for has to become stale, or is removed by `touch`.
+            elif old.time == time if sure else not old.write or (write and not old.is_sure):
+                return None
+        if like is None:
+            return None
         like.time = time
         like.operation = operation
         like.held_by = lane.held_by
         self._used(lane, time)
-        return True
+        return self, page, near, like
+
+    @staticmethod
+    def touch_places(
+        places: list[Place | None], lane: Lane, time: int, operation: Any
+    ) -> list[int]:
+        """Record the accesses that repeat those at `places`; return the indices of all others.
+
+        An access does not repeat one if its memory or its page was used in another way since.
+        """
+        others = []
+        for index, place in enumerate(places):
+            if place is not None:
+                allocation, page, near, access = place
+                if (
+                    access.lane is lane
+                    and allocation._last is lane
+                    and allocation._narrow.get(page) is near
+                    and allocation.freed is None
+                ):
+                    access.time = allocation._time = time
+                    access.operation = operation
+                    access.held_by = lane.held_by
+                    continue
+            others.append(index)
+        return others
 
     def reached(self, new: Access, kept: Clock | None = None) -> list[Access]:
         """Return accesses that may race with a new one beyond what is known of both.
@@ -247,7 +287,11 @@ class Allocation:
         """Return the accesses to a range that still count."""
         pages = self._pages(start >> _PAGE, (end - 1) >> _PAGE)
         near = (each for page in pages for each in self._narrow[page])
-        return [each for each in (*self._wide, *near) if each.start < end and start < each.end]
+        return [
+            each
+            for each in (*self._wide, *near)
+            if each.start < end and start < each.end and not each.is_stale
+        ]
 
     def adopt(self, elsewhere: Allocation) -> None:
         """Take over the accesses to its bytes from before it was known, as those of a graph."""
@@ -263,7 +307,8 @@ class Allocation:
     @property
     def accesses(self) -> list[Access]:
         """The accesses that later accesses can race with."""
-        return [*self._wide, *(each for near in self._narrow.values() for each in near)]
+        near = (each for page in self._narrow.values() for each in page if not each.is_stale)
+        return [*self._wide, *near]
 
     def trim(self, is_known: Callable[[Access], bool]) -> None:
         """Forget accesses whose completion the host knows."""
@@ -298,6 +343,8 @@ def _passed(
         if old.end <= start or end <= old.start:
             if not lane.is_finished:
                 still.append(old)
+        elif old.over is not None and old.over.time > old.time:
+            continue  # stale
         elif (
             lane is mine
             or clock.get(lane.id, 0) >= old.time
@@ -311,6 +358,8 @@ def _passed(
             ) and (old.loose or not loose)
             if not (covered and stands_for_it):
                 still.append(old)
+                if lane is mine and old.start == start and old.end == end and old.is_sure:
+                    new.over = old
         else:
             if write or old.write:
                 conflicts.append(old)
@@ -356,6 +405,8 @@ class Memory:
         last = first
         while last < len(self._starts) and self._starts[last] < allocation.end:
             last += 1
+        for each in self._allocations[first:last]:
+            each.clear()
         self._starts[first:last] = [allocation.start]
         self._allocations[first:last] = [allocation]
         if first == last:
@@ -366,6 +417,7 @@ class Memory:
         place = bisect_right(self._starts, allocation.start) - 1
         if place >= 0 and self._allocations[place] is allocation:
             del self._starts[place], self._allocations[place]
+            allocation.clear()  # no launch repeats accesses to it
 
     def drop_freed(self, kept: Clock) -> None:
         """Forget memory once the host knows the end of the operation that freed it.
@@ -389,7 +441,12 @@ class Memory:
 
     def forget(self, device: int | None) -> None:
         """Forget the memory of a device, or all."""
-        kept = [each for each in self._allocations if device is not None and each.device != device]
+        kept = []
+        for each in self._allocations:
+            if device is None or each.device == device:
+                each.clear()
+            else:
+                kept.append(each)
         self._allocations = kept
         self._starts = [each.start for each in kept]
         self.elsewhere.clear()

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from .clocks import Clock, Lane
     from .functions import Call
-    from .memory import Guess, Guesses, Span
+    from .memory import Guess, Guesses, Place, Span
 
 Range = tuple[int, int]
 
@@ -130,19 +130,25 @@ class World:
         touches: tuple[Span, ...],
         *,
         loose: bool = False,
-        open_ended: bool = False,
+        places: list[Place | None] | None = None,
     ) -> None:
         """Record the accesses of an operation, and report the races with them.
 
-        Those of a kernel are `open_ended`: it may use more than what its pointers point to.
+        A kernel may use more than what its pointers point to. It has `places`, one for each access:
+        what the last launch repeated there, if it did, which is kept for the next.
         """
         self.timeline.touched(touches)
+        indices: Iterable[int] = range(len(touches))
+        if places is not None:
+            indices = Allocation.touch_places(places, lane, time, operation)
         whole: Allocation | None = None  # often the allocation of the previous range
-        for start, end, write, known in touches:
+        for index in indices:
+            start, end, write, known = touches[index]
+            place: Place | None = None
             if lane.capture is not None:
                 access = Access(start, end, lane, time, operation, write, known, loose)
                 found = self.memory.find(start)
-                if open_ended and found is not None:
+                if places is not None and found is not None:
                     access.reach = found.end
                 for old in lane.capture.touch(access, found):
                     self.report(found or self.memory.elsewhere, old, access)
@@ -155,13 +161,15 @@ class World:
                 for part, begin, after in self.memory.parts(start, end):
                     access = Access(begin, after, lane, time, operation, write, known, loose)
                     self._touch(part, access, part.is_shared(lane))
-            elif (shared := whole.is_shared(lane)) or not whole.touch_again(
-                start, end, lane, time, operation, write, known, loose
+            elif (shared := whole.is_shared(lane)) or not (
+                place := whole.touch_again(start, end, lane, time, operation, write, known, loose)
             ):
                 access = Access(start, end, lane, time, operation, write, known, loose)
-                if open_ended:
+                if places is not None:
                     access.reach = whole.end
                 self._touch(whole, access, shared)
+            if places is not None:
+                places[index] = place
 
     def _touch(self, allocation: Allocation, access: Access, shared: bool) -> None:
         if allocation.freed is not None:
