@@ -413,8 +413,8 @@ ELSEWHERE = {
         "cuStreamCreate cuStreamCreateWithPriority cuGreenCtxStreamCreate cuStreamDestroy_v2 "
         "cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel cuMemFreeAsync "
         "cuMemHostRegister_v2 cuMemHostUnregister cuMemMap cuMemUnmap "
-        "cuIpcCloseMemHandle cuMemPoolDestroy cuLaunchHostFunc cuLaunchHostFunc_v2 cuStreamAddCallback "
-        "cuCtxSynchronize_v2"
+        "cuIpcCloseMemHandle cuMemPoolDestroy cuLaunchHostFunc cuLaunchHostFunc_v2 "
+        "cuStreamAddCallback cuCtxSynchronize_v2"
     ),
     "test_verdicts.py: captures": (
         "cuStreamBeginCapture_v2 cuStreamBeginCaptureToGraph cuStreamEndCapture cuGraphClone "
