@@ -71,6 +71,8 @@ def test_memory_that_another_array_was_given_too_early(
         fill(first, room.a, SIZE)
     (race,) = seen.races
     assert "it was freed in between, and allocated again" in race.advice
+    assert f"keep it until {race.first.stream} has done with it, or let " in race.advice
+    assert "record_stream" not in race.advice  # CuPy has no such function
 
 
 def test_a_hook_of_another_thread_stays_and_does_nothing(

@@ -293,9 +293,10 @@ class Blocks:
             return named
         line = line_of(second.stack())
         where = "" if line is None else f" at {line.filename}:{line.lineno}"
+        how = " (torch: tensor.record_stream)" if block.framework == "torch" else ""
         return replace(
             named,
             advice=f"it was freed in between, and allocated again{where}: keep it until "
-            f"{race.first.stream} has done with it (torch: tensor.record_stream), or let "
-            f"{race.second.stream} wait for {race.first.stream}",
+            f"{race.first.stream} has done with it{how}, or let {race.second.stream} wait for "
+            f"{race.first.stream}",
         )
