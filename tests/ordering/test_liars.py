@@ -258,6 +258,7 @@ def test_release(liar: Any, memory: int) -> None:
 
 
 @pytest.mark.no_races(False)  # the race is what it shows
+@pytest.mark.schedules(0)  # a lazy one overtakes nothing
 def test_a_liar_of_whom_one_says_that_nothing_is_pending(
     producer: us.Stream, memory: int, other: int
 ) -> None:
@@ -367,6 +368,7 @@ def test_jax_comes_before(array: Any, producer: us.Stream) -> None:
 
 
 @pytest.mark.no_races(False)  # it writes what nobody writes
+@pytest.mark.schedules(0)  # a lazy one overtakes nothing
 def test_jax_need_not_wait_for_what_only_reads(array: Any, memory: int, other: int) -> None:
     """Nobody writes an array of JAX that is held."""
     array.is_fully_addressable = True
