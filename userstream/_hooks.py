@@ -82,9 +82,9 @@ def stall_allowed(reason: str) -> Generator[None, None, None]:
     Raises
     ------
     TypeError
-        The reason is no text.
+        *reason* is not a string.
     ValueError
-        The reason is empty.
+        *reason* is empty.
 
     Examples
     --------
@@ -93,7 +93,7 @@ def stall_allowed(reason: str) -> Generator[None, None, None]:
     ...     us.wait_for_device(0)
     """
     if not isinstance(reason, str):
-        raise TypeError(f"the reason of stall_allowed() must be a text, not {reason!r}")
+        raise TypeError(f"the reason of stall_allowed() must be a str, not {reason!r}")
     if not reason.strip():
         raise ValueError("the reason of stall_allowed() must not be empty: the report names it")
     for listener in stalls_allowed:

@@ -188,7 +188,7 @@ class SelfCheckError(Exception):
 
 @dataclass(frozen=True)
 class Step:
-    """A step and its result."""
+    """A step of the check, and its result."""
 
     name: str
     title: str

@@ -260,7 +260,7 @@ def test_an_observation_that_ends_before_the_block_is_an_error() -> None:
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="threads must be"), us.no_stalls(threads="some"):  # type: ignore[arg-type]
         pass
-    with pytest.raises(TypeError, match="must be a text, not 100"), us.stall_allowed(100):  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="must be a str, not 100"), us.stall_allowed(100):  # type: ignore[arg-type]
         pass
     with pytest.raises(ValueError, match="must not be empty"), us.stall_allowed(" "):
         pass

@@ -454,7 +454,7 @@ def refuse_here(what: str) -> None:
 
 
 class _Awaited(watcher.Watch):
-    """A watch that sets a future of asyncio, to the error if there is one."""
+    """A watch that sets the result of an asyncio future, or its exception."""
 
     __slots__ = ("future",)
 

@@ -71,27 +71,27 @@ if TYPE_CHECKING:
 
         @property
         def priority(self) -> int:
-            """Its priority; lower numbers run first."""
+            """The priority of the stream; lower numbers run first."""
 
         @property
         def is_nonblocking(self) -> bool:
-            """Whether it runs concurrently with the legacy default stream."""
+            """Whether the stream runs concurrently with the legacy default stream."""
 
         @property
         def is_closed(self) -> bool:
-            """Whether it was closed."""
+            """Whether the stream was closed."""
 
         def close(self) -> None:
             """Close the stream."""
 
         def sync(self) -> None:
-            """Block until the work queued on it has completed."""
+            """Block until the work queued on the stream has completed."""
 
         def wait(self, event_or_stream: Event | StreamLike) -> None:
-            """Make later work on it wait for an event or a stream."""
+            """Make later work on the stream wait for an event or a stream."""
 
         def record(self, event: Event | None = None, options: EventOptions | None = None) -> Event:
-            """Record an event after the work queued on it."""
+            """Record an event after the work queued on the stream."""
 
         def create_graph_builder(self) -> Any:  # cuda.core.graph.GraphBuilder
             """Make a builder that captures this stream into a graph."""
