@@ -7,6 +7,7 @@ there is an NVIDIA device node, and the simulated one where there is none.
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -84,6 +85,16 @@ def pytest_collection_finish() -> None:
     """Leave the tests themselves out of the garbage collections, of which many tests need some."""
     gc.collect()
     gc.freeze()
+
+
+_finished = itertools.count(1)
+
+
+def pytest_runtest_logfinish() -> None:
+    """Leave out the reports of earlier tests as well, of which pytest keeps thousands."""
+    if next(_finished) % 50 == 0:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)
