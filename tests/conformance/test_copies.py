@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 
 import pytest
 from cuda.bindings import driver
@@ -431,35 +432,81 @@ def test_a_plain_copy_may_cross_devices(make_memory, pageable, stream, other_con
     assert contents(destination) == bytes(range(SIZE))
 
 
+@pytest.fixture
+def in_pools(contexts, make_stream, other_context):
+    """Memory of the default pool of each of two devices; neither may access that of the other."""
+    owners = [contexts[0], other_context]
+    streams = [make_stream(context=owner) for owner in owners]
+    made = [int(ok(driver.cuMemAllocAsync(SIZE, stream))) for stream in streams]
+    assert all(finishes(stream) for stream in streams)
+    yield made
+    for address, stream in zip(made, streams, strict=True):
+        ok(driver.cuMemFreeAsync(address, stream))
+
+
+DEVICES = [0, 1]
+
+
 @pytest.mark.multi_device
+@pytest.mark.parametrize("current_device", DEVICES)
 @pytest.mark.parametrize("side", ["destination", "source"])
-def test_a_copy_that_names_contexts_needs_no_access_to_their_pools(
-    side, contexts, make_memory, pageable, make_stream, other_context
+@pytest.mark.parametrize(
+    "copy", [driver.cuMemcpyDtoDAsync, driver.cuMemcpyAsync, driver.cuMemcpyDtoD, driver.cuMemcpy]
+)
+def test_a_plain_copy_reaches_a_pool_from_the_current_context(
+    copy, side, current_device, contexts, in_pools, memory, make_stream
 ):
-    """Either side is reached from its own context, and either may be current."""
-    context = {"destination": contexts[0], "source": other_context}
-    filled = make_memory(context=other_context)
-    upload(filled, pageable, other_context)
-    stream, address = {}, {}
-    for each, owner in context.items():
-        stream[each] = make_stream(context=owner)
-        with current(owner):
-            address[each] = ok(driver.cuMemAllocAsync(SIZE, stream[each]))
-    with current(other_context):  # from elsewhere its pool cannot be reached
-        ok(driver.cuMemcpyDtoDAsync(address["source"], filled, SIZE, stream["source"]))
-    for each in context:
-        assert finishes(stream[each])
-    with current(context[side]):
-        result = driver.cuMemcpyPeerAsync(
-            *(address["destination"], context["destination"]),
-            *(address["source"], context["source"]),
-            *(SIZE, stream[side]),
-        )
-    assert result == (SUCCESS,)
-    assert finishes(stream[side])
-    assert contents(address["destination"]) == bytes(range(SIZE))
-    for each in context:
-        ok(driver.cuMemFreeAsync(address[each], stream[each]))
+    """The device of the stream does not matter."""
+    operands = (in_pools[1], memory) if side == "destination" else (memory, in_pools[1])
+    streams = [(make_stream(context=contexts[device]),) for device in DEVICES]
+    expected = SUCCESS if current_device == 1 else INVALID_VALUE
+    with current(contexts[current_device]):
+        for stream in streams if "Async" in copy.__name__ else [()]:
+            assert copy(*operands, SIZE, *stream) == (expected,)
+    assert all(finishes(*stream) for stream in streams)
+
+
+@pytest.mark.multi_device
+@pytest.mark.parametrize("named", list(itertools.product(DEVICES, DEVICES)))
+@pytest.mark.parametrize("devices", list(itertools.product(DEVICES, DEVICES)))
+def test_a_copy_that_names_contexts_reaches_pools_from_them(
+    devices, named, contexts, in_pools, make_stream
+):
+    """The current context and the device of the stream do not matter."""
+    sides = zip(devices, named, strict=True)
+    operands = [each for at, by in sides for each in (in_pools[at], contexts[by])]
+    streams = [make_stream(context=contexts[device]) for device in DEVICES]
+    expected = SUCCESS if devices == named else INVALID_VALUE
+    for context, stream in itertools.product(contexts[:2], streams):
+        with current(context):
+            assert driver.cuMemcpyPeerAsync(*operands, SIZE, stream) == (expected,)
+    assert all(finishes(stream) for stream in streams)
+
+
+@pytest.mark.multi_device
+def test_a_copy_between_pools(contexts, in_pools, pageable, stream, other_context):
+    upload(in_pools[1], pageable, other_context)
+    ok(driver.cuMemcpyPeerAsync(in_pools[0], contexts[0], in_pools[1], contexts[1], SIZE, stream))
+    assert finishes(stream)
+    assert contents(in_pools[0]) == bytes(range(SIZE))
+
+
+@pytest.mark.multi_device
+@pytest.mark.parametrize("kind", ["allocated", "of a pool"])
+def test_a_fill_reaches_memory_from_the_device_of_its_stream(
+    kind, contexts, in_pools, make_memory, make_stream, other_context
+):
+    address = in_pools[1] if kind == "of a pool" else make_memory(context=other_context)
+    here, there = (make_stream(context=contexts[device]) for device in DEVICES)
+    for context in contexts[:2]:
+        with current(context):
+            assert driver.cuMemsetD8Async(address, 1, SIZE, here) == (INVALID_VALUE,)
+            assert driver.cuMemsetD8Async(address, 1, SIZE, there) == (SUCCESS,)
+    assert finishes(there)
+    assert driver.cuMemsetD8(address, 2, SIZE) == (INVALID_VALUE,)
+    with current(other_context):
+        assert driver.cuMemsetD8(address, 2, SIZE) == (SUCCESS,)
+        assert contents(address) == bytes([2]) * SIZE
 
 
 def batch(destinations, sources, stream):

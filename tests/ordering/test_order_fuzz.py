@@ -36,6 +36,7 @@ from helpers import (
     is_blocked,
     running,
     seeds,
+    write,
 )
 from internals import order_by_device
 from ordering.test_liars import LIARS, Ignoring, core_buffer, dtype_of
@@ -134,7 +135,8 @@ class Scene:
     """Memory and streams, for all cases of a test."""
 
     def __init__(self, memory: list[int]) -> None:
-        self.addresses, self.seen = memory[:3], memory[3:]
+        self.addresses, self.seen, (self.ours,) = memory[:3], memory[3:6], memory[6:]
+        write(self.ours, np.full(SIZE, OURS, "u1"))
         self.streams = {
             "created": us.Stream.create(0),
             "created, blocking": us.Stream.create(0, nonblocking=False),
@@ -153,7 +155,7 @@ def scene(
 ) -> Iterator[Scene]:
     order_by_device(monkeypatch, False)  # as the cases set it
     with ExitStack() as memory, device_current():
-        scene = Scene([memory.enter_context(device_memory(0, SIZE)) for _ in range(6)])
+        scene = Scene([memory.enter_context(device_memory(0, SIZE)) for _ in range(7)])
         yield scene
         for name in ("foreign", "foreign, blocking"):
             checked(driver.cuStreamDestroy(int(scene.streams[name].handle)))
@@ -209,6 +211,7 @@ class Case:
         self.writers = [scene.streams[name] for name in drawn.writers]
         self.addresses = scene.addresses[: len(self.writers)]
         self.seen = scene.seen[: len(self.writers)]
+        self.ours = scene.ours
         self.buffers = [
             BUFFERS[kind](address, writer)
             for kind, address, writer in zip(drawn.kinds, self.addresses, self.writers, strict=True)
@@ -324,9 +327,10 @@ def test_what_was_written_is_seen(use: Callable[[Case], set[int] | None], scene:
 
 
 def _fill(case: Case, stream: us.Stream) -> None:
+    """Copy, as a stream of another device may, which does not fill."""
     with device_current():
         for address in case.addresses:
-            fill(stream, address, OURS)
+            copy(stream, address, case.ours)
 
 
 def borrow_out(case: Case) -> None:

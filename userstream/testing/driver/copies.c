@@ -75,27 +75,25 @@ static void dispose_copy(Operation *operation) {
 }
 
 /* Between devices the driver stages what cuMemAlloc gave, and copies of the host's memory reach all
- * of it. Memory of a device's pool is only for the devices that have access to it, unless the copy
- * names contexts ("as the device primary contexts specified in the API are referenced instead of
- * the current context", CUDA Programming Guide, "Stream-Ordered Memory Allocator"). */
-static bool is_reachable(const Memory *memory, const Context *context) {
-    return !context || memory->kind != MEMORY_DEVICE || (!memory->pool && !memory->is_mapping) ||
+ * of it. Memory of a device's pool is only for the devices that have access to it. H100: that is
+ * asked of the context that the copy names for the operand, else of the current one, whatever the
+ * stream is ("the device primary contexts specified in the API are referenced instead of the
+ * current context", CUDA Programming Guide, "Stream-Ordered Memory Allocator"). */
+static bool is_reachable(CUdeviceptr address, const Context *context) {
+    const Memory *memory = memory_find(address);
+    return !memory || memory->kind != MEMORY_DEVICE || (!memory->pool && !memory->is_mapping) ||
            memory_is_accessible(memory, context);
 }
 
-CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known, bool in_graph,
-                            const Context *context) {
+CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known, bool in_graph) {
     if (size == 0)
         return CUDA_SUCCESS;
     if (!address)
         return CUDA_ERROR_INVALID_VALUE;
     if (in_graph && graph_memory_contains(address, size))
         return CUDA_SUCCESS;
-    const Memory *memory = memory_find(address);
-    if (memory && (!memory_contains(address, size) || !is_reachable(memory, context)))
-        return CUDA_ERROR_INVALID_VALUE;
-    if (memory)
-        return CUDA_SUCCESS;
+    if (memory_find(address))
+        return memory_contains(address, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     /* H200: an address that is nobody's is an error. Here it would be a crash. */
     return must_be_known || !host_has(address, size) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
@@ -109,15 +107,15 @@ static void stage(Copy *copy) {
     copy->address[1] = (CUdeviceptr)copy->staged;
 }
 
-CUresult copy_operation(CUdeviceptr destination, CUdeviceptr source, const Layout *layout,
-                        int needs, bool in_graph, const Context *context, Operation **operation) {
-    CUdeviceptr address[2] = {destination, source};
-    const Context *reached_from = needs & BETWEEN_DEVICES ? NULL : context;
+CUresult copy_operation(const Operands *operands, const Layout *layout, int needs, bool in_graph,
+                        Operation **operation) {
+    const CUdeviceptr *address = operands->address;
     for (int side = 0; side < 2; side++) {
+        size_t size = extent(layout, side);
         bool must_be_known = needs & (1 << side);
-        CUresult result =
-            copy_check_operand(address[side], extent(layout, side), must_be_known, in_graph,
-                               reached_from);
+        CUresult result = copy_check_operand(address[side], size, must_be_known, in_graph);
+        if (result == CUDA_SUCCESS && size && !is_reachable(address[side], operands->context[side]))
+            result = CUDA_ERROR_INVALID_VALUE;
         if (result != CUDA_SUCCESS)
             return result;
     }
@@ -144,12 +142,16 @@ static bool is_of_host(CUdeviceptr address) {
     return !memory || memory->kind & (MEMORY_PINNED | MEMORY_REGISTERED);
 }
 
-CUresult copy_submit(Stream *stream, CUdeviceptr destination, CUdeviceptr source,
-                     const Layout *layout, int needs, bool synchronous) {
+CUresult copy_submit(Stream *stream, Operands operands, const Layout *layout, int needs,
+                     bool synchronous) {
     Operation *operation;
     bool in_graph = stream->capture;
-    CUresult result =
-        copy_operation(destination, source, layout, needs, in_graph, stream->context, &operation);
+    const Context *current = context_current();     /* on a thread without one, the stream's */
+    for (int side = 0; side < 2; side++) {
+        if (!operands.context[side])
+            operands.context[side] = current ? current : stream->context;
+    }
+    CUresult result = copy_operation(&operands, layout, needs, in_graph, &operation);
     if (result != CUDA_SUCCESS)
         return result;
     Copy *copy = operation->copy;
@@ -157,7 +159,7 @@ CUresult copy_submit(Stream *stream, CUdeviceptr destination, CUdeviceptr source
     if (!in_graph) {
         /* "For transfers from any host memory to any host memory, the function is fully
          * synchronous with respect to the host": page-locked memory as well. */
-        waits |= is_of_host(destination) && is_of_host(source);
+        waits |= is_of_host(operands.address[0]) && is_of_host(operands.address[1]);
         /* "For transfers from device memory to pageable host memory, the function will return
          * only once the copy has completed." */
         waits |= !copy->known[0];
@@ -171,13 +173,12 @@ CUresult copy_submit(Stream *stream, CUdeviceptr destination, CUdeviceptr source
     return result;
 }
 
-static CUresult copy_async(CUdeviceptr destination, CUdeviceptr source, Layout layout,
-                           Stream *handle, int needs) {
+static CUresult copy_async(Operands operands, Layout layout, Stream *handle, int needs) {
     Stream *stream;
     CUresult result = stream_find_after_frees(handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
-    return copy_submit(stream, destination, source, &layout, needs, false);
+    return copy_submit(stream, operands, &layout, needs, false);
 }
 
 /* Synchronous copies run on the legacy default stream. H200: a capture elsewhere survives them. */
@@ -188,26 +189,26 @@ CUresult copy_check_synchronous(Stream **stream) {
     return result;
 }
 
-static CUresult copy_now(CUdeviceptr destination, CUdeviceptr source, Layout layout, int needs) {
+static CUresult copy_now(Operands operands, Layout layout, int needs) {
     Stream *stream;
     CUresult result = copy_check_synchronous(&stream);
     if (result != CUDA_SUCCESS)
         return result;
-    return copy_submit(stream, destination, source, &layout, needs, true);
+    return copy_submit(stream, operands, &layout, needs, true);
 }
 
 #define COPY(symbol, name, since, needs) \
     DRIVER_FUNCTION_AS(symbol, name, since, \
                        (CUdeviceptr destination, CUdeviceptr source, size_t size), \
                        (destination, source, size)) { \
-        return copy_now(destination, source, contiguous(size), needs); \
+        return copy_now((Operands){{destination, source}}, contiguous(size), needs); \
     }
 
 #define COPY_ASYNC(symbol, name, since, needs) \
     DRIVER_FUNCTION_AS(symbol, name, since, \
                        (CUdeviceptr destination, CUdeviceptr source, size_t size, Stream *handle), \
                        (destination, source, size, handle)) { \
-        return copy_async(destination, source, contiguous(size), handle, needs); \
+        return copy_async((Operands){{destination, source}}, contiguous(size), handle, needs); \
     }
 
 COPY(cuMemcpy, cuMemcpy, 4000, ANYTHING)
@@ -231,7 +232,8 @@ DRIVER_FUNCTION(cuMemcpyPeer, 4000,
     CUresult result = copy_check_peers(to, from);
     if (result != CUDA_SUCCESS)
         return result;
-    return copy_now(destination, source, contiguous(size), KNOWN_BOTH | BETWEEN_DEVICES);
+    Operands operands = {{destination, source}, {to, from}};
+    return copy_now(operands, contiguous(size), KNOWN_BOTH);
 }
 
 DRIVER_FUNCTION(cuMemcpyPeerAsync, 4000,
@@ -241,8 +243,8 @@ DRIVER_FUNCTION(cuMemcpyPeerAsync, 4000,
     CUresult result = copy_check_peers(to, from);
     if (result != CUDA_SUCCESS)
         return result;
-    int needs = KNOWN_BOTH | BETWEEN_DEVICES;
-    return copy_async(destination, source, contiguous(size), handle, needs);
+    Operands operands = {{destination, source}, {to, from}};
+    return copy_async(operands, contiguous(size), handle, KNOWN_BOTH);
 }
 
 /* cuMemcpyBatchAsync: "The stream must not be the legacy NULL stream." */
@@ -267,7 +269,7 @@ DRIVER_FUNCTION(cuMemcpyWithAttributesAsync, 13020,
     CUresult result = check_stream_of_attributes(handle);
     if (result != CUDA_SUCCESS)
         return result;
-    return copy_async(destination, source, contiguous(size), handle, ANYTHING);
+    return copy_async((Operands){{destination, source}}, contiguous(size), handle, ANYTHING);
 }
 
 DRIVER_FUNCTION_AS(cuMemcpyBatchAsync_v2, cuMemcpyBatchAsync, 13000,
@@ -281,8 +283,10 @@ DRIVER_FUNCTION_AS(cuMemcpyBatchAsync_v2, cuMemcpyBatchAsync, 13000,
     if (is_legacy(handle) || (count && (!destinations || !sources || !sizes)))
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = CUDA_SUCCESS;
-    for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++)
-        result = copy_async(destinations[i], sources[i], contiguous(sizes[i]), handle, ANYTHING);
+    for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++) {
+        Operands operands = {{destinations[i], sources[i]}};
+        result = copy_async(operands, contiguous(sizes[i]), handle, ANYTHING);
+    }
     return result;
 }
 

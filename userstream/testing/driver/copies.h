@@ -4,15 +4,18 @@
 
 #include "driver.h"
 
-/* Which operands must be memory that the driver knows, and whether each of them is reached from the
- * device that has it, as a copy that names two contexts is staged. */
+/* Which operands must be memory that the driver knows. */
 enum {
     ANYTHING = 0,
     KNOWN_DESTINATION = 1,
     KNOWN_SOURCE = 2,
     KNOWN_BOTH = 3,
-    BETWEEN_DEVICES = 4,
 };
+
+typedef struct Operands {       /* of the destination and the source */
+    CUdeviceptr address[2];
+    const Context *context[2];  /* must reach the memory if a pool has it; NULL: the current one */
+} Operands;
 
 typedef struct Layout {
     size_t width;
@@ -31,16 +34,14 @@ typedef struct Copy {
     struct CUDA_MEMCPY3D *described;    /* as a node was; NULL: captured */
 } Copy;
 
-CUresult copy_submit(Stream *stream, CUdeviceptr destination, CUdeviceptr source,
-                     const Layout *layout, int needs, bool synchronous);
-CUresult copy_operation(CUdeviceptr destination, CUdeviceptr source, const Layout *layout,
-                        int needs, bool in_graph, const Context *context, Operation **operation);
+CUresult copy_submit(Stream *stream, Operands operands, const Layout *layout, int needs,
+                     bool synchronous);
+CUresult copy_operation(const Operands *operands, const Layout *layout, int needs, bool in_graph,
+                        Operation **operation);
 
 /* Memory that the driver knows must contain the whole operand; for a graph also memory that it, or
- * another graph, will have when it is launched. The device of the context must have access to it;
- * NULL: not asked. */
-CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known, bool in_graph,
-                            const Context *context);
+ * another graph, will have when it is launched. */
+CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known, bool in_graph);
 
 /* Adds a product, unless that is more than a size can be. */
 static inline bool add_product(size_t *sum, size_t a, size_t b) {

@@ -56,10 +56,14 @@ static CUresult fill_operation(Fill fill, bool in_graph, const Context *context,
                                Operation **operation) {
     if (fill.destination % fill.width || fill.pitch % fill.width)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = copy_check_operand(fill.destination, extent(&fill), true, in_graph,
-                                         context);
+    size_t size = extent(&fill);
+    CUresult result = copy_check_operand(fill.destination, size, true, in_graph);
     if (result != CUDA_SUCCESS)
         return result;
+    /* H100: the device fills the memory itself, so it must have access to it. */
+    const Memory *memory = memory_find(fill.destination);
+    if (size && memory && !memory_is_accessible(memory, context))
+        return CUDA_ERROR_INVALID_VALUE;
     *operation = operation_new(run_fill, NODE_MEMSET);
     (*operation)->fill = malloc(sizeof fill);
     *(*operation)->fill = fill;

@@ -59,34 +59,40 @@ static int needs_of(int destination_type, int source_type) {
 }
 
 typedef struct Placed {
-    CUdeviceptr destination;
-    CUdeviceptr source;
+    Operands operands;
     Layout layout;
 } Placed;
 
 static CUresult place_both(const CUDA_MEMCPY3D *copy, Placed *placed) {
     Layout *layout = &placed->layout;
     *layout = (Layout){.width = copy->width, .height = copy->height, .depth = copy->depth};
-    CUresult result = place(&copy->destination, copy, &placed->destination, &layout->pitch[0],
-                            &layout->slice[0]);
-    if (result == CUDA_SUCCESS)
-        result = place(&copy->source, copy, &placed->source, &layout->pitch[1], &layout->slice[1]);
+    const Side3D *sides[2] = {&copy->destination, &copy->source};
+    CUresult result = CUDA_SUCCESS;
+    for (int side = 0; side < 2 && result == CUDA_SUCCESS; side++)
+        result = place(sides[side], copy, &placed->operands.address[side], &layout->pitch[side],
+                       &layout->slice[side]);
     return result;
 }
 
-static CUresult submit_3d(Stream *stream, const CUDA_MEMCPY3D *copy, int needs,
-                          bool synchronous) {
-    Placed placed;
+static CUresult submit_3d(Stream *stream, const CUDA_MEMCPY3D *copy, const Context *destination,
+                          const Context *source, bool synchronous) {
+    Placed placed = {{.context = {destination, source}}};
     CUresult result = place_both(copy, &placed);
     if (result != CUDA_SUCCESS)
         return result;
-    needs |= needs_of(copy->destination.type, copy->source.type);
-    return copy_submit(stream, placed.destination, placed.source, &placed.layout, needs,
-                       synchronous);
+    int needs = needs_of(copy->destination.type, copy->source.type);
+    return copy_submit(stream, placed.operands, &placed.layout, needs, synchronous);
 }
 
 static CUresult copy_3d(Stream *stream, const CUDA_MEMCPY3D *copy, bool synchronous) {
-    return submit_3d(stream, copy, 0, synchronous);
+    return submit_3d(stream, copy, NULL, NULL, synchronous);
+}
+
+/* The same structure with a context in the place of `reserved`. */
+static CUresult copy_3d_peer(Stream *stream, const CUDA_MEMCPY3D *copy, bool synchronous) {
+    const Context *destination = copy->destination.reserved;
+    const Context *source = copy->source.reserved;
+    return submit_3d(stream, copy, destination, source, synchronous);
 }
 
 static Side3D flat(const Side2D *side) {
@@ -203,7 +209,6 @@ DRIVER_FUNCTION_AS(cuMemcpyAtoHAsync_v2, cuMemcpyAtoHAsync, 3020,
     return copy_line_async(on_host(destination), in_array(array, offset), size, handle);
 }
 
-/* The same structure with a context in the place of `reserved`. */
 DRIVER_FUNCTION(cuMemcpy3DPeerAsync, 4000, (const CUDA_MEMCPY3D *copy, Stream *handle),
                 (copy, handle)) {
     Stream *stream;
@@ -212,7 +217,7 @@ DRIVER_FUNCTION(cuMemcpy3DPeerAsync, 4000, (const CUDA_MEMCPY3D *copy, Stream *h
     CUresult result = copy_check_peers(copy->destination.reserved, copy->source.reserved);
     if (result == CUDA_SUCCESS)
         result = stream_find_after_frees(handle, &stream);
-    return result == CUDA_SUCCESS ? submit_3d(stream, copy, BETWEEN_DEVICES, false) : result;
+    return result == CUDA_SUCCESS ? copy_3d_peer(stream, copy, false) : result;
 }
 
 DRIVER_FUNCTION(cuMemcpy3DPeer, 4000, (const CUDA_MEMCPY3D *copy), (copy)) {
@@ -222,7 +227,7 @@ DRIVER_FUNCTION(cuMemcpy3DPeer, 4000, (const CUDA_MEMCPY3D *copy), (copy)) {
     CUresult result = copy_check_peers(copy->destination.reserved, copy->source.reserved);
     if (result == CUDA_SUCCESS)
         result = copy_check_synchronous(&stream);
-    return result == CUDA_SUCCESS ? submit_3d(stream, copy, BETWEEN_DEVICES, true) : result;
+    return result == CUDA_SUCCESS ? copy_3d_peer(stream, copy, true) : result;
 }
 
 /* ---- nodes ---------------------------------------------------------------------------------- */
@@ -230,15 +235,14 @@ DRIVER_FUNCTION(cuMemcpy3DPeer, 4000, (const CUDA_MEMCPY3D *copy), (copy)) {
 CUresult copy_node_operation(const void *parameters, const Context *context,
                              Operation **operation) {
     const CUDA_MEMCPY3D *copy = parameters;
-    Placed placed;
+    Placed placed = {{.context = {context, context}}};
     if (!copy || !handle_is(KIND_CONTEXT, context))
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = place_both(copy, &placed);
     if (result != CUDA_SUCCESS)
         return result;
     int needs = needs_of(copy->destination.type, copy->source.type);
-    result = copy_operation(placed.destination, placed.source, &placed.layout, needs, true,
-                            context, operation);
+    result = copy_operation(&placed.operands, &placed.layout, needs, true, operation);
     if (result == CUDA_SUCCESS && (*operation)->type == NODE_MEMCPY) {
         (*operation)->copy->described = malloc(sizeof *copy);
         *(*operation)->copy->described = *copy;
