@@ -463,7 +463,7 @@ def test_a_plain_copy_reaches_a_pool_from_the_current_context(
     with current(contexts[current_device]):
         for stream in streams if "Async" in copy.__name__ else [()]:
             assert copy(*operands, SIZE, *stream) == (expected,)
-    assert all(finishes(*stream) for stream in streams)
+            assert all(finishes(*each) for each in streams)
 
 
 @pytest.mark.multi_device
@@ -480,7 +480,7 @@ def test_a_copy_that_names_contexts_reaches_pools_from_them(
     for context, stream in itertools.product(contexts[:2], streams):
         with current(context):
             assert driver.cuMemcpyPeerAsync(*operands, SIZE, stream) == (expected,)
-    assert all(finishes(stream) for stream in streams)
+        assert finishes(stream)
 
 
 @pytest.mark.multi_device
