@@ -197,18 +197,23 @@ static CUresult copy_now(Operands operands, Layout layout, int needs) {
     return copy_submit(stream, operands, &layout, needs, true);
 }
 
+/* The operands of a copy that names no contexts. */
+static Operands unnamed(CUdeviceptr destination, CUdeviceptr source) {
+    return (Operands){.address = {destination, source}};
+}
+
 #define COPY(symbol, name, since, needs) \
     DRIVER_FUNCTION_AS(symbol, name, since, \
                        (CUdeviceptr destination, CUdeviceptr source, size_t size), \
                        (destination, source, size)) { \
-        return copy_now((Operands){{destination, source}}, contiguous(size), needs); \
+        return copy_now(unnamed(destination, source), contiguous(size), needs); \
     }
 
 #define COPY_ASYNC(symbol, name, since, needs) \
     DRIVER_FUNCTION_AS(symbol, name, since, \
                        (CUdeviceptr destination, CUdeviceptr source, size_t size, Stream *handle), \
                        (destination, source, size, handle)) { \
-        return copy_async((Operands){{destination, source}}, contiguous(size), handle, needs); \
+        return copy_async(unnamed(destination, source), contiguous(size), handle, needs); \
     }
 
 COPY(cuMemcpy, cuMemcpy, 4000, ANYTHING)
@@ -269,7 +274,7 @@ DRIVER_FUNCTION(cuMemcpyWithAttributesAsync, 13020,
     CUresult result = check_stream_of_attributes(handle);
     if (result != CUDA_SUCCESS)
         return result;
-    return copy_async((Operands){{destination, source}}, contiguous(size), handle, ANYTHING);
+    return copy_async(unnamed(destination, source), contiguous(size), handle, ANYTHING);
 }
 
 DRIVER_FUNCTION_AS(cuMemcpyBatchAsync_v2, cuMemcpyBatchAsync, 13000,
@@ -284,7 +289,7 @@ DRIVER_FUNCTION_AS(cuMemcpyBatchAsync_v2, cuMemcpyBatchAsync, 13000,
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = CUDA_SUCCESS;
     for (size_t i = 0; i < count && result == CUDA_SUCCESS; i++) {
-        Operands operands = {{destinations[i], sources[i]}};
+        Operands operands = unnamed(destinations[i], sources[i]);
         result = copy_async(operands, contiguous(sizes[i]), handle, ANYTHING);
     }
     return result;

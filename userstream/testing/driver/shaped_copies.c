@@ -76,7 +76,7 @@ static CUresult place_both(const CUDA_MEMCPY3D *copy, Placed *placed) {
 
 static CUresult submit_3d(Stream *stream, const CUDA_MEMCPY3D *copy, const Context *destination,
                           const Context *source, bool synchronous) {
-    Placed placed = {{.context = {destination, source}}};
+    Placed placed = {.operands = {.context = {destination, source}}};
     CUresult result = place_both(copy, &placed);
     if (result != CUDA_SUCCESS)
         return result;
@@ -235,7 +235,7 @@ DRIVER_FUNCTION(cuMemcpy3DPeer, 4000, (const CUDA_MEMCPY3D *copy), (copy)) {
 CUresult copy_node_operation(const void *parameters, const Context *context,
                              Operation **operation) {
     const CUDA_MEMCPY3D *copy = parameters;
-    Placed placed = {{.context = {context, context}}};
+    Placed placed = {.operands = {.context = {context, context}}};
     if (!copy || !handle_is(KIND_CONTEXT, context))
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = place_both(copy, &placed);
