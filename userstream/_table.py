@@ -75,7 +75,7 @@ class BufferUses:
 
     def end_acquired(self, use: BufferUse) -> None:
         """Forget the acquired uses of the stream and the buffers of a release."""
-        for key, other in list(self._acquired.items()):
+        for key, other in self._acquired.copy().items():
             if other.lane() is use.lane() and other.buffers <= use.buffers:
                 self._acquired.pop(key, None)
 
@@ -91,7 +91,7 @@ class BufferUses:
         if not wanted:
             return []
         held_objects.sweep()  # ends the uses that the streams have passed
-        for key, acquired in list(self._acquired.items()):
+        for key, acquired in self._acquired.copy().items():
             lane = acquired.lane()
             if lane is None or lane.handle is None:  # the use can no longer be released
                 self._acquired.pop(key, None)
@@ -312,11 +312,12 @@ class Table:
     def streams(self) -> Mapping[tuple[int, str | None], Stream]:
         """Return the existing streams, by device and name."""
         _process.check_fork()
-        # Iterate over copies: a signal handler or a destructor may change the table meanwhile.
+        # Iterate over copies: a signal handler, a destructor or another thread may change the table
+        # meanwhile. list(items()) is no copy at once: it allocates, which may collect garbage.
         found = {
             (device, name): stream
-            for name, streams in list(self.named.items())
-            for device, stream in list(streams.items())
+            for name, streams in self.named.copy().items()
+            for device, stream in streams.copy().items()
         }
         return MappingProxyType(found)
 

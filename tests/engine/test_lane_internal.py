@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 import weakref
 from collections.abc import Iterator
 
@@ -192,3 +194,24 @@ def test_what_is_resolved_is_what_messages_show() -> None:
     assert isinstance(found._lane, Lane)
     assert repr(found) == "<userstream.Stream device=0 legacy default>"
     assert found == us.Stream.legacy_default()
+
+
+def test_the_streams_may_change_while_they_are_listed() -> None:
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            kept = [us.Stream.create(0) for _ in range(50)]
+            del kept
+
+    thread = threading.Thread(target=change)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        thread.start()
+        for _ in range(5000):
+            assert all(lane.device == 0 for lane in lanes.ours())
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        thread.join()

@@ -189,7 +189,7 @@ def _free_blocks(size: int) -> dict[int, object]:
 
 
 def _free_bytes() -> int:
-    return sum(size * len(blocks) for size, blocks in list(_free.items()))
+    return sum(size * len(blocks) for size, blocks in _free.copy().items())
 
 
 @functools.lru_cache(maxsize=256)

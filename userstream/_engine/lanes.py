@@ -41,7 +41,8 @@ _defaults: dict[tuple[int, int], Lane] = {}
 
 def ours() -> list[Lane]:
     """Return the lanes of open streams that userstream created."""
-    return list(_ours.values())
+    # values() breaks if another thread creates a stream meanwhile.
+    return [lane for each in _ours.valuerefs() if (lane := each()) is not None]
 
 
 def create(
@@ -108,7 +109,7 @@ def at_handle(address: int, owner: object = None, *, shared: bool = True) -> Lan
     if ours is not None:
         # For a stream limited to a part, the driver would return the green context.
         return ours if shared else _wrapped(address, owner, ours.device, ours.context)
-    for primary, ordinal in list(_driver.contexts.devices_of_primaries.items()):
+    for primary, ordinal in _driver.contexts.devices_of_primaries.copy().items():
         if core.is_in(address, primary):  # quicker than the query, and nearly always enough
             return _wrapped(address, owner, ordinal, driver.CUcontext(primary))
     context = _driver.streams.stream_context(driver.CUstream(address))
@@ -230,9 +231,10 @@ def refuse_captures(
     legacy = default_in(_driver.streams.LEGACY, device, context)
     candidates = [legacy, *others]
     # Streams of other code may be destroyed, and a query of a destroyed stream crashes.
-    for lane in list(_ours.values()):
-        if lane.raw_context == legacy.raw_context:
-            candidates.append(lane)  # noqa: PERF401 -- a comprehension is a call until Python 3.12
+    for each in _ours.valuerefs():
+        lane = each()
+        if lane is not None and lane.raw_context == legacy.raw_context:
+            candidates.append(lane)
     if core.are_all_free(candidates):
         return
     for lane in candidates:
