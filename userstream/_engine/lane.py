@@ -75,11 +75,11 @@ if TYPE_CHECKING:
 
         @property
         def is_nonblocking(self) -> bool:
-            """Whether the stream runs concurrently with the legacy default stream."""
+            """True if the stream runs concurrently with the legacy default stream."""
 
         @property
         def is_closed(self) -> bool:
-            """Whether the stream was closed."""
+            """True once the stream is closed."""
 
         def close(self) -> None:
             """Close the stream."""

@@ -231,10 +231,9 @@ def refuse_captures(
     legacy = default_in(_driver.streams.LEGACY, device, context)
     candidates = [legacy, *others]
     # Streams of other code may be destroyed, and a query of a destroyed stream crashes.
-    for each in _ours.valuerefs():
-        lane = each()
-        if lane is not None and lane.raw_context == legacy.raw_context:
-            candidates.append(lane)
+    for lane in ours():
+        if lane.raw_context == legacy.raw_context:
+            candidates.append(lane)  # noqa: PERF401 -- a comprehension is a call until Python 3.12
     if core.are_all_free(candidates):
         return
     for lane in candidates:
