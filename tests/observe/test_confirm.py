@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -285,6 +286,16 @@ def test_the_second_may_have_got_other_memory(room: Room) -> None:
 
     (race,) = races_of(watched(body))
     assert race.confirmed is None
+    assert re.match(r"(a trial|\d trials) without a result", race.undecided)
+
+
+def test_a_report_says_why_nothing_is_shown(room: Room) -> None:
+    seen = watched(lambda: read_too_early(room), times=1)
+    assert "not made to happen: the line of the first operation did not run again" in str(seen)
+    seen = watched(lambda: read_too_early(room), confirm=False)
+    assert seen.races[0].undecided == ""
+    _, race = tried(lambda: read_too_early(room))
+    assert race.undecided == ""
 
 
 # -- what is never held ---------------------------------------------------------------------------
@@ -339,7 +350,9 @@ def test_a_stream_of_a_collective_is_not_held(room: Room) -> None:
         run(kernel, room.y, room.a)
         read_too_early(room)
 
-    assert watched(body).races[0].confirmed is None
+    race = watched(body).races[0]
+    assert race.confirmed is None
+    assert race.undecided.endswith("or its stream could not be held")
     assert not holds()
 
 

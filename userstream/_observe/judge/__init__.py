@@ -107,6 +107,7 @@ class Judge:
             "time": wall,
         }
         self._engine.world.stacks.package = self.header.get("package", "")
+        self._engine.world.trials.are_made = self.header.get("confirm") == "yes"
 
     def _names(self, call: Call) -> None:
         world, told = self._engine.world, log.json_of(call.fetched)

@@ -256,6 +256,8 @@ class Race:
     remedied : bool or None
         Whether the missing edge between the streams orders the two, which was tried after the race
         was made to happen; `None` if it was not tried.
+    undecided : str
+        Why ``observe(confirm=True)`` shows neither; empty otherwise.
 
     Examples
     --------
@@ -280,6 +282,7 @@ class Race:
     edits: tuple[Edit, ...] = ()
     confirmed: bool | None = None
     remedied: bool | None = None
+    undecided: str = ""
     # Of both in the timeline, the last time that it was seen.
     _entries: tuple[int, int] = field(default=(-1, -1), repr=False, compare=False)
     _times: tuple[int, int] = field(default=(0, 0), repr=False, compare=False)
@@ -330,6 +333,8 @@ class Race:
             lines.append(Text(f"  ordered until: {until.name} at {_where(until.line)}"))
         if self.confirmed:
             lines.append(Text(f"  {self._trial()}", "error", 14))
+        elif self.undecided:
+            lines.append(Text(f"  {self._trial()}"))
         if self.reason:
             lines.append(Text(f"  possible only: {self.reason}", "warning", 16))
         lines.append(Text(f"  fix: {self.advice}", "fix", 6))
@@ -348,9 +353,9 @@ class Race:
         return lines
 
     def _trial(self) -> str:
-        """Return what trials have shown, if the race was made to happen."""
+        """Return what trials have shown, or why they show nothing."""
         if not self.confirmed:
-            return ""
+            return self.undecided and f"not made to happen: {self.undecided}"
         fix = "was not tried"
         if self.remedied is not None:
             fix = f"was tried as an edge and {'holds' if self.remedied else 'does not hold'}"

@@ -334,6 +334,7 @@ class Finds:
                 _apart=tuple(entry.apart),
                 confirmed=entry.trial.verdict,
                 remedied=entry.trial.remedied,
+                undecided=entry.trial.undecided if self._trials.are_made else "",
             )
             same = (
                 frozenset(key[1]),

@@ -81,6 +81,20 @@ class Trial:
             return True
         return False if self.ordered >= _ENOUGH else None
 
+    @property
+    def undecided(self) -> str:
+        """Why the verdict is `None`, for a report; empty otherwise."""
+        if self.verdict is not None:
+            return ""
+        if self.holds[0]:
+            count = self.holds[0]
+            trials = "a trial" if count == 1 else f"{count} trials"
+            return f"{trials} without a result (other memory, or a wait in between)"
+        return (
+            "the line of the first operation did not run again after the race was found, or its "
+            "stream could not be held"
+        )
+
 
 class _Mark(NamedTuple):
     lane: Lane
@@ -124,6 +138,7 @@ class Trials:
     def __init__(self, clocks: Clocks) -> None:
         # For the recorder: pairs to try, and numbers of those that need no further trial.
         self.orders: list[Pair | int] = []
+        self.are_made = False  # the recorder may hold streams
         self._clocks = clocks
         self._trials: dict[int, Trial] = {}
         self._of_lines: dict[Hashable, Trial] = {}

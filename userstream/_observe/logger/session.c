@@ -84,7 +84,7 @@ static void add_package(Header *header) {
     free(path);
 }
 
-static void write_header(Thread *me) {
+static void write_header(Thread *me, bool confirms) {
     static Header header;
     struct timespec wall;
     struct utsname system;
@@ -109,6 +109,7 @@ static void write_header(Thread *me) {
         add_text(&header, "directory", text);
     add_package(&header);
     add_text(&header, "stacks", python_has_stacks() ? "yes" : python.thread_state ? "no" : "");
+    add_text(&header, "confirm", confirms ? "yes" : "");
     add_command(&header);
     clock_gettime(CLOCK_REALTIME, &wall);
     uint64_t words[] = {LOG_MINOR, (uint64_t)getpid(), now(),
@@ -144,7 +145,7 @@ static const char *begin(const Options *options) {
         return error;
     }
     stacks_lost_before = stacks_lost();
-    write_header(me);
+    write_header(me, options->holds);
     makers_define();
     holds_begin(options->holds);
     calls_begin(options->account, is_alone);
