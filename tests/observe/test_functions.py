@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,11 +15,8 @@ from cuda.core import ObjectCode
 
 import userstream as us
 from helpers import checked, current_context
+from internals import followed_functions
 from observed import SIZE, Room, a_room, checked_or_busy, copy, fill, handle, until
-from userstream._observe.judge import log
-from userstream._observe.judge.engine import Engine
-from userstream._observe.judge.functions import FUNCTIONS
-from userstream._observe.judge.memory import DEVICE, Allocation
 from userstream.testing import kernel
 
 pytestmark = [
@@ -409,7 +405,7 @@ ELSEWHERE = {
         "cuCtxCreate_v2 cuCtxCreate_v3 cuCtxCreate_v4 cuCtxDestroy_v2 cuModuleLoad "
         "cuModuleLoadData cuModuleLoadDataEx cuModuleUnload cuLibraryLoadData cuLibraryUnload"
     ),
-    "test_observe.py, test_verdicts.py: streams, kernels and memory": (
+    "test_observe.py, test_learning.py, test_verdicts.py: streams, kernels and memory": (
         "cuStreamCreate cuStreamCreateWithPriority cuGreenCtxStreamCreate cuStreamDestroy_v2 "
         "cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel cuMemFreeAsync "
         "cuMemHostRegister_v2 cuMemHostUnregister cuMemMap cuMemUnmap "
@@ -426,7 +422,7 @@ ELSEWHERE = {
         "cuEventElapsedTime_v2 cuEventDestroy_v2 cuGraphCreate cuStreamUpdateCaptureDependencies "
         "cuStreamUpdateCaptureDependencies_v2 cuArrayCreate_v2 cuArray3DCreate_v2 cuArrayDestroy"
     ),
-    "below": (
+    "test_judge_internal.py": (
         "cuMemcpy3DWithAttributesAsync cuMemcpy3DBatchAsync cuMemcpy3DBatchAsync_v2 "
         "cuMemcpyBatchAsync cuMemBatchDecompressAsync cuMemcpyWithAttributesAsync "
         "cuTexObjectCreate cuSurfObjectCreate"
@@ -435,10 +431,11 @@ ELSEWHERE = {
 
 
 def test_every_followed_function_is_tried() -> None:
-    nodes = {name for name in FUNCTIONS if re.match(r"cuGraph\w*(Node|Dependencies)", name)}
+    followed = followed_functions()
+    nodes = {name for name in followed if re.match(r"cuGraph\w*(Node|Dependencies)", name)}
     elsewhere = {name for names in ELSEWHERE.values() for name in names.split()}
     tried = {*USES, *ORDERS, *ALLOCATES, *elsewhere, *nodes}  # of nodes: test_nodes.py
-    assert tried == FUNCTIONS.keys()
+    assert tried == followed
 
 
 def test_what_kernels_use_through_textures_is_counted_as_not_seen() -> None:
@@ -475,63 +472,3 @@ def test_a_launch_may_pass_the_begin_of_a_structure() -> None:
         room.release()
     (race,) = seen.races
     assert race.second.name == "functions_reduce"
-
-
-# -- functions that the simulated driver does not have ---------------------------------------------
-
-
-def record(what: int, words: tuple[int, ...], *parts: bytes) -> bytes:
-    """Return a record, as the recorder makes it."""
-    data = struct.pack(f"<{len(words)}Q", *words)
-    for part in parts:
-        data += struct.pack("<Q", len(part)) + part + bytes(-len(part) % 8)
-    size = log.HEAD.size + len(data)
-    return log.HEAD.pack(size, what, 1, 0, 1, 1, -1, 0, 0, 1, 0, len(words)) + data
-
-
-def applied(name: str, words: tuple[int, ...], *fetched: bytes) -> list[tuple[int, int, bool]]:
-    """Return which bytes a call uses, as the judge sees it."""
-    engine = Engine({}, stall=1.0)
-    memory = engine.world.memory
-    for start in (0x10000, 0x20000):
-        memory.add(Allocation(start, start + 0x8000, DEVICE))
-    engine.take(record(log.FUNCTION, (1,), name.encode()) + record(1, words, *fetched))
-    return sorted((each.start, each.end, each.write) for found in memory for each in found.accesses)
-
-
-def test_a_batch_of_shaped_copies() -> None:
-    def operand(address: int, row: int = 0, layer: int = 0) -> bytes:
-        return struct.pack("<QQQQQ", 1, address, row, layer, 0)
-
-    operation = operand(0x10000) + operand(0x20000, 64, 8) + struct.pack("<QQQQ", 16, 2, 1, 0)
-    expected = [
-        (0x10000, 0x10020, False),
-        (0x20000, 0x20010, True),
-        (0x20040, 0x20050, True),
-    ]
-    assert applied("cuMemcpy3DWithAttributesAsync", (0, 0, 9), operation) == expected
-    assert applied("cuMemcpy3DBatchAsync", (1, 0, 0, 0, 9), operation) == expected
-    assert applied("cuMemcpy3DBatchAsync_v2", (1, 0, 0, 9), operation) == expected
-
-
-def test_a_batch_of_copies_of_cuda_12() -> None:
-    to, source, sizes = (struct.pack("<Q", each) for each in (0x20000, 0x10000, 16))
-    assert applied("cuMemcpyBatchAsync", (0, 0, 0, 1, 0, 0, 0, 0, 9), to, source, sizes) == [
-        (0x10000, 0x10010, False),
-        (0x20000, 0x20010, True),
-    ]
-
-
-def test_a_batch_of_decompressions() -> None:
-    parameters = struct.pack("<5QI20x", 100, 400, 0, 0x10000, 0x20000, 0)
-    assert applied("cuMemBatchDecompressAsync", (0, 1, 0, 0, 9), parameters) == [
-        (0x10000, 0x10000 + 100, False),
-        (0x20000, 0x20000 + 400, True),
-    ]
-
-
-def test_a_copy_with_attributes() -> None:
-    assert applied("cuMemcpyWithAttributesAsync", (0x20000, 0x10000, 16, 0, 9)) == [
-        (0x10000, 0x10010, False),
-        (0x20000, 0x20010, True),
-    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,20 +15,24 @@ from cuda.core import LaunchConfig, ObjectCode, launch
 
 import userstream as us
 from helpers import CAI, checked
-from observed import SIZE, a_room, captured, copy, engine_of, fill, handle, view
-from userstream import _hooks
-from userstream._observe import logger
-from userstream._observe.judge import log
-from userstream._observe.judge.memory import DEVICE, Allocation
+from internals import allocate_unseen, listeners_of_borrows, lose_calls
+from observed import (
+    SIZE,
+    a_room,
+    captured,
+    copy,
+    engine_of,
+    fill,
+    handle,
+    needs_frames,
+    view,
+)
 from userstream.testing import Pointer, inject, kernel
 
 pytestmark = [
     pytest.mark.simulated,
     pytest.mark.no_races(False),  # they watch themselves
-    pytest.mark.skipif(
-        sys.version_info >= (3, 14) and not logger.the_logger().has_stacks,
-        reason="the frames of this version of Python cannot be read",
-    ),
+    needs_frames,
 ]
 
 
@@ -261,16 +264,14 @@ def test_it_ends_with_a_block_that_is_left_by_an_error_or_not_at_all() -> None:
 
 
 def test_it_ends_even_if_a_ctrl_c_comes_as_that_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    note = logger.Logger.note
-
     def interrupted(*_: object) -> None:
-        monkeypatch.setattr(logger.Logger, "note", note)
+        monkeypatch.undo()
         raise KeyboardInterrupt
 
     with a_room() as room, us.observe() as seen:
         borrow = borrowed(room.x, room.a)
         with pytest.raises(KeyboardInterrupt), borrow:
-            monkeypatch.setattr(logger.Logger, "note", interrupted)
+            monkeypatch.setattr(type(seen._logger), "note", interrupted)
         del borrow
         gc.collect()
         assert engine_of(seen).world.declarations.open == {}
@@ -342,7 +343,7 @@ def test_what_is_allocated_there_later_was_not_declared() -> None:
         run(room.a, room.y, address)
         assert accesses(seen, address)[-1] == "declared"
         engine = engine_of(seen)
-        engine.world.memory.add(Allocation(address, address + SIZE, DEVICE))
+        allocate_unseen(engine.world.memory, address, SIZE)
         run(room.a, room.y, address)
         assert accesses(seen, address)[-1] == "guessed"
         checked(driver.cuMemFreeAsync(address, handle(room.a)))
@@ -385,8 +386,7 @@ def test_what_is_allocated_there_inside_of_the_block_was_not_declared(heard_of: 
         if heard_of:
             fill(room.x, room.a)
         with borrowed(room.x, room.a):
-            memory = engine_of(seen).world.memory
-            memory.add(Allocation(room.x, room.x + SIZE, DEVICE, operation=object()))
+            allocate_unseen(engine_of(seen).world.memory, room.x, SIZE, operation=object())
             run(room.a, room.x, room.y)
         assert accesses(seen, room.x)[-1] == "guessed"
 
@@ -395,7 +395,7 @@ def test_it_ends_where_its_end_may_have_been_lost() -> None:
     with a_room() as room, us.observe() as seen:
         run = summing()
         with borrowed(room.x, room.a):
-            seen._logger.note(log.LOST, [1])
+            lose_calls(seen, 1)
             run(room.a, room.y, room.x)
             assert accesses(seen, room.x) == ["guessed"]
 
@@ -426,12 +426,7 @@ def test_what_is_acquired_and_never_released_does_not_grow() -> None:
 
 
 def test_who_observes_nothing_meets_nothing_of_it() -> None:
-    hooks: list[list[Any]] = [
-        _hooks.borrow_entered,
-        _hooks.borrow_left,
-        _hooks.buffers_acquired,
-        _hooks.buffers_released,
-    ]
+    hooks = listeners_of_borrows()
     assert not any(hooks)
     with a_room() as room:
         with us.observe():

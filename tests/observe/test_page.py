@@ -19,10 +19,8 @@ import observed
 import userstream as us
 from browser import CHROMIUM, FIREFOX, Browser, Chromium, chromium, data_of, firefox
 from helpers import checked
+from internals import page_of, scripts_of_page
 from observed import a_room, captured, copy, fill, handle, no_edge, watched
-from userstream._observe.judge import reports as page_module
-from userstream._observe.judge.found import shown_path
-from userstream._observe.judge.reports import page
 from userstream.testing import Pointer, kernel
 
 pytestmark = [
@@ -30,7 +28,7 @@ pytestmark = [
     pytest.mark.no_races(False),  # they watch themselves
 ]
 
-PIECES = Path(page_module.__file__).parent / "pieces"
+PIECES = Path(us.__file__).parent / "_observe/judge/pieces"
 
 
 def shown(seen: us.Observation, tmp_path: Path) -> dict[str, Any]:
@@ -168,7 +166,7 @@ def test_what_is_no_number_of_operations_is_refused(timeline: int, error: type[E
 def test_no_name_ends_the_element_that_it_is_in() -> None:
     hostile = "</script><script>alert(1)</script><!-- {{script}} \u2028 \udc80 &amp;"
     document = {**a_document(3), "not_seen": [hostile]}
-    html = page(document)
+    html = page_of(document)
     assert data_of(html)["not_seen"] == [hostile]
     assert html.lower().count("</script") == 2
     assert html.count("alert(1)") == 1
@@ -176,7 +174,7 @@ def test_no_name_ends_the_element_that_it_is_in() -> None:
 
 
 def test_it_loads_nothing_and_runs_nothing_else() -> None:
-    html = page(a_document(3))
+    html = page_of(a_document(3))
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html)
     assert policy is not None
     assert policy[1].startswith("default-src 'none'; ")
@@ -188,7 +186,7 @@ def test_the_pieces_are_all_used_and_their_lines_are_short() -> None:
     assert {path.name for path in PIECES.iterdir()} == {
         "page.html",
         "page.css",
-        *page_module._SCRIPTS,
+        *scripts_of_page(),
     }
     for path in PIECES.iterdir():
         for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -390,7 +388,7 @@ assert.deepEqual(search(model, "stream 3 of"), [3, 6, 9, 11]);
 def test_the_model_and_the_view_without_a_browser(
     scenario: str, document: Callable[[], dict[str, Any]]
 ) -> None:
-    script = "".join((PIECES / name).read_text() for name in page_module._SCRIPTS) + scenario
+    script = "".join((PIECES / name).read_text() for name in scripts_of_page()) + scenario
     done = subprocess.run(
         ["node", "-e", script],
         input=json.dumps(document()),
@@ -422,7 +420,7 @@ def tab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 def opened(tab: Browser, tmp_path: Path, document: dict[str, Any], width: int, **how: bool) -> Path:
     file = tmp_path / "page.html"
-    file.write_text(page(document))
+    file.write_text(page_of(document))
     tab.open(file, width, 800, **how)
     return file
 
@@ -475,7 +473,7 @@ def test_a_browser_shows_the_race(tab: Browser, tmp_path: Path, width: int, dark
     assert "1 race, " in text(tab, "#summary")
     card = text(tab, ".card.race")
     assert "read after write" in card
-    assert f"\n{shown_path(str(observed.__file__))}:" in card
+    assert re.search(r"\n\S*observed\.py:\d", card)
     assert red_pixels(tab) > 100
     background = tab.run("getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(255, 255, 255)") is not dark
@@ -484,7 +482,7 @@ def test_a_browser_shows_the_race(tab: Browser, tmp_path: Path, width: int, dark
 def test_what_gets_into_the_page_is_not_run(tab: Browser, tmp_path: Path) -> None:
     document = a_document(30)
     document["not_seen"] = ["<img src=x onerror='document.title=1'></script><script>alert(1)"]
-    html = page(document).replace("</body>", "<script>document.title = 'ran'</script></body>")
+    html = page_of(document).replace("</body>", "<script>document.title = 'ran'</script></body>")
     file = tmp_path / "hostile.html"
     file.write_text(html)
     tab.open(file, 900, 600)

@@ -7,11 +7,9 @@ import html
 import json
 import linecache
 import os
-import pty
 import re
 import subprocess
 import sys
-import termios
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +23,6 @@ import userstream as us
 from browser import data_of
 from helpers import checked
 from observed import LEGACY, Room, a_room, copy, fill, needs_frames
-from userstream._observe.judge.lines import Style, render, style_of
 from userstream.testing import latch
 
 pytestmark = [
@@ -282,10 +279,6 @@ def test_text(seen: us.Observation, tmp_path: Path) -> None:
     assert (tmp_path / "seen.txt").read_text() == f"{seen}\n"
 
 
-def lines_of(seen: us.Observation, style: Style) -> list[str]:
-    return render(seen._report().lines(), style).splitlines()
-
-
 def test_the_text_shows_both_lines_with_the_calls_underlined(seen: us.Observation) -> None:
     (race,) = seen.races
     text = str(seen).splitlines()
@@ -320,49 +313,6 @@ def test_paths_are_relative_to_the_directory_in_which_people_read(
     assert f"\n    {line.filename}:{line.lineno} in fill\n" in str(seen)
     gone.rmdir()
     assert f"\n    {line.filename}:{line.lineno} in fill\n" in str(seen)
-
-
-@pytest.mark.parametrize("width", [40, 60, 100])
-def test_the_text_fits_a_terminal_and_says_the_same(seen: us.Observation, width: int) -> None:
-    whole = lines_of(seen, Style())
-    fitting = lines_of(seen, Style(width))
-    kept = re.compile(r"  suppress: |  ordered until: |    \S+:\d+ in ")  # to be copied, and paths
-    assert all(len(line) <= width for line in fitting if not kept.match(line))
-    assert any(line.endswith("…") for line in fitting) is (width < 70)
-    without_source = [
-        " ".join(line for line in lines if " | " not in line).split() for lines in (whole, fitting)
-    ]
-    assert without_source[0] == without_source[1]
-
-
-def test_colors_change_no_word(seen: us.Observation) -> None:
-    colored = lines_of(seen, Style(None, color=True))
-    assert colored != lines_of(seen, Style())
-    assert [re.sub(r"\x1b\[[\d;]*m", "", line) for line in colored] == lines_of(seen, Style())
-    assert "\x1b[1;31mwrite after write\x1b[0m: " in "\n".join(colored)
-
-
-@pytest.mark.parametrize(
-    ("environment", "colored"),
-    [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
-)
-def test_a_terminal_has_colors_and_a_width(environment: dict[str, str], colored: bool) -> None:
-    leader, terminal = pty.openpty()
-    try:
-        termios.tcsetwinsize(terminal, (24, 87))
-        assert style_of(terminal, environment) == Style(87, colored)
-        assert style_of(terminal, {**environment, "COLUMNS": "60"}).width == 60
-    finally:
-        os.close(leader)
-        os.close(terminal)
-
-
-def test_a_file_has_neither_unless_it_is_asked_for(tmp_path: Path) -> None:
-    with open(tmp_path / "report.txt", "w") as file:
-        assert style_of(file, {"COLUMNS": "60"}) == Style(None, color=False)
-        assert style_of(file, {"FORCE_COLOR": "1"}) == Style(None, color=True)
-        assert style_of(file, {"FORCE_COLOR": "1", "NO_COLOR": "1"}) == Style()
-    assert style_of(file) == Style()  # closed
 
 
 SOURCES = """

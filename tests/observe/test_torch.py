@@ -13,18 +13,13 @@ import observed
 import standins
 import userstream as us
 from helpers import checked, device_memory
-from observed import Room, a_room, captured, copy, fill
-from userstream._observe import allocators, logger, session
-from userstream._observe.judge.allocations import Block, Blocks
-from userstream._observe.judge.log import Stacks
+from internals import keep_few_allocations
+from observed import Room, a_room, captured, copy, fill, needs_frames
 
 pytestmark = [
-    pytest.mark.simulated,  # gpu: real PyTorch, in test_observe_programs.py
+    pytest.mark.simulated,  # gpu: real PyTorch, in test_programs.py
     pytest.mark.no_races(False),  # they watch themselves
-    pytest.mark.skipif(
-        sys.version_info >= (3, 14) and not logger.the_logger().has_stacks,
-        reason="the frames of this version of Python cannot be read",
-    ),
+    needs_frames,
 ]
 
 SEGMENT = 1 << 16
@@ -124,7 +119,7 @@ def test_a_block_that_is_used_again_on_its_own_stream_is_no_race(
 def test_what_the_history_has_lost_is_named_as_long_as_it_is_used(
     memory: standins.TorchMemory, room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(allocators, "_MOST", 8)
+    keep_few_allocations(monkeypatch, 8)
     with us.observe(allocations=True) as seen:
         weights = memory.malloc(SIZE)
         for _ in range(20):
@@ -217,18 +212,20 @@ def test_an_observation_that_fails_to_begin_leaves_no_history(
 ) -> None:
     seen = us.observe(allocations=True)
 
-    begin = allocators.Allocators.begin
+    assert seen._allocators is not None
+    begin = seen._allocators.begin
 
-    def begin_and_fail(each: allocators.Allocators) -> None:
-        begin(each)
+    def begin_and_fail() -> None:
+        begin()
         assert memory.history is not None
         raise ZeroDivisionError
 
-    monkeypatch.setattr(allocators.Allocators, "begin", begin_and_fail)
+    monkeypatch.setattr(seen._allocators, "begin", begin_and_fail)
     with pytest.raises(ZeroDivisionError):
         seen.__enter__()
     assert memory.history is None
-    assert session._active is None
+    with us.observe():
+        pass
 
 
 def test_a_ctrl_c_while_it_ends_leaves_nothing_switched_on(
@@ -243,11 +240,10 @@ def test_a_ctrl_c_while_it_ends_leaves_nothing_switched_on(
     seen = us.observe(allocations=True)
     with seen:
         assert memory.history is not None
-        monkeypatch.setattr(session._Flag, "wait", interrupted)
+        monkeypatch.setattr(type(seen._session.done), "wait", interrupted)  # type: ignore[union-attr]
         with pytest.raises(KeyboardInterrupt):
             seen.stop()
     assert memory.history is None
-    assert session._active is None
     assert us.Borrow.__enter__ is before
     with us.observe():
         pass
@@ -266,30 +262,3 @@ def test_a_part_of_a_graph_is_of_the_time_of_its_launch(
         (race,) = seen.races
     assert race.framework == "torch"
     assert "freed in between" not in race.advice
-
-
-def test_a_thread_that_loses_its_processor_between_two_clocks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    late = iter([0, 5_000_000])
-
-    def monotonic() -> int:
-        return 1_000_000_000 + next(late, 0)
-
-    clocks = types.SimpleNamespace(monotonic_ns=monotonic, time_ns=lambda: 3_000_000_000)
-    monkeypatch.setattr(allocators, "time", clocks)
-    assert allocators._ahead() == 2_000_000_000
-
-
-def test_of_several_blocks_the_newest_at_that_time_is_meant() -> None:
-    def block(start: int, end: int, time: int) -> Block:
-        return Block(start, end, time, tuple, "torch")
-
-    old, older, oldest = block(0, 512, 30), block(0, 1024, 20), block(512, 1024, 0)
-    blocks = Blocks(Stacks())
-    blocks._listed = [older, oldest, old]
-    assert blocks.at(0, 40) is blocks.at(0, 0) is blocks.at(511, 30) is old
-    assert blocks.at(0, 29) is blocks.at(512, 40) is older
-    assert blocks.at(512, 19) is oldest
-    assert blocks.at(0, 19) is None
-    assert blocks.at(1024, 40) is None

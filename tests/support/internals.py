@@ -250,3 +250,56 @@ def watch_fetches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def run_host_functions_on(monkeypatch: pytest.MonkeyPatch, thread: int) -> None:
     """Take a thread for the one that runs host functions, for one test."""
     monkeypatch.setattr(host_wait, "host_functions_thread", thread)
+
+
+# -- observe: loaded by the tests that use it -----------------------------------------------------
+
+
+def listeners_of_borrows() -> list[list[Any]]:
+    """Return the lists of listeners that each borrow and each acquired buffer asks."""
+    from userstream import _hooks
+
+    borrows = _hooks.borrow_entered, _hooks.borrow_left
+    return [*borrows, _hooks.buffers_acquired, _hooks.buffers_released]
+
+
+def followed_functions() -> set[str]:
+    """Return the driver functions that the recorder tells of."""
+    from userstream._observe.judge.functions import FUNCTIONS
+
+    return set(FUNCTIONS)
+
+
+def keep_few_allocations(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Limit PyTorch's history of allocations for one test."""
+    from userstream._observe import allocators
+
+    monkeypatch.setattr(allocators, "_MOST", most)
+
+
+def lose_calls(seen: Any, count: int) -> None:
+    """Record that calls are missing from the log."""
+    from userstream._observe.judge import log
+
+    seen._logger.note(log.LOST, [count])
+
+
+def allocate_unseen(memory: Any, address: int, size: int, operation: object = None) -> None:
+    """Tell the judge's memory of an allocation that no driver call made."""
+    from userstream._observe.judge.memory import DEVICE, Allocation
+
+    memory.add(Allocation(address, address + size, DEVICE, operation=operation))
+
+
+def page_of(document: dict[str, Any]) -> str:
+    """Return the page in HTML of findings, which are as JSON has them."""
+    from userstream._observe.judge import reports
+
+    return reports.page(document)
+
+
+def scripts_of_page() -> tuple[str, ...]:
+    """Return the names of the scripts of the page, in their order."""
+    from userstream._observe.judge import reports
+
+    return tuple(reports._SCRIPTS)

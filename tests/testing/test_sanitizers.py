@@ -38,8 +38,8 @@ TESTS = [
     # Without those that have a race: the thread sanitizer sees it as well.
     "tests/observe/test_cases.py::test_it_is_not_reported",
     "tests/observe/test_captures.py::test_a_capture_goes_on_when_its_stream_is_seen",
-    "tests/observe/test_observe.py::test_many_threads_call_while_it_begins_and_ends",
-    "tests/observe/test_observe.py::test_many_threads_launch_while_it_begins_and_ends",
+    "tests/observe/test_learning.py::test_many_threads_call_while_it_begins_and_ends",
+    "tests/observe/test_learning.py::test_many_threads_launch_while_it_begins_and_ends",
     "tests/observe/test_observe.py::test_a_thread_that_python_does_not_know_is_watched_without_the_gil",
     "tests/observe/test_observe.py::test_memory_that_is_unmapped_is_unknown_wherever_it_was_cut",
     "tests/observe/test_recorder.py::test_a_storm_of_observations_harms_no_program",
