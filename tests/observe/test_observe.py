@@ -161,6 +161,14 @@ def test_one_race_for_each_pair_of_lines() -> None:
     assert race.count == 5
 
 
+def test_all_pairs_of_many_streams_in_no_order_are_counted() -> None:
+    with a_room() as room, us.observe() as seen:
+        for _ in range(50):
+            fill(room.x, room.stream())
+            copy(room.y, room.x, room.stream())
+    assert sorted(race.count for race in seen.races) == [50 * 49 // 2, 50 * 49 // 2, 50 * 50]
+
+
 def test_it_tells_until_where_the_two_were_in_order() -> None:
     seen, _ = watched(event_too_early)
     (race,) = seen.races

@@ -117,6 +117,7 @@ class Suspect(NamedTuple):
     between: tuple[int, int] | None = None  # stacks between which the host has written
     # Addresses of both, if only a caching allocator knows whether they are in the same buffer.
     apart: tuple[int, int] | None = None
+    times: int = 1  # how many such pairs there are
 
 
 class HeldSuspect(NamedTuple):
@@ -278,7 +279,7 @@ class Finds:
         if suspect.apart is not None and len(entry.apart) < _MOST_APART:
             one, other = suspect.apart
             entry.apart.append((one, other, first.operation.ended, second.operation.ended))
-        entry.count += 1
+        entry.count += suspect.times
         entry.entries = (first.operation.entry, second.operation.entry)
         if entries is self._races:
             is_edge = suspect.kind in _ORDERED_BY_EDGES

@@ -35,7 +35,7 @@ from .races import (
 from .trials import Trials
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Hashable, Iterable
 
     from .clocks import Clock, Lane
     from .functions import Call
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 Range = tuple[int, int]
 
 # Why a race is only possible.
+_MANY = 64  # conflicts of one access, from which on those of the same line count as one
 _LOOSE = "only some of the bytes are used, and which ones is not known"
 _ASSUMED = "whether the kernel writes there is not known yet"
 
@@ -176,11 +177,33 @@ class World:
             self.report_freed(allocation, access)
         # userstream reuses its pinned memory by queries of its own.
         kept = self.clocks.known_to_any_thread if allocation.kind == PINNED else None
-        for old in allocation.touch(access, kept):
-            self.report(allocation, old, access)
+        conflicts = allocation.touch(access, kept)
+        if len(conflicts) > _MANY:
+            for old, times in self._by_line(conflicts):
+                self.report(allocation, old, access, times=times)
+        else:
+            for old in conflicts:
+                self.report(allocation, old, access)
         if shared and allocation.freed is None:
             for old in allocation.reached(access, kept):
                 self.report(allocation, old, access, overlaps=False)
+
+    def _by_line(self, accesses: list[Access]) -> Iterable[tuple[Access, int]]:
+        """Return the newest access of each line, and how many such accesses there are.
+
+        With thousands of streams in no order, each operation races with one on every other stream.
+        """
+        found: dict[Hashable, tuple[Access, int]] = {}
+        for each in accesses:
+            done = each.operation
+            line = (done.name, done.stack, done.captured, each.start, each.end)
+            told = self.clocks.possibly_known.get(each.lane.id, 0) >= each.time
+            # The end of a wait for a value decides on each that is behind it.
+            alone = each if each.held_by else None
+            like = (*line, each.write, each.known, each.loose, told, alone)
+            _, count = found.get(like, (each, 0))
+            found[like] = each, count + 1
+        return found.values()
 
     def _managed(self, allocation: Allocation) -> None:
         if allocation.start not in self._managed_seen:
@@ -188,7 +211,13 @@ class World:
             self.not_seen("accesses of the host to managed memory")
 
     def report(
-        self, allocation: Allocation, old: Access, new: Access, *, overlaps: bool = True
+        self,
+        allocation: Allocation,
+        old: Access,
+        new: Access,
+        *,
+        overlaps: bool = True,
+        times: int = 1,
     ) -> None:
         """Report a race between two accesses; of bytes beyond them unless they overlap."""
         reason = ""
@@ -220,6 +249,7 @@ class World:
             reason,
             last_in_order,
             apart=apart,
+            times=times,
         )
         waits = old.held_by | new.held_by
         if not waits:
