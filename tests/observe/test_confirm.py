@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -216,6 +218,102 @@ def test_a_log_says_the_same(room: Room, tmp_path: Path) -> None:
 def test_a_hold_is_no_stall_of_the_program(room: Room) -> None:
     stalls = (watched(lambda: read_too_early(room), stall=HOLD / 2).stalls for _ in range(5))
     assert not all(stalls)  # a busy machine has some of its own
+
+
+# -- races of an earlier report, whose lines run once ---------------------------------------------
+
+
+def host_overwrites_a_source(room: Room) -> None:
+    copy(room.x, room.pinned, room.a)
+    overwrite(room.pinned, 1 + ctypes.c_ubyte.from_address(room.pinned).value % 2)
+
+
+def calls_over_several_lines(room: Room) -> None:
+    """Their instructions refer to the first lines again, after those of the arguments."""
+    checked(
+        driver.cuMemsetD8Async(
+            room.x,
+            7,
+            SIZE,
+            handle(room.a),
+        )
+    )
+    checked(
+        driver.cuMemsetD8Async(
+            room.x,
+            7,
+            SIZE,
+            handle(room.b),
+        )
+    )
+
+
+RUN_ONCE = [each for each in WRONG if each is not freed_too_early]
+
+
+@pytest.mark.parametrize("body", [*RUN_ONCE, host_overwrites_a_source, calls_over_several_lines])
+def test_a_race_of_a_report_is_tried_the_first_time(
+    body: Callable[[Room], None], room: Room, tmp_path: Path
+) -> None:
+    report = tmp_path / "seen.json"
+    watched(lambda: body(room), 1, confirm=False).save(report)
+    _, race = tried(lambda: body(room), times=1, confirm=False, confirm_from=report)
+    assert race.confirmed is True
+    with us.observe(confirm_from=report) as seen:  # what has the line, and no race
+        fill(room.x, room.a)
+        room.b.wait(room.a)
+        copy(room.y, room.x, room.b)
+    assert not seen.races
+
+
+def test_a_race_of_a_report_gets_the_usual_trials_as_well(room: Room, tmp_path: Path) -> None:
+    report = tmp_path / "seen.json"
+    watched(lambda: read_too_early(room), 1, confirm=False).save(report)
+    _, race = tried(lambda: read_too_early(room), is_remedied, times=4, confirm_from=report)
+    assert (race.confirmed, race.remedied) == (True, True)
+
+
+def test_a_trial_of_a_report_may_show_nothing(room: Room, tmp_path: Path) -> None:
+    def body() -> None:
+        with testing.latch(room.b):
+            read_too_early(room)
+            time.sleep(2 * HOLD)
+
+    report = tmp_path / "seen.json"
+    watched(body, 1, confirm=False).save(report)
+    (race,) = watched(body, 1, confirm_from=report).races
+    assert race.confirmed is None
+    assert race.undecided.startswith("a trial without a result")
+
+
+@pytest.mark.parametrize(("loading", "confirmed"), [("LAZY", None), ("EAGER", True)])
+def test_a_first_launch_is_held_where_kernels_are_loaded(
+    loading: str,
+    confirmed: bool | None,
+    room: Room,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_MODULE_LOADING", loading)
+    kernels: list[Any] = []
+
+    def body() -> None:
+        kernels.append(kernel_of("confirm_add"))
+        run(kernels[-1], room.x, room.a)
+        copy(room.y, room.x, room.b)
+
+    report = tmp_path / "seen.json"
+    watched(body, 1, confirm=False).save(report)
+    options: dict[str, Any] = {"times": 1, "confirm_from": report}
+    seen = tried(body, **options)[0] if confirmed else watched(body, **options)
+    assert seen.races[0].confirmed is confirmed
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"races": [{}], "possible": []}'])
+def test_a_file_that_is_no_report(text: str, tmp_path: Path) -> None:
+    (tmp_path / "seen.json").write_text(text)
+    with pytest.raises(ValueError, match=r"seen\.json: this is no report as JSON"):
+        us.observe(confirm_from=tmp_path / "seen.json")
 
 
 # -- suspicions that are none ---------------------------------------------------------------------
@@ -537,10 +635,31 @@ for _ in range(30):
 """
 
 
+def program_of_lines_that_run_once(tmp_path: Path) -> str:
+    """Return a program without a loop; a report of it is in ``seen.json``."""
+    head, _, body = PROGRAM.replace("WAITS", "False").partition("for _ in range(30):\n")
+    program = head + 5 * textwrap.dedent(body)
+    lines = program.splitlines()
+    operations = [
+        {"line": [str(tmp_path / "program.py"), number, "<module>"], "stream": "a", "handle": 1}
+        for number, line in enumerate(lines, 1)
+        if "cuMemsetD8Async" in line
+    ]
+    pairs = zip(operations[::2], operations[1::2], strict=True)
+    races = [{"first": first, "second": second} for first, second in pairs]
+    (tmp_path / "seen.json").write_text(json.dumps({"races": races, "possible": []}))
+    return program
+
+
 @pytest.mark.parametrize("waits", [False, True])
 def test_the_command(waits: bool, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM.replace("WAITS", str(waits)))
-    command = [sys.executable, "-m", "userstream", "observe", "--simulate", "--confirm"]
+    if waits:
+        program, options = PROGRAM.replace("WAITS", "True"), ["--confirm"]
+    else:
+        program = program_of_lines_that_run_once(tmp_path)
+        options = ["--confirm-from", "seen.json"]
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, "-m", "userstream", "observe", "--simulate", *options]
     said = "ordered by something not seen" if waits else "made to happen"
     for _ in range(4):  # see `tried`
         done = subprocess.run(

@@ -50,6 +50,7 @@ def observe(
     judge: Literal["thread", "process", "later"] = "thread",
     memory: int = 256 << 20,
     confirm: bool | int = False,
+    confirm_from: str | os.PathLike[str] | None = None,
     expect_streams: bool | Iterable[int | StreamLike] = False,
 ) -> Observation:
     """Watch every stream of the process, whichever library uses it: a context manager.
@@ -102,6 +103,10 @@ def observe(
         has run, for 20 ms at most. ``Race.confirmed`` says what came of it. This changes the timing
         of the program, and a race that is made to happen has its consequences. It needs
         ``judge="thread"``.
+    confirm_from : path, optional
+        A report of an earlier run as JSON (see `Observation.save`). Its races, up to 32, are tried
+        from the first time that their lines run, for programs whose lines run only once. It implies
+        ``confirm=True``.
     expect_streams : bool or iterable of streams, default False
         Whether `Observation.wrong_streams` has what lines of the program queue on the legacy
         default stream, if the program works on other streams as well. Streams that are given are
@@ -139,6 +144,7 @@ def observe(
         judge=judge,
         memory=memory,
         confirm=confirm,
+        confirm_from=confirm_from,
         expect_streams=expect_streams,
     )
 

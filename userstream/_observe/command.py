@@ -29,6 +29,7 @@ from userstream._observe.judge.__main__ import (
 )
 from userstream._observe.judge.processes import INJECTION
 from userstream._observe.judge.supervisor import Options
+from userstream._observe.judge.trials import reported_pairs
 from userstream._observe.logger import path_of_cupti
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _STARTUP = os.path.join(_HERE, "startup")  # of Python: has a sitecustomize.py
 _WITH_VALUE = (
     *("--report", "--html", "--json", "--log", "--fail-on", "--suppress", "--baseline"),
-    *("--timeline", "--stall", "--hang-after"),
+    *("--timeline", "--stall", "--hang-after", "--confirm-from"),
 )
 
 
@@ -124,6 +125,13 @@ def _parser(called: str) -> argparse.ArgumentParser:
         help="make suspected races happen when their lines run again: hold the first operation",
     )
     parser.add_argument(
+        "--confirm-from",
+        type=_report_to_confirm,
+        metavar="FILE",
+        help="as --confirm, and hold those of FILE, an earlier report as .json, from the first "
+        "time on",
+    )
+    parser.add_argument(
         "--hang-after",
         type=float,
         metavar="SECONDS",
@@ -133,6 +141,14 @@ def _parser(called: str) -> argparse.ArgumentParser:
     parser.add_argument("--simulate", action="store_true", help="run on the simulated driver")
     parser.add_argument("-m", metavar="MODULE", dest="module", help="the program is a module")
     return parser
+
+
+def _report_to_confirm(path: str) -> str:
+    try:
+        reported_pairs(path)
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return os.path.abspath(path)
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -222,8 +238,8 @@ def _environment(options: argparse.Namespace) -> dict[str, str]:
     environment = {"PYTHONPATH": _before(_STARTUP, "PYTHONPATH")}
     if options.allocations:
         environment["USERSTREAM_RECORD_ALLOCATIONS"] = "1"
-    if options.confirm:
-        environment["USERSTREAM_RECORD_CONFIRM"] = "1"
+    if options.confirm or options.confirm_from:
+        environment["USERSTREAM_RECORD_CONFIRM"] = options.confirm_from or ""
     if options.simulate:
         libraries = os.path.join(_built.PACKAGE, os.path.dirname(_built.SIMULATED_DRIVER.file))
         environment["LD_LIBRARY_PATH"] = _before(libraries, "LD_LIBRARY_PATH")

@@ -16,7 +16,7 @@ from userstream.testing import _simulated
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from userstream._observe.judge.trials import Pair
+    from userstream._observe.judge.trials import Pair, Reported
 
 MEMORY = 256 << 20  # bytes of records that wait for the judge: then a file takes them
 _PART = 32 << 10  # bytes of a note that is written in parts
@@ -38,7 +38,15 @@ class _Options(ctypes.Structure):
         ("memory", ctypes.c_uint64),
         ("account", ctypes.c_void_p),
         ("holds", ctypes.c_uint32),
+        ("reported_count", ctypes.c_uint32),
+        ("reported", ctypes.c_void_p),
     ]
+
+
+class _Reported(ctypes.Structure):
+    """`Reported` of ``logger/parts.h``."""
+
+    _fields_ = [("files", ctypes.c_char_p * 2), ("lines", ctypes.c_uint32 * 2)]
 
 
 class Logger:
@@ -70,6 +78,7 @@ class Logger:
         library.recorder_receive.restype = ctypes.c_size_t
         library.recorder_receive.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint]
         self._buffer = ctypes.create_string_buffer(_MAILBOX)
+        self._reported: ctypes.Array[_Reported]  # which the recorder reads as long as it records
 
     @property
     def has_stacks(self) -> bool:
@@ -85,6 +94,7 @@ class Logger:
         judges_here: bool = False,
         memory: int = MEMORY,
         holds: int = 0,
+        reported: Sequence[Reported] = (),
     ) -> None:
         """Begin to record: to a file, and to a judge.
 
@@ -100,6 +110,8 @@ class Logger:
             what the judge has not taken.
         holds : int
             How often a stream may be held to make a race happen: see `arm`.
+        reported : sequence of Reported
+            Pairs that are tried from the first time on.
 
         Raises
         ------
@@ -112,6 +124,7 @@ class Logger:
         if not _simulated.is_simulated():
             _driver.library.ensure()
             cupti = path_of_cupti()
+        pairs = (_Reported * len(reported))(*map(_as_structure, reported))
         options = _Options(
             None if cupti is None else os.fsencode(cupti),
             file,
@@ -120,9 +133,12 @@ class Logger:
             memory,
             account.address(),
             holds=holds,
+            reported_count=len(reported),
+            reported=ctypes.addressof(pairs),
         )
         error: bytes | None = self._library.recorder_begin(ctypes.byref(options))
         if error is None:
+            self._reported = pairs
             return
         text = error.decode(errors="replace")
         if cupti is None:
@@ -195,6 +211,12 @@ class Logger:
         """Return why the log could not be written any more."""
         number = self._library.recorder_log_error()
         return OSError(number, os.strerror(number)) if number else None
+
+
+def _as_structure(pair: Reported) -> _Reported:
+    places = [place or ("", 0) for place in pair]
+    files = [file.encode("utf-8", "surrogatepass") for file, _ in places]
+    return _Reported((ctypes.c_char_p * 2)(*files), (ctypes.c_uint32 * 2)(*(n for _, n in places)))
 
 
 _lock = _process.Lock()

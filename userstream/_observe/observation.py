@@ -12,6 +12,7 @@ from userstream._observe.judge import reports
 from userstream._observe.judge.findings import Report, plural
 from userstream._observe.judge.found import read_suppressions
 from userstream._observe.judge.lines import render
+from userstream._observe.judge.trials import reported_pairs
 from userstream._observe.judging import InProcess, InThread, Later
 from userstream._observe.logger import MEMORY, the_logger
 from userstream._observe.session import Session
@@ -56,6 +57,8 @@ class Observation:
         How many bytes of records may wait for the judge.
     confirm : bool or int
         Whether suspected races are made to happen, or how often at most.
+    confirm_from : path or None
+        A report as JSON, whose races are tried from the first time on.
     expect_streams : bool or iterable of streams
         Whether operations on the legacy default stream are reported; or on which other streams
         as well.
@@ -82,6 +85,7 @@ class Observation:
         judge: Literal["thread", "process", "later"] = "thread",
         memory: int = MEMORY,
         confirm: bool | int = False,
+        confirm_from: str | os.PathLike[str] | None = None,
         expect_streams: bool | Iterable[int | StreamLike] = False,
     ) -> None:
         _process.check_fork()  # before the locks, which stay as they were in a forked child
@@ -103,7 +107,10 @@ class Observation:
             raise TypeError(f"memory must be a number of bytes, an int, not {memory!r}")
         if memory < _LEAST_MEMORY:
             raise ValueError(f"memory must be at least {_LEAST_MEMORY:,} bytes, not {memory!r}")
+        if confirm_from is not None:
+            confirm = confirm or True
         self._holds = _trials(confirm, judge)
+        self._reported = [] if confirm_from is None else reported_pairs(os.fspath(confirm_from))
         self._possible = bool(possible)
         self._log = None if log is None else os.path.abspath(os.fspath(log))
         options = {
@@ -136,6 +143,7 @@ class Observation:
             memory=self._memory,
             allocators=self._allocators,
             holds=self._holds,
+            reported=self._reported,
         )
         try:
             self._session = session
@@ -415,15 +423,17 @@ def record_this_process() -> None:
     path = os.path.join(directory, f"{os.getpid()}-{start}")
     if os.path.exists(f"{path}.uslog"):
         return
-    is_confirmed = "USERSTREAM_RECORD_CONFIRM" in os.environ  # then a judge here says what to try
-    _observation = Observation(
-        log=f"{path}.uslog",
-        judge="thread" if is_confirmed else "later",
-        confirm=is_confirmed,
-        timeline=0,
-        allocations="USERSTREAM_RECORD_ALLOCATIONS" in os.environ,
-    )
+    report = os.environ.get("USERSTREAM_RECORD_CONFIRM")  # then a judge here says what to try
+    is_confirmed = report is not None
     try:
+        _observation = Observation(
+            log=f"{path}.uslog",
+            judge="thread" if is_confirmed else "later",
+            confirm=is_confirmed,
+            confirm_from=report or None,
+            timeline=0,
+            allocations="USERSTREAM_RECORD_ALLOCATIONS" in os.environ,
+        )
         _observation.__enter__()
     except (NotSupportedError, DriverNotFoundError, OSError) as error:
         with open(f"{path}.why", "w", encoding="utf-8") as file:

@@ -18,11 +18,12 @@ from userstream._observe.declaring import Declaring, name_of
 from userstream._observe.judge import log
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from userstream._observe.allocators import Allocators
     from userstream._observe.judge.findings import Findings
     from userstream._observe.judge.found import Stall
+    from userstream._observe.judge.trials import Reported
     from userstream._observe.judging import Judging
     from userstream._observe.logger import Logger
 
@@ -106,6 +107,8 @@ class Session:
         The allocators of frameworks whose blocks are told to the judge.
     holds : int
         How often a stream may be held to make a race happen.
+    reported : sequence of Reported
+        Pairs of an earlier report, which are held from the first time on.
     """
 
     def __init__(
@@ -118,6 +121,7 @@ class Session:
         memory: int,
         allocators: Allocators | None,
         holds: int = 0,
+        reported: Sequence[Reported] = (),
     ) -> None:
         self.judging = judging
         self.begun = _Flag()
@@ -132,6 +136,7 @@ class Session:
         self._memory = memory
         self._allocators = allocators
         self._holds = holds
+        self._reported = reported
         self._declaring = Declaring(logger)
         self._numbers = itertools.count(1)
         self._questions: dict[int, _Question] = {}
@@ -302,6 +307,7 @@ class Session:
                 judges_here=is_here,
                 memory=self._memory,
                 holds=self._holds,
+                reported=self._reported,
             )
             ends.callback(self._close)
             self.judging.began(self.answer)

@@ -8,8 +8,10 @@ shown to be ordered.
 
 from __future__ import annotations
 
+import json
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .clocks import LEGACY, NODE
 
@@ -29,6 +31,7 @@ _LONG = 10_000_000  # between both without a hold: the second may come after the
 _SOON = 5_000_000  # after the first has run: the second has waited for it, and nothing else
 _FAIR = 5_000_000  # in which the second would have run
 _KEPT = 8  # holds
+_MOST_REPORTED = 32  # as in `logger/parts.h`
 _HOST = -1  # in place of a stack
 
 
@@ -51,6 +54,42 @@ class Pair(NamedTuple):
     stream: int  # of the second; 0 if no other thread can use it
     context_of_second: int
     adds_edge: bool  # whether the missing edge is added, to see that it orders the two
+
+
+class Reported(NamedTuple):
+    """A pair of lines of an earlier report that race, for the recorder to try from the start."""
+
+    first: tuple[str, int]  # a file and a line in it
+    second: tuple[str, int] | None  # None: a write of the host
+
+
+def reported_pairs(path: str) -> list[Reported]:
+    """Read the pairs of lines of a report as JSON; raise `ValueError` if it is none."""
+    try:
+        report = json.loads(Path(path).read_text())
+        pairs = [_reported(race) for race in (*report["races"], *report["possible"])]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path}: this is no report as JSON, of --report seen.json") from None
+    return list(dict.fromkeys(filter(None, pairs)))[:_MOST_REPORTED]
+
+
+def _reported(race: Any) -> Reported | None:
+    """Return the lines of a race, or `None` if its first operation cannot be held by its line."""
+    first, second = race["first"], race["second"]
+    if _is_of_host(first) or not first["line"]:
+        return None
+    if _is_of_host(second):
+        return Reported(_place(first), None)
+    return Reported(_place(first), _place(second)) if second["line"] else None
+
+
+def _is_of_host(operation: Any) -> bool:
+    return operation["stream"] == "the host" and operation["handle"] is None
+
+
+def _place(operation: Any) -> tuple[str, int]:
+    file, line, _ = operation["line"]
+    return str(file), int(line)
 
 
 class Trial:
@@ -236,6 +275,9 @@ class Trials:
 
     def _learn(self, hold: _Hold, trial: Trial, second: Queued, time: int) -> None:
         """Learn from a race whose first operation was held."""
+        if hold.pair not in self._trials:  # of an earlier report; the usual trials go on from here
+            self.orders.append(hold.pair)
+            trial.holds[0] = max(trial.holds[0], 1)
         queued = [each.lane is second.lane and time <= each.time for each in hold.marks]
         if hold.changed if second.lane is None else any(queued[: hold.passed]):
             if not hold.adds_edge:

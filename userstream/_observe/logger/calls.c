@@ -59,7 +59,7 @@ static Call *call_begin(Thread *me, const Rule *rule, uint32_t now_in, unsigned 
     call->source_count = 0;
     call->launch.looking = NULL;
     call->launch.kernel = 0;
-    call->launch.is_first = call->launch.is_collective = false;
+    call->launch.may_load = call->launch.is_collective = false;
     call->launch.pointer_count = 0;
     return call;
 }

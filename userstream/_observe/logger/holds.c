@@ -20,6 +20,8 @@
 
 enum { PAIRS = 64, TRIES = 5, PLACES = 16, BYTES = 64 };
 enum { RELAXED = 2, LEGACY = 1, PER_THREAD = 2 };
+enum { HOST = -1, BY_LINE = -2 }; /* in place of a stack */
+enum { REPORTED = 1 << 30 };    /* and above: numbers of pairs of an earlier report */
 static const uint64_t LONGEST = 20000000, GRACE = 1000000, PAUSE = 50000;   /* nanoseconds */
 
 /* Why a hold has ended; `trials.py` has the same numbers. */
@@ -27,7 +29,8 @@ enum { TIMER = 0, SECOND = 1, CALL = 2, OBSERVATION = 3 };
 
 typedef struct Pair {           /* two operations that race, as far as the judge knows */
     uint32_t number;            /* 0: a free place */
-    int32_t first, second;      /* their stacks; -1: the second is a write of the host */
+    int32_t first, second;      /* their stacks */
+    uint64_t line;              /* of the first BY_LINE, a bit as of `stack_lines` */
     uint64_t stream, context;   /* of the second; stream 0: none is known */
     bool adds_edge;             /* tries whether the missing edge orders them */
     uint8_t left;               /* how many more times it may be held */
@@ -68,6 +71,8 @@ typedef struct Seen {           /* just before a stream was released */
 
 /* Whoever has it may be in the driver, which may wait for the end of a hold. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* Of who makes what holds need, in the driver. It is taken before `lock`. */
+static pthread_mutex_t prepare_lock = PTHREAD_MUTEX_INITIALIZER;
 /* Nobody who has this one waits for anything. */
 static pthread_mutex_t limit_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -78,6 +83,7 @@ static Words *words_of_holds;
 static uint64_t identity_of_words;
 static Place places[PLACES];
 static Pair pairs[PAIRS];
+static uint64_t reported_lines; /* of the firsts of an earlier report: bits of `stack_lines` */
 static atomic_int armed;        /* pairs */
 static atomic_uint held;        /* the number of the hold; 0: there is none */
 static Hold hold;               /* valid while there is one */
@@ -144,7 +150,7 @@ static void end_hold(Thread *me, unsigned why) {
 /* Under the lock. A line may have queued several operations: the hold ends when the marks of all
  * have passed, and no further one came for some time. */
 static bool second_has_run(void) {
-    if (hold.pair.second < 0)
+    if (hold.pair.second == HOST)
         return source_changed(&hold.limit);
     return hold.marks && word(&words_of_holds->passed) == last_mark &&
            now() - hold.marked_at > GRACE;
@@ -237,7 +243,7 @@ static bool make(Words **words, Place *place) {
                       !driver.event_create(&place->event, NO_TIMING));
 }
 
-/* The driver may wait for the end of a hold meanwhile. One thread of the process does this. */
+/* Under `prepare_lock`. The driver may wait for the end of a hold meanwhile. */
 static bool prepare(uint64_t context) {
     int mode = RELAXED;         /* to pin or allocate memory breaks the captures of other threads */
     Words *words = NULL;
@@ -335,9 +341,11 @@ PUBLIC bool recorder_arm(uint32_t number, int32_t first, int32_t second, uint64_
     Thread *me = is_recording() ? thread_enter() : NULL;
     if (!me)
         return false;
-    Pair wanted = {number, first, second, stream, context, adds_edge, 0};
+    Pair wanted = {number, first, second, 0, stream, context, adds_edge, 0};
+    pthread_mutex_lock(&prepare_lock);
     bool is_armed = context_of_first && prepare(context_of_first) &&
                     (!stream || (context && prepare(context)));
+    pthread_mutex_unlock(&prepare_lock);
     pthread_mutex_lock(&lock);
     is_armed = is_armed && arm(&wanted);
     pthread_mutex_unlock(&lock);
@@ -398,9 +406,9 @@ static void queue_canary(const Pair *pair) {
     driver.context_pop(&current);
 }
 
-static Pair *pair_to_hold(int32_t first) {
+static Pair *pair_to_hold(int32_t first, uint64_t lines) {
     for (size_t i = 0; first >= 0 && i < PAIRS; i++) {
-        if (pairs[i].number && pairs[i].left && pairs[i].first == first)
+        if (pairs[i].number && pairs[i].left && (pairs[i].first == first || pairs[i].line & lines))
             return &pairs[i];
     }
     return NULL;
@@ -411,13 +419,14 @@ static void begin_hold(Thread *me, Pair *pair, const Call *call, uint64_t stream
                        uint64_t context) {
     enum { GREATER_OR_EQUAL = 0 };
     Range found;
-    if (!holds_left || !may_queue(stream) || ranges_find(&collectives, stream, &found))
+    if (!holds_left || !words_of_holds || !may_queue(stream) ||
+        ranges_find(&collectives, stream, &found))
         return;
-    if ((pair->second < 0 && !call->source_count) || (pair->adds_edge && !place_of(context)))
+    if ((pair->second == HOST && !call->source_count) || (pair->adds_edge && !place_of(context)))
         return;
     hold = (Hold){.pair = *pair, .stream = stream, .context = context};
     hold.limit = (Limit){.number = ++last_hold, .began = now()};
-    if (pair->second < 0)
+    if (pair->second == HOST)
         hold.limit.source = call->sources[0];
     atomic_store(&held, last_hold);
     pthread_mutex_lock(&limit_lock);        /* first: from here on it ends, whatever happens */
@@ -432,7 +441,7 @@ static void begin_hold(Thread *me, Pair *pair, const Call *call, uint64_t stream
     }
     holds_left--;
     pair->left--;
-    if (pair->second >= 0)
+    if (pair->second != HOST)
         queue_canary(pair);
     if (!pair->left)
         disarm(pair);
@@ -442,7 +451,10 @@ static void begin_hold(Thread *me, Pair *pair, const Call *call, uint64_t stream
 }
 
 static bool is_second_of(const Hold *of, int32_t stack, uint64_t stream) {
-    return stack >= 0 && stack == of->pair.second && stream != of->stream;
+    if (stack < 0 || stream == of->stream)
+        return false;
+    return stack == of->pair.second ||
+           (of->pair.second == BY_LINE && stack_lines(stack) & of->pair.line << 1);
 }
 
 /* Under the lock. Whether a call that waits may wait for the stream that is held. */
@@ -453,13 +465,24 @@ static bool covers(const Rule *rule, const uint64_t *words) {
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
+/* A pair of an earlier report is held before the judge knows its context. Where another thread is
+ * at it, the pair is held the next time. */
+static void prepare_reported(uint64_t lines, uint64_t stream, uint64_t context) {
+    if (!lines || !context || !may_queue(stream) || pthread_mutex_trylock(&prepare_lock))
+        return;
+    prepare(context);
+    pthread_mutex_unlock(&prepare_lock);
+}
+
 /* Before the driver has the call. */
 void holds_enter(Thread *me, const Rule *rule, const Call *call, const uint64_t *words,
                  uint64_t context) {
     uint64_t stream = stream_of(rule, words);
     int32_t stack = stack_index(me);
     bool may_hold =
-        rule->holds == HELD_BACK && !call->launch.is_first && is_pinned(me, rule, words);
+        rule->holds == HELD_BACK && !call->launch.may_load && is_pinned(me, rule, words);
+    uint64_t lines = may_hold && !holds_one() ? stack_lines(stack) & reported_lines : 0;
+    prepare_reported(lines, stream, context);
     pthread_mutex_lock(&lock);
     if (rule->holds == ENDS_CONTEXT) {
         disarm_all();
@@ -468,7 +491,7 @@ void holds_enter(Thread *me, const Rule *rule, const Call *call, const uint64_t 
             end_hold(me, CALL);
     } else if (holds_one()) {
         bool is_second = is_second_of(&hold, stack, stream);
-        bool blocks = (rule->holds == BLOCKS_HOST && covers(rule, words)) || call->launch.is_first;
+        bool blocks = (rule->holds == BLOCKS_HOST && covers(rule, words)) || call->launch.may_load;
         const Place *place = place_of(hold.context);
         if ((blocks && !is_second && !hold.marks) ||
             (call->launch.is_collective && stream == hold.stream))
@@ -476,7 +499,7 @@ void holds_enter(Thread *me, const Rule *rule, const Call *call, const uint64_t 
         else if (is_second && hold.is_recorded && place && may_queue(stream))
             hold.is_ordered = !driver.wait_event(stream, place->event, 0);
     } else if (may_hold) {
-        Pair *pair = pair_to_hold(stack);
+        Pair *pair = pair_to_hold(stack, lines);
         if (pair)
             begin_hold(me, pair, call, stream, context);
     }
@@ -536,13 +559,26 @@ void holds_see_collective(uint64_t stream) {
 
 /* ---- begin and end --------------------------------------------------------------------------- */
 
-void holds_begin(uint32_t count) {
+/* Under the lock. */
+static void arm_reported(const Reported *reported, uint32_t count) {
+    reported_lines = 0;
+    for (uint32_t i = 0; i < count && i < MOST_REPORTED && start_watching(); i++) {
+        pairs[i] = (Pair){.number = REPORTED + i, .first = BY_LINE, .left = TRIES};
+        pairs[i].second = reported[i].line[1] ? BY_LINE : HOST;
+        pairs[i].line = 1ull << 2 * i;
+        reported_lines |= pairs[i].line;
+        atomic_fetch_add(&armed, 1);
+    }
+}
+
+void holds_begin(uint32_t count, const Reported *reported, uint32_t reported_count) {
     pthread_mutex_lock(&lock);
     holds_left = count;
     is_off = false;
     ranges_forget(&collectives, 0, UINT64_MAX);
     if (count)
         forget_gone();
+    arm_reported(reported, reported_count);
     pthread_mutex_unlock(&lock);
 }
 
@@ -577,6 +613,7 @@ void holds_before_fork(void) {
 
 void holds_in_child(void) {
     pthread_mutex_init(&lock, NULL);
+    pthread_mutex_init(&prepare_lock, NULL);
     pthread_mutex_init(&limit_lock, NULL);
     pthread_cond_init(&changed, NULL);
     next_limit.number = 0;
@@ -585,6 +622,7 @@ void holds_in_child(void) {
     memset(places, 0, sizeof places);
     atomic_store(&armed, 0);
     atomic_store(&held, 0);
+    reported_lines = 0;
     is_watching = is_off = false;
     words_of_holds = NULL;
     holds_left = 0;

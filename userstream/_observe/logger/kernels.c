@@ -72,14 +72,24 @@ static Kernel *kernel_ask(uint64_t handle) {
 /* ---- names ----------------------------------------------------------------------------------- */
 
 static char *(*demangle)(const char *, char *, size_t *, int *);
+static bool are_loaded;         /* before their first launch */
 
 /* Not when a kernel is seen: the thread that launches it may hold the lock of the loader. */
 void kernels_prepare(void) {
+    const char *loading = getenv("CUDA_MODULE_LOADING");
+    are_loaded = loading && !strcmp(loading, "EAGER");
     if (demangle)
         return;
     void *library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_LOCAL);
     if (library)
         *(void **)&demangle = dlsym(library, "__cxa_demangle");
+}
+
+bool kernel_may_load(Kernel *kernel) {
+    if (atomic_load_explicit(&kernel->was_launched, memory_order_relaxed))
+        return false;
+    atomic_store_explicit(&kernel->was_launched, true, memory_order_relaxed);
+    return !are_loaded;
 }
 
 static Part text_part(const char *text) {

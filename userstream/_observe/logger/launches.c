@@ -47,9 +47,7 @@ void launch_enter(Thread *me, const Rule *rule, const uint64_t *words, Launch *l
     Kernel *kernel = kernel_of(me, words[rule->kernel]);
     if (!kernel)
         return;
-    launch->is_first = !atomic_load_explicit(&kernel->was_launched, memory_order_relaxed);
-    if (launch->is_first)
-        atomic_store_explicit(&kernel->was_launched, true, memory_order_relaxed);
+    launch->may_load = kernel_may_load(kernel);
     launch->is_collective = kernel->is_collective;
     if (launch->is_collective)
         holds_see_collective(launch_stream(rule, words));

@@ -348,7 +348,18 @@ typedef struct StackCache {
     Stack *stacks[STACKS_KEPT];
 } StackCache;
 
+typedef struct Reported {       /* a pair of lines that race, by an earlier report */
+    const char *file[2];        /* of the first, and of the second */
+    uint32_t line[2];           /* 0: the second is a write of the host */
+} Reported;
+
+enum { MOST_REPORTED = 32 };
+
 int32_t stack_index(Thread *me);
+/* Which of the pairs lie on stacks of the log that begins. They stay until the next log. */
+void stacks_look_for(const Reported *pairs, uint32_t count);
+/* Returns the lines that are on a stack, a bit each: 2 * i and 2 * i + 1 are those of pair i. */
+uint64_t stack_lines(int32_t index);
 uint64_t stacks_lost(void);     /* calls without one, because there were too many */
 void stacks_in_child(void);
 
@@ -481,6 +492,8 @@ void kernels_prepare(void);     /* finds what makes names readable */
 /* Returns a kernel, which stays until the thread leaves the recorder. NULL: there are too many. */
 Kernel *kernel_of(Thread *me, uint64_t handle);
 Kernel *kernel_known(uint64_t handle);  /* under the lock; NULL: it is not */
+/* Returns whether the driver may load a kernel when it is launched now. */
+bool kernel_may_load(Kernel *kernel);
 void kernels_forget(void);
 void kernels_free(void);        /* forgotten ones that no thread uses any more */
 void kernels_in_child(void);
@@ -500,7 +513,8 @@ void learning_in_child(void);
 
 /* ---- holds.c: makes suspected races happen -------------------------------------------------- */
 
-void holds_begin(uint32_t count);       /* the most holds of the observation */
+/* The most holds of the observation, and the pairs to hold from the first time on. */
+void holds_begin(uint32_t count, const Reported *pairs, uint32_t pair_count);
 void holds_end(void);
 bool holds_are_on(void);
 bool holds_wanted(void);        /* calls are to be shown to: */
@@ -520,7 +534,7 @@ enum { MAX_POINTERS = 128 };
 typedef struct Launch {         /* or a node of a graph that is to launch */
     Looking *looking;
     uint64_t kernel;            /* of a node; 0: it launches none */
-    bool is_first;              /* of its kernel: the driver may load that now */
+    bool may_load;              /* the driver may load its kernel now */
     bool is_collective;
     uint32_t pointer_count;
     Pointer pointers[MAX_POINTERS];

@@ -21,6 +21,8 @@ typedef struct Options {
     uint64_t memory;            /* in bytes: the most that waits to be sent on */
     unsigned char *(*account)(void);
     uint32_t holds;             /* how often a stream may be held, to make races happen */
+    uint32_t reported_count;
+    const Reported *reported;   /* pairs to hold from the first time on */
 } Options;
 
 static pthread_mutex_t session_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -137,6 +139,7 @@ static const char *begin(const Options *options) {
         return "there is no memory for what is recorded";
     }
     log_begin();
+    stacks_look_for(options->reported, options->reported_count);
     pump_open(options->file, options->judge, options->judges_here);
     error = pump_begin();
     if (error) {
@@ -147,7 +150,7 @@ static const char *begin(const Options *options) {
     stacks_lost_before = stacks_lost();
     write_header(me, options->holds);
     makers_define();
-    holds_begin(options->holds);
+    holds_begin(options->holds, options->reported, options->reported_count);
     calls_begin(options->account, is_alone);
     return NULL;
 }
@@ -179,6 +182,7 @@ PUBLIC void recorder_end(const char *reason) {
     if (state == RECORDS) {
         holds_end();
         alone = calls_end();
+        stacks_look_for(NULL, 0);
         makers_end();
         write_end(reason, UINT64_MAX);
         state = ENDS;

@@ -27,6 +27,7 @@ struct Stack {
     uint32_t count;
     uint32_t number;
     atomic_uint told;
+    uint64_t lines;             /* of `reported`, in the log that `told` is */
     Frame frames[];
 };
 
@@ -34,6 +35,8 @@ enum { FRAMES = 48, MOST = 1 << 20, NO_CODE = MOST, MOST_TEXT = 4096, MOST_LINES
 
 static pthread_mutex_t stacks_lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_uint_fast64_t lost;   /* calls whose stack was one too many */
+static const Reported *reported;
+static uint32_t reported_count;
 
 /* Finds entries by their hashes. */
 typedef struct Index {
@@ -206,8 +209,61 @@ static uint32_t code_number(StackCache *cache, const char *object) {
     return cache->codes[place].number;
 }
 
+/* A number of a table of locations: six bits a byte, the lowest first. */
+static uint32_t read_number(const uint8_t **at, const uint8_t *end) {
+    uint32_t value = 0;
+    for (unsigned shift = 0; *at < end; shift += 6) {
+        uint8_t byte = *(*at)++;
+        value |= shift < 32 ? (uint32_t)(byte & 63) << shift : 0;
+        if (!(byte & 64))
+            break;
+    }
+    return value;
+}
+
+/* The line of a place in a code (PEP 626 and 657). 0: it is not known. */
+static uint32_t line_at(const Code *code, uint32_t place) {
+    enum { LINE_ONLY = 13, LONG = 14, NOWHERE = 15, SHORT = 10 };
+    const uint8_t *at = (const uint8_t *)code->text[2].data, *end = at + code->text[2].bytes;
+    uint32_t line = (uint32_t)code->first_line, until = 0;
+    while (at < end) {
+        unsigned kind = *at >> 3 & 15;
+        until += 2 * ((*at++ & 7) + 1);
+        if (kind == LINE_ONLY || kind == LONG) {
+            uint32_t number = read_number(&at, end);
+            line += number & 1 ? 0 - (number >> 1) : number >> 1;
+            for (int i = 0; kind == LONG && i < 3; i++)
+                read_number(&at, end);
+        } else if (kind != NOWHERE) {
+            line += kind >= SHORT ? kind - SHORT : 0;
+            at += kind >= SHORT ? 2 : 1;
+        }
+        if (place < until)
+            return kind == NOWHERE ? 0 : line;
+    }
+    return 0;
+}
+
+/* Under the lock. */
+static uint64_t lines_on(const Stack *stack) {
+    uint64_t found = 0;
+    for (uint32_t i = 0; i < stack->count; i++) {
+        const Code *code = codes.entries[stack->frames[i].code];
+        const Part *file = &code->text[0];
+        for (uint32_t j = 0; j < 2 * reported_count; j++) {
+            const char *name = reported[j / 2].file[j % 2];
+            uint32_t line = reported[j / 2].line[j % 2];
+            if (line && strlen(name) == file->bytes && !memcmp(name, file->data, file->bytes) &&
+                line_at(code, stack->frames[i].instruction) == line)
+                found |= 1ull << j;
+        }
+    }
+    return found;
+}
+
 /* Under the lock. Defines a stack, and the codes in it, before a record refers to it. */
 static void tell(Thread *me, Stack *stack, uint32_t log) {
+    stack->lines = lines_on(stack);
     for (uint32_t i = 0; i < stack->count; i++) {
         Code *code = codes.entries[stack->frames[i].code];
         uint64_t words[] = {code->number, (uint64_t)(int64_t)code->first_line};
@@ -286,11 +342,28 @@ int32_t stack_index(Thread *me) {
     return *kept ? (int32_t)(*kept)->number : -1;
 }
 
+void stacks_look_for(const Reported *pairs, uint32_t count) {
+    pthread_mutex_lock(&stacks_lock);
+    reported = pairs;
+    reported_count = count;
+    pthread_mutex_unlock(&stacks_lock);
+}
+
+uint64_t stack_lines(int32_t index) {
+    uint64_t lines = 0;
+    pthread_mutex_lock(&stacks_lock);
+    if (reported_count && index >= 0 && (uint32_t)index < stacks.count)
+        lines = ((const Stack *)stacks.entries[index])->lines;
+    pthread_mutex_unlock(&stacks_lock);
+    return lines;
+}
+
 uint64_t stacks_lost(void) {
     return atomic_load(&lost);
 }
 
 void stacks_in_child(void) {
     pthread_mutex_init(&stacks_lock, NULL);
+    reported_count = 0;
     codes = stacks = (Index){0};
 }
