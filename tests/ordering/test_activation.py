@@ -191,6 +191,17 @@ def test_hand_over(torch: types.ModuleType, producer: us.Stream, memory: int) ->
         us.hand_over(CAI(memory))
 
 
+def test_hand_over_joins_no_capture(
+    torch: types.ModuleType, producer: us.Stream, memory: int
+) -> None:
+    tensor = torch.Tensor(torch.device("cuda", 0), memory)
+    torch.cuda.set_stream(torch.cuda.ExternalStream(int(producer.handle), 0))
+    with us.Stream.create(0) as mine, mine.capture():
+        with pytest.raises(us.CaptureError, match="would become part"):
+            us.hand_over(tensor, stream=mine)
+        assert not producer.is_capturing
+
+
 @pytest.mark.simulated
 def test_activation_adds_no_edge_to_those_of_the_borrow(
     torch: types.ModuleType, producer: us.Stream, memory: int

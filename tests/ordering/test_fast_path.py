@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 import weakref
@@ -162,6 +163,22 @@ def test_a_user_stream_that_is_passed_as_producer_joins_no_capture(
         assert not user.is_capturing
         if use == "release":
             block.__exit__(None, None, None)
+
+
+def test_a_copy_waits_for_the_one_of_two_arrays_that_another_stream_produces(
+    producer: us.Stream, memory: int
+) -> None:
+    user = us.get_stream(0)
+
+    def copy_to(to: Any, source: Any) -> us.Stream:
+        us.copyto(to, source)
+        return user
+
+    with device_memory(0) as other:
+        pair = array(memory, user), array(other, producer)
+        for to, source in (pair, pair[::-1]) * 2:  # the first use of a type is slower
+            assert waits_for(producer, functools.partial(copy_to, to, source))
+        user.sync(timeout=30)
 
 
 @pytest.mark.parametrize("known", [True, False])
