@@ -17,8 +17,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Literal
 
 from userstream._observe.judge.found import Edit, Operation, Race, Stall, WrongStream
-from userstream._observe.observation import Observation
-from userstream._observe.stalls import no_stalls
+from userstream._observe.observation import Observation, no_stalls
 
 if TYPE_CHECKING:
     import os

@@ -1,9 +1,11 @@
-"""The `Observation` that users hold."""
+"""The `Observation` that users hold, and the blocks of `no_stalls`, which need one."""
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from userstream import _process
@@ -15,11 +17,12 @@ from userstream._observe.judge.lines import render
 from userstream._observe.judge.trials import reported_pairs
 from userstream._observe.judging import InProcess, InThread, Later
 from userstream._observe.logger import MEMORY, the_logger
-from userstream._observe.session import Session
+from userstream._observe.session import Session, active
 from userstream._stream.factory import address_of
-from userstream.errors import DriverNotFoundError, NotSupportedError, RaceError
+from userstream.errors import DriverNotFoundError, NotSupportedError, RaceError, StallError
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from types import TracebackType
 
     from userstream._observe.judge.found import Race, Stall, WrongStream
@@ -30,6 +33,8 @@ _MOST_KEPT = 1_000_000  # operations of the timeline
 _LEAST_MEMORY = 1 << 20
 _TRIALS = 100  # of observe(confirm=True)
 _MOST_TRIALS = 1_000_000
+
+_numbers = itertools.count(1)  # of blocks of `no_stalls`
 
 
 class Observation:
@@ -438,3 +443,71 @@ def record_this_process() -> None:
     except (NotSupportedError, DriverNotFoundError, OSError) as error:
         with open(f"{path}.why", "w", encoding="utf-8") as file:
             file.write(str(error))
+
+
+@contextmanager
+def no_stalls(*, threads: Literal["all", "this"] = "all") -> Generator[None, None, None]:
+    """Raise `StallError` at the end of the block if the host waited for the GPU inside.
+
+    A call counts if the host learns in it that work is over, such as a synchronization, a copy that
+    returns when it is done, or freeing memory with work in flight: also if it took no time this
+    time. A wait for what the host knows to be over does not count. Other calls that hold the host
+    up, such as an allocation or loading a module, count if they take 10 ms. A program that
+    polls, as with `Stream.is_done`, does not wait.
+
+    The process is watched meanwhile, as by `observe`. In the block of an `observe` that has begun
+    before, that observation decides. Below ``python -m userstream observe``, which judges in a
+    process of its own, nothing is raised: the report has the waits, and ``--fail-on stalls`` makes
+    the run fail.
+
+    Parameters
+    ----------
+    threads : {"all", "this"}, default "all"
+        Whether the waits of all threads count, or those of the calling thread.
+
+    Returns
+    -------
+    context manager
+        It is a decorator of functions as well.
+
+    Raises
+    ------
+    StallError
+        At the end of the block, unless the block itself raises.
+    NotSupportedError
+        On a GPU, CUPTI is missing or in use by another tool.
+    UserStreamError
+        Other causes: see :doc:`/reference/common-errors`.
+
+    See Also
+    --------
+    stall_allowed : A block within it that may wait.
+
+    Examples
+    --------
+    >>> import userstream as us
+    >>> with us.no_stalls():
+    ...     stream = us.get_stream(0)
+    """
+    if threads not in ("all", "this"):
+        raise ValueError(f'threads must be "all" or "this", not {threads!r}')
+    _process.check_fork()
+    number = next(_numbers)
+    with ExitStack() as own:
+        recording = active()
+        if recording is None:
+            recording = own.enter_context(Observation(timeline=0))._begun
+        recording.forbid_stalls(number, in_all_threads=threads == "all")
+        try:
+            yield
+        finally:
+            recording.forbid_no_more(number)
+        stalls = [str(each) for each in recording.forbidden(number)]
+    if stalls:
+        raise StallError(_message_of(stalls), stalls=stalls)
+
+
+def _message_of(stalls: list[str]) -> str:
+    lines = ["the host waited for the GPU in a block of no_stalls:"]
+    lines += [f"  {each}" for each in stalls]
+    return "\n".join([*lines, 'what has to wait belongs in `with us.stall_allowed("why"):`'])
