@@ -20,6 +20,7 @@ from userstream.errors import *  # noqa: F403 -- the tree, as errors.__all__ lis
 
 if TYPE_CHECKING:
     from userstream._buffers.view import BufferInfo
+    from userstream._driver.capture import CaptureInfo
     from userstream._engine.futures import Completion
     from userstream._observe import (
         Edit,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
         observe,
     )
     from userstream._stream.attributes import AccessPolicyWindow
-    from userstream._stream.capture import CaptureInfo
     from userstream._stream.memory_operations import (
         FlushRemoteWrites,
         MemoryBarrier,
@@ -117,7 +117,7 @@ __all__ += errors.__all__
 _LATE = {
     "AccessPolicyWindow": "_stream.attributes",
     "BufferInfo": "_buffers.view",
-    "CaptureInfo": "_stream.capture",
+    "CaptureInfo": "_driver.capture",
     "Completion": "_engine.futures",
     **dict.fromkeys(
         ("FlushRemoteWrites", "MemoryBarrier", "WaitFlags", "WaitValue", "WriteValue"),

@@ -23,7 +23,8 @@ _PACKAGE = os.path.dirname(__file__) + os.sep
 _DOMAIN = "userstream"
 
 
-def _is_on(variable: str) -> bool:
+def is_on(variable: str) -> bool:
+    """Return whether an environment variable is neither empty nor 0."""
     return os.environ.get(variable, "") not in ("", "0")
 
 
@@ -34,7 +35,7 @@ def _nvtx() -> Any:
         raise ImportError("USERSTREAM_NVTX=1 needs the package nvtx: pip install nvtx") from error
 
 
-_ranges: Any = _nvtx() if _is_on("USERSTREAM_NVTX") else None
+_ranges: Any = _nvtx() if is_on("USERSTREAM_NVTX") else None
 _begun: dict[int, Any] = {}  # the ranges of borrows, by the identity of the borrow
 
 
@@ -80,7 +81,7 @@ def _log_edge(destination: object, source: object) -> None:
     )
 
 
-if _is_on("USERSTREAM_LOG_EDGES"):
+if is_on("USERSTREAM_LOG_EDGES"):
     _hooks.edge_added.append(_log_edge)
 if _ranges is not None:
     _hooks.borrow_entered.append(_begin_range)

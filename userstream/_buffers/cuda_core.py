@@ -75,6 +75,7 @@ class PointerView(View):
     """View of a ``CUdeviceptr``: only the address is known."""
 
     source = "CUdeviceptr"
+    device_and_memory = BufferView.device_and_memory
 
     @cached
     def device(self) -> int:
@@ -85,11 +86,6 @@ class PointerView(View):
     def layout(self) -> Layout:
         """The address of the pointer."""
         return Layout(int(self.buffer))
-
-    @cached
-    def device_and_memory(self) -> tuple[int | None, Memory]:
-        """Device and kind of memory, as reported by the driver."""
-        return self.place.device, self.place.kind
 
 
 class StridedView(View):

@@ -62,18 +62,6 @@ def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
 FRAMEWORK = Framework("warp", _is_usable, _current_stream, _activate, needs_blocking=True)
 
 
-def _device_id(array: Any) -> int:
-    if not array.device.is_cuda:
-        raise host_error(array, "pinned host memory" if array.pinned else "host memory")
-    return int(array.device.ordinal)
-
-
-def _current_of(array: Any) -> ProducerStream:
-    # Warp has one current stream per device for all threads; its __dlpack__ uses the same stream.
-    stream = array.device.stream
-    return ProducerStream("current", _handle(stream), stream)
-
-
 class ArrayView(InterfaceView):
     """View of a ``warp.array``, whose interface has no stream."""
 
@@ -84,7 +72,9 @@ class ArrayView(InterfaceView):
     @staticmethod
     def locate(array: Any) -> int:
         """Return the ordinal of the device."""
-        return _device_id(array)
+        if not array.device.is_cuda:
+            raise host_error(array, "pinned host memory" if array.pinned else "host memory")
+        return int(array.device.ordinal)
 
     @cached
     def device_and_memory(self) -> tuple[int | None, Memory]:
@@ -94,8 +84,9 @@ class ArrayView(InterfaceView):
 
     @cached
     def producer(self) -> ProducerStream:
-        """Warp's current stream of the device."""
-        return _current_of(self.buffer)
+        """Warp's current stream of the device, which is one for all threads."""
+        stream = self.buffer.device.stream  # its __dlpack__ uses the same stream
+        return ProducerStream("current", _handle(stream), stream)
 
 
 class IndexedView(View):
@@ -103,18 +94,14 @@ class IndexedView(View):
 
     source = "warp.indexedarray"
     framework = FRAMEWORK
+    producer = ArrayView.producer
 
     @staticmethod
     def locate(array: Any) -> int:
         """Return the ordinal of the device."""
-        return _device_id(array)
+        return ArrayView.locate(array)
 
     @cached
     def layout(self) -> Layout:
         """The shape; the index arrays determine the addresses of the elements."""
         return Layout(None, tuple(self.buffer.shape))
-
-    @cached
-    def producer(self) -> ProducerStream:
-        """Warp's current stream of the device."""
-        return _current_of(self.buffer)

@@ -241,7 +241,9 @@ def _with_chunks(lane: CopyLane, copy: Callable[[tuple[Lease, Lease]], None]) ->
     try:
         if not turn.acquire(timeout=-1 if left is None else min(left, threading.TIMEOUT_MAX)):
             raise lane.too_late()
-        chunks = _spare.pop(device, None) or _new(lane)
+        chunks = _spare.pop(device, None)
+        if chunks is None:
+            chunks = pinned.take_always(SIZE, device), pinned.take_always(SIZE, device)
         lane.kept.append(chunks)  # after an error the GPU may still use them
         copy(chunks)
         lane.kept.pop()
@@ -253,13 +255,6 @@ def _with_chunks(lane: CopyLane, copy: Callable[[tuple[Lease, Lease]], None]) ->
             turn.release()
         except RuntimeError:
             pass
-
-
-def _new(lane: CopyLane) -> tuple[Lease, Lease]:
-    return (
-        pinned.take_always(SIZE, lane.device),
-        pinned.take_always(SIZE, lane.device),
-    )
 
 
 def trim() -> threading.Thread | None:

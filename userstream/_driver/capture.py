@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from cuda.bindings import driver
 
@@ -40,8 +41,31 @@ _ENDS = {
 }
 
 
-class CaptureFacts(NamedTuple):
-    """The driver's facts about the capture that a stream is part of."""
+@dataclass(frozen=True, slots=True)
+class CaptureInfo:
+    """Information about the capture that a stream is part of.
+
+    Attributes
+    ----------
+    state : {"active", "invalidated"}
+        An invalidated capture gives no graph, but still has to be ended.
+    id : int or None
+        Identifier shared by all streams of a capture, and never reused. None once invalidated.
+    graph : CUgraph or None
+        The graph being built, which must not be destroyed or launched. None once invalidated.
+    dependencies : tuple of CUgraphNode
+        The nodes on which the stream's next node will depend.
+
+    Examples
+    --------
+    >>> from userstream import Stream
+    >>> stream = Stream.create(0)
+    >>> with stream.capture():
+    ...     stream.capture_info.dependencies  # nothing was queued yet
+    ()
+    """
+
+    __module__ = "userstream"
 
     state: Literal["active", "invalidated"]
     id: int | None
@@ -93,8 +117,8 @@ def end_capture(handle: driver.CUstream, stream: object) -> None:
         raise failed("cuStreamEndCapture", status, stream)
 
 
-def capture_facts(handle: driver.CUstream, stream: object) -> CaptureFacts | None:
-    """Return the facts about the capture of a stream, or `None`; invalidates no capture."""
+def capture_info(handle: driver.CUstream, stream: object) -> CaptureInfo | None:
+    """Return information about the capture of a stream, or `None`; invalidates no capture."""
     status, *facts = ask(driver.cuStreamGetCaptureInfo, handle)
     if status == CAPTURE_IMPLICIT:
         return None
@@ -106,8 +130,8 @@ def capture_facts(handle: driver.CUstream, stream: object) -> CaptureFacts | Non
     if state is None:
         return None
     if state == "invalidated":  # the driver reports nothing else
-        return CaptureFacts(state, None, None, ())
-    return CaptureFacts(state, int(number), graph, tuple(_copied(dependencies)))
+        return CaptureInfo(state, None, None, ())
+    return CaptureInfo(state, int(number), graph, tuple(_copied(dependencies)))
 
 
 def _copied(nodes: list[driver.CUgraphNode] | None) -> list[driver.CUgraphNode]:

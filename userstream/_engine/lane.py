@@ -425,8 +425,7 @@ def _check_captures(
             stream=repr(source),
         )
     one, other = (
-        each.here(_driver.capture.capture_facts, each.live(), each)
-        for each in (source, destination)
+        each.here(_driver.capture.capture_info, each.live(), each) for each in (source, destination)
     )
     if one is None or other is None or one.id is None or one.id != other.id:
         raise CaptureError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from userstream._trace import is_on
+
 if TYPE_CHECKING:
     from userstream._table import Unknown
 
@@ -25,12 +27,8 @@ def _by_device(value: str) -> bool:
     return value == "device"
 
 
-def _is_on(variable: str) -> bool:
-    return os.environ.get(variable, "") not in ("", "0")
-
-
 # For finding a race: every acquire and release also waits on the host.
-SYNC = _is_on("USERSTREAM_SYNC")
+SYNC = is_on("USERSTREAM_SYNC")
 
 # For finding a wrong producer: every acquire and release orders with everything on the device.
 BY_DEVICE = _by_device(os.environ.get("USERSTREAM_ORDER", ""))

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from cuda.core.graph import GraphDefinition
 
@@ -21,42 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-    from cuda.bindings import driver
-
+    from userstream._driver.capture import CaptureInfo
     from userstream._engine.lane import Lane
     from userstream.typing import CaptureMode
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureInfo:
-    """Information about the capture that a stream is part of.
-
-    Attributes
-    ----------
-    state : {"active", "invalidated"}
-        An invalidated capture gives no graph, but still has to be ended.
-    id : int or None
-        Identifier shared by all streams of a capture, and never reused. None once invalidated.
-    graph : CUgraph or None
-        The graph being built, which must not be destroyed or launched. None once invalidated.
-    dependencies : tuple of CUgraphNode
-        The nodes on which the stream's next node will depend.
-
-    Examples
-    --------
-    >>> from userstream import Stream
-    >>> stream = Stream.create(0)
-    >>> with stream.capture():
-    ...     stream.capture_info.dependencies  # nothing was queued yet
-    ()
-    """
-
-    __module__ = "userstream"
-
-    state: Literal["active", "invalidated"]
-    id: int | None
-    graph: driver.CUgraph | None
-    dependencies: tuple[driver.CUgraphNode, ...]
 
 
 class _Begun(NamedTuple):
@@ -73,8 +39,7 @@ _begun: dict[tuple[int, int, int], _Begun] = {}
 
 def information(lane: Lane) -> CaptureInfo | None:
     """Return information about the capture of a stream; the lane's context is current."""
-    found = _driver.capture.capture_facts(lane.live(), lane)
-    return None if found is None else CaptureInfo(*found)
+    return _driver.capture.capture_info(lane.live(), lane)
 
 
 class CaptureBlock:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from cuda.core import Context, DeviceResources, EventOptions
     from cuda.core.graph import GraphBuilder, GraphDefinition
 
+    from userstream._driver.capture import CaptureInfo
     from userstream._stream.activation import Activation
     from userstream._stream.attributes import AccessPolicyWindow
-    from userstream._stream.capture import CaptureInfo
     from userstream._stream.memory_operations import MemoryOperation
     from userstream.errors import DriverError
     from userstream.typing import Buffer, CaptureMode, DeviceLike, StreamLike, WaitPolicy
