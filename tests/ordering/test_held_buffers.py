@@ -109,6 +109,7 @@ def test_a_destructor_may_hold_something_else(memory: int) -> None:
     ended.clear()
 
 
+@pytest.mark.schedules(0)  # waits for another process
 def test_a_program_ends_with_things_held() -> None:
     done = run_python(
         """
@@ -190,8 +191,8 @@ def test_events_do_not_grow_with_the_backlog(
             with us.borrow(buffer, stream=stream):
                 pass
             del buffer
-        # 64 are held, one is for edges, and few come while a sweep looks at the others.
-        assert testing.calls("cuEventCreate") - created <= 80
+        # 64 are held, one is for edges, and a sweep that comes late keeps 64 which were merged.
+        assert testing.calls("cuEventCreate") - created <= 140
         sweep()
         assert alive(things) == 10_000
         latch.release()

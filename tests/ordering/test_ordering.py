@@ -576,6 +576,7 @@ def test_bad_input(memory: int) -> None:
         registry.acquire(buffer)
 
 
+@pytest.mark.schedules(0)  # waits for other processes
 def test_sync_waits_on_the_host() -> None:
     code = """
         import sys
