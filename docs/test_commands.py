@@ -23,6 +23,7 @@ BLOCKS = [
     for command, shown in re.findall(r"^```console\n\$ (.*)\n((?:.*\n)*?)```$", text, re.MULTILINE)
     if not command.startswith("pip ")
 ]
+REPORTED = "userstream observe --simulate --report seen.json prefetch.py"
 # What differs from run to run: the wrong loss, durations, addresses, counts.
 CHANGING = re.compile(
     r"(?<=loss )[5-9]\.\d+|\d+\.\d+(?= ?s\b)|0x[0-9a-f]+|\d+ (?:driver calls|times|stalls?)"
@@ -52,10 +53,12 @@ def run(command: str, directory: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(("command", "shown"), BLOCKS)
 def test_a_command(directory: Path, command: str, shown: str) -> None:
+    if "--confirm-from" in command:
+        run(REPORTED, directory)
     done = run(command, directory)
     shown, said = CHANGING.sub("#", shown), CHANGING.sub("#", done.stdout)
     assert doctest.OutputChecker().check_output(shown, said, FLAGS), done.stdout
-    has_races = command.endswith("observe --simulate prefetch.py")
+    has_races = "observe" in command and command.endswith(" prefetch.py")
     has_failures = " failed" in shown.splitlines()[-1]
     assert done.returncode == (66 if has_races else int(has_failures)), done.stdout
 

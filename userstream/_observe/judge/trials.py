@@ -130,8 +130,8 @@ class Trial:
             trials = "a trial" if count == 1 else f"{count} trials"
             return f"{trials} without a result (other memory, or a wait in between)"
         return (
-            "the line of the first operation did not run again after the race was found, or its "
-            "stream could not be held"
+            "the line of the first operation did not run again after the race was found (see "
+            "--confirm-from), or its stream could not be held"
         )
 
 
