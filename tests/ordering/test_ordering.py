@@ -252,6 +252,27 @@ def test_jax_is_ordered_part_by_part(jax: types.ModuleType, producer: us.Stream)
     assert len(asked) == 3
 
 
+@pytest.mark.multi_device
+def test_the_stream_that_an_array_names_may_be_of_another_device() -> None:
+    with device_current(0):
+        handle = checked(driver.cuStreamCreate(1))
+    with us.Stream.create(1) as mine, device_memory(1) as there:
+        found = array(there, us.Stream.from_handle(handle))
+        assert waits_for(us.Stream.from_handle(handle), lambda: us.acquire(found, stream=mine))
+    checked(driver.cuStreamDestroy(handle))
+
+
+@pytest.mark.multi_device
+@pytest.mark.parametrize(("first", "other"), [(0, 1), (1, 0)])
+def test_a_default_stream_is_that_of_the_first_part_and_of_no_other_device(
+    jax: types.ModuleType, first: int, other: int
+) -> None:
+    jax.Array.__dlpack__ = lambda *_, **how: object()
+    sharded = jax.Array(jax.Device(first), jax.Device(other))
+    with pytest.raises(us.DeviceMismatchError, match=f"means a stream of device {other};"):
+        us.acquire(sharded, stream=us.Stream.legacy_default())
+
+
 def test_an_export_that_fails(producer: us.Stream) -> None:
     class Failing(Exporting):
         def __dlpack__(self, *, stream: int) -> object:
