@@ -12,7 +12,7 @@ from userstream.testing import library_path
 
 
 def main() -> None:
-    """Print what the arguments ask for."""
+    """Print the folder of the simulated driver."""
     parser = argparse.ArgumentParser(prog="python -m userstream.testing", description=__doc__)
     parser.add_argument(
         "--library-path",

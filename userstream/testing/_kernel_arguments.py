@@ -444,7 +444,7 @@ def pointers_at(places: Sequence[tuple[int, int]]) -> tuple[Parameter, ...]:
 
 
 def parameters_of(function: Callable[..., object]) -> tuple[tuple[Parameter, ...], bool]:
-    """Return the parameters of a kernel's function, and whether it takes all that there are."""
+    """Return the parameters of a kernel's function, and whether the function takes all of them."""
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
         raise TypeError("a kernel is a plain function: no coroutine, no generator")
     signature = inspect.signature(function)

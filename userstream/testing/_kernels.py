@@ -65,7 +65,7 @@ _serving = False
 
 
 def kernel(name: str) -> Callable[[_Function], _Function]:
-    """Let a Python function stand for a kernel on the simulated driver.
+    """Make a Python function the stand-in for a kernel on the simulated driver.
 
     A kernel of that name is found in any image, through `cuda.core.ObjectCode` (a single byte will
     do) or through the driver's functions. Each launch calls the function once, with ``grid`` and

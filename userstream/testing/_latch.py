@@ -130,7 +130,7 @@ class latch:  # noqa: N801 - used like a function
 
     @property
     def is_released(self) -> bool:
-        """Whether the stream has been released.
+        """True if the stream has been released.
 
         Examples
         --------

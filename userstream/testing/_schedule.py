@@ -285,7 +285,7 @@ def _overlap(some: list[tuple[int, int]], others: list[tuple[int, int]]) -> bool
 
 
 def _conflict(one: _Step, other: _Step) -> bool:
-    """Return whether it makes a difference which of two steps is first."""
+    """Return whether the order of two steps makes a difference."""
     if one.touches_anything or other.touches_anything:
         return True
     if one.runs_on_host or other.runs_on_host:
@@ -311,7 +311,7 @@ def _add_touches(step: _Step, words: list[str]) -> None:
 
 
 def _steps(log: str) -> list[_Step]:
-    """Return what was done, turn by turn, by the log of `tell` in ``driver/schedule.c``."""
+    """Return the turns of a run from the log that `tell` in ``driver/schedule.c`` writes."""
     steps: list[_Step] = []
     clocks: dict[str, int] = {}  # of actors and points: the steps before, a bit each
     now: _Step | None = None  # not among the steps yet
@@ -363,7 +363,7 @@ class _Node:
 
 
 def _extend(path: list[_Node], steps: list[_Step]) -> bool:
-    """Apply a run to the path that it has followed. False: its order was tried already."""
+    """Apply a run to the path of the run; return `False` if this order was tried before."""
     known = len(path)
     if path:
         path[-1].tried[path[-1].chosen] = steps[known - 1]
@@ -404,7 +404,7 @@ def _want(node: _Node, i: int, step: _Step, steps: list[_Step]) -> None:
 
 
 def _advance(path: list[_Node]) -> bool:
-    """Choose another one at the last node that has one left; return whether there is one."""
+    """Choose another turn at the last node with a turn left; return whether such a node exists."""
     while path:
         node = path[-1]
         for actor in node.enabled:

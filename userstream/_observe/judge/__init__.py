@@ -91,7 +91,7 @@ class Judge:
         return self._engine.number
 
     def orders(self) -> list[Pair | int]:
-        """Return what the recorder is to try, and the numbers of pairs that it need not try."""
+        """Return the pairs that the recorder is to try, and the numbers of pairs to leave out."""
         trials = self._engine.world.trials
         orders, trials.orders = trials.orders, []
         return orders
@@ -136,13 +136,13 @@ class Judge:
     # -- findings ---------------------------------------------------------------------------------
 
     def watched(self) -> float:
-        """Return for how many seconds was recorded, as far as the log tells."""
+        """Return the seconds from the begin of the log to its last record."""
         began: int = self.header.get("monotonic", 0)
         return max(0, self._last_note - began, self._engine.time - began) * 1e-9
 
     @property
     def hangs(self) -> Hangs:
-        """The reports of streams that do not go on."""
+        """The reports of streams that make no progress."""
         return self._engine.hangs
 
     def count_races(self) -> int:

@@ -32,7 +32,7 @@ LOGS = "*.uslog"  # in a directory of logs
 
 
 def main(arguments: Sequence[str] | None = None, called: str = "python -m judge") -> int:
-    """Run the command, as it was called; return its exit status."""
+    """Run the command under the name that it was called by; return the exit status."""
     parser = _parser(called)
     options = parser.parse_args(arguments)
     logs, status = [], 0
@@ -95,7 +95,7 @@ def _parser(called: str) -> argparse.ArgumentParser:
 
 
 def add_shared_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `observe` has as well."""
+    """Add the options that the commands `judge` and `observe` share."""
     parser.add_argument(
         "--report",
         type=_report_name,
@@ -166,13 +166,13 @@ def judge_options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def operations_of(options: argparse.Namespace) -> int:
-    """Return how many operations the reports show; 0 if none of them shows any."""
+    """Return the number of operations that the reports show; 0 without a format that shows any."""
     shown = any(needs_timeline(suffix_of(path)) for path in options.report)
     return options.timeline if shown else 0
 
 
 def save_all(report: Report, paths: Sequence[str]) -> list[str]:
-    """Write a report to files; return which of them could not be written, and why."""
+    """Write a report to files; return a message for each file that could not be written."""
     problems = []
     for path in paths:
         try:
@@ -183,7 +183,7 @@ def save_all(report: Report, paths: Sequence[str]) -> list[str]:
 
 
 def after(report: Report, baseline: Baseline | None) -> list[str]:
-    """Return what is printed after a report: the comparison, and annotations in GitHub Actions."""
+    """Return the text after a report: the comparison, and annotations in GitHub Actions."""
     texts = []
     if baseline is not None:
         texts.append(f"\n{baseline.compared(report.races)}")

@@ -212,7 +212,7 @@ class Block(NamedTuple):
 
 
 class Blocks:
-    """The blocks that are known, of any time."""
+    """All known blocks of caching allocators, past and present."""
 
     def __init__(self, stacks: Stacks) -> None:
         self._stacks = stacks
@@ -235,7 +235,7 @@ class Blocks:
         return stack
 
     def blocks(self, call: Call) -> None:
-        """Set the list of all blocks, which comes in parts."""
+        """Set the list of all blocks from its parts."""
         self._parts += call.fetched
         (is_more,) = call.words
         if is_more:

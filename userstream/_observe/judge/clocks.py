@@ -31,7 +31,7 @@ def join(into: Clock, other: Clock) -> None:
 
 
 def is_news(clock: Clock, known: Clock) -> bool:
-    """Return whether a clock has work that another one has not."""
+    """Return whether a clock includes work that another clock does not."""
     return any(known.get(lane, 0) < time for lane, time in clock.items())
 
 
@@ -181,7 +181,7 @@ class Clocks:
             self._forget_finished_streams()
 
     def host_clock(self) -> Clock:
-        """Return what the host knows to be over."""
+        """Return the clock of the work that the host knows to be over."""
         return dict(self._host.clock)
 
     def is_known(self, lane: Lane, time: int) -> bool:
@@ -243,7 +243,7 @@ class Clocks:
         return lane
 
     def created_stream(self, handle: int, stack: int) -> None:
-        """Note which call created a stream."""
+        """Record the call that created a stream."""
         self._created[handle] = stack
 
     def name_stream(self, handle: int, name: str) -> None:
@@ -317,7 +317,7 @@ class Clocks:
     # -- order ------------------------------------------------------------------------------------
 
     def settle(self, lane: Lane, beside: Iterable[Lane] | None = None) -> Clock:
-        """Join what the next operation waits for implicitly into a stream's clock; return it."""
+        """Join the next operation's implicit dependencies into a stream's clock; return it."""
         clock = lane.clock
         if lane.capture is not None:
             return clock
@@ -358,7 +358,7 @@ class Clocks:
             lane.waits.append(wait)
 
     def recorded(self, event: int) -> Recorded | None:
-        """Return the record of an event, or `None` if it was not seen."""
+        """Return the record of an event, or `None` for an event whose record was not seen."""
         return self._events.get(event)
 
     def record_context(self, event: int, context: int) -> None:

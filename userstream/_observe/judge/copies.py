@@ -130,7 +130,7 @@ class Pinned:
             self.world.not_seen("writes of the host to the source of a copy, of too many at once")
 
     def forget(self) -> None:
-        """Forget all copies: records are missing, and the host may know of their ends."""
+        """Forget all copies: records are missing, and the host may know that the copies ended."""
         self._sources.clear()
         self._results.clear()
 
@@ -364,7 +364,7 @@ class Copies:
 
     @staticmethod
     def rows(begin: int, width: int, height: int, pitch: int) -> list[Range]:
-        """Return the bytes of rows; of too many one range."""
+        """Return the ranges of rows, or one range around rows that are too many."""
         return _rows(begin, width, height, pitch)
 
     def fill(self, call: Call) -> None:
@@ -423,7 +423,7 @@ class Copies:
         return from_host, to_host
 
     def _remember_pinned(self, call: Call, lane: Lane, found: Allocation, access: Access) -> None:
-        """Remember page-locked memory that a copy uses, as the host may use it too early."""
+        """Remember page-locked memory of a copy, which the host may use too early."""
         if found.kind != PINNED:
             return
         if lane.capture is None:

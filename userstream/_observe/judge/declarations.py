@@ -69,7 +69,7 @@ class Declarations:
         del self.open[key][:-_MOST]  # `acquire` may have no `release`
 
     def end(self, call: Call) -> None:
-        """Apply the end of a block, or a `release`: of what any thread has acquired."""
+        """Apply the end of a block, or a `release` of buffers that any thread has acquired."""
         number, handle = call.words
         if not number:
             keys = [key for key in self.open if key[1] == (handle or _LEGACY)]
@@ -103,7 +103,7 @@ class Declarations:
     def judge(
         self, operation: RecordedOperation, address: int, write: bool, known: str
     ) -> tuple[bool, str]:
-        """Return whether an operation writes to an address, and how that is known."""
+        """Return whether an operation writes to an address, and how certain the answer is."""
         if self.open and known != EXACT and self._is_only_read(operation, address):
             return False, DECLARED
         return write, known

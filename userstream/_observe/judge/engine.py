@@ -25,7 +25,7 @@ _TRIM = 4096  # calls between two looks for what can be forgotten
 
 
 class _Entry(NamedTuple):
-    """A function, and how its calls are read and applied."""
+    """A driver function, with the methods that read and apply its calls."""
 
     name: str
     function: Function
@@ -167,7 +167,7 @@ class Engine:
         return self._call.number
 
     def _note(self, data: bytes, at: int, end: int) -> None:
-        """Apply a record that is no call; one of an unknown type changes nothing."""
+        """Apply a record that is no call; a record of an unknown type changes nothing."""
         call, head = self._call, at + HEAD.size
         _, what, *told, count = HEAD.unpack_from(data, at)
         (
@@ -190,7 +190,7 @@ class Engine:
     # -- definitions ------------------------------------------------------------------------------
 
     def _define(self, call: Call) -> None:
-        """Define the number of a function. What a later version calls otherwise is counted."""
+        """Define the number of a function; calls of an unknown function are only counted."""
         (number,) = call.words
         symbol = log.text_of(call.fetched[0])
         name, function = watched(symbol) or (symbol, Function("not_followed", 0))
@@ -218,7 +218,7 @@ class Engine:
             self.stalls.asked(call, knew)
 
     def _lost(self, call: Call) -> None:
-        """Treat all earlier work as ordered: records were lost, and they may include an edge.
+        """Treat all earlier work as ordered: the lost records may include an edge.
 
         Each thread says how many are lost until then, so that the same ones may be told again.
         """

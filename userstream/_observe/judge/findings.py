@@ -37,7 +37,7 @@ class Process:
     userstream: str  # the version
 
     def program(self) -> str:
-        """Return what the process runs, in a word or two."""
+        """Return a short name of the program that the process runs."""
         _, *arguments = self.command or [""]
         for at, argument in enumerate(arguments):
             if argument in ("-m", "-c"):
@@ -71,7 +71,7 @@ class Findings:
     timeline: dict[str, Any]
 
     def as_json(self) -> str:
-        """Return the findings as JSON, from which `from_json` makes them again."""
+        """Return the findings as JSON for `from_json`."""
         return json.dumps(self, default=_told)
 
 
@@ -89,12 +89,12 @@ def _told(value: Any) -> dict[str, Any]:
 
 
 def from_json(text: str | bytes | bytearray) -> Any:
-    """Return what JSON tells, with the objects of `Findings.as_json`."""
+    """Return the objects that `Findings.as_json` has written as JSON."""
     return json.loads(text, object_hook=_made)
 
 
 def _made(told: dict[str, Any]) -> Any:
-    """Return the object that one of JSON stands for."""
+    """Return the object for a dictionary of JSON."""
     name, value = next(iter(told.items()), ("", {}))
     if name == "Frame":
         return Frame(*value)
@@ -115,7 +115,7 @@ class Found(NamedTuple, Generic[T]):
 
 
 class Report:
-    """The findings of the processes of a run. What several of them have is one entry.
+    """The findings of all processes of a run, with one entry for equal findings.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ class Report:
         return tuple(each.what for each in self.reported)
 
     def not_seen(self) -> list[str]:
-        """Return sentences that say what could not be observed, and in which processes."""
+        """Return sentences about calls that could not be observed, each with its processes."""
         found: dict[str, list[int]] = {}
         for number, each in enumerate(self.findings):
             for sentence in each.not_seen:
@@ -181,7 +181,7 @@ class Report:
         return told
 
     def where(self, processes: Sequence[int]) -> str:
-        """Return the names of processes; nothing if the report is of one process."""
+        """Return the names of processes, or an empty text in a report of one process."""
         if len(self.findings) == 1:
             return ""
         ranks = self._ranks()
@@ -201,7 +201,7 @@ class Report:
         return f"{of_rank}process {process.pid} ({process.program()})"
 
     def _ranks(self) -> dict[int, int]:
-        """Return the ranks of processes; what a rank has started has the same, and is left out."""
+        """Return ranks by number of process, for the first process of each rank."""
         ranks: dict[int, int] = {}
         for number, each in enumerate(self.findings):  # those that began first come first
             rank = each.process.rank
@@ -351,7 +351,7 @@ def _plural_ranks(ranks: list[int]) -> str:
 def _merged(
     found: Iterable[tuple[int, T]], key: Callable[[T], Hashable], add: Callable[[T, T], T]
 ) -> list[Found[T]]:
-    """Return one entry for all that have the same key, with the numbers of their processes."""
+    """Return one entry for all findings with the same key, with the numbers of their processes."""
     entries: dict[Hashable, Found[T]] = {}
     for number, each in found:
         before = entries.get(key(each))

@@ -122,7 +122,7 @@ class Operation:
         return render(self._lines())
 
     def _lines(self, role: str = "") -> list[Line]:
-        """Return what a report says of the operation, as one side of a race."""
+        """Return the lines of a report about the operation, as one side of a race."""
         label = f"  {role}: " if role else ""
         thread = "" if self.thread == "MainThread" else f", by {self.thread}"
         on = "by the host" if self.stream == "the host" else f"on {self.stream}"
@@ -161,7 +161,7 @@ class Operation:
 
 
 def accesses_of(first: Operation, second: Operation) -> tuple[str, str]:
-    """Return what each of two racing operations does: the same in every run.
+    """Return the accesses of two racing operations, worded alike in every run.
 
     Whether a kernel writes is learned in some runs and assumed in others, so that its access is a
     "use", unless the other access only reads: then the kernel must be the one that writes.
@@ -291,7 +291,7 @@ class Race:
 
     @property
     def key(self) -> str:
-        """The line that suppresses it, which is the same in every run.
+        """The line that suppresses the race, which is the same in every run.
 
         It does not depend on which of the two was first, nor on what was learned of a kernel.
 
@@ -307,7 +307,7 @@ class Race:
         return " ".join(f"{name}={_word(value)}" for name, value in told)
 
     def _facts(self) -> tuple[list[str], str, tuple[str, str]]:
-        """Return what a suppression can name: names of the kind, memory, both lines in order."""
+        """Return the facts for suppressions: names of the kind, memory, both lines in order."""
         lines = sorted((_function(self.first), _function(self.second)))
         return _names_of_kind(self), self.memory, (lines[0], lines[1])
 
@@ -315,7 +315,7 @@ class Race:
         return render(self._lines())
 
     def _lines(self, where: str = "") -> list[Line]:
-        """Return what a report says of the race; `where` are the processes that have it."""
+        """Return the lines of a report about the race; `where` names its processes."""
         kind = ("possible " if self.possible else "") + self.kind
         times = f", {self.count} times" if self.count > 1 else ""
         # Of a kernel only the first byte is known.
@@ -353,7 +353,7 @@ class Race:
         return lines
 
     def _trial(self) -> str:
-        """Return what trials have shown, or why they show nothing."""
+        """Return the outcome of the trials, or the reason why the trials show nothing."""
         if not self.confirmed:
             return self.undecided and f"not made to happen: {self.undecided}"
         fix = "was not tried"
@@ -586,7 +586,7 @@ def _parse(line: str, where: str) -> Suppression:
 
 
 def _check_pattern(key: str, value: str, where: str) -> None:
-    """Refuse what would suppress nothing, which nobody would notice."""
+    """Raise `ValueError` for a pattern that could suppress nothing."""
     if key == "race" and not any(_matches(kind, value) for kind in KINDS):
         raise ValueError(
             f"{where} is not a suppression: no race is called that; races are {', '.join(KINDS)}"
@@ -599,7 +599,7 @@ class Baseline:
     """The races of an earlier report, which do not fail a run."""
 
     def __init__(self, path: str) -> None:
-        """Read a report as JSON; raise `ValueError` if it is none."""
+        """Read a report as JSON; raise `ValueError` for a file that is no report."""
         try:
             self._keys = {race["key"] for race in json.loads(Path(path).read_text())["races"]}
         except (ValueError, KeyError, TypeError):
@@ -611,7 +611,7 @@ class Baseline:
         return [race for race in races if race.key not in self._keys]
 
     def compared(self, races: Sequence[Race]) -> str:
-        """Return how races differ from the earlier ones, as text."""
+        """Return the difference between races and those of the earlier report, as text."""
         new = self.new(races)
         fixed = sorted(self._keys - {race.key for race in races})
         lines = [f"compared with {self.path}: {len(new)} new, {len(fixed)} fixed"]

@@ -55,7 +55,7 @@ class Node:
         self.touches.setdefault((touch.start, touch.end, touch.write, touch.known), touch)
 
     def add(self, other: Node) -> None:
-        """Add what another node does."""
+        """Add the accesses of another node."""
         for touch in other.touches.values():
             self.touch(touch)
         self.waits += other.waits
@@ -98,7 +98,7 @@ class Graph:
         self.set(CAPTURED, node)
 
     def give_up(self) -> None:
-        """Do not follow the graph any more: a node has changed, and which one is not known."""
+        """Stop following the graph: an unknown node has changed."""
         self._is_complete = False
         self._merged = None
 
@@ -109,7 +109,7 @@ class Graph:
         return made
 
     def as_node(self) -> Node:
-        """Return one node that does what the graph does."""
+        """Return one node with the accesses of the whole graph."""
         if self._merged is None:
             self._merged = node = Node()
             for each in self.nodes.values():
@@ -143,7 +143,7 @@ class Graph:
                         world.report(found, old, access)
 
     def _in_order(self) -> list[int]:
-        """Return the keys of the nodes, each behind those that it depends on."""
+        """Return the keys of the nodes, each behind its dependencies."""
         ordered: dict[int, None] = {}
         pending = [key for key, node in self.nodes.items() if key != CAPTURED and node.is_enabled]
         while pending:
@@ -267,7 +267,7 @@ class Nodes:
 
     @staticmethod
     def _parts(call: Call) -> tuple[list[bytes], list[bytes]]:
-        """Return what the recorder found out of a kernel, and what it has fetched."""
+        """Return the facts about a kernel that the recorder has found, and the fetched bytes."""
         count = len(call.function.fetches)
         return call.fetched[: len(call.fetched) - count], call.fetched[len(call.fetched) - count :]
 
@@ -428,7 +428,7 @@ class Captures:
             capture.into = call.words[1]
 
     def capture_dependencies(self, call: Call) -> None:
-        """Order what follows in a capture behind all of it: on which nodes is not known."""
+        """Order later work of a capture after the whole capture: its dependencies are unknown."""
         lane = self.world.lane(call)
         if lane.capture is not None:
             for other in lane.capture.inside:
@@ -494,7 +494,7 @@ class Captures:
     def _run(
         self, call: Call, lane: Lane, time: int, node: Node, launched: RecordedOperation
     ) -> None:
-        """Do what a graph does, at its launch."""
+        """Apply the accesses of a graph at its launch."""
 
         def launch(inside: RecordedOperation) -> RecordedOperation:
             # The times of the launch, not of the capture.

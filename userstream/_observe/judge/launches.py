@@ -37,7 +37,7 @@ _Touched = tuple[tuple["Span", ...], Guesses | None, list["Place | None"]]
 
 
 class _Kernel:
-    """A kernel, and what is learned of its parameters."""
+    """A kernel, with the learned accesses of its parameters."""
 
     __slots__ = ("constant", "has_table", "learned", "name", "touches")
 
@@ -103,7 +103,7 @@ class Launches:
     def described(
         self, handle: int, pointers: bytes
     ) -> tuple[str | None, tuple[Span, ...], Guesses | None]:
-        """Return the name of a kernel, and what it uses with some parameters."""
+        """Return the name of a kernel, and its accesses with some parameters."""
         kernel = self._kernel(handle)
         touches, guesses, _ = _touched(kernel, pointers)
         return kernel.name, touches, guesses

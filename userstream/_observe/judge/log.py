@@ -81,7 +81,7 @@ class Source(Protocol):
     """A source of the bytes of a log."""
 
     def read(self, size: int, /) -> bytes:
-        """Return at most so many bytes, as soon as there are some; none at the end."""
+        """Return at most `size` bytes as soon as some have come; no bytes at the end of the log."""
 
 
 class Taker(Protocol):
@@ -155,7 +155,7 @@ def frames_of(part: bytes) -> list[tuple[int, int]]:
 
 
 def json_of(parts: list[bytes]) -> Any:
-    """Return what a note of Python tells."""
+    """Return the data of a note that Python wrote."""
     return json.loads(parts[0])
 
 
@@ -166,7 +166,7 @@ _NOWHERE: Place = (None, None, None, None)
 
 
 class Frame(FrameSummary):
-    """A line of source, and whose it is: the program's, a library's or userstream's."""
+    """A line of source of the program, of a library or of userstream."""
 
     __slots__ = ("whose",)
 
@@ -221,7 +221,7 @@ class Stacks:
         self._frames[call.words[0]] = frames_of(call.fetched[0])
 
     def whose(self, filename: str) -> int:
-        """Return whose code a file has: the program's, a library's or userstream's."""
+        """Return the owner of the code in a file: the program, a library or userstream."""
         if self.package and filename.startswith(self.package):
             return OWN
         return LIBRARY if _LIBRARIES.match(filename) else PROGRAM
@@ -281,7 +281,7 @@ def library_of(stack: Stack) -> str:
 
 
 def owner_of(frame: FrameSummary) -> int:
-    """Return whose the code of a frame is: `PROGRAM`, `LIBRARY` or `OWN`."""
+    """Return the owner of the code of a frame: `PROGRAM`, `LIBRARY` or `OWN`."""
     return frame.whose if isinstance(frame, Frame) else PROGRAM
 
 

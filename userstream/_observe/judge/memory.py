@@ -137,7 +137,7 @@ class Allocation:
         return (self.end - self.start) % _SEGMENT == 0
 
     def is_shared(self, lane: Lane) -> bool:
-        """Return whether a stream is not ordered after the last use by another one."""
+        """Return whether a stream is not ordered after the last use by another stream."""
         last = self._last
         if last is lane or (last is not None and lane.clock.get(last.id, 0) >= self._time):
             return False
@@ -195,10 +195,10 @@ class Allocation:
         known: str,
         loose: bool = False,
     ) -> Place | None:
-        """Record an access that repeats one; return `None` unless all there are of its stream.
+        """Record an access that repeats one of its stream; return `None` for any other access.
 
-        It is ordered behind them then, and takes the place of the one that it repeats. So it is
-        with most accesses of most programs.
+        The new access takes the place of the earlier one, and is ordered behind all accesses to
+        these bytes. Most accesses of most programs are of this kind.
         """
         if self.freed is not None:
             return None
@@ -253,7 +253,7 @@ class Allocation:
         return others
 
     def reached(self, new: Access, kept: Clock | None = None) -> list[Access]:
-        """Return accesses that may race with a new one beyond what is known of both.
+        """Return accesses that may race with a new access beyond the known bytes of both.
 
         One of the two is that of a kernel, which may use more than what its pointer points to.
         """
@@ -294,7 +294,7 @@ class Allocation:
         ]
 
     def adopt(self, elsewhere: Allocation) -> None:
-        """Take over the accesses to its bytes from before it was known, as those of a graph."""
+        """Take over earlier accesses to the bytes of a new allocation, such as those of a graph."""
         for each in elsewhere.overlapping(self.start, self.end):
             if self.start <= each.start and each.end <= self.end:
                 self._lanes[each.lane] = max(each.time, self._lanes.get(each.lane, 0))
@@ -472,7 +472,7 @@ PAIR = struct.Struct("<QQ")  # the offset of a parameter, and the address that i
 
 
 class Guess(NamedTuple):
-    """The kernel parameters that point to an address, and what is learned of each."""
+    """The kernel parameters that point to an address, with the learned accesses of each."""
 
     learned: Learned
     offsets: tuple[int, ...]
@@ -491,7 +491,7 @@ class Guess(NamedTuple):
 
 
 class Guesses(NamedTuple):
-    """The pointers of a launch, and what is learned of the parameters of its kernel."""
+    """The pointers of a launch, with the learned accesses of its kernel's parameters."""
 
     learned: Learned
     pointers: bytes  # pairs of offset and address

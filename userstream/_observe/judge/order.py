@@ -286,7 +286,7 @@ class Words:
         return wait is not None or key in self._ended
 
     def _end(self, key: WaitKey, clock: Clock) -> None:
-        """End a wait after a clock: its stream, and all that wait for that, go on then."""
+        """End a wait after a clock: its stream and all streams that wait for that stream go on."""
         del self._waits[key]
         self._ended[key] = clock
         if len(self._ended) > _MOST_ENDED:
@@ -298,7 +298,7 @@ class Words:
         self.world.finds.release(key, clock, self.world.clocks.possibly_known)
 
     def follow(self, lane: Lane, recorded: Recorded) -> None:
-        """Hold a stream by the waits that an event is behind."""
+        """Hold a stream behind the queued waits that precede an event."""
         for key in recorded.held_by:
             clock = self._ended.get(key)
             if clock is not None:
@@ -307,7 +307,7 @@ class Words:
                 lane.held_by |= {key}
 
     def writers_for(self, queued: QueuedWait) -> dict[int, int] | None:
-        """Return the queued writes that would end a wait for a value: their numbers, by stream.
+        """Return the numbers of the queued writes that would end a wait for a value, by stream.
 
         It is `None` if a write is known to be over, after which the wait is.
         """
@@ -321,7 +321,7 @@ class Words:
         return None if is_over else pending
 
     def forget(self) -> None:
-        """Forget all values: records are missing, and what they say may be among them."""
+        """Forget all values: the missing records may include later writes."""
         self._words.clear()
         self._waits.clear()
         for lane in self.world.clocks.lanes():

@@ -71,7 +71,7 @@ class Program:
                 looked = time.monotonic()
 
     def _forward(self, told: signal.struct_siginfo) -> None:
-        """Send a signal to the program, unless the program got it as well."""
+        """Send a signal to the program, unless the program also received that signal."""
         # A key of the terminal goes to its whole process group, and so does os.killpg(0, ...).
         if told.si_code <= 0 and told.si_pid != self.pid:
             if told.si_signo == signal.SIGUSR1 and self._reports:
@@ -86,7 +86,7 @@ class Program:
         return is_asked
 
     def _expects(self, number: int) -> bool:
-        """Return whether the program blocks, ignores or handles a signal: it does not die of it."""
+        """Return whether the program blocks, ignores or handles a signal, and so survives."""
         try:
             with open(f"/proc/{self.pid}/status", encoding="ascii", errors="replace") as file:
                 masks = [line.split()[1] for line in file if re.match("Sig(Blk|Ign|Cgt):", line)]
@@ -95,7 +95,7 @@ class Program:
         return any(int(mask, 16) >> number - 1 & 1 for mask in masks)
 
     def is_interrupted(self, seconds: float) -> bool:
-        """Wait some time, after the end of the program; return whether it is to be cut short."""
+        """Wait some time after the end of the program; return whether to stop waiting."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             told = signal.sigtimedwait({*self._signals, signal.SIGCHLD}, left)
@@ -158,7 +158,7 @@ class OutOfMemory:
         self._before = _killed_for_memory()
 
     def happened(self) -> bool:
-        """Return whether there was one since this object was made, in the same control group."""
+        """Return whether such a kill happened in the control group since the object was created."""
         return _killed_for_memory() > self._before
 
 
@@ -208,7 +208,7 @@ class Descendants:
     def look(
         self, recorded: Container[Process], own: Collection[int], *, now: bool = False
     ) -> None:
-        """Look for processes that use CUDA and are not `recorded`, where that is due, or `now`."""
+        """Look for unrecorded processes that use CUDA, if a look is due or `now` is set."""
         began = time.monotonic()
         if began < self._due and not now:
             return

@@ -128,7 +128,7 @@ class HeldSuspect(NamedTuple):
     sides: tuple[tuple[int, int, frozenset[WaitKey]], ...]  # stream, number there, waits: of each
 
     def released(self, wait: WaitKey, clock: Clock, told: Clock) -> HeldSuspect | None:
-        """Return what is left once a wait has ended after a clock; `None` if that orders both.
+        """Return the suspect after a wait has ended at a clock; `None` if that end orders it.
 
         A race is possible if the host was perhaps told of one side before it ended the wait.
         """
@@ -217,7 +217,7 @@ _DEFAULT = re.compile(r"^Thread-\d+")
 
 
 def _default_name(stack: Stack) -> str:
-    """Return the name of a thread, without its number, by its stack."""
+    """Return the default name of a thread by its stack, without the number of the thread."""
     for frame, called in itertools.pairwise(stack):
         if frame.filename.endswith("/threading.py") and frame.name.endswith("run"):
             return f"Thread ({called.name.rpartition('.')[2]})"

@@ -125,7 +125,7 @@ def _sentence(race: Race) -> str:
 
 
 def _edge(race: Race) -> tuple[Edit, ...]:
-    """Return the edit that makes the stream of the second wait for that of the first."""
+    """Return the edit that makes the stream of the second operation wait for the first stream."""
     first, second = _place(race.first), _place(race.second)
     if first is None or second is None or first.stream is None or second.stream is None:
         return ()
@@ -249,7 +249,7 @@ def _moved(frame: FrameSummary, line: int) -> FrameSummary:
 
 
 def _stores(statement: ast.stmt) -> bool:
-    """Return whether a statement writes to elements of an array, or calls what does."""
+    """Return whether a statement writes to elements of an array, or calls a function that does."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         called = ast.unparse(statement.value.func).rpartition(".")[2]
         return called in _WRITING or (called.endswith("_") and not called.startswith("_"))
@@ -280,7 +280,7 @@ def _host_wait_after(place: _Place) -> tuple[Edit, ...]:
 
 
 def _place(operation: Operation) -> _Place | None:
-    """Return where an operation stands in the source, if that can be read."""
+    """Return the position of an operation in the source, if the source can be read."""
     place = None if operation.line is None else _place_of(operation.line, operation.name)
     if place is not None and operation.stream.startswith(LEGACY_NAME):
         return place._replace(stream=place.source.default_stream(place.statement))
@@ -375,7 +375,7 @@ class Source:
         return getattr(found, "name", "<module>")
 
     def outer(self, node: ast.AST) -> Iterator[ast.AST]:
-        """Return what a node is in, from the inside, up to its function."""
+        """Return the nodes around a node, from the inside up to its function."""
         end = self.function(node)
         while node is not end and node in self._parents:
             node = self._parents[node]
@@ -511,7 +511,7 @@ class Source:
 
 @functools.cache
 def _place_of_stream(call: str) -> tuple[int, int] | None:
-    """Return which argument of a driver function is the stream, and how many there are."""
+    """Return the index of the stream among the arguments of a driver function, and their number."""
     for name, function in FUNCTIONS.items():
         if name.startswith(call) and function.stream is not None:
             # In Python what a call returns is no argument.
@@ -521,7 +521,7 @@ def _place_of_stream(call: str) -> tuple[int, int] | None:
 
 
 def _object_of(node: ast.expr, library: str = "core") -> tuple[str, str] | None:
-    """Return the expression of a stream with its library; of a handle that of its stream."""
+    """Return the expression of a stream, also from that of its handle, and its library."""
     if isinstance(node, ast.Call) and len(node.args) == 1 and ast.unparse(node.func) == "int":
         node = node.args[0]
     if isinstance(node, ast.Attribute) and node.attr == "handle":

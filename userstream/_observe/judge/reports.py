@@ -48,7 +48,7 @@ def text_of(report: Report, suffix: str) -> str:
 
 
 def needs_timeline(suffix: str) -> bool:
-    """Return whether a format shows the operations, and not only the findings."""
+    """Return whether a format shows operations beside the findings."""
     return suffix in (".html", ".trace.json")
 
 

@@ -94,7 +94,7 @@ class Stalls:
         self._add(call, call.name, lane, nanoseconds * 1e-9, waited=waited)
 
     def asked(self, call: Call, knew: Clock) -> None:
-        """Apply a query, which is part of a wait of userstream or none."""
+        """Apply a query of the program, or of a wait of userstream."""
         wait = self.waits.get(call.thread)
         if wait is not None and self._has_learned(call, knew):
             wait.has_learned = True
@@ -138,7 +138,7 @@ class Stalls:
             del self._reasons[call.thread]
 
     def forget(self) -> None:
-        """Forget what goes on: records are missing, and its end may be among them."""
+        """Forget the waits in progress: the missing records may include their ends."""
         self.waits.clear()
         self._reasons.clear()
 
@@ -213,7 +213,7 @@ class WrongStreams:
         self._others: set[int] = set()  # stacks of operations on other streams
 
     def queued(self, operation: RecordedOperation, lane: Lane) -> None:
-        """Apply an operation that the program has queued, and not while it captures a graph."""
+        """Apply an operation that the program has queued outside of a capture."""
         if lane.kind != LEGACY and lane.handle not in self._forbidden:
             self._others.add(operation.stack)
             return
@@ -255,7 +255,7 @@ _HOST_FUNCTIONS = ("cuLaunchHostFunc", "cuLaunchHostFunc_v2", "cuStreamAddCallba
 
 
 class Hangs:
-    """Reports of the streams with work that is not known to be over, and of what holds them up.
+    """Reports of streams with pending work, and of the operations that hold these streams up.
 
     Completion is known from what the host has asked for: a stream may be further than that.
     """
@@ -272,7 +272,7 @@ class Hangs:
         self.report(f"a wait timed out{self._at(call.stack)}")
 
     def report(self, cause: str, *, is_asked: bool = False) -> None:
-        """Keep a report, which takes the place of an earlier one of the same cause.
+        """Keep a report in place of an earlier report of the same cause.
 
         One that somebody has asked for is told each time.
         """
@@ -295,7 +295,7 @@ class Hangs:
     # -- the text ---------------------------------------------------------------------------------
 
     def _text(self, cause: str) -> str:
-        """Return a report, or nothing if all work is known to be over."""
+        """Return a report, or an empty text if all work is known to be over."""
         lanes = self.pending()
         if not lanes:
             return ""
@@ -325,7 +325,7 @@ class Hangs:
         return self._world.clocks.known_to_any_thread.get(stream, 0)
 
     def _state(self, lane: Lane, lanes: dict[int, Lane]) -> tuple[list[str], set[int]]:
-        """Return what is said of a stream, and the streams that it waits for."""
+        """Return the text about a stream, and the streams that this stream waits for."""
         known, stuck = self._known(lane.id), self._stuck_behind(lane)
         pending = [each for each in lane.recent if each[0] > known]
         time, head = pending[0] if pending else (0, None)
@@ -353,7 +353,7 @@ class Hangs:
         return lines, beside
 
     def _head(self, lane: Lane, head: RecordedOperation | None, count: int) -> str:
-        """Return what is said of the oldest operation that is not known to be over."""
+        """Return the text about the oldest operation that is not known to be over."""
         if lane.captured is not None:
             return f"is being captured{self._at(lane.captured.capture.stack)}: nothing runs"
         if head is None:

@@ -55,7 +55,7 @@ class Options(NamedTuple):
 
 
 def main(descriptor: int) -> NoReturn:
-    """Run the program of the options in a file; end as it ended, or with 66 if it has races."""
+    """Run the program of an options file; exit like the program, or with 66 if it has races."""
     with open(descriptor, encoding="utf-8") as file:
         options = Options(**json.load(file))
     directory = options.log or tempfile.mkdtemp(prefix="userstream-")
@@ -111,7 +111,7 @@ def _run(options: Options, directory: str) -> int:
 
 
 def _notes(name: str, status: int, *, is_out_of_memory: bool) -> list[str]:
-    """Return sentences about the end of the program, if it is none that goes without saying."""
+    """Return sentences about an unusual end of the program."""
     if not status:
         return []
     if status > 0:
@@ -128,7 +128,7 @@ def _refusals(logs: Logs) -> list[str]:
 def _recorded(
     options: Options, logs: Logs, notes: Sequence[str], missed: Sequence[str]
 ) -> list[str]:
-    """Return what is said after a run that was only recorded."""
+    """Return the message after a run that was only recorded."""
     count = len(logs.processes)
     if not count:
         said = "no process used CUDA: nothing was recorded"
@@ -193,7 +193,7 @@ class _Progress:
         self._is_terminal = os.isatty(_STDERR)
 
     def look(self) -> None:
-        """Say how far the judges are, if that is due."""
+        """Print the progress of the judges, if a message is due."""
         now = time.monotonic()
         if not self._is_terminal or now < self._due:
             return
@@ -244,7 +244,7 @@ class Logs:
         self.refused: dict[Process, str] = {}  # those that could not record, and why
 
     def look(self) -> None:
-        """Begin to judge new logs, and take what judges say."""
+        """Start judges for new logs, and read the answers of all judges."""
         self.find()
         while self._waiting and len(self._running) < MOST:
             name = self._waiting.pop(0)
@@ -273,7 +273,7 @@ class Logs:
                 self._waiting.append(entry.name)
 
     def finish(self, is_interrupted: Callable[[float], bool], progress: Callable[[], None]) -> None:
-        """Judge what is left, until an interrupt."""
+        """Judge the remaining logs until an interrupt."""
         deadline = time.monotonic() + _LEFT
         while True:
             self.look()
@@ -296,7 +296,7 @@ class Logs:
         self._running.clear()
 
     def ask(self) -> None:
-        """Ask the judges for reports of the streams that do not go on."""
+        """Ask the judges for reports of streams that make no progress."""
         for worker in self._running.values():
             worker.ask()
 
@@ -312,7 +312,7 @@ class Logs:
         return {worker.pid for worker in self._running.values()}
 
     def progress(self) -> tuple[int, int]:
-        """Return how many calls were judged until now, and how many races were found."""
+        """Return the numbers of calls judged and of races found until now."""
         found = [each for each in self.answers.values() if isinstance(each, Findings)]
         running = self._running.values()
         calls = sum(sum(each.calls.values()) for each in found)

@@ -1,4 +1,4 @@
-"""Trials that make a suspected race happen: what the recorder has tried, and what that proves.
+"""Trials that make suspected races happen: the attempts of the recorder, and their outcome.
 
 The recorder holds the stream of the first operation of a pair of lines, and marks where the second
 was queued (``logger/holds.c``). The analysis then finds the race in this occurrence, or not: the
@@ -64,7 +64,7 @@ class Reported(NamedTuple):
 
 
 def reported_pairs(path: str) -> list[Reported]:
-    """Read the pairs of lines of a report as JSON; raise `ValueError` if it is none."""
+    """Read the pairs of lines of a report as JSON; raise `ValueError` for another file."""
     try:
         report = json.loads(Path(path).read_text())
         pairs = [_reported(race) for race in (*report["races"], *report["possible"])]
@@ -107,7 +107,7 @@ class Trial:
         self._armed: Pair | None = None  # what the recorder tries
 
     def wants(self, pair: Pair) -> bool:
-        """Return whether a pair is to be tried that is not being tried already."""
+        """Return whether a pair should be tried and is not being tried yet."""
         if pair == self._armed:
             return False
         self._armed = pair
@@ -122,7 +122,7 @@ class Trial:
 
     @property
     def undecided(self) -> str:
-        """Why the verdict is `None`, for a report; empty otherwise."""
+        """The reason of a verdict of `None`, for a report; empty for other verdicts."""
         if self.verdict is not None:
             return ""
         if self.holds[0]:
@@ -192,13 +192,13 @@ class Trials:
         return trial
 
     def was_held(self, began: int, ended: int) -> bool:
-        """Return whether a stream was held at some time between two."""
+        """Return whether a stream was held at some time between two times."""
         return any(
             each.since < ended and (not each.ended or began < each.ended) for each in self._holds
         )
 
     def suspect(self, trial: Trial, first: Queued, second: Queued, *, is_edge: bool) -> None:
-        """Apply that a race was found; `is_edge` says that an edge would order the two."""
+        """Add a race that was found; `is_edge` means that an edge would order both operations."""
         hold = next((each for each in self._holds if each.holds(first)), None)
         if hold is None:
             trial.gap = min(trial.gap, second.began - first.ended)
@@ -245,7 +245,7 @@ class Trials:
     # -- records of the recorder ------------------------------------------------------------------
 
     def held(self, call: Call) -> None:
-        """Apply that a stream is held from now on."""
+        """Record that a stream is held from now on."""
         _, number, stream, context, _, adds_edge = call.words
         trial = self._trials.get(number)
         if trial is not None:
@@ -253,7 +253,7 @@ class Trials:
         self._holds.appendleft(_Hold(call, self._clocks.lane(stream, context, call.thread)))
 
     def marked(self, call: Call) -> None:
-        """Apply that the second operation was queued."""
+        """Record that the second operation was queued."""
         number, stream, context = call.words
         lane = self._clocks.lane(stream, context, call.thread)
         for hold in self._holds:
@@ -261,7 +261,7 @@ class Trials:
                 hold.marks.append(_Mark(lane, lane.time))
 
     def released(self, call: Call) -> None:
-        """Apply that a stream was released, and what had run by then."""
+        """Record that a stream was released, and the operations that had run by then."""
         number, why, ended, passed, waited, canary, changed, has_edge = call.words
         hold = next((each for each in self._holds if each.number == number), None)
         if hold is None:

@@ -71,11 +71,11 @@ class Worker:
         return self._process.pid
 
     def finish(self, operations: int) -> None:
-        """Say that nothing is added to the log any more, and how many operations are shown."""
+        """Tell the process that the log is complete, and the number of operations to show."""
         self._tell(str(operations))
 
     def ask(self) -> None:
-        """Ask for a report of the streams that do not go on."""
+        """Ask for a report of streams that make no progress."""
         self._tell("hang")
 
     def _tell(self, line: str) -> None:
@@ -85,7 +85,7 @@ class Worker:
             self._process.stdin.flush()
 
     def look(self) -> bool:
-        """Take what the process has said; return whether its answer is there."""
+        """Read the output of the process; return whether the answer has come."""
         assert self._process.stdout is not None
         while self.answer is None and (said := self._process.stdout.read(1 << 20)) is not None:
             self._said += said
@@ -120,7 +120,7 @@ class Worker:
 def judge_logs(
     logs: Sequence[str], options: Mapping[str, Any], operations: int
 ) -> list[Findings | LogError]:
-    """Judge logs that nothing is added to, several at a time; return an answer for each."""
+    """Judge complete logs, several at a time; return an answer for each log."""
     answers: dict[str, Findings | LogError] = {}
     waiting = list(dict.fromkeys(logs))[::-1]
     with ExitStack() as stack:
@@ -165,7 +165,7 @@ def main() -> None:
 
 
 def answer() -> None:
-    """Judge the log that comes on stdin, and answer its questions on stdout."""
+    """Judge the log that comes on stdin, and answer questions about the log on stdout."""
     given = FileIO(0)
     judge = _judge(json.loads(given.readline()))
 
@@ -184,7 +184,7 @@ def answer() -> None:
 
 
 def _judge(told: dict[str, Any]) -> Judge:
-    """Return the judge with the arguments that JSON has."""
+    """Return a judge with arguments from JSON."""
     suppressions = [
         Suppression(race, memory, tuple(lines)) for race, memory, lines in told.pop("suppressions")
     ]
@@ -192,7 +192,7 @@ def _judge(told: dict[str, Any]) -> Judge:
 
 
 def _answer(findings: Callable[[], Findings]) -> str:
-    """Return findings, or what is wrong, as a line of JSON."""
+    """Return findings, or an error message, as a line of JSON."""
     try:
         return findings().as_json()
     except (OSError, LogError) as error:
@@ -230,7 +230,7 @@ class _GrowingLog:
             self._command = command
 
     def operations(self) -> int:
-        """Return how many operations the timeline may have, once that is said."""
+        """Return the largest number of operations of the timeline, once the number has come."""
         while self._command is None:
             self._take_command()
         return int(self._command or 0)
@@ -268,5 +268,5 @@ class _Progress:
             self._judge.hangs.report(cause, is_asked=bool(self._judge.hangs.pending()))
 
     def ask(self) -> None:
-        """Report the streams, as somebody has asked for that."""
+        """Report the streams on request."""
         self._judge.hangs.report("SIGUSR1", is_asked=True)

@@ -293,7 +293,7 @@ class World:
             join(self.clocks.possibly_known, clock)
 
     def tells_host(self, address: int, clock: Clock) -> None:
-        """Record that who reads a word may learn the completion of the work in a clock."""
+        """Record that a reader of a word may learn the completion of the work in a clock."""
         found = self.memory.find(address)
         if found is not None and found.kind == DEVICE:
             self.news[address] = clock  # only once a kernel or a copy reads it
@@ -301,7 +301,7 @@ class World:
             join(self.clocks.possibly_known, clock)
 
     def pass_on(self, ranges: Iterable[Range]) -> None:
-        """Apply what values in device memory tell a kernel that gets their address, or a copy."""
+        """Apply the order that a kernel or a copy may learn from values in device memory."""
         for start, end in ranges:
             for address, clock in self.news.items():
                 if start <= address < end:
@@ -324,7 +324,7 @@ class World:
         return self.primary_devices.get(context) if device is None else device
 
     def describe(self, lane: Lane) -> StreamFacts:
-        """Return what reports say of a stream."""
+        """Return the text that describes a stream in reports."""
         device = self.device_of(lane.context)
         of_device = "" if device is None else f" of device {device}"
         if lane.kind == LEGACY:
@@ -338,7 +338,7 @@ class World:
         return StreamFacts(name + of_device, device, lane.handle, self._origin(lane))
 
     def _origin(self, lane: Lane) -> str:
-        """Return where a stream was created, or first used, as far as that is known."""
+        """Return the place where a stream was created, or first used, if known."""
         stack = self.stacks[lane.created]
         library = library_of(stack)
         created, used = line_of(stack), line_of(self.stacks[lane.first])
@@ -351,7 +351,7 @@ class World:
 
 
 def _is_partial(allocation: Allocation, old: Access, new: Access) -> bool:
-    """Return whether one access is of a kernel that may use another part than the other access."""
+    """Return whether an access is of a kernel that may use other bytes than the other access."""
     if allocation.is_cut_up:
         return False
     for one, other in ((old, new), (new, old)):
@@ -371,7 +371,7 @@ def _part_of(old: Access, new: Access) -> str:
 
 
 def size_of(nbytes: int) -> str:
-    """Return a number of bytes, as people say it."""
+    """Return a number of bytes as text with a unit."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= size:
             return f"{nbytes / size:.4g} {unit}"
