@@ -74,11 +74,14 @@ def is_remedied(race: us.Race) -> bool:
 
 
 def tried(
-    body: Callable[[], object], done: Callable[[us.Race], bool] = is_decided, **options: Any
+    body: Callable[[], object],
+    done: Callable[[us.Race], bool] = is_decided,
+    times: int = 8,
+    **options: Any,
 ) -> tuple[us.Observation, us.Race]:
     """Watch a program until a race of it has been tried: on a busy machine few trials count."""
-    for _ in range(8):
-        seen = watched(body, **options)
+    for _ in range(64 // times):
+        seen = watched(body, times, **options)
         found = list(filter(done, races_of(seen)))
         if found:
             break
