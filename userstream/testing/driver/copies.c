@@ -42,10 +42,10 @@ static CUresult run_copy(Operation *operation, Stream *stream) {
     for (int side = 0; side < 2; side++) {
         if (!copy->known[side] || copy->imported[side])
             continue;
-        /* Freed since it was queued. A real device may not notice. */
-        if (!memory_contains(copy->address[side], extent(&copy->layout, side)))
-            return CUDA_ERROR_ILLEGAL_ADDRESS;
         memory[side] = memory_find(copy->address[side]);
+        /* Freed since it was queued. A real device may not notice. */
+        if (!memory_has(memory[side], copy->address[side], extent(&copy->layout, side)))
+            return CUDA_ERROR_ILLEGAL_ADDRESS;
     }
     for (int side = 0; side < 2; side++) {
         if (memory[side])
@@ -79,21 +79,22 @@ static void dispose_copy(Operation *operation) {
  * asked of the context that the copy names for the operand, else of the current one, whatever the
  * stream is ("the device primary contexts specified in the API are referenced instead of the
  * current context", CUDA Programming Guide, "Stream-Ordered Memory Allocator"). */
-static bool is_reachable(CUdeviceptr address, const Context *context) {
-    const Memory *memory = memory_find(address);
+static bool is_reachable(const Memory *memory, const Context *context) {
     return !memory || memory->kind != MEMORY_DEVICE || (!memory->pool && !memory->is_mapping) ||
            memory_is_accessible(memory, context);
 }
 
-CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known, bool in_graph) {
+CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known, bool in_graph,
+                            Memory **found) {
+    const Memory *memory = *found = memory_find(address);
     if (size == 0)
         return CUDA_SUCCESS;
     if (!address)
         return CUDA_ERROR_INVALID_VALUE;
     if (in_graph && graph_memory_contains(address, size))
         return CUDA_SUCCESS;
-    if (memory_find(address))
-        return memory_contains(address, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (memory)
+        return memory_has(memory, address, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     /* H200: an address that is nobody's is an error. Here it would be a crash. */
     return must_be_known || !host_has(address, size) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
@@ -110,11 +111,12 @@ static void stage(Copy *copy) {
 CUresult copy_operation(const Operands *operands, const Layout *layout, int needs, bool in_graph,
                         Operation **operation) {
     const CUdeviceptr *address = operands->address;
+    Memory *memory[2];
     for (int side = 0; side < 2; side++) {
         size_t size = extent(layout, side);
-        bool must_be_known = needs & (1 << side);
-        CUresult result = copy_check_operand(address[side], size, must_be_known, in_graph);
-        if (result == CUDA_SUCCESS && size && !is_reachable(address[side], operands->context[side]))
+        CUresult result = copy_check_operand(address[side], size, needs & (1 << side), in_graph,
+                                             &memory[side]);
+        if (result == CUDA_SUCCESS && size && !is_reachable(memory[side], operands->context[side]))
             result = CUDA_ERROR_INVALID_VALUE;
         if (result != CUDA_SUCCESS)
             return result;
@@ -123,12 +125,11 @@ CUresult copy_operation(const Operands *operands, const Layout *layout, int need
     copy->layout = *layout;
     for (int side = 0; side < 2; side++) {
         copy->address[side] = address[side];
-        copy->known[side] = memory_find(address[side]) ||
+        copy->known[side] = memory[side] ||
                             (in_graph && graph_memory_contains(address[side], 1));
-        Memory *memory = memory_find(address[side]);
-        if (memory && memory->is_imported && !in_graph) {
-            memory->users++;
-            copy->imported[side] = memory;
+        if (memory[side] && memory[side]->is_imported && !in_graph) {
+            memory[side]->users++;
+            copy->imported[side] = memory[side];
         }
     }
     *operation = operation_new(run_copy, NODE_MEMCPY);

@@ -40,8 +40,9 @@ CUresult copy_operation(const Operands *operands, const Layout *layout, int need
                         Operation **operation);
 
 /* Memory that the driver knows must contain the whole operand; for a graph also memory that it, or
- * another graph, will have when it is launched. */
-CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known, bool in_graph);
+ * another graph, will have when it is launched. `found` is the memory; NULL: none, or not yet. */
+CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known, bool in_graph,
+                            Memory **found);
 
 /* Adds a product, unless that is more than a size can be. */
 static inline bool add_product(size_t *sum, size_t a, size_t b) {

@@ -467,6 +467,8 @@ size_t memory_count(void);
 bool host_has(CUdeviceptr address, size_t size);
 /* Whether all of it lies in one allocation. Memory that the driver does not know is the host's. */
 bool memory_contains(CUdeviceptr address, size_t size);
+/* The same of what memory_find() has found at the address. */
+bool memory_has(const Memory *memory, CUdeviceptr address, size_t size);
 /* Whether a kernel that runs in the context reaches the memory. */
 bool memory_is_accessible(const Memory *memory, const Context *context);
 

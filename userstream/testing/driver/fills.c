@@ -33,9 +33,9 @@ static CUresult run_fill(Operation *operation, Stream *stream) {
     size_t size = extent(fill);
     if (size == 0)
         return CUDA_SUCCESS;
-    if (!memory_contains(fill->destination, size))
-        return CUDA_ERROR_ILLEGAL_ADDRESS;
     Memory *memory = memory_find(fill->destination);
+    if (!memory_has(memory, fill->destination, size))
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
     memory->users++;
     unlock();
     fill_bytes(fill);
@@ -57,11 +57,11 @@ static CUresult fill_operation(Fill fill, bool in_graph, const Context *context,
     if (fill.destination % fill.width || fill.pitch % fill.width)
         return CUDA_ERROR_INVALID_VALUE;
     size_t size = extent(&fill);
-    CUresult result = copy_check_operand(fill.destination, size, true, in_graph);
+    Memory *memory;
+    CUresult result = copy_check_operand(fill.destination, size, true, in_graph, &memory);
     if (result != CUDA_SUCCESS)
         return result;
     /* H100: the device fills the memory itself, so it must have access to it. */
-    const Memory *memory = memory_find(fill.destination);
     if (size && memory && !memory_is_accessible(memory, context))
         return CUDA_ERROR_INVALID_VALUE;
     *operation = operation_new(run_fill, NODE_MEMSET);

@@ -389,7 +389,7 @@ int userstream_use_memory(uint64_t id, CUdeviceptr address, size_t size, Range *
     }
     if (!job) {
         result = CUDA_ERROR_NOT_FOUND;
-    } else if (memory && memory_contains(address, size) &&
+    } else if (memory_has(memory, address, size) &&
                memory_is_accessible(memory, job->launch->context)) {
         memory->users++;
         range->memory = (uint64_t)memory;

@@ -23,7 +23,7 @@ typedef struct Range {
 /* Pages that the range has a part of. */
 static CUresult find_range(Range *range, CUdeviceptr address, size_t size) {
     Memory *memory = memory_find(address);
-    if (!size || !memory || memory->kind != MEMORY_MANAGED || !memory_contains(address, size))
+    if (!size || !memory_has(memory, address, size) || memory->kind != MEMORY_MANAGED)
         return CUDA_ERROR_INVALID_VALUE;
     size_t begin = address - memory->address;
     *range = (Range){memory, begin / PAGE, (begin + size + PAGE - 1) / PAGE};

@@ -98,9 +98,12 @@ Memory *memory_with_id(uint64_t id) {
     return memory;
 }
 
-bool memory_contains(CUdeviceptr address, size_t size) {
-    const Memory *memory = memory_find(address);
+bool memory_has(const Memory *memory, CUdeviceptr address, size_t size) {
     return memory && size <= memory->size - (address - memory->address);
+}
+
+bool memory_contains(CUdeviceptr address, size_t size) {
+    return memory_has(memory_find(address), address, size);
 }
 
 bool memory_is_accessible(const Memory *memory, const Context *context) {

@@ -111,10 +111,10 @@ static CUresult check(bool in_graph, const Word *word) {
         return CUDA_ERROR_INVALID_VALUE;
     if (in_graph && graph_memory_contains(word->address, word->width))
         return CUDA_SUCCESS;
-    if (!memory_contains(word->address, word->width))
+    const Memory *memory = memory_find(word->address);
+    if (!memory_has(memory, word->address, word->width))
         return CUDA_ERROR_INVALID_VALUE;
     /* "This function cannot be used with managed memory." */
-    const Memory *memory = memory_find(word->address);
     if (memory->kind == MEMORY_MANAGED || (memory->kind == MEMORY_PINNED && memory->pool))
         return CUDA_ERROR_INVALID_VALUE;
     return CUDA_SUCCESS;
