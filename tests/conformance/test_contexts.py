@@ -204,6 +204,11 @@ def test_a_retained_primary_context_is_active():
     assert active == 1
 
 
+def test_a_primary_context_maps_memory_of_the_host():
+    map_host = int(driver.CUctx_flags.CU_CTX_MAP_HOST)
+    assert ok(driver.cuCtxGetFlags()) & map_host == map_host
+
+
 def test_primary_contexts_of_devices_that_do_not_exist():
     assert driver.cuDevicePrimaryCtxRetain(1000)[0] == INVALID_DEVICE
 

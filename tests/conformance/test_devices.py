@@ -117,6 +117,35 @@ def test_a_limit(limit, value):
     assert ok(driver.cuCtxGetLimit(limit)) == value
 
 
+@pytest.mark.parametrize(
+    ("limit", "least"),
+    [
+        (Limit.CU_LIMIT_STACK_SIZE, 16),
+        (Limit.CU_LIMIT_PRINTF_FIFO_SIZE, 512 << 10),
+        (Limit.CU_LIMIT_MALLOC_HEAP_SIZE, 4 << 20),
+        (Limit.CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT, 32),
+        (Limit.CU_LIMIT_MAX_L2_FETCH_GRANULARITY, 3),
+        (Limit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE, 3276800),
+    ],
+)
+def test_a_small_limit_is_raised(limit, least):
+    before = ok(driver.cuCtxGetLimit(limit))
+    try:
+        ok(driver.cuCtxSetLimit(limit, 3))
+        assert ok(driver.cuCtxGetLimit(limit)) == least
+    finally:
+        ok(driver.cuCtxSetLimit(limit, before))
+    assert ok(driver.cuCtxGetLimit(limit)) == before
+
+
+@pytest.mark.parametrize("limit", [Limit.CU_LIMIT_SHMEM_SIZE, Limit.CU_LIMIT_CIG_ENABLED])
+def test_a_limit_that_is_not_set(limit):
+    before = ok(driver.cuCtxGetLimit(limit))
+    assert driver.cuCtxSetLimit(limit, before) == (driver.CUresult.CUDA_ERROR_NOT_PERMITTED,)
+    assert driver.cuCtxSetLimit(limit, 3) == (driver.CUresult.CUDA_ERROR_NOT_PERMITTED,)
+    assert ok(driver.cuCtxGetLimit(limit)) == before
+
+
 def test_a_limit_of_other_devices():
     unsupported = driver.CUresult.CUDA_ERROR_UNSUPPORTED_LIMIT
     assert driver.cuCtxGetLimit(Limit.CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH)[0] == unsupported

@@ -155,11 +155,13 @@ DRIVER_FUNCTION_AS(cuCtxSynchronize_v2, cuCtxSynchronize, 13000, (Context *conte
     return synchronize(context);
 }
 
+enum { MAP_HOST = 8 };          /* H100: of a primary context without being set */
+
 DRIVER_FUNCTION(cuCtxGetFlags, 7000, (unsigned *flags), (flags)) {
     Context *context = NULL;
     CUresult result = answer_about(&context, flags);
     if (result == CUDA_SUCCESS)
-        *flags = context->flags;
+        *flags = context->flags | (context->primary ? MAP_HOST : 0);
     return result;
 }
 
@@ -187,10 +189,16 @@ static CUresult check_limit(int limit) {
     return limit == SYNC_DEPTH || limit >= LIMITS ? CUDA_ERROR_UNSUPPORTED_LIMIT : CUDA_SUCCESS;
 }
 
+/* "The driver is free to modify the requested value to meet h/w requirements". H100: what 3 becomes
+ * is the least here; larger values stay, and those of graphics (shared memory too) are refused. */
 DRIVER_FUNCTION(cuCtxSetLimit, 3010, (int limit, size_t value), (limit, value)) {
+    enum { SHARED_MEMORY = 7 };
+    static const size_t least[SHARED_MEMORY] = {16, 512 << 10, 4 << 20, 0, 32, 0, 3276800};
     CUresult result = check_limit(limit);
+    if (result == CUDA_SUCCESS && limit >= SHARED_MEMORY)
+        result = CUDA_ERROR_NOT_PERMITTED;
     if (result == CUDA_SUCCESS)
-        context_current()->limits[limit] = value;
+        context_current()->limits[limit] = value < least[limit] ? least[limit] : value;
     return result;
 }
 
