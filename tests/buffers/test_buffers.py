@@ -103,6 +103,15 @@ def test_torch_of_another_accelerator_is_not_taken_for_cuda(torch: types.ModuleT
         us.get_stream(torch.Tensor(torch.device("xla", 0)))
 
 
+def test_torch_strides_count_elements(torch: types.ModuleType, memory: int) -> None:
+    tensor = torch.Tensor(torch.device("cuda", 0), memory)
+    for add in (0, 10):  # the second copy uses the cached form
+        numbers = np.arange(6, dtype=np.float32) + add
+        us.copyto(CAI(memory, (6,)), numbers)
+        copied = us.asnumpy(tensor, producer=us.get_stream(0))
+        assert copied.tolist() == numbers.reshape(3, 2).T.tolist()
+
+
 def test_torch_pinned(torch: types.ModuleType) -> None:
     with pinned_memory() as address:
         tensor = torch.Tensor(torch.device("cpu"), address)
