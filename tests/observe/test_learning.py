@@ -362,7 +362,13 @@ def scale_at(room: Room, address: int) -> None:
     launch(room.b, LaunchConfig(grid=1, block=1), function, address, room.y)
 
 
-@pytest.mark.parametrize("name", ["cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemHostRegister_v2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemHostRegister_v2"),
+        *("cuIpcOpenMemHandle_v2", "cuMemPoolImportPointer", "cuExternalMemoryGetMappedBuffer"),
+    ],
+)
 def test_a_word_that_was_no_address_may_become_one(room: Room, name: str) -> None:
     """The driver reuses addresses, and the simulated one does not: memory of the host stands in."""
     size, within = 8 << 20, 5 << 20
@@ -376,7 +382,7 @@ def test_a_word_that_was_no_address_may_become_one(room: Room, name: str) -> Non
         scale_at(room, word)
         library, number = seen._logger._library, 4000
         if name != "cuMemHostRegister_v2":  # what stands in for the driver goes unseen
-            library.recorder_watch(number_of("cuMemHostRegister_v2"), b"cuFabricCpyBatchAsync")
+            library.recorder_watch(number_of("cuMemHostRegister_v2"), b"cuEventDestroy_v2")
         checked(driver.cuMemHostRegister(address.value, size, 0))
         if name != "cuMemHostRegister_v2":
             library.recorder_watch(number, name.encode())

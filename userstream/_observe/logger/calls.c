@@ -275,6 +275,8 @@ static void leave(Thread *me, const Rule *rule, const Call *call, const uint64_t
         if (rule->allocated == NO_WORD)
             strangers_forget();
     }
+    if (!result && rule->forgets & STRANGERS)
+        strangers_forget();
     if (!(rule->sites >> LEAVE & 1))
         return;
     uint64_t number = write_call(me, rule, LEAVE, call, words, result, context);

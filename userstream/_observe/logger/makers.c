@@ -31,12 +31,13 @@ static void *find_driver(void) {
 
 /* ---- what is recorded of a function ---------------------------------------------------------- */
 
+/* The call may have made memory that is not followed, as cuIpcOpenMemHandle does. */
 static const Rule counted = {
-    .sites = 1 << LEAVE, .stream = NO_WORD, .frees = NO_WORD, .freed = NO_WORD,
-    .allocates = NO_WORD, .allocated = NO_WORD, .source_size = NO_WORD, .records = NO_WORD,
-    .event = NO_WORD, .kernel = NO_WORD, .parameters = NO_WORD, .extra = NO_WORD,
-    .configuration = NO_WORD, .node = NO_WORD, .value = NO_WORD, .value_count = NO_WORD,
-    .batch = NO_WORD,
+    .sites = 1 << LEAVE, .forgets = STRANGERS, .stream = NO_WORD, .frees = NO_WORD,
+    .freed = NO_WORD, .allocates = NO_WORD, .allocated = NO_WORD, .source_size = NO_WORD,
+    .records = NO_WORD, .event = NO_WORD, .kernel = NO_WORD, .parameters = NO_WORD,
+    .extra = NO_WORD, .configuration = NO_WORD, .node = NO_WORD, .value = NO_WORD,
+    .value_count = NO_WORD, .batch = NO_WORD,
     .addresses = {{NO_WORD, 0, 0}, {NO_WORD, 0, 0}}};
 
 enum { NAME = 128, MAX_WORDS = 12, PER_THREAD = 2 };

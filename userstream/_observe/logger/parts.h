@@ -55,7 +55,7 @@ enum { OWN_RECORDS(AS_ENUMERATOR) FIRST_OWN = HEADER };
 /* ---- rules.c, made from `judge/functions.py`: what is recorded of each function ------------- */
 
 enum { FETCHES = 3 };
-enum { MEMORY = 1, KERNELS = 2 };
+enum { MEMORY = 1, KERNELS = 2, STRANGERS = 4 };
 /* What a call is for `holds.c`: an operation that can be held, one that keeps the host waiting
  * while a stream is held, or the end of a context. */
 enum { HELD_BACK = 1, BLOCKS_HOST = 2, ENDS_CONTEXT = 3 };
@@ -91,7 +91,7 @@ typedef struct Rule {
     uint8_t event;              /* the word with the event that the host knows of, and the next */
     uint8_t events;             /* ones, so many */
     uint8_t failures;           /* are recorded as well */
-    uint8_t forgets;            /* bits: MEMORY, KERNELS */
+    uint8_t forgets;            /* bits: MEMORY, KERNELS; at the end STRANGERS */
     uint8_t holds;              /* HELD_BACK, BLOCKS_HOST or ENDS_CONTEXT; 0: none of them */
     uint8_t kernel;             /* the word with the kernel; its parameters are the next ones: */
     uint8_t parameters;
