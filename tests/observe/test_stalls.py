@@ -15,7 +15,19 @@ from cuda.core import Device
 
 import userstream as us
 from helpers import checked
-from observed import SIZE, Room, a_room, copy, fill, findings_of, handle, needs_frames
+from internals import looks_of_hang_after
+from observed import (
+    LEGACY,
+    SIZE,
+    Room,
+    a_room,
+    copy,
+    engine_of,
+    fill,
+    findings_of,
+    handle,
+    needs_frames,
+)
 from userstream.testing import latch
 
 pytestmark = [
@@ -352,3 +364,102 @@ def test_a_hang_names_host_functions_and_captures() -> None:
     assert report[at - 1].startswith("stream 2: cuLaunchHostFunc in _host_function_and_capture")
     capture = "stream 3: is being captured in _host_function_and_capture: nothing runs"
     assert report[at + 1] == capture
+
+
+def _default_streams(room: Room) -> None:
+    room.b.wait(room.a)
+    fill(room.x, room.b)
+    blocking = room.stream(nonblocking=False)
+    blocking.wait(room.a)
+    fill(room.x, blocking)
+    fill(room.y, LEGACY)
+
+
+@needs_frames
+def test_a_hang_names_the_blocking_stream_that_the_legacy_stream_waits_for() -> None:
+    report = report_of_hang(_default_streams)
+    at = report.index("the legacy default stream: at or before cuMemsetD8Async in fill")
+    assert report[at + 1] == "waits for stream 3, as the legacy default stream and blocking ones do"
+
+
+def _two_writers(room: Room) -> None:
+    checked(driver.cuMemsetD8(room.y, 0, SIZE))
+    checked(driver.cuStreamWaitValue32(handle(room.b), room.y, 1, 0))
+    fill(room.x, room.b)
+    for _ in range(2):
+        writer = room.stream()
+        writer.wait(room.a)
+        checked(driver.cuStreamWriteValue32(handle(writer), room.y, 1, 0))
+
+
+@needs_frames
+def test_a_hang_names_every_stream_that_writes_the_value() -> None:
+    report = report_of_hang(_two_writers)
+    at = report.index("stream 2: cuStreamWaitValue32_v2 in _two_writers, and 1 more behind it")
+    writers = "stream 3 in _two_writers or stream 4 in _two_writers"
+    value = "waits for a value of at least 1 at (address)"
+    assert report[at + 1] == f"{value}, which is written by {writers}"
+
+
+def _many(room: Room) -> None:
+    room.b.wait(room.a)
+    for _ in range(600):  # 512 are remembered
+        fill(room.x, room.b)
+
+
+@needs_frames
+def test_a_hang_names_the_oldest_operation_that_is_remembered() -> None:
+    head = "stream 2: at or before cuMemsetD8Async in fill, and 511 more behind it"
+    assert head in report_of_hang(_many)
+
+
+def test_a_hang_of_work_that_was_queued_before_the_observation() -> None:
+    with a_room() as room, latch(room.a) as held:
+        with us.observe() as seen:
+            with pytest.raises(us.WaitTimeout):
+                us.wait(room.a, timeout=0)
+            held.release()
+    (report,) = seen.hangs
+    assert report.splitlines()[1] == "  stream 1 of device 0: work from before the observation"
+
+
+def test_a_report_that_was_asked_for_says_that_nothing_is_pending() -> None:
+    told: list[str] = []
+    with a_room() as room, us.observe() as seen:
+        us.wait(room.a)
+        hangs = engine_of(seen).hangs
+        hangs.told = told.append
+        hangs.report("after some time")
+        hangs.report("SIGUSR1", is_asked=True)
+    assert told == ["SIGUSR1: all work is known to be over"]
+    assert seen.hangs == ()
+
+
+def test_the_first_reports_of_hangs_are_kept_in_their_latest_state() -> None:
+    with a_room() as room, us.observe() as seen, latch(room.a) as held:
+        hangs = engine_of(seen).hangs
+        hangs.report("cause 0")
+        fill(room.x, room.b)
+        engine_of(seen)
+        for number in (*range(1, 10), 0):
+            hangs.report(f"cause {number}")
+        held.release()
+    causes = [report.split(";")[0] for report in seen.hangs]
+    assert causes == [f"cause {number}" for number in range(8)]
+    assert "stream 2 of device 0: cuMemsetD8Async" in seen.hangs[0]
+
+
+def test_a_second_hang_is_reported_once_work_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    with a_room() as room, us.observe() as seen:
+        engine_of(seen).hangs.told = told.append
+        look = looks_of_hang_after(seen, monkeypatch)
+        for expected in (1, 2):
+            with latch(room.a) as held:
+                engine_of(seen)
+                for _ in range(3):
+                    look()
+                held.release()
+            assert len(told) == expected
+            us.wait(room.a)
+    assert len(seen.hangs) == 1  # of one cause the latest

@@ -284,6 +284,14 @@ def lose_calls(seen: Any, count: int) -> None:
     seen._logger.note(log.LOST, [count])
 
 
+def looks_of_hang_after(seen: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what the process of a judge calls for ``--hang-after 0``, in one test."""
+    from userstream._observe.judge import workers
+
+    monkeypatch.setattr(workers, "_PROGRESS", 0)
+    return workers._Progress(seen._judging.judge, 0).look
+
+
 def allocate_unseen(memory: Any, address: int, size: int, operation: object = None) -> None:
     """Tell the judge's memory of an allocation that no driver call made."""
     from userstream._observe.judge.memory import DEVICE, Allocation

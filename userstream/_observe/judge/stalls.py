@@ -330,7 +330,7 @@ class Hangs:
         pending = [each for each in lane.recent if each[0] > known]
         time, head = pending[0] if pending else (0, None)
         earlier = "at or before " if head is not None and time > known + 1 else ""
-        said = self._head(lane, head, lane.time - known)
+        said = self._head(lane, head, lane.time - time)
         lines = [f"  {self._name(lane)}: {earlier}{said}"]
         if stuck is not None and (head is None or stuck[0].time <= time):
             wait, streams, what = stuck
@@ -352,14 +352,14 @@ class Hangs:
             )
         return lines, beside
 
-    def _head(self, lane: Lane, head: RecordedOperation | None, count: int) -> str:
+    def _head(self, lane: Lane, head: RecordedOperation | None, behind: int) -> str:
         """Return the text about the oldest operation that is not known to be over."""
         if lane.captured is not None:
             return f"is being captured{self._at(lane.captured.capture.stack)}: nothing runs"
         if head is None:
             is_known = self._known(lane.id) >= lane.time
             return "nothing is queued" if is_known else "work from before the observation"
-        more = f", and {count - 1} more behind it" if count > 1 else ""
+        more = f", and {behind} more behind it" if behind else ""
         return f"{head.name}{self._at(head.stack)}{more}"
 
     def _began(self, lane: Lane) -> int:
