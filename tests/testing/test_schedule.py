@@ -18,7 +18,7 @@ from cuda.bindings import driver
 
 import scheduled
 import userstream as us
-from helpers import THOROUGH, checked
+from helpers import UNTRACED, checked
 from scheduled import PROGRAMS, SIZE, Room, a_room, a_sleeper, traces
 from testing.programs import PATIENCE, ROOT, check
 from userstream import testing
@@ -366,11 +366,19 @@ timer.join()
 """
 
 
-# Beside a thread that keeps its turn, because its calls never wait, the signal may go unnoticed.
-@pytest.mark.parametrize("where", ["alone", "beside work"] if THOROUGH else ["alone"])
+# Untraced: with a tracer, Python 3.11 runs a thread without end while a signal waits for the main
+# thread, and so that thread never gives its turn up.
+@pytest.mark.parametrize("where", ["alone", "beside work"])
 def test_ctrl_c_interrupts_a_thread_that_has_given_its_turn_up(where: str) -> None:
     command = [sys.executable, "-c", INTERRUPTED, where]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, **UNTRACED},
+    )
     assert done.stdout == "interrupted\n", done.stderr
 
 
