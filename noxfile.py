@@ -190,10 +190,8 @@ def readme_test(session: nox.Session) -> None:
         "COVERAGE_PROCESS_START": f"{clone}/pyproject.toml",
     }
     with session.chdir(clone):
-        try:
-            session.run("bash", "-c", _readme_command("-m pytest"), env=env)
-        except CommandFailed:
-            session.run(".venv/bin/python", "-m", "pytest", *AGAIN, env=env)
+        command = ("bash", "-c", _readme_command("-m pytest"))
+        _run_twice(session, command, (".venv/bin/python", "-m", "pytest"), env)
         coverage = (".venv/bin/python", "-m", "coverage")
         session.run(*coverage, "combine", "-q", env=env)
         session.run(*coverage, "report", "--fail-under=95", env=env)
@@ -308,14 +306,22 @@ def soak(session: nox.Session) -> None:
 
 
 def _run_tests(session: nox.Session, *arguments: str, env: dict[str, str] = ORDERED) -> None:
-    """Run tests; those that failed run once more, by themselves, and decide.
+    pytest = ("pytest", "-q", "-o", f"cache_dir={session.virtualenv.location}/cache", *arguments)
+    _run_twice(session, (*pytest, "--cache-clear"), pytest, env)
+
+
+def _run_twice(
+    session: nox.Session, command: tuple[str, ...], pytest: tuple[str, ...], env: dict[str, str]
+) -> None:
+    """Run a command that runs tests; those that failed run once more, by themselves, and decide.
 
     Machines that run this are shared, and some tests have to do with time. Both runs are printed.
     """
-    pytest = ("pytest", "-q", "-o", f"cache_dir={session.virtualenv.location}/cache", *arguments)
     try:
-        session.run(*pytest, "--cache-clear", env=env)
-    except CommandFailed:
+        session.run(*command, env=env)
+    except CommandFailed as failure:
+        if failure.return_code != 1:  # the tests did not all run
+            raise
         session.run(*pytest, *AGAIN, env=env)
 
 
