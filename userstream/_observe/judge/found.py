@@ -12,10 +12,12 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from traceback import FrameSummary
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from .lines import Line, Text, excerpt, render
 from .log import line_of
+
+_T = TypeVar("_T")
 
 # Where `str.splitlines` ends a line: a suppression is one line.
 _LINE_BREAK = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
@@ -595,15 +597,20 @@ def _check_pattern(key: str, value: str, where: str) -> None:
         raise ValueError(f"{where} is not a suppression: memory is one of {', '.join(_MEMORIES)}")
 
 
+def read_report(path: str, take: Callable[[Any], _T]) -> _T:
+    """Return what `take` gets from a report as JSON; raise `ValueError` for another file."""
+    try:
+        return take(json.loads(Path(path).read_text()))
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path}: this is no report as JSON, of --report seen.json") from None
+
+
 class Baseline:
     """The races of an earlier report, which do not fail a run."""
 
     def __init__(self, path: str) -> None:
         """Read a report as JSON; raise `ValueError` for a file that is no report."""
-        try:
-            self._keys = {race["key"] for race in json.loads(Path(path).read_text())["races"]}
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{path}: this is no report as JSON, of --report seen.json") from None
+        self._keys = read_report(path, lambda report: {race["key"] for race in report["races"]})
         self.path = path
 
     def new(self, races: Iterable[Race]) -> list[Race]:

@@ -8,12 +8,11 @@ shown to be ordered.
 
 from __future__ import annotations
 
-import json
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .clocks import LEGACY, NODE
+from .found import read_report
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -65,11 +64,9 @@ class Reported(NamedTuple):
 
 def reported_pairs(path: str) -> list[Reported]:
     """Read the pairs of lines of a report as JSON; raise `ValueError` for another file."""
-    try:
-        report = json.loads(Path(path).read_text())
-        pairs = [_reported(race) for race in (*report["races"], *report["possible"])]
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{path}: this is no report as JSON, of --report seen.json") from None
+    pairs = read_report(
+        path, lambda report: [_reported(race) for race in (*report["races"], *report["possible"])]
+    )
     return list(dict.fromkeys(filter(None, pairs)))[:_MOST_REPORTED]
 
 
