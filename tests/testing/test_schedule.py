@@ -18,7 +18,7 @@ from cuda.bindings import driver
 
 import scheduled
 import userstream as us
-from helpers import UNTRACED, checked
+from helpers import UNTRACED, checked, run_python
 from scheduled import PROGRAMS, SIZE, Room, a_room, a_sleeper, traces
 from testing.programs import PATIENCE, ROOT, check
 from userstream import testing
@@ -370,15 +370,7 @@ timer.join()
 # thread, and so that thread never gives its turn up.
 @pytest.mark.parametrize("where", ["alone", "beside work"])
 def test_ctrl_c_interrupts_a_thread_that_has_given_its_turn_up(where: str) -> None:
-    command = [sys.executable, "-c", INTERRUPTED, where]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env={**os.environ, **UNTRACED},
-    )
+    done = run_python(INTERRUPTED, where, simulate=None, **UNTRACED)
     assert done.stdout == "interrupted\n", done.stderr
 
 

@@ -71,7 +71,7 @@ class Worker:
         return self._process.pid
 
     def finish(self, operations: int) -> None:
-        """Tell the process that the log is complete, and the number of operations to show."""
+        """End the log of the process, and set the number of operations to show."""
         self._tell(str(operations))
 
     def ask(self) -> None:

@@ -43,8 +43,9 @@ if TYPE_CHECKING:
 
 Range = tuple[int, int]
 
-# Why a race is only possible.
 _MANY = 64  # conflicts of one access, from which on those of the same line count as one
+
+# Why a race is only possible.
 _LOOSE = "only some of the bytes are used, and which ones is not known"
 _ASSUMED = "whether the kernel writes there is not known yet"
 
