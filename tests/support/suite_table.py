@@ -183,6 +183,6 @@ def _cell(results: Sequence[dict[str, Any]], program: Program, tool: str) -> str
         return ""
     verdicts = [_SYMBOLS.get(each["wrong"], each["wrong"]) for each in told]
     said = verdicts[0] if len(set(verdicts)) == 1 else " / ".join(verdicts)
-    if said == "missed" and told[0].get("not_seen"):
+    if said == "missed" and program.expected == NOT_SEEN and told[0].get("not_seen"):
         said = "named in `not_seen`"
     return said + ("" if all(each["silent"] for each in told) else ", **false report**")

@@ -440,7 +440,7 @@ def record_this_process() -> None:
             allocations="USERSTREAM_RECORD_ALLOCATIONS" in os.environ,
         )
         _observation.__enter__()
-    except (NotSupportedError, DriverNotFoundError, OSError) as error:
+    except (NotSupportedError, DriverNotFoundError, OSError, ValueError) as error:
         with open(f"{path}.why", "w", encoding="utf-8") as file:
             file.write(str(error))
 

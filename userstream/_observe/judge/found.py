@@ -600,7 +600,7 @@ def _check_pattern(key: str, value: str, where: str) -> None:
 def read_report(path: str, take: Callable[[Any], _T]) -> _T:
     """Return what `take` gets from a report as JSON; raise `ValueError` for another file."""
     try:
-        return take(json.loads(Path(path).read_text()))
+        return take(json.loads(Path(path).read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path}: this is no report as JSON, of --report seen.json") from None
 
