@@ -450,6 +450,16 @@ def test_dlpack_with_an_interface_as_well(memory: int) -> None:
         assert resolves(Array(address, shape=(0,))), "an empty one"
 
 
+@pytest.mark.multi_device
+@pytest.mark.parametrize(("kind", "device"), [(2, 1), (3, 0)], ids=["device", "pinned"])
+def test_an_empty_array_is_where_dlpack_says(kind: int, device: int) -> None:
+    class Array(CAI):
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (kind, 1)
+
+    assert us.describe(Array(0, shape=(0,))).device_id == device
+
+
 def test_the_interface(memory: int) -> None:
     assert resolves(CAI(memory))
     for version, stream, expected in (
