@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -292,6 +293,24 @@ def test_a_thread_that_blocks_in_an_unknown_function_gives_way(room: Room) -> No
     os.close(reading)
     os.close(writing)
     assert "thread 2  queues fill on stream 1" in run.trace
+
+
+def test_a_thread_may_wait_for_something_outside_of_cuda_by_sleeps(room: Room) -> None:
+    """For a process, say: for longer than threads may ask the driver in vain."""
+
+    def work() -> None:
+        room.fill(0, 0)
+        process = subprocess.Popen(["sleep", "3.5"])
+        while process.poll() is None:
+            time.sleep(0.01)
+        room.fill(0, 1)
+
+    with testing.schedule("lazy") as run:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        room.sync()
+    assert run.trace.count("thread 2  queues fill on stream") == 2, run.trace
 
 
 def test_threads_that_exist_already_take_part_once_they_call_the_driver(room: Room) -> None:

@@ -614,17 +614,26 @@ static void look_at_turn(void) {
     }
 }
 
+/* A wait for another thread may end without the driver. */
+static bool is_stuck(const Actor *actor) {
+    bool waits = actor->stream ? actor->stream->first != NULL : actor->asks && !actor->semaphore;
+    return waits && !can_go_on(actor);
+}
+
 /* How long nothing may happen; 0: for ever, as time or somebody outside of the schedule may end a
- * wait. A loop of waits with short limits is given up after a while. */
+ * wait. A loop of waits with short limits is given up after a while, and a loop of sleeps if
+ * something is stuck meanwhile: otherwise it waits for a process, say. */
 static double patience(void) {
     double seconds = schedule.turn ? LONGEST_ASKING : LONGEST_STILL;
+    bool only_sleeps = schedule.turn && schedule.turn->has_slept;
     for (const Actor *actor = schedule.actors; actor; actor = actor->next) {
+        only_sleeps = only_sleeps && !is_stuck(actor);
         if (actor->is_outside || (actor->semaphore && actor->has_long_limit))
             return 0;
         if (actor->semaphore && actor->has_limit)
             seconds = LONGEST_ASKING;
     }
-    return seconds;
+    return only_sleeps ? 0 : seconds;
 }
 
 static void report_deadlock(FILE *text) {
