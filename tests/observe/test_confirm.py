@@ -315,7 +315,7 @@ def test_a_first_launch_is_held_where_kernels_are_loaded(
 @pytest.mark.parametrize("text", ["", "{}", '{"races": [{}], "possible": []}'])
 def test_a_file_that_is_no_report(text: str, tmp_path: Path) -> None:
     (tmp_path / "seen.json").write_text(text)
-    with pytest.raises(ValueError, match=r"seen\.json: this is no report as JSON"):
+    with pytest.raises(ValueError, match=r"seen\.json: not a report as JSON"):
         us.observe(confirm_from=tmp_path / "seen.json")
 
 

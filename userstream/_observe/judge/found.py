@@ -602,7 +602,9 @@ def read_report(path: str, take: Callable[[Any], _T]) -> _T:
     try:
         return take(json.loads(Path(path).read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{path}: this is no report as JSON, of --report seen.json") from None
+        raise ValueError(
+            f"{path}: not a report as JSON, which `observe --report seen.json` writes"
+        ) from None
 
 
 class Baseline:
