@@ -92,7 +92,8 @@ _finished = itertools.count(1)
 
 def pytest_runtest_logfinish() -> None:
     """Leave out the reports of earlier tests as well, of which pytest keeps thousands."""
-    if next(_finished) % 50 == 0:
+    if next(_finished) % 100 == 0:
+        gc.unfreeze()  # of what was alive the last time, some is garbage by now
         gc.collect()
         gc.freeze()
 
