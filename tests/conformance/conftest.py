@@ -8,6 +8,7 @@ import pytest
 from cuda.bindings import driver
 
 from conformance.support import NON_BLOCKING, SUCCESS, Background, Graphs, Word, current, ok
+from conftest import SIMULATED
 from userstream import testing
 
 
@@ -28,7 +29,8 @@ def contexts() -> Iterator[list[driver.CUcontext]]:
     ok(driver.cuInit(0))
     count = ok(driver.cuDeviceGetCount())
     yield [ok(driver.cuDevicePrimaryCtxRetain(device)) for device in range(count)]
-    for device in range(count):
+    # A GPU that many processes share takes minutes to release one: the end of the process does it.
+    for device in range(count if SIMULATED else 0):
         ok(Background(lambda device=device: driver.cuDevicePrimaryCtxRelease(device)).answer)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 
+from conftest import SIMULATED
 from userstream import testing
 
 Result = driver.CUresult
@@ -34,7 +35,7 @@ LEGACY = driver.CUstream(1)
 PER_THREAD = driver.CUstream(2)
 NULL = driver.CUstream(0)
 
-PATIENCE = 30.0  # seconds until a test gives up
+PATIENCE = 30.0 if SIMULATED else 100.0  # seconds until a test gives up; processes share a GPU
 A_WHILE = 0.05  # seconds after which what has not happened is taken to be held up
 
 
@@ -85,8 +86,6 @@ def stays(expected: object, look: Callable[[], object]) -> bool:
 
 def program(code: str, *arguments: str, **environment: str) -> str:
     """What a program prints. It finds the driver of these tests as the loader does."""
-    from conftest import SIMULATED
-
     variables = {**os.environ, **environment}
     if SIMULATED:
         variables["LD_LIBRARY_PATH"] = testing.library_path()
@@ -95,7 +94,7 @@ def program(code: str, *arguments: str, **environment: str) -> str:
         env=variables,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=2 * PATIENCE,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, ""), done
