@@ -22,7 +22,7 @@ from cuda.bindings import driver
 from cuda.core import LaunchConfig, ObjectCode, launch
 
 import userstream as us
-from helpers import checked, run_python
+from helpers import checked, device_current, run_python
 from observed import LEGACY, SIZE, Room, a_room, captured, copy, handle, judge_of, overwrite
 from userstream import testing
 
@@ -175,6 +175,32 @@ def test_a_graph_is_held_as_a_whole(room: Room) -> None:
 
     _, race = tried(body, is_remedied)
     assert (race.confirmed, race.remedied) == (True, True)
+
+
+def test_the_fix_is_tried_on_streams_of_one_turn(room: Room) -> None:
+    """The stream of the second is not known when the first is held."""
+
+    def body() -> None:
+        with us.Stream.create(0) as a, us.Stream.create(0) as b:
+            fill(room.x, a)
+            fill(room.x, b)
+            b.sync()
+
+    _, race = tried(body, is_remedied)
+    assert (race.confirmed, race.remedied) == (True, True)
+
+
+@pytest.mark.multi_device
+def test_a_wait_for_another_device_releases_nothing(room: Room) -> None:
+    def body() -> None:
+        fill(room.x, room.a)
+        with device_current(1):
+            checked(driver.cuCtxSynchronize())
+            checked(driver.cuStreamSynchronize(LEGACY))
+        copy(room.y, room.x, room.b)
+
+    _, race = tried(body)
+    assert race.confirmed is True
 
 
 def test_of_several_operations_of_a_line_any_may_race(room: Room) -> None:
@@ -357,6 +383,23 @@ def told() -> Iterator[threading.Event]:
         address.array(1, np.uint8)[0] = 1
 
     return told
+
+
+def test_a_race_of_a_report_may_be_shown_to_be_ordered(
+    room: Room, told: threading.Event, tmp_path: Path
+) -> None:
+    """The driver may load its kernels at first; then each hold of three has to count."""
+    tell, hear = kernel_of("confirm_tell"), kernel_of("confirm_hear")
+
+    def body() -> None:
+        run(tell, room.x, room.a)
+        run(hear, room.x, room.b)
+
+    report = tmp_path / "seen.json"
+    watched(body, 1, confirm=False).save(report)
+    seen, race = tried(body, times=4, confirm=False, confirm_from=report)
+    assert race.confirmed is False
+    assert "suspected, but ordered by something not seen (tried 3 times)" in str(seen)
 
 
 @pytest.mark.parametrize("is_busy", [False, True], ids=["", "behind other work"])

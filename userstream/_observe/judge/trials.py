@@ -151,7 +151,8 @@ class _Hold:
         self.passed = 0  # marks
         self.waited = 0  # nanoseconds since the last mark
         self.canary = self.changed = self.has_edge = False
-        self.counted: set[int] = set()  # trials that have learned from it
+        self.tried: set[int] = set()  # trials whose first operation it held
+        self.counted: set[int] = set()  # of them, those whose second operation waited for it
 
     def holds(self, operation: Queued) -> bool:
         """Return whether an operation was held."""
@@ -272,9 +273,18 @@ class Trials:
 
     def _learn(self, hold: _Hold, trial: Trial, second: Queued, time: int) -> None:
         """Learn from a race whose first operation was held."""
-        if hold.pair not in self._trials:  # of an earlier report; the usual trials go on from here
+        if hold.pair in self._trials:
+            self._learn_from(hold, trial, second, time)
+            return
+        # A pair of an earlier report: the usual trials go on from a hold that shows nothing.
+        if trial.number not in hold.tried:
+            hold.tried.add(trial.number)
+            trial.holds[0] += 1
+        self._learn_from(hold, trial, second, time)
+        if trial.verdict is not None or trial.number not in hold.counted:
             self.orders.append(hold.pair)
-            trial.holds[0] = max(trial.holds[0], 1)
+
+    def _learn_from(self, hold: _Hold, trial: Trial, second: Queued, time: int) -> None:
         queued = [each.lane is second.lane and time <= each.time for each in hold.marks]
         if hold.changed if second.lane is None else any(queued[: hold.passed]):
             if not hold.adds_edge:

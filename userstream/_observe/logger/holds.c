@@ -7,7 +7,8 @@
  *
  * Whether the second operation ran meanwhile is known from a mark: a word that its stream writes
  * behind it. That nothing of the hardware held up the second as well is known from a canary: small
- * operations on its stream that were queued when the hold began. The judge decides what that says.
+ * operations on its stream, queued when the hold begins or, if the stream is not known by then,
+ * before the first operation there. The judge decides what that says.
  *
  * What is queued here is not recorded, since the thread is inside the recorder. */
 #define _GNU_SOURCE
@@ -18,7 +19,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { PAIRS = 64, TRIES = 5, PLACES = 16, BYTES = 64 };
+enum { PAIRS = 64, TRIES = 5, PLACES = 16, CANARIES = 8, BYTES = 64 };
 enum { RELAXED = 2, LEGACY = 1, PER_THREAD = 2 };
 enum { HOST = -1, BY_LINE = -2 }; /* in place of a stack */
 enum { REPORTED = 1 << 30 };    /* and above: numbers of pairs of an earlier report */
@@ -39,7 +40,7 @@ typedef struct Pair {           /* two operations that race, as far as the judge
 typedef struct Words {          /* page-locked */
     _Alignas(64) _Atomic uint32_t released;     /* holds up to this number are over */
     _Alignas(64) uint32_t passed;               /* the newest mark that a stream has passed */
-    uint32_t canary;                            /* the newest hold whose canary got through */
+    uint32_t canaries[CANARIES];                /* the newest hold whose canary got through */
     _Alignas(64) char bytes[BYTES];             /* that canaries copy */
 } Words;
 
@@ -58,14 +59,18 @@ typedef struct Hold {
     Pair pair;
     Limit limit;
     uint64_t stream, context;
-    uint64_t marked_stream, marked_at;
+    int device;                 /* -1: not known */
+    uint64_t second_stream, marked_at;
     uint32_t marks;             /* that were queued, up to `last_mark` */
+    uint32_t canary_count;
+    uint64_t canary_streams[CANARIES];
     bool is_recorded, is_ordered;   /* the edge that was added */
 } Hold;
 
 typedef struct Seen {           /* just before a stream was released */
     uint32_t passed;
-    bool canary, changed;
+    uint32_t canaries;          /* those that got through, a bit each */
+    bool changed;
     uint64_t at;
 } Seen;
 
@@ -120,7 +125,8 @@ static bool source_changed(const Limit *of) {
  * not have seen its number yet. */
 static Seen release(const Limit *of) {
     Seen seen = {.passed = word(&words_of_holds->passed), .at = now()};
-    seen.canary = word(&words_of_holds->canary) == of->number;
+    for (unsigned i = 0; i < CANARIES; i++)
+        seen.canaries |= (uint32_t)(word(&words_of_holds->canaries[i]) == of->number) << i;
     seen.changed = source_changed(of);
     uint32_t newest = atomic_load(&words_of_holds->released);
     while (newest < of->number &&
@@ -129,13 +135,23 @@ static Seen release(const Limit *of) {
     return seen;
 }
 
+/* Returns the number of the canary on a stream; the count of canaries: there is none. */
+static uint32_t canary_on(uint64_t stream) {
+    uint32_t i = 0;
+    while (i < hold.canary_count && hold.canary_streams[i] != stream)
+        i++;
+    return i;
+}
+
 /* Under the lock. `me` is NULL if nothing can be recorded. */
 static void record_end(Thread *me, unsigned why, Seen seen) {
     uint32_t missing = last_mark - seen.passed;
     uint64_t passed = missing < hold.marks ? hold.marks - missing : 0;
     uint64_t waited = hold.marks && hold.marked_at < seen.at ? seen.at - hold.marked_at : 0;
     bool is_ordered = hold.is_recorded && hold.is_ordered;
-    uint64_t told[] = {hold.limit.number, why, seen.at, passed, waited, seen.canary, seen.changed,
+    uint32_t canary = canary_on(hold.second_stream ? hold.second_stream : hold.pair.stream);
+    bool got_through = canary < hold.canary_count && seen.canaries >> canary & 1;
+    uint64_t told[] = {hold.limit.number, why, seen.at, passed, waited, got_through, seen.changed,
                        is_ordered};
     atomic_store(&held, 0);
     if (me)
@@ -392,18 +408,21 @@ static bool is_pinned(Thread *me, const Rule *rule, const uint64_t *words) {
     return true;
 }
 
-static void queue_canary(const Pair *pair) {
-    const Place *place = place_of(pair->context);
+/* Under the lock. */
+static void queue_canary(uint64_t stream, uint64_t context) {
+    const Place *place = place_of(context);
+    uint32_t *canary = &words_of_holds->canaries[hold.canary_count];
     void *current;
-    if (!pair->stream || pair->stream == PER_THREAD || pair->stream == hold.stream || !place ||
-        !may_queue(pair->stream) || driver.context_push((void *)(uintptr_t)pair->context))
+    if (!stream || stream == PER_THREAD || stream == hold.stream || !place ||
+        hold.canary_count == CANARIES || canary_on(stream) < hold.canary_count ||
+        !may_queue(stream) || driver.context_push((void *)(uintptr_t)context))
         return;
-    if (!driver.fill(place->memory, 0, 4, pair->stream) &&
-        !driver.copy_in(place->memory, words_of_holds->bytes, 4, pair->stream) &&
-        !driver.copy_out(words_of_holds->bytes + BYTES / 2, place->memory, 4, pair->stream))
-        driver.write_value(pair->stream, (uint64_t)(uintptr_t)&words_of_holds->canary,
-                           hold.limit.number, 0);
+    if (!driver.fill(place->memory, 0, 4, stream) &&
+        !driver.copy_in(place->memory, words_of_holds->bytes, 4, stream) &&
+        !driver.copy_out(words_of_holds->bytes + BYTES / 2, place->memory, 4, stream))
+        driver.write_value(stream, (uint64_t)(uintptr_t)canary, hold.limit.number, 0);
     driver.context_pop(&current);
+    hold.canary_streams[hold.canary_count++] = stream;
 }
 
 static Pair *pair_to_hold(int32_t first, uint64_t lines) {
@@ -412,6 +431,25 @@ static Pair *pair_to_hold(int32_t first, uint64_t lines) {
             return &pairs[i];
     }
     return NULL;
+}
+
+/* -1: not known. */
+static int device_of(uint64_t context) {
+    int device = -1;
+    void *current = (void *)(uintptr_t)context;
+    if (!context || driver.context_push(current))
+        return -1;
+    if (driver.context_device(&device))
+        device = -1;
+    driver.context_pop(&current);
+    return device;
+}
+
+/* Returns the context of a stream, which may be another than the current one. */
+static uint64_t context_of(uint64_t stream, uint64_t current) {
+    void *context = NULL;
+    bool is_known = stream > PER_THREAD && !driver.stream_context(stream, &context);
+    return is_known ? (uint64_t)(uintptr_t)context : current;
 }
 
 /* Under the lock. */
@@ -425,6 +463,7 @@ static void begin_hold(Thread *me, Pair *pair, const Call *call, uint64_t stream
     if ((pair->second == HOST && !call->source_count) || (pair->adds_edge && !place_of(context)))
         return;
     hold = (Hold){.pair = *pair, .stream = stream, .context = context};
+    hold.device = device_of(context_of(stream, context));
     hold.limit = (Limit){.number = ++last_hold, .began = now()};
     if (pair->second == HOST)
         hold.limit.source = call->sources[0];
@@ -442,7 +481,7 @@ static void begin_hold(Thread *me, Pair *pair, const Call *call, uint64_t stream
     holds_left--;
     pair->left--;
     if (pair->second != HOST)
-        queue_canary(pair);
+        queue_canary(pair->stream, pair->context);
     if (!pair->left)
         disarm(pair);
     uint64_t told[] = {last_hold, hold.pair.number, stream, context, call->began,
@@ -457,10 +496,18 @@ static bool is_second_of(const Hold *of, int32_t stack, uint64_t stream) {
            (of->pair.second == BY_LINE && stack_lines(stack) & of->pair.line << 1);
 }
 
-/* Under the lock. Whether a call that waits may wait for the stream that is held. */
-static bool covers(const Rule *rule, const uint64_t *words) {
+/* Under the lock. Whether a call that waits may wait for the stream that is held. A context waits
+ * for the green ones of its device as well. */
+static bool covers(const Rule *rule, const uint64_t *words, uint64_t context) {
     uint64_t stream = stream_of(rule, words);
-    return rule->stream == NO_WORD || stream <= PER_THREAD || stream == hold.stream;
+    if (rule->stream != NO_WORD && stream > PER_THREAD)
+        return stream == hold.stream;
+    if (rule->stream == NO_WORD && (!rule->ends_context || rule->frees != NO_WORD))
+        return true;
+    if (rule->stream == NO_WORD && rule->words && words[0])
+        context = words[0];
+    int device = device_of(context);
+    return device < 0 || hold.device < 0 || device == hold.device;
 }
 
 /* ---- calls ----------------------------------------------------------------------------------- */
@@ -472,6 +519,30 @@ static void prepare_reported(uint64_t lines, uint64_t stream, uint64_t context) 
         return;
     prepare(context);
     pthread_mutex_unlock(&prepare_lock);
+}
+
+/* Under the lock. Whether the call must not be made while the stream is held. */
+static bool is_hindered(const Rule *rule, const Call *call, const uint64_t *words,
+                        uint64_t context, int32_t stack) {
+    uint64_t stream = stream_of(rule, words);
+    bool is_second = is_second_of(&hold, stack, stream);
+    bool blocks = rule->holds == BLOCKS_HOST && !is_second && covers(rule, words, context);
+    return ((blocks || call->launch.may_load) && !hold.marks) ||
+           (call->launch.is_collective && stream == hold.stream);
+}
+
+/* Under the lock. An operation is to be queued while a stream is held. */
+static void see_other(const Rule *rule, int32_t stack, uint64_t stream, uint64_t context) {
+    const Place *place = place_of(hold.context);
+    bool is_second = is_second_of(&hold, stack, stream);
+    if (hold.pair.second != HOST && (rule->holds == HELD_BACK || is_second))
+        queue_canary(stream, context);
+    if (!is_second)
+        return;
+    if (!hold.second_stream)
+        hold.second_stream = stream;
+    if (hold.is_recorded && place && may_queue(stream))
+        hold.is_ordered = !driver.wait_event(stream, place->event, 0);
 }
 
 /* Before the driver has the call. */
@@ -490,14 +561,10 @@ void holds_enter(Thread *me, const Rule *rule, const Call *call, const uint64_t 
         if (holds_one())
             end_hold(me, CALL);
     } else if (holds_one()) {
-        bool is_second = is_second_of(&hold, stack, stream);
-        bool blocks = (rule->holds == BLOCKS_HOST && covers(rule, words)) || call->launch.may_load;
-        const Place *place = place_of(hold.context);
-        if ((blocks && !is_second && !hold.marks) ||
-            (call->launch.is_collective && stream == hold.stream))
+        if (is_hindered(rule, call, words, context, stack))
             end_hold(me, CALL);
-        else if (is_second && hold.is_recorded && place && may_queue(stream))
-            hold.is_ordered = !driver.wait_event(stream, place->event, 0);
+        else
+            see_other(rule, stack, stream, context);
     } else if (may_hold) {
         Pair *pair = pair_to_hold(stack, lines);
         if (pair)
@@ -518,14 +585,14 @@ void holds_leave(Thread *me, const Rule *rule, const uint64_t *words, uint64_t c
         if (hold.pair.adds_edge && stack == hold.pair.first && place && may_queue(stream))
             hold.is_recorded = !driver.event_record(place->event, stream);
     } else if (is_second_of(&hold, stack, stream) && may_queue(stream) &&
-               (!hold.marks || stream == hold.marked_stream) &&
+               (!hold.marks || stream == hold.second_stream) &&
                !driver.write_value(stream, (uint64_t)(uintptr_t)&words_of_holds->passed,
                                    last_mark + 1, 0)) {
         last_mark++;
         /* Else it was released while this thread was in the driver: what ran first is not known. */
         if (atomic_load(&words_of_holds->released) < hold.limit.number) {
             hold.marks++;
-            hold.marked_stream = stream;
+            hold.second_stream = stream;
             hold.marked_at = now();
             uint64_t told[] = {hold.limit.number, stream, context};
             log_own(me, MARKED, told, 3);
@@ -546,6 +613,8 @@ void holds_stream_ends(Thread *me, uint64_t stream) {
     }
     if (holds_one() && hold.stream == stream)
         end_hold(me, CALL);
+    if (canary_on(stream) < hold.canary_count)
+        hold.canary_streams[canary_on(stream)] = UINT64_MAX;
     pthread_mutex_unlock(&lock);
 }
 
