@@ -19,10 +19,9 @@ import userstream as us
 from helpers import checked
 from observed import a_room, copy, fill, handle
 from userstream._driver import account
-from userstream._observe.judge import found, functions, log, remedies
+from userstream._observe.judge import Engine, found, functions, log, remedies
 from userstream._observe.judge.allocations import Block, Blocks
 from userstream._observe.judge.clocks import Clocks, join
-from userstream._observe.judge.engine import Engine
 from userstream._observe.judge.functions import FUNCTIONS, Call
 from userstream._observe.judge.launches import Launches, parameter_types, readable
 from userstream._observe.judge.lines import Style, render, style_of
