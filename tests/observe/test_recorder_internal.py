@@ -19,7 +19,7 @@ from cuda.bindings import driver
 import observed
 import userstream as us
 from observed import a_room, fill
-from userstream._observe import allocators, logger
+from userstream._observe import logger, notes
 from userstream._observe.judge import functions, log
 from userstream._observe.judge.functions import FUNCTIONS
 from userstream._observe.logger import the_logger
@@ -176,8 +176,8 @@ def test_a_thread_that_loses_its_processor_between_two_clocks(
         return 1_000_000_000 + next(late, 0)
 
     clocks = types.SimpleNamespace(monotonic_ns=monotonic, time_ns=lambda: 3_000_000_000)
-    monkeypatch.setattr(allocators, "time", clocks)
-    assert allocators._ahead() == 2_000_000_000
+    monkeypatch.setattr(notes, "time", clocks)
+    assert notes._ahead() == 2_000_000_000
 
 
 # -- CUPTI as the source of driver calls: a stand-in of it over the simulated driver ---------------

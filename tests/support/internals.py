@@ -272,9 +272,9 @@ def followed_functions() -> set[str]:
 
 def keep_few_allocations(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """Limit PyTorch's history of allocations for one test."""
-    from userstream._observe import allocators
+    from userstream._observe import notes
 
-    monkeypatch.setattr(allocators, "_MOST", most)
+    monkeypatch.setattr(notes, "_MOST_ENTRIES", most)
 
 
 def lose_calls(seen: Any, count: int) -> None:

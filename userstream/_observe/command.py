@@ -27,8 +27,7 @@ from userstream._observe.judge.__main__ import (
     judge_options,
     operations_of,
 )
-from userstream._observe.judge.processes import INJECTION
-from userstream._observe.judge.supervisor import Options
+from userstream._observe.judge.supervisor import INJECTION, Options
 from userstream._observe.judge.trials import reported_pairs
 from userstream._observe.logger import path_of_cupti
 

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from userstream import _process
-from userstream._observe.allocators import Allocators
 from userstream._observe.judge import reports
 from userstream._observe.judge.findings import Report, plural
 from userstream._observe.judge.found import read_suppressions
@@ -17,6 +16,7 @@ from userstream._observe.judge.lines import render
 from userstream._observe.judge.trials import reported_pairs
 from userstream._observe.judging import InProcess, InThread, Later
 from userstream._observe.logger import MEMORY, the_logger
+from userstream._observe.notes import Allocators
 from userstream._observe.session import Session, active
 from userstream._stream.factory import address_of
 from userstream.errors import DriverNotFoundError, NotSupportedError, RaceError, StallError

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 
 from userstream import _process
 from userstream._driver import account
-from userstream._observe.declaring import Declaring, name_of
 from userstream._observe.judge import log
+from userstream._observe.notes import Allocators, Declaring, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from userstream._observe.allocators import Allocators
     from userstream._observe.judge.findings import Findings
     from userstream._observe.judge.found import Stall
     from userstream._observe.judge.trials import Reported

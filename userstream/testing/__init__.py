@@ -8,12 +8,20 @@ Examples
 >>> stream = us.get_stream(0)
 """
 
-from userstream.testing._injection import UnusedInjection, calls, inject
 from userstream.testing._kernel_arguments import Condition, Pointer, Texture
 from userstream.testing._kernels import duration, kernel
 from userstream.testing._latch import latch
 from userstream.testing._schedule import Deadlock, schedule, schedules
-from userstream.testing._simulated import adopt, async_error, library_path, reset, simulate
+from userstream.testing._simulated import (
+    UnusedInjection,
+    adopt,
+    async_error,
+    calls,
+    inject,
+    library_path,
+    reset,
+    simulate,
+)
 
 __all__ = [
     "Condition",
