@@ -25,7 +25,6 @@ from userstream._observe.judge.clocks import Clocks, join
 from userstream._observe.judge.functions import FUNCTIONS, Call
 from userstream._observe.judge.launches import Launches, parameter_types, readable
 from userstream._observe.judge.lines import Style, render, style_of
-from userstream._observe.judge.log import Stacks
 from userstream._observe.judge.memory import (
     ASSUMED,
     DEVICE,
@@ -536,7 +535,7 @@ def test_of_several_blocks_the_newest_at_that_time_is_meant() -> None:
         return Block(start, end, time, tuple, "torch")
 
     old, older, oldest = block(0, 512, 30), block(0, 1024, 20), block(512, 1024, 0)
-    blocks = Blocks(Stacks())
+    blocks = Blocks(World())
     blocks._listed = [older, oldest, old]
     assert blocks.at(0, 40) is blocks.at(0, 0) is blocks.at(511, 30) is old
     assert blocks.at(0, 29) is blocks.at(512, 40) is older

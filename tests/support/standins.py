@@ -11,8 +11,9 @@ import threading
 import time
 import types
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -489,6 +490,17 @@ class TorchMemory(CachingAllocator):
         self.most = 0
         self.initialized = True
         self.snapshots = 0
+        self.stream = 0  # the current one
+        self.traced = False
+        self.allocated: list[Callable[[int], None]] = []
+        self.deallocated: list[Callable[[int], None]] = []
+        trace = types.ModuleType("torch.cuda._gpu_trace")
+        trace.register_callback_for_memory_allocation = self.allocated.append
+        trace.register_callback_for_memory_deallocation = self.deallocated.append
+        self.modules = {trace.__name__: trace}
+        module._C._activate_gpu_trace = self.trace
+        module._C._cuda_getDevice = lambda: 0
+        module._C._cuda_getCurrentRawStream = lambda device: self.stream
         module.cuda.is_initialized = lambda: self.initialized
         module.cuda.memory = types.SimpleNamespace(
             _record_memory_history=self.record, _snapshot=self.snapshot
@@ -509,8 +521,13 @@ class TorchMemory(CachingAllocator):
         elif self.history is None:
             self.history, self.most = [], max_entries
 
+    def trace(self) -> None:
+        self.traced = True
+
     def malloc(self, size: int) -> int:
         address = super().malloc(size)
+        for told in self.allocated if self.traced else ():
+            told(address)
         if self.history is not None:
             frame = sys._getframe(1)
             code = frame.f_code
@@ -522,7 +539,16 @@ class TorchMemory(CachingAllocator):
             self.frames[address] = frames
         return address
 
-    def free(self, address: int) -> None:
+    def free(self, address: int, *streams: int) -> None:
+        """Free a block; `streams` were told of by `record_stream`."""
+        done: list[Callable[[], object]] = []
+        if self.traced:
+            done += [partial(told, address) for told in self.deallocated]
+        for stream in streams:
+            _, event = driver.cuEventCreate(0)
+            done.append(partial(driver.cuEventRecord, event, stream))
+        for each in done:
+            each()  # of one line, as all that C++ does
         if self.history is not None:
             self._add("free_requested", address, [])
             self._add("free_completed", address, [])
@@ -584,8 +610,13 @@ class CupyMemory(CachingAllocator):
             def malloc_postprocess(self, **_: int) -> None:
                 pass
 
+            def free_preprocess(self, **_: int) -> None:
+                pass
+
         self.hooks = hooks
+        self.stream = 0  # the current one
         module.cuda.MemoryHook = MemoryHook
+        module.cuda.get_current_stream = lambda: types.SimpleNamespace(ptr=self.stream)
 
     def malloc(self, size: int) -> int:
         told = {"device_id": 0, "size": size, "mem_size": -(-size // 512) * 512}
@@ -595,3 +626,9 @@ class CupyMemory(CachingAllocator):
         for hook in self.hooks().values():
             hook.malloc_postprocess(**told, mem_ptr=address, pmem_id=id(self))
         return address
+
+    def free(self, address: int) -> None:
+        told = {"device_id": 0, "mem_size": self.sizes[address], "mem_ptr": address}
+        for hook in self.hooks().values():
+            hook.free_preprocess(**told, pmem_id=id(self))
+        super().free(address)

@@ -81,7 +81,8 @@ def observe(
         Whether ``Race.allocated`` is the line that allocated the tensor or the array, rather than
         the one for which its framework obtained memory from the driver. PyTorch keeps its memory
         history meanwhile (``torch.cuda.memory._record_memory_history``, unless it does so already);
-        CuPy is asked by a memory hook of the thread that begins the observation.
+        CuPy is asked by a memory hook of the thread that begins the observation. Also whether races
+        include tensors and arrays that are freed while another stream uses them.
     log : path, optional
         A file to which everything recorded is written, for ``python -m userstream judge``. It is
         replaced if it exists, and only its owner can read it: it has the command line and paths of

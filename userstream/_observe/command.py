@@ -116,7 +116,9 @@ def _parser(called: str) -> argparse.ArgumentParser:
         help="watch the processes that the program starts as well, or not",
     )
     parser.add_argument(
-        "--allocations", action="store_true", help="name the lines that allocated tensors"
+        "--allocations",
+        action="store_true",
+        help="name the lines that allocated tensors, and report those that are freed while in use",
     )
     parser.add_argument(
         "--confirm",

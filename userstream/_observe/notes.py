@@ -1,11 +1,12 @@
 """Notes of the log: what Python adds to the driver calls, in the order of the calls of each thread.
 
 What the program declares only to read, its waits for the GPU and which of them are allowed; and
-the blocks of the caching allocators of PyTorch and CuPy, with the lines that allocated them.
+the blocks of the caching allocators of PyTorch and CuPy: the lines that allocate and free them.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import struct
@@ -168,6 +169,7 @@ class Allocator(Protocol):
     """Interface to a framework's allocator; `begin` has no effect until the framework is loaded."""
 
     framework: str
+    tells: str  # a clause for `not_seen`, should it fail
 
     def begin(self) -> None: ...
     def end(self) -> None: ...
@@ -178,18 +180,16 @@ class Allocators:
 
     def __init__(self, logger: Logger) -> None:
         self._torch = TorchHistory()
+        self._frees: Allocator = TorchFrees(logger)
         self._cupy: Allocator = CupyHook(logger)  # of the thread that calls `begin`
         self._lock = _process.Lock()  # also taken by the thread of the session
         self._ended = False
         self._races = 0
-        self.failures: dict[str, str] = {}  # by framework
+        self._failures: dict[Allocator, str] = {}
 
     def unseen(self) -> list[str]:
         """Return sentences that say which blocks are not known."""
-        return [
-            f"which lines allocate for {framework}: {why}"
-            for framework, why in self.failures.items()
-        ]
+        return [f"{allocator.tells}: {why}" for allocator, why in self._failures.items()]
 
     def begin(self) -> None:
         """Begin with the frameworks that are loaded."""
@@ -202,6 +202,7 @@ class Allocators:
         with self._lock:
             if not self._ended:
                 self._try(self._torch, self._torch.begin)
+                self._try(self._frees, self._frees.begin)
 
     def blocks(self, races: int) -> dict[str, Any] | None:
         """Return all blocks of PyTorch if there are more races than at the last call.
@@ -219,21 +220,22 @@ class Allocators:
         with self._lock:
             self._ended = True
             self._try(self._torch, self._torch.end)
+            self._try(self._frees, self._frees.end)
 
     def end(self) -> None:
         """Restore both allocators, in the thread that called `begin`."""
         with self._lock:
             self._ended = True
-            for each in (self._torch, self._cupy):
+            for each in (self._torch, self._frees, self._cupy):
                 self._try(each, each.end)
 
     def _try(self, allocator: Allocator, do: Callable[[], T]) -> T | None:
-        if allocator.framework in self.failures and do != allocator.end:
+        if allocator in self._failures and do != allocator.end:
             return None
         try:
             return do()
         except Exception as error:  # private interfaces of a framework may change
-            self.failures.setdefault(allocator.framework, f"{type(error).__name__}: {error}")
+            self._failures.setdefault(allocator, f"{type(error).__name__}: {error}")
             return None
 
 
@@ -244,6 +246,7 @@ class TorchHistory:
     """The memory history of PyTorch, switched on from `begin` to `end` unless it is on."""
 
     framework = "torch"
+    tells = "which lines allocate for torch"
 
     def __init__(self) -> None:
         self._memory: Any = None  # the module, once the history is on
@@ -251,13 +254,10 @@ class TorchHistory:
 
     def begin(self) -> None:
         """Begin if PyTorch has initialized CUDA: an earlier request would initialize CUDA."""
-        torch: Any = sys.modules.get("torch")
-        if self._memory is not None or torch is None:
+        torch = None if self._memory is not None else _torch()
+        if torch is None:
             return
-        cuda = vars(torch).get("cuda")  # PyTorch may be half imported
-        is_initialized = getattr(cuda, "is_initialized", None)
-        if cuda is None or is_initialized is None or not is_initialized():
-            return
+        cuda = torch.cuda
         self._memory = cuda.memory
         if not torch._C._cuda_isHistoryEnabled():
             self._is_ours = True  # first: a signal handler may raise before the next line
@@ -294,6 +294,72 @@ class TorchHistory:
             self._memory._record_memory_history(None)
             self._is_ours = False  # only now: a signal handler may raise in between
         self._memory = None
+
+
+def _torch() -> Any:
+    """Return PyTorch, if it is loaded and has initialized CUDA."""
+    torch: Any = sys.modules.get("torch")
+    cuda = None if torch is None else vars(torch).get("cuda")  # PyTorch may be half imported
+    is_initialized = getattr(cuda, "is_initialized", None)
+    return torch if is_initialized is not None and is_initialized() else None
+
+
+class _TorchTrace:
+    """The trace of PyTorch's allocator, which tells when a block is allocated or freed.
+
+    PyTorch, whose own sanitizer uses it, cannot switch the trace off: after the first observation
+    it calls functions that do nothing.
+    """
+
+    def __init__(self) -> None:
+        self.logger: Logger | None = None  # of the observation that is told
+        self._torch: Any = None  # whose trace is on
+
+    def begin(self, torch: Any, logger: Logger) -> None:
+        """Tell an observation from now on."""
+        if self._torch is not torch:
+            trace = importlib.import_module("torch.cuda._gpu_trace")
+            trace.register_callback_for_memory_allocation(self._allocated)
+            trace.register_callback_for_memory_deallocation(self._freed)
+            torch._C._activate_gpu_trace()
+            self._torch = torch
+        self.logger = logger
+
+    def _allocated(self, address: int) -> None:
+        logger = self.logger  # another thread may end the observation
+        if logger is not None:
+            module = self._torch._C
+            stream = module._cuda_getCurrentRawStream(module._cuda_getDevice())
+            logger.note(log.BLOCK, (address, address, stream), b"torch")
+
+    def _freed(self, address: int) -> None:
+        logger = self.logger
+        if logger is not None:
+            logger.note(log.BLOCK_FREED, (address, address), b"torch")
+
+
+_torch_trace = _TorchTrace()
+
+
+class TorchFrees:
+    """Tells an observation of the blocks that PyTorch allocates and frees."""
+
+    framework = "torch"
+    tells = "what torch frees while another stream uses it"
+
+    def __init__(self, logger: Logger) -> None:
+        self._logger = logger
+
+    def begin(self) -> None:
+        """Begin if PyTorch has initialized CUDA."""
+        torch = None if _torch_trace.logger is self._logger else _torch()
+        if torch is not None:
+            _torch_trace.begin(torch, self._logger)
+
+    def end(self) -> None:
+        """Tell the observation nothing more."""
+        if _torch_trace.logger is self._logger:
+            _torch_trace.logger = None
 
 
 def _ahead() -> int:
@@ -336,26 +402,34 @@ class CupyHook:
     """A memory hook that records the blocks that CuPy's pools give to one thread."""
 
     framework = "cupy"
+    tells = "which lines allocate for cupy, and what it frees while another stream uses it"
 
     def __init__(self, logger: Logger) -> None:
         self._logger = logger
         self._hook: Any = None
         self._thread = 0
+        self._stream: Any = None  # returns the current stream
 
     def begin(self) -> None:
         """Enter the hook if CuPy is loaded. A hook serves the thread that enters it."""
         cupy = sys.modules.get("cupy")
-        cuda = None if cupy is None else vars(cupy).get("cuda")
+        cuda: Any = None if cupy is None else vars(cupy).get("cuda")
         kind = getattr(cuda, "MemoryHook", None)
         if kind is None or self._hook is not None:
             return
         self._thread = threading.get_ident()
-        self._hook = _hook(kind, self._allocated)
+        self._stream = cuda.get_current_stream
+        self._hook = _hook(kind, self._allocated, self._freed)
         self._hook.__enter__()
 
     def _allocated(self, start: int, size: int) -> None:
         if self._hook is not None and start:
-            self._logger.note(log.BLOCK, (start, start + size), self.framework.encode())
+            words = (start, start + size, self._stream().ptr)
+            self._logger.note(log.BLOCK, words, self.framework.encode())
+
+    def _freed(self, start: int, size: int) -> None:
+        if self._hook is not None:
+            self._logger.note(log.BLOCK_FREED, (start, start + size), self.framework.encode())
 
     def end(self) -> None:
         """Leave the hook. In another thread the hook stays and does nothing."""
@@ -364,13 +438,16 @@ class CupyHook:
         self._hook = None  # only now: a signal handler may raise in between
 
 
-def _hook(kind: type, allocated: Any) -> Any:
+def _hook(kind: type, allocated: Any, freed: Any) -> Any:
     """Return an instance of a subclass of CuPy's hook."""
 
     def malloc_postprocess(_: object, **told: int) -> None:
         allocated(told["mem_ptr"], told["mem_size"])
 
-    members = {"malloc_postprocess": malloc_postprocess}
+    def free_preprocess(_: object, **told: int) -> None:
+        freed(told["mem_ptr"], told["mem_size"])
+
+    members = {"malloc_postprocess": malloc_postprocess, "free_preprocess": free_preprocess}
     # A unique name: CuPy refuses a second hook of the same name in a thread.
     made = type("Hook", (kind,), members)()
     made.name = f"userstream.observe {id(made):#x}"

@@ -53,7 +53,8 @@ class Observation:
     timeline : int
         The largest number of operations on the page of `save`.
     allocations : bool
-        Whether races name the lines that allocated tensors and arrays.
+        Whether the allocators of PyTorch and CuPy are asked: races name the lines that allocated
+        tensors and arrays, and those that are freed while another stream uses them are reported.
     log : path or None
         The file to which the log is written.
     judge : {"thread", "process", "later"}

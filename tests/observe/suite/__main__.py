@@ -144,7 +144,8 @@ def _observed(program: Program, options: argparse.Namespace, *arguments: str) ->
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory, "seen.json")
         command = [sys.executable, "-m", "userstream", "observe", "--report", str(report)]
-        done = _run([*command, str(program.path), *arguments])
+        blocks = ["--allocations"] if program.needs else []  # those of caching allocators
+        done = _run([*command, *blocks, str(program.path), *arguments])
         if not report.exists():
             return {
                 **dict.fromkeys(("keys", "possible", "not_seen"), ()),

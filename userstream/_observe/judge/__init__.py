@@ -307,7 +307,7 @@ class Engine:
         captures = Captures(world, allocations)
         self._words = Words(world)
         self.hangs = Hangs(world, self._words, self.stalls)
-        self.blocks = Blocks(world.stacks)  # of the caching allocators
+        self.blocks = Blocks(world)  # of the caching allocators
         self._notes: dict[int, Callable[[Call], None]] = {
             **notes,
             log.FUNCTION: self._define,
@@ -328,6 +328,7 @@ class Engine:
             log.NOT_COMPARED: self._pinned.not_compared,
             log.BLOCK: self.blocks.block,
             log.BLOCKS: self.blocks.blocks,
+            log.BLOCK_FREED: self.blocks.freed,
             log.DECLARED: world.declarations.begin,
             log.DECLARED_NO_MORE: world.declarations.end,
             log.HOST_WAITS: self.stalls.host_waits,

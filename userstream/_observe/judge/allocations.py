@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import struct
 from collections import deque
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .log import OWN, Frame, Stack, json_of, line_of, owner_of, text_of
 from .memory import DEVICE, MANAGED, PINNED, Access, Allocation
-from .races import RecordedOperation
+from .races import BLOCK_FREE, RecordedOperation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from .clocks import Lane
     from .found import Race
     from .functions import Call
-    from .log import Stacks
     from .world import Range, World
 
 _WORD = struct.Struct("<Q")
@@ -199,6 +199,7 @@ class ArrayCalls:
 # -- Blocks of the caching allocators of frameworks ------------------------------------------------
 
 _MOST = 20_000  # blocks of one framework that are kept: the newest
+_MOST_FREES = 256  # of blocks that are in use, on one stream
 
 
 class Block(NamedTuple):
@@ -214,18 +215,27 @@ class Block(NamedTuple):
 class Blocks:
     """All known blocks of caching allocators, past and present."""
 
-    def __init__(self, stacks: Stacks) -> None:
-        self._stacks = stacks
+    def __init__(self, world: World) -> None:
+        self._stacks = world.stacks
         self._allocated: deque[Block] = deque(maxlen=_MOST)  # as they were allocated
         self._listed: list[Block] = []  # of frameworks that give a list of all, the last one
         self._parts: list[bytes] = []  # of a list of which more is to come
+        self._frees = _Frees(world)
 
     def block(self, call: Call) -> None:
         """Add the block that a framework has just allocated."""
+        start, end, *handle = call.words
+        if start < end:
+            stack = functools.partial(self._stack, call.stack)
+            framework = text_of(call.fetched[0])
+            self._allocated.append(Block(start, end, call.began, stack, framework))
+        for stream in handle:
+            self._frees.allocated(call, start, stream)
+
+    def freed(self, call: Call) -> None:
+        """Remember which streams still use a block that a framework has just freed."""
         start, end = call.words
-        stack = functools.partial(self._stack, call.stack)
-        framework = text_of(call.fetched[0])
-        self._allocated.append(Block(start, end, call.began, stack, framework))
+        self._frees.freed(call, start, max(end, start + 1), text_of(call.fetched[0]))
 
     def _stack(self, number: int) -> Stack:
         """Return a stack without the frames of userstream's hook."""
@@ -300,3 +310,89 @@ class Blocks:
             f"{race.first.stream} has done with it{how}, or let {race.second.stream} wait for "
             f"{race.first.stream}",
         )
+
+
+class _Free(NamedTuple):
+    """A freed block that other streams may still use."""
+
+    allocation: Allocation  # that the block is part of
+    freed: Access
+    uses: list[Access]  # of other streams, which nothing ordered before it
+
+
+class _Frees:
+    """Frees of blocks that other streams still use.
+
+    A caching allocator gives such memory to whoever asks next on the stream that the block was
+    allocated on. Until then, the program may still order that stream after the uses.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._given: dict[int, tuple[int, int]] = {}  # blocks in use: their streams, since when
+        self._frees: dict[Lane, list[_Free]] = {}
+
+    def allocated(self, call: Call, start: int, handle: int) -> None:
+        """Report the uses of blocks of which the allocator may have given out the memory again."""
+        self._given[start] = handle, call.began
+        lane = self._lane(call, handle)
+        frees = None if lane is None else self._frees.get(lane)
+        if frees is None:
+            return
+        allocation = self.world.memory.find(start)
+        for each in [each for each in frees if each.allocation is allocation]:
+            frees.remove(each)
+            for use in each.uses:
+                if self._is_in_use(use, each.freed):
+                    self.world.report(each.allocation, use, each.freed)
+
+    def freed(self, call: Call, start: int, end: int, framework: str) -> None:
+        """Keep the uses of a block that is freed by now, if nothing orders it after them."""
+        handle, since = self._given.pop(start, (None, 0))
+        lane = None if handle is None else self._lane(call, handle)
+        allocation = self.world.memory.find(start)
+        if lane is None or allocation is None:
+            return
+        name = f"the allocator of {framework}"
+        operation = RecordedOperation(name, call.stack, call.thread, lane, call.began, call.ended)
+        operation.kind = BLOCK_FREE
+        freed = Access(start, end, lane, lane.time, operation, write=True)
+        uses = [
+            copy.copy(each)  # a later access that repeats it would change it
+            for each in allocation.overlapping(start, end)
+            if since <= each.operation.began and self._is_in_use(each, freed)
+        ]
+        if uses:
+            frees = self._frees.setdefault(lane, [])
+            frees.append(_Free(allocation, freed, uses))
+            del frees[:-_MOST_FREES]
+
+    def _lane(self, call: Call, handle: int) -> Lane | None:
+        """Return the stream of a block; `None` if it is captured, or nobody has used it yet."""
+        clocks = self.world.clocks
+        if not clocks.is_used(handle):
+            return None
+        lane = clocks.lane(handle, call.context, call.thread)
+        return lane if lane.capture is None else None
+
+    def _is_in_use(self, use: Access, freed: Access) -> bool:
+        """Return whether nothing orders the stream of a freed block after a use."""
+        lane, clocks = use.lane, self.world.clocks
+        return (
+            lane is not freed.lane
+            and not self.world.host_knew(use)
+            and clocks.settle(freed.lane).get(lane.id, 0) < use.time
+            and not any(
+                each.clock.get(lane.id, 0) >= use.time and self._is_within(each.stack, freed)
+                for each in clocks.recorded_on(lane)
+            )
+        )
+
+    def _is_within(self, stack: int, freed: Access) -> bool:
+        """Return whether the framework made a call as it freed a block.
+
+        It records an event on each stream that it was told of (torch: `record_stream`), and keeps
+        the memory until these have passed.
+        """
+        event, free = (self.world.stacks[each] for each in (stack, freed.operation.stack))
+        return event == free[: len(event)]

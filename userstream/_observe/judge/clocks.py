@@ -223,6 +223,10 @@ class Clocks:
                 self._blocking.setdefault(context, []).append(lane)
         return lane.captured or lane
 
+    def is_used(self, handle: int) -> bool:
+        """Return whether a stream was used; default streams count as used."""
+        return handle <= 2 or handle in self._lanes
+
     def new_lane(self, handle: int, context: int, kind: str) -> Lane:
         """Create a stream that no handle refers to."""
         self._count += 1
@@ -360,6 +364,10 @@ class Clocks:
     def recorded(self, event: int) -> Recorded | None:
         """Return the record of an event, or `None` for an event whose record was not seen."""
         return self._events.get(event)
+
+    def recorded_on(self, lane: Lane) -> list[Recorded]:
+        """Return the records of events on a stream."""
+        return [each for each in self._events.values() if each.stream == lane.id]
 
     def record_context(self, event: int, context: int) -> None:
         """Record an event after all work of a context."""

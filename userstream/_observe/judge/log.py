@@ -53,7 +53,8 @@ HOST_WAITS = 0xFF18
 NO_STALLS = 0xFF19
 STALLS_ALLOWED = 0xFF1A
 RELEASED = 0xFF1B  # the stream goes on
-TIMED_OUT = 0xFF1C  # a note of Python as well
+TIMED_OUT = 0xFF1C  # notes of Python as well
+BLOCK_FREED = 0xFF1D
 
 HEAD = struct.Struct("<IHBBQIiQQQiH2x")
 _LENGTH = struct.Struct("<Q")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 ACCESSES = "accesses"  # a race of two accesses without order, named by what they do
+BLOCK_FREE = "free of a block"  # kind of an operation: by a caching allocator, and no call
 _ORDERED_BY_EDGES = (ACCESSES, "use before allocation")
 # Why a race is only possible.
 TOLD = "a future, a host function or a value may have told the program that the first is over"
@@ -281,7 +282,7 @@ class Finds:
             entry.apart.append((one, other, first.operation.ended, second.operation.ended))
         entry.count += suspect.times
         entry.entries = (first.operation.entry, second.operation.entry)
-        if entries is self._races:
+        if entries is self._races and second.operation.kind != BLOCK_FREE:
             is_edge = suspect.kind in _ORDERED_BY_EDGES
             self._trials.suspect(entry.trial, first.operation, second.operation, is_edge=is_edge)
 
