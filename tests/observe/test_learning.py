@@ -367,6 +367,7 @@ def scale_at(room: Room, address: int) -> None:
     [
         *("cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemHostRegister_v2"),
         *("cuIpcOpenMemHandle_v2", "cuMemPoolImportPointer", "cuExternalMemoryGetMappedBuffer"),
+        *("cuGraphAddMemAllocNode", "cuGraphAddNode"),
     ],
 )
 def test_a_word_that_was_no_address_may_become_one(room: Room, name: str) -> None:
@@ -377,6 +378,9 @@ def test_a_word_that_was_no_address_may_become_one(room: Room, name: str) -> Non
     words = [ctypes.addressof(address), size]
     if name == "cuMemAllocPitch_v2":
         words[1:] = ctypes.addressof(pitch), 1 << 20, 8, 4
+    node = (ctypes.c_int32 * 64)(10)  # a CUgraphNodeParams: CU_GRAPH_NODE_TYPE_MEM_ALLOC
+    if name.startswith("cuGraph"):
+        words[1:] = 1, 0, 0, ctypes.addressof(node)
     word = address.value + within
     with us.observe() as seen:
         scale_at(room, word)

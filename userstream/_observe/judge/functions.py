@@ -19,6 +19,7 @@ LEAVE = 2
 
 MEMORY = 1  # tables that a call makes the recorder clear
 KERNELS = 2
+STRANGERS = 4  # words of launches that were no addresses
 ALL = MEMORY | KERNELS
 
 
@@ -47,7 +48,7 @@ class Function:
     waits: bool = False  # the host may wait in the call: a stall
     orders_host: bool = False  # success tells the host that work has completed
     ends_stream: bool = False
-    forgets: int = 0  # bits: MEMORY, KERNELS
+    forgets: int = 0  # bits: MEMORY, KERNELS, STRANGERS
     roles: dict[str, int] = field(default_factory=dict)  # further words by name
 
 
@@ -293,6 +294,8 @@ def _nodes() -> dict[str, Function]:
         )
         for kind in _NODE_TYPES
     }
+    made = found["cuGraphAddMemAllocNode"]
+    found["cuGraphAddMemAllocNode"] = replace(made, forgets=STRANGERS)
     found["cuGraphAddNode"] = any_node("add_node", 5, 4, *new)
     found["cuGraphAddNode_v2"] = any_node("add_node", 6, 5, Fetch(0, 8), Fetch(2, 8, count=4))
     for kind, suffix in (("Kernel", "_v2"), ("Memcpy", ""), ("Memset", ""), ("Host", "")):

@@ -255,6 +255,13 @@ static void enter(Thread *me, const Rule *rule, Call *call, const uint64_t *word
         kernels_forget();
 }
 
+/* Whether a call may have made memory whose begin and end it does not tell. */
+static bool makes_memory(const Rule *rule, const uint64_t *words) {
+    enum { ALLOCATION_NODE = 10 };
+    const char *node = rule->node_is_any ? (const char *)(uintptr_t)words[rule->node] : NULL;
+    return rule->forgets & STRANGERS || (node && FIELD(int32_t, node, 0) == ALLOCATION_NODE);
+}
+
 static void leave(Thread *me, const Rule *rule, const Call *call, const uint64_t *words,
                   int result, const void *context) {
     uint64_t current = (uint64_t)(uintptr_t)context;
@@ -275,7 +282,7 @@ static void leave(Thread *me, const Rule *rule, const Call *call, const uint64_t
         if (rule->allocated == NO_WORD)
             strangers_forget();
     }
-    if (!result && rule->forgets & STRANGERS)
+    if (!result && makes_memory(rule, words))
         strangers_forget();
     if (!(rule->sites >> LEAVE & 1))
         return;
