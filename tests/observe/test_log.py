@@ -134,7 +134,7 @@ def test_a_program_that_is_killed_leaves_what_was_recorded(tmp_path: Path) -> No
     found = judge(path)
     assert found.returncode == 66
     assert "race.py:15 in second" in found.stdout
-    assert "the program was killed, or still runs" in found.stdout
+    assert "the program was killed, was replaced by exec, or still runs" in found.stdout
 
 
 def test_several_logs_become_one_report(tmp_path: Path) -> None:

@@ -151,13 +151,18 @@ def test_a_program_that_imports_no_bindings_is_recorded(more: str, tmp_path: Pat
     assert document["not_seen"] == []
 
 
-def test_a_program_in_another_environment_of_python_is_recorded(tmp_path: Path) -> None:
-    write(tmp_path / "race.py", WITHOUT_BINDINGS)
-    program = f"import os; os.execv({sys.executable!r}, ['python', '-I', '-S', 'race.py'])"
-    write(tmp_path / "program.py", program)
+def test_each_program_is_recorded_that_takes_the_place_of_another(tmp_path: Path) -> None:
+    """The second one runs in another environment of Python."""
+    become = "import os, time; time.sleep(0.4); os.execv({0!r}, [{0!r}, *{1!r}])"
+    second = become.format(sys.executable, ["-I", "-S", "second.py"])
+    write(tmp_path / "program.py", WITHOUT_BINDINGS, second)
+    write(tmp_path / "second.py", WITHOUT_BINDINGS, become.format(sys.executable, ["third.py"]))
+    write(tmp_path / "third.py", RACE)
     done, document = observe(tmp_path)
     assert done.returncode == 66, done.stderr
-    assert len(document["races"]) == 1
+    assert len({process["pid"] for process in document["processes"]}) == 1
+    assert [len(race["processes"]) for race in document["races"]] == [1, 1, 1]
+    assert "was replaced by exec" in done.stderr
 
 
 def test_allocations_are_asked_for_where_a_framework_is_imported(tmp_path: Path) -> None:
@@ -435,7 +440,7 @@ def test_what_the_program_leaves_behind_holds_nothing_up(tmp_path: Path) -> None
     os.kill(int(done.stdout), signal.SIGKILL)
     assert done.returncode == 66
     assert len(document["races"]) == 1
-    assert "killed, or still runs" in done.stderr
+    assert "or still runs" in done.stderr
 
 
 # -- how Python starts ----------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from userstream import _process
@@ -412,6 +412,15 @@ def _trials(confirm: bool | int, judge: str) -> int:
     return _TRIALS if confirm is True else min(confirm, _MOST_TRIALS)
 
 
+def _is_open(path: str) -> bool:
+    """Return whether a descriptor of this process refers to a file."""
+    for each in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # closed meanwhile
+            if os.path.samestat(os.stat(path), os.stat(int(each))):
+                return True
+    return False
+
+
 _observation: Observation | None = None
 
 
@@ -427,13 +436,17 @@ def record_this_process() -> None:
     with open("/proc/self/stat", "rb") as file:
         start = file.read().rpartition(b")")[2].split()[19].decode()
     path = os.path.join(directory, f"{os.getpid()}-{start}")
-    if os.path.exists(f"{path}.uslog"):
-        return
+    log, number = f"{path}.uslog", 1
+    while os.path.exists(log):
+        if _is_open(log):
+            return
+        number += 1  # the log of the program that this one has replaced by `exec`
+        log = f"{path}-{number}.uslog"
     report = os.environ.get("USERSTREAM_RECORD_CONFIRM")  # then a judge here says what to try
     is_confirmed = report is not None
     try:
         _observation = Observation(
-            log=f"{path}.uslog",
+            log=log,
             judge="thread" if is_confirmed else "later",
             confirm=is_confirmed,
             confirm_from=report or None,

@@ -188,7 +188,8 @@ class Judge:
         found += self._not_recorded
         if self.is_cut:
             found.append(
-                "what came after the end of this log: the program was killed, or still runs"
+                "what came after the end of this log: "
+                "the program was killed, was replaced by exec, or still runs"
             )
         return tuple(found)
 

@@ -94,14 +94,15 @@ def _run(options: Options, directory: str) -> int:
             progress.look()
         else:
             logs.find()
-        descendants.look(logs.processes, logs.judges)
+        descendants.look(logs.processes.values(), logs.judges)
 
     try:
         status = program.wait(look)
         logs.find()
-        descendants.look(logs.processes, logs.judges, now=True)
+        descendants.look(logs.processes.values(), logs.judges, now=True)
         notes = _notes(options.name, status, is_out_of_memory=memory.happened())
-        missed = [*descendants.missed(logs.processes), *_refusals(logs)] if options.children else []
+        missed = descendants.missed(logs.processes.values()) + _refusals(logs)
+        missed = missed if options.children else []
         if options.log is not None:
             _say(_recorded(options, logs, notes, missed))
             return status
@@ -130,7 +131,7 @@ def _recorded(
     options: Options, logs: Logs, notes: Sequence[str], missed: Sequence[str]
 ) -> list[str]:
     """Return the message after a run that was only recorded."""
-    count = len(logs.processes)
+    count = len({*logs.processes.values()})
     if not count:
         said = "no process used CUDA: nothing was recorded"
     else:
@@ -144,7 +145,7 @@ def _report(options: Options, logs: Logs, status: int, notes: list[str], missed:
     findings = [each for each in logs.answers.values() if isinstance(each, Findings)]
     failed = [
         f"process {process.pid}: {logs.answers[name]}"
-        for process, name in logs.processes.items()
+        for name, process in logs.processes.items()
         if isinstance(logs.answers.get(name), Exception)
     ]
     if not findings:
@@ -209,7 +210,8 @@ class _Progress:
 
 # -- The logs of a run, which are judged while they grow -------------------------------------------
 
-_NAME = re.compile(r"(\d+)-(\d+)\.(uslog|why)")
+# The process, when it began, and of a log after an `exec` its number.
+_NAME = re.compile(r"(\d+)-(\d+)(?:-\d+)?\.(uslog|why)")
 _LEFT = 1.0  # seconds that processes which outlive the program have to end their logs
 _PAUSE = 0.02
 
@@ -241,7 +243,7 @@ class Logs:
         self._asked: set[str] = set()  # those that were told that their log does not grow any more
         self._hangs: list[tuple[int, str]] = []  # reports, with their processes
         self.answers: dict[str, Findings | LogError] = {}
-        self.processes: dict[Process, str] = {}  # the recorded ones, with the names of their logs
+        self.processes: dict[str, Process] = {}  # the recorded ones, by the names of their logs
         self.refused: dict[Process, str] = {}  # those that could not record, and why
 
     def look(self) -> None:
@@ -269,8 +271,8 @@ class Logs:
             if match[3] == "why":
                 with suppress(OSError), open(entry.path, encoding="utf-8") as file:
                     self.refused[process] = file.read().strip()
-            elif process not in self.processes:
-                self.processes[process] = entry.name
+            elif entry.name not in self.processes:
+                self.processes[entry.name] = process
                 self._waiting.append(entry.name)
 
     def finish(self, is_interrupted: Callable[[float], bool], progress: Callable[[], None]) -> None:
@@ -340,7 +342,7 @@ class Logs:
 
 
 def _process_of(name: str) -> Process:
-    pid, start = name.partition(".")[0].split("-")
+    pid, start = name.partition(".")[0].split("-")[:2]
     return Process(int(pid), int(start))
 
 

@@ -4,6 +4,7 @@
 
 #include "parts.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -309,6 +310,37 @@ static bool is_wanted(void) {
     return !only || !*only || strtol(only, NULL, 10) == getpid();
 }
 
+/* Whether a descriptor of this process refers to a file. */
+static bool is_open(const char *path) {
+    struct stat wanted, status;
+    DIR *directory = opendir("/proc/self/fd");
+    bool found = false;
+    if (directory && !stat(path, &wanted)) {
+        for (struct dirent *each; !found && (each = readdir(directory));)
+            found = !fstatat(dirfd(directory), each->d_name, &status, 0) &&
+                    status.st_dev == wanted.st_dev && status.st_ino == wanted.st_ino;
+    }
+    if (directory)
+        closedir(directory);
+    return found;
+}
+
+/* Creates the log of this process. Returns its descriptor; -1: there is an error, or one already. A
+ * program that replaces itself by exec keeps its process: the next one has a log of its own. */
+static int create_log(char *path, size_t size, const char *directory, unsigned long long started) {
+    snprintf(path, size, "%s/%d-%llu.uslog", directory, (int)getpid(), started);
+    for (unsigned number = 2;; number++) {
+        int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        if (file >= 0 || errno != EEXIST)
+            return file;
+        if (is_open(path)) {
+            errno = EEXIST;
+            return -1;
+        }
+        snprintf(path, size, "%s/%d-%llu-%u.uslog", directory, (int)getpid(), started, number);
+    }
+}
+
 static bool is_directory(const char *path) {
     struct stat status;
     return path && !stat(path, &status) && S_ISDIR(status.st_mode);
@@ -323,8 +355,7 @@ PUBLIC int InitializeInjection(void) {
         return 1;
     unsigned long long started = start_time();
     snprintf(reason, sizeof reason, "%s/%d-%llu.why", directory, (int)getpid(), started);
-    snprintf(path, sizeof path, "%s/%d-%llu.uslog", directory, (int)getpid(), started);
-    int file = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    int file = create_log(path, sizeof path, directory, started);
     if (file < 0) {
         if (errno != EEXIST)    /* else it is recorded already */
             write_text(reason, strerror(errno));
