@@ -298,7 +298,7 @@ def test_where_the_driver_knows_no_range() -> None:
         assert found.kind == "pinned"
         assert not found.covers(address(out), 1)
         with testing.inject("cuMemGetAddressRange", 1):
-            to_host(memory, us.get_stream(0), out)
+            to_host(memory, us.get_stream(0), np.frombuffer(out.data, "u1"))
         assert (out == expected).all()
 
 

@@ -120,6 +120,7 @@ def test_a_small_copy_that_is_over_at_once_holds_nothing(
         del tensor
         assert alive() is None
         assert testing.calls("cuEventRecord") == 1  # none for edges
+        assert testing.calls("cuPointerGetAttributes") == 1  # of the tensor, none of `out`
         assert copy.done()
         assert copy.result(timeout=0).tolist() == NUMBERS.tolist()
         assert out is None or copy.result() is out
