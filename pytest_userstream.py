@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from userstream.testing import inject, schedule
 
 _SUPPRESSED = pytest.StashKey[list[str]]()  # the lines of --races-suppress
+_CONFIRMED = pytest.StashKey[str]()  # the file of --races-confirm-from
 _MARKERS = (
     "no_races(watch=True): fail this test if its streams race; False: do not watch it",
     "no_stalls: fail this test if the host waits for the GPU in it",
@@ -65,6 +66,11 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         "--races-confirm",
         action="store_true",
         help="with --races: make races happen when their lines run again in the test",
+    )
+    group.addoption(
+        "--races-confirm-from",
+        metavar="FILE",
+        help="the same, and hold the races of FILE, a report as .json, from the first time on",
     )
     group.addoption(
         "--schedules", metavar="N", type=int, help="run every test in N orders of its streams"
@@ -96,6 +102,9 @@ def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("--races-suppress")
     if path is not None:
         config.stash[_SUPPRESSED] = _suppressed(config.invocation_params.dir / path)
+    path = config.getoption("--races-confirm-from")
+    if path is not None:
+        config.stash[_CONFIRMED] = _report(str(config.invocation_params.dir / path))
     devices = config.getoption("--simulated-gpus")
     if devices is None:
         return
@@ -117,6 +126,17 @@ def _suppressed(path: Path) -> list[str]:
     except (OSError, ValueError) as error:
         raise pytest.UsageError(f"--races-suppress: {error}") from error
     return lines
+
+
+def _report(path: str) -> str:
+    """Return the path of a report as JSON if it is one."""
+    from userstream._observe.judge.trials import reported_pairs
+
+    try:
+        reported_pairs(path)
+    except (OSError, ValueError) as error:
+        raise pytest.UsageError(f"--races-confirm-from: {error}") from error
+    return path
 
 
 @pytest.fixture
@@ -260,7 +280,9 @@ def _observation(config: pytest.Config) -> Observation:
     import userstream
 
     return userstream.observe(
-        suppress=config.stash.get(_SUPPRESSED, ()), confirm=config.getoption("--races-confirm")
+        suppress=config.stash.get(_SUPPRESSED, ()),
+        confirm=config.getoption("--races-confirm"),
+        confirm_from=config.stash.get(_CONFIRMED, None),
     )
 
 

@@ -391,7 +391,22 @@ def test_repeated():
 
 
 def test_the_plugin_makes_races_happen(tmp_path: Path) -> None:
-    said, _ = run_tests(tmp_path, "--races", "--races-confirm", more="import time\n" + REPEATED)
+    options = ("--races", "--races-confirm", "-k", "test_repeated")
+    said, _ = run_tests(tmp_path, *options, more="import time\n" + REPEATED)
+    assert "made to happen" in said
+
+
+def test_the_plugin_holds_the_races_of_a_report(tmp_path: Path) -> None:
+    lines = textwrap.dedent(TESTS).splitlines()
+    first, second = (
+        {"line": [str(tmp_path / "test_it.py"), number, "work"], "stream": "one", "handle": 1}
+        for number, line in enumerate(lines, 1)
+        if "buffer.fill" in line
+    )
+    report = {"races": [{"first": first, "second": second}], "possible": []}
+    (tmp_path / "seen.json").write_text(json.dumps(report))
+    options = ("--races", "--races-confirm-from", "seen.json", "-k", "racy or marked")
+    said, _ = run_tests(tmp_path, *options)
     assert "made to happen" in said
 
 
@@ -410,15 +425,20 @@ def test_the_plugin_reads_suppressions_once_from_where_pytest_started(tmp_path: 
     assert found["test_marked"] == "PASSED"
 
 
-@pytest.mark.parametrize("text", [None, "race=luck"])
-def test_the_plugin_refuses_a_bad_file_of_suppressions_once(
-    text: str | None, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("--races-suppress", None),
+        ("--races-suppress", "race=luck"),
+        ("--races-confirm-from", "race=luck"),
+    ],
+)
+def test_the_plugin_refuses_a_bad_file_once(option: str, text: str | None, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "known.txt").write_text(text)
-    output, found = run_tests(tmp_path, "--races-suppress", "known.txt", status=4)
+    output, found = run_tests(tmp_path, option, "known.txt", status=4)
     assert found == {}
-    assert output.count("--races-suppress: ") == 1
+    assert output.count(f"{option}: ") == 1
     assert "known.txt" in output
 
 
