@@ -515,15 +515,27 @@ def test_there_are_no_more_trials_than_wanted(most: int, room: Room) -> None:
     assert holds() == most
 
 
-def test_a_pair_is_tried_five_times(room: Room) -> None:
+@pytest.mark.parametrize(("confirm", "most"), [(True, 5), ((100, 2), 2), ((1, 2), 1)])
+def test_a_pair_is_tried_five_times_or_as_often_as_wanted(
+    confirm: Any, most: int, room: Room
+) -> None:
     turns = iter(range(100))
 
     def body() -> None:
         fill(room.x, room.a)
         copy(room.pinned, room.y if next(turns) else room.x, room.b)
 
-    watched(body, 12)
-    assert holds() == 5
+    watched(body, 12, confirm=confirm)
+    assert holds() == most
+
+
+def test_a_device_may_be_unable_to_hold_a_stream(room: Room) -> None:
+    """No attribute says so: the driver does, when a stream is to be held."""
+    with testing.inject("cuStreamWaitValue32", driver.CUresult.CUDA_ERROR_NOT_SUPPORTED, 100):
+        (race,) = watched(lambda: read_too_early(room)).races
+    assert race.confirmed is None
+    assert race.undecided.startswith("the device has no stream memory operations")
+    assert holds() == 1
 
 
 # -- the end of a hold ----------------------------------------------------------------------------
@@ -726,6 +738,8 @@ def test_the_command(waits: bool, tmp_path: Path) -> None:
     [
         ({"confirm": "yes"}, TypeError),
         ({"confirm": -1}, ValueError),
+        ({"confirm": (100, -1)}, ValueError),
+        ({"confirm": (100, 5, 1)}, TypeError),
         ({"confirm": True, "judge": "later", "log": "run.uslog"}, ValueError),
     ],
 )

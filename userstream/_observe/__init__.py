@@ -47,7 +47,7 @@ def observe(
     log: str | os.PathLike[str] | None = None,
     judge: Literal["thread", "process", "later"] = "thread",
     memory: int = 256 << 20,
-    confirm: bool | int = False,
+    confirm: bool | int | tuple[int, int] = False,
     confirm_from: str | os.PathLike[str] | None = None,
     expect_streams: bool | Iterable[int | StreamLike] = False,
 ) -> Observation:
@@ -96,12 +96,13 @@ def observe(
         How many bytes of records may wait to be judged or written. When half of that is full, what
         waits for the judge goes to a temporary file. When all of it is full, calls are not
         recorded, and `Observation.not_seen` says how many.
-    confirm : bool or int, default False
-        Whether to make suspected races happen, or how often at most (``True``: 100 times): when
-        the lines of a race run again, the stream of the first operation is held until the second
-        has run, for 20 ms at most. ``Race.confirmed`` says what came of it. This changes the timing
-        of the program, and a race that is made to happen has its consequences. It needs
-        ``judge="thread"``.
+    confirm : bool, int or tuple of int, default False
+        Whether to make suspected races happen, or how often at most (``True``: 100 times, and each
+        pair of lines 5 times; ``(200, 3)`` has both limits): when the lines of a race run again,
+        the stream of the first operation is held until the second has run, for 20 ms at most.
+        ``Race.confirmed`` says what came of it; three trials of a pair are needed to show that its
+        race cannot happen. This changes the timing of the program, and a race that is made to
+        happen has its consequences. It needs ``judge="thread"``.
     confirm_from : path, optional
         A report of an earlier run as JSON (see `Observation.save`). Its races, up to 32, are tried
         from the first time that their lines run, for programs whose lines run only once. It implies

@@ -38,6 +38,7 @@ class _Options(ctypes.Structure):
         ("memory", ctypes.c_uint64),
         ("account", ctypes.c_void_p),
         ("holds", ctypes.c_uint32),
+        ("holds_of_pair", ctypes.c_uint32),
         ("reported_count", ctypes.c_uint32),
         ("reported", ctypes.c_void_p),
     ]
@@ -93,7 +94,7 @@ class Logger:
         judge: int = -1,
         judges_here: bool = False,
         memory: int = MEMORY,
-        holds: int = 0,
+        holds: tuple[int, int] = (0, 0),
         reported: Sequence[Reported] = (),
     ) -> None:
         """Begin to record: to a file, and to a judge.
@@ -108,8 +109,9 @@ class Logger:
         memory : int
             How many bytes may wait to be written or judged: when half of that is full, a file takes
             what the judge has not taken.
-        holds : int
-            How often a stream may be held to make a race happen: see `arm`.
+        holds : tuple of int
+            How often a stream may be held to make a race happen, in all and for the same pair of
+            lines: see `arm`.
         reported : sequence of Reported
             Pairs that are tried from the first time on.
 
@@ -132,7 +134,8 @@ class Logger:
             judges_here,
             memory,
             account.address(),
-            holds=holds,
+            holds=holds[0],
+            holds_of_pair=holds[1],
             reported_count=len(reported),
             reported=ctypes.addressof(pairs),
         )

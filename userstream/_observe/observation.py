@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _MOST_KEPT = 1_000_000  # operations of the timeline
 _LEAST_MEMORY = 1 << 20
 _TRIALS = 100  # of observe(confirm=True)
+_TRIALS_OF_PAIR = 5
 _MOST_TRIALS = 1_000_000
 
 _numbers = itertools.count(1)  # of blocks of `no_stalls`
@@ -61,8 +62,9 @@ class Observation:
         What judges the log: a thread, a process, or only ``python -m userstream judge`` later.
     memory : int
         How many bytes of records may wait for the judge.
-    confirm : bool or int
-        Whether suspected races are made to happen, or how often at most.
+    confirm : bool, int or tuple of int
+        Whether suspected races are made to happen, or how often at most, in all and for each pair
+        of lines.
     confirm_from : path or None
         A report as JSON, whose races are tried from the first time on.
     expect_streams : bool or iterable of streams
@@ -90,7 +92,7 @@ class Observation:
         log: str | os.PathLike[str] | None = None,
         judge: Literal["thread", "process", "later"] = "thread",
         memory: int = MEMORY,
-        confirm: bool | int = False,
+        confirm: bool | int | tuple[int, int] = False,
         confirm_from: str | os.PathLike[str] | None = None,
         expect_streams: bool | Iterable[int | StreamLike] = False,
     ) -> None:
@@ -126,6 +128,7 @@ class Observation:
             "strict": threads == "strict",
             "timeline": timeline,
             "forbidden": _forbidden(expect_streams),
+            "trials": self._holds[1],
         }
         self._judging: Judging = Later()
         if judge != "later":
@@ -401,15 +404,20 @@ def _forbidden(expect_streams: bool | Iterable[int | StreamLike]) -> tuple[int, 
     return tuple(address_of(each) for each in expect_streams)
 
 
-def _trials(confirm: bool | int, judge: str) -> int:
-    """Return how often a stream may be held, by the argument `confirm`."""
-    if not isinstance(confirm, int):
-        raise TypeError(f"confirm must be a bool, or a number of trials, not {confirm!r}")
-    if confirm < 0:
+def _trials(confirm: bool | int | tuple[int, int], judge: str) -> tuple[int, int]:
+    """Return how often a stream may be held, in all and for each pair of lines."""
+    limits: Any = confirm if isinstance(confirm, tuple) else (confirm, _TRIALS_OF_PAIR)
+    if len(limits) != 2 or not all(isinstance(each, int) for each in limits):
+        raise TypeError(
+            "confirm must be a bool, a number of trials, or two numbers: of all trials, and of "
+            f"those of each pair of lines, not {confirm!r}"
+        )
+    if min(limits) < 0:
         raise ValueError(f"confirm must be at least 0 trials, not {confirm!r}")
-    if confirm and judge != "thread":
+    most, most_of_pair = (min(each, _MOST_TRIALS) for each in limits)
+    if most and judge != "thread":
         raise ValueError('confirm needs judge="thread", which says what to try')
-    return _TRIALS if confirm is True else min(confirm, _MOST_TRIALS)
+    return _TRIALS if confirm is True else most, most_of_pair
 
 
 def _is_open(path: str) -> bool:

@@ -104,8 +104,8 @@ class Session:
         How many bytes may wait to be written or judged.
     allocators : Allocators or None
         The allocators of frameworks whose blocks are told to the judge.
-    holds : int
-        How often a stream may be held to make a race happen.
+    holds : tuple of int
+        How often a stream may be held to make a race happen, in all and for each pair of lines.
     reported : sequence of Reported
         Pairs of an earlier report, which are held from the first time on.
     """
@@ -119,7 +119,7 @@ class Session:
         path: str | None,
         memory: int,
         allocators: Allocators | None,
-        holds: int = 0,
+        holds: tuple[int, int] = (0, 0),
         reported: Sequence[Reported] = (),
     ) -> None:
         self.judging = judging
@@ -325,7 +325,7 @@ class Session:
 
     def _try(self) -> None:
         """Pass the suspected pairs of the judge to the recorder for a trial."""
-        if not self._holds:
+        if not self._holds[0]:
             return
         for order in self.judging.orders():
             if isinstance(order, int):

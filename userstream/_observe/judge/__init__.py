@@ -57,6 +57,8 @@ class Judge:
     forbidden : sequence of int, optional
         Handles of streams on which the program should queue nothing, beside the legacy default
         stream; `None` if it may use all.
+    trials : int
+        How often a pair of lines may be held to make its race happen.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Judge:
         strict: bool = False,
         timeline: int = 20_000,
         forbidden: Sequence[int] | None = None,
+        trials: int = 0,
     ) -> None:
         self.header: dict[str, Any] = {}
         self.end: str | None = None  # why the recording ended
@@ -87,6 +90,7 @@ class Judge:
         self._engine = Engine(
             notes, stall=stall, strict=strict, timeline=timeline, forbidden=forbidden
         )
+        self._engine.world.trials.most_of_pair = trials
 
     def take(self, data: bytes) -> int:
         """Apply the whole records at the begin of some bytes; return how many bytes they have."""
@@ -325,6 +329,7 @@ class Engine:
             log.HELD: world.trials.held,
             log.MARKED: world.trials.marked,
             log.RELEASED: world.trials.released,
+            log.NOT_HELD: world.trials.not_held,
             log.LOST: self._lost,
             log.NOT_COMPARED: self._pinned.not_compared,
             log.BLOCK: self.blocks.block,

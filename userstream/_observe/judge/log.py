@@ -55,6 +55,7 @@ STALLS_ALLOWED = 0xFF1A
 RELEASED = 0xFF1B  # the stream goes on
 TIMED_OUT = 0xFF1C  # notes of Python as well
 BLOCK_FREED = 0xFF1D
+NOT_HELD = 0xFF1E  # the driver refused to hold a stream
 
 HEAD = struct.Struct("<IHBBQIiQQQiH2x")
 _LENGTH = struct.Struct("<Q")

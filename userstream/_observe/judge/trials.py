@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _TIMER = 0
 
 _ENOUGH = 3  # trials in which the second waited for the first
-_MOST = 5  # holds of a pair of lines to make the race happen, and as many to order it
 # Nanoseconds.
 _LONG = 10_000_000  # between both without a hold: the second may come after the timer
 _SOON = 5_000_000  # after the first has run: the second has waited for it, and nothing else
@@ -32,6 +31,7 @@ _FAIR = 5_000_000  # in which the second would have run
 _KEPT = 8  # holds
 _MOST_REPORTED = 32  # as in `logger/parts.h`
 _HOST = -1  # in place of a stack
+_NOT_SUPPORTED = 801  # by the driver
 
 
 class Queued(Protocol):
@@ -92,7 +92,9 @@ def _place(operation: Any) -> tuple[str, int]:
 class Trial:
     """The outcome of the trials of a pair of lines."""
 
-    __slots__ = ("_armed", "confirmed", "gap", "holds", "number", "ordered", "remedied")
+    __slots__ = (
+        *("_armed", "confirmed", "gap", "holds", "number", "ordered", "refusal", "remedied"),
+    )
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -101,6 +103,7 @@ class Trial:
         self.ordered = 0  # trials in which the second waited for the first
         self.remedied: bool | None = None  # whether the missing edge orders the two
         self.gap = 1 << 62  # nanoseconds between both, at least, without a hold
+        self.refusal = 0  # what the driver returned when the stream was to be held
         self._armed: Pair | None = None  # what the recorder tries
 
     def wants(self, pair: Pair) -> bool:
@@ -126,6 +129,10 @@ class Trial:
             count = self.holds[0]
             trials = "a trial" if count == 1 else f"{count} trials"
             return f"{trials} without a result (other memory, or a wait in between)"
+        if self.refusal == _NOT_SUPPORTED:
+            return "the device has no stream memory operations, so its streams cannot be held"
+        if self.refusal:
+            return f"its stream could not be held: the driver returned {self.refusal}"
         return (
             "the line of the first operation did not run again after the race was found (see "
             "--confirm-from), or its stream could not be held"
@@ -176,6 +183,7 @@ class Trials:
         # For the recorder: pairs to try, and numbers of those that need no further trial.
         self.orders: list[Pair | int] = []
         self.are_made = False  # the recorder may hold streams
+        self.most_of_pair = 0  # holds to make the race happen, and as many to order it
         self._clocks = clocks
         self._trials: dict[int, Trial] = {}
         self._of_lines: dict[Hashable, Trial] = {}
@@ -218,7 +226,7 @@ class Trials:
         one, other = first.lane, second.lane
         if trial.verdict is False or (trial.confirmed and not adds_edge):
             return
-        if trial.remedied is not None or trial.holds[adds_edge] >= _MOST:
+        if trial.remedied is not None or trial.holds[adds_edge] >= self.most_of_pair:
             return
         if one is None or not _can_be_held(one) or first.stack < 0:
             return
@@ -249,6 +257,12 @@ class Trials:
         if trial is not None:
             trial.holds[adds_edge] += 1
         self._holds.appendleft(_Hold(call, self._clocks.lane(stream, context, call.thread)))
+
+    def not_held(self, call: Call) -> None:
+        """Record that the driver did not hold a stream."""
+        number, status = call.words
+        if number in self._trials:
+            self._trials[number].refusal = status
 
     def marked(self, call: Call) -> None:
         """Record that the second operation was queued."""

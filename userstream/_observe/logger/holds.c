@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { PAIRS = 64, TRIES = 5, PLACES = 16, CANARIES = 8, BYTES = 64 };
+enum { PAIRS = 64, PLACES = 16, CANARIES = 8, BYTES = 64 };
 enum { RELAXED = 2, LEGACY = 1, PER_THREAD = 2 };
 enum { HOST = -1, BY_LINE = -2 }; /* in place of a stack */
 enum { REPORTED = 1 << 30 };    /* and above: numbers of pairs of an earlier report */
@@ -34,7 +34,7 @@ typedef struct Pair {           /* two operations that race, as far as the judge
     uint64_t line;              /* of the first BY_LINE, a bit as of `stack_lines` */
     uint64_t stream, context;   /* of the second; stream 0: none is known */
     bool adds_edge;             /* tries whether the missing edge orders them */
-    uint8_t left;               /* how many more times it may be held */
+    uint32_t left;              /* how many more times it may be held */
 } Pair;
 
 typedef struct Words {          /* page-locked */
@@ -95,6 +95,7 @@ static Hold hold;               /* valid while there is one */
 static bool is_off;             /* a context has ended: its page-locked memory may be gone */
 static uint32_t last_hold, last_mark;
 static atomic_uint holds_left;
+static uint32_t holds_of_pair;
 static Ranges collectives = NO_RANGES;  /* streams on which other processes may wait */
 
 bool holds_wanted(void) {
@@ -340,7 +341,7 @@ static bool arm(const Pair *wanted) {
     Pair *known = pair_of(wanted->number), *pair = known ? known : pair_of(0);
     if (is_off || !pair || !holds_left || !start_watching())
         return false;
-    uint8_t left = known ? known->left : TRIES;
+    uint32_t left = known ? known->left : holds_of_pair;
     *pair = *wanted;
     pair->left = left;
     if (wanted->stream > PER_THREAD && !stream_is_seen(wanted->stream))
@@ -472,10 +473,13 @@ static void begin_hold(Thread *me, Pair *pair, const Call *call, uint64_t stream
     next_limit = hold.limit;
     pthread_cond_signal(&changed);
     pthread_mutex_unlock(&limit_lock);
-    if (driver.wait_value(stream, (uint64_t)(uintptr_t)&words_of_holds->released, last_hold,
-                          GREATER_OR_EQUAL)) {
+    int status = driver.wait_value(stream, (uint64_t)(uintptr_t)&words_of_holds->released,
+                                   last_hold, GREATER_OR_EQUAL);
+    if (status) {               /* of a device that cannot do it: no attribute says so */
+        uint64_t told[] = {pair->number, (uint64_t)status};
         atomic_store(&held, 0);
-        disarm(pair);           /* as this device cannot do it */
+        log_own(me, NOT_HELD, told, 2);
+        disarm(pair);
         return;
     }
     holds_left--;
@@ -632,7 +636,7 @@ void holds_see_collective(uint64_t stream) {
 static void arm_reported(const Reported *reported, uint32_t count) {
     reported_lines = 0;
     for (uint32_t i = 0; i < count && i < MOST_REPORTED && start_watching(); i++) {
-        pairs[i] = (Pair){.number = REPORTED + i, .first = BY_LINE, .left = TRIES};
+        pairs[i] = (Pair){.number = REPORTED + i, .first = BY_LINE, .left = holds_of_pair};
         pairs[i].second = reported[i].line[1] ? BY_LINE : HOST;
         pairs[i].line = 1ull << 2 * i;
         reported_lines |= pairs[i].line;
@@ -640,9 +644,11 @@ static void arm_reported(const Reported *reported, uint32_t count) {
     }
 }
 
-void holds_begin(uint32_t count, const Reported *reported, uint32_t reported_count) {
+void holds_begin(uint32_t count, uint32_t of_pair, const Reported *reported,
+                 uint32_t reported_count) {
     pthread_mutex_lock(&lock);
     holds_left = count;
+    holds_of_pair = of_pair;
     is_off = false;
     ranges_forget(&collectives, 0, UINT64_MAX);
     if (count)

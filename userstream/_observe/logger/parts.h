@@ -48,7 +48,8 @@ enum { NO_WORD = 255, MAX_FUNCTIONS = 4096 };
     RECORD(STALLS_ALLOWED, 0xFF1A) \
     RECORD(RELEASED, 0xFF1B) \
     RECORD(TIMED_OUT, 0xFF1C) \
-    RECORD(BLOCK_FREED, 0xFF1D)
+    RECORD(BLOCK_FREED, 0xFF1D) \
+    RECORD(NOT_HELD, 0xFF1E)
 
 #define AS_ENUMERATOR(name, number) name = number,
 enum { OWN_RECORDS(AS_ENUMERATOR) FIRST_OWN = HEADER };
@@ -514,8 +515,8 @@ void learning_in_child(void);
 
 /* ---- holds.c: makes suspected races happen -------------------------------------------------- */
 
-/* The most holds of the observation, and the pairs to hold from the first time on. */
-void holds_begin(uint32_t count, const Reported *pairs, uint32_t pair_count);
+/* The most holds of the observation and of a pair, and the pairs to hold from the first time on. */
+void holds_begin(uint32_t count, uint32_t of_pair, const Reported *pairs, uint32_t pair_count);
 void holds_end(void);
 bool holds_are_on(void);
 bool holds_wanted(void);        /* calls are to be shown to: */

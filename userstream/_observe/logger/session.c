@@ -22,6 +22,7 @@ typedef struct Options {
     uint64_t memory;            /* in bytes: the most that waits to be sent on */
     unsigned char *(*account)(void);
     uint32_t holds;             /* how often a stream may be held, to make races happen */
+    uint32_t holds_of_pair;     /* how often for the same pair of lines */
     uint32_t reported_count;
     const Reported *reported;   /* pairs to hold from the first time on */
 } Options;
@@ -151,7 +152,8 @@ static const char *begin(const Options *options) {
     stacks_lost_before = stacks_lost();
     write_header(me, options->holds);
     makers_define();
-    holds_begin(options->holds, options->reported, options->reported_count);
+    holds_begin(options->holds, options->holds_of_pair, options->reported,
+                options->reported_count);
     calls_begin(options->account, is_alone);
     return NULL;
 }
