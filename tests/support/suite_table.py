@@ -146,7 +146,12 @@ def _tools(result: dict[str, Any]) -> list[str]:
 
 
 def _of_tool(result: dict[str, Any], tool: str) -> list[dict[str, Any]]:
-    return [each[tool] for each in result["programs"].values() if tool in each]
+    return [each[tool] for each in result["programs"].values() if _has_run(each, tool)]
+
+
+def _has_run(told: dict[str, Any], tool: str) -> bool:
+    """Return whether a program has run to its end with a tool."""
+    return tool in told and told[tool]["wrong"] != "failed"
 
 
 def _explained() -> str:
@@ -165,10 +170,12 @@ def _cut_short(results: Sequence[dict[str, Any]]) -> list[str]:
     for result in results:
         is_simulated = result["where"] == "the simulated driver"
         names = [each.name for each in programs() if not (is_simulated and each.needs)]
-        count = sum(name in result["programs"] for name in names)
-        if count < len(names):
-            where = result["where"]
-            lines += [f"On {where} time was short: {count} of {len(names)} programs ran.", ""]
+        told = result["programs"]
+        missing = [name for name in names if not _has_run(told.get(name, {}), "observe")]
+        if missing:
+            count = f"{len(names) - len(missing)} of {len(names)} programs ran"
+            but = ", all but " + ", ".join(f"`{each}`" for each in missing)
+            lines += [f"On {result['where']} {count}{but if len(missing) < 8 else ''}.", ""]
     return lines
 
 
@@ -177,7 +184,7 @@ def _cell(results: Sequence[dict[str, Any]], program: Program, tool: str) -> str
     told = [
         result["programs"][program.name][tool]
         for result in results
-        if tool in result["programs"].get(program.name, ())
+        if _has_run(result["programs"].get(program.name, {}), tool)
     ]
     if not told:
         return ""

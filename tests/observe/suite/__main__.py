@@ -128,13 +128,16 @@ def _observe(program: Program, options: argparse.Namespace) -> dict[str, Any]:
     wrong = [_observed(program, options) for _ in range(options.runs)]
     repaired = [_observed(program, options, "--repaired") for _ in range(options.runs)]
     verdicts = {each["found"] for each in wrong}
+    failed = [each["failed"] for each in (*wrong, *repaired) if each["failed"]][:1]
+    if failed:
+        verdicts = {"failed"}
     return {
-        "wrong": wrong[0]["found"] if len(verdicts) == 1 else f"differs: {sorted(verdicts)}",
+        "wrong": verdicts.pop() if len(verdicts) == 1 else f"differs: {sorted(verdicts)}",
         "keys": len({tuple(each["keys"]) for each in wrong}),  # 1: the same in every run
         "silent": not any(each["keys"] for each in repaired),
         "possible": any(each["possible"] for each in repaired),
         "not_seen": bool(wrong[0]["not_seen"]),
-        "failed": [each["failed"] for each in (*wrong, *repaired) if each["failed"]][:1],
+        "failed": failed,
     }
 
 

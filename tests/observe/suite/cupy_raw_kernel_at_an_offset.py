@@ -1,5 +1,6 @@
 # https://github.com/ikawrakow/ik_llama.cpp/issues/2083
 # needs: cupy
+# possible: which part of a block a kernel uses is not known
 """A raw kernel gets the base of a ring buffer, whose slot is copied meanwhile."""
 
 import sys
@@ -19,10 +20,9 @@ ring, out = cupy.zeros(8 * n, cupy.float32), cupy.zeros(n, cupy.float32)
 cupy.cuda.Device().synchronize()
 
 for step in range(1, 5):
+    slot = ring, cupy.int32(3), cupy.int32(n), cupy.float32(step)
     with one:
-        write(
-            (n // 256,), (256,), (ring, cupy.int32(3), cupy.int32(n), cupy.float32(step))
-        )  # first
+        write((n // 256,), (256,), slot)  # first
     if REPAIRED:
         other.wait_event(one.record())
     with other:
