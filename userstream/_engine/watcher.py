@@ -13,7 +13,7 @@ import operator
 import threading
 import time
 from collections import OrderedDict, defaultdict, deque
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from userstream import _driver, _process
 from userstream._driver import core
@@ -50,6 +50,9 @@ class Watch:
 
 
 _listener = operator.attrgetter("listener")
+
+# Watches of one stream that are over, and the error that ended them.
+_Found: TypeAlias = tuple[list[Watch], Exception | None]
 
 
 class Watcher:
@@ -143,7 +146,11 @@ class Watcher:
         if not self._queues:
             self._ringing = {}
             return threading.TIMEOUT_MAX
-        if sum(map(self._look, list(self._queues.values()))):
+        # Ask about all streams before the first report. A woken event loop keeps the GIL up to 5 ms
+        # from this thread (`sys.getswitchinterval()`), which releases the GIL with each question.
+        found = [each for queue in list(self._queues.values()) if (each := self._look(queue))]
+        if found:
+            self._report(found)
             return 0
         oldest = {key: next(iter(queue)).point for key, queue in self._queues.items()}
         self._ringing = {
@@ -175,28 +182,32 @@ class Watcher:
             if not queue:
                 del self._queues[watch.queue]
 
-    def _look(self, queue: OrderedDict[Watch, None]) -> bool:
-        """Report the watches of a stream that are over; return whether any is."""
+    def _look(self, queue: OrderedDict[Watch, None]) -> _Found | None:
+        """Return the watches of a stream that are over, or the oldest and its error, or `None`."""
         oldest = next(iter(queue))
-        over, error = [oldest], None
         try:
             if not oldest.point.is_done():
-                return False
+                return None
         except Exception as failure:  # report any error: no waiter may wait forever
-            error = failure
-        else:
-            # Those behind are likely to be over as well. The watches of a queue with several are
-            # those of a stream, whose points are of one class.
-            behind = list(itertools.islice(queue, 1, None))
-            points = [watch.point for watch in behind if isinstance(watch.point, Point)]
-            over += behind[: core.passed(points)]
-        _tell(over, error)
-        if len(over) == len(queue):  # nearly always; this thread alone changes the queue
-            del self._queues[oldest.queue]
-        else:
-            for watch in over:
-                self._remove(watch)
-        return True
+            return [oldest], failure
+        # Those behind are likely to be over as well. The watches of a queue with several are those
+        # of a stream, whose points are of one class.
+        behind = list(itertools.islice(queue, 1, None))
+        points = [watch.point for watch in behind if isinstance(watch.point, Point)]
+        return [oldest, *behind[: core.passed(points)]], None
+
+    def _report(self, found: list[_Found]) -> None:
+        """Report watches to their listeners, and remove them from their queues."""
+        _tell([watch for over, error in found if error is None for watch in over], None)
+        for over, error in found:
+            if error is not None:
+                _tell(over, error)
+            key = over[0].queue
+            if len(over) == len(self._queues[key]):  # nearly always; this thread alone changes it
+                del self._queues[key]
+            else:
+                for watch in over:
+                    self._remove(watch)
 
     def _fail(self, error: Exception) -> None:
         """Report an error to all watches: the thread cannot poll."""
