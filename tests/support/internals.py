@@ -218,7 +218,8 @@ def copy_aside_at_most(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
 
 def wait_long_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the call of a small queued copy poll until it is done, even on a slow machine."""
-    monkeypatch.setattr(fast_path, "AT_ONCE", 20)
+    fetch = fast_path._fetch
+    monkeypatch.setattr(fast_path, "_fetch", lambda *given: fetch(*given[:4], 20.0, given[5]))
     spin_for_ever(monkeypatch)
 
 

@@ -40,10 +40,6 @@ if TYPE_CHECKING:
 
 ASIDE = 1 << 16  # bytes that are copied once more on the host sooner than the driver is queried
 
-# Seconds, for a small copy behind no work. To hold its objects and to order its producer would take
-# longer.
-AT_ONCE = 10e-6
-
 # Bytes of a copy to pageable memory: the host copies one part while the GPU copies the next.
 PART = 512 << 10
 
@@ -161,10 +157,9 @@ def to_host(  # noqa: PLR0912, PLR0917 -- one function: this path runs on every 
             fetch = partial(_hooks.waiting, _fetch) if _hooks.host_waits else _fetch
             queued = fetch(ordering, move, start, address, limit, onward)
         else:
-            # Nobody waits for a copy that is queued for later: its queries are a future's.
-            limit = AT_ONCE if plan.width <= ASIDE else 0.0
+            # Nobody waits for a copy that is queued for later: its one query is a future's.
             queued = _driver.account.on(
-                _driver.account.FUTURE, _fetch, ordering, move, start, address, limit, 0
+                _driver.account.FUTURE, _fetch, ordering, move, start, address, 0.0, 0
             )
         if queued is None:
             use.ticket.end()
