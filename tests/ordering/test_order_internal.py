@@ -53,6 +53,17 @@ def test_a_driver_that_has_no_such_edges(monkeypatch: pytest.MonkeyPatch, memory
         us.acquire(CAI(memory, stream=None))
 
 
+def test_torch_is_asked_once_for_a_gpu(
+    torch: types.ModuleType, monkeypatch: pytest.MonkeyPatch, memory: int
+) -> None:
+    """It asks the runtime each time, and each edge with a device looks at its current stream."""
+    asked: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: asked.append(True) or True)
+    for _ in range(3):
+        borrow(CAI(memory, stream=None))
+    assert len(asked) == 1
+
+
 def test_nothing_piles_up(buffer: CAI, mine: us.Stream) -> None:
     """Neither what was passed nor what is acquired and never released."""
     us.get_stream(0)

@@ -20,7 +20,7 @@ from userstream._buffers.framework import NO_STREAM, is_named, type_name
 from userstream.errors import UnsupportedBufferError
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterable
     from types import ModuleType
 
     from userstream._buffers.framework import Framework
@@ -103,17 +103,16 @@ def device_id_of(obj: Any) -> int | None:
     return None
 
 
-def _files_of(packages: Container[str] | None) -> list[str]:
+# Of the frameworks that have a module: package and module.
+_FILES = tuple(
+    (package, each.file) for each in framework.KNOWN if each.file for package in each.packages
+)
+
+
+def _files_of(packages: Container[str] | None) -> Iterable[str]:
     """Return the modules of the frameworks that define one of the packages, or of all."""
-    found: list[str] = []
-    # Without calls in the loops: this runs whenever a buffer is ordered with its whole device.
-    for each in framework.KNOWN:
-        if each.file:
-            for package in each.packages:
-                if packages is None or package in packages:
-                    found.append(each.file)
-                    break
-    return found
+    files = [file for package, file in _FILES if packages is None or package in packages]
+    return dict.fromkeys(files)
 
 
 # Cached only after the import: if a signal handler raises during the import, the next call imports

@@ -37,9 +37,16 @@ def device_id_of(device: Any) -> int:
     return _driver.contexts.current_device() if device.index is None else int(device.index)
 
 
+# `torch.cuda` once it was available, which takes microseconds to ask and stays so.
+_available: Any = None
+
+
 def _is_usable() -> bool:
+    global _available  # noqa: PLW0603 -- torch is one module
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    return cuda is not None and cuda.is_available()
+    if cuda is not None and cuda is not _available and cuda.is_available():
+        _available = cuda
+    return cuda is not None and cuda is _available
 
 
 def _current_stream(device: int) -> tuple[int, None]:

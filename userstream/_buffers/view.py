@@ -283,6 +283,9 @@ class View:
     #: True if `producer_of` may return a result. Not inherited: a subclass may be more precise.
     names_producer: ClassVar[bool] = False
 
+    #: True if no buffer of this kind names a producer.
+    is_anonymous: ClassVar[bool] = False
+
     #: True if `glance` may return a result. Not inherited either.
     is_glanced: ClassVar[bool] = False
 
@@ -293,6 +296,7 @@ class View:
         cls.is_single = cls.parts is View.parts and cls.pieces is View.pieces
         is_usual = cls.is_single and cls.producer is View.producer and cls.units is View.units
         cls.producer_framework = cls.framework if is_usual else None
+        cls.is_anonymous = is_usual and cls.framework is None
         cls.names_producer = cls.is_single and "producer_of" in vars(cls)
         cls.is_glanced = cls.producer_framework is not None and "glance" in vars(cls)
 

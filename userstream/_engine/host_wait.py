@@ -309,7 +309,8 @@ class DeviceWork:
 
     def refuse_captures(self) -> None:
         """Raise `CaptureError` for a known capture that the wait would invalidate."""
-        lanes.refuse_captures(self.device, self._context, _BREAKS)
+        legacy = lanes.default_in(_driver.streams.LEGACY, self.device, self._context)
+        lanes.refuse_captures(legacy, _BREAKS)
 
     def is_idle(self) -> bool:
         return False  # CUDA has no such query; an event of an idle context completes at once

@@ -220,15 +220,12 @@ def clamp_priority(device: int, priority: int) -> int:
     return nearest
 
 
-def refuse_captures(
-    device: int, context: driver.CUcontext, why: str, others: Iterable[Lane] = ()
-) -> None:
-    """Raise `CaptureError` for a known capture in a context of a device.
+def refuse_captures(legacy: Lane, why: str, others: Iterable[Lane] = ()) -> None:
+    """Raise `CaptureError` for a known capture in the context of a legacy default stream.
 
     Known are captures that the legacy default stream would join, and captures of streams that
     userstream created or that the caller knows. `why` is as for `Lane.usable`.
     """
-    legacy = default_in(_driver.streams.LEGACY, device, context)
     candidates = [legacy, *others]
     # Streams of other code may be destroyed, and a query of a destroyed stream crashes.
     for lane in ours():

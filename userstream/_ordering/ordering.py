@@ -272,30 +272,26 @@ _BREAKS = {
 
 def refuse_captures(devices: Collection[int], consumer: Lane) -> None:
     """Raise `CaptureError` if a capture can be seen, before an edge would invalidate it."""
-    if not devices:
-        return
-    breaks = _BREAKS[settings.BY_DEVICE]
-    if (
-        not core.are_all_free((consumer,))
-        and consumer.capture_status() != _driver.streams.NOT_CAPTURING
-    ):
-        raise CaptureError(
-            f"{consumer!r} is being captured into a graph, which cannot depend on all other work "
-            f"on the device: {_INSTEAD[settings.BY_DEVICE]}",
-            stream=repr(consumer),
-        )
-    known = frameworks()
     for device in devices:
-        others: list[Lane] = []
-        for framework in known:
+        others = [consumer]
+        for framework in frameworks():
             # A framework captures on its current stream. The legacy stream does not tell of the
             # capture of a non-blocking stream.
             if framework.captures and framework.is_usable():
                 current, _owner = lanes.current_of(framework, device)
                 if current is not None and current.is_context_independent:
                     others.append(current)
-        context = lanes.default(_driver.streams.LEGACY, device).context
-        lanes.refuse_captures(device, context, breaks, others)
+        legacy = lanes.default(_driver.streams.LEGACY, device)
+        try:
+            lanes.refuse_captures(legacy, _BREAKS[settings.BY_DEVICE], others)
+        except CaptureError:
+            if consumer.capture_status() == _driver.streams.NOT_CAPTURING:
+                raise
+            raise CaptureError(
+                f"{consumer!r} is being captured into a graph, which cannot depend on all other "
+                f"work on the device: {_INSTEAD[settings.BY_DEVICE]}",
+                stream=repr(consumer),
+            ) from None
 
 
 def _add_edge_from_device(device: int, consumer: Lane) -> None:

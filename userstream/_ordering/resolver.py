@@ -69,6 +69,13 @@ def resolve(
             source = None if known is None else known.get(handle)
         elif handle != _driver.streams.PER_THREAD:
             source, named = lanes.named(handle, device), found
+    elif kind.is_anonymous and name is None and len(buffers) == 1:
+        view = kind(first)
+        consumer = table.unnamed.get(view.device)
+        if consumer is not None and consumer._lane is not None:
+            rest = _unnamed_producers((view,), table.unknown, None)
+            held = (view.memory_owner,)
+            return Ordering(consumer, consumer._lane, (), (), held, False, None, rest)
     if source is not None and (len(buffers) == 1 or _are_alike(buffers, kind, device, named)):
         streams = table.unnamed if name is None else table.streams_named(name)
         ordering = core.new_ordering(Ordering, streams, device, source, owner, buffers, may_join)
