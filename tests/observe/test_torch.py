@@ -258,6 +258,22 @@ def test_a_tensor_that_is_freed_in_order(
     assert seen.races == ()
 
 
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_a_tensor_of_the_default_stream_that_is_freed(
+    is_ordered: bool, memory: standins.TorchMemory, room: Room
+) -> None:
+    with us.observe(allocations=True, possible=True) as seen:
+        for _ in range(3):
+            tensor = memory.malloc(SIZE)
+            fill(tensor, observed.LEGACY, SIZE)
+            checked(driver.cuStreamSynchronize(observed.LEGACY))
+            copy(room.y, tensor, room.b, SIZE)
+            memory.free(tensor, *[observed.handle(room.b)] * is_ordered)
+            memory.malloc(2 * SIZE)
+            room.b.sync()
+    assert [race.kind for race in seen.races] == ["freed while in use"] * (not is_ordered)
+
+
 def test_uses_by_an_earlier_owner_are_not_those_of_a_freed_tensor(
     memory: standins.TorchMemory, room: Room
 ) -> None:

@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from .clocks import LEGACY
 from .log import OWN, Frame, Stack, json_of, line_of, owner_of, text_of
 from .memory import DEVICE, MANAGED, PINNED, Access, Allocation
 from .races import BLOCK_FREE, RecordedOperation
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .world import Range, World
 
 _WORD = struct.Struct("<Q")
+_PER_THREAD = 2  # the handle of the default stream of a thread
 
 
 class Allocations:
@@ -199,7 +201,7 @@ class ArrayCalls:
 # -- Blocks of the caching allocators of frameworks ------------------------------------------------
 
 _MOST = 20_000  # blocks of one framework that are kept: the newest
-_MOST_FREES = 256  # of blocks that are in use, on one stream
+_MOST_FREES = 256  # of blocks that are in use
 
 
 class Block(NamedTuple):
@@ -316,6 +318,7 @@ class _Free(NamedTuple):
     """A freed block that other streams may still use."""
 
     allocation: Allocation  # that the block is part of
+    stream: int  # the handle of the one that the block was allocated on
     freed: Access
     uses: list[Access]  # of other streams, which nothing ordered before it
 
@@ -330,50 +333,52 @@ class _Frees:
     def __init__(self, world: World) -> None:
         self.world = world
         self._given: dict[int, tuple[int, int]] = {}  # blocks in use: their streams, since when
-        self._frees: dict[Lane, list[_Free]] = {}
+        self._frees: deque[_Free] = deque(maxlen=_MOST_FREES)
 
-    def allocated(self, call: Call, start: int, handle: int) -> None:
+    def allocated(self, call: Call, start: int, stream: int) -> None:
         """Report the uses of blocks of which the allocator may have given out the memory again."""
-        self._given[start] = handle, call.began
-        lane = self._lane(call, handle)
-        frees = None if lane is None else self._frees.get(lane)
-        if frees is None:
+        self._given[start] = stream, call.began
+        if not self._frees:
             return
         allocation = self.world.memory.find(start)
-        for each in [each for each in frees if each.allocation is allocation]:
-            frees.remove(each)
-            for use in each.uses:
-                if self._is_in_use(use, each.freed):
-                    self.world.report(each.allocation, use, each.freed)
+        for each in list(self._frees):
+            if each.allocation is allocation and each.stream == stream:
+                self._frees.remove(each)
+                for use in each.uses:
+                    if self._is_in_use(use, each.freed):
+                        self.world.report(each.allocation, use, each.freed)
 
     def freed(self, call: Call, start: int, end: int, framework: str) -> None:
         """Keep the uses of a block that is freed by now, if nothing orders it after them."""
-        handle, since = self._given.pop(start, (None, 0))
-        lane = None if handle is None else self._lane(call, handle)
+        stream, since = self._given.pop(start, (0, call.began))
         allocation = self.world.memory.find(start)
-        if lane is None or allocation is None:
+        if allocation is None:
+            return
+        uses = [use for use in allocation.overlapping(start, end) if since <= use.operation.began]
+        lane = self._lane(stream, call.thread, allocation.device) if uses else None
+        if lane is None:
             return
         name = f"the allocator of {framework}"
         operation = RecordedOperation(name, call.stack, call.thread, lane, call.began, call.ended)
         operation.kind = BLOCK_FREE
         freed = Access(start, end, lane, lane.time, operation, write=True)
-        uses = [
-            copy.copy(each)  # a later access that repeats it would change it
-            for each in allocation.overlapping(start, end)
-            if since <= each.operation.began and self._is_in_use(each, freed)
-        ]
-        if uses:
-            frees = self._frees.setdefault(lane, [])
-            frees.append(_Free(allocation, freed, uses))
-            del frees[:-_MOST_FREES]
+        # Copies: a later access that repeats one of them changes it.
+        kept = [copy.copy(use) for use in uses if self._is_in_use(use, freed)]
+        if kept:
+            self._frees.append(_Free(allocation, stream, freed, kept))
 
-    def _lane(self, call: Call, handle: int) -> Lane | None:
-        """Return the stream of a block; `None` if it is captured, or nobody has used it yet."""
-        clocks = self.world.clocks
-        if not clocks.is_used(handle):
-            return None
-        lane = clocks.lane(handle, call.context, call.thread)
-        return lane if lane.capture is None else None
+    def _lane(self, stream: int, thread: int, device: int | None) -> Lane | None:
+        """Return the stream of a block; `None` if it is captured, or nobody has used it."""
+        for lane in self.world.clocks.lanes():
+            if stream > _PER_THREAD:
+                is_it = lane.handle == stream
+            elif stream == _PER_THREAD:
+                is_it = lane.kind == "per-thread" and lane.thread == thread
+            else:
+                is_it = lane.kind == LEGACY
+            if is_it and self.world.device_of(lane.context) == device:
+                return None if lane.captured is not None else lane
+        return None
 
     def _is_in_use(self, use: Access, freed: Access) -> bool:
         """Return whether nothing orders the stream of a freed block after a use."""

@@ -223,10 +223,6 @@ class Clocks:
                 self._blocking.setdefault(context, []).append(lane)
         return lane.captured or lane
 
-    def is_used(self, handle: int) -> bool:
-        """Return whether a stream was used; default streams count as used."""
-        return handle <= 2 or handle in self._lanes
-
     def new_lane(self, handle: int, context: int, kind: str) -> Lane:
         """Create a stream that no handle refers to."""
         self._count += 1
