@@ -139,6 +139,23 @@ def test_a_report_that_fails_does_not_stop_the_others(caplog: pytest.LogCaptureF
     ]
 
 
+def test_what_is_over_on_several_streams_is_reported_in_one_call() -> None:
+    """Otherwise the woken event loop keeps the GIL from the watcher between two streams."""
+    told: list[list[watching.Watch]] = []
+    listener = Listener(lambda *_: None)
+    listener._report = lambda over, _: told.append(over)  # type: ignore[method-assign]
+    watcher, watches = watching.Watcher(), []
+    for name in ("one", "two"):
+        stream = us.get_stream(0, name=name)
+        with testing.latch(stream):
+            watches.append(watching.Watch(stream._resolve().completion(), listener))
+        stream.sync(timeout=20)
+    watcher._asked.append((True, watches))
+    assert not watcher._turn()
+    assert told == [watches]
+    assert not watcher._queues
+
+
 def test_a_watcher_that_is_gone_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of our doing: a debugger ends threads, say."""
     stream = us.get_stream(0)
