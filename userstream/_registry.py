@@ -655,9 +655,8 @@ class UserStream:
         if ordering.buffer_use is not None:
             self._uses.keep_acquired(ordering.buffer_use)
         consumer = ordering.consumer
-        if _hooks.buffers_acquired:
-            for listener in _hooks.buffers_acquired:
-                listener(consumer, buffers, reads)
+        for listener in _hooks.buffers_acquired:
+            listener(consumer, buffers, reads)
         return consumer
 
     @_trace.ranged("release")

@@ -136,9 +136,7 @@ class Table:
         self._lock = _process.RLock()
         self._creation_locks: dict[tuple[int, str | None], _process.RLock] = {}
         self.is_closed = False
-        self.is_process_wide = (
-            False  # True: the whole process uses this table; do not close single streams
-        )
+        self.is_process_wide = False  # True: single streams cannot be closed
         self.unnamed: dict[int, Stream] = {}  # by device; never replaced: callers keep a reference
         self.named: dict[str | None, dict[int, Stream]] = {None: self.unnamed}
         # Streams that `close` dropped while references to them existed. `get_stream` returns such a

@@ -141,7 +141,7 @@ def test_two_threads_that_hold_at_first_share_a_queue(
     """One that is replaced is looked after by nobody who holds something."""
     thread = threading.Thread(target=lambda: us.hold(1, stream=stream))
 
-    new_queue = held_objects._new_queue
+    new_queue = held_objects.HeldQueue
 
     def new_queue_meanwhile() -> Any:
         queue = new_queue()
@@ -150,7 +150,7 @@ def test_two_threads_that_hold_at_first_share_a_queue(
             thread.join(0.2)  # it may wait until this is there
         return queue
 
-    monkeypatch.setattr(held_objects, "_new_queue", new_queue_meanwhile)
+    monkeypatch.setattr(held_objects, "HeldQueue", new_queue_meanwhile)
     with testing.latch(stream):
         us.hold(2, stream=stream)
         thread.join(10)

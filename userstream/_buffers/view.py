@@ -133,6 +133,11 @@ def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
     return tuple(sizes)[::-1] if shape else ()
 
 
+def used_strides(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """Return the strides of the axes with more than one element: no other stride has an effect."""
+    return [step for count, step in zip(shape, strides, strict=True) if count > 1]
+
+
 # -- errors and the memory at an address ----------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from userstream import _buffers, _driver, _process
+from userstream._buffers.view import used_strides
 from userstream._copies import fast_path, layout, operands, pinned, staging
 from userstream._copies.operands import (
     DeviceArray,
@@ -234,8 +235,13 @@ def _in_order(
     lane, rest = ordering.lane, ordering.rest
     if rest is not None:
         rest.may_wait = may_wait
-        if not may_wait:
-            _refuse_waits(ordering)
+        if not may_wait and rest.after and not rest.may_order_devices:
+            raise UnknownProducerError(
+                "the producer of a buffer is unknown, so it could continue only when the copy is "
+                "done: pass producer=, the stream that writes it, or None if nothing is pending, "
+                "or wait for the copy",
+                device=rest.after[0],
+            )
     try:
         exported = ordering.acquire(deadline, to_be_released=release)
     except CaptureError:
@@ -259,18 +265,6 @@ def _in_order(
         staging.release_after_error(ordering, use, error)
         raise
     return result
-
-
-def _refuse_waits(ordering: Ordering) -> None:
-    """Raise if a producer can continue only after a host wait for the copy."""
-    rest = ordering.rest
-    if rest is not None and rest.after and not rest.may_order_devices:
-        raise UnknownProducerError(
-            "the producer of a buffer is unknown, so it could continue only when the copy is done: "
-            "pass producer=, the stream that writes it, or None if nothing is pending, or wait for "
-            "the copy",
-            device=rest.after[0],
-        )
 
 
 class _PinnedArray:
@@ -325,10 +319,7 @@ def _into(out: np.ndarray, source: DeviceArray, lane: CopyLane) -> None:
         if _is_direct(plan):
             lane.copy_and_wait(to, source.address, plan, out)
             return
-    if out.nbytes > 2 * staging.SIZE:
-        staging.fetch(lane, source, out)
-        return
-    staged = _cached(source, lane)
+    staged = _cached(source, lane) if out.nbytes <= 2 * staging.SIZE else None
     if staged is None:
         staging.fetch(lane, source, out)
     else:
@@ -438,7 +429,10 @@ def _between(to: DeviceArray, source: DeviceArray, lane: CopyLane) -> None:
     check_target(to)
     if source.shape != to.shape:
         source = source._replace(shape=to.shape, strides=broadcast_strides(source, to.shape))
-    if 0 in to.shape or (to.address == source.address and _is_same(to, source)):
+    if 0 in to.shape or (
+        to.address == source.address
+        and used_strides(to.shape, to.strides) == used_strides(to.shape, source.strides)
+    ):
         return
     _refuse_overlap(to, source)
     plan = layout.moves(to.shape, to.dtype.itemsize, to.strides, source.strides)
@@ -447,14 +441,6 @@ def _between(to: DeviceArray, source: DeviceArray, lane: CopyLane) -> None:
         contexts = _driver.contexts
         peers = contexts.primary_context(to.device), contexts.primary_context(source.device)
     lane.move(to.address, source.address, plan, peers)
-
-
-def _is_same(to: DeviceArray, source: DeviceArray) -> bool:
-    """Return whether two arrays of one address and shape have the same strides as well."""
-    return all(
-        count == 1 or step == from_step
-        for count, step, from_step in zip(to.shape, to.strides, source.strides, strict=True)
-    )
 
 
 def _refuse_overlap(to: DeviceArray, source: DeviceArray) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from userstream import _driver, _hooks
+from userstream._buffers.view import used_strides
 from userstream._copies import layout, pinned, staging
 from userstream._copies.operands import (
     address_of,
@@ -239,7 +240,7 @@ def _target_addresses(out: np.ndarray, plan: CopyPlan) -> tuple[int, int] | None
     """
     is_alike = plan.width == out.nbytes and (
         out.strides == plan.strides
-        or _steps(out.shape, out.strides) == _steps(out.shape, plan.strides)
+        or used_strides(out.shape, out.strides) == used_strides(out.shape, plan.strides)
     )
     address = address_of(out)
     if is_pinned(out, address):
@@ -247,7 +248,3 @@ def _target_addresses(out: np.ndarray, plan: CopyPlan) -> tuple[int, int] | None
     if plan.width > 2 * staging.SIZE:
         return None
     return 0, address - plan.offset + plan.to if is_alike else 0
-
-
-def _steps(shape: Shape, strides: Shape) -> list[int]:
-    return [step for count, step in zip(shape, strides, strict=True) if count > 1]

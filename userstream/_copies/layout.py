@@ -249,11 +249,6 @@ def host_copy_plans(
     return packing, HostCopyPlan(span, plan, scattered, may_alias(shape, strides, itemsize))
 
 
-def is_scattered(shape: Shape, strides: Shape, itemsize: int) -> bool:
-    """Return whether a non-empty array has short rows with gaps between the rows."""
-    return host_copy_plans(shape, strides, itemsize)[0].scattered
-
-
 def host_copy_plan(
     shape: Shape, strides: Shape, itemsize: int, most: int | None = None
 ) -> HostCopyPlan:

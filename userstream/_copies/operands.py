@@ -50,9 +50,11 @@ class DeviceArray(NamedTuple):
 
     @property
     def is_scattered(self) -> bool:
-        """True if rows are so short that the framework packs the array faster than a copy."""
-        shape, strides, itemsize = self.shape, self.strides, self.dtype.itemsize
-        return 0 not in shape and layout.is_scattered(shape, strides, itemsize)
+        """True if rows with gaps are so short that the framework packs faster than a copy."""
+        if 0 in self.shape:
+            return False
+        packing, _ = layout.host_copy_plans(self.shape, self.strides, self.dtype.itemsize)
+        return packing.scattered
 
     def as_bytes(self) -> DeviceArray:
         """Return the array of bytes, with one more axis for the bytes of an element."""
@@ -468,21 +470,12 @@ def _unknown(buffer: object) -> UnsupportedBufferError:
 
 
 def operand(view: View) -> Operand | None:
-    """Return the operand of a view; `None` if the buffer is on the host."""
+    """Return the operand of a view; `None` if it is on the host, page-locked memory included."""
     try:
         _ = view.device
     except HostBufferError:
         return None
     return Operand(view, device_array(view))  # refuses a buffer without a shape
-
-
-def is_on_host(view: View) -> bool:
-    """Return whether a buffer is on the host, page-locked memory included."""
-    try:
-        _ = view.device
-    except HostBufferError:
-        return True
-    return False
 
 
 def empty_array(view: View) -> np.ndarray | None:

@@ -23,9 +23,9 @@ import numpy as np
 
 from userstream import _buffers, _driver, _process
 from userstream._arguments import integer
-from userstream._buffers.view import contiguous_strides
+from userstream._buffers.view import contiguous_strides, used_strides
 from userstream._copies import layout
-from userstream._copies.operands import as_array, device_array, is_on_host, require_numpys
+from userstream._copies.operands import as_array, operand, require_numpys
 from userstream._engine import held_objects
 
 if TYPE_CHECKING:
@@ -280,9 +280,10 @@ def empty(shape: Any, dtype: DTypeLike) -> np.ndarray:
 def empty_like(prototype: Any, dtype: DTypeLike | None) -> np.ndarray:
     """Return a new array with the shape, the dtype and the memory order of another array."""
     view = _buffers.view_or_none(prototype)
+    found = None if view is None else operand(view)
     like: DeviceArray | np.ndarray
-    if view is not None and not is_on_host(view):
-        like = device_array(view)
+    if found is not None:
+        like = found.array
     else:
         like = as_array(prototype if view is not None else require_numpys(prototype))
     return empty_as(like.shape, like.strides, like.dtype if dtype is None else np.dtype(dtype))
@@ -290,8 +291,7 @@ def empty_like(prototype: Any, dtype: DTypeLike | None) -> np.ndarray:
 
 def empty_as(shape: Shape, strides: Shape, dtype: np.dtype) -> np.ndarray:
     """Return a new array without gaps, whose axes have the memory order of these strides."""
-    steps = [abs(step) for count, step in zip(shape, strides, strict=True) if count > 1]
-    if 0 in shape or 0 in steps:  # a broadcast axis has no place in the order
+    if 0 in shape or 0 in used_strides(shape, strides):  # a broadcast axis has no order
         return _array(shape, dtype, contiguous_strides(shape, dtype.itemsize))
     order = tuple(map(abs, strides))
     return _array(shape, dtype, layout.packed(shape, order, dtype.itemsize).strides)

@@ -150,9 +150,8 @@ _spare: dict[int, tuple[Lease, Lease]] = {}  # by device; the limit does not cou
 def fetch(lane: CopyLane, source: DeviceArray, out: np.ndarray) -> None:
     """Copy a device array to a host array of its shape; on an error parts of it are written."""
     source, out = _small_elements(source, out)
-    scattered = layout.is_scattered(source.shape, source.strides, source.dtype.itemsize)
     # A scattered part is copied with the gaps between its elements, which must fit as well.
-    parts = _parts(source, SIZE // layout.MOST_SPREAD if scattered else SIZE)
+    parts = _parts(source, SIZE // layout.MOST_SPREAD if source.is_scattered else SIZE)
     lane.reach()  # before the chunks are taken: a blocked stream must not keep them from others
 
     def copy(chunks: tuple[Lease, Lease]) -> None:

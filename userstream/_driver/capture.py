@@ -131,12 +131,9 @@ def capture_info(handle: driver.CUstream, stream: object) -> CaptureInfo | None:
         return None
     if state == "invalidated":  # the driver reports nothing else
         return CaptureInfo(state, None, None, ())
-    return CaptureInfo(state, int(number), graph, tuple(_copied(dependencies)))
-
-
-def _copied(nodes: list[driver.CUgraphNode] | None) -> list[driver.CUgraphNode]:
-    # Those of the driver lie in an array of its own, which the next call overwrites.
-    return [driver.CUgraphNode(int(node)) for node in nodes or ()]
+    # Copied: the nodes lie in an array of the driver, which the next call overwrites.
+    copied = tuple([driver.CUgraphNode(int(node)) for node in dependencies or ()])
+    return CaptureInfo(state, int(number), graph, copied)
 
 
 @contextmanager

@@ -46,11 +46,6 @@ def primary_context_if_active(device: int) -> driver.CUcontext | None:
     return primary_context(device) if active else None
 
 
-def device_of_primary(context: int) -> int | None:
-    """Return the device whose primary context, known by `primary_context`, this is."""
-    return devices_of_primaries.get(context)
-
-
 def current_context() -> driver.CUcontext | None:
     """Return the calling thread's current context, if it has one."""
     context = call(driver.cuCtxGetCurrent)

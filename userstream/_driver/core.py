@@ -22,7 +22,6 @@ from userstream._driver.status import call, failed
 
 _built.check(_built.CORE, _core.SOURCE)
 
-_NOT_READY = {_core.NOT_READY | each << 32 for each in range(len(_core.FUNCTIONS))}
 _WAIT_EVENT = _core.FUNCTIONS.index("cuStreamWaitEvent")
 _OLDEST = 12000  # the CUDA version whose variants of the functions `native/core.h` declares
 
@@ -43,11 +42,6 @@ def _report_failure(result: int, what: str, error: BaseException | None) -> None
     failure = result_failure(result, None)
     failure.add_note(f"so {what} could not be made current again in this thread")
     errors._report_failures([failure], error)
-
-
-def is_not_ready(result: int) -> bool:
-    """Return whether a result says that the GPU has not completed the work yet."""
-    return result in _NOT_READY
 
 
 def result_failure(result: int, stream: object) -> Exception:

@@ -97,7 +97,7 @@ def stream_is_idle(handle: Any, stream: object, result: int | None = None) -> bo
         result = core.query(handle)
     if not result:
         return True
-    if core.is_not_ready(result):
+    if result & 0xFFFFFFFF == core.NOT_READY:
         return False
     raise core.result_failure(result, stream)
 

@@ -96,33 +96,20 @@ def wait_value(
     call(wait, handle, address, value, flags, stream=stream)
 
 
-def write_operation(address: int, value: int, bits: Bits) -> driver.CUstreamBatchMemOpParams:
-    """Return a write as part of a batch."""
-    operation = driver.CUstreamBatchMemOpParams()
-    write = operation.writeValue
-    write.operation = getattr(_Type, f"CU_STREAM_MEM_OP_WRITE_VALUE_{bits}")
-    _fill(write, address, value, 0, bits)
-    return operation
-
-
-def wait_operation(
-    address: int, value: int, flags: int, bits: Bits
+def value_operation(
+    kind: Literal["WRITE", "WAIT"], address: int, value: int, flags: int, bits: Bits
 ) -> driver.CUstreamBatchMemOpParams:
-    """Return a wait as part of a batch."""
+    """Return the write of a value, or the wait for a value, as part of a batch."""
     operation = driver.CUstreamBatchMemOpParams()
-    wait = operation.waitValue
-    wait.operation = getattr(_Type, f"CU_STREAM_MEM_OP_WAIT_VALUE_{bits}")
-    _fill(wait, address, value, flags, bits)
-    return operation
-
-
-def _fill(word: Any, address: int, value: int, flags: int, bits: Bits) -> None:
+    word: Any = operation.writeValue if kind == "WRITE" else operation.waitValue
+    word.operation = getattr(_Type, f"CU_STREAM_MEM_OP_{kind}_VALUE_{bits}")
     word.address = address
     if bits == 32:
         word.value = driver.cuuint32_t(value)
     else:
         word.value64 = driver.cuuint64_t(value)
     word.flags = flags
+    return operation
 
 
 def flush_operation() -> driver.CUstreamBatchMemOpParams:

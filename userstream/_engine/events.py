@@ -48,7 +48,7 @@ def pool_of(context: driver.CUcontext) -> EventPool:
     if pool is not None:
         return pool
     # A foreign context may be destroyed at any time, and its events with it: do not keep them.
-    if _driver.contexts.device_of_primary(address) is None:
+    if address not in _driver.contexts.devices_of_primaries:
         return core.make_pool(address, False, False)
     return pools.setdefault(address, core.make_pool(address, True, _has_spare_queue()))
 

@@ -96,12 +96,6 @@ def _order(ticket: Ticket) -> None:
 _IDLE_POLLS = 20  # of the watcher before it stops polling: to start again costs more
 
 
-def _new_queue() -> HeldQueue:
-    queue = HeldQueue()
-    _process.leak_at_end(queue)
-    return queue
-
-
 def _sweep(queue: HeldQueue) -> None:
     """Release the objects of a queue that the GPU no longer uses."""
     core.sweep(queue)
@@ -143,7 +137,9 @@ def hold(lane: Lane, point: Point, objects: object) -> None:
         with _lock:  # two queues of one lane would be one too many: only one is swept
             queue = lane.held
             if queue is None:
-                queue = lane.held = _new_queue()
+                queue = HeldQueue()
+                _process.leak_at_end(queue)
+                lane.held = queue
     ticket = objects if isinstance(objects, Ticket) else None
     queue.hold(point, objects if ticket is None else ticket.objects)
     queues.add(queue)

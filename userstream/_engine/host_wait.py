@@ -352,7 +352,7 @@ def work_on(devices: Sequence[int], lane: Lane | None, *, and_current: bool) -> 
 
 def _work_of_other(context: driver.CUcontext | None) -> list[DeviceWork]:
     """Return the work of a context as a list, which is empty for a primary context or `None`."""
-    if context is None or _driver.contexts.device_of_primary(int(context)) is not None:
+    if context is None or int(context) in _driver.contexts.devices_of_primaries:
         return []
     device = _driver.contexts.within(context, _driver.contexts.current_device)
     known = _driver.contexts.primary_context_if_active(device)

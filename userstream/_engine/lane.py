@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from cuda.bindings import driver
     from cuda.bindings.driver import CUstreamCaptureStatus
-    from cuda.core import Context, Device, Event, EventOptions, StreamOptions
+    from cuda.core import Context, Event, EventOptions, StreamOptions
 
     from userstream._driver.core import Point
     from userstream.typing import StreamLike
@@ -58,10 +58,6 @@ if TYPE_CHECKING:
 
         def __cuda_stream__(self) -> tuple[int, int]: ...
         @property
-        def device(self) -> Device:
-            """The device of the stream."""
-
-        @property
         def context(self) -> Context:
             """The context of the stream."""
 
@@ -74,21 +70,11 @@ if TYPE_CHECKING:
             """The priority of the stream; lower numbers run first."""
 
         @property
-        def is_nonblocking(self) -> bool:
-            """True if the stream runs concurrently with the legacy default stream."""
-
-        @property
         def is_closed(self) -> bool:
             """True once the stream is closed."""
 
         def close(self) -> None:
             """Close the stream."""
-
-        def sync(self) -> None:
-            """Block until the work queued on the stream has completed."""
-
-        def wait(self, event_or_stream: Event | StreamLike) -> None:
-            """Make later work on the stream wait for an event or a stream."""
 
         def record(self, event: Event | None = None, options: EventOptions | None = None) -> Event:
             """Record an event after the work queued on the stream."""

@@ -98,13 +98,11 @@ def _core_context(device: int, part: Part | None) -> Context:
 
 
 def at_handle(address: int, owner: object = None, *, shared: bool = True) -> Lane:
-    """Return the lane of any stream, and keep its owner alive.
+    """Return the lane of any stream but a default stream, and keep its owner alive.
 
     With `shared`, the lane of a stream that userstream created is returned, which keeps no owner
     alive.
     """
-    if address in (_driver.streams.LEGACY, _driver.streams.PER_THREAD):
-        return default(address)
     ours = _ours.get(address)
     if ours is not None:
         # For a stream limited to a part, the driver would return the green context.
@@ -167,7 +165,7 @@ def default(handle: int, device: int | None = None) -> Lane:
     """Return the lane of a default stream on a device, or in the context that is current."""
     if device is None:
         context = _driver.contexts.default_context()
-        device = _driver.contexts.device_of_primary(int(context))
+        device = _driver.contexts.devices_of_primaries.get(int(context))
         if device is None:
             device = _driver.contexts.within(context, _driver.contexts.current_device)
             primary = _driver.contexts.primary_context_if_active(device)
@@ -186,7 +184,7 @@ def default_in(handle: int, device: int, context: driver.CUcontext) -> Lane:
     known = _defaults.get((handle, device))
     if known is not None and known.raw_context == int(context):
         return known
-    primary = _driver.contexts.device_of_primary(int(context)) is not None
+    primary = int(context) in _driver.contexts.devices_of_primaries
     return default(handle, device) if primary else _wrapped(handle, None, device, context)
 
 

@@ -125,13 +125,9 @@ class Borrow:
         self._activation = activation
         self._use = use
         self._ordering = ordering
-        if _hooks.borrow_entered:
-            self._report_entry(ordering.consumer)
-        return ordering.consumer
-
-    def _report_entry(self, stream: Stream) -> None:
         for listener in _hooks.borrow_entered:
-            listener(self, stream)
+            listener(self, ordering.consumer)
+        return ordering.consumer
 
     def __exit__(  # noqa: PLR0912 -- one function: this path runs on every borrow
         self,
@@ -144,8 +140,8 @@ class Borrow:
             raise RuntimeError("this borrow was not entered")
         if _process.halted:
             _process.check_fork()
-        if _hooks.borrow_left:
-            self._report_exit()
+        for listener in _hooks.borrow_left:
+            listener(self)
         activation = self._activation
         if ordering.rest is not None:
             ordering.check_thread()
@@ -175,10 +171,6 @@ class Borrow:
                 use.ticket.end()
         if failures:
             errors._report_failures(failures, error)
-
-    def _report_exit(self) -> None:
-        for listener in _hooks.borrow_left:
-            listener(self)
 
 
 class ReadBorrow(Borrow):

@@ -6,6 +6,7 @@ copies. `resolve` begins with a fast path that makes no views of the buffers.
 
 from __future__ import annotations
 
+import operator
 import sys
 import threading
 import weakref
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from userstream.typing import Producer, StreamLike
 
 _AUTO: Final = "auto"
+_memory_owner = operator.attrgetter("memory_owner")
 
 
 def resolve(
@@ -195,11 +197,7 @@ def resolve_copy(  # noqa: PLR0912 -- one function: this path runs on every copy
         producers, owners = _distinct(lane, zip(producers, owners, strict=True))
     elif producers and producers[0].raw_handle == lane.raw_handle:
         producers = ()
-    held = (
-        (views[0].memory_owner, views[1].memory_owner)
-        if len(views) > 1
-        else (views[0].memory_owner,)
-    )
+    held = tuple(map(_memory_owner, views))
     return Ordering(consumer, lane, producers, owners, held, may_join)
 
 

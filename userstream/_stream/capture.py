@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-    from userstream._driver.capture import CaptureInfo
     from userstream._engine.lane import Lane
     from userstream.typing import CaptureMode
 
@@ -35,11 +34,6 @@ class _Begun(NamedTuple):
 
 # By the identity of the stream.
 _begun: dict[tuple[int, int, int], _Begun] = {}
-
-
-def information(lane: Lane) -> CaptureInfo | None:
-    """Return information about the capture of a stream; the lane's context is current."""
-    return _driver.capture.capture_info(lane.live(), lane)
 
 
 class CaptureBlock:

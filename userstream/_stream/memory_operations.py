@@ -14,7 +14,7 @@ from cuda.bindings import driver
 
 from userstream import _arguments, _buffers, _driver, _process
 from userstream._buffers import type_name
-from userstream._buffers.view import contiguous_strides
+from userstream._buffers.view import contiguous_strides, used_strides
 from userstream.errors import DeviceMismatchError
 
 if TYPE_CHECKING:
@@ -263,9 +263,10 @@ def submit(lane: Lane, ops: Iterable[MemoryOperation], flags: int) -> None:
 def _parameters(lane: Lane, operation: MemoryOperation) -> driver.CUstreamBatchMemOpParams:
     match operation:
         case WriteValue(value=value, bits=bits):
-            return _driver.values.write_operation(_word(lane, operation), value, bits)
+            return _driver.values.value_operation("WRITE", _word(lane, operation), value, 0, bits)
         case WaitValue(value=value, flags=flags, bits=bits):
-            return _driver.values.wait_operation(_word(lane, operation), value, flags, bits)
+            word = _word(lane, operation)
+            return _driver.values.value_operation("WAIT", word, value, flags, bits)
         case MemoryBarrier(scope=scope):
             return _driver.values.barrier_operation(scope)
         case FlushRemoteWrites():
@@ -382,9 +383,8 @@ def address_and_size(memory: int | Buffer) -> tuple[int, int | None]:
         raise ValueError(f"{type_name(memory)} is made of several buffers; pass one of them")
     if info.strides is not None and info.shape is not None and info.nbytes:
         count = math.prod(info.shape)
-        if _steps(info.strides, info.shape) != _steps(
-            contiguous_strides(info.shape, info.nbytes // count), info.shape
-        ):
+        dense = contiguous_strides(info.shape, info.nbytes // count)
+        if used_strides(info.shape, info.strides) != used_strides(info.shape, dense):
             raise ValueError(
                 f"the elements of this {type_name(memory)} do not lie side by side in C "
                 f"order (strides {info.strides}); pass a contiguous one"
@@ -396,11 +396,6 @@ def _checked(address: int) -> int:
     if not 0 <= address < 1 << 64:
         raise ValueError(f"{address} is not an address: addresses are from 0 to 2**64 - 1")
     return address
-
-
-def _steps(strides: tuple[int, ...], shape: tuple[int, ...]) -> list[int]:
-    # The stride of a dimension of length 1 has no effect.
-    return [step for step, length in zip(strides, shape, strict=True) if length > 1]
 
 
 _PAGE = 4096

@@ -606,7 +606,10 @@ class Stream(CoreStream):
             _stream.events.wait(self._resolve(), event_or_stream)
         else:
             factory.check_stream(event_or_stream)
-            self._wait_for(event_or_stream)
+            lane = self._resolve()
+            lane.live()
+            # Joining a capture would put the work of all users of a shared stream into the graph.
+            lane.add_edge(lane_of(event_or_stream), may_join=not lane.is_shared)
 
     def wait_event(self, event: Any, flags: int = 0) -> None:  # any framework's event
         """Make later work on this stream wait for an event, without blocking the host.
@@ -770,7 +773,7 @@ class Stream(CoreStream):
         ...     stream.capture_info.state
         'active'
         """
-        return self._within(_stream.capture.information)
+        return self._within(lambda lane: _driver.capture.capture_info(lane.live(), lane))
 
     def begin_capture(self, mode: CaptureMode = "global") -> None:
         """Begin capturing submitted work into a graph instead of executing it.
@@ -1492,13 +1495,9 @@ class Stream(CoreStream):
     def _resolve(self, device: int | None = None) -> Lane:
         """Return the lane of the stream; *device* selects a default stream's lane."""
         lane = self._lane
-        if lane is None:
-            return lanes.default(self._address(), device)
-        return (
-            lane
-            if lane.is_context_independent or device is None
-            else lanes.default(self._address(), device)
-        )
+        if lane is not None and (lane.is_context_independent or device is None):
+            return lane
+        return lanes.default(self._address(), device)
 
     def _within(self, function: Callable[..., T], *args: object) -> T:
         """Call a function of an open lane, whose context is current during the call."""
@@ -1511,12 +1510,6 @@ class Stream(CoreStream):
         lane = self._resolve(device)
         lane.live()
         return self if lane is self._lane else self._of(lane)
-
-    def _wait_for(self, other: StreamLike) -> None:
-        lane = self._resolve()
-        lane.live()
-        # If a shared stream joined a capture, the work of all its users would go into the graph.
-        lane.add_edge(lane_of(other), may_join=not lane.is_shared)
 
     def _live(self) -> driver.CUstream:
         """Return the handle of an open stream, without keeping the stream alive until exit."""
@@ -1542,15 +1535,11 @@ def lane_of(given: StreamLike, device: int | None = None) -> Lane:
         lane = given._resolve(device)
         lane.live()
         return lane
-    return lane_at(factory.address_of_stream(given), device, given)
-
-
-def lane_at(address: int, device: int | None, owner: object = None) -> Lane:
-    """Return the lane of a stream handle; *device* selects a default stream's lane."""
+    address = factory.address_of_stream(given)
     _driver.library.ensure()
     if address in (_driver.streams.LEGACY, _driver.streams.PER_THREAD):
         return lanes.default(address, device)
-    return lanes.at_handle(address, owner)
+    return lanes.at_handle(address, given)
 
 
 def _address_of(given: Any) -> int:
