@@ -357,9 +357,27 @@ def scale(grid: Any, block: Any, to: Pointer, source: Pointer) -> None:
     del grid, block, to, source
 
 
-def scale_at(room: Room, address: int) -> None:
-    function = ObjectCode.from_ptx(b"any").get_kernel(MANGLED)
-    launch(room.b, LaunchConfig(grid=1, block=1), function, address, room.y)
+TABLE = np.dtype([("words", "u8", (11,))])  # eight are looked up together
+
+
+@kernel("observed_table")
+def _table(grid: Any, block: Any, table: TABLE) -> None:  # type: ignore[valid-type]
+    del grid, block, table
+
+
+def user_of_tables(room: Room) -> Callable[[int], None]:
+    """Return a function that launches a kernel with an address among other words."""
+    function = int(ObjectCode.from_ptx(b"any").get_kernel("observed_table").handle)
+
+    def run(address: int) -> None:
+        words = np.arange(11, dtype="u8")
+        words[6] = address
+        parameters = (ctypes.c_void_p * 1)(words.ctypes.data)
+        shape = (1, 1, 1, 1, 1, 1, 0)
+        where = ctypes.addressof(parameters)
+        checked(driver.cuLaunchKernel(function, *shape, handle(room.b), where, 0))
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -381,9 +399,9 @@ def test_a_word_that_was_no_address_may_become_one(room: Room, name: str) -> Non
     node = (ctypes.c_int32 * 64)(10)  # a CUgraphNodeParams: CU_GRAPH_NODE_TYPE_MEM_ALLOC
     if name.startswith("cuGraph"):
         words[1:] = 1, 0, 0, ctypes.addressof(node)
-    word = address.value + within
+    word, use = address.value + within, user_of_tables(room)
     with us.observe() as seen:
-        scale_at(room, word)
+        use(word)
         library, number = seen._logger._library, 4000
         if name != "cuMemHostRegister_v2":  # what stands in for the driver goes unseen
             library.recorder_watch(number_of("cuMemHostRegister_v2"), b"cuEventDestroy_v2")
@@ -392,7 +410,7 @@ def test_a_word_that_was_no_address_may_become_one(room: Room, name: str) -> Non
             library.recorder_watch(number, name.encode())
             for site in (0, 1):
                 library.recorder_call(site, number, (ctypes.c_uint64 * 5)(*words), 5, 0, None)
-        scale_at(room, word)
+        use(word)
         checked(driver.cuMemsetD8Async(word, 0, 8, handle(room.a)))
         us.wait_for_device(0)
         assert len(seen.races) == 1
@@ -416,11 +434,12 @@ def test_memory_may_be_mapped_at_a_word_that_was_no_address(room: Room) -> None:
     size = int(checked(driver.cuMemGetAllocationGranularity(wanted, least)))
     address = int(checked(driver.cuMemAddressReserve(size, 0, 0, 0)))
     physical = checked(driver.cuMemCreate(size, wanted, 0))
+    use = user_of_tables(room)
     with us.observe() as seen:
-        scale_at(room, address)
+        use(address)
         checked(driver.cuMemMap(address, size, 0, physical, 0))
         checked(driver.cuMemSetAccess(address, size, [access], 1))
-        scale_at(room, address)
+        use(address)
         fill(address, room.a)
         us.wait_for_device(0)
         checked(driver.cuMemUnmap(address, size))

@@ -22,7 +22,7 @@ static const char *launch_buffer(void **extra, size_t *size) {
 
 /* Finds what the parameters point to: each word of 8 bytes that is an address. */
 static void find_pointers(Thread *me, const Kernel *kernel, void **parameters, void **extra,
-                          Range *memory, Launch *launch) {
+                          Launch *launch) {
     uint32_t found = 0;
     size_t size = 0;
     const char *buffer = parameters ? NULL : launch_buffer(extra, &size);
@@ -36,13 +36,12 @@ static void find_pointers(Thread *me, const Kernel *kernel, void **parameters, v
         }
         if (data)
             found += find_addresses(me, data, offset, bytes, launch->pointers + found,
-                                    memory + found, MAX_POINTERS - found);
+                                    MAX_POINTERS - found);
     }
     launch->pointer_count = found;
 }
 
 void launch_enter(Thread *me, const Rule *rule, const uint64_t *words, Launch *launch) {
-    Range memory[MAX_POINTERS];
     look_at_results(me);
     Kernel *kernel = kernel_of(me, words[rule->kernel]);
     if (!kernel)
@@ -52,14 +51,13 @@ void launch_enter(Thread *me, const Rule *rule, const uint64_t *words, Launch *l
     if (launch->is_collective)
         holds_see_collective(launch_stream(rule, words));
     void **extra = rule->extra == NO_WORD ? NULL : (void **)(uintptr_t)words[rule->extra];
-    find_pointers(me, kernel, (void **)(uintptr_t)words[rule->parameters], extra, memory, launch);
-    launch->looking = look_before(kernel, launch_stream(rule, words), launch->pointers, memory,
+    find_pointers(me, kernel, (void **)(uintptr_t)words[rule->parameters], extra, launch);
+    launch->looking = look_before(me, kernel, launch_stream(rule, words), launch->pointers,
                                   launch->pointer_count);
 }
 
 void node_enter(Thread *me, const Rule *rule, const uint64_t *words, Launch *launch) {
     enum { KERNEL_NODE = 0, PARAMETERS = 16 };  /* in a CUgraphNodeParams */
-    Range memory[MAX_POINTERS];
     const char *node = (const char *)(uintptr_t)words[rule->node];
     if (!node || (rule->node_is_any && FIELD(int32_t, node, 0) != KERNEL_NODE))
         return;
@@ -68,6 +66,5 @@ void node_enter(Thread *me, const Rule *rule, const uint64_t *words, Launch *lau
     launch->kernel = function ? function : FIELD(uint64_t, node, 56);
     const Kernel *kernel = launch->kernel ? kernel_of(me, launch->kernel) : NULL;
     if (kernel)
-        find_pointers(me, kernel, FIELD(void **, node, 40), FIELD(void **, node, 48), memory,
-                      launch);
+        find_pointers(me, kernel, FIELD(void **, node, 40), FIELD(void **, node, 48), launch);
 }

@@ -119,12 +119,15 @@ static bool may_look(uint64_t stream) {
     return !driver.stream_status(stream, &status) && !status && looks_possible();
 }
 
-static bool wants_look(const Kernel *kernel, const Pointer *pointers, uint32_t count,
-                       uint32_t which) {
+/* `memory` is then what the parameter points to. Nobody looks at memory of the host, or at memory
+ * that was freed in stream order. */
+static bool wants_look(Thread *me, const Kernel *kernel, const Pointer *pointers, uint32_t count,
+                       uint32_t which, Range *memory) {
     uint8_t *counter = &kernel->looks[pointers[which].offset / 8];
     uint8_t looks = __atomic_load_n(counter, __ATOMIC_RELAXED);
     return !looked_enough(looks, false) &&
-           !(looked_enough(looks, true) && is_together(pointers, count, which));
+           !(looked_enough(looks, true) && is_together(pointers, count, which)) &&
+           memory_known(me, pointers[which].value, memory) && !memory->pinned;
 }
 
 /* Under the lock. No launch has to look at the results. */
@@ -167,11 +170,12 @@ static Looking *take_place(uint64_t stream, Looking **lost) {
     return mine;
 }
 
-Looking *look_before(const Kernel *kernel, uint64_t stream, const Pointer *pointers,
-                     const Range *memory, uint32_t count) {
+Looking *look_before(Thread *me, const Kernel *kernel, uint64_t stream, const Pointer *pointers,
+                     uint32_t count) {
+    Range memory;
     bool wanted = false;
     for (uint32_t i = 0; i < count; i++) {
-        wanted |= !memory[i].pinned && wants_look(kernel, pointers, count, i);
+        wanted |= wants_look(me, kernel, pointers, count, i, &memory);
     }
     if (!wanted || !may_look(stream))
         return NULL;
@@ -185,16 +189,16 @@ Looking *look_before(const Kernel *kernel, uint64_t stream, const Pointer *point
     mine->count = 0;
     mine->ok = true;
     for (uint32_t i = 0; i < count && mine->count < LOOKED_AT; i++) {
-        if (memory[i].pinned || !wants_look(kernel, pointers, count, i))
+        if (!wants_look(me, kernel, pointers, count, i, &memory))
             continue;
-        uint64_t left = memory[i].end - pointers[i].value;
+        uint64_t left = memory.end - pointers[i].value;
         uint32_t bytes = (uint32_t)(left < LOOK_BYTES ? left : LOOK_BYTES);
         if (!memory_is_there(pointers[i].value, bytes))
             continue;
         uint32_t k = mine->count++;
         mine->offsets[k] = (uint32_t)pointers[i].offset;
         mine->sizes[k] = bytes;
-        mine->whole[k] = bytes == memory[i].end - memory[i].begin;
+        mine->whole[k] = bytes == memory.end - memory.begin;
         mine->addresses[k] = pointers[i].value;
         mine->together[k] = is_together(pointers, count, i);
         mine->ok &= !driver.copy_out(mine->before + k * LOOK_BYTES, mine->addresses[k],

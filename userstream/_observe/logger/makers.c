@@ -182,7 +182,7 @@ static void called(void *unused, int domain, uint32_t function, const CallbackDa
     size_t at = 0;
     for (size_t i = 0; i < signature->count; i++) {
         uint8_t size = signature->sizes[i];
-        at = (at + size - 1) / size * size;
+        at = (at + size - 1) & ~(size_t)(size - 1);     /* a power of 2 */
         words[i] = word_at((const char *)data->parameters + at, size);
         at += size;
     }

@@ -7,9 +7,8 @@ static Ranges freed = NO_RANGES;        /* in stream order, and not allocated ag
 /* What a thread remembers of memory is true until memory near it is forgotten or is told of. */
 enum { NEAR = 21, AREAS = 64 };     /* addresses that agree above so many bits are near */
 
-static struct {
-    _Alignas(64) atomic_uint count;
-} forgotten[AREAS];
+static Generation forgotten[AREAS];
+static Generation forgotten_anywhere;
 
 static unsigned area_of(uint64_t address) {
     return (unsigned)(address >> NEAR) % AREAS;
@@ -17,8 +16,7 @@ static unsigned area_of(uint64_t address) {
 
 /* The area, and how often something there was forgotten. */
 static uint64_t generation_at(uint64_t address) {
-    return address >> NEAR << 32 |
-           atomic_load_explicit(&forgotten[area_of(address)].count, memory_order_acquire);
+    return address >> NEAR << 32 | generation_of(&forgotten[area_of(address)]);
 }
 
 bool memory_was_freed(uint64_t address) {
@@ -31,7 +29,8 @@ static void forget_known(uint64_t begin, uint64_t end) {
     ranges_forget(&memory, begin, end);
     uint64_t first = begin >> NEAR, last = (end - (end > begin)) >> NEAR;
     for (uint64_t area = first; area <= last && area - first < AREAS; area++)
-        atomic_fetch_add(&forgotten[area % AREAS].count, 1);
+        generation_ends(&forgotten[area % AREAS]);
+    generation_ends(&forgotten_anywhere);
 }
 
 void memory_forget(uint64_t begin, uint64_t end) {
@@ -39,7 +38,7 @@ void memory_forget(uint64_t begin, uint64_t end) {
     ranges_forget(&freed, begin, end);
 }
 
-static bool memory_known(Thread *me, uint64_t address, Range *found) {
+bool memory_known(Thread *me, uint64_t address, Range *found) {
     uint64_t generation = generation_at(address);
     /* Large memory is found by the area of an address, small memory by its page. */
     unsigned places[] = {(unsigned)(mixed(1, address >> NEAR) >> 32) % RANGES_KEPT,
@@ -83,18 +82,18 @@ static bool tell_of(Thread *me, uint64_t address, Range *found) {
     return true;
 }
 
-/* Tells of memory when it is used first. Returns whether it is memory that the driver knows; the
- * host must not write to memory that is page-locked before a copy from there has run. */
-bool see_memory(Thread *me, uint64_t address, Range *found) {
-    *found = (Range){0, 0, false};
-    if (!address)
-        return false;
-    if (memory_known(me, address, found))
-        return true;
+static bool see_unknown(Thread *me, uint64_t address, Range *found) {
     pthread_mutex_lock(&seeing_lock);
     bool known = memory_known(me, address, found) || tell_of(me, address, found);
     pthread_mutex_unlock(&seeing_lock);
     return known;
+}
+
+/* Tells of memory when it is used first. Returns whether it is memory that the driver knows; the
+ * host must not write to memory that is page-locked before a copy from there has run. */
+bool see_memory(Thread *me, uint64_t address, Range *found) {
+    *found = (Range){0, 0, false};
+    return address && (memory_known(me, address, found) || see_unknown(me, address, found));
 }
 
 /* A copy from memory that is gone loses the context, and some calls that free memory go unseen. */
@@ -125,12 +124,14 @@ void memory_gone_at(uint64_t address, bool in_stream_order) {
 /* Any word may be an address from now on. */
 void strangers_forget(void) {
     for (size_t i = 0; i < AREAS; i++)
-        atomic_fetch_add(&forgotten[i].count, 1);
+        generation_ends(&forgotten[i]);
+    generation_ends(&forgotten_anywhere);
 }
 
 /* Most words of large parameters are no addresses, and the same at each launch: they come first. */
-static bool is_memory(Thread *me, uint64_t word, Range *found) {
+static bool is_memory(Thread *me, uint64_t word) {
     enum { ADDRESS_BITS = 57 };
+    Range found;
     if (word < 1 << 16 || word >> ADDRESS_BITS)
         return false;
     uint64_t generation = generation_at(word);
@@ -138,27 +139,48 @@ static bool is_memory(Thread *me, uint64_t word, Range *found) {
     if (me->memory.strangers[place].word == word &&
         me->memory.strangers[place].generation == generation)
         return false;
-    if (memory_known(me, word, found))
-        return true;
-    if (memory_was_freed(word)) {
-        *found = (Range){word, word, true};     /* nobody looks there */
-        return true;
-    }
-    if (see_memory(me, word, found))
+    if (memory_known(me, word, &found) || memory_was_freed(word) || see_unknown(me, word, &found))
         return true;
     me->memory.strangers[place].word = word;
     me->memory.strangers[place].generation = generation;
     return false;
 }
 
+/* Returns which words are addresses, a bit each. */
+static uint32_t look_up(Thread *me, const uint64_t *words, uint32_t count) {
+    uint32_t are_addresses = 0;
+    for (uint32_t i = 0; i < count; i++)
+        are_addresses |= (uint32_t)is_memory(me, words[i]) << i;
+    return are_addresses;
+}
+
+/* Returns which of BLOCK_WORDS words are addresses: as for the same words before, unless memory
+ * anywhere was forgotten or told of since. Large parameters are mostly the same at each launch. */
+static uint32_t addresses_among(Thread *me, const uint64_t *words) {
+    unsigned generation = generation_of(&forgotten_anywhere);
+    uint64_t hashes[] = {1, 2};         /* the processor does not wait for one, then the other */
+    for (uint32_t i = 0; i < BLOCK_WORDS; i++)
+        hashes[i % 2] = mixed(hashes[i % 2], words[i]);
+    uint64_t hash = mixed(hashes[0], hashes[1]);
+    KnownBlock *known = &me->memory.blocks[(hash >> 32) % BLOCKS_KEPT];
+    if (known->hash != hash || known->generation != generation)
+        *known = (KnownBlock){hash, generation, look_up(me, words, BLOCK_WORDS)};
+    return known->are_addresses;
+}
+
 uint32_t find_addresses(Thread *me, const char *data, uint32_t offset, uint32_t bytes,
-                        Pointer *pointers, Range *memory, uint32_t room) {
-    uint32_t found = 0;
-    for (uint32_t at = 0; at + 8 <= bytes && found < room; at += 8) {
-        uint64_t word;
-        memcpy(&word, data + at, sizeof word);
-        if (is_memory(me, word, &memory[found]))
-            pointers[found++] = (Pointer){offset + at, word};
+                        Pointer *pointers, uint32_t room) {
+    uint64_t words[BLOCK_WORDS];
+    uint32_t found = 0, count = bytes / 8;
+    for (uint32_t at = 0; at < count && found < room; at += BLOCK_WORDS) {
+        bool is_whole = count - at >= BLOCK_WORDS;
+        uint32_t here = is_whole ? BLOCK_WORDS : count - at;
+        memcpy(words, data + 8 * at, here * sizeof *words);
+        uint32_t are = is_whole ? addresses_among(me, words) : look_up(me, words, here);
+        for (uint32_t i = 0; i < here && found < room; i++) {
+            if (are >> i & 1)
+                pointers[found++] = (Pointer){offset + 8 * (at + i), words[i]};
+        }
     }
     return found;
 }

@@ -412,11 +412,17 @@ void streams_in_child(void);
 
 /* ---- memory.c ------------------------------------------------------------------------------- */
 
-enum { RANGES_KEPT = 512, STRANGERS_KEPT = 1024 };
+enum { RANGES_KEPT = 512, STRANGERS_KEPT = 4096, BLOCKS_KEPT = 4096, BLOCK_WORDS = 8 };
 
 typedef struct Pointer {        /* a parameter that points to memory */
     uint64_t offset, value;
 } Pointer;
+
+typedef struct KnownBlock {     /* BLOCK_WORDS words of a parameter of a kernel */
+    uint64_t hash;
+    unsigned generation;        /* of all memory */
+    uint32_t are_addresses;     /* a bit each */
+} KnownBlock;
 
 typedef struct MemoryCache {
     struct {
@@ -427,15 +433,17 @@ typedef struct MemoryCache {
         uint64_t word;
         uint64_t generation;
     } strangers[STRANGERS_KEPT];
+    KnownBlock blocks[BLOCKS_KEPT];
 } MemoryCache;
 
 bool memory_was_freed(uint64_t address);        /* in stream order: a kernel may still get it */
 void memory_forget(uint64_t begin, uint64_t end);
 bool see_memory(Thread *me, uint64_t address, Range *found);    /* false: it is none */
-/* Finds the words of a kernel's parameter that are addresses, and the memory of each. Returns how
- * many there are; `offset` is that of the parameter. */
+bool memory_known(Thread *me, uint64_t address, Range *found);  /* false: it was not seen */
+/* Finds the words of a kernel's parameter that are addresses. Returns how many there are; `offset`
+ * is that of the parameter. */
 uint32_t find_addresses(Thread *me, const char *data, uint32_t offset, uint32_t bytes,
-                        Pointer *pointers, Range *memory, uint32_t room);
+                        Pointer *pointers, uint32_t room);
 bool memory_is_there(uint64_t address, uint64_t bytes);     /* asks the driver each time */
 void memory_gone(uint64_t begin, uint64_t end);
 void memory_gone_at(uint64_t address, bool in_stream_order);
@@ -506,8 +514,8 @@ typedef struct Looking Looking;
 
 void look_at_results(Thread *me);
 /* Returns the look at this launch; NULL: there is none. */
-Looking *look_before(const Kernel *kernel, uint64_t stream, const Pointer *pointers,
-                     const Range *memory, uint32_t count);
+Looking *look_before(Thread *me, const Kernel *kernel, uint64_t stream, const Pointer *pointers,
+                     uint32_t count);
 void look_after(Looking *mine, uint64_t stream, int result);
 void look_abandon(Looking *mine);       /* the end of the launch will not be seen */
 void looks_abandon(void);               /* of an earlier observation */
