@@ -684,13 +684,3 @@ def test_a_function_that_is_not_followed_is_counted_with_its_first_line() -> Non
         r".*test_verdicts\.py:\d+ \(2\)",
         said,
     )
-
-
-def test_a_version_that_is_not_followed_is_counted_beside_those_that_are() -> None:
-    with a_room(), us.observe() as seen:
-        library, number = seen._logger._library, 4000
-        library.recorder_watch(number, b"cuGraphAddNode_v3")
-        for site in (0, 1):
-            library.recorder_call(site, number, (ctypes.c_uint64 * 6)(), 6, 0, None)
-    (said,) = seen.not_seen
-    assert said.startswith("cuGraphAddNode_v3: nodes of graphs that are not followed")

@@ -244,6 +244,53 @@ assert driver.cuStreamEndCapture(stream)[0].name == "CUDA_ERROR_STREAM_CAPTURE_I
     )
 
 
+def test_nodes_of_any_type_in_the_versions_of_cuda_13_4():
+    """The context of a kernel node is that of its function. `observe` follows these versions too."""
+    if not hasattr(driver, "cuGraphAddNode_v3"):
+        pytest.skip("needs cuda-bindings 13.4")
+    check(
+        START.format("2, driver_version=13050")
+        + """
+import userstream as us
+from cuda.bindings import driver
+def ok(answer):
+    assert answer[0] == 0, answer
+    return answer[-1]
+ok(driver.cuInit(0))
+contexts = [ok(driver.cuDevicePrimaryCtxRetain(device)) for device in range(2)]
+ok(driver.cuCtxSetCurrent(contexts[0]))
+memory = ok(driver.cuMemAlloc(64))
+fill = driver.CUgraphNodeParams()
+fill.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET
+fill.memset.dst, fill.memset.elementSize, fill.memset.ctx = memory, 1, contexts[0]
+fill.memset.width, fill.memset.height, fill.memset.value = 4, 1, 7
+with us.observe() as seen:
+    stream, graph = ok(driver.cuStreamCreate(1)), ok(driver.cuGraphCreate(0))
+    node = ok(driver.cuGraphAddNode_v3(graph, [], None, 0, fill))
+    fill.memset.value = 8
+    ok(driver.cuGraphNodeSetParams_v2(node, fill))
+    executable = ok(driver.cuGraphInstantiate(graph, 0))
+    ok(driver.cuMemsetD8Async(memory, 0, 4, ok(driver.cuStreamCreate(1))))
+    ok(driver.cuGraphLaunch(executable, stream))
+    ok(driver.cuCtxSynchronize())
+assert [race.kind for race in seen.races] == ["write after write"], str(seen)
+assert seen.not_seen == ()
+testing.kernel("anything")(lambda grid, block: None)
+module = ok(driver.cuModuleLoadData(b"any"))
+launch = driver.CUgraphNodeParams()
+launch.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
+launch.kernel.func = ok(driver.cuModuleGetFunction(module, b"anything"))
+launch.kernel.gridDimX = launch.kernel.gridDimY = launch.kernel.gridDimZ = 1
+launch.kernel.blockDimX = launch.kernel.blockDimY = launch.kernel.blockDimZ = 1
+for context, answer in zip(contexts, ["CUDA_SUCCESS", "CUDA_ERROR_INVALID_CONTEXT"]):
+    launch.kernel.ctx = context
+    result, node = driver.cuGraphAddNode_v3(graph, [], None, 0, launch)
+    assert result.name == answer, result
+ok(driver.cuGraphAddNode(graph, [], None, 0, launch))
+"""
+    )
+
+
 def test_importing_starts_nothing():
     check(
         "import sys; from userstream import testing; from userstream.testing import _simulated; "

@@ -297,7 +297,10 @@ def _nodes() -> dict[str, Function]:
     made = found["cuGraphAddMemAllocNode"]
     found["cuGraphAddMemAllocNode"] = replace(made, forgets=STRANGERS)
     found["cuGraphAddNode"] = any_node("add_node", 5, 4, *new)
-    found["cuGraphAddNode_v2"] = any_node("add_node", 6, 5, Fetch(0, 8), Fetch(2, 8, count=4))
+    for version in ("_v2", "_v3"):
+        found[f"cuGraphAddNode{version}"] = any_node(
+            "add_node", 6, 5, Fetch(0, 8), Fetch(2, 8, count=4)
+        )
     for kind, suffix in (("Kernel", "_v2"), ("Memcpy", ""), ("Memset", ""), ("Host", "")):
         name = f"{kind}NodeSetParams{suffix}"
         found[f"cuGraph{name}"] = node("set_node", kind, 2, 1)
@@ -433,15 +436,14 @@ _REASONS = {
     ),
     "nodes of graphs that are not followed": (
         "cuGraphAddExternalSemaphoresSignalNode cuGraphAddExternalSemaphoresWaitNode "
-        "cuGraphAddNode_v3 cuGraphBatchMemOpNodeSetParams "
-        "cuGraphExternalSemaphoresSignalNodeSetParams "
+        "cuGraphBatchMemOpNodeSetParams cuGraphExternalSemaphoresSignalNodeSetParams "
         "cuGraphExternalSemaphoresWaitNodeSetParams cuGraphExecBatchMemOpNodeSetParams "
         "cuGraphExecExternalSemaphoresSignalNodeSetParams "
         "cuGraphExecExternalSemaphoresWaitNodeSetParams"
     ),
 }
 
-# Why what a function does cannot be followed, by its name: with a version if that one alone is not.
+# Why what a function does cannot be followed, by its name without a version.
 NOT_FOLLOWED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 
 # Regular expressions for the names of functions that neither queue work, nor make order, nor change
@@ -496,8 +498,7 @@ def watched(symbol: str) -> tuple[str, Function] | None:
     name = _OWN_DEFAULT_STREAM.sub("", symbol)
     function = FUNCTIONS.get(name)
     if function is None:
-        if name not in NOT_FOLLOWED:
-            name = _VERSION.sub("", name)
+        name = _VERSION.sub("", name)
         return (name, _COUNTED) if name in NOT_FOLLOWED else None
     if name != symbol and function.stream is None:
         function = replace(function, roles={**function.roles, "default": 2})

@@ -135,6 +135,7 @@ SIGNATURES = {
     "cuGraphAddBatchMemOpNode": "88888",
     "cuGraphAddNode": "88888",
     "cuGraphAddNode_v2": "888888",
+    "cuGraphAddNode_v3": "888888",
     "cuGraphKernelNodeSetParams_v2": "88",
     "cuGraphExecKernelNodeSetParams_v2": "888",
     "cuGraphMemcpyNodeSetParams": "88",

@@ -749,6 +749,7 @@ Operation *child_operation(Graph *child);
 size_t operation_graphs(const Operation *operation, Graph *const **graphs);
 /* What a node does, from the structure that describes one of its type. */
 CUresult kernel_node_operation(const void *parameters, Operation **operation);
+CUresult kernel_node_check_context(const void *parameters);
 CUresult copy_node_operation(const void *parameters, const Context *context,
                              Operation **operation);
 CUresult fill_node_operation(const void *parameters, const Context *context,

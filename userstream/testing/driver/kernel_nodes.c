@@ -41,6 +41,19 @@ CUresult kernel_node_operation(const void *parameters, Operation **operation) {
     return launch_new(operation, kernel, context, &shape, node->parameters, node->extra);
 }
 
+/* CUDA 13.4: "the underlying device context of ctx must match the device context that the
+ * CUfunction was loaded into". */
+CUresult kernel_node_check_context(const void *parameters) {
+    const KernelNode2 *wanted = parameters;
+    const Entry *function = wanted->node.function;
+    const Context *context = wanted->context;
+    if (!context || !handle_is(KIND_ENTRY, function))
+        return CUDA_SUCCESS;
+    const GreenContext *green = context_green(context);
+    bool same = (green ? green->primary : context) == function->module->context;
+    return same ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
 static CUresult add(Node **out, Graph *graph, Node **dependencies, size_t count,
                     const KernelNode2 *wanted) {
     Operation *operation;

@@ -64,6 +64,20 @@ DRIVER_FUNCTION_AS(cuGraphAddNode_v2, cuGraphAddNode, 12030,
     return add(out, graph, dependencies, count, parameters);
 }
 
+static CUresult check_context(const NodeParameters *parameters) {
+    bool is_kernel = parameters && parameters->type == NODE_KERNEL;
+    return is_kernel ? kernel_node_check_context(parameters->room) : CUDA_SUCCESS;
+}
+
+DRIVER_FUNCTION_AS(cuGraphAddNode_v3, cuGraphAddNode, 13040,
+                   (Node **out, Graph *graph, Node **dependencies, const void *edges, size_t count,
+                    NodeParameters *parameters),
+                   (out, graph, dependencies, edges, count, parameters)) {
+    UNUSED(edges);
+    CUresult result = check_context(parameters);
+    return result == CUDA_SUCCESS ? add(out, graph, dependencies, count, parameters) : result;
+}
+
 /* ---- changing ------------------------------------------------------------------------------- */
 
 /* Executable graphs share operations: a node gets another one. */
@@ -153,11 +167,21 @@ static CUresult make_other(const Node *node, NodeParameters *parameters, Operati
     return make(node->graph, parameters, operation);
 }
 
-DRIVER_FUNCTION(cuGraphNodeSetParams, 12020, (Node *node, NodeParameters *parameters),
-                (node, parameters)) {
+static CUresult set(Node *node, NodeParameters *parameters) {
     Operation *operation;
     CUresult result = make_other(node, parameters, &operation);
     return result == CUDA_SUCCESS ? node_set(node, operation) : result;
+}
+
+DRIVER_FUNCTION(cuGraphNodeSetParams, 12020, (Node *node, NodeParameters *parameters),
+                (node, parameters)) {
+    return set(node, parameters);
+}
+
+DRIVER_FUNCTION_AS(cuGraphNodeSetParams_v2, cuGraphNodeSetParams, 13040,
+                   (Node *node, NodeParameters *parameters), (node, parameters)) {
+    CUresult result = check_context(parameters);
+    return result == CUDA_SUCCESS ? set(node, parameters) : result;
 }
 
 DRIVER_FUNCTION(cuGraphExecNodeSetParams, 12020,
