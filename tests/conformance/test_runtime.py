@@ -144,6 +144,26 @@ def test_an_attribute_is_that_of_the_driver(name):
     assert right(runtime.cudaDeviceGetAttribute(attribute, 0)) == expected
 
 
+MAP_HOST = 8
+
+
+def test_the_flags_of_a_device():
+    """Those for core dumps have no effect on a context that is there."""
+    for flags, expected in ((4, 4), (1, 1), (16, 16), (MAP_HOST, 0), (32, 0), (0, 0)):
+        right(runtime.cudaSetDeviceFlags(flags))
+        assert right(runtime.cudaGetDeviceFlags()) == expected | MAP_HOST
+        assert ok(driver.cuCtxGetFlags()) == expected | MAP_HOST
+    assert runtime.cudaSetDeviceFlags(3) == (INVALID_VALUE,)
+
+
+def test_flags_are_asked_for_without_a_context():
+    def use():
+        assert right(runtime.cudaGetDeviceFlags()) & MAP_HOST
+        return int(ok(driver.cuCtxGetCurrent()))
+
+    assert elsewhere(use) == 0
+
+
 def test_the_priorities_of_streams():
     assert right(runtime.cudaDeviceGetStreamPriorityRange()) == ok(
         driver.cuCtxGetStreamPriorityRange()
@@ -580,3 +600,194 @@ def test_memory_and_events_have_handles_for_other_processes(buffer):
     )
     assert all(any(ctypes.string_at(int(handle.getPtr()), 64)) for handle in handles)
     right(runtime.cudaEventDestroy(event))
+
+
+# ---- nodes of any type ------------------------------------------------------
+
+Type = runtime.cudaGraphNodeType
+
+
+def node_of(kind, part=None, **fields):
+    """Parameters of a node; `part` is the member for its type."""
+    made = runtime.cudaGraphNodeParams()
+    made.type = kind
+    if part:
+        described = getattr(made, part)
+        for name, value in fields.items():
+            setattr(described, name, value)
+        setattr(made, part, described)
+    return made
+
+
+def add(graph, parameters, *dependencies):
+    edges = () if CUDA_12 else (None,)
+    call = runtime.cudaGraphAddNode
+    return right(call(graph, list(dependencies), *edges, len(dependencies), parameters))
+
+
+def filling(address, value):
+    fields = {"dst": address, "value": value, "elementSize": 1, "width": 64, "height": 1}
+    return node_of(Type.cudaGraphNodeTypeMemset, "memset", **fields)
+
+
+def to_host(target, address):
+    """A copy of 64 bytes."""
+    copy = runtime.cudaMemcpy3DParms()
+    for name, pointer in {"srcPtr": address, "dstPtr": target}.items():
+        rows = runtime.cudaPitchedPtr()
+        rows.ptr, rows.pitch, rows.xsize, rows.ysize = pointer, 64, 64, 1
+        setattr(copy, name, rows)
+    size = runtime.cudaExtent()
+    size.width, size.height, size.depth = 64, 1, 1
+    copy.extent, copy.kind = size, Kind.cudaMemcpyDefault
+    return copy
+
+
+@pytest.fixture
+def host():
+    address = int(right(runtime.cudaMallocHost(64)))
+    ctypes.memset(address, 0, 64)
+    yield address
+    right(runtime.cudaFreeHost(address))
+
+
+def test_nodes_that_fill_launch_and_copy(kernel, buffer, host, runtime_stream, runtime_graph):
+    first = add(runtime_graph, filling(buffer, 0))
+    parameters = node_of(Type.cudaGraphNodeTypeKernel)
+    launch = parameters.kernel
+    launch.func = int(kernel)
+    for name, size in {"gridDim": 1, "blockDim": 16}.items():
+        whole = getattr(launch, name)
+        whole.x, whole.y, whole.z = size, 1, 1
+    launch.kernelParams = ((int(buffer), 16, 3), (ctypes.c_void_p, ctypes.c_int, ctypes.c_int))
+    second = add(runtime_graph, parameters, first)
+    copy = to_host(host, int(buffer))
+    add(runtime_graph, node_of(Type.cudaGraphNodeTypeMemcpy, "memcpy", copyParams=copy), second)
+    run_graph(runtime_graph, runtime_stream)
+    assert list((ctypes.c_int * 16).from_address(host)) == [3] * 16
+
+
+def test_nodes_that_allocate_and_free(host, runtime_stream, runtime_graph):
+    properties = runtime.cudaMemPoolProps()
+    properties.allocType = runtime.cudaMemAllocationType.cudaMemAllocationTypePinned
+    properties.location.type = runtime.cudaMemLocationType.cudaMemLocationTypeDevice
+    fields = {"poolProps": properties, "bytesize": 64}
+    parameters = node_of(Type.cudaGraphNodeTypeMemAlloc, "alloc", **fields)
+    allocated = add(runtime_graph, parameters)
+    address = int(parameters.alloc.dptr)
+    filled = add(runtime_graph, filling(address, 5), allocated)
+    copied = right(
+        runtime.cudaGraphAddMemcpyNode(runtime_graph, [filled], 1, to_host(host, address))
+    )
+    add(runtime_graph, node_of(Type.cudaGraphNodeTypeMemFree, "free", dptr=address), copied)
+    run_graph(runtime_graph, runtime_stream)
+    assert set(ctypes.string_at(host, 64)) == {5}
+
+
+def test_nodes_for_events_children_and_nothing(buffer, runtime_stream, runtime_graph):
+    event, child = right(runtime.cudaEventCreate()), right(runtime.cudaGraphCreate(0))
+    add(child, filling(buffer, 4))
+    first = add(runtime_graph, node_of(Type.cudaGraphNodeTypeGraph, "graph", graph=child))
+    kind = Type.cudaGraphNodeTypeEventRecord
+    second = add(runtime_graph, node_of(kind, "eventRecord", event=event), first)
+    kind = Type.cudaGraphNodeTypeWaitEvent
+    third = add(runtime_graph, node_of(kind, "eventWait", event=event), second)
+    add(runtime_graph, node_of(Type.cudaGraphNodeTypeEmpty), third)
+    run_graph(runtime_graph, runtime_stream)
+    right(runtime.cudaEventQuery(event))
+    target = np.zeros(64, np.uint8)
+    right(runtime.cudaMemcpy(target, buffer, 64, Kind.cudaMemcpyDeviceToHost))
+    assert (target == 4).all()
+    right(runtime.cudaEventDestroy(event))
+    right(runtime.cudaGraphDestroy(child))
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0, 0), (1, 5)])
+def test_a_node_with_a_condition(buffer, runtime_stream, runtime_graph, value, expected):
+    right(runtime.cudaMemset(buffer, 0, 64))
+    assign_default = 1
+    handle = right(runtime.cudaGraphConditionalHandleCreate(runtime_graph, value, assign_default))
+    kind = runtime.cudaGraphConditionalNodeType.cudaGraphCondTypeIf
+    fields = {"handle": handle, "type": kind, "size": 1}
+    parameters = node_of(Type.cudaGraphNodeTypeConditional, "conditional", **fields)
+    add(runtime_graph, parameters)
+    add(parameters.conditional.phGraph_out[0], filling(buffer, 5))
+    run_graph(runtime_graph, runtime_stream)
+    target = np.ones(64, np.uint8)
+    right(runtime.cudaMemcpy(target, buffer, 64, Kind.cudaMemcpyDeviceToHost))
+    assert (target == expected).all()
+
+
+def test_other_parameters_of_a_node_of_any_type(buffer, host, runtime_stream, runtime_graph):
+    node = add(runtime_graph, filling(buffer, 1))
+    copied = right(
+        runtime.cudaGraphAddMemcpyNode(runtime_graph, [node], 1, to_host(host, int(buffer)))
+    )
+    right(runtime.cudaGraphNodeSetParams(node, filling(buffer, 2)))
+    executable = right(runtime.cudaGraphInstantiate(runtime_graph, 0))
+    for change, expected in (
+        (lambda: (SUCCESS,), {2}),
+        (lambda: runtime.cudaGraphExecNodeSetParams(executable, node, filling(buffer, 3)), {3}),
+    ):
+        right(change())
+        right(runtime.cudaGraphLaunch(executable, runtime_stream))
+        right(runtime.cudaStreamSynchronize(runtime_stream))
+        assert set(ctypes.string_at(host, 64)) == expected
+    assert runtime.cudaGraphNodeSetParams(copied, filling(buffer, 2)) == (INVALID_VALUE,)
+    right(runtime.cudaGraphExecDestroy(executable))
+
+
+def test_nodes_that_cannot_be(buffer, host, runtime_graph):
+    edges = () if CUDA_12 else (None,)
+    nothing = to_host(host, int(buffer))
+    size = nothing.extent
+    size.height = 0
+    nothing.extent = size
+    for parameters, expected in (
+        (node_of(Type.cudaGraphNodeTypeKernel), Error.cudaErrorInvalidDeviceFunction),
+        (node_of(Type.cudaGraphNodeTypeMemcpy, "memcpy", copyParams=nothing), INVALID_VALUE),
+    ):
+        answer = runtime.cudaGraphAddNode(runtime_graph, [], *edges, 0, parameters)
+        assert answer[0] == expected
+    node = right(runtime.cudaGraphAddMemcpyNode(runtime_graph, None, 0, to_host(host, int(buffer))))
+    assert runtime.cudaGraphMemcpyNodeSetParams(node, nothing) == (INVALID_VALUE,)
+
+
+def test_an_executable_graph_copies_lines_alone(buffer, host, runtime_graph):
+    copy = to_host(host, int(buffer))
+    node = right(runtime.cudaGraphAddMemcpyNode(runtime_graph, None, 0, copy))
+    executable = right(runtime.cudaGraphInstantiate(runtime_graph, 0))
+    size = copy.extent
+    size.width, size.height = 32, 2
+    copy.extent = size
+    for name in ("srcPtr", "dstPtr"):
+        rows = getattr(copy, name)
+        rows.pitch, rows.ysize = 32, 2
+        setattr(copy, name, rows)
+    answer = runtime.cudaGraphExecMemcpyNodeSetParams(executable, node, copy)
+    assert answer == (INVALID_VALUE,)
+    right(runtime.cudaGraphExecDestroy(executable))
+
+
+def test_the_copy_of_a_node(buffer, host, runtime_stream, runtime_graph):
+    copy = to_host(host, int(buffer))
+    node = right(runtime.cudaGraphAddMemcpyNode(runtime_graph, None, 0, copy))
+    found = right(runtime.cudaGraphMemcpyNodeGetParams(node))
+    assert (int(found.srcPtr.ptr), int(found.dstPtr.ptr)) == (int(buffer), host)
+    assert (found.extent.width, found.extent.height, found.extent.depth) == (64, 1, 1)
+    assert (found.srcPtr.pitch, found.srcPtr.xsize, found.srcPtr.ysize) == (64, 0, 1)
+    assert found.kind == Kind.cudaMemcpyDefault
+    other = right(runtime.cudaMalloc(64))
+    right(runtime.cudaMemset(other, 6, 64))
+    right(runtime.cudaGraphMemcpyNodeSetParams(node, to_host(host, int(other))))
+    executable = right(runtime.cudaGraphInstantiate(runtime_graph, 0))
+    for source, expected in ((None, {6}), (buffer, {7})):
+        if source:
+            right(runtime.cudaMemset(buffer, 7, 64))
+            changed = to_host(host, int(source))
+            right(runtime.cudaGraphExecMemcpyNodeSetParams(executable, node, changed))
+        right(runtime.cudaGraphLaunch(executable, runtime_stream))
+        right(runtime.cudaStreamSynchronize(runtime_stream))
+        assert set(ctypes.string_at(host, 64)) == expected
+    right(runtime.cudaGraphExecDestroy(executable))
+    right(runtime.cudaFree(other))

@@ -245,7 +245,7 @@ assert driver.cuStreamEndCapture(stream)[0].name == "CUDA_ERROR_STREAM_CAPTURE_I
 
 
 def test_nodes_of_any_type_in_the_versions_of_cuda_13_4():
-    """The context of a kernel node is that of its function. `observe` follows these versions too."""
+    """The context of a kernel node is that of its function. `observe` follows them, too."""
     if not hasattr(driver, "cuGraphAddNode_v3"):
         pytest.skip("needs cuda-bindings 13.4")
     check(

@@ -156,12 +156,13 @@ DRIVER_FUNCTION_AS(cuCtxSynchronize_v2, cuCtxSynchronize, 13000, (Context *conte
 }
 
 enum { MAP_HOST = 8 };          /* H100: of a primary context without being set */
+enum { CORE_DUMPS = 32 | 64 };  /* H100: of an active one without effect */
 
 DRIVER_FUNCTION(cuCtxGetFlags, 7000, (unsigned *flags), (flags)) {
     Context *context = NULL;
     CUresult result = answer_about(&context, flags);
     if (result == CUDA_SUCCESS)
-        *flags = context->flags | (context->primary ? MAP_HOST : 0);
+        *flags = context->primary ? (context->flags & ~CORE_DUMPS) | MAP_HOST : context->flags;
     return result;
 }
 

@@ -1,4 +1,5 @@
 /* Devices: what they are called and what they can do. */
+#include "arrays.h"
 #include "device_attributes.h"
 #include "device_limits.h"
 #include "driver.h"
@@ -215,14 +216,14 @@ DRIVER_FUNCTION(cuDeviceGetProperties, 2000, (Properties *out, CUdevice device),
 DRIVER_FUNCTION(cuDeviceGetTexture1DLinearMaxWidth, 11010,
                 (size_t *out, int format, unsigned channels, CUdevice device),
                 (out, format, channels, device)) {
-    enum { MAXIMUM_TEXTURE1D_LINEAR_WIDTH = 69 };
-    UNUSED(format);
+    const size_t most = 1 << 30;        /* H100: or as many as there are in 4 GiB */
+    size_t element = format_bytes(format) * channels;
     CUresult result = device_check(device);
     if (result != CUDA_SUCCESS)
         return result;
-    if (!out || (channels != 1 && channels != 2 && channels != 4))
+    if (!out || !element || (channels != 1 && channels != 2 && channels != 4))
         return CUDA_ERROR_INVALID_VALUE;
-    *out = (size_t)device_attributes[MAXIMUM_TEXTURE1D_LINEAR_WIDTH];
+    *out = most < ((size_t)1 << 32) / element ? most : ((size_t)1 << 32) / element;
     return CUDA_SUCCESS;
 }
 

@@ -748,6 +748,7 @@ Operation *child_operation(Graph *child);
 /* The graphs inside an operation: a child, or the bodies of a conditional node. */
 size_t operation_graphs(const Operation *operation, Graph *const **graphs);
 /* What a node does, from the structure that describes one of its type. */
+bool copy_is_line(const Operation *operation);      /* or no copy */
 CUresult kernel_node_operation(const void *parameters, Operation **operation);
 CUresult kernel_node_check_context(const void *parameters);
 CUresult copy_node_operation(const void *parameters, const Context *context,

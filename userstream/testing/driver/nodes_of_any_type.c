@@ -115,7 +115,9 @@ static CUresult take_changed(GraphExec *exec, Graph *changed) {
 
 CUresult node_set_instantiated(GraphExec *exec, const Node *node, Operation *operation) {
     const Node *old = instantiated(exec, node);
-    if (!old) {
+    /* "Both the instantiation-time memory operands and the memory operands in copyParams must be
+     * 1-dimensional." */
+    if (!old || !copy_is_line(old->operation) || !copy_is_line(operation)) {
         operation_release(operation);
         return CUDA_ERROR_INVALID_VALUE;
     }
@@ -155,7 +157,7 @@ DRIVER_FUNCTION(cuGraphNodeGetEnabled, 11060, (GraphExec *exec, Node *node, unsi
 static bool can_change(NodeType type) {
     return type == NODE_KERNEL || type == NODE_MEMCPY || type == NODE_MEMSET ||
            type == NODE_HOST || type == NODE_EVENT_RECORD || type == NODE_WAIT_EVENT ||
-           type == NODE_BATCH_MEM_OP;
+           type == NODE_BATCH_MEM_OP || type == NODE_EMPTY;
 }
 
 static CUresult make_other(const Node *node, NodeParameters *parameters, Operation **operation) {

@@ -61,6 +61,21 @@ CUresult runtime_start(void) {
     return cuInit(0);
 }
 
+static CUresult start_since(int version) {
+    enum { CALL_REQUIRES_NEWER_DRIVER = 36 };
+    if (settings.driver_version < version)
+        return (CUresult)CALL_REQUIRES_NEWER_DRIVER;
+    return runtime_start_with_context();
+}
+
+CUresult runtime_start_13_1(void) {
+    return start_since(13010);
+}
+
+CUresult runtime_start_13_2(void) {
+    return start_since(13020);
+}
+
 CUresult runtime_start_with_context(void) {
     Context *context = NULL;
     CUresult result = runtime_start();
@@ -195,19 +210,30 @@ RUNTIME_FUNCTION(cudaDeviceReset, runtime_start, (void), ()) {
     return result == CUDA_SUCCESS ? cuDevicePrimaryCtxReset_v2(device) : result;
 }
 
-enum { ALWAYS = 8 | 16 };       /* cudaDeviceMapHost, cudaDeviceLmemResizeToMax */
+enum { MAP_HOST = 8, SCHEDULE_MASK = 7 };   /* cudaDeviceMapHost, cudaDeviceScheduleMask */
 
-RUNTIME_FUNCTION(cudaGetDeviceFlags, runtime_start_with_context, (unsigned *flags), (flags)) {
-    CUresult result = flags ? cuCtxGetFlags(flags) : CUDA_ERROR_INVALID_VALUE;
+/* "If there is no current device ... flags for the first device": of its primary context. */
+RUNTIME_FUNCTION(cudaGetDeviceFlags, runtime_start, (unsigned *flags), (flags)) {
+    Context *context = NULL;
+    int active;
+    CUresult result = flags ? cuCtxGetCurrent(&context) : CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
-        *flags |= ALWAYS;
+        result = context ? cuCtxGetFlags(flags)
+                         : cuDevicePrimaryCtxGetState(chosen_device, flags, &active);
+    if (result == CUDA_SUCCESS)
+        *flags |= MAP_HOST;
     return result;
 }
 
+/* Spin, yield and blocking wait exclude each other. */
 RUNTIME_FUNCTION(cudaSetDeviceFlags, runtime_start_with_context, (unsigned flags), (flags)) {
     CUdevice device;
+    unsigned schedule = flags & SCHEDULE_MASK;
+    if (schedule & (schedule - 1))
+        return CUDA_ERROR_INVALID_VALUE;
     CUresult result = cuCtxGetDevice(&device);
-    return result == CUDA_SUCCESS ? cuDevicePrimaryCtxSetFlags_v2(device, flags) : result;
+    return result == CUDA_SUCCESS ? cuDevicePrimaryCtxSetFlags_v2(device, flags & ~MAP_HOST)
+                                  : result;
 }
 
 static CUresult with_peer(CUdevice peer, CUresult (*change)(Context *)) {
@@ -236,6 +262,85 @@ RUNTIME_FUNCTION(cudaDeviceEnablePeerAccess, runtime_start_with_context,
 RUNTIME_FUNCTION(cudaDeviceDisablePeerAccess, runtime_start_with_context, (CUdevice peer), (peer)) {
     return with_peer(peer, cuCtxDisablePeerAccess);
 }
+
+/* ---- execution contexts ---------------------------------------------------------------------- */
+
+/* One is the primary context, or the context that stands for a green one. */
+SAME_FUNCTION(cudaDeviceGetDevResource, cuDeviceGetDevResource, runtime_start,
+              (CUdevice device, void *out, int type), (device, out, type))
+SAME(cudaDevSmResourceSplitByCount, cuDevSmResourceSplitByCount,
+     (void *out, unsigned *groups, const void *input, void *rest, unsigned flags, unsigned least),
+     (out, groups, input, rest, flags, least))
+SAME(cudaDevSmResourceSplit, cuDevSmResourceSplit,
+     (void *out, unsigned groups, const void *input, void *rest, unsigned flags, void *wanted),
+     (out, groups, input, rest, flags, wanted))
+SAME(cudaDevResourceGenerateDesc, cuDevResourceGenerateDesc,
+     (void **out, void *resources, unsigned count), (out, resources, count))
+SAME(cudaStreamGetDevResource, cuStreamGetDevResource, (Stream *stream, void *out, int type),
+     (stream, out, type))
+SAME(cudaExecutionCtxGetDevice, cuCtxGetDevice_v2, (CUdevice *out, Context *context),
+     (out, context))
+SAME(cudaExecutionCtxGetId, cuCtxGetId, (Context *context, uint64_t *out), (context, out))
+SAME(cudaExecutionCtxGetDevResource, cuCtxGetDevResource, (Context *context, void *out, int type),
+     (context, out, type))
+SAME(cudaExecutionCtxSynchronize, cuCtxSynchronize_v2, (Context *context), (context))
+SAME(cudaExecutionCtxRecordEvent, cuCtxRecordEvent, (Context *context, Event *event),
+     (context, event))
+SAME(cudaExecutionCtxWaitEvent, cuCtxWaitEvent, (Context *context, Event *event),
+     (context, event))
+
+CUresult cuGreenCtxCreate(GreenContext **out, void *description, CUdevice device, unsigned flags);
+CUresult cuGreenCtxDestroy(GreenContext *green);
+CUresult cuCtxFromGreenCtx(Context **out, GreenContext *green);
+CUresult cuStreamCreateWithPriority(Stream **out, unsigned flags, int priority);
+
+RUNTIME_FUNCTION(cudaDeviceGetExecutionCtx, runtime_start, (Context **out, CUdevice device),
+                 (out, device)) {
+    Context *contexts[2];
+    CUresult result =
+        out ? runtime_peers(contexts, device, device) : CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
+        *out = contexts[0];
+    return result;
+}
+
+RUNTIME_FUNCTION(cudaGreenCtxCreate, runtime_start_with_context,
+                 (Context **out, void *description, CUdevice device, unsigned flags),
+                 (out, description, device, flags)) {
+    enum { DEFAULT_STREAM = 1 };        /* the driver makes none without */
+    GreenContext *green;
+    if (!out || flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = cuGreenCtxCreate(&green, description, device, DEFAULT_STREAM);
+    return result == CUDA_SUCCESS ? cuCtxFromGreenCtx(out, green) : result;
+}
+
+RUNTIME_FUNCTION(cudaExecutionCtxDestroy, runtime_start_with_context, (Context *context),
+                 (context)) {
+    lock();
+    GreenContext *green = context_green(context);
+    unlock();
+    return green ? cuGreenCtxDestroy(green) : CUDA_ERROR_INVALID_VALUE;
+}
+
+RUNTIME_FUNCTION(cudaExecutionCtxStreamCreate, runtime_start_with_context,
+                 (Stream **out, Context *context, unsigned flags, int priority),
+                 (out, context, flags, priority)) {
+    Context *before;
+    lock();
+    bool is_green = context_green(context);
+    unlock();
+    CUresult result = cuCtxGetCurrent(&before);
+    if (result == CUDA_SUCCESS)
+        result = cuCtxSetCurrent(context);
+    if (result == CUDA_SUCCESS)
+        result = cuStreamCreateWithPriority(out, is_green ? flags | STREAM_NON_BLOCKING : flags,
+                                            priority);
+    cuCtxSetCurrent(before);
+    return result;
+}
+
+/* ---- properties ----------------------------------------------------------------------------- */
 
 /* cudaDeviceProp: name, UUID, LUID with its mask and memory, then attributes of the device. */
 enum {
@@ -299,6 +404,27 @@ RUNTIME_FUNCTION_AS(properties_12, cudaGetDeviceProperties, "CUDA 12", runtime_s
     return get_properties(out, device, ONLY_13);
 }
 
+/* ---- functions of the driver ---------------------------------------------------------------- */
+
+CUresult cuGetProcAddress_v2(const char *name, void **address, int version, uint64_t flags,
+                             int *status);
+CUresult cuDriverGetVersion(int *version);
+
+RUNTIME_FUNCTION(cudaGetDriverEntryPointByVersion, runtime_start,
+                 (const char *name, void **address, unsigned version, uint64_t flags,
+                  int *status),
+                 (name, address, version, flags, status)) {
+    return cuGetProcAddress_v2(name, address, (int)version, flags, status);
+}
+
+RUNTIME_FUNCTION(cudaGetDriverEntryPoint, runtime_start,
+                 (const char *name, void **address, uint64_t flags, int *status),
+                 (name, address, flags, status)) {
+    int version;
+    cuDriverGetVersion(&version);
+    return cuGetProcAddress_v2(name, address, version, flags, status);
+}
+
 /* ---- libraries and kernels ------------------------------------------------------------------ */
 
 SAME(cudaLibraryLoadData, cuLibraryLoadData,
@@ -339,6 +465,12 @@ SAME(cudaFuncSetCacheConfig, cuFuncSetCacheConfig, (void *kernel, int config), (
 
 CUresult cuKernelSetAttribute(int attribute, int value, void *kernel, CUdevice device);
 CUresult cuFuncGetAttribute(int *value, int attribute, void *kernel);
+
+SAME(cudaFuncGetName, cuFuncGetName, (const char **out, void *kernel), (out, kernel))
+SAME(cudaFuncGetParamInfo, cuFuncGetParamInfo,
+     (void *kernel, size_t index, size_t *offset, size_t *size), (kernel, index, offset, size))
+SAME_FUNCTION(cudaFuncGetParamCount, cuFuncGetParamCount, runtime_start_13_2,
+              (void *kernel, size_t *out), (kernel, out))
 
 RUNTIME_FUNCTION(cudaKernelSetAttributeForDevice, runtime_start_with_context,
                  (void *kernel, int attribute, int value, CUdevice device),
@@ -430,12 +562,19 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size);
 CUresult cuMemFree_v2(CUdeviceptr address);
 CUresult cuMemFreeHost(CUdeviceptr address);
 CUresult cuMemcpy(CUdeviceptr destination, CUdeviceptr source, size_t size);
+CUresult cuMemcpyHtoD_v2(CUdeviceptr destination, CUdeviceptr source, size_t size);
+CUresult cuMemcpyDtoH_v2(CUdeviceptr destination, CUdeviceptr source, size_t size);
+CUresult cuMemcpyDtoD_v2(CUdeviceptr destination, CUdeviceptr source, size_t size);
 CUresult cuMemcpyAsync(CUdeviceptr destination, CUdeviceptr source, size_t size, Stream *stream);
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr destination, CUdeviceptr source, size_t size,
+                              Stream *stream);
+CUresult cuMemcpyDtoHAsync_v2(CUdeviceptr destination, CUdeviceptr source, size_t size,
+                              Stream *stream);
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr destination, CUdeviceptr source, size_t size,
+                              Stream *stream);
 CUresult cuMemsetD8_v2(CUdeviceptr destination, unsigned char value, size_t size);
 CUresult cuMemsetD8Async(CUdeviceptr destination, unsigned char value, size_t size,
                          Stream *stream);
-CUresult cuMemsetD2D8Async(CUdeviceptr destination, size_t pitch, unsigned char value,
-                           size_t width, size_t height, Stream *stream);
 CUresult cuStreamSynchronize(Stream *stream);
 CUresult cuPointerGetAttributes(unsigned count, const int *attributes, void **out,
                                 CUdeviceptr address);
@@ -515,6 +654,11 @@ RUNTIME_FUNCTION(cudaMallocPitch, runtime_start_with_context,
                  (CUdeviceptr *address, size_t *pitch, size_t width, size_t height),
                  (address, pitch, width, height)) {
     enum { ELEMENT = 4 };
+    if (!address || !pitch)
+        return CUDA_ERROR_INVALID_VALUE;
+    *address = *pitch = 0;
+    if (!width || !height)
+        return CUDA_SUCCESS;
     return cuMemAllocPitch_v2(address, pitch, width, height, ELEMENT);
 }
 
@@ -569,30 +713,50 @@ SAME(cudaMemRangeGetAttributes, cuMemRangeGetAttributes,
 
 /* ---- copies and fills ----------------------------------------------------------------------- */
 
-enum {                          /* cudaMemcpyKind, from host to host to "default" */
-    LAST_KIND = 4,
-    INVALID_MEMCPY_DIRECTION = 21,
-};
-
 CUresult runtime_check_kind(int kind) {
-    return kind < 0 || kind > LAST_KIND ? (CUresult)INVALID_MEMCPY_DIRECTION : CUDA_SUCCESS;
+    enum { INVALID_MEMCPY_DIRECTION = 21 };
+    return kind < 0 || kind > KIND_DEFAULT ? (CUresult)INVALID_MEMCPY_DIRECTION : CUDA_SUCCESS;
 }
 
-/* With unified addressing the addresses say where the memory is. */
+/* H100: what is said to be of the host may be on a device. */
+int runtime_memory_type(int kind, int side) {
+    return kind == KIND_DEFAULT ? TYPE_UNIFIED : kind & side ? TYPE_DEVICE : TYPE_HOST;
+}
+
 RUNTIME_FUNCTION(cudaMemcpy, runtime_start_with_context,
                  (CUdeviceptr destination, CUdeviceptr source, size_t size, int kind),
                  (destination, source, size, kind)) {
+    CUresult (*const copies[])(CUdeviceptr, CUdeviceptr, size_t) = {
+        cuMemcpy, cuMemcpyHtoD_v2, cuMemcpyDtoH_v2, cuMemcpyDtoD_v2, cuMemcpy};
     CUresult result = runtime_check_kind(kind);
-    return result == CUDA_SUCCESS ? cuMemcpy(destination, source, size) : result;
+    return result == CUDA_SUCCESS ? copies[kind](destination, source, size) : result;
 }
 
 RUNTIME_FUNCTION(cudaMemcpyAsync, runtime_start_with_context,
                  (CUdeviceptr destination, CUdeviceptr source, size_t size, int kind,
                   Stream *stream),
                  (destination, source, size, kind, stream)) {
+    CUresult (*const copies[])(CUdeviceptr, CUdeviceptr, size_t, Stream *) = {
+        cuMemcpyAsync, cuMemcpyHtoDAsync_v2, cuMemcpyDtoHAsync_v2, cuMemcpyDtoDAsync_v2,
+        cuMemcpyAsync};
     CUresult result = runtime_check_kind(kind);
-    return result == CUDA_SUCCESS ? cuMemcpyAsync(destination, source, size, stream) : result;
+    return result == CUDA_SUCCESS ? copies[kind](destination, source, size, stream) : result;
 }
+
+SAME_FUNCTION(cudaMemcpyWithAttributesAsync, cuMemcpyWithAttributesAsync, runtime_start_13_2,
+              (CUdeviceptr destination, CUdeviceptr source, size_t size, void *attributes,
+               Stream *stream),
+              (destination, source, size, attributes, stream))
+SAME(cudaMemcpyBatchAsync, cuMemcpyBatchAsync_v2,
+     (CUdeviceptr *destinations, CUdeviceptr *sources, size_t *sizes, size_t count,
+      void *attributes, size_t *indices, size_t attribute_count, Stream *stream),
+     (destinations, sources, sizes, count, attributes, indices, attribute_count, stream))
+SAME_IF(cudaMemcpyBatchAsync, "size_t *, cudaStream_t", cuMemcpyBatchAsync,    /* CUDA 12 */
+        (CUdeviceptr *destinations, CUdeviceptr *sources, size_t *sizes, size_t count,
+         void *attributes, size_t *indices, size_t attribute_count, size_t *failed,
+         Stream *stream),
+        (destinations, sources, sizes, count, attributes, indices, attribute_count, failed,
+         stream))
 
 CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D *copy);
 CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, Stream *stream);
@@ -605,10 +769,14 @@ static CUresult rectangle(CUDA_MEMCPY2D *copy, CUdeviceptr destination, size_t d
                           CUdeviceptr source, size_t source_pitch, size_t width, size_t height,
                           int kind) {
     *copy = (CUDA_MEMCPY2D){
-        .source = {.type = TYPE_UNIFIED, .device = source, .pitch = source_pitch},
-        .destination = {.type = TYPE_UNIFIED, .device = destination, .pitch = destination_pitch},
+        .source = {.type = runtime_memory_type(kind, SOURCE), .host = source, .device = source,
+                   .pitch = source_pitch},
+        .destination = {.type = runtime_memory_type(kind, DESTINATION), .host = destination,
+                        .device = destination, .pitch = destination_pitch},
         .width = width,
         .height = height};
+    if (height > 1 && (width > destination_pitch || width > source_pitch))
+        return (CUresult)RUNTIME_INVALID_PITCH;
     return runtime_check_kind(kind);
 }
 
@@ -633,8 +801,7 @@ RUNTIME_FUNCTION(cudaMemcpy2DAsync, runtime_start_with_context,
     return result == CUDA_SUCCESS ? cuMemcpy2DAsync_v2(&copy, stream) : result;
 }
 
-/* The primary contexts of two devices; the current one stays. */
-static CUresult peers(Context *contexts[2], CUdevice first, CUdevice second) {
+CUresult runtime_peers(Context *contexts[2], CUdevice first, CUdevice second) {
     Context *before;
     CUresult result = cuCtxGetCurrent(&before);
     for (int i = 0; i < 2 && result == CUDA_SUCCESS; i++) {
@@ -651,7 +818,7 @@ RUNTIME_FUNCTION(cudaMemcpyPeer, runtime_start_with_context,
                   size_t size),
                  (destination, to, source, from, size)) {
     Context *contexts[2];
-    CUresult result = peers(contexts, to, from);
+    CUresult result = runtime_peers(contexts, to, from);
     if (result != CUDA_SUCCESS)
         return result;
     return cuMemcpyPeer(destination, contexts[0], source, contexts[1], size);
@@ -662,7 +829,7 @@ RUNTIME_FUNCTION(cudaMemcpyPeerAsync, runtime_start_with_context,
                   size_t size, Stream *stream),
                  (destination, to, source, from, size, stream)) {
     Context *contexts[2];
-    CUresult result = peers(contexts, to, from);
+    CUresult result = runtime_peers(contexts, to, from);
     if (result != CUDA_SUCCESS)
         return result;
     return cuMemcpyPeerAsync(destination, contexts[0], source, contexts[1], size, stream);
@@ -677,13 +844,6 @@ RUNTIME_FUNCTION(cudaMemsetAsync, runtime_start_with_context,
                  (CUdeviceptr address, int value, size_t size, Stream *stream),
                  (address, value, size, stream)) {
     return cuMemsetD8Async(address, (unsigned char)value, size, stream);
-}
-
-RUNTIME_FUNCTION(cudaMemset2DAsync, runtime_start_with_context,
-                 (CUdeviceptr address, size_t pitch, int value, size_t width, size_t height,
-                  Stream *stream),
-                 (address, pitch, value, width, height, stream)) {
-    return cuMemsetD2D8Async(address, pitch, (unsigned char)value, width, height, stream);
 }
 
 typedef struct PointerAttributes {  /* cudaPointerAttributes; CUDA 13 has room behind it */

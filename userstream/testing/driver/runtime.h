@@ -23,10 +23,33 @@ void runtime_register(RuntimeFunction *function);
 CUresult runtime_remember(CUresult result);
 CUresult runtime_start(void);
 
+/* Of functions that need a newer driver than the rest. */
+CUresult runtime_start_13_1(void);
+CUresult runtime_start_13_2(void);
+
 /* "The runtime API initializes the primary context of the current device on first use." */
 CUresult runtime_start_with_context(void);
 
-CUresult runtime_check_kind(int kind);  /* cudaMemcpyKind */
+enum { KIND_DEFAULT = 4 };      /* cudaMemcpyKind: the last one */
+enum { DESTINATION = 1, SOURCE = 2 };   /* bits of the kinds before: which are on a device */
+
+enum { RUNTIME_INVALID_PITCH = 12 };    /* cudaErrorInvalidPitchValue */
+
+CUresult runtime_check_kind(int kind);
+int runtime_memory_type(int kind, int side);    /* of copies.h, of one of the sides */
+
+/* The primary contexts of two devices; the current one stays. */
+CUresult runtime_peers(Context *contexts[2], CUdevice first, CUdevice second);
+
+/* ---- runtime_arrays.c ----------------------------------------------------------------------- */
+
+struct CUDA_MEMCPY3D;
+
+/* From and to cudaMemcpy3DParms. */
+CUresult runtime_copy_3d(struct CUDA_MEMCPY3D *out, const void *given);
+CUresult runtime_describe_copy(void *out, const struct CUDA_MEMCPY3D *copy);
+
+/* ---- defining functions --------------------------------------------------------------------- */
 
 /* Defines a runtime function. Its body follows. */
 #define RUNTIME_FUNCTION_AS(symbol, name, contains, begin, parameters, arguments) \

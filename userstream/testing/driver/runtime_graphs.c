@@ -177,19 +177,19 @@ RUNTIME_FUNCTION(cudaGraphExecMemsetNodeSetParams, runtime_start_with_context,
     return cuGraphExecMemsetNodeSetParams(exec, node, parameters, current());
 }
 
-/* With unified addressing the addresses say where the memory is. */
-static CUDA_MEMCPY3D line(CUdeviceptr destination, CUdeviceptr source, size_t size) {
-    return (CUDA_MEMCPY3D){.source = {.type = TYPE_UNIFIED, .device = source, .pitch = size},
-                           .destination = {.type = TYPE_UNIFIED, .device = destination,
-                                           .pitch = size},
-                           .width = size, .height = 1, .depth = 1};
+static CUDA_MEMCPY3D line(CUdeviceptr destination, CUdeviceptr source, size_t size, int kind) {
+    return (CUDA_MEMCPY3D){
+        .source = {.type = runtime_memory_type(kind, SOURCE), .host = source, .device = source},
+        .destination = {.type = runtime_memory_type(kind, DESTINATION), .host = destination,
+                        .device = destination},
+        .width = size, .height = 1, .depth = 1};
 }
 
 RUNTIME_FUNCTION(cudaGraphAddMemcpyNode1D, runtime_start_with_context,
                  (Node **out, Graph *graph, Node **dependencies, size_t count,
                   CUdeviceptr destination, CUdeviceptr source, size_t size, int kind),
                  (out, graph, dependencies, count, destination, source, size, kind)) {
-    CUDA_MEMCPY3D copy = line(destination, source, size);
+    CUDA_MEMCPY3D copy = line(destination, source, size, kind);
     CUresult result = runtime_check_kind(kind);
     if (result != CUDA_SUCCESS)
         return result;
@@ -199,7 +199,7 @@ RUNTIME_FUNCTION(cudaGraphAddMemcpyNode1D, runtime_start_with_context,
 RUNTIME_FUNCTION(cudaGraphMemcpyNodeSetParams1D, runtime_start_with_context,
                  (Node *node, CUdeviceptr destination, CUdeviceptr source, size_t size, int kind),
                  (node, destination, source, size, kind)) {
-    CUDA_MEMCPY3D copy = line(destination, source, size);
+    CUDA_MEMCPY3D copy = line(destination, source, size, kind);
     CUresult result = runtime_check_kind(kind);
     return result == CUDA_SUCCESS ? cuGraphMemcpyNodeSetParams(node, &copy) : result;
 }
@@ -208,11 +208,154 @@ RUNTIME_FUNCTION(cudaGraphExecMemcpyNodeSetParams1D, runtime_start_with_context,
                  (GraphExec *exec, Node *node, CUdeviceptr destination, CUdeviceptr source,
                   size_t size, int kind),
                  (exec, node, destination, source, size, kind)) {
-    CUDA_MEMCPY3D copy = line(destination, source, size);
+    CUDA_MEMCPY3D copy = line(destination, source, size, kind);
     CUresult result = runtime_check_kind(kind);
     return result == CUDA_SUCCESS ? cuGraphExecMemcpyNodeSetParams(exec, node, &copy, current())
                                   : result;
 }
+
+CUresult cuGraphMemcpyNodeGetParams(Node *node, CUDA_MEMCPY3D *out);
+
+RUNTIME_FUNCTION(cudaGraphAddMemcpyNode, runtime_start_with_context,
+                 (Node **out, Graph *graph, Node **dependencies, size_t count, const void *given),
+                 (out, graph, dependencies, count, given)) {
+    CUDA_MEMCPY3D copy;
+    CUresult result = runtime_copy_3d(&copy, given);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return cuGraphAddMemcpyNode(out, graph, dependencies, count, &copy, current());
+}
+
+RUNTIME_FUNCTION(cudaGraphMemcpyNodeGetParams, runtime_start_with_context,
+                 (Node *node, void *out), (node, out)) {
+    CUDA_MEMCPY3D copy;
+    CUresult result = out ? cuGraphMemcpyNodeGetParams(node, &copy) : CUDA_ERROR_INVALID_VALUE;
+    return result == CUDA_SUCCESS ? runtime_describe_copy(out, &copy) : result;
+}
+
+RUNTIME_FUNCTION(cudaGraphMemcpyNodeSetParams, runtime_start_with_context,
+                 (Node *node, const void *given), (node, given)) {
+    CUDA_MEMCPY3D copy;
+    CUresult result = runtime_copy_3d(&copy, given);
+    return result == CUDA_SUCCESS ? cuGraphMemcpyNodeSetParams(node, &copy) : result;
+}
+
+RUNTIME_FUNCTION(cudaGraphExecMemcpyNodeSetParams, runtime_start_with_context,
+                 (GraphExec *exec, Node *node, const void *given), (exec, node, given)) {
+    CUDA_MEMCPY3D copy;
+    CUresult result = runtime_copy_3d(&copy, given);
+    return result == CUDA_SUCCESS ? cuGraphExecMemcpyNodeSetParams(exec, node, &copy, current())
+                                  : result;
+}
+
+/* ---- nodes of any type ---------------------------------------------------------------------- */
+
+/* cudaGraphNodeParams and CUgraphNodeParams: the type, and 29 words that it gives a meaning. */
+typedef struct NodeParameters {
+    int type;
+    int reserved[3];
+    uint64_t words[29];
+    uint64_t reserved_word;
+} NodeParameters;
+
+enum { INVALID_DEVICE_FUNCTION = 98 };
+enum { KERNEL_CONTEXT = 7, FILL_CONTEXT = 5, COPY_CONTEXT = 1, CONDITION_CONTEXT = 3, COPY = 2 };
+
+/* For the driver, which wants contexts, and describes copies and kernels in other ways. */
+static CUresult node_of(NodeParameters *out, const NodeParameters *given) {
+    if (!given)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = *given;
+    CUresult result = CUDA_SUCCESS;
+    CUDA_MEMCPY3D copy = {0};
+    uint64_t context = (uint64_t)current();
+    switch (given->type) {
+    case NODE_KERNEL:           /* CUDA_KERNEL_NODE_PARAMS_v3 has a kernel before the context */
+        if (!given->words[0])
+            return (CUresult)INVALID_DEVICE_FUNCTION;
+        out->words[KERNEL_CONTEXT] = 0;
+        out->words[KERNEL_CONTEXT + 1] = given->words[KERNEL_CONTEXT];
+        break;
+    case NODE_MEMCPY:
+        if (!given->words[COPY_CONTEXT])
+            out->words[COPY_CONTEXT] = context;
+        result = runtime_copy_3d(&copy, &given->words[COPY]);
+        memcpy(&out->words[COPY], &copy, sizeof copy);
+        break;
+    case NODE_MEMSET:
+        if (!given->words[FILL_CONTEXT])
+            out->words[FILL_CONTEXT] = context;
+        break;
+    case NODE_CONDITIONAL:
+        if (!given->words[CONDITION_CONTEXT])
+            out->words[CONDITION_CONTEXT] = context;
+        break;
+    default:
+        break;
+    }
+    return result;
+}
+
+CUresult cuGraphAddNode_v2(Node **out, Graph *graph, Node **dependencies, const void *edges,
+                           size_t count, void *parameters);
+CUresult cuGraphNodeSetParams(Node *node, void *parameters);
+CUresult cuGraphExecNodeSetParams(GraphExec *exec, Node *node, void *parameters);
+
+static CUresult add(Node **out, Graph *graph, Node **dependencies, const void *edges, size_t count,
+                    NodeParameters *given) {
+    NodeParameters wanted;
+    CUresult result = node_of(&wanted, given);
+    if (result == CUDA_SUCCESS)
+        result = cuGraphAddNode_v2(out, graph, dependencies, edges, count, &wanted);
+    /* What these answer is in the same place for both: an address, or the bodies. */
+    bool answers = given && (given->type == NODE_MEM_ALLOC || given->type == NODE_CONDITIONAL);
+    if (result == CUDA_SUCCESS && answers)
+        memcpy(given->words, wanted.words, sizeof given->words);
+    return result;
+}
+
+RUNTIME_FUNCTION(cudaGraphAddNode, runtime_start_with_context,
+                 (Node **out, Graph *graph, Node **dependencies, size_t count,
+                  NodeParameters *given),
+                 (out, graph, dependencies, count, given)) {
+    return add(out, graph, dependencies, NULL, count, given);
+}
+
+RUNTIME_FUNCTION_AS(add_with_edges, cudaGraphAddNode, EDGES, runtime_start_with_context,
+                    (Node **out, Graph *graph, Node **dependencies, const void *edges,
+                     size_t count, NodeParameters *given),
+                    (out, graph, dependencies, edges, count, given)) {
+    return add(out, graph, dependencies, edges, count, given);
+}
+
+ALSO(add_with_edges, cudaGraphAddNode_v2)
+
+RUNTIME_FUNCTION(cudaGraphNodeSetParams, runtime_start_with_context,
+                 (Node *node, const NodeParameters *given), (node, given)) {
+    NodeParameters wanted;
+    CUresult result = node_of(&wanted, given);
+    return result == CUDA_SUCCESS ? cuGraphNodeSetParams(node, &wanted) : result;
+}
+
+RUNTIME_FUNCTION(cudaGraphExecNodeSetParams, runtime_start_with_context,
+                 (GraphExec *exec, Node *node, const NodeParameters *given), (exec, node, given)) {
+    NodeParameters wanted;
+    CUresult result = node_of(&wanted, given);
+    return result == CUDA_SUCCESS ? cuGraphExecNodeSetParams(exec, node, &wanted) : result;
+}
+
+SAME_FUNCTION(cudaGraphNodeGetParams, cuGraphNodeGetParams, runtime_start_13_2,
+              (Node *node, void *out), (node, out))
+
+#define IDENTITY(name, driver_function, handle_type, identity_type) \
+    SAME_FUNCTION(name, driver_function, runtime_start_13_1, \
+                  (handle_type handle, identity_type out), (handle, out))
+
+IDENTITY(cudaGraphNodeGetContainingGraph, cuGraphNodeGetContainingGraph, Node *, Graph **)
+IDENTITY(cudaGraphNodeGetLocalId, cuGraphNodeGetLocalId, Node *, unsigned *)
+IDENTITY(cudaGraphNodeGetToolsId, cuGraphNodeGetToolsId, Node *, uint64_t *)
+IDENTITY(cudaGraphGetId, cuGraphGetId, Graph *, unsigned *)
+IDENTITY(cudaGraphExecGetId, cuGraphExecGetId, GraphExec *, unsigned *)
 
 /* ---- executables ---------------------------------------------------------------------------- */
 

@@ -16,8 +16,7 @@ static CUresult place_in_array(const Side3D *side, const CUDA_MEMCPY3D *copy, CU
     const Array *array = side->array;
     if (!array_is(array))
         return CUDA_ERROR_INVALID_HANDLE;
-    size_t element = format_bytes(array->shape.format) * array->shape.channels;
-    if (side->level || side->x % element || copy->width % element ||
+    if (side->level ||          /* H100: parts of elements are copied, too */
         !is_within(side->x, copy->width, array_row(array)) ||
         !is_within(side->y, copy->height, array_rows(array)) ||
         !is_within(side->z, copy->depth, array_slices(array)))
@@ -248,6 +247,11 @@ CUresult copy_node_operation(const void *parameters, const Context *context,
         *(*operation)->copy->described = *copy;
     }
     return result;
+}
+
+bool copy_is_line(const Operation *operation) {
+    const Layout *layout = operation->type == NODE_MEMCPY ? &operation->copy->layout : NULL;
+    return !layout || (layout->height <= 1 && layout->depth <= 1);
 }
 
 DRIVER_FUNCTION(cuGraphAddMemcpyNode, 10000,

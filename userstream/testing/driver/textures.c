@@ -8,6 +8,7 @@ enum {                          /* CUresourcetype */
     RESOURCE_PITCH_2D,
 };
 
+enum { SEAMLESS_CUBEMAP = 64 };         /* CU_TRSF_... */
 enum { TEXTURE_ALIGNMENT = 512, PITCH_ALIGNMENT = 32, LONGEST_LINEAR = 1 << 28 };
 enum { WIDEST_PITCHED = 131072, HIGHEST_PITCHED = 65000, LONGEST_PITCH = 2097120 };    /* H100 */
 
@@ -35,7 +36,10 @@ static CUresult check_resource(const TextureResource *resource) {
         break;
     case RESOURCE_LINEAR:
         possible = is_element(resource->linear.format, resource->linear.channels) &&
-                   is_memory(resource->linear.address, resource->linear.size, TEXTURE_ALIGNMENT) &&
+                   /* H100: it may be of no size. */
+                   is_memory(resource->linear.address,
+                             resource->linear.size ? resource->linear.size : 1,
+                             TEXTURE_ALIGNMENT) &&
                    resource->linear.size / format_bytes(resource->linear.format) /
                            resource->linear.channels <= LONGEST_LINEAR;
         break;
@@ -54,6 +58,11 @@ static CUresult check_resource(const TextureResource *resource) {
     }
     }
     return possible ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* H100: only a cubemap has seams. */
+static bool has_seams(const TextureResource *resource) {
+    return resource->type == RESOURCE_ARRAY && resource->array->shape.flags & ARRAY_CUBEMAP;
 }
 
 /* CUaddress_mode is wrap, clamp, mirror or border; CUfilter_mode is point or linear. */
@@ -80,7 +89,8 @@ DRIVER_FUNCTION(cuTexObjectCreate, 5000,
         result = check_resource(resource);
     if (result != CUDA_SUCCESS)
         return result;
-    if (!out || !is_sampling(sampling) || (view && resource->type > RESOURCE_MIPMAPPED_ARRAY))
+    if (!out || !is_sampling(sampling) || (view && resource->type > RESOURCE_MIPMAPPED_ARRAY) ||
+        (sampling->flags & SEAMLESS_CUBEMAP && !has_seams(resource)))
         return CUDA_ERROR_INVALID_VALUE;
     Texture *texture = handle_new(KIND_TEXTURE);
     texture->resource = *resource;
@@ -92,8 +102,7 @@ DRIVER_FUNCTION(cuTexObjectCreate, 5000,
     return CUDA_SUCCESS;
 }
 
-/* "pResDesc describes the data to perform surface load/stores on. ... CU_RESOURCE_TYPE_ARRAY", and
- * the array has the flag for it. */
+/* H100: also of an array without the flag for it. */
 DRIVER_FUNCTION(cuSurfObjectCreate, 5000, (uint64_t *out, const TextureResource *resource),
                 (out, resource)) {
     CUresult result = context_usable(context_current());
@@ -101,8 +110,7 @@ DRIVER_FUNCTION(cuSurfObjectCreate, 5000, (uint64_t *out, const TextureResource 
         result = check_resource(resource);
     if (result != CUDA_SUCCESS)
         return result;
-    if (!out || resource->type != RESOURCE_ARRAY ||
-        !(resource->array->shape.flags & ARRAY_SURFACE))
+    if (!out || resource->type != RESOURCE_ARRAY)
         return CUDA_ERROR_INVALID_VALUE;
     Texture *surface = handle_new(KIND_SURFACE);
     surface->resource = *resource;
