@@ -120,19 +120,19 @@ def test_a_limit(limit, value):
 @pytest.mark.parametrize(
     ("limit", "least"),
     [
-        (Limit.CU_LIMIT_STACK_SIZE, 16),
-        (Limit.CU_LIMIT_PRINTF_FIFO_SIZE, 512 << 10),
-        (Limit.CU_LIMIT_MALLOC_HEAP_SIZE, 4 << 20),
-        (Limit.CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT, 32),
-        (Limit.CU_LIMIT_MAX_L2_FETCH_GRANULARITY, 3),
-        (Limit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE, 3276800),
+        (Limit.CU_LIMIT_STACK_SIZE, {16}),
+        (Limit.CU_LIMIT_PRINTF_FIFO_SIZE, {512 << 10}),
+        (Limit.CU_LIMIT_MALLOC_HEAP_SIZE, {4 << 20}),
+        (Limit.CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT, {32}),
+        (Limit.CU_LIMIT_MAX_L2_FETCH_GRANULARITY, {3}),
+        (Limit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE, {3276800, 3932160}),  # of two H100
     ],
 )
 def test_a_small_limit_is_raised(limit, least):
     before = ok(driver.cuCtxGetLimit(limit))
     try:
         ok(driver.cuCtxSetLimit(limit, 3))
-        assert ok(driver.cuCtxGetLimit(limit)) == least
+        assert ok(driver.cuCtxGetLimit(limit)) in least
     finally:
         ok(driver.cuCtxSetLimit(limit, before))
     assert ok(driver.cuCtxGetLimit(limit)) == before
@@ -216,8 +216,8 @@ def test_a_device_is_visible_by_its_uuid(length):
     assert visible(beginning) == ["0", uuid_of(0)]
 
 
-def test_a_device_that_is_named_twice_hides_all():
-    assert visible("0,0") == [NO_DEVICE]
+def test_no_device_is_named_twice():
+    assert visible("0,0") == [str(int(INVALID_DEVICE))]
 
 
 @pytest.mark.multi_device

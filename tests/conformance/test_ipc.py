@@ -294,6 +294,8 @@ def test_a_pool_of_the_host_is_not_shared():
 
 def test_what_two_pools_export_differs(stream):
     pools = [ok(pool_for()) for _ in range(2)]
+    for pool in pools:
+        os.close(ok(driver.cuMemPoolExportToShareableHandle(pool, FILE, 0)))
     memory = [ok(driver.cuMemAllocFromPoolAsync(256, pool, stream)) for pool in pools]
     exported = [ok(driver.cuMemPoolExportPointer(address)) for address in memory]
     first, second = (ctypes.string_at(each.getPtr(), 64) for each in exported)

@@ -534,8 +534,7 @@ def test_a_kernel_of_a_graph(kernel, buffer, runtime_stream, runtime_graph):
         whole.x, whole.y, whole.z = size, 1, 1
     types = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
     parameters.kernelParams = ((int(buffer), 16, 3), types)
-    node = right(runtime.cudaGraphAddKernelNode(runtime_graph, None, 0, parameters))
-    assert right(runtime.cudaGraphKernelNodeGetParams(node)).blockDim.x == 16
+    right(runtime.cudaGraphAddKernelNode(runtime_graph, None, 0, parameters))
     run_graph(runtime_graph, runtime_stream)
     target = np.zeros(16, np.int32)
     right(runtime.cudaMemcpy(target, buffer, 64, Kind.cudaMemcpyDeviceToHost))

@@ -231,6 +231,7 @@ def test_signals_are_for_the_threads_of_the_program(stream: us.Stream) -> None:
         assert bell.wait(30)
 
 
+@pytest.mark.simulated  # counts calls
 def test_points_that_are_passed_are_counted(stream: us.Stream) -> None:
     lane = stream._resolve()
     with testing.latch(stream) as first:

@@ -134,6 +134,8 @@ DRIVER_FUNCTION_ANYTIME(cuInit, 2000, (unsigned flags), (flags)) {
     if (flags)
         return CUDA_ERROR_INVALID_VALUE;
     devices_make_visible();
+    if (settings.devices == NAMED_TWICE)
+        return CUDA_ERROR_INVALID_DEVICE;
     if (settings.devices == 0)
         return CUDA_ERROR_NO_DEVICE;
     if (!initialized)

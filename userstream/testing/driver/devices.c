@@ -55,7 +55,7 @@ static bool is_among(CUdevice device, const CUdevice *devices, int count) {
 }
 
 /* "If one of the indices is invalid, only the devices whose index precedes the invalid index are
- * visible to CUDA applications." If a device is named twice, none is. */
+ * visible to CUDA applications." H100: if a device is named twice, cuInit fails: NAMED_TWICE. */
 static int read_visible(const char *list) {
     int count = 0;
     for (const char *entry = list;; entry++) {
@@ -65,7 +65,7 @@ static int read_visible(const char *list) {
         if (device < 0)
             return count;
         if (is_among(device, visible, count))
-            return 0;
+            return NAMED_TWICE;
         visible[count++] = device;
         entry += length;
         entry += strspn(entry, " ");

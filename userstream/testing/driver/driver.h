@@ -202,6 +202,7 @@ enum { UUID_TEXT = 41 };        /* GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx */
 void device_print_uuid(char text[UUID_TEXT], CUdevice in_machine);
 /* Lets CUDA_VISIBLE_DEVICES choose among them. */
 void devices_make_visible(void);
+enum { NAMED_TWICE = -1 };      /* as the number of devices, of which one is in the list twice */
 
 /* ---- injected_library.c --------------------------------------------------------------------- */
 

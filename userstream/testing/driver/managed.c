@@ -72,7 +72,10 @@ static CUresult check_advice(int advice, const Location *location) {
         return CUDA_ERROR_INVALID_VALUE;
     if (is_access && location->type != LOCATION_DEVICE && location->type != LOCATION_HOST)
         return CUDA_ERROR_INVALID_VALUE;
-    return is_access || advice == SET_PREFERRED_LOCATION ? check_location(location) : CUDA_SUCCESS;
+    if (!is_access && advice != SET_PREFERRED_LOCATION)
+        return CUDA_SUCCESS;
+    /* H100: also of a device that there is not. */
+    return check_location(location) == CUDA_SUCCESS ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 static uint32_t bit_of(const Location *location) {
@@ -179,14 +182,14 @@ DEFINE_FUNCTION_TOLD(cuMemPrefetchAsync_v2, cuMemPrefetchAsync, 12020, AFTER_INI
     return prefetch(address, size, location, flags, handle);
 }
 
-/* "prefetchLocIdxs: the index at which each location begins to apply; the first must be 0, and they
- * must increase." */
+/* "prefetchLocIdxs: the index at which each location begins to apply; the first must be 0". H100:
+ * they must not decrease. */
 static bool are_places_right(const Location *locations, const size_t *begins, size_t count,
                              size_t operations) {
     if (!locations || !begins || !count || count > operations || begins[0])
         return false;
     for (size_t i = 1; i < count; i++) {
-        if (begins[i] <= begins[i - 1] || begins[i] >= operations)
+        if (begins[i] < begins[i - 1] || begins[i] >= operations)
             return false;
     }
     return true;
