@@ -236,6 +236,7 @@ def test_lists_of_dali(memory: int) -> None:
     assert [each.tolist() for each in results] == [list(range(6))] * 2
 
 
+@pytest.mark.schedules(0)  # how often the loop goes on depends on the clock
 def test_it_can_be_awaited(producer: us.Stream, memory: int) -> None:
     buffer = as_bytes(memory, producer)
     fill(producer, memory, 3)

@@ -196,6 +196,7 @@ def test_what_is_resolved_is_what_messages_show() -> None:
     assert found == us.Stream.legacy_default()
 
 
+@pytest.mark.schedules(0)  # a thread that only makes streams never gives way
 def test_the_streams_may_change_while_they_are_listed() -> None:
     stop = threading.Event()
 
