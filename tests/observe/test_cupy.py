@@ -95,6 +95,21 @@ def test_an_array_that_is_freed_while_another_stream_uses_it(
         assert "second: the allocator of cupy frees on " in str(race)
 
 
+def test_the_last_arrays_of_a_process_are_freed_without_the_log(
+    memory: standins.CupyMemory, room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The modules of userstream may be gone by then."""
+    monkeypatch.setattr(sys, "is_finalizing", lambda: True)
+    memory.stream = int(room.a.handle)
+    with us.observe(allocations=True) as seen:
+        array = memory.malloc(SIZE)
+        room.b.wait(room.a)
+        copy(room.y, array, room.b, SIZE)
+        memory.free(array)
+        memory.malloc(SIZE)
+    assert seen.races == ()
+
+
 def test_a_hook_of_another_thread_stays_and_does_nothing(
     memory: standins.CupyMemory, room: Room
 ) -> None:

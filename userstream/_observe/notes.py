@@ -314,6 +314,7 @@ class _TorchTrace:
     def __init__(self) -> None:
         self.logger: Logger | None = None  # of the observation that is told
         self._torch: Any = None  # whose trace is on
+        self._is_over = sys.is_finalizing  # modules may be gone when the last tensors are freed
 
     def begin(self, torch: Any, logger: Logger) -> None:
         """Tell an observation from now on."""
@@ -334,7 +335,7 @@ class _TorchTrace:
 
     def _freed(self, address: int) -> None:
         logger = self.logger
-        if logger is not None:
+        if logger is not None and not self._is_over():
             logger.note(log.BLOCK_FREED, (address, address), b"torch")
 
 
@@ -409,6 +410,7 @@ class CupyHook:
         self._hook: Any = None
         self._thread = 0
         self._stream: Any = None  # returns the current stream
+        self._is_over = sys.is_finalizing  # modules may be gone when the last arrays are freed
 
     def begin(self) -> None:
         """Enter the hook if CuPy is loaded. A hook serves the thread that enters it."""
@@ -428,7 +430,7 @@ class CupyHook:
             self._logger.note(log.BLOCK, words, self.framework.encode())
 
     def _freed(self, start: int, size: int) -> None:
-        if self._hook is not None:
+        if self._hook is not None and not self._is_over():
             self._logger.note(log.BLOCK_FREED, (start, start + size), self.framework.encode())
 
     def end(self) -> None:

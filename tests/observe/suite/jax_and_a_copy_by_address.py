@@ -1,5 +1,6 @@
 # https://github.com/jax-ml/jax/issues/28057
 # needs: jax cupy
+# possible: a host function may tell the program that the work is over
 """A stream of one's own copies a JAX array by its address before it is computed."""
 
 import sys
@@ -19,8 +20,7 @@ for _ in range(4):
     x = step(x)  # first
     if REPAIRED:
         x.block_until_ready()
-    address = x.unsafe_buffer_pointer()
-    out.data.copy_from_device_async(
-        cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(address, x.nbytes, x), 0), x.nbytes, side
-    )  # second
+    memory = cupy.cuda.UnownedMemory(x.unsafe_buffer_pointer(), x.nbytes, x)
+    pointer = cupy.cuda.MemoryPointer(memory, 0)
+    out.data.copy_from_device_async(pointer, x.nbytes, side)  # second
     side.synchronize()
