@@ -307,6 +307,17 @@ def test_an_operand_is_missing_or_there_twice(array, memory, numbers):
         assert runtime.cudaMemcpy3D(copy) == (INVALID_VALUE,)
 
 
+@pytest.mark.simulated  # a GPU does not say what becomes of such a node
+def test_a_node_whose_array_is_gone(numbers):
+    array = right(runtime.cudaMalloc3DArray(channels(32), extent(8, 4, 3), 0))
+    graph = right(runtime.cudaGraphCreate(0))
+    copy = copy_of(rows_of(numbers), array, (8, 4, 3), IN)
+    node = right(runtime.cudaGraphAddMemcpyNode(graph, None, 0, copy))
+    right(runtime.cudaFreeArray(array))
+    assert runtime.cudaGraphMemcpyNodeGetParams(node)[0] == INVALID_HANDLE
+    right(runtime.cudaGraphDestroy(graph))
+
+
 @pytest.mark.multi_device
 def test_between_devices(memory, other_context):
     there = int(right(runtime.cudaMalloc(64)))

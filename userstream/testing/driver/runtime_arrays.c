@@ -478,7 +478,6 @@ static Operand operand_of(const Side3D *side, size_t element) {
     return found;
 }
 
-/* Of a node: its arrays are there. */
 CUresult runtime_describe_copy(void *out, const CUDA_MEMCPY3D *copy) {
     const Side3D *sides[] = {&copy->destination, &copy->source};
     size_t element = 1;
@@ -489,6 +488,8 @@ CUresult runtime_describe_copy(void *out, const CUDA_MEMCPY3D *copy) {
         if (sides[i]->type != TYPE_HOST)
             kind |= sides[i]->type == TYPE_UNIFIED ? KIND_DEFAULT : i ? SOURCE : DESTINATION;
     }
+    if (!element)               /* its array is gone */
+        return CUDA_ERROR_INVALID_HANDLE;
     *(RuntimeCopy *)out = (RuntimeCopy){
         operand_of(&copy->source, element), operand_of(&copy->destination, element),
         {copy->width / element, copy->height, copy->depth},
