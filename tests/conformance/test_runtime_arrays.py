@@ -429,14 +429,10 @@ def test_a_part_of_memory_is_filled(memory, on_a_stream):
     assert (contents(memory, 128).reshape(2, 4, 16) == expected).all()
 
 
-def test_rows_are_filled_up_to_the_pitch(memory):
-    whole = pitched(memory, 16, 8, 4)
-    right(runtime.cudaMemset3D(whole, 5, extent(10, 4, 1)))
-
-
-def test_more_rows_are_filled_than_there_are(memory):
-    whole = pitched(memory, 16, 16, 3)
-    assert runtime.cudaMemset3D(whole, 5, extent(10, 4, 1)) == (INVALID_VALUE,)
+@pytest.mark.parametrize(("width", "height", "depth"), [(8, 4, 2), (16, 3, 1)])
+def test_more_is_filled_than_there_is(memory, width, height, depth):
+    whole = pitched(memory, 16, width, height)
+    assert runtime.cudaMemset3D(whole, 5, extent(10, 4, depth)) == (INVALID_VALUE,)
 
 
 @pytest.mark.parametrize("size", [(0, 0), (10, 0), (0, 4)])
@@ -527,7 +523,7 @@ def test_what_a_texture_reads(flat, memory):
             is_channels = field == "desc"
             got = getattr(part, field)
             assert told(got) == told(value) if is_channels else int(got) == int(value), field
-        right(runtime.cudaGetTextureObjectResourceViewDesc(texture))  # nothing: there is no view
+        right(runtime.cudaGetTextureObjectResourceViewDesc(texture))  # a GPU tells anything
         right(runtime.cudaDestroyTextureObject(texture))
     right(runtime.cudaFreeMipmappedArray(mipmapped))
 

@@ -614,10 +614,10 @@ RUNTIME_FUNCTION(cudaMemset2DAsync, runtime_start_with_context,
     return cuMemsetD2D8Async(address, pitch, (unsigned char)value, width, height, stream);
 }
 
-/* One fill for each slice, which is within the memory. A row may be filled up to the pitch, as on an
- * H200. */
+/* One fill for each slice, which is within the memory. H100: the width of one alone may be more. */
 #define FILL_SLICES(memory, extent, fill) \
-    bool is_within = (extent).width <= (memory).pitch && (extent).height <= (memory).height; \
+    bool is_within = ((extent).depth <= 1 || (extent).width <= (memory).width) && \
+                     (extent).height <= (memory).height; \
     CUresult result = is_within ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; \
     for (size_t i = 0; i < (extent).depth && result == CUDA_SUCCESS; i++) { \
         CUdeviceptr slice = (memory).address + i * (memory).pitch * (memory).height; \
