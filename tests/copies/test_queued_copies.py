@@ -96,6 +96,7 @@ def test_the_host_goes_on_and_the_copy_is_in_order(producer: us.Stream, memory: 
 
 
 @pytest.mark.schedules(0)  # a schedule may run the copy later
+@pytest.mark.no_races(False)  # which asks about pointers as well
 @pytest.mark.simulated
 @pytest.mark.parametrize("filled", [False, True])
 def test_a_small_copy_that_is_over_at_once_holds_nothing(
