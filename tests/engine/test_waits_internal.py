@@ -38,6 +38,7 @@ def _nothing_left() -> object:
     assert eventually(is_idle), "the watcher still watches"
 
 
+@pytest.mark.schedules(0)  # counts what the watcher does, which no schedule chooses
 def test_many_of_a_stream_are_told_of_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = us.get_stream(0)
     told: list[int] = []
@@ -359,6 +360,7 @@ def test_a_ctrl_c_in_a_wait_for_a_future(wait: str) -> None:
 # -- errors of the GPU, and the end -----------------------------------------------------------
 
 
+@pytest.mark.schedules(0)  # counts what the watcher has to do
 @pytest.mark.simulated
 def test_an_error_of_the_gpu_ends_all_waits_of_its_context() -> None:
     illegal = driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS

@@ -93,7 +93,14 @@ class Trial:
     """The outcome of the trials of a pair of lines."""
 
     __slots__ = (
-        *("_armed", "confirmed", "gap", "holds", "number", "ordered", "refusal", "remedied"),
+        "_armed",
+        "confirmed",
+        "gap",
+        "holds",
+        "number",
+        "ordered",
+        "refusal",
+        "remedied",
     )
 
     def __init__(self, number: int) -> None:
