@@ -16,6 +16,7 @@ from helpers import (
     checked,
     copy,
     device_current,
+    device_memory,
     fill,
     in_thread,
 )
@@ -134,6 +135,17 @@ def test_beside_a_global_capture_of_another_thread(producer: us.Stream, memory: 
 
         in_thread(use)
         end(captured)
+
+
+@pytest.mark.multi_device
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_capture_on_another_device_is_none_of_its_business(device: int) -> None:
+    """The order with everything on a device breaks only captures there."""
+    with us.Stream.create(1 - device) as captured, device_memory(device) as address:
+        begin(captured)
+        with us.borrow(driver.CUdeviceptr(address)) as stream:
+            fill(stream, address, 1)
+        assert end(captured) == 0
 
 
 def test_nothing_is_held_for_a_graph(memory: int) -> None:
