@@ -50,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if SIMULATED:
         from userstream import testing
 
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # it hides simulated devices as well
         testing.simulate(devices=DEVICES)
 
 

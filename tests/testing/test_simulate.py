@@ -15,6 +15,11 @@ from userstream import testing
 START = "from userstream import testing; testing.simulate({}); "
 
 
+@pytest.fixture(autouse=True)
+def _all_devices_are_visible(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
 def test_the_public_names():
     assert testing.__all__ == sorted(testing.__all__)
     for name in testing.__all__:
