@@ -36,6 +36,7 @@ def forget_frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
 def add_framework(monkeypatch: pytest.MonkeyPatch, package: str, module: str) -> None:
     row = framework.Known(module, (package,), package)
     monkeypatch.setattr(framework, "KNOWN", (*framework.KNOWN, row))
+    monkeypatch.setattr(_buffers, "_FILES", (*_buffers._FILES, (package, module)))
     forget_frameworks(monkeypatch)
 
 
