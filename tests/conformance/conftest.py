@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from cuda.bindings import driver
+from cuda.bindings import driver, runtime
 
 from conformance.support import NON_BLOCKING, SUCCESS, Background, Graphs, Word, current, ok
 from conftest import SIMULATED
@@ -140,3 +140,11 @@ def graphs(context: driver.CUcontext) -> Iterator[Graphs]:
     made = Graphs()
     yield made
     made.destroy()
+
+
+@pytest.fixture
+def no_runtime_error(context: driver.CUcontext) -> Iterator[None]:
+    """The runtime remembers the last error: forget it before the test and after it."""
+    runtime.cudaGetLastError()
+    yield
+    runtime.cudaGetLastError()

@@ -11,6 +11,8 @@ from cuda.bindings import driver, runtime
 from conformance.support import ADD_PTX, CUDA_12, elsewhere, no_context, ok
 from helpers import run_python
 
+pytestmark = pytest.mark.usefixtures("no_runtime_error")
+
 Error = runtime.cudaError_t
 SUCCESS = Error.cudaSuccess
 INVALID_VALUE = Error.cudaErrorInvalidValue
@@ -24,13 +26,6 @@ def right(answer):
     result, *values = answer
     assert result == SUCCESS, result
     return values[0] if len(values) == 1 else tuple(values)
-
-
-@pytest.fixture(autouse=True)
-def no_error(context):
-    runtime.cudaGetLastError()
-    yield
-    runtime.cudaGetLastError()
 
 
 @pytest.fixture

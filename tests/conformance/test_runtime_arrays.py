@@ -9,6 +9,8 @@ from cuda.bindings import driver, runtime
 from conformance.support import ok
 from conformance.test_runtime import INVALID_HANDLE, INVALID_VALUE, SUCCESS, Error, Kind, right
 
+pytestmark = pytest.mark.usefixtures("no_runtime_error")
+
 UNSIGNED = runtime.cudaChannelFormatKind.cudaChannelFormatKindUnsigned
 SIGNED = runtime.cudaChannelFormatKind.cudaChannelFormatKindSigned
 FLOAT = runtime.cudaChannelFormatKind.cudaChannelFormatKindFloat
@@ -61,13 +63,6 @@ def copy_of(source, target, size, kind=Kind.cudaMemcpyDefault, at=(0, 0, 0), to=
         setattr(made, f"{name}Pos", position)
     made.extent, made.kind = extent(*size), kind
     return made
-
-
-@pytest.fixture(autouse=True)
-def no_error(context):
-    runtime.cudaGetLastError()
-    yield
-    runtime.cudaGetLastError()
 
 
 @pytest.fixture
