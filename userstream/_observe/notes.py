@@ -317,7 +317,7 @@ class _TorchTrace:
         self._is_over = sys.is_finalizing  # modules may be gone when the last tensors are freed
 
     def begin(self, torch: Any, logger: Logger) -> None:
-        """Tell an observation from now on."""
+        """Send the blocks to an observation from now on."""
         if self._torch is not torch:
             trace = importlib.import_module("torch.cuda._gpu_trace")
             trace.register_callback_for_memory_allocation(self._allocated)
@@ -343,7 +343,7 @@ _torch_trace = _TorchTrace()
 
 
 class TorchFrees:
-    """Tells an observation of the blocks that PyTorch allocates and frees."""
+    """Sends an observation the blocks that PyTorch allocates and frees."""
 
     framework = "torch"
     tells = "what torch frees while another stream uses it"
@@ -358,7 +358,7 @@ class TorchFrees:
             _torch_trace.begin(torch, self._logger)
 
     def end(self) -> None:
-        """Tell the observation nothing more."""
+        """Send the observation no more blocks."""
         if _torch_trace.logger is self._logger:
             _torch_trace.logger = None
 

@@ -9,7 +9,6 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from .clocks import LEGACY
 from .log import OWN, Frame, Stack, json_of, line_of, owner_of, text_of
 from .memory import DEVICE, MANAGED, PINNED, Access, Allocation
 from .races import BLOCK_FREE, RecordedOperation
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from .world import Range, World
 
 _WORD = struct.Struct("<Q")
-_PER_THREAD = 2  # the handle of the default stream of a thread
+_LEGACY, _PER_THREAD = 1, 2  # handles of default streams
 
 
 class Allocations:
@@ -370,12 +369,8 @@ class _Frees:
     def _lane(self, stream: int, thread: int, device: int | None) -> Lane | None:
         """Return the stream of a block; `None` if it is captured, or nobody has used it."""
         for lane in self.world.clocks.lanes():
-            if stream > _PER_THREAD:
-                is_it = lane.handle == stream
-            elif stream == _PER_THREAD:
-                is_it = lane.kind == "per-thread" and lane.thread == thread
-            else:
-                is_it = lane.kind == LEGACY
+            is_it = max(lane.handle, _LEGACY) == max(stream, _LEGACY)  # as is 0
+            is_it &= stream != _PER_THREAD or lane.thread == thread
             if is_it and self.world.device_of(lane.context) == device:
                 return None if lane.captured is not None else lane
         return None
