@@ -83,7 +83,7 @@ os.environ.setdefault("USERSTREAM_TEST_DRIVER", "simulated")
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style, types and the words that people read."""
-    session.install(*PINS, "-e", ".[dev]", "ruff", "mypy", "pyright[nodejs]", "pre-commit")
+    session.install(*PINS, *_checkout("dev"), "ruff", "mypy", "pyright[nodejs]", "pre-commit")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
@@ -98,13 +98,17 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """The documentation, and everything in it that runs; that the benchmarks measure."""
-    session.install("-e", ".[docs,test,engines]", "matplotlib>=3.10")
+    """The documentation, and everything in it that runs; that the benchmarks measure.
+
+    The tests of Dask as well, for which no other session has `distributed`.
+    """
+    session.install(*_checkout("docs,test,engines"), "matplotlib>=3.10")
     shutil.rmtree(ROOT / "docs/reference/generated", ignore_errors=True)
     sphinx = ("python", "-m", "sphinx", "-q", "-n", "-W", "-b")
     session.run(*sphinx, "html", "docs", f"{CI}/docs/html")
     session.run(*sphinx, "doctest", "docs", f"{CI}/docs/doctest")
     _run_tests(session, "docs")
+    _run_tests(session, "tests/processes/test_dask.py")
     session.run("python", "docs/run_examples.py")
     results, chart = f"{CI}/benchmarks.json", f"{CI}/benchmarks.svg"
     quick = ("--quick", "--simulate", "--json", results, "--chart", chart)
@@ -113,16 +117,9 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
-def engines(session: nox.Session) -> None:
-    """The tests that need `distributed`."""
-    session.install("-e", ".[test,engines]")
-    _run_tests(session, "tests/processes/test_dask.py")
-
-
-@nox.session
 def races(session: nox.Session) -> None:
     """The tests that queue work, each of them watched by `observe`: a race fails it."""
-    session.install("-e", ".[test]")
+    session.install(*_checkout("test"))
     _run_tests(session, "--races", *QUEUING)
     storm = "tests/observe/test_recorder.py::test_a_storm_of_observations_harms_no_program"
     session.run("pytest", "-q", storm, env={**ORDERED, "USERSTREAM_STORM": "15"})
@@ -134,7 +131,7 @@ def browsers(session: nox.Session) -> None:
 
     It is not part of `.ci/run`: both browsers have to be installed, and npm, which gets axe.
     """
-    session.install("-e", ".[test]")
+    session.install(*_checkout("test"))
     npm = CI / "npm"
     npm.mkdir(parents=True, exist_ok=True)
     session.run("npm", "install", "--silent", "--prefix", str(npm), "axe-core@4", external=True)
@@ -145,7 +142,7 @@ def browsers(session: nox.Session) -> None:
 @nox.session
 def sanitizers(session: nox.Session) -> None:
     """The compiled parts under ASAN, UBSAN and TSAN."""
-    session.install("-e", ".[test]")
+    session.install(*_checkout("test"))
     env = {**ORDERED, "USERSTREAM_SANITIZERS": "1"}
     _run_tests(session, "tests/testing/test_sanitizers.py", env=env)
 
@@ -153,7 +150,7 @@ def sanitizers(session: nox.Session) -> None:
 @nox.session(python="3.11")
 def lowest(session: nox.Session) -> None:
     """The lowest version of everything that the package allows; what follows ``--``: as below."""
-    session.install("-e", ".[test]", *_lowest_pins())
+    session.install(*_checkout("test"), *_lowest_pins())
     _run_tests(session, *(session.posargs or LIBRARY))
 
 
@@ -161,7 +158,7 @@ def lowest(session: nox.Session) -> None:
 @nox.parametrize("cuda", ["12", "13"])
 def tests(session: nox.Session, cuda: str) -> None:
     """The newest versions for one Python and one CUDA; what follows ``--`` goes to pytest."""
-    session.install("-e", ".[test]", f"cuda-python=={cuda}.*", "cuda-core")
+    session.install(*_checkout("test"), f"cuda-python=={cuda}.*", "cuda-core")
     # cuda-bindings is released before the cuda-python that allows it.
     session.install("--upgrade", "--no-deps", f"cuda-bindings=={cuda}.*")
     _run_tests(session, *(session.posargs or WITHOUT_FAULTS))
@@ -239,7 +236,7 @@ def mutation(session: nox.Session) -> None:
 
     It is not part of `.ci/run`.
     """
-    session.install(*PINS, "-e", ".[test]", "cosmic-ray")
+    session.install(*PINS, *_checkout("test"), "cosmic-ray")
     session.run("python", ".ci/mutation.py", *session.posargs)
 
 
@@ -253,7 +250,7 @@ def judges(session: nox.Session) -> None:
     """
     for checkout in map(Path, session.posargs):
         judge = "cuda_core" if (checkout / "cuda_core").is_dir() else "numba_cuda"
-        session.install("-e", ".[cu13]", "pytest<9", "pytest-timeout", *JUDGED[judge])
+        session.install(*_checkout("cu13"), "pytest<9", "pytest-timeout", *JUDGED[judge])
         paths = [ROOT, ROOT / "tests/judges"]
         if judge == "cuda_core":
             tests = [str(checkout / "cuda_core/tests")]
@@ -280,7 +277,7 @@ def soak(session: nox.Session) -> None:
 
     It is not part of `.ci/run`.
     """
-    session.install("-e", ".[test]")
+    session.install(*_checkout("test"))
     # 100,000 in all, for each of some forty functions.
     session.run(
         "pytest", "-q", "tests/engine/test_interrupts.py", env={"USERSTREAM_INTERRUPTS": "2700"}
@@ -305,7 +302,15 @@ def soak(session: nox.Session) -> None:
         session.run("pytest", "-q", "tests", env=thorough)
 
 
+def _checkout(extras: str) -> tuple[str, ...]:
+    """Return what pip installs for the checkout: as `.ci/run` has built it, or built anew."""
+    built = os.environ.get("USERSTREAM_CHECKOUT")
+    return (f"{built}[{extras}]",) if built else ("-e", f".[{extras}]")
+
+
 def _run_tests(session: nox.Session, *arguments: str, env: dict[str, str] = ORDERED) -> None:
+    # Or with PYTHONDONTWRITEBYTECODE, every process that a test starts would compile the package.
+    session.run("python", "-m", "compileall", "-q", f"{ROOT}/userstream")
     pytest = ("pytest", "-q", "-o", f"cache_dir={session.virtualenv.location}/cache", *arguments)
     _run_twice(session, (*pytest, "--cache-clear"), pytest, env)
 
