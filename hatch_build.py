@@ -41,7 +41,8 @@ _spec.loader.exec_module(built)
 
 # Free-threaded Python has no stable ABI before 3.15: its core is for one version.
 _ENDING = sysconfig.get_config_var("EXT_SUFFIX") if FREE_THREADED else ".abi3.so"
-CORE = built.CORE._replace(file=built.CORE.file + _ENDING)
+CORE = built.CORE
+CORE.file += _ENDING
 LIBRARIES = (CORE, built.RECORDER, built.SIMULATED_DRIVER, built.SIMULATED_NVML)
 
 

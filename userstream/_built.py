@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import ctypes
@@ -16,19 +16,21 @@ PACKAGE = os.path.dirname(os.path.abspath(__file__))
 REINSTALL = "reinstall: pip install -e ."
 
 
-class Library(NamedTuple):
+class Library:
     """A native library; the folder of its C files and all files are relative to the package."""
 
-    name: str
-    sources: str
-    file: str
-    link_flags: tuple[str, ...] = ()
-    tables: tuple[str, ...] = ()  # files of Python from which one of its C files is made
-
-    @property
-    def symbol(self) -> str:
-        """The name of a string in the library: the checksum of the files it is compiled from."""
-        return f"userstream_{self.name}_source"
+    def __init__(
+        self,
+        name: str,
+        sources: str,
+        file: str,
+        link_flags: tuple[str, ...] = (),
+        tables: tuple[str, ...] = (),  # files of Python from which one of its C files is made
+    ) -> None:
+        self.name, self.sources, self.file = name, sources, file
+        self.link_flags, self.tables = link_flags, tables
+        # The name of a string in the library: the checksum of the files it is compiled from.
+        self.symbol = f"userstream_{name}_source"
 
 
 CORE = Library("core", "_driver/native", "_driver/_core")  # the ending depends on Python

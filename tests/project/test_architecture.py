@@ -307,6 +307,9 @@ def test_what_few_programs_need_is_loaded_when_it_is_used() -> None:
         early = {name for name in ours if name.removeprefix("userstream.").startswith(late)}
         small = {"_buffers.framework"}
         assert early <= {f"userstream.{name}" for name in small}, early
+        objects = [each for name in ours for each in vars(sys.modules[name]).values()]
+        slow = [each for each in objects if isinstance(each, type) and hasattr(each, "_fields")]
+        assert not slow, f"named tuples, which take half a millisecond each to create: {slow}"
         assert set(us.__all__) <= set(dir(us))
         for name in us.__all__:
             getattr(us, name)

@@ -5,7 +5,7 @@ A framework is one module of this package and one row of `KNOWN`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -15,19 +15,27 @@ if TYPE_CHECKING:
 _Value = TypeVar("_Value")
 
 
-class Known(NamedTuple):
+# Plain classes keep "import userstream" fast: to create a named tuple takes ten times as long.
+class Known:
     """Row of a framework in `KNOWN`; its module is loaded with the framework's first object."""
 
-    file: str | None  # module of this package; None if a protocol describes the buffers fully
-    packages: tuple[str, ...]  # that define the types of the framework
-    distributions: str  # regular expression for the packages that an installer knows
-    device: tuple[str, str] | None = None  # module and name of the type of its device objects
-    # Types whose `__dlpack__(stream=)` orders the stream after the producer. Each was verified on
-    # an H200, with delayed work pending.
-    honors_dlpack: tuple[str, ...] = ()
-    # Types whose `__cuda_array_interface__` may name a stream other than the producer's. Types that
-    # name a default stream need no entry: a default stream of an unknown type is never trusted.
-    misleads: tuple[str, ...] = ()
+    def __init__(
+        self,
+        file: str | None,  # module of this package; None if a protocol describes the buffers fully
+        packages: tuple[str, ...],  # that define the types of the framework
+        distributions: str,  # regular expression for the packages that an installer knows
+        device: tuple[str, str] | None = None,  # module and name of the type of its device objects
+        *,
+        # Types whose `__dlpack__(stream=)` orders the stream after the producer. Each was verified
+        # on an H200, with delayed work pending.
+        honors_dlpack: tuple[str, ...] = (),
+        # Types whose `__cuda_array_interface__` may name a stream other than the producer's. Types
+        # that name a default stream need no entry: a default stream of an unknown type is never
+        # trusted.
+        misleads: tuple[str, ...] = (),
+    ) -> None:
+        self.file, self.packages, self.distributions = file, packages, distributions
+        self.device, self.honors_dlpack, self.misleads = device, honors_dlpack, misleads
 
 
 KNOWN = (
@@ -59,24 +67,32 @@ KNOWN = (
 NO_STREAM = 0  # returned for a device without a current stream
 
 
-class Framework(NamedTuple):
+class Framework:
     """The current streams of a framework, one per thread and device."""
 
-    name: str
-    # Returns whether the framework is imported and can use a GPU.
-    is_usable: Callable[[], bool]
-    # Returns the handle of a device's current stream, and an object that keeps the stream alive.
-    current_stream: Callable[[int], tuple[int, object]]
-    # Makes a stream current on a device; returns a function that undoes this in the same thread.
-    # Both are called with the device current.
-    activate: Callable[[StreamLike, int], Callable[[], object]]
-    # Informs the framework's allocator that the current stream uses one of its buffers.
-    record_use: Callable[[Any], None] | None = None
-    # True if the framework captures graphs on its current stream; the query has no side effects.
-    captures: bool = False
-    # True if the framework relies on the legacy default stream to wait for its streams, which works
-    # for blocking streams only.
-    needs_blocking: bool = False
+    def __init__(
+        self,
+        name: str,
+        # Returns whether the framework is imported and can use a GPU.
+        is_usable: Callable[[], bool],
+        # Returns the handle of a device's current stream, and an object that keeps it alive.
+        current_stream: Callable[[int], tuple[int, object]],
+        # Makes a stream current on a device; returns a function that undoes this in the same
+        # thread. Both are called with the device current.
+        activate: Callable[[StreamLike, int], Callable[[], object]],
+        *,
+        # Informs the framework's allocator that the current stream uses one of its buffers.
+        record_use: Callable[[Any], None] | None = None,
+        # True if the framework captures graphs on its current stream; the query has no side
+        # effects.
+        captures: bool = False,
+        # True if the framework relies on the legacy default stream to wait for its streams, which
+        # works for blocking streams only.
+        needs_blocking: bool = False,
+    ) -> None:
+        self.name, self.is_usable, self.current_stream = name, is_usable, current_stream
+        self.activate, self.record_use = activate, record_use
+        self.captures, self.needs_blocking = captures, needs_blocking
 
 
 def is_named(kind: type, packages: tuple[str, ...], names: tuple[str, ...]) -> bool:

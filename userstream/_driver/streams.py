@@ -6,7 +6,7 @@ import ctypes
 import functools
 import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from cuda.bindings import driver
 
@@ -250,14 +250,8 @@ PROPERTIES = {
 }
 
 
-class Window(NamedTuple):
-    """An access-policy window, as the driver keeps it."""
-
-    address: int
-    nbytes: int
-    hit_ratio: float
-    hit: str
-    miss: str
+# An access-policy window: address, bytes, hit ratio, and the policies of hits and of misses.
+Window: TypeAlias = tuple[int, int, float, str, str]
 
 
 def largest_window(device: int) -> int:
@@ -311,7 +305,7 @@ def copy_attributes(destination: driver.CUstream, source: driver.CUstream, strea
 
 
 def _window(window: driver.CUaccessPolicyWindow) -> Window:
-    return Window(
+    return (
         int(window.base_ptr),
         int(window.num_bytes),
         float(window.hitRatio),
@@ -321,11 +315,8 @@ def _window(window: driver.CUaccessPolicyWindow) -> Window:
 
 
 def _fill(window: driver.CUaccessPolicyWindow, wanted: Window) -> None:
-    window.base_ptr = wanted.address
-    window.num_bytes = wanted.nbytes
-    window.hitRatio = wanted.hit_ratio
-    window.hitProp = PROPERTIES[wanted.hit]
-    window.missProp = PROPERTIES[wanted.miss]
+    window.base_ptr, window.num_bytes, window.hitRatio, hit, miss = wanted
+    window.hitProp, window.missProp = PROPERTIES[hit], PROPERTIES[miss]
 
 
 def _name_of(number: int, names: dict[str, Any]) -> str | None:

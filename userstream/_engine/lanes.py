@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from cuda.bindings import driver
 from cuda.core import Context, Device, StreamOptions
@@ -246,14 +246,7 @@ REST: Literal["rest"] = "rest"
 Wanted: TypeAlias = int | Literal["rest"]
 
 
-class _Split(NamedTuple):
-    """The two parts into which a device was split."""
-
-    part: Part
-    rest: Part
-
-
-_splits: dict[int, _Split] = {}
+_splits: dict[int, tuple[Part, Part]] = {}  # by device: the part, and the rest
 
 
 def check_sms(sms: object) -> Wanted:
@@ -283,21 +276,21 @@ def part_of(device: int, wanted: Wanted) -> Part:
                 "with a number as sms= first"
             )
         split = _splits.setdefault(device, _split(device, wanted))
+    part, rest = split
     if wanted == REST:
-        if not split.rest.sms:
-            raise ValueError(f"the part of {split.part.sms} SMs leaves nothing of device {device}")
-        return split.rest
+        if not rest.sms:
+            raise ValueError(f"the part of {part.sms} SMs leaves nothing of device {device}")
+        return rest
     # Nearly every call asks for the same number. The driver may round another number up to it.
-    if wanted != split.part.sms and _split(device, wanted).part.sms != split.part.sms:
+    if wanted != part.sms and _split(device, wanted)[0].sms != part.sms:
         raise ValueError(
-            f"device {device} is split into {split.part.sms} and {split.rest.sms} SMs, once for "
-            f"the process, so there is no part of {wanted}: pass sms={split.part.sms}, or "
-            "sms='rest'"
+            f"device {device} is split into {part.sms} and {rest.sms} SMs, once for the process, "
+            f"so there is no part of {wanted}: pass sms={part.sms}, or sms='rest'"
         )
-    return split.part
+    return part
 
 
-def _split(device: int, wanted: int) -> _Split:
+def _split(device: int, wanted: int) -> tuple[Part, Part]:
     """Compute the two parts of a device. Repeatable: nothing changes on the device."""
     whole = _driver.contexts.all_multiprocessors(device)
     # The driver takes an unsigned int; cuda-bindings raise OverflowError for a larger number.
@@ -309,7 +302,7 @@ def _split(device: int, wanted: int) -> _Split:
             "pass a smaller sms=, or none for the whole device"
         )
     part, rest = found
-    return _Split(Part(device, part), Part(device, rest))
+    return Part(device, part), Part(device, rest)
 
 
 _process.after_fork(of_frameworks.clear)

@@ -157,7 +157,7 @@ def _window(value: object, device: int) -> _driver.streams.Window:
         raise ValueError(f"a window of {value.nbytes} bytes is larger than its buffer of {size}")
     if value.nbytes and _driver.pointers.place_of(address) is None:
         raise ValueError(f"a window at {address:#x} is not in memory that CUDA knows")
-    return _driver.streams.Window(address, value.nbytes, value.hit_ratio, value.hit, value.miss)
+    return address, value.nbytes, value.hit_ratio, value.hit, value.miss
 
 
 def _priority(value: Any, context: driver.CUcontext) -> int:
