@@ -255,6 +255,12 @@ def _at_exit() -> None:  # registered first, so called after the functions that 
 # -- daemon threads --------------------------------------------------------------------------------
 
 
+def check_ending(name: str) -> None:
+    """Raise if Python ends: the thread of that name would not run any more."""
+    if _ending:  # a module that is loaded only now missed the end of the threads
+        raise RuntimeError(f"the interpreter is shutting down: {name} has ended")
+
+
 def start_thread(thread: threading.Thread) -> None:
     """Start a thread, out of reach of the exceptions of signal handlers.
 
@@ -299,8 +305,7 @@ class Daemon:
         # and a second thread would do the same work beside it.
         if self._thread is not None:  # also in a signal handler in the middle of `start`
             return
-        if _ending:  # a module that is loaded only now missed the end of the threads
-            raise RuntimeError(f"the interpreter is shutting down: {self._name} has ended")
+        check_ending(self._name)
         thread = threading.Thread(target=self._go, name=self._name, daemon=True)
         self._starting.add(thread)
         self._thread = thread

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from typing import Literal
 
 import pytest
 
@@ -155,6 +156,16 @@ def test_an_observation_that_nobody_holds_ends() -> None:
     with us.observe() as seen:
         pass
     assert seen.races == ()
+
+
+@pytest.mark.parametrize("judge", ["thread", "process"])
+def test_a_program_that_joins_all_threads_does_not_wait_for_the_observer(
+    judge: Literal["thread", "process"],
+) -> None:
+    before = threading.enumerate()
+    with us.observe(judge=judge) as seen:
+        assert seen.races == ()
+        assert threading.enumerate() == before
 
 
 def test_a_second_observation_is_refused_and_the_first_one_goes_on() -> None:

@@ -23,6 +23,7 @@ from userstream._observe import logger, notes
 from userstream._observe.judge import functions, log
 from userstream._observe.judge.functions import FUNCTIONS
 from userstream._observe.logger import the_logger
+from userstream._observe.observation import record_this_process
 from userstream.testing import _simulated
 
 pytestmark = [
@@ -333,4 +334,10 @@ def test_what_is_no_cupti_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_simulated, "is_simulated", lambda: False)
     monkeypatch.setattr(logger, "path_of_cupti", lambda: "libm.so.6")
     with pytest.raises(us.NotSupportedError, match=r"libm\.so\.6 is no CUPTI"), us.observe():
+        pass
+
+
+def test_a_process_that_outlives_the_command_runs_as_without(tmp_path: Path) -> None:
+    record_this_process({"USERSTREAM_RECORD": str(tmp_path / "removed")})
+    with us.observe():  # none has begun
         pass

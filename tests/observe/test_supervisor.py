@@ -115,7 +115,11 @@ def test_a_program_without_cuda_has_nothing_to_report(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "first",
-    ["from cuda.bindings import driver", "from cuda.core import Device", "import userstream as us"],
+    [
+        "from cuda.bindings import driver",
+        "from cuda.core import Device",
+        "import os; os.environ.clear(); os.environ['USERSTREAM_SIMULATE'] = '1'",
+    ],
 )
 def test_a_program_is_recorded_whatever_it_imports_first(first: str, tmp_path: Path) -> None:
     write(tmp_path / "program.py", f"{first}\n{textwrap.dedent(RACE)}")

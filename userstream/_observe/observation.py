@@ -19,10 +19,10 @@ from userstream._observe.logger import MEMORY, the_logger
 from userstream._observe.notes import Allocators
 from userstream._observe.session import Session, active
 from userstream._stream.factory import address_of
-from userstream.errors import DriverNotFoundError, NotSupportedError, RaceError, StallError
+from userstream.errors import RaceError, StallError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Mapping
     from types import TracebackType
 
     from userstream._observe.judge.found import Race, Stall, WrongStream
@@ -432,15 +432,18 @@ def _is_open(path: str) -> bool:
 _observation: Observation | None = None
 
 
-def record_this_process() -> None:
+def record_this_process(environment: Mapping[str, str]) -> None:
     """Record until the process ends, for ``userstream observe``, whose supervisor judges the log.
 
     A file says why that is not possible.
 
-    Nothing is begun where the driver was initialized before, and has loaded the recorder.
+    Nothing is begun where the driver was initialized before, and has loaded the recorder, nor in a
+    process that has outlived the command, as a daemon does: the directory is gone.
     """
     global _observation  # noqa: PLW0603 -- there is one
-    directory = os.environ["USERSTREAM_RECORD"]
+    directory = environment["USERSTREAM_RECORD"]
+    if not os.path.isdir(directory):
+        return
     with open("/proc/self/stat", "rb") as file:
         start = file.read().rpartition(b")")[2].split()[19].decode()
     path = os.path.join(directory, f"{os.getpid()}-{start}")
@@ -450,7 +453,7 @@ def record_this_process() -> None:
             return
         number += 1  # the log of the program that this one has replaced by `exec`
         log = f"{path}-{number}.uslog"
-    report = os.environ.get("USERSTREAM_RECORD_CONFIRM")  # then a judge here says what to try
+    report = environment.get("USERSTREAM_RECORD_CONFIRM")  # then a judge here says what to try
     is_confirmed = report is not None
     try:
         _observation = Observation(
@@ -459,11 +462,11 @@ def record_this_process() -> None:
             confirm=is_confirmed,
             confirm_from=report or None,
             timeline=0,
-            allocations="USERSTREAM_RECORD_ALLOCATIONS" in os.environ,
+            allocations="USERSTREAM_RECORD_ALLOCATIONS" in environment,
         )
         _observation.__enter__()
-    except (NotSupportedError, DriverNotFoundError, OSError, ValueError) as error:
-        with open(f"{path}.why", "w", encoding="utf-8") as file:
+    except Exception as error:  # the program runs as without
+        with suppress(OSError), open(f"{path}.why", "w", encoding="utf-8") as file:
             file.write(str(error))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import itertools
 import os
@@ -140,13 +141,16 @@ class Session:
         self._numbers = itertools.count(1)
         self._questions: dict[int, _Question] = {}
         self._threads = 0  # that were recorded when their names were told
-        self._daemon = _process.Daemon(self._run, "userstream-observer")
+        self._ident = 0  # of the thread
 
     # -- for other threads ------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to record. Raise the error of the begin."""
-        account.on(account.HOUSEKEEPING, self._daemon.start)
+        _process.check_ending("the thread of the observation")
+        # Not a `threading.Thread`: a program that joins all threads of `threading.enumerate`, or
+        # sleeps until `threading.active_count` is 1, would wait for this one forever.
+        account.on(account.HOUSEKEEPING, _thread.start_new_thread, self._run, ())
         while not (self.begun.is_set or self.done.is_set):
             self.begun.sleep(_POLL)
         if not self.begun.is_set and self.failure is not None:
@@ -159,7 +163,7 @@ class Session:
 
     def ask(self, operations: int = 0) -> Findings:
         """Return the findings of the log until now, with at most so many operations."""
-        if self.judging.answers() and not (self.done.is_set or self._daemon.is_current()):
+        if self.judging.answers() and not (self.done.is_set or self._ident == _thread.get_ident()):
             question = self._put(operations)
             while not (question.answered.is_set or self.done.is_set or self.judging.is_gone):
                 question.answered.sleep(_POLL)
@@ -236,6 +240,8 @@ class Session:
     # -- the thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._ident = _thread.get_ident()
+        _process.exempt_from_parking()
         try:
             if self._claim():
                 try:
@@ -245,6 +251,7 @@ class Session:
         except BaseException as error:
             self.failure = error
         finally:
+            self._ident = 0
             self.done.set()
             self.begun.ring()
 

@@ -17,6 +17,8 @@ _ASKED_FOR_MORE = ("USERSTREAM_RECORD_ALLOCATIONS", "USERSTREAM_RECORD_CONFIRM")
 if any(each in os.environ for each in _ASKED_FOR_MORE):
     _CALLS_THE_DRIVER += ("torch", "cupy", "jax", "numba")
 
+_environment = dict(os.environ)  # the program may clear its own before it imports them
+
 
 class _Finder:
     """Finds what the other finders find, with a loader that begins to record afterwards."""
@@ -63,7 +65,7 @@ class _Loader:
                 from userstream._observe.observation import record_this_process
             except ImportError:  # another environment of Python: the driver's way is left
                 return
-            record_this_process()
+            record_this_process(_environment)
 
 
 def _is_recorded() -> bool:
