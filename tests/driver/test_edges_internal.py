@@ -241,20 +241,20 @@ def test_a_use_that_has_ended_leaves_none(streams):
     assert not core.orphans
 
 
+def ordering_of(consumer: us.Stream, *producers: us.Stream, rest: object = None) -> Ordering:
+    lanes = tuple(producer._lane for producer in producers)
+    return Ordering(consumer, consumer._lane, lanes, None, (), False, None, rest)
+
+
 def test_the_source_of_an_orphan_waits(streams):
     """The next call adds the edge that the end of the borrow would have added."""
     one, other = streams
     with testing.latch(one):
-        core.use(one._lane, other._lane, ())  # which goes at once
+        core.use(one._lane, ordering_of(one, other), ())  # which goes at once
         held_objects.sweep()
         assert is_pending(other)
         assert not core.in_use
     other.sync(timeout=10)
-
-
-def ordering_of(consumer: us.Stream, *producers: us.Stream, rest: object = None) -> Ordering:
-    lanes = tuple(producer._lane for producer in producers)
-    return Ordering(consumer, consumer._lane, lanes, None, (), False, None, rest)
 
 
 class TestOrderings:

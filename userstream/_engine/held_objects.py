@@ -78,13 +78,10 @@ def _is_elsewhere(ticket: Ticket) -> bool:
 
 def _order(ticket: Ticket) -> None:
     """Record the release edge of a ticket. Idempotent once it has succeeded."""
-    source = ticket.source
+    ordering = ticket.source
     try:
-        is_lane = isinstance(source, core.LaneState)
-        if is_lane:
-            source.add_edge(ticket.lane, may_join=False)
-        elif source is not None:
-            source.release(None, after_error=True)
+        if ordering is not None:
+            ordering.release(None, after_error=True)
     except (CaptureError, DriverError) as error:
         if not _driver.status.ended_context(error):
             raise

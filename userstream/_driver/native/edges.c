@@ -6,7 +6,7 @@
 typedef struct {
     PyObject ob_base;
     PyObject *lane;   /* uses the objects */
-    PyObject *source; /* waits for the lane at the end: another lane, an ordering, or None */
+    PyObject *source; /* the ordering whose producers wait for the lane at the end, or None */
     PyObject *objects;
     unsigned long long thread;
 } Ticket;
