@@ -98,6 +98,11 @@ def test_pieces_are_the_whole(seed: int) -> None:
         assert (times == 1).all()
 
 
+@pytest.mark.parametrize(("limit", "count"), [(80, 120), (1600, 6), (2000, 6), (3200, 3)])
+def test_pieces_are_as_large_as_the_limit(limit: int, count: int) -> None:
+    assert len(list(_layout.pieces((12, 100), (800, 8), 8, limit))) == count
+
+
 def plan_of(view: np.ndarray) -> Moves:
     side = _layout.packed(view.shape, view.strides, view.itemsize)
     return _layout.moves(view.shape, view.itemsize, side.strides, view.strides)

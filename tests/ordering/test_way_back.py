@@ -181,3 +181,8 @@ def test_a_registry_that_refuses_edges_to_the_device(memory: int, producer: us.S
         for use in (mine.acquire, mine.release):
             with pytest.raises(us.UnknownProducerError, match="producer="):
                 use(source)
+        # Not until the copy is done, as for the producer of a copy that has not failed.
+        with testing.latch(mine.get_stream(0)):
+            with running(lambda: mine.asnumpy(source, timeout=0.05)) as result:
+                with pytest.raises(us.WaitTimeout):
+                    result()
