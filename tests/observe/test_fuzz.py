@@ -16,7 +16,7 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from helpers import checked, current_context, device_current, device_memory, seeds
+from helpers import THOROUGH, checked, current_context, device_current, device_memory, seeds
 from observed import LEGACY, checked_or_busy, copy, fill, handle, needs_frames
 
 pytestmark = [
@@ -25,7 +25,7 @@ pytestmark = [
     needs_frames,
 ]
 
-COUNT = 200
+COUNT = 200 if THOROUGH else 40
 PLACE, PLACES = 2048, 16  # bytes, and how many such places there are
 EVENTS, GRAPHS = 3, 2
 

@@ -10,8 +10,9 @@ import stat
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,6 +20,7 @@ import userstream as us
 from browser import data_of
 from helpers import THOROUGH, run_python
 from observed import SIZE, a_room, copy, fill, findings_of, judge_of, without_time
+from userstream import __main__
 
 pytestmark = [
     pytest.mark.simulated,
@@ -65,9 +67,28 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-def judge(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "userstream", "judge", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+class Judged(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Judge = Callable[..., Judged]
+
+
+@pytest.fixture
+def judge(capsys: pytest.CaptureFixture[str]) -> Judge:
+    """Return a function that runs the command `judge` in this process, which has loaded it."""
+
+    def judge(*arguments: object) -> Judged:
+        capsys.readouterr()
+        try:
+            status = __main__.main(["judge", *map(str, arguments)])
+        except SystemExit as end:
+            status = end.code
+        return Judged(status, *capsys.readouterr())
+
+    return judge
 
 
 def recorded(
@@ -111,13 +132,16 @@ def test_a_log_has_no_values_of_the_environment(
     assert b"a-value-of-the-environment" not in (tmp_path / "run.uslog").read_bytes()
 
 
-def test_the_command_records_and_the_judge_reports(tmp_path: Path) -> None:
+def test_the_command_records_and_the_judge_reports(tmp_path: Path, judge: Judge) -> None:
     done, path = recorded(tmp_path)
     assert done.returncode == 0
     said = f"recorded 1 process: judge with `python -m userstream judge {path.parent}`\n"
     assert done.stderr == said
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    found = judge(path.parent, "--report", tmp_path / "run.json", "--report", tmp_path / "run.html")
+    command = [sys.executable, "-m", "userstream", "judge", str(path.parent)]
+    for name in ("run.json", "run.html"):
+        command += ["--report", str(tmp_path / name)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 66, found.stderr
     assert ": 1 race, " in found.stdout
     assert "race.py:12 in first" in found.stdout
@@ -128,7 +152,7 @@ def test_the_command_records_and_the_judge_reports(tmp_path: Path) -> None:
     assert judge(path, "--suppress", tmp_path / "known.txt").returncode == 0
 
 
-def test_a_program_that_is_killed_leaves_what_was_recorded(tmp_path: Path) -> None:
+def test_a_program_that_is_killed_leaves_what_was_recorded(tmp_path: Path, judge: Judge) -> None:
     done, path = recorded(tmp_path, "killed")
     assert done.returncode == -signal.SIGKILL
     found = judge(path)
@@ -137,7 +161,7 @@ def test_a_program_that_is_killed_leaves_what_was_recorded(tmp_path: Path) -> No
     assert "the program was killed, was replaced by exec, or still runs" in found.stdout
 
 
-def test_several_logs_become_one_report(tmp_path: Path) -> None:
+def test_several_logs_become_one_report(tmp_path: Path, judge: Judge) -> None:
     directory = tmp_path / "all"
     directory.mkdir()
     for rank in ("0", "1", "3"):
@@ -167,7 +191,7 @@ def test_several_logs_become_one_report(tmp_path: Path) -> None:
     assert offsets[0] == 0 < offsets[1]
 
 
-def test_a_race_of_one_process_of_several_names_it(tmp_path: Path, log: Path) -> None:
+def test_a_race_of_one_process_of_several_names_it(tmp_path: Path, log: Path, judge: Judge) -> None:
     _, other = recorded(tmp_path)
     found = judge(log, other)
     assert found.returncode == 66
@@ -177,7 +201,9 @@ def test_a_race_of_one_process_of_several_names_it(tmp_path: Path, log: Path) ->
     assert " in 2 processes: " in found.stdout
 
 
-def test_a_log_that_cannot_be_read_leaves_the_others(tmp_path: Path, log: Path) -> None:
+def test_a_log_that_cannot_be_read_leaves_the_others(
+    tmp_path: Path, log: Path, judge: Judge
+) -> None:
     (tmp_path / "other.uslog").write_bytes(b"something else")
     found = judge(log, tmp_path / "other.uslog", tmp_path / "missing.uslog")
     assert found.returncode == 2
@@ -190,7 +216,7 @@ def test_a_log_that_cannot_be_read_leaves_the_others(tmp_path: Path, log: Path) 
     assert "there are no logs (*.uslog) in it" in found.stderr
 
 
-def test_the_judge_runs_without_userstream(log: Path) -> None:
+def test_the_judge_runs_without_userstream(log: Path, judge: Judge) -> None:
     folder = Path(us.__file__).parent / "_observe"
     program = f"import sys; sys.path.insert(0, {str(folder)!r}); import judge.__main__ as m; "
     command = [sys.executable, "-I", "-S", "-c", f"{program}sys.exit(m.main())", str(log)]
@@ -222,7 +248,9 @@ def test_a_log_that_was_cut_off_is_judged_up_to_there(log: Path) -> None:
         (lambda whole: whole[:7] + b"\x00" + whole[8:], "version 1 of the format"),
     ],
 )
-def test_what_is_no_log_is_refused_in_a_sentence(log: Path, change: Any, message: str) -> None:
+def test_what_is_no_log_is_refused_in_a_sentence(
+    log: Path, judge: Judge, change: Any, message: str
+) -> None:
     log.write_bytes(change(log.read_bytes()))
     done = judge(log)
     assert (done.returncode, done.stdout) == (2, "")
@@ -250,7 +278,9 @@ def test_an_observation_that_is_only_recorded_has_no_findings(tmp_path: Path) ->
     assert [race["nbytes"] for race in findings_of(path)["races"]] == [SIZE]
 
 
-def test_a_log_that_cannot_be_written_any_more_harms_no_findings(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written_any_more_harms_no_findings(
+    tmp_path: Path, judge: Judge
+) -> None:
     done = run_python(
         """
         import errno, resource, sys
@@ -291,7 +321,7 @@ def test_a_log_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     assert seen.races == ()
 
 
-def test_what_makes_no_sense_is_refused(log: Path) -> None:
+def test_what_makes_no_sense_is_refused(log: Path, judge: Judge) -> None:
     with pytest.raises(
         ValueError, match='judge must be "thread", "process" or "later", not \'never\''
     ):
