@@ -164,7 +164,7 @@ def work():
 held.append(threading.Thread(target=work, daemon=True))
 held[0].start()
 """
-    assert check(code + START + work) == "joined\n"
+    assert check(code + START + work, fresh=True) == "joined\n"
 
 
 def test_python_functions_are_not_called_after_exit_began():
@@ -177,7 +177,7 @@ atexit.register(time.sleep, 0.3)  # comes last: what would be called has the tim
 hold()
 host_function(lambda: print("called", flush=True))
 """
-    assert check(linger + START + code) == ""
+    assert check(linger + START + code, fresh=True) == ""
 
 
 def test_an_exit_handler_can_still_use_the_driver():

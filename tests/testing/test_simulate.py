@@ -105,7 +105,8 @@ def test_cuda_core_may_be_imported_before():
     check(
         "import cuda.core; "
         + START.format("")
-        + "assert len(cuda.core.Device.get_all_devices()) == 2"
+        + "assert len(cuda.core.Device.get_all_devices()) == 2",
+        fresh=True,
     )
 
 
@@ -300,7 +301,8 @@ def test_importing_starts_nothing():
     check(
         "import sys; from userstream import testing; from userstream.testing import _simulated; "
         "assert not _simulated.is_simulated(); "
-        "assert 'libcuda' not in open('/proc/self/maps').read()"
+        "assert 'libcuda' not in open('/proc/self/maps').read()",
+        fresh=True,
     )
 
 
