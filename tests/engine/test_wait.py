@@ -74,7 +74,6 @@ def test_only_that_stream_is_waited_for() -> None:
     other.close()
 
 
-@pytest.mark.schedules(0)  # the feeder goes by the clock
 def test_a_wait_ends_while_others_keep_feeding_the_stream() -> None:
     stream = us.get_stream(0)
     stop = threading.Event()

@@ -414,6 +414,29 @@ def test_a_thread_that_works_until_it_is_told_does_not_keep_others_from_telling(
         thread.join()
 
 
+@pytest.mark.parametrize("seed", ["lazy", "eager", 0])
+def test_a_wait_ends_while_a_thread_keeps_feeding_the_stream(room: Room, seed: int | str) -> None:
+    """Neither the thread that waits nor the stream is behind the other thread for long."""
+    begun, told, fed = threading.Event(), threading.Event(), 0
+
+    def feed() -> None:
+        nonlocal fed
+        while not told.is_set() and fed < 20_000:
+            room.fill(0, 0)
+            fed += 1
+            begun.set()
+
+    thread = threading.Thread(target=feed)
+    with testing.schedule(seed, depth=1):
+        thread.start()
+        begun.wait()
+        for _ in range(20):
+            room.streams[0].sync()
+        told.set()
+        thread.join()
+    assert fed < 10_000
+
+
 # -- every order ----------------------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ typedef struct Actor {
     uint64_t since;             /* the steps, failures or changes that there were then */
     uint64_t asked;             /* the decision by which the actor last got the turn */
     unsigned passes;            /* decisions for others in which it could have gone on */
+    unsigned most_passes;       /* with so many it is overdue */
     bool has_slept;             /* since it last called the driver */
     bool has_limit;             /* of time, to wait for the semaphore */
     bool has_long_limit;

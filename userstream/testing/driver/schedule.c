@@ -14,7 +14,10 @@
  * - A thread that asks again, after "not ready", is passed over until another actor has done
  *   something; so no loop of queries keeps others from their turns.
  * - Whoever could go on and was passed over MOST_PASSES times goes on: another one may work until
- *   it is told to stop, by a thread with a lower priority, or by a timer.
+ *   it is told to stop, by a thread with a lower priority, or by a timer. A stream goes on until it
+ *   cannot, and the next time a fraction of these passes is enough, down to one: beside a thread
+ *   that keeps feeding a stream, each operation of the stream and each call of a thread that waits
+ *   for it would otherwise take MOST_PASSES turns of that thread.
  * - Calls that userstream makes for its own sake (account.c of its core) take no turn. What they
  *   queue, such as a free, passes like an event record.
  *
@@ -226,7 +229,8 @@ static uint64_t drawn(uint64_t seed, uint64_t what) {  /* splitmix64 */
 static void enroll(Actor *actor, Stream *stream, Thread *thread) {
     unsigned number = stream ? ++schedule.streams : ++schedule.threads;
     *actor = (Actor){.stream = stream, .thread = stream ? actor->thread : thread, .number = number,
-                     .schedule = schedule.id, .granted = stream ? &stream->work : &thread->granted};
+                     .schedule = schedule.id, .most_passes = MOST_PASSES,
+                     .granted = stream ? &stream->work : &thread->granted};
     /* Above the priorities of those that a change point has lowered. */
     actor->priority = drawn(schedule.seed, 2 * (uint64_t)number + (stream != NULL)) | MAX_DEPTH;
     *schedule.end = actor;
@@ -366,17 +370,26 @@ static Actor *first_interrupted(void) {
     return NULL;
 }
 
-static Actor *first_overdue(void) {
+static Actor *most_overdue(void) {
+    Actor *most = NULL;
     for (Actor *actor = schedule.actors; actor; actor = actor->next) {
-        if (actor->passes >= MOST_PASSES && can_go_on(actor))
-            return actor;
+        bool is_overdue = actor->passes >= actor->most_passes && can_go_on(actor);
+        if (is_overdue && (!most || actor->passes > most->passes))
+            most = actor;
     }
-    return NULL;
+    return most;
 }
 
+/* The passes of a stream that is overdue remain while it goes on. */
 static void count_passes(void) {
-    for (Actor *actor = schedule.actors; actor; actor = actor->next)
-        actor->passes = actor != schedule.turn && can_go_on(actor) ? actor->passes + 1 : 0;
+    for (Actor *actor = schedule.actors; actor; actor = actor->next) {
+        if (!can_go_on(actor))
+            actor->passes = 0;
+        else if (actor != schedule.turn)
+            actor->passes++;
+        else if (!actor->stream || actor->passes < actor->most_passes)
+            actor->passes = 0;
+    }
 }
 
 /* PCT. The actor falls below all that have not fallen, and below those that fell at a change point
@@ -413,12 +426,14 @@ static void look_for_deadlock(void);
 
 static Actor *choose(void) {
     unsigned count;
-    Actor *best = first_of_all(&count), *overdue = first_overdue(), *given = next_given();
+    Actor *best = first_of_all(&count), *overdue = most_overdue(), *given = next_given();
     if (!best)
         return first_to_ask_again();
     schedule.still_since = 0;
-    if (overdue)
+    if (overdue) {
+        overdue->most_passes = overdue->most_passes / 16 + 1;
         return overdue;
+    }
     if (count > 1) {
         if (schedule.policy == DRAWN)
             best = draw(best);
