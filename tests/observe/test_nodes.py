@@ -310,8 +310,61 @@ def test_a_captured_node_that_is_changed_is_counted_as_not_seen() -> None:
         assert seen.not_seen == ()
         given = executable, node, fill_of(room.y), current_context()
         checked(driver.cuGraphExecMemsetNodeSetParams(*given))
+        us.wait_for_device(0)
         launch(executable, room)
         assert any("graphs that were not captured" in each for each in seen.not_seen)
+        fill(room.x, room.b)  # the launch does not fill it any more
+        assert kinds(seen) == []
         us.wait_for_device(0)
         checked(driver.cuGraphExecDestroy(executable))
         checked(driver.cuGraphDestroy(graph))
+
+
+@pytest.mark.parametrize("change", ["parameters", "destroyed"])
+@pytest.mark.parametrize("is_clone", [False, True])
+def test_a_node_that_is_changed_by_an_unseen_handle_is_counted_as_not_seen(
+    change: str, is_clone: bool
+) -> None:
+    """As a capture makes it, or a clone: the driver tells the handle when it is asked."""
+    with observed_room() as (room, made, seen):
+        if is_clone:
+            made.fill(room.x)
+            graph = checked(driver.cuGraphClone(made.graph))
+        else:
+            relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+            checked(driver.cuStreamBeginCapture(handle(room.a), relaxed))
+            fill(room.x, room.a)
+            graph = checked(driver.cuStreamEndCapture(handle(room.a)))
+        (node,) = checked(driver.cuGraphGetNodes(graph, 1))[0]
+        if change == "parameters":
+            checked(driver.cuGraphMemsetNodeSetParams(node, fill_of(room.y)))
+        else:
+            checked(driver.cuGraphDestroyNode(node))
+        executable = checked(driver.cuGraphInstantiate(graph, 0))
+        launch(executable, room)
+        fill(room.x, room.b)
+        us.wait_for_device(0)
+        assert kinds(seen) == []
+        assert "changes of nodes of graphs that were captured or cloned (1)" in seen.not_seen
+        checked(driver.cuGraphExecDestroy(executable))
+        checked(driver.cuGraphDestroy(graph))
+
+
+def test_what_is_added_to_a_part_of_a_graph_or_to_a_capture_is_counted_as_not_seen() -> None:
+    with observed_room() as (room, made, seen):
+        made.fill(room.x)
+        outer = Made()
+        child = checked(driver.cuGraphAddChildGraphNode(outer.graph, [], 0, made.graph))
+        inner = checked(driver.cuGraphChildGraphNodeGetGraph(child))
+        checked(driver.cuGraphAddMemsetNode(inner, [], 0, fill_of(room.y), current_context()))
+        relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        begin = handle(room.a), made.graph, [], None, 0, relaxed
+        checked(driver.cuStreamBeginCaptureToGraph(*begin))
+        fill(room.x, room.a)  # beside the node that is there
+        checked(driver.cuStreamEndCapture(handle(room.a)))
+        made.instantiate()
+        assert seen.not_seen == (
+            "nodes that are added to parts of graphs (1)",
+            "the order between captured and added nodes of a graph (1)",
+        )
+        checked(driver.cuGraphDestroy(outer.graph))

@@ -15,7 +15,7 @@ from cuda.core import Device
 
 import userstream as us
 from helpers import checked
-from internals import looks_of_hang_after
+from internals import call_once_userstream_waits, looks_of_hang_after
 from observed import (
     LEGACY,
     SIZE,
@@ -247,10 +247,8 @@ def test_waits_of_userstream_are_stalls_of_an_observation(wait: Callable[[Room],
     with a_room() as room, us.observe() as seen:
         with latch(room.a) as held:
             fill(room.x, room.a)
-            timer = threading.Timer(0.1, held.release)
-            timer.start()
+            call_once_userstream_waits(held.release)
             wait(room)
-        timer.join()
     (stall,) = [stall for stall in seen.stalls if stall.name == "a wait of userstream"]
     assert stall.seconds >= 0.001
 

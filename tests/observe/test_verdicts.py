@@ -553,6 +553,35 @@ def test_a_value_that_the_host_has_put_there_orders_nothing(before: int) -> None
     assert kinds(seen) == (["read after write"] if before == 5 else [])
 
 
+@pytest.mark.parametrize("by", ["fill", "copy", "kernel"])
+def test_a_value_that_is_not_written_as_one_may_order(by: str) -> None:
+    """Who waits for a flag that a kernel sets is in order, and it is not known behind what."""
+    with a_room() as room, us.observe(possible=True) as seen:
+        word = room.y + SIZE // 2
+        fill(room.x, room.a)
+        if by == "fill":
+            checked(driver.cuMemsetD32Async(word, 1, 1, handle(room.a)))
+        elif by == "copy":
+            ctypes.c_uint32.from_address(room.pinned).value = 1
+            copy(word, room.pinned, room.a, 4)
+        else:
+            launch(room.a, LaunchConfig(grid=1, block=1), *kernel_that_sets(word))
+        room.b.wait_value_32(word, 1, us.WaitFlags.GEQ)
+        copy(room.y, room.x, room.b, SIZE // 4)
+        us.wait_for_device(0)
+    assert [(race.kind, race.possible) for race in seen.races] == [("read after write", True)]
+    assert "writes of values in memory that streams waited for (1)" in seen.not_seen
+
+
+@kernel("verdict_set")
+def _set(grid: Any, block: Any, to: Pointer) -> None:
+    to.array(1, np.uint32)[0] = 1
+
+
+def kernel_that_sets(word: int) -> tuple[Any, int]:
+    return ObjectCode.from_ptx(b"any").get_kernel("verdict_set"), word
+
+
 def test_a_wait_for_any_value_orders_nothing() -> None:
     with a_room() as room, us.observe(possible=True) as seen:
         fill(room.x, room.a)

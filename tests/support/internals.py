@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from helpers import address, eventually
-from userstream import _buffers, _driver
+from userstream import _buffers, _driver, _hooks
 from userstream._buffers import framework
 from userstream._copies import copies, fast_path, operands, pinned, staging
 from userstream._engine import held_objects, host_wait, lanes
@@ -284,6 +285,16 @@ def lose_calls(seen: Any, count: int) -> None:
     from userstream._observe.judge import log
 
     seen._logger.note(log.LOST, [count])
+
+
+def call_once_userstream_waits(function: Callable[[], object]) -> None:
+    """Call a function 10 ms after userstream begins to wait for the GPU, in an observation."""
+
+    def begins(_: bool) -> None:
+        _hooks.host_waits.remove(begins)
+        threading.Timer(0.01, function).start()
+
+    _hooks.host_waits.append(begins)
 
 
 def looks_of_hang_after(seen: Any, monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -184,6 +184,9 @@ class Judge:
         apart = sum(race.count for race in world.finds.races() if are_one(race) is None)
         if apart:
             counted[_APART] = apart
+        unwritten = world.finds.unwritten()
+        if unwritten:
+            counted["writes of values in memory that streams waited for"] = unwritten
         if self._engine.lost:
             counted["calls that came faster than they could be analyzed"] = self._engine.lost
         found = [f"{what} ({count})" for what, count in counted.items()]

@@ -76,6 +76,7 @@ class Graph:
 
     def __init__(self, *, is_complete: bool = True) -> None:
         self.nodes: dict[int, Node] = {}  # by their handles; change them by `set` and `drop`
+        self.has_unknown_handles = False  # captured or cloned, and not executable
         self._is_complete = is_complete  # False: it has nodes that were not seen
         self._merged: Node | None = None
 
@@ -96,10 +97,12 @@ class Graph:
             node.add(self.nodes[CAPTURED])
         node.add(captured)
         self.set(CAPTURED, node)
+        self.has_unknown_handles = True
 
     def give_up(self) -> None:
-        """Stop following the graph: an unknown node has changed."""
+        """Stop following the graph: an unknown node has changed, so what is known may be old."""
         self._is_complete = False
+        self.nodes.clear()
         self._merged = None
 
     def copy(self) -> Graph:
@@ -123,6 +126,8 @@ class Graph:
         if len(self.nodes) > _MOST_NODES:
             world.not_seen("the order inside of a graph of so many nodes")
             return
+        if CAPTURED in self.nodes and len(self.nodes) > 1:
+            world.not_seen("the order between captured and added nodes of a graph")
         history = Allocation(0, 1 << 64, 0)
         lanes: dict[int, Lane] = {}
         for key in self._in_order():
@@ -201,14 +206,19 @@ class Nodes:
         node = self._made(call, parts, more[0] if more else b"")
         node.after = frozenset(each for (each,) in struct.iter_unpack("<Q", before))
         (key,) = _WORD.unpack(made)
-        graph = self._graphs.setdefault(call.words[1], Graph(is_complete=False))
+        graph = self._graphs.get(call.words[1])
+        if graph is None:  # the body of a conditional node, or a child graph inside of its parent
+            self.world.not_seen("nodes that are added to parts of graphs")
+            graph = self._graphs[call.words[1]] = Graph(is_complete=False)
         graph.set(key, node)
         self._graph_of[key] = call.words[1]
 
     def drop_node(self, call: Call) -> None:
         key = call.words[0]
         graph = self._graphs.get(self._graph_of.pop(key, 0))
-        if graph is not None:
+        if graph is None:
+            self._unknown(graph)
+        else:
             graph.drop(key)
 
     def add_dependencies(self, call: Call) -> None:
@@ -259,9 +269,17 @@ class Nodes:
         graph.set(key, old.replaced_by(self._made(call, parts, more[0] if more else b"")))
 
     def _unknown(self, graph: Graph | None) -> None:
-        """Stop following a graph with a changed node that was captured or never seen."""
+        """Stop following a graph with a changed node that was captured or never seen.
+
+        Of a node whose handle was never seen it is not known which graph has it.
+        """
         if graph is not None:
             graph.give_up()
+            return
+        self.world.not_seen("changes of nodes of graphs that were captured or cloned")
+        for each in self._graphs.values():
+            if each.has_unknown_handles:
+                each.give_up()
 
     # -- what a node does -------------------------------------------------------------------------
 
@@ -460,7 +478,9 @@ class Captures:
         self._copy_graph(_WORD.unpack(call.fetched[0])[0], call.words[1])
 
     def clone_graph(self, call: Call) -> None:
-        self._copy_graph(_WORD.unpack(call.fetched[0])[0], call.words[1])
+        clone = _WORD.unpack(call.fetched[0])[0]
+        self._copy_graph(clone, call.words[1])
+        self.graphs[clone].has_unknown_handles = True
 
     def update_graph(self, call: Call) -> None:
         self._copy_graph(call.words[0], call.words[1])

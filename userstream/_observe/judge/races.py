@@ -27,6 +27,7 @@ BLOCK_FREE = "free of a block"  # kind of an operation: by a caching allocator, 
 _ORDERED_BY_EDGES = (ACCESSES, "use before allocation")
 # Why a race is only possible.
 TOLD = "a future, a host function or a value may have told the program that the first is over"
+UNWRITTEN = "a stream waited for a value in memory, and what wrote that value was not seen"
 ORDERED = "with the first held, the second waited for it, in 3 trials"
 _MOST_APART = 16  # pairs of addresses of one race
 _MOST_SUSPECTS = 10_000  # of one wait for a value
@@ -143,6 +144,17 @@ class HeldSuspect(NamedTuple):
                 suspect = suspect._replace(reason=TOLD)
         return self._replace(suspect=suspect, waits=self.waits - {wait})
 
+    def undecided(self) -> Suspect:
+        """Return the suspect if its waits have not ended: what ends them may order its sides.
+
+        A kernel or a copy may write the value, so the race is possible whatever is learned.
+        """
+        one, other = (
+            Side(each.operation, each.access, each.known)
+            for each in (self.suspect.first, self.suspect.second)
+        )
+        return self.suspect._replace(first=one, second=other, reason=UNWRITTEN)
+
 
 class StreamFacts(NamedTuple):
     """Facts about a stream that reports print."""
@@ -248,7 +260,7 @@ class Finds:
     def hold(self, held: HeldSuspect) -> None:
         """Add a race that the end of a wait for a value may show to be none."""
         if len(self._held) == _MOST_SUSPECTS:
-            self._add(self._races, self._held.pop(0).suspect)
+            self._add(self._races, self._held.pop(0).undecided())
         self._held.append(held)
 
     def release(self, wait: WaitKey, clock: Clock, told: Clock) -> None:
@@ -311,6 +323,10 @@ class Finds:
         """Return a number that grows with each new race."""
         return len(self._races) + len(self._held)
 
+    def unwritten(self) -> int:
+        """Return the number of waits for values that were not seen to end, and may order races."""
+        return len({wait for each in self._held.copy() for wait in each.waits})
+
     def races(self) -> list[Race]:
         """Return the races, each with the number of times that it was found.
 
@@ -320,7 +336,7 @@ class Finds:
         entries = self._races.copy()  # another thread adds to it
         held: dict[tuple[Any, ...], _Entry] = {}
         for each in self._held.copy():
-            self._add(held, each.suspect)
+            self._add(held, each.undecided())
         found: dict[tuple[Any, ...], Race] = {}
         betweens: dict[tuple[Any, ...], Between | None] = {}
         for key, entry in (*entries.items(), *held.items()):
