@@ -432,20 +432,27 @@ def test_memory_may_be_mapped_at_a_word_that_was_no_address(room: Room) -> None:
     access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
     least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
     size = int(checked(driver.cuMemGetAllocationGranularity(wanted, least)))
-    address = int(checked(driver.cuMemAddressReserve(size, 0, 0, 0)))
+    address = int(checked(driver.cuMemAddressReserve(2 * size, 0, 0, 0)))
     physical = checked(driver.cuMemCreate(size, wanted, 0))
     use = user_of_tables(room)
     with us.observe() as seen:
         use(address)
+        for _ in range(2):
+            checked(driver.cuMemMap(address + size, size, 0, physical, 0))
+            checked(driver.cuMemUnmap(address + size, size))
         checked(driver.cuMemMap(address, size, 0, physical, 0))
         checked(driver.cuMemSetAccess(address, size, [access], 1))
         use(address)
         fill(address, room.a)
         us.wait_for_device(0)
-        checked(driver.cuMemUnmap(address, size))
+        assert seen.not_seen == ()
+        checked(driver.cuMemMap(address + size, size, 0, physical, 0))
+        for each in (address, address + size):
+            checked(driver.cuMemUnmap(each, size))
     checked(driver.cuMemRelease(physical))
-    checked(driver.cuMemAddressFree(address, size))
+    checked(driver.cuMemAddressFree(address, 2 * size))
     assert [race.address for race in seen.races] == [address]
+    assert seen.not_seen == ("races at the second address of memory that is mapped twice (1)",)
 
 
 def test_the_recorder_demangles_the_names_of_kernels(room: Room) -> None:

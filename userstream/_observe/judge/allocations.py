@@ -31,6 +31,8 @@ class Allocations:
     def __init__(self, world: World) -> None:
         self.world = world
         self._freeing: dict[int, Allocation] = {}  # by thread
+        self._mapped: dict[int, tuple[int, int]] = {}  # by address: physical memory, offset in it
+        self._addresses: dict[tuple[int, int], int] = {}  # of what is mapped
 
     def seen_memory(self, call: Call) -> None:
         start, size, kind, managed, device = call.words
@@ -118,6 +120,16 @@ class Allocations:
         end = start + (1 if call.function.size is None else call.words[call.function.size])
         for each in self.world.memory.within(start, end):
             self.world.memory.drop(each)
+        mapped = self._mapped.pop(start, None)
+        if mapped is not None and self._addresses.get(mapped) == start:
+            del self._addresses[mapped]
+
+    def map(self, call: Call) -> None:
+        self.unmap(call)
+        start, _, offset, physical, _ = call.words
+        self._mapped[start] = physical, offset
+        if self._addresses.setdefault((physical, offset), start) != start:
+            self.world.not_seen("races at the second address of memory that is mapped twice")
 
     def drop_pool(self, call: Call) -> None:
         """Forget the freed memory of a pool, whose addresses may belong to anything now."""

@@ -183,7 +183,7 @@ def _memory() -> dict[str, Function]:
     )
     for name in ("cuMemFree_v2", "cuMemFreeHost", "cuMemHostUnregister"):
         found[name] = Function("free", 1, frees=0, sites=both, waits=True, orders_host=True)
-    found["cuMemMap"] = Function("unmap", 5, allocates=0, size=1, roles=placed)  # and maps anew
+    found["cuMemMap"] = Function("map", 5, allocates=0, size=1, roles=placed)
     found["cuMemUnmap"] = Function("unmap", 2, frees=0, size=1, sites=ENTER)
     found["cuIpcCloseMemHandle"] = Function("unmap", 1, frees=0, sites=ENTER)
     found["cuMemPoolDestroy"] = Function("drop_pool", 1, sites=ENTER, forgets=MEMORY)
@@ -423,6 +423,7 @@ _REASONS = {
         "cuLaunch cuLaunchGrid cuLaunchGridAsync cuLaunchCooperativeKernelMultiDevice"
     ),
     "memory whose contents change unseen": "cuMemMapArrayAsync",
+    "an array whose memory others use by other handles": "cuMipmappedArrayGetLevel cuArrayGetPlane",
     "memory that others use unseen": (
         "cuIpcOpenMemHandle cuMemPoolImportPointer cuExternalMemoryGetMappedBuffer "
         "cuExternalMemoryGetMappedMipmappedArray cuGraphicsMapResources cuGraphicsUnmapResources "
