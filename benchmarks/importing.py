@@ -38,5 +38,5 @@ def fresh(run: Run) -> Comparisons:
         ),
         "cuda.core": lambda: seconds("cuda.core"),
     }
-    limits = (no_more_than(12e-3),)
+    limits = (no_more_than(8e-3),)
     yield Comparison("import, fresh processes", calls, limits, rounds=15, returns=True)
