@@ -201,6 +201,14 @@ def test_a_race_of_one_process_of_several_names_it(tmp_path: Path, log: Path, ju
     assert " in 2 processes: " in found.stdout
 
 
+@pytest.mark.parametrize(
+    ("kinds", "status"),
+    [("nothing", 0), ("stalls,races", 66), ("use-after-free", 0), ("write-write", 66)],
+)
+def test_it_fails_on_what_is_chosen(log: Path, judge: Judge, kinds: str, status: int) -> None:
+    assert judge(log, "--fail-on", kinds).returncode == status
+
+
 def test_a_log_that_cannot_be_read_leaves_the_others(
     tmp_path: Path, log: Path, judge: Judge
 ) -> None:

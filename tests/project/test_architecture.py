@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import importlib
 import re
@@ -52,6 +53,12 @@ GUESTS = ("_observe", "testing")
 ENTRY_POINTS = ("__init__", "__main__")
 
 
+@functools.cache
+def tree_of(module: Path) -> ast.Module:
+    """Return the syntax of a module, which nobody changes."""
+    return ast.parse((PACKAGE / module).read_text())
+
+
 def package_of(module: Path) -> str:
     """Return the package of a module, or the name of a module that is in none."""
     return module.parts[0].removesuffix(".py")
@@ -60,7 +67,7 @@ def package_of(module: Path) -> str:
 def imported_packages(module: Path) -> set[str]:
     """Return the packages of userstream that a module imports, for types as well."""
     names = set()
-    for node in ast.walk(ast.parse((PACKAGE / module).read_text())):
+    for node in ast.walk(tree_of(module)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and module.is_relative_to("_observe/judge"):
@@ -91,7 +98,7 @@ def test_imports_point_downwards(module: Path) -> None:
 def test_the_guests_are_imported_on_first_use_by_the_entry_points_alone(module: Path) -> None:
     if package_of(module) in GUESTS:
         return
-    tree = ast.parse((PACKAGE / module).read_text())
+    tree = tree_of(module)
     assert not guests_in(tree.body), "imported with the module"
     assert not guests_in(ast.walk(tree)) or package_of(module) in ENTRY_POINTS
 
@@ -118,7 +125,7 @@ def test_an_import_of_a_guest_is_found(code: str) -> None:
 def imported_files(module: Path) -> set[str]:
     """Return the files that a file imports: for types and inside of functions as well."""
     files = set()
-    for node in ast.walk(ast.parse((PACKAGE / module).read_text())):
+    for node in ast.walk(tree_of(module)):
         if isinstance(node, ast.Import):
             files |= {_file(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -161,7 +168,7 @@ def test_the_driver_is_called_from_one_package() -> None:
     for module in MODULES:
         if package_of(module) in ("_driver", "testing"):
             continue
-        tree = ast.parse((PACKAGE / module).read_text())
+        tree = tree_of(module)
         calls = {
             node.func.attr
             for node in ast.walk(tree)
@@ -173,7 +180,7 @@ def test_the_driver_is_called_from_one_package() -> None:
 @pytest.mark.parametrize("module", MODULES, ids=str)
 def test_nothing_is_replaced_at_run_time(module: Path) -> None:
     """Tools are told of events by `_hooks`; an attribute of a module or class is never set."""
-    tree = ast.parse((PACKAGE / module).read_text())
+    tree = tree_of(module)
     others = _modules_and_classes(tree)
     replaced = {ast.unparse(node) for node in ast.walk(tree) if _replaces(node, others)}
     # `python -m userstream observe` gives a program its own arguments.
@@ -235,7 +242,7 @@ def test_locks_are_those_that_a_signal_leaves_free() -> None:
 
 
 def _code(module: Path) -> str:
-    return ast.unparse(ast.parse((PACKAGE / module).read_text()))
+    return ast.unparse(tree_of(module))
 
 
 def test_every_stream_function_is_answered() -> None:

@@ -17,7 +17,7 @@ import userstream
 from commands import STEPS, bare, document, run_bare
 from conftest import SIMULATED
 from helpers import run_python
-from userstream import testing
+from userstream import __main__, testing
 
 CUresult = driver.CUresult
 LAST_STEPS = ["wait_all", "close", "unchanged"]
@@ -166,10 +166,14 @@ def test_require_gpu_and_simulate_exclude_each_other() -> None:
         (["--simulated"], "unrecognized arguments: --simulated"),
     ],
 )
-def test_arguments_in_the_wrong_place(arguments: list[str], said: str) -> None:
-    done = run_bare(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr.splitlines()[-1]
+def test_arguments_in_the_wrong_place(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        __main__.main(arguments)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err.splitlines()[-1]
 
 
 @bare

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -34,7 +35,9 @@ bare = pytest.mark.skipif(
 )
 
 
+@functools.cache
 def run_bare(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command once for all tests that ask for the same."""
     return subprocess.run(
         [sys.executable, "-m", "userstream", *arguments],
         capture_output=True,
