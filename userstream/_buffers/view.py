@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import (
@@ -111,12 +110,6 @@ class Form:
 
 form: Callable[[tuple[int, ...], tuple[int, ...], np.dtype], Form]
 form = functools.lru_cache(maxsize=256)(Form)
-
-
-def packed(address: int, shape: Sequence[int], dtype: np.dtype) -> Layout:
-    """Return the layout of an array in C order, without gaps."""
-    shape, size = tuple(shape), dtype.itemsize
-    return Layout(address, shape, contiguous_strides(shape, size), dtype, math.prod(shape) * size)
 
 
 def total(parts: Iterable[View]) -> Layout:
