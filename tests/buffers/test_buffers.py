@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 import types
 from collections.abc import Iterator
@@ -267,7 +268,7 @@ def test_numba_says_0_of_its_default_stream(monkeypatch: pytest.MonkeyPatch, mem
         assert not us.acquire(array).is_done
     us.wait(array, timeout=10)
     assert us.asnumpy(array).shape == (4,)
-    with pytest.raises(us.UnsupportedBufferError, match="its stream is 0"):
+    with pytest.raises(us.UnsupportedBufferError, match="its stream is 0, which"):
         us.acquire(CAI(memory, stream=0))
 
 
@@ -580,6 +581,21 @@ def test_an_interface_of_numpy_integers(memory: int) -> None:
 def test_a_malformed_interface(wrong: dict[str, object], memory: int) -> None:
     with pytest.raises(us.UnsupportedBufferError, match="malformed"):
         us.describe(CAI(memory, **wrong))
+
+
+def test_a_device_query_that_fails() -> None:
+    class Array:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            raise RuntimeError("it is lost")
+
+    for use in (us.get_stream, us.acquire):
+        with pytest.raises(us.UnsupportedBufferError, match="it is lost; pass the device itself"):
+            use(Array())
+
+
+def test_an_error_names_a_type_with_its_module() -> None:
+    with pytest.raises(us.UnsupportedBufferError, match=r"\bast\.Load\b"):
+        us.get_stream(ast.Load())
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import time
 import types
 import weakref
 from typing import Any
@@ -211,9 +212,11 @@ def test_a_timeout_leaves_all_in_order(producer: us.Stream, memory: int) -> None
     us.asnumpy(buffer)
     fill(producer, memory, 1)
     with testing.latch(stream) as latch:
+        began = time.monotonic()
         with pytest.raises(us.WaitTimeout) as caught:
-            us.asnumpy(buffer, timeout=0.02)
-        assert caught.value.seconds == 0.02
+            us.asnumpy(buffer, timeout=0.2)
+        assert time.monotonic() - began > 0.19
+        assert caught.value.seconds == 0.2
         with pytest.raises(us.WaitTimeout) as caught:
             us.asnumpy({"a": [np.ones(2), buffer]}, timeout=0.02)  # one timeout for all of them
         assert caught.value.seconds == 0.02

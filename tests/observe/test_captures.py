@@ -47,3 +47,18 @@ def test_what_a_stream_is_can_be_asked_after_its_capture() -> None:
             captured(room, lambda: fill(room.y, room.a))
             fill(room.x, room.b)
             assert seen.races != ()
+
+
+def test_what_is_captured_to_a_graph_runs_with_the_graph() -> None:
+    with a_room() as room, us.observe() as seen:
+        graph = checked(driver.cuGraphCreate(0))
+        relaxed = Mode.CU_STREAM_CAPTURE_MODE_RELAXED
+        checked(driver.cuStreamBeginCaptureToGraph(handle(room.a), graph, None, None, 0, relaxed))
+        fill(room.x, room.a)
+        checked(driver.cuStreamEndCapture(handle(room.a)))
+        executable = checked(driver.cuGraphInstantiate(graph, 0))
+        checked(driver.cuGraphLaunch(executable, handle(room.a)))
+        fill(room.x, room.b)
+        assert len(seen.races) == 1
+        checked(driver.cuGraphExecDestroy(executable))
+        checked(driver.cuGraphDestroy(graph))

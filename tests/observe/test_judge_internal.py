@@ -22,6 +22,7 @@ from userstream._driver import account
 from userstream._observe.judge import Engine, found, functions, log, remedies
 from userstream._observe.judge.allocations import Block, Blocks
 from userstream._observe.judge.clocks import Clocks, join
+from userstream._observe.judge.copies import Copies
 from userstream._observe.judge.functions import FUNCTIONS, Call
 from userstream._observe.judge.launches import Launches, parameter_types, readable
 from userstream._observe.judge.lines import Style, render, style_of
@@ -327,13 +328,15 @@ def test_a_stream_with_the_handle_of_another_has_its_number_if_the_same_line_cre
 # -- calls ----------------------------------------------------------------------------------------
 
 
-def record(what: int, words: tuple[int, ...], *parts: bytes) -> bytes:
+def record(
+    what: int, words: tuple[int, ...], *parts: bytes, leaving: int = 1, result: int = 0
+) -> bytes:
     """Return a record, as the recorder makes it."""
     data = struct.pack(f"<{len(words)}Q", *words)
     for part in parts:
         data += struct.pack("<Q", len(part)) + part + bytes(-len(part) % 8)
     size = log.HEAD.size + len(data)
-    return log.HEAD.pack(size, what, 1, 0, 1, 1, -1, 0, 0, 1, 0, len(words)) + data
+    return log.HEAD.pack(size, what, leaving, 0, 1, 1, -1, 0, 0, 1, result, len(words)) + data
 
 
 def applied(name: str, words: tuple[int, ...], *fetched: bytes) -> list[tuple[int, int, bool]]:
@@ -359,6 +362,32 @@ def test_a_batch_of_shaped_copies() -> None:
     assert applied("cuMemcpy3DWithAttributesAsync", (0, 0, 9), operation) == expected
     assert applied("cuMemcpy3DBatchAsync", (1, 0, 0, 0, 9), operation) == expected
     assert applied("cuMemcpy3DBatchAsync_v2", (1, 0, 0, 9), operation) == expected
+
+
+def test_a_shaped_copy_of_packed_layers() -> None:
+    place = (0, 0, 0, 0, 2, 0)
+    sides = (*place, 0x10000, 0, 0, 0, 0), (*place, 0x20000, 0, 0, 0, 0)
+    operation = struct.pack("<25Q", *sides[0], *sides[1], 16, 2, 2)
+    assert applied("cuMemcpy3DAsync_v2", (0, 9), operation) == [
+        (0x10000, 0x10040, False),
+        (0x20000, 0x20040, True),
+    ]
+    sides_of_3d = Copies(World(), pinned=None).sides_of_3d
+    assert [write for _, write, _ in sides_of_3d(operation)] == [False, True]
+
+
+@pytest.mark.parametrize(("name", "more"), [("cuMemFree_v2", ()), ("cuMemFreeAsync", (9,))])
+def test_a_free_that_fails_frees_nothing(name: str, more: tuple[int, ...]) -> None:
+    engine, words = Engine({}, stall=1.0), (0x10000, *more)
+    allocation = Allocation(0x10000, 0x18000, DEVICE)
+    engine.world.memory.add(allocation)
+    engine.take(record(log.FUNCTION, (1,), name.encode()) + record(1, words, leaving=0))
+    assert allocation.freed is not None
+    engine.take(record(1, words, result=2))
+    assert allocation.freed is None
+    assert engine.world.memory.find(0x10000) is allocation
+    engine.take(record(1, words, leaving=0) + record(1, words))
+    assert (engine.world.memory.find(0x10000) is None) is (name == "cuMemFree_v2")
 
 
 def test_a_batch_of_copies_of_cuda_12() -> None:

@@ -267,6 +267,8 @@ def test_a_trace(seen: us.Observation, tmp_path: Path) -> None:
     assert len({each["tid"] for each in fills}) == 2
     assert all(rows[each["tid"]].startswith("stream: ") for each in fills)
     assert all(each["dur"] > 0 for each in operations)
+    assert min(each["ts"] for each in operations) == 0
+    assert {each["pid"] for each in events} == {1}
     starts = {each["id"]: each for each in events if each["ph"] == "s"}
     ends = {each["id"]: each for each in events if each["ph"] == "f"}
     assert starts.keys() == ends.keys()

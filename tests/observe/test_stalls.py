@@ -390,6 +390,22 @@ def _two_writers(room: Room) -> None:
         checked(driver.cuStreamWriteValue32(handle(writer), room.y, 1, 0))
 
 
+@pytest.mark.parametrize(
+    ("how", "text"), [("GEQ", "at least 1"), ("EQ", "16843009"), ("AND", "a bit of (address)")]
+)
+def test_a_hang_says_which_value_is_awaited(how: str, text: str) -> None:
+    flags = getattr(driver.CUstreamWaitValue_flags, f"CU_STREAM_WAIT_VALUE_{how}")
+    value = 0x01010101 if how == "EQ" else 1  # as `report_of_hang` writes at its end
+
+    def queue(room: Room) -> None:
+        checked(driver.cuStreamWaitValue32(handle(room.b), room.y, value, flags))
+
+    assert any(
+        line.startswith(f"waits for a value of {text} at (address)")
+        for line in report_of_hang(queue)
+    )
+
+
 @needs_frames
 def test_a_hang_names_every_stream_that_writes_the_value() -> None:
     report = report_of_hang(_two_writers)

@@ -23,6 +23,7 @@ from helpers import (
     device_memory,
     eventually,
     held_while,
+    in_thread,
 )
 from interrupts import cut_short
 from userstream import testing
@@ -424,6 +425,14 @@ def test_a_block_that_is_left_in_the_middle_ends_there(memory: int, producer: us
         latch.release()
     producer.sync(timeout=10)
     another.sync(timeout=10)
+    assert not held_objects.in_use
+
+
+def test_a_block_left_on_a_per_thread_stream_ends_in_its_thread(memory: int) -> None:
+    us.borrow(array(memory, None), stream=us.Stream.per_thread_default()).__enter__()
+    in_thread(held_objects.sweep)
+    assert held_objects.in_use, "the handle names another stream in that thread"
+    held_objects.sweep()
     assert not held_objects.in_use
 
 

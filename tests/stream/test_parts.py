@@ -173,6 +173,7 @@ def test_a_part_that_cannot_be_made(function: str) -> None:
         (True, TypeError, "sms must be an integer, not True"),
         (16.0, TypeError, r"sms must be an integer, not 16\.0"),
         ("half", ValueError, "sms must be a number of multiprocessors or 'rest', not 'half'"),
+        ("whole", ValueError, "sms must be a number of multiprocessors or 'rest', not 'whole'"),
         ([16], TypeError, r"sms must be an integer, not \[16\]"),
     ],
 )
