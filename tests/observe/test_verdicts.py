@@ -582,6 +582,31 @@ def kernel_that_sets(word: int) -> tuple[Any, int]:
     return ObjectCode.from_ptx(b"any").get_kernel("verdict_set"), word
 
 
+@pytest.mark.parametrize("is_graph", [True, False])
+@pytest.mark.parametrize("is_written_last", [True, False])
+def test_what_waits_for_a_value_is_ordered_behind_its_write(
+    is_written_last: bool, is_graph: bool
+) -> None:
+    def work() -> None:
+        room.a.wait_value_32(room.pinned, 1, us.WaitFlags.GEQ)
+        copy(room.y, room.x, room.a)
+
+    with a_room() as room:
+        ctypes.c_uint32.from_address(room.pinned).value = 0
+        with us.observe() as seen:
+            if is_graph:
+                checked(driver.cuGraphLaunch(captured(room, work), handle(room.a)))
+            else:
+                work()
+            if is_written_last:
+                fill(room.x, room.b)
+            room.b.write_value_32(room.pinned, 1)
+            if not is_written_last:
+                fill(room.x, room.b)
+            us.wait_for_device(0)
+    assert kinds(seen) == ([] if is_written_last else ["write after read"])
+
+
 def test_a_wait_for_any_value_orders_nothing() -> None:
     with a_room() as room, us.observe(possible=True) as seen:
         fill(room.x, room.a)

@@ -312,8 +312,8 @@ class Engine:
         self._call = Call()
         self._pinned = Pinned(world)
         allocations, launches = Allocations(world), Launches(world)
-        captures = Captures(world, allocations)
         self._words = Words(world)
+        captures = Captures(world, allocations, self._words.await_value)
         self.hangs = Hangs(world, self._words, self.stalls)
         self.blocks = Blocks(world)  # of the caching allocators
         self._notes: dict[int, Callable[[Call], None]] = {

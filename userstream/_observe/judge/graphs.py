@@ -43,6 +43,7 @@ class Node:
         self.touches: dict[tuple[int, int, bool, str], Touch] = {}
         self.waits: list[int] = []  # external events that each launch waits for
         self.records: list[int] = []
+        self.awaits: list[Any] = []  # values that streams wait for before they go on
         self.allocates: dict[int, tuple[int, Any]] = {}  # by address: the size, and the operation
         self.frees: dict[int, Any] = {}  # by address: the operation
         self.tells_host = False  # it calls a function of the host
@@ -60,6 +61,7 @@ class Node:
             self.touch(touch)
         self.waits += other.waits
         self.records += other.records
+        self.awaits += other.awaits
         self.allocates.update(other.allocates)
         self.frees.update(other.frees)
         self.tells_host = self.tells_host or other.tells_host
@@ -404,9 +406,12 @@ _DEFAULT_STREAMS = 2  # handles up to this one
 class Captures:
     """Applies calls that capture streams, and make, change or launch graphs."""
 
-    def __init__(self, world: World, allocations: Allocations) -> None:
+    def __init__(
+        self, world: World, allocations: Allocations, await_value: Callable[..., None]
+    ) -> None:
         self.world = world
         self._allocations = allocations
+        self._await_value = await_value  # of `Words`
         self.graphs: dict[int, Graph] = {}  # by the handle of a graph, or of an executable one
 
     def seen_stream(self, call: Call) -> None:
@@ -506,6 +511,8 @@ class Captures:
             recorded = self.world.clocks.recorded(event)
             if recorded is not None:
                 join(self.world.clocks.settle(lane), recorded.clock)
+        for wait in () if node is None else node.awaits:  # all of the graph is taken to be behind
+            self._await_value(lane, (call.number, wait.address), wait, None)
         launched, time = self.world.begin(call, lane)
         self.world.clocks.record(last, lane)
         if node is not None:

@@ -200,7 +200,7 @@ class Words:
         self._queued(lane, time, call, wait, before)
         if call.account == HOUSEKEEPING:  # a latch of a test, which is no order of the program
             return
-        self._value_awaited(lane, (call.number, wait.address), wait, before)
+        self.await_value(lane, (call.number, wait.address), wait, before)
 
     def values(self, call: Call) -> None:
         lane = self.world.lane(call)
@@ -214,7 +214,7 @@ class Words:
             if operation in (1, 4):
                 wait = _Wait(word, value, how)
                 self._queued(lane, time, call, wait, there)
-                self._value_awaited(lane, (call.number, word), wait, there)
+                self.await_value(lane, (call.number, word), wait, there)
             elif operation in (2, 5):
                 self._value_written(lane, time, word, value, there)
 
@@ -242,9 +242,11 @@ class Words:
             if wait.address == address and wait.ends_with(value):
                 self._end(key, clock)
 
-    def _value_awaited(self, lane: Lane, key: WaitKey, wait: _Wait, before: int | None) -> None:
+    def await_value(self, lane: Lane, key: WaitKey, wait: _Wait, before: int | None) -> None:
+        """Order a stream after what ends a wait for a value, now or later."""
         if lane.capture is not None:
             self.world.not_seen("values that a graph writes or waits for")
+            lane.capture.node.awaits.append(wait)  # of each launch
             return
         if wait.value == 0 and wait.how & 3 == _AT_LEAST:  # any value is
             return

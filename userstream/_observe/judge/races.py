@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +32,7 @@ UNWRITTEN = "a stream waited for a value in memory, and what wrote that value wa
 ORDERED = "with the first held, the second waited for it, in 3 trials"
 _MOST_APART = 16  # pairs of addresses of one race
 _MOST_SUSPECTS = 10_000  # of one wait for a value
+_MOST_ENDED = 4096  # waits that have ended and that an earlier access may still be behind
 
 
 class RecordedOperation:
@@ -248,6 +250,7 @@ class Finds:
         self._describe = describe
         self._races: dict[tuple[Any, ...], _Entry] = {}
         self._held: list[HeldSuspect] = []
+        self._ended: OrderedDict[WaitKey, tuple[Clock, Clock]] = OrderedDict()  # waits for values
         self._threads: dict[int, str] = {}  # names, by the numbers of the log
         self._given: dict[str, str] = {}  # names that Python gives, by those of unnamed threads
 
@@ -258,13 +261,24 @@ class Finds:
         self._add(self._races, suspect)
 
     def hold(self, held: HeldSuspect) -> None:
-        """Add a race that the end of a wait for a value may show to be none."""
+        """Add a race that the end of a wait for a value shows to be one or none, or may show."""
+        for wait in held.waits & self._ended.keys():
+            left = held.released(wait, *self._ended[wait])
+            if left is None:
+                return
+            held = left
+        if not held.waits:
+            self._add(self._races, held.suspect)
+            return
         if len(self._held) == _MOST_SUSPECTS:
             self._add(self._races, self._held.pop(0).undecided())
         self._held.append(held)
 
     def release(self, wait: WaitKey, clock: Clock, told: Clock) -> None:
         """Decide on the races that were held back, when a stream goes on after a clock."""
+        self._ended[wait] = clock, dict(told)
+        if len(self._ended) > _MOST_ENDED:
+            self._ended.popitem(last=False)
         kept = []
         for each in self._held:
             left = each.released(wait, clock, told) if wait in each.waits else each
