@@ -221,9 +221,7 @@ def installed(session: nox.Session) -> None:
         session.run("python", "-m", "userstream", "--simulate", env=alone)
         observed = ("observe", "--simulate", "docs/examples/first.py")
         session.run("python", "-m", "userstream", *observed, env=alone)
-        # Not the conftest.py of docs, which needs sybil.
-        examples = ("--confcutdir", "docs/examples/pytest", "docs/examples/pytest")
-        _run_tests(session, *examples, env=alone)
+        _run_tests(session, "docs/examples/pytest", env=alone)
         _run_tests(session, *(f"tests/{name}.py" for name in FIRST), env=alone)
 
 
