@@ -75,6 +75,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     called = _called()
     parser = argparse.ArgumentParser(
         prog=called,
+        usage="%(prog)s [options]\n       %(prog)s {observe,judge} --help",
         description="Report the installation, and check that userstream works on every device.",
         epilog=f"`{called} observe program.py` watches the streams of a program; `{called} judge` "
         "reads what was recorded.",
@@ -85,11 +86,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options, rest = parser.parse_known_args(arguments)
     for command in ("observe", "judge"):
         if command in rest:
-            parser.error(
-                f"{command} comes first, then its options: python -m userstream {command} --help"
-            )
+            parser.error(f"{command} comes first, then its options: {called} {command} --help")
     if rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        program = next(filter(os.path.isfile, rest), None)
+        advice = f"; to watch a program: {called} observe {program}" if program else ""
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{advice}")
     if options.simulate and options.require_gpu:
         parser.error("--simulate and --require-gpu are mutually exclusive")
     return options

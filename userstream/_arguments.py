@@ -47,9 +47,10 @@ def device_id_or_current(device: Any) -> int:
         frameworks = ", ".join(
             known.device[0] for known in _buffers.framework.KNOWN if known.device
         )
+        is_short = isinstance(device, (str, bool, float))
         raise TypeError(
             'a device is an ordinal, "cuda:1", a cuda.core.Device, or a device object of '
-            f"{frameworks}, not a {type(device).__name__}"
+            f"{frameworks}, not {repr(device) if is_short else _buffers.type_name(device)}"
         )
     return ordinal
 

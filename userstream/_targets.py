@@ -135,7 +135,9 @@ def _instead(item: object, named: str, *, inside: bool) -> str:
         return "; make a list of it"
     if named == "objects":
         return "; pass stream= with objects of other kinds"
-    return "; sequences and mappings hold buffers only" if inside else ""
+    if inside:
+        return "; sequences and mappings hold buffers only"
+    return "; pass an array or tensor of a GPU, or an address as a cuda.bindings.driver.CUdeviceptr"
 
 
 def _can_be_a_list(item: object) -> bool:

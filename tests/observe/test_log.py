@@ -347,6 +347,8 @@ def test_what_makes_no_sense_is_refused(log: Path, judge: Judge) -> None:
             ("--log", "new", "--html", "b.html"),
             "--report, --suppress, --baseline and --hang-after are for the",
         ),
+        (("--hang-after", "-1"), "argument --hang-after: '-1' is not a number of seconds, at "),
+        (("--stall", "nan"), "argument --stall: 'nan' is not a number of seconds, at least 0"),
         (("--log", "a file"), "--log 'a file': File exists; a directory is made there"),
         (
             ("--log", "full"),
@@ -354,7 +356,7 @@ def test_what_makes_no_sense_is_refused(log: Path, judge: Judge) -> None:
         ),
     ],
 )
-def test_logs_that_could_not_be_written_are_refused(
+def test_options_that_cannot_be_served_are_refused(
     options: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "a file").touch()

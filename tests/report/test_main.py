@@ -164,6 +164,7 @@ def test_require_gpu_and_simulate_exclude_each_other() -> None:
         (["--simulate", "observe", "program.py"], "observe comes first, then its options: "),
         (["--json", "judge", "run.uslog"], "judge comes first, then its options: "),
         (["--simulated"], "unrecognized arguments: --simulated"),
+        (["observ", __file__], f"; to watch a program: python -m userstream observe {__file__}"),
     ],
 )
 def test_arguments_in_the_wrong_place(

@@ -26,6 +26,7 @@ from userstream._observe.judge.__main__ import (
     add_shared_options,
     judge_options,
     operations_of,
+    seconds,
 )
 from userstream._observe.judge.supervisor import INJECTION, Options
 from userstream._observe.judge.trials import reported_pairs
@@ -134,7 +135,7 @@ def _parser(called: str) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--hang-after",
-        type=float,
+        type=seconds,
         metavar="SECONDS",
         help="report what holds up the streams when nothing has moved for so long; SIGUSR1 asks "
         "for the same at once",

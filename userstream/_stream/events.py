@@ -97,7 +97,7 @@ def _address_of(event: Any) -> int:
     else:
         raise TypeError(
             "wait_event takes an event of cuda.core, torch or CuPy, or a CUevent, not "
-            f"{type_name(event)}"
+            f"{type_name(event)}; stream.wait(other) waits for another stream"
         )
     if address == 0:
         raise ValueError(f"{event!r} is a null handle, not an event")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,7 +147,7 @@ def add_shared_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--stall",
-        type=float,
+        type=seconds,
         default=1e-4,
         metavar="SECONDS",
         help="the shortest stall (0.0001)",
@@ -216,6 +217,14 @@ def _count(text: str) -> int:
     if not text.replace("_", "").isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of operations")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    """Return the value of an option that is a duration."""
+    with suppress(ValueError):
+        if (value := float(text)) >= 0:
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, at least 0")
 
 
 def _fail_on(text: str) -> frozenset[str]:
