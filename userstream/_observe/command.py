@@ -44,7 +44,7 @@ _WITH_VALUE = (
 
 
 def main(arguments: Sequence[str], called: str) -> NoReturn:
-    """Run the command, which was called by that name. The process ends as the program does."""
+    """Run the command under the name that it was called by; end the process as the program does."""
     parser = _parser(called)
     mine, program = _split(arguments)
     options = parser.parse_args(mine)
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str], called: str) -> NoReturn:
 
 
 def _become_supervisor(options: str) -> NoReturn:
-    """Replace this process by the supervisor: without threads, and what userstream imports."""
+    """Replace this process by the supervisor, which has no threads and imports no dependency."""
     descriptor = os.memfd_create("options", 0)  # inherited
     with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
         file.write(options)
@@ -170,7 +170,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Refuse files that could not be written at the end of the program."""
+    """Exit with an error if a file could not be written at the end of the program."""
     for name, end in (("html", ".html"), ("json", ".json")):
         path = getattr(options, name)
         if path is not None:
@@ -252,5 +252,5 @@ def _environment(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _before(path: str, variable: str) -> str:
-    """Return a list of paths with another one before it. An empty entry would be the directory."""
+    """Return a search path with `path` in front, and no empty entry, which means the directory."""
     return os.pathsep.join(filter(None, (path, os.environ.get(variable))))

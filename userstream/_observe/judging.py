@@ -35,13 +35,13 @@ class Judging(Protocol):
 
     @property
     def is_gone(self) -> bool:
-        """True if the judge has ended too early: it answers no questions any more."""
+        """True if the judge has ended too early, and answers no more questions."""
 
     def open(self) -> int:
         """Return the socket of a judge in another process; -1 for none."""
 
     def began(self, answer: Answer) -> None:
-        """Go on with a recorder that has begun, and has a duplicate of the socket."""
+        """Continue after the start of the recorder, which now has a duplicate of the socket."""
 
     def receive(self, data: bytes) -> None:
         """Take a piece of the log, or of the answers of a judge in another process."""
@@ -59,7 +59,7 @@ class Judging(Protocol):
         """Return the findings of the whole log, once it has ended."""
 
     def orders(self) -> list[Pair | int]:
-        """Return what the recorder is to try: see `Judge.orders`."""
+        """Return the trials for the recorder; see `Judge.orders`."""
 
 
 class InThread:
@@ -206,7 +206,7 @@ class InProcess:
 
 
 class Later:
-    """Leaves the log to a judge of another time."""
+    """Leaves the log to a later ``userstream judge``."""
 
     is_here = False
     is_gone = False

@@ -51,7 +51,7 @@ class _Reported(ctypes.Structure):
 
 
 class Logger:
-    """The one of this process; see ``logger/session.c``."""
+    """The recorder of this process; see ``logger/session.c``."""
 
     def __init__(self) -> None:
         self._library = library = _built.load(_built.RECORDER)
@@ -97,7 +97,7 @@ class Logger:
         holds: tuple[int, int] = (0, 0),
         reported: Sequence[Reported] = (),
     ) -> None:
-        """Begin to record: to a file, and to a judge.
+        """Start recording, to a file and to a judge.
 
         Parameters
         ----------
@@ -149,7 +149,7 @@ class Logger:
         raise NotSupportedError(f"{text} ({_INSTALL})" if "not found" in text else text)
 
     def end(self, reason: str) -> None:
-        """Record no more. The judge gets the last records until `close` returns."""
+        """Stop recording. The judge gets the last records until `close` returns."""
         self._library.recorder_end(reason.encode())
 
     def close(self) -> bool:
@@ -170,22 +170,22 @@ class Logger:
         self._library.recorder_ring()
 
     def hang_up(self) -> None:
-        """Say that nothing is received any more."""
+        """Close the mailbox of `receive`, which is not called again: later data is dropped."""
         self._library.recorder_hang_up()
 
     def note(self, type_: int, words: Sequence[int] = (), data: bytes = b"") -> bool:
-        """Write down what is no driver call; return whether it is recorded."""
+        """Record a note, which is no driver call; return whether the note is recorded."""
         count = len(words)
         array = (ctypes.c_uint64 * count)(*words)
         written: bool = self._library.recorder_note(type_, array, count, data, len(data))
         return written
 
     def note_json(self, type_: int, told: Any) -> bool:
-        """Write down facts of Python."""
+        """Record facts of Python as JSON; return whether they are recorded."""
         return self.note(type_, (), json.dumps(told, separators=(",", ":")).encode())
 
     def note_in_parts(self, type_: int, told: Any) -> None:
-        """Write down facts of Python that may be too long for one record."""
+        """Record facts of Python as JSON, in several records if necessary."""
         data = json.dumps(told, separators=(",", ":")).encode()
         for at in range(0, len(data), _PART):
             self.note(type_, (int(at + _PART < len(data)),), data[at : at + _PART])
@@ -198,7 +198,7 @@ class Logger:
         self._library.recorder_arm(*pair)
 
     def disarm(self, number: int) -> None:
-        """Try no more with the pair of that number."""
+        """End the trials of the pair with a number."""
         self._library.recorder_disarm(number)
 
     def threads(self) -> int:
@@ -207,11 +207,11 @@ class Logger:
         return count
 
     def judge_is_gone(self) -> bool:
-        """Return whether a judge in another process does not listen any more."""
+        """Return whether sending to a judge in another process has failed."""
         return bool(self._library.recorder_judge_error())
 
     def log_error(self) -> OSError | None:
-        """Return why the log could not be written any more."""
+        """Return the error that ended the writing of the log, or `None`."""
         number = self._library.recorder_log_error()
         return OSError(number, os.strerror(number)) if number else None
 
@@ -247,7 +247,7 @@ def the_logger() -> Logger:
 
 
 def path_of_cupti() -> str:
-    """Return where CUPTI is: the one that is loaded already, as two do not work; else any."""
+    """Return the path of CUPTI: of the loaded copy, as two do not work, else of any copy."""
     return _loaded() or _installed() or "libcupti.so"
 
 

@@ -36,7 +36,7 @@ _PER_NOTE = 2000  # ranges in one record
 
 
 class _Block:
-    """The begin of a block that was noted. Its end is noted when this goes, should none come."""
+    """Recorded begin of a block. The destructor records the end, unless `end` has."""
 
     __slots__ = ("_logger", "_number")
 
@@ -47,7 +47,7 @@ class _Block:
     def end(self) -> None:
         if self._number:
             self._logger.note(log.DECLARED_NO_MORE, (self._number, 0))
-            self._number = 0  # only now: if a signal handler raises, it is noted as this goes
+            self._number = 0  # last: if a signal handler raises before, `__del__` records the end
 
     __del__ = end
 
@@ -127,17 +127,17 @@ class Declaring:
 
 
 def name_of(stream: Stream) -> str:
-    """Return how reports name a user stream."""
+    """Return the name of a user stream in reports."""
     return f"user stream {stream.name!r}" if stream.name else "the user stream"
 
 
 def _ranges(buffers: Iterable[Any]) -> list[bytes]:
-    """Return where the bytes of buffers begin and end: a part for each record."""
+    """Return the packed address ranges of buffers, cut into parts for one record each."""
     found: list[tuple[int, int]] = []
     try:
         for view in _targets.views_in(buffers):
             found += _ranges_of(view)
-    except Exception:  # of a framework, which does not tell: then nothing is known of it
+    except Exception:  # of a framework that does not say where its buffers are
         return [b""]
     packed = [struct.pack("<2Q", *each) for each in found]
     return [b"".join(packed[at : at + _PER_NOTE]) for at in range(0, len(packed), _PER_NOTE)] or [
@@ -395,7 +395,7 @@ class _Rows:
         self._rows.append((start, start + size, began, self._framework, number))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what a log has."""
+        """Return the blocks in the form that a log has."""
         return {"frames": [*self._frames], "stacks": [*self._stacks], "blocks": self._rows}
 
 

@@ -1,4 +1,4 @@
-"""The session that records the process, and has its log judged."""
+"""The session: records the process, and passes the log to the judge."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ class _Question:
 
 
 class Session:
-    """The thread that begins to record, gives the log to the judge, and ends to record.
+    """Thread that starts the recorder, passes the log to the judge, and stops the recorder.
 
-    All of it happens on this thread, because signal handlers run on the main thread only: an
-    exception of theirs cannot leave it half-begun or half-ended. Another thread sets a flag and
-    waits; if its wait is interrupted, this thread ends all the same.
+    Signal handlers run on the main thread only, so that their exceptions cannot leave a session
+    half-started or half-ended. Another thread sets a flag and waits; if that wait is interrupted,
+    the session ends all the same.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ class Session:
     # -- for other threads ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to record. Raise the error of the begin."""
+        """Start recording; raise the error if that fails."""
         _process.check_ending("the thread of the observation")
         # Not a `threading.Thread`: a program that joins all threads of `threading.enumerate`, or
         # sleeps until `threading.active_count` is 1, would wait for this one forever.
@@ -183,7 +183,7 @@ class Session:
         return question
 
     def _write(self, question: _Question) -> None:
-        """Write a question down, unless that was done before."""
+        """Record a question in the log, once."""
         if not question.is_asked:
             told = {"number": question.number, "operations": question.operations}
             question.is_asked = self._logger.note_json(log.QUESTION, told)
@@ -205,7 +205,7 @@ class Session:
         self._logger.note(log.NO_STALLS, (number, 0, 0))
 
     def forbidden(self, number: int) -> tuple[Stall, ...]:
-        """Return the waits in a block of `forbid_stalls`, if the judge can tell."""
+        """Return the waits in a block of `forbid_stalls`; empty if the judge does not answer."""
         if self.is_of_parent or not self.judging.answers():
             return ()
         if self.done.is_set:

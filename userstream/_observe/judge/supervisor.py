@@ -461,7 +461,7 @@ def _become(
 
 
 def _give_files_away() -> None:
-    """Keep nothing but stderr: a reader of the program's output waits for the program alone."""
+    """Close all files but stderr, so that only the program keeps pipes to its readers open."""
     null = os.open(os.devnull, os.O_RDWR)
     for each in map(int, os.listdir("/proc/self/fd")):
         if each < _STDERR:
