@@ -1,9 +1,9 @@
 #include "core.h"
 
-/* On whose account the calling thread calls the driver. A recorder reads it in each driver call,
- * without the GIL: a query whose answer the program never hears orders nothing in the program. The
- * second byte is the account of the thread itself: a schedule of the simulated driver leaves the
- * threads of userstream alone. */
+/* The account of each thread: whether its driver calls are the program's or userstream's own. A
+ * recorder reads the account in each driver call, without the GIL: a query whose answer the program
+ * never hears orders nothing in the program. The second byte is the account of the thread itself: a
+ * schedule of the simulated driver leaves the threads of userstream alone. */
 static _Thread_local unsigned char account[2]; /* PROGRAM by default */
 
 static unsigned char *account_of_thread(void)

@@ -1,8 +1,8 @@
-/* From the driver calls of all threads to records.
+/* Converts the driver calls of all threads to records.
  *
- * It is called by the driver (or by CUPTI) on whatever thread calls the driver, with or without the
- * GIL: it never takes it, and never waits for anybody who could have it. It calls no driver
- * function that waits. */
+ * The simulated driver or CUPTI calls this file on each thread that calls the driver, with or
+ * without the GIL. So it never takes the GIL, waits for no thread that may have the GIL, and calls
+ * no driver function that waits. */
 #define _GNU_SOURCE
 
 #include "parts.h"

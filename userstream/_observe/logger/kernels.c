@@ -1,4 +1,4 @@
-/* Kernels: their parameters and names, asked for once. */
+/* Names and parameters of kernels: the driver is asked once for each kernel. */
 #define _GNU_SOURCE
 
 #include "parts.h"

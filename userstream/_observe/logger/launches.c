@@ -1,4 +1,4 @@
-/* Launches: what the parameters of a kernel point to. */
+/* Launches: the memory to which the parameters of a kernel point. */
 #include "parts.h"
 
 uint64_t launch_stream(const Rule *rule, const uint64_t *words) {

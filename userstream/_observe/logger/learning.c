@@ -1,9 +1,9 @@
-/* Whether a kernel writes what a parameter points to.
+/* Learns whether a kernel writes to the memory behind a parameter.
  *
- * The first bytes there are copied before and after a launch, on its stream, into pinned memory,
- * and compared when the stream has got there: nobody waits for it. What writes the value that was
- * there looks like a reader, hence several looks. Where several parameters of a launch point, one
- * of them wrote, and nobody can say which: that counts for such launches alone. */
+ * The first bytes there are copied to pinned memory before and after a launch, on its stream, and
+ * compared once the stream has passed: no thread waits. A kernel that writes the old value again
+ * looks like a reader, hence several comparisons. If several parameters point to the changed bytes,
+ * the writer among them is unknown: the result counts for launches with such parameters alone. */
 #include "parts.h"
 
 #include <stdlib.h>

@@ -1,6 +1,6 @@
-/* The log: each thread writes to chunks of its own, and each record has a number. What a thread did
- * before a call of another one has the smaller number, so the records can be put into their order
- * by their numbers alone. No number is missing: a record without room gets none. */
+/* The log: each thread writes to chunks of its own, and each record has a number. A record that was
+ * made before a record of another thread has the smaller number, so sorting by number restores the
+ * order. No number is missing: a record without room gets none. */
 #define _GNU_SOURCE
 
 #include "parts.h"

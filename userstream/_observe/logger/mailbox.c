@@ -1,5 +1,5 @@
-/* What the pump gives a thread of this process: the log, to a judge that runs there, or the answers
- * of a judge in another process. No descriptor is needed, which a program may close. */
+/* Mailbox from the pump to a thread of Python: the log, for a judge in this process, or the answers
+ * of a judge in another process. A pipe would not do: a program may close any descriptor. */
 #define _GNU_SOURCE
 
 #include "parts.h"

@@ -1,5 +1,5 @@
-/* Who tells the recorder of driver calls: CUPTI's callbacks of the driver's domain on a GPU, or the
- * simulated driver itself.
+/* Sources of the driver calls: CUPTI's callbacks of the driver's domain on a GPU, or the simulated
+ * driver itself.
  *
  * CUPTI is declared here as far as it is used, so that no header of it is needed: these structures
  * have been the same since CUDA 8. It needs no privilege. Before 13.2 it has one subscriber at a

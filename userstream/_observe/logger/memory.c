@@ -1,4 +1,4 @@
-/* Memory that was seen. */
+/* Table of the device memory that the recorder has seen. */
 #include "parts.h"
 
 static Ranges memory = NO_RANGES;

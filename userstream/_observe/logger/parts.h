@@ -1,4 +1,4 @@
-/* What the files of the recorder share. */
+/* Declarations that the files of the recorder share. */
 #ifndef USERSTREAM_PARTS_H
 #define USERSTREAM_PARTS_H
 

@@ -1,4 +1,4 @@
-/* The chunks that threads write to. */
+/* Pool of the chunks to which threads write their records. */
 #define _GNU_SOURCE
 
 #include "parts.h"

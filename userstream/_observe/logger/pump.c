@@ -1,9 +1,9 @@
-/* The thread that puts the records of all threads in order, and sends them on: to the file of the
- * log, and to a judge.
+/* The pump: the thread that puts the records of all threads in order, and sends them to the file of
+ * the log and to a judge.
  *
- * It is no thread of Python, has all signals blocked, and calls no driver. What a slow judge has
- * not taken waits in the file of the log, or in a file for that alone once the pool is half full,
- * and else in the pool: threads never wait for it. */
+ * The pump is no thread of Python, has all signals blocked, and calls no driver. Records that a
+ * slow judge has not taken stay in the file of the log. Without that file they stay in the pool,
+ * and in a temporary file once the pool is half full: threads never wait for a judge. */
 #define _GNU_SOURCE
 
 #include "parts.h"

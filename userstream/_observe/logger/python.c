@@ -1,4 +1,4 @@
-/* Where CPython keeps what a thread needs to read its own frames without the GIL.
+/* Offsets in CPython's structures, by which a thread reads its own frames without the GIL.
  *
  * The structures of a minor version do not change. A build that is not known here, or whose objects
  * are of other types than expected, has no stacks: reports say so, and are the same but for the

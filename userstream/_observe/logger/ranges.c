@@ -1,4 +1,4 @@
-/* What was seen: streams by their handles, memory by its addresses; in their order. */
+/* Sorted tables of ranges: streams by their handles, and memory by its addresses. */
 #include "parts.h"
 
 #include <stdlib.h>

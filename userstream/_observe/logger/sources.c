@@ -1,5 +1,5 @@
-/* Page-locked memory that pending copies still have to read, or streams wait for: a write of the
- * host changes what they copy, or lets them go on. */
+/* Page-locked memory that pending copies still read, or for which streams wait: a write of the host
+ * changes the copied bytes, or ends the wait. */
 #define _GNU_SOURCE
 
 #include "parts.h"

@@ -1,8 +1,8 @@
-/* The Python frames of a thread, which it reads itself, without the GIL.
+/* The Python frames of a thread, which reads them itself without the GIL.
  *
- * They stay as they are while it is in the call. What they are made of is copied when it is seen
- * for the first time, as a code object may be gone when somebody asks for its lines. A thread
- * remembers the codes and stacks that it has found, and looks into the tables for the others. */
+ * Frames do not change during the call. A code object may be gone before its lines are needed: its
+ * contents are copied when a thread sees it first. A thread caches the code objects and stacks that
+ * it has found, and searches the shared tables for others. */
 #include "parts.h"
 
 #include <stdlib.h>

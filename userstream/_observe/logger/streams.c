@@ -1,4 +1,4 @@
-/* Streams and contexts that were seen. */
+/* Table of the streams and contexts that the recorder has seen. */
 #include "parts.h"
 
 static Ranges streams = NO_RANGES;

@@ -1,4 +1,4 @@
-/* What each thread has for itself, so that threads do not wait for each other. */
+/* The recorder's data of each thread, which saves threads from waiting for each other. */
 #define _GNU_SOURCE
 
 #include "parts.h"

@@ -1,4 +1,4 @@
-/* What an error says beyond the driver's words: the traceback of a kernel, what to register. */
+/* Explanations of errors: the traceback of a kernel, or the function that has to be registered. */
 #include "driver.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* How programs find the driver's functions: cuGetProcAddress, and the names of errors. */
+/* Lookup of the driver's functions (cuGetProcAddress), and of the names of errors. */
 #include "driver.h"
 #include "versions.h"
 

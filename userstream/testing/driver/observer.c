@@ -1,4 +1,4 @@
-/* Who is told of every driver call: one function, which takes no part in it. */
+/* The observer: one function that is called for every driver call, without effect on the call. */
 #include "driver.h"
 
 #include <pthread.h>

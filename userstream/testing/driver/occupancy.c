@@ -1,4 +1,4 @@
-/* How many blocks of a kernel fit on a multiprocessor: by threads, registers and shared memory. */
+/* Occupancy: the blocks of a kernel per multiprocessor, by threads, registers, shared memory. */
 #include "device_limits.h"
 #include "kernels.h"
 

@@ -1,4 +1,4 @@
-/* Tensor maps: what the copies of tiles into shared memory are told of a tensor. */
+/* Tensor maps: descriptions of tensors for the copies of tiles into shared memory. */
 #include "driver.h"
 
 /* Opaque to programs. Their headers align it, Python's objects do not, and the driver does not
