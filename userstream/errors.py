@@ -110,7 +110,7 @@ class UserStreamError(Exception):
 
 
 class DriverError(UserStreamError, RuntimeError):
-    """A CUDA driver call failed, or work that was queued on the GPU did.
+    """A CUDA driver call, or work that was queued on the GPU, failed.
 
     Errors of the GPU itself, such as ``CUDA_ERROR_ILLEGAL_ADDRESS``, are sticky: every later call
     in that context reports the same error, and only a new process recovers.
@@ -335,7 +335,7 @@ class DeviceMismatchError(UserStreamError, ValueError):
 
 
 class InvalidDeviceError(UserStreamError, ValueError):
-    """The process sees no CUDA device of that ordinal.
+    """The process sees no CUDA device with the given ordinal.
 
     Examples
     --------

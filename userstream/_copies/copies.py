@@ -334,7 +334,7 @@ def _is_direct(plan: layout.Moves) -> bool:
 
 
 def _pageable(source: DeviceArray, lane: CopyLane) -> np.ndarray:
-    """Copy to pageable memory, through the chunks."""
+    """Copy to pageable memory, through page-locked chunks."""
     chosen = layout.host_copy_plan(source.shape, source.strides, source.dtype.itemsize)
     memory = np.empty(chosen.side.nbytes, _BYTE)
     if not chosen.moves.axes:  # one run of bytes, whatever its shape

@@ -154,7 +154,7 @@ def to_host(  # noqa: PLR0912, PLR0917 -- one function: this path runs on every 
     use = core.use(ordering.lane, ordering, (ordering.buffers, memory))
     try:
         if may_wait:
-            limit = None if deadline.seconds is None else deadline.left()
+            limit = None if deadline.seconds is None else deadline.remaining()
             fetch = partial(_hooks.waiting, _fetch) if _hooks.host_waits else _fetch
             queued = fetch(ordering, move, start, address, limit, onward)
         else:

@@ -74,13 +74,13 @@ class CopyLane:
                 return False
         return True
 
-    def left(self) -> float | None:
+    def remaining(self) -> float | None:
         """Return the remaining seconds; `None` without a timeout."""
-        return self._deadline.left()
+        return self._deadline.remaining()
 
-    def too_late(self) -> Exception:
+    def timeout_error(self) -> Exception:
         """Return the error for a deadline that has passed."""
-        return _too_late(self._lane, self._deadline)
+        return _timeout_error(self._lane, self._deadline)
 
     def copy_and_wait(self, to: int, source: int, plan: Moves, memory: object) -> None:
         """Copy, and wait on the host; `memory` is kept until the GPU has finished."""
@@ -116,12 +116,12 @@ class CopyLane:
 def wait_until(there: Pending, lane: Lane, deadline: Deadline) -> None:
     """Wait on the host for a point on a lane."""
     try:
-        host_wait.wait_until(there, deadline.left())
+        host_wait.wait_until(there, deadline.remaining())
     except WaitTimeout:
-        raise _too_late(lane, deadline) from None
+        raise _timeout_error(lane, deadline) from None
 
 
-def _too_late(lane: Lane, deadline: Deadline) -> Exception:
+def _timeout_error(lane: Lane, deadline: Deadline) -> Exception:
     return host_wait.late((lane,), deadline.seconds, _UNDEFINED)
 
 
@@ -235,11 +235,11 @@ def _with_chunks(lane: CopyLane, copy: Callable[[tuple[Lease, Lease]], None]) ->
     No context manager of `contextlib`: a signal in its frames would keep the chunks from all other
     threads for as long as the traceback exists.
     """
-    left, device = lane.left(), lane.device
+    left, device = lane.remaining(), lane.device
     turn = _turns.get(device) or _turns.setdefault(device, _process.RLock())
     try:
         if not turn.acquire(timeout=-1 if left is None else min(left, threading.TIMEOUT_MAX)):
-            raise lane.too_late()
+            raise lane.timeout_error()
         chunks = _spare.pop(device, None)
         if chunks is None:
             chunks = pinned.take_always(SIZE, device), pinned.take_always(SIZE, device)

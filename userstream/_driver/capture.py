@@ -1,4 +1,4 @@
-"""Graph captures: beginning and ending one, and the state of a stream's own."""
+"""Graph captures: their begin and end, and the capture state of a stream."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def check_capture_mode(mode: CaptureMode) -> driver.CUstreamCaptureMode:
 
 
 def is_capturing(handle: driver.CUstream, stream: object) -> bool:
-    """Return whether a stream is part of a capture, also an invalidated one. Breaks none."""
+    """Return whether a stream is part of a capture, valid or not. Invalidates no capture."""
     status, state = ask(driver.cuStreamIsCapturing, handle)
     if status == CAPTURE_IMPLICIT:  # of the legacy stream: others are captured, it cannot be
         return False

@@ -77,7 +77,7 @@ def copy_shaped(
     *,
     peers: Peers | None = None,
 ) -> None:
-    """Copy rows that are apart."""
+    """Copy rows with gaps between them."""
     if peers is None:
         parameters = driver.CUDA_MEMCPY3D()
         parameters.dstMemoryType = parameters.srcMemoryType = _UNIFIED
@@ -94,7 +94,7 @@ def copy_shaped(
 def copy_on_device(
     to: int, source: int, size: int, handle: driver.CUstream, stream: object
 ) -> None:
-    """Copy contiguous memory of one device, by the call that takes no other."""
+    """Copy contiguous memory within one device, by a call that refuses other memory."""
     call(driver.cuMemcpyDtoDAsync, to, source, size, handle, stream=stream)
 
 
@@ -122,7 +122,7 @@ def free_pinned(context: driver.CUcontext, address: int) -> None:
 
 
 def device_address(address: int) -> int:
-    """Return where the current context's device sees page-locked host memory."""
+    """Return the address of page-locked host memory for the device of the current context."""
     return int(relaxed(call, driver.cuMemHostGetDevicePointer, address, 0))
 
 
@@ -134,5 +134,5 @@ ATTACHMENTS = {
 
 
 def attach_memory(address: int, to: str, handle: driver.CUstream, stream: object) -> None:
-    """Queue a change of who may access a whole allocation of managed memory."""
+    """Queue a change of the access to a whole allocation of managed memory."""
     call(driver.cuStreamAttachMemAsync, handle, address, 0, ATTACHMENTS[to], stream=stream)

@@ -84,7 +84,7 @@ def version_text() -> str:
 
 
 def device_count() -> int:
-    """Return how many devices this process sees."""
+    """Return the number of devices that this process sees."""
     ensure()
     return len(ordinals)
 

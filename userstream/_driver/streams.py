@@ -40,7 +40,7 @@ def relax_capture_of_this_thread() -> None:
 
 
 def capture_status(handle: driver.CUstream, stream: object) -> driver.CUstreamCaptureStatus:
-    """Return the capture status of a stream. Breaks no capture.
+    """Return the capture status of a stream. Invalidates no capture.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def stream_context(handle: driver.CUstream) -> driver.CUcontext:
 
 
 def stream_id(handle: driver.CUstream, stream: object) -> int:
-    """Return the driver's identifier of a stream, which is never used again."""
+    """Return the driver's identifier of a stream, which the driver never reuses."""
     return int(call(driver.cuStreamGetId, handle, stream=stream))
 
 
@@ -261,7 +261,7 @@ def largest_window(device: int) -> int:
 
 
 def domain_count(device: int) -> int:
-    """Return how many memory-synchronization domains a device has."""
+    """Return the number of memory-synchronization domains of a device."""
     which = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MEM_SYNC_DOMAIN_COUNT
     return device_attribute(device, which)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Pending(Protocol):
-    """A point that a target of waits had reached: a `core.Point`, or an object like that.
+    """Recorded point of a wait target: a `core.Point`, or an object with the same methods.
 
     The event of a point returns to its pool with the last reference to the point.
     """

@@ -378,7 +378,7 @@ class Completion(Future[T]):
         while not self.done():
             if _process.halted:
                 _process.check_fork()
-            left = deadline.left()
+            left = deadline.remaining()
             points = self._points
             if left == 0 and points:
                 raise host_wait.late([point.target for point in points], timeout)

@@ -79,7 +79,7 @@ class Deadline:
         self.seconds = seconds
         self._until = None if seconds is None else time.monotonic() + seconds
 
-    def left(self) -> float | None:
+    def remaining(self) -> float | None:
         """Return the remaining seconds; `None` without a timeout."""
         return None if self._until is None else max(0.0, self._until - time.monotonic())
 

@@ -249,7 +249,7 @@ class Ordering(core.OrderingState):
         if self.lane.capture_status() != _driver.streams.NOT_CAPTURING:
             return
         try:
-            host_wait.sync(self.lane, None if deadline is None else deadline.left(), "auto")
+            host_wait.sync(self.lane, None if deadline is None else deadline.remaining(), "auto")
         except WaitTimeout:
             if deadline is None:
                 raise

@@ -391,7 +391,7 @@ def _still_asleep(node: _Node, step: _Step) -> dict[str, _Step]:
 
 
 def _want(node: _Node, i: int, step: _Step, steps: list[_Step]) -> None:
-    """Have an order tried in which step `i`, before which the node is, comes after another one."""
+    """Request an order in which step `i`, which the node precedes, comes after another step."""
     if step.actor in node.enabled:
         node.wanted.add(step.actor)
         return
