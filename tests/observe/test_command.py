@@ -8,12 +8,11 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from userstream import __main__
+import commands
 
 pytestmark = pytest.mark.simulated  # what it runs is
 
@@ -38,35 +37,16 @@ RACE = """
 def command(tmp_path: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
     file = tmp_path / "program.py"
     file.write_text(textwrap.dedent(program))
-    call = [sys.executable, "-m", "userstream", "observe", "--simulate", *options]
-    if "-m" in options:
-        call += ["program", "an argument"]
-    else:
-        call += [str(file), "an argument"]
-    return subprocess.run(
-        call, capture_output=True, text=True, cwd=tmp_path, env=environment(), check=False
-    )
+    program = "program" if "-m" in options else str(file)
+    path = environment()["PYTHONPATH"]
+    return commands.observe(tmp_path, *options, program, "an argument", PYTHONPATH=path)
 
 
-Refused = Callable[..., str]
-
-
-@pytest.fixture
-def refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Refused:
-    """Return a function that returns why `observe` refuses its options, in this process."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "execv", None)  # it would become the supervisor
-
-    def refused(*options: str) -> str:
-        with pytest.raises(SystemExit, match="2"):
-            __main__.main(["observe", "--simulate", *options])
-        out, err = capsys.readouterr()
-        assert out == ""
-        return err
-
-    return refused
+def refused(tmp_path: Path, *options: str) -> str:
+    """Return why `observe` refuses its options."""
+    done = commands.observe(tmp_path, *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    return done.stderr
 
 
 def environment() -> dict[str, str]:
@@ -186,12 +166,12 @@ def test_ctrl_c_ends_the_wait_for_threads_as_without(tmp_path: Path) -> None:
     assert " 0 races, " in done.stderr
 
 
-def test_it_fails_on_what_is_chosen(tmp_path: Path, refused: Refused) -> None:
+def test_it_fails_on_what_is_chosen(tmp_path: Path) -> None:
     """More choices are tried with `judge`, which goes by the same function."""
     assert command(tmp_path, racy(), "--fail-on", "use-after-free,read-write").returncode == 0
     assert command(tmp_path, racy(), "--fail-on", "stalls,write-write").returncode == 66
     said = "'luck' is not races, confirmed, stalls, streams, nothing or a kind of"
-    assert said in refused("--fail-on", "luck", "program.py")
+    assert said in refused(tmp_path, "--fail-on", "luck", "program.py")
 
 
 def test_it_fails_on_work_on_the_legacy_default_stream(tmp_path: Path) -> None:
@@ -202,23 +182,23 @@ def test_it_fails_on_work_on_the_legacy_default_stream(tmp_path: Path) -> None:
     assert "  cuMemsetD8Async on the legacy default stream of device 0 (" in failed.stderr
 
 
-def test_it_saves_and_suppresses(tmp_path: Path, refused: Refused) -> None:
+def test_it_saves_and_suppresses(tmp_path: Path) -> None:
     report, known = tmp_path / "seen.json", tmp_path / "known.txt"
     assert command(tmp_path, racy(), "--json", str(report)).returncode == 66
     (race,) = json.loads(report.read_text())["races"]
     known.write_text(race["key"])
     assert command(tmp_path, racy(), "--suppress", str(known)).returncode == 0
     known.write_text("what?")
-    assert "is not a suppression" in refused("--suppress", str(known), "program.py")
+    assert "is not a suppression" in refused(tmp_path, "--suppress", str(known), "program.py")
 
 
-def test_it_writes_a_page(tmp_path: Path, refused: Refused) -> None:
+def test_it_writes_a_page(tmp_path: Path) -> None:
     page = tmp_path / "seen.html"
     assert command(tmp_path, racy(), "--html", str(page)).returncode == 66
     assert "write after write" in page.read_text()
-    said = refused("--html", "seen.txt", "program.py")
+    said = refused(tmp_path, "--html", "seen.txt", "program.py")
     assert "ends in .html, not as in 'seen.txt'" in said
-    said = refused("--html", "nowhere/seen.html", "program.py")
+    said = refused(tmp_path, "--html", "nowhere/seen.html", "program.py")
     assert "there is no directory for 'nowhere/seen.html'" in said
 
 
@@ -240,8 +220,8 @@ def test_the_script_and_the_module_are_the_same_and_name_themselves(command: str
     assert told[1].startswith("usage: python -m userstream")
 
 
-def test_nothing_to_watch_is_refused(refused: Refused) -> None:
-    assert "there is no program to watch" in refused()
+def test_nothing_to_watch_is_refused(tmp_path: Path) -> None:
+    assert "there is no program to watch" in refused(tmp_path)
 
 
 @pytest.mark.simulated

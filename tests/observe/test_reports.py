@@ -19,6 +19,7 @@ import fastjsonschema
 import pytest
 from cuda.bindings import driver
 
+import commands
 import userstream as us
 from browser import data_of
 from helpers import checked
@@ -30,7 +31,6 @@ pytestmark = [
     pytest.mark.no_races(False),  # they watch themselves
 ]
 
-OBSERVE = (sys.executable, "-m", "userstream", "observe", "--simulate")
 SCHEMA = Path(__file__).parents[1] / "support/sarif-schema-2.1.0.json"
 
 RACE = """
@@ -100,13 +100,7 @@ def test_sarif(seen: us.Observation, tmp_path: Path) -> None:
 
 def test_the_fix_in_sarif_mends_the_program(tmp_path: Path) -> None:
     def observe() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*OBSERVE, "--report", "seen.sarif", "race.py"],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=tmp_path,
-        )
+        return commands.observe(tmp_path, "--report", "seen.sarif", "race.py")
 
     program = tmp_path / "race.py"
     program.write_text(RACE)
@@ -417,10 +411,7 @@ def test_the_command_writes_reports_and_annotates_lines(tmp_path: Path) -> None:
 
 def test_races_of_an_earlier_report_do_not_fail_a_run(tmp_path: Path) -> None:
     def observe(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "userstream", "observe", "--simulate", *options]
-        return subprocess.run(
-            [*command, "race.py"], capture_output=True, text=True, check=False, cwd=tmp_path
-        )
+        return commands.observe(tmp_path, *options, "race.py")
 
     (tmp_path / "race.py").write_text(RACE)
     assert observe("--report", "known.json").returncode == 66
