@@ -88,6 +88,9 @@ def measure() -> None:
         "PYTHONPATH": f"{COPY}{os.pathsep}{Path(__file__).parent}",
     }
     (COPY / "coverage").mkdir()
+    for file in (COPY / "userstream/_observe").rglob("*.py"):  # coverage is in site-packages
+        text = file.read_text(encoding="utf-8")
+        file.write_text(text.replace('"-I", "-S"', '"-I"'), encoding="utf-8")
     coverage = (sys.executable, "-m", "coverage")
     run = ("pytest", "-q", "-p", "mutation", "-p", "no:randomly", "-o", "timeout=600")
     for folder in FOLDERS:
@@ -95,6 +98,7 @@ def measure() -> None:
         subprocess.run(command, cwd=COPY, env=env, check=False)
     combine = [*coverage, "combine", "-q", "--keep", "--rcfile=coverage.ini"]
     subprocess.run(combine, cwd=COPY, env=env, check=True)
+    shutil.copytree(ORIGINAL, COPY / "userstream", dirs_exist_ok=True)
     from coverage import CoverageData
 
     data = CoverageData(env["COVERAGE_FILE"])
@@ -168,7 +172,7 @@ def test() -> int:
 
 
 def _changed(before: str, after: str) -> set[int]:
-    """Return the lines of the original statements that differ."""
+    """Return the lines of the original statements that differ; of a block, its first lines."""
     matcher = difflib.SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
     lines: set[int] = set()
     for tag, first, last, _, _ in matcher.get_opcodes():
@@ -176,8 +180,10 @@ def _changed(before: str, after: str) -> set[int]:
             lines |= set(range(first + 1, max(last, first + 1) + 1))
     found = set(lines)
     for node in ast.walk(ast.parse(before)):
-        if isinstance(node, ast.stmt) and not hasattr(node, "body"):
-            whole = set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        if isinstance(node, ast.stmt):
+            body: list[ast.stmt] = getattr(node, "body", [])
+            end = body[0].lineno - 1 if body else node.end_lineno or node.lineno
+            whole = set(range(node.lineno, end + 1))
             found |= whole if whole & lines else set()
     return found
 
