@@ -686,17 +686,31 @@ def test_a_stream_that_nobody_releases(room: Room) -> None:
     room.sync()
 
 
-def test_a_thread_that_polls_for_ever(room: Room) -> None:
+def test_threads_that_poll_and_that_sleep_for_ever(room: Room) -> None:
+    """The report ends the loop of queries; the loop of sleeps, which nobody ends now, fails."""
     word = room.pinned
     ctypes.c_uint32.from_address(word).value = 0
 
+    def work() -> None:
+        with pytest.raises(us.DriverError):
+            room.streams[0].sync()
+
+    def sleep_on() -> None:
+        for _ in range(3000):
+            time.sleep(0.01)
+
     def program() -> None:
         room.streams[0].wait_value_32(word, 1)
-        room.streams[0].sync()
+        thread = threading.Thread(target=work)
+        thread.start()
+        with pytest.raises(OSError, match="deadlock"):
+            sleep_on()
+        thread.join()
 
     assert deadlock(program) == [
-        "thread 1  waits for stream 1",
+        "thread 1  sleeps in a loop",
         "stream 1  waits for a value in memory",
+        "thread 2  waits for stream 1",
     ]
 
 

@@ -25,7 +25,8 @@ class Deadlock(AssertionError):
     `schedule` raises it at the end of its block. The message says who waited for what. What the
     streams still had to do was dropped, and host waits ended with ``CUDA_ERROR_LAUNCH_TIMEOUT``. A
     loop of queries, or a wait of userstream with a timeout, counts as endless after three seconds
-    in which nothing happens.
+    in which nothing happens, and so does a loop of sleeps beside a stream that cannot go on. If
+    that loop does not end then, its next sleep raises `OSError` (``EDEADLK``).
 
     Examples
     --------

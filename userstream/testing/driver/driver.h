@@ -32,6 +32,7 @@ typedef struct Actor {
     unsigned passes;            /* decisions for others in which it could have gone on */
     unsigned most_passes;       /* with so many it is overdue */
     bool has_slept;             /* since it last called the driver */
+    bool sleep_fails;           /* that the thread is about to begin */
     bool has_limit;             /* of time, to wait for the semaphore */
     bool has_long_limit;
     bool is_interrupted;        /* by a signal */
@@ -96,7 +97,8 @@ int schedule_waits_for_semaphore(sem_t *semaphore, clockid_t clock, const struct
 /* False: the thread takes no part, or need not wait for the file. */
 bool schedule_gives_turn_up(bool (*is_ready)(int file), int file);
 void schedule_takes_turn_back(bool is_late);
-void schedule_sleeps(bool begins);
+/* False: nobody can end the loop that sleeps. */
+bool schedule_sleeps(bool begins);
 /* That the calling thread is about to start; NULL: one that takes no part. */
 Thread *schedule_new_thread(void);
 void schedule_thread_begins(Thread *thread);

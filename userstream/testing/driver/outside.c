@@ -168,7 +168,8 @@ static int replaced_epoll_wait(int file, struct epoll_event *events, int most, i
 /* Others do something first, if they can. */
 static int replaced_clock_nanosleep(clockid_t clock, int flags, const struct timespec *time,
                                     struct timespec *left) {
-    schedule_sleeps(true);
+    if (!schedule_sleeps(true))
+        return EDEADLK;     /* in Python, OSError */
     int result = clock_nanosleep(clock, flags, time, left);
     schedule_sleeps(false);
     return result;

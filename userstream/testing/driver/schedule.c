@@ -206,6 +206,8 @@ static void report_wait(FILE *text, const Actor *actor) {
         waits = "waits outside of CUDA";
     else if (stream && !awaited)
         waits = "waits for a value in memory";
+    else if (actor->has_slept && actor->polls)
+        waits = "sleeps in a loop";
     if (awaited)
         fprintf(text, "waits for %s", stream_with(awaited) ? name : "an event");
     else
@@ -637,10 +639,10 @@ static bool is_stuck(const Actor *actor) {
 
 /* How long nothing may happen; 0: for ever, as time or somebody outside of the schedule may end a
  * wait. A loop of waits with short limits is given up after a while, and a loop of sleeps if
- * something is stuck meanwhile: otherwise it waits for a process, say. */
+ * something is stuck meanwhile, or was: otherwise it waits for a process, say. */
 static double patience(void) {
-    double seconds = schedule.turn ? LONGEST_ASKING : LONGEST_STILL;
-    bool only_sleeps = schedule.turn && schedule.turn->has_slept;
+    double seconds = schedule.turn && !schedule.deadlock ? LONGEST_ASKING : LONGEST_STILL;
+    bool only_sleeps = schedule.turn && schedule.turn->has_slept && !schedule.deadlock;
     for (const Actor *actor = schedule.actors; actor; actor = actor->next) {
         only_sleeps = only_sleeps && !is_stuck(actor);
         if (actor->is_outside || (actor->semaphore && actor->has_long_limit))
@@ -674,9 +676,15 @@ static void end_waits(void) {
     }
 }
 
-/* As Ctrl-C: the thread that began the schedule still waits for another one. */
-static void interrupt(void) {
+/* After a deadlock, the sleeps of threads that still sleep in a loop fail. If there are none, the
+ * thread that began the schedule still waits for another one: as Ctrl-C. */
+static void end_other_waits(void) {
+    bool some_sleep = false;
     for (Actor *actor = schedule.actors; actor; actor = actor->next) {
+        actor->sleep_fails = actor->has_slept && actor->polls;
+        some_sleep |= actor->sleep_fails;
+    }
+    for (Actor *actor = some_sleep ? NULL : schedule.actors; actor; actor = actor->next) {
         if (!actor->semaphore || actor->number != 1 || !actor->thread->is_main ||
             actor->is_interrupted)
             continue;
@@ -697,7 +705,7 @@ static void look_for_deadlock(void) {
         return;
     schedule.still_since = 0;
     if (schedule.deadlock)
-        interrupt();
+        end_other_waits();
     else
         end_waits();
 }
@@ -936,21 +944,26 @@ void schedule_takes_turn_back(bool is_late) {
 }
 
 /* A sleep orders nothing, and the thread may go on first. But if it sleeps again and has not called
- * the driver since, it waits for something that others do. */
-void schedule_sleeps(bool begins) {
+ * the driver since, it waits for something that others do. False: nobody can do it any more. */
+bool schedule_sleeps(bool begins) {
     if (!may_act())
-        return;
+        return true;
     lock();
     Actor *me = acting();
+    bool fails = false;
     this_thread()->sleeps = me && begins;
     if (me && begins) {
         me->polls = me->has_slept;
         me->since = schedule.steps;
+        me->sleep_fails = false;
         give_way(me);
         me->polls = false;
         me->has_slept = true;
+        fails = me->sleep_fails;
+        this_thread()->sleeps = !fails;
     }
     unlock();
+    return !fails;
 }
 
 Thread *schedule_new_thread(void) {
