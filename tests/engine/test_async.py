@@ -513,7 +513,7 @@ def test_the_watcher_ends_with_the_interpreter() -> None:
 def test_the_watcher_sleeps_until_there_is_something() -> None:
     stream = us.get_stream(0)
     with testing.latch(stream):
-        future = us.completion(0)
+        future = watched(0)
     future.result(timeout=10)
     assert eventually(sleeps_for_long)
 
