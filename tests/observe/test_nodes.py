@@ -363,8 +363,12 @@ def test_what_is_added_to_a_part_of_a_graph_or_to_a_capture_is_counted_as_not_se
         fill(room.x, room.a)  # beside the node that is there
         checked(driver.cuStreamEndCapture(handle(room.a)))
         made.instantiate()
+        nodes = checked(driver.cuGraphGetNodes(made.graph, 2))[0]
+        data = [] if driver.CUDA_VERSION < 13000 else [None]
+        checked(driver.cuGraphAddDependencies(made.graph, nodes[:1], nodes[1:], *data, 1))
         assert seen.not_seen == (
             "nodes that are added to parts of graphs (1)",
             "the order between captured and added nodes of a graph (1)",
+            "dependencies of nodes that were captured or cloned (1)",
         )
         checked(driver.cuGraphDestroy(outer.graph))

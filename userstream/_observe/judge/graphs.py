@@ -234,7 +234,9 @@ class Nodes:
         pairs = zip(*(struct.iter_unpack("<Q", each) for each in call.fetched[:2]), strict=True)
         for (before,), (after,) in pairs:
             node = None if graph is None else graph.nodes.get(after)
-            if graph is not None and node is not None:
+            if graph is None or node is None:
+                self.world.not_seen("dependencies of nodes that were captured or cloned")
+            else:
                 same = Node(node.operation)
                 same.add(node)
                 same.after = change(node.after, before)
@@ -454,6 +456,7 @@ class Captures:
         """Order later work of a capture after the whole capture: its dependencies are unknown."""
         lane = self.world.lane(call)
         if lane.capture is not None:
+            self.world.not_seen("dependencies of captures that the program has set")
             for other in lane.capture.inside:
                 join(lane.clock, other.clock)
 
