@@ -336,7 +336,7 @@ def test_a_framework_packs_what_is_scattered(torch: types.ModuleType, memory: in
     np.testing.assert_array_equal(result, np.arange(6, dtype="f4").reshape(2, 3))
 
 
-def test_what_a_glance_at_a_tensor_does_not_tell(torch: types.ModuleType, memory: int) -> None:
+def test_tensors_without_a_quick_layout(torch: types.ModuleType, memory: int) -> None:
     """One like it was copied just before, so all else is known."""
     write(memory, NUMBERS.T)
     packed = []
@@ -380,7 +380,7 @@ def test_what_a_glance_at_a_tensor_does_not_tell(torch: types.ModuleType, memory
             copied(**other)
 
 
-def test_what_a_glance_at_an_array_does_not_tell(cupy: types.ModuleType, memory: int) -> None:
+def test_arrays_without_a_quick_layout(cupy: types.ModuleType, memory: int) -> None:
     write(memory, np.arange(4, dtype="f4"))
     one = cupy.ndarray(0, memory)
     assert us.asnumpy(one).tolist() == [0, 1, 2, 3]

@@ -59,7 +59,7 @@ def as_bytes(address: int, producer: us.Stream, size: int = SIZE) -> Any:
 
 
 def as_tensor(address: int, producer: us.Stream) -> Any:
-    """One of PyTorch's, whose current stream is the producer: a glance is enough for it."""
+    """One of PyTorch's, whose current stream is the producer: it has a quick layout."""
     torch = sys.modules["torch"]
     torch.cuda.set_stream(torch.cuda.ExternalStream(int(producer.handle), 0))
     return torch.Tensor(torch.device("cuda", 0), address)
@@ -128,7 +128,7 @@ def test_a_small_copy_that_is_over_at_once_holds_nothing(
         assert eventually(lambda: settled() and alive() is None)
 
 
-def test_a_copy_at_a_glance_is_queued_in_a_host_function(
+def test_a_copy_on_the_fast_path_is_queued_in_a_host_function(
     torch: types.ModuleType, producer: us.Stream, memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensor = as_tensor(memory, producer)
@@ -143,7 +143,7 @@ def test_a_copy_at_a_glance_is_queued_in_a_host_function(
 @pytest.mark.parametrize("small", [0, 1 << 16], ids=["large", "small"])
 @pytest.mark.parametrize("filled", [False, True])
 @pytest.mark.parametrize("is_behind", ["the producer", "the user stream"])
-def test_a_copy_at_a_glance_that_is_late(
+def test_a_copy_on_the_fast_path_that_is_late(
     is_behind: str,
     filled: bool,
     small: int,

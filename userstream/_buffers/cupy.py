@@ -89,7 +89,7 @@ class ArrayView(View):
         return device, stream.ptr or _LEGACY, stream
 
     @staticmethod
-    def glance(array: Any) -> tuple[int, int, Form] | None:
+    def quick_layout(array: Any) -> tuple[int, int, Form] | None:
         """Return device, address and form of a non-empty array."""
         address = array.data.ptr
         if not address:

@@ -141,7 +141,7 @@ class TensorView(View):
         return device, raw or _LEGACY, None
 
     @staticmethod
-    def glance(tensor: Any) -> tuple[int, int, Form] | None:
+    def quick_layout(tensor: Any) -> tuple[int, int, Form] | None:
         """Return device, address and form of a non-empty device tensor without flags."""
         if not tensor.is_cuda or tensor.is_nested or tensor.is_conj() or tensor.is_neg():
             return None

@@ -284,8 +284,8 @@ class View:
     #: True if no buffer of this kind names a producer.
     is_anonymous: ClassVar[bool] = False
 
-    #: True if `glance` may return a result. Not inherited either.
-    is_glanced: ClassVar[bool] = False
+    #: True if `quick_layout` may return a result. Not inherited either.
+    has_quick_layout: ClassVar[bool] = False
 
     #: True if every buffer of this kind is one array in one piece.
     is_single: ClassVar[bool] = True
@@ -296,7 +296,7 @@ class View:
         cls.producer_framework = cls.framework if is_usual else None
         cls.is_anonymous = is_usual and cls.framework is None
         cls.names_producer = cls.is_single and "producer_of" in vars(cls)
-        cls.is_glanced = cls.producer_framework is not None and "glance" in vars(cls)
+        cls.has_quick_layout = cls.producer_framework is not None and "quick_layout" in vars(cls)
 
     def __init__(self, buffer: Any) -> None:  # any framework's buffer
         self.buffer = buffer
@@ -328,11 +328,11 @@ class View:
         return None
 
     @staticmethod
-    def glance(buffer: Any) -> tuple[int, int, Form] | None:  # noqa: ARG004
+    def quick_layout(buffer: Any) -> tuple[int, int, Form] | None:  # noqa: ARG004
         """Return device, address and form of an array, without making a view.
 
-        Called only for kinds with `is_glanced`. `None` if the array has no memory, or its memory
-        differs from its elements: the general path then makes a view.
+        Called only for kinds with `has_quick_layout`. `None` if the array has no memory, or its
+        memory differs from its elements: the general path then makes a view.
         """
         return None
 

@@ -187,7 +187,7 @@ def to_host(  # noqa: PLR0912, PLR0917 -- one function: this path runs on every 
 
 def _one_run(view: View, wanted: Wanted) -> tuple[CopyPlan, Move, int, Shape, np.dtype] | None:
     """Return plan, move, address, shape and dtype of an array; `None`: the general path decides."""
-    seen = view.glance(view.buffer) if view.is_glanced else None
+    seen = view.quick_layout(view.buffer) if view.has_quick_layout else None
     if seen is not None:
         view.device, address, form = seen
         known = _plan_of_form(form)
