@@ -357,7 +357,8 @@ def scale(grid: Any, block: Any, to: Pointer, source: Pointer) -> None:
     del grid, block, to, source
 
 
-TABLE = np.dtype([("words", "u8", (11,))])  # eight are looked up together
+WORDS = 4095  # as many as the parameters of a kernel may have; 64, and 8, are looked up together
+TABLE = np.dtype([("words", "u8", (WORDS,))])
 
 
 @kernel("observed_table")
@@ -365,19 +366,45 @@ def _table(grid: Any, block: Any, table: TABLE) -> None:  # type: ignore[valid-t
     del grid, block, table
 
 
-def user_of_tables(room: Room) -> Callable[[int], None]:
-    """Return a function that launches a kernel with an address among other words."""
+def user_of_tables(room: Room) -> Callable[..., None]:
+    """Return a function that launches a kernel with addresses among other words."""
     function = int(ObjectCode.from_ptx(b"any").get_kernel("observed_table").handle)
 
-    def run(address: int) -> None:
-        words = np.arange(11, dtype="u8")
-        words[6] = address
+    def run(*addresses: int) -> None:
+        words = np.arange(WORDS, dtype="u8")
+        words[WORDS - len(addresses) :] = addresses
         parameters = (ctypes.c_void_p * 1)(words.ctypes.data)
         shape = (1, 1, 1, 1, 1, 1, 0)
         where = ctypes.addressof(parameters)
         checked(driver.cuLaunchKernel(function, *shape, handle(room.b), where, 0))
 
     return run
+
+
+def test_all_addresses_of_a_large_table_are_used(room: Room) -> None:
+    with us.observe() as seen:
+        user_of_tables(room)(*[room.x] * 250, room.y)
+        fill(room.y, room.a)
+        us.wait_for_device(0)
+    assert [race.address for race in seen.races] == [room.y]
+
+
+def test_a_launch_with_more_addresses_than_fit_is_told_of_as_lost(room: Room) -> None:
+    with us.observe() as seen:
+        user_of_tables(room)(*[room.x] * 4090)
+    assert "calls that came faster than they could be analyzed (1)" in seen.not_seen
+
+
+def test_an_address_is_found_wherever_one_word_changes(room: Room) -> None:
+    use, words = user_of_tables(room), [*range(WORDS)]
+    changes = (0, 7, 63, 64, 130, WORDS - 2, WORDS - 1)
+    with us.observe() as seen:
+        use(*words)
+        for changed in changes:
+            use(*words[:changed], room.y, *words[changed + 1 :])
+            fill(room.y, room.a)
+            us.wait_for_device(0)
+    assert [(race.address, race.count) for race in seen.races] == [(room.y, len(changes))]
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,11 @@ static const char *launch_buffer(void **extra, size_t *size) {
 /* Finds what the parameters point to: each word of 8 bytes that is an address. */
 static void find_pointers(Thread *me, const Kernel *kernel, void **parameters, void **extra,
                           Launch *launch) {
+    Parameters words;
     uint32_t found = 0;
     size_t size = 0;
     const char *buffer = parameters ? NULL : launch_buffer(extra, &size);
+    words.count = 0;
     for (uint32_t i = 0; i < kernel->count; i++) {
         uint32_t offset = kernel->offsets[i], bytes = kernel->sizes[i];
         const char *data = parameters ? parameters[i] : NULL;
@@ -34,10 +36,14 @@ static void find_pointers(Thread *me, const Kernel *kernel, void **parameters, v
             /* NCCL passes the begin of a large structure, as far as it has filled it. */
             bytes = bytes < size - offset ? bytes : (uint32_t)(size - offset);
         }
-        if (data)
-            found += find_addresses(me, data, offset, bytes, launch->pointers + found,
-                                    MAX_POINTERS - found);
+        for (uint32_t at = 0; data && at + 8 <= bytes && found <= MAX_POINTERS; at += 8) {
+            if (words.count == MOST_WORDS)
+                found += find_addresses(me, &words, launch->pointers + found);
+            words.offsets[words.count] = offset + at;
+            memcpy(&words.values[words.count++], data + at, sizeof *words.values);
+        }
     }
+    found += find_addresses(me, &words, launch->pointers + found);
     launch->pointer_count = found;
 }
 

@@ -65,10 +65,16 @@ static bool looked_enough(uint8_t looks, bool together) {
     return looks % TOGETHER >= LOOKS || (together && looks / TOGETHER >= LOOKS);
 }
 
+static bool is_near(const Pointer *pointers, uint32_t one, uint32_t other) {
+    uint64_t apart = pointers[one].value - pointers[other].value;
+    return apart < LOOK_BYTES || -apart < LOOK_BYTES;
+}
+
+/* From the nearest parameters on: of thousands that are together, not all are compared. */
 static bool is_together(const Pointer *pointers, uint32_t count, uint32_t which) {
-    for (uint32_t i = 0; i < count; i++) {
-        uint64_t apart = pointers[i].value - pointers[which].value;
-        if (i != which && (apart < LOOK_BYTES || -apart < LOOK_BYTES))
+    for (uint32_t i = 1; i < count; i++) {
+        if ((i <= which && is_near(pointers, which, which - i)) ||
+            (i < count - which && is_near(pointers, which, which + i)))
             return true;
     }
     return false;

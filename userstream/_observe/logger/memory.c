@@ -146,42 +146,44 @@ static bool is_memory(Thread *me, uint64_t word) {
     return false;
 }
 
-/* Returns which words are addresses, a bit each. */
-static uint32_t look_up(Thread *me, const uint64_t *words, uint32_t count) {
-    uint32_t are_addresses = 0;
-    for (uint32_t i = 0; i < count; i++)
-        are_addresses |= (uint32_t)is_memory(me, words[i]) << i;
-    return are_addresses;
-}
-
-/* Returns which of BLOCK_WORDS words are addresses: as for the same words before, unless memory
- * anywhere was forgotten or told of since. Large parameters are mostly the same at each launch. */
-static uint32_t addresses_among(Thread *me, const uint64_t *words) {
-    unsigned generation = generation_of(&forgotten_anywhere);
-    uint64_t hashes[] = {1, 2};         /* the processor does not wait for one, then the other */
-    for (uint32_t i = 0; i < BLOCK_WORDS; i++)
-        hashes[i % 2] = mixed(hashes[i % 2], words[i]);
-    uint64_t hash = mixed(hashes[0], hashes[1]);
-    KnownBlock *known = &me->memory.blocks[(hash >> 32) % BLOCKS_KEPT];
-    if (known->hash != hash || known->generation != generation)
-        *known = (KnownBlock){hash, generation, look_up(me, words, BLOCK_WORDS)};
-    return known->are_addresses;
-}
-
-uint32_t find_addresses(Thread *me, const char *data, uint32_t offset, uint32_t bytes,
-                        Pointer *pointers, uint32_t room) {
-    uint64_t words[BLOCK_WORDS];
-    uint32_t found = 0, count = bytes / 8;
-    for (uint32_t at = 0; at < count && found < room; at += BLOCK_WORDS) {
-        bool is_whole = count - at >= BLOCK_WORDS;
-        uint32_t here = is_whole ? BLOCK_WORDS : count - at;
-        memcpy(words, data + 8 * at, here * sizeof *words);
-        uint32_t are = is_whole ? addresses_among(me, words) : look_up(me, words, here);
-        for (uint32_t i = 0; i < here && found < room; i++) {
-            if (are >> i & 1)
-                pointers[found++] = (Pointer){offset + 8 * (at + i), words[i]};
-        }
+/* Parameters are mostly the same at each launch: the answer for the same words is the same, unless
+ * memory anywhere was forgotten or told of since. Where one word differs, only the BLOCK_WORDS
+ * around it are looked at again. There are zeros behind the last word, up to a multiple of four. */
+static uint64_t addresses_among(Thread *me, const uint64_t *words, uint32_t count) {
+    uint64_t generation = generation_of(&forgotten_anywhere);
+    /* The processor does not wait for one of the four, then the next. */
+    uint64_t a = generation << 32 | count, b = 1, c = 2, d = 3;
+    for (uint32_t i = 0; i < count; i += 4) {
+        a = mixed(a, words[i]);
+        b = mixed(b, words[i + 1]);
+        c = mixed(c, words[i + 2]);
+        d = mixed(d, words[i + 3]);
     }
+    uint64_t hash = mixed(mixed(mixed(a, b), c), d);
+    KnownWords *known = &me->memory.words[(hash >> 32) % WORDS_KEPT];
+    if (known->hash == hash)
+        return known->are_addresses;
+    uint64_t are = 0;
+    for (uint32_t at = 0; count > BLOCK_WORDS && at < count; at += BLOCK_WORDS) {
+        uint32_t here = count - at < BLOCK_WORDS ? count - at : BLOCK_WORDS;
+        are |= addresses_among(me, words + at, here) << at;
+    }
+    for (uint32_t i = 0; count <= BLOCK_WORDS && i < count; i++)
+        are |= (uint64_t)is_memory(me, words[i]) << i;
+    *known = (KnownWords){hash, are};
+    return are;
+}
+
+uint32_t find_addresses(Thread *me, Parameters *words, Pointer *pointers) {
+    uint32_t found = 0;
+    for (uint32_t i = words->count; i % 4; i++)
+        words->values[i] = 0;
+    uint64_t are = addresses_among(me, words->values, words->count);
+    for (; are; are &= are - 1) {
+        int i = __builtin_ctzll(are);
+        pointers[found++] = (Pointer){words->offsets[i], words->values[i]};
+    }
+    words->count = 0;
     return found;
 }
 

@@ -412,17 +412,23 @@ void streams_in_child(void);
 
 /* ---- memory.c ------------------------------------------------------------------------------- */
 
-enum { RANGES_KEPT = 512, STRANGERS_KEPT = 4096, BLOCKS_KEPT = 4096, BLOCK_WORDS = 8 };
+enum { RANGES_KEPT = 512, STRANGERS_KEPT = 4096, WORDS_KEPT = 4096 };
+enum { MOST_WORDS = 64, BLOCK_WORDS = 8 };
 
 typedef struct Pointer {        /* a parameter that points to memory */
     uint64_t offset, value;
 } Pointer;
 
-typedef struct KnownBlock {     /* BLOCK_WORDS words of a parameter of a kernel */
-    uint64_t hash;
-    unsigned generation;        /* of all memory */
-    uint32_t are_addresses;     /* a bit each */
-} KnownBlock;
+typedef struct Parameters {     /* of a kernel: words that are looked up together */
+    uint32_t count;
+    uint32_t offsets[MOST_WORDS];
+    uint64_t values[MOST_WORDS];
+} Parameters;
+
+typedef struct KnownWords {
+    uint64_t hash;              /* of the words, and of the state of all memory */
+    uint64_t are_addresses;     /* a bit each */
+} KnownWords;
 
 typedef struct MemoryCache {
     struct {
@@ -433,17 +439,15 @@ typedef struct MemoryCache {
         uint64_t word;
         uint64_t generation;
     } strangers[STRANGERS_KEPT];
-    KnownBlock blocks[BLOCKS_KEPT];
+    KnownWords words[WORDS_KEPT];
 } MemoryCache;
 
 bool memory_was_freed(uint64_t address);        /* in stream order: a kernel may still get it */
 void memory_forget(uint64_t begin, uint64_t end);
 bool see_memory(Thread *me, uint64_t address, Range *found);    /* false: it is none */
 bool memory_known(Thread *me, uint64_t address, Range *found);  /* false: it was not seen */
-/* Finds the words of a kernel's parameter that are addresses. Returns how many there are; `offset`
- * is that of the parameter. */
-uint32_t find_addresses(Thread *me, const char *data, uint32_t offset, uint32_t bytes,
-                        Pointer *pointers, uint32_t room);
+/* Takes the words; returns how many are addresses. */
+uint32_t find_addresses(Thread *me, Parameters *words, Pointer *pointers);
 bool memory_is_there(uint64_t address, uint64_t bytes);     /* asks the driver each time */
 void memory_gone(uint64_t begin, uint64_t end);
 void memory_gone_at(uint64_t address, bool in_stream_order);
@@ -539,7 +543,7 @@ void holds_in_child(void);
 
 /* ---- launches.c ----------------------------------------------------------------------------- */
 
-enum { MAX_POINTERS = 128 };
+enum { MAX_POINTERS = 4096 };       /* more than a record has room for: such a launch is lost */
 
 typedef struct Launch {         /* or a node of a graph that is to launch */
     Looking *looking;
@@ -547,7 +551,7 @@ typedef struct Launch {         /* or a node of a graph that is to launch */
     bool may_load;              /* the driver may load its kernel now */
     bool is_collective;
     uint32_t pointer_count;
-    Pointer pointers[MAX_POINTERS];
+    Pointer pointers[MAX_POINTERS + MOST_WORDS];
 } Launch;
 
 uint64_t launch_stream(const Rule *rule, const uint64_t *words);
