@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import pty
 import random
@@ -21,7 +22,7 @@ from observed import a_room, copy, fill, handle
 from userstream._driver import account
 from userstream._observe.judge import Engine, found, functions, log, remedies
 from userstream._observe.judge.allocations import Block, Blocks
-from userstream._observe.judge.clocks import Clocks, join
+from userstream._observe.judge.clocks import Clocks, Lane, join
 from userstream._observe.judge.copies import Copies
 from userstream._observe.judge.functions import FUNCTIONS, Call
 from userstream._observe.judge.launches import Launches, parameter_types, readable
@@ -311,6 +312,31 @@ def test_the_legacy_stream_is_beside_the_blocking_ones_that_there_are() -> None:
     assert list(clocks.beside(legacy)) == [thread, again]
     newer = clocks.seen_stream(10, 1, blocking=True)  # its end was not seen
     assert list(clocks.beside(legacy)) == [thread, again, newer]
+
+
+def test_nothing_is_left_of_a_stream_that_has_finished() -> None:
+    """Nor does it wait for a collection of cycles, which is seldom."""
+    world = World(timeline=1)
+    clocks = world.clocks
+    kept, told_late = clocks.lane(10, 1, 1), clocks.lane(11, 1, 1)
+    gc.collect()
+    before = sum(type(each) is Lane for each in gc.get_objects())
+    gc.disable()
+    try:
+        for handle in range(100, 120):
+            lane = clocks.seen_stream(handle, 1, blocking=False)
+            clocks.step(lane, RecordedOperation("fill", -1, 1, lane))
+            join(clocks.settle(kept), lane.clock)
+            late = dict(lane.clock)  # as of a word in memory that it wrote
+            clocks.drop_stream(handle)
+            clocks.host_knows(lane.clock)
+            assert kept.clock.keys() <= {kept.id}
+            join(told_late.clock, late)
+            assert len(told_late.clock) < 10
+        del lane
+        assert sum(type(each) is Lane for each in gc.get_objects()) == before
+    finally:
+        gc.enable()
 
 
 def test_a_stream_with_the_handle_of_another_has_its_number_if_the_same_line_created_it() -> None:

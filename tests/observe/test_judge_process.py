@@ -83,12 +83,16 @@ def test_several_threads_ask_at_once() -> None:
 
 
 def test_the_arguments_reach_it() -> None:
+    """So does the one that keeps the heap of glibc small."""
     with a_room() as room, us.observe(judge="process", stall=0.0) as seen:
         fill(room.x, room.a)
         fill(room.x, room.b)
         (race,) = seen.races
         checked(driver.cuCtxSynchronize())
+        (judge,) = judges()
+        environment = Path(f"/proc/{judge}/environ").read_bytes().split(b"\0")
     assert seen.stalls
+    assert any(each.startswith(b"MALLOC_MMAP_THRESHOLD_=") for each in environment)
     with a_room() as room, us.observe(judge="process", suppress=[race.key]) as seen:
         fill(room.x, room.a)
         fill(room.x, room.b)

@@ -6,15 +6,13 @@ import fcntl
 import json
 import signal
 import socket
-import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from userstream._observe.judge import Judge, log
 from userstream._observe.judge.findings import Findings, from_json
-from userstream._observe.judge.workers import ANSWER
+from userstream._observe.judge.workers import ANSWER, started
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -132,12 +130,7 @@ class InProcess:
             # A number that a program does not close with those of its own files.
             number = fcntl.fcntl(mine.fileno(), fcntl.F_DUPFD_CLOEXEC, _LEAST_NUMBER)
             self._socket = kept = socket.socket(fileno=number)
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", ANSWER],
-                stdin=its.fileno(),
-                stdout=its.fileno(),
-                start_new_session=True,  # Ctrl-C in the terminal is not for it
-            )
+            self._process = started(ANSWER, stdin=its.fileno(), stdout=its.fileno())
         with suppress(OSError):  # it has ended, as `close` will find
             kept.sendall(f"{self._options}\n".encode())
         return number

@@ -155,6 +155,7 @@ class Clocks:
         self._numbers: dict[tuple[int, int], int] = {}
         self._unseen: dict[int, tuple[int, int]] = {}  # by stream: first and last unseen work
         self._dropped = 0
+        self._finished = 0  # streams since all clocks were compared with those that are left
         self._count = 0
 
     # -- the host ---------------------------------------------------------------------------------
@@ -406,8 +407,9 @@ class Clocks:
                 self._blocking[lane.context].remove(lane)
             self._unseen.pop(lane.id, None)
             lane.is_finished = True
+            # Its operations have it as their stream: such a cycle stays until a full collection.
+            lane.recent.clear()
         # Also from events: a wait for one would bring the stream back into other clocks.
-        alive = {lane.id for lane in (*self._lanes.values(), *self._destroyed)}
         clocks = [
             *(host.clock for host in self._hosts.values()),
             self.possibly_known,
@@ -416,9 +418,17 @@ class Clocks:
             *(each.clock for each in self._floors.values()),
             *(each.clock for each in self._events.values() if each.capture is None),
         ]
+        gone = {lane.id for lane in passed}
+        self._finished += len(gone)
+        # Words in memory have clocks as well. All of a clock is looked at so seldom that many
+        # streams which come and go beside many others cost no more than these.
+        is_due = self._finished > len(clocks)
+        if is_due:
+            self._finished = 0
+            alive = {lane.id for lane in self.lanes()}
         for clock in clocks:
-            for each in clock.keys() - alive:
-                del clock[each]
+            for each in clock.keys() - alive if is_due else gone:
+                clock.pop(each, None)
 
     def forget_all(self) -> None:
         """Treat all earlier work as known to every thread, because records were lost."""

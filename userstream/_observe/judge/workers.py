@@ -43,7 +43,20 @@ _IMPORT = (
 _START = f"{_IMPORT} main; main()"
 ANSWER = f"{_IMPORT} answer; answer()"
 MOST = max(4, os.cpu_count() or 1)  # at a time
+# A timeline in JSON is megabytes, and would leave holes in a heap that never shrinks.
+_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10)}  # of glibc: else it grows by itself
 _PAUSE_OF_PARENT = 0.005  # seconds between two looks at a judge that was told to finish
+
+
+def started(*arguments: str, stdin: int, stdout: int) -> subprocess.Popen[bytes]:
+    """Start a process that judges; the first argument is its program."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", *arguments],
+        stdin=stdin,
+        stdout=stdout,
+        env={**_ENVIRONMENT, **os.environ},
+        start_new_session=True,  # Ctrl-C in the terminal is not for it
+    )
 
 
 class Worker:
@@ -55,12 +68,7 @@ class Worker:
         self.answer: Findings | LogError | None = None
         self.hangs: list[str] = []  # reports that nobody has taken yet
         self._said = bytearray()
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _START, log],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C in the terminal is not for it
-        )
+        self._process = started(_START, log, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         self._tell(json.dumps(options))
