@@ -96,6 +96,23 @@ def test_what_is_repeated_is_judged_like_anything_else(seed: int) -> None:
     assert repeated
 
 
+def test_only_what_a_kernel_may_reach_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A buffer that streams share piece by piece has thousands of accesses."""
+    clocks = Clocks()
+    one, other = (clocks.lane(handle, 1, 1) for handle in (10, 11))
+    memory = Allocation(0, 1 << 20, DEVICE)
+    memory.touch(Access(0, 64, one, 1, None, True))
+    copied = Access(512, 576, other, 1, None, True)
+    memory.touch(copied)
+    with monkeypatch.context() as without:
+        without.delattr(Allocation, "accesses")
+        assert memory.reached(copied) == []
+    kernel = Access(128, 129, one, 2, None, True)
+    kernel.reach = 1 << 20
+    memory.touch(kernel)
+    assert memory.reached(copied) == [kernel]
+
+
 def test_nothing_repeats_what_used_memory_that_is_gone() -> None:
     memory, lane = Memory(), Clocks().lane(10, 1, 1)
 

@@ -94,6 +94,7 @@ class Allocation:
     """One allocation: one generation of its addresses."""
 
     __slots__ = (
+        "_is_open",
         "_lanes",
         "_last",
         "_narrow",
@@ -120,6 +121,7 @@ class Allocation:
         self.pool = 0  # the handle of the pool, if the call names one
         self._narrow: dict[int, list[Access]] = {}  # by their page
         self._wide: list[Access] = []
+        self._is_open = False  # a kernel may have used more than is known
         # The last use: by a stream that is ordered after all others, else by each of them.
         self._last: Lane | None = None
         self._time = 0
@@ -168,6 +170,7 @@ class Allocation:
         conflicts: list[Access] = []
         kept = {} if kept is None else kept
         self._used(new.lane, new.time)
+        self._is_open |= new.reach > new.end
         page = new.start >> _PAGE
         if self._wide:
             self._wide = _passed(self._wide, new, kept, conflicts)
@@ -260,6 +263,8 @@ class Allocation:
         kept = {} if kept is None else kept
         clock, lane, reach = new.lane.clock, new.lane, new.reach
         is_open = reach > new.end
+        if not (is_open or self._is_open):
+            return []
         if self.is_cut_up and is_open:
             # Two kernels of a framework are given two tensors: that says nothing.
             old_ones = [each for each in self._wide if each.reach == each.end]
@@ -297,6 +302,7 @@ class Allocation:
         """Take over earlier accesses to the bytes of a new allocation, such as those of a graph."""
         for each in elsewhere.overlapping(self.start, self.end):
             if self.start <= each.start and each.end <= self.end:
+                self._is_open |= each.reach > each.end
                 self._lanes[each.lane] = max(each.time, self._lanes.get(each.lane, 0))
                 page = each.start >> _PAGE
                 if page == (each.end - 1) >> _PAGE:
