@@ -61,6 +61,7 @@ def _server() -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         bufsize=0,
     )
+    atexit.register(server.wait)
     atexit.register(server.kill)
     return server
 
