@@ -391,9 +391,23 @@ def test_cuda_core_buffers(device: Device) -> None:
         us.get_stream(host)
     us.wait(0)
     buffer.close(stream)
-    with pytest.raises((us.UnsupportedBufferError, RuntimeError), match=r"address 0|closed"):
-        us.get_stream(buffer)
     us.wait(0)
+
+
+def test_closed_buffers_of_cuda_core(device: Device) -> None:
+    stream = us.get_stream(0)
+    buffer = device.allocate(64, stream=stream)
+    buffer.close(stream)
+    closed = pytest.raises(
+        us.UnsupportedBufferError, match=r"cuda\.core\.Buffer is closed, .*: pass"
+    )
+    for function in (us.get_stream, us.device_of, us.describe, us.wait, us.acquire, us.asnumpy):
+        with closed:
+            function(buffer)
+    with closed, us.borrow(buffer):
+        pass
+    with closed:
+        us.get_stream([buffer])
 
 
 def test_pinned_buffers_of_cuda_core(device: Device) -> None:

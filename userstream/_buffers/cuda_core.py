@@ -40,20 +40,22 @@ class BufferView(View):
     source = "cuda.core.Buffer"
 
     @staticmethod
-    def locate(buffer: Buffer) -> int:
+    def locate(buffer: Buffer, view: View | None = None) -> int:
         """Return the ordinal of the device."""
-        # cuda.core reports -1 for host memory and DLPack's device for managed or pinned memory:
-        # query the driver instead.
-        if buffer.is_host_accessible or not buffer.is_device_accessible:
-            return device_at(BufferView(buffer).place, buffer)
-        return int(buffer.device_id)
+        try:
+            # cuda.core reports -1 for host memory and DLPack's device for managed or pinned memory:
+            # query the driver instead.
+            if buffer.is_host_accessible or not buffer.is_device_accessible:
+                return device_at((view or BufferView(buffer)).place, buffer)
+            return int(buffer.device_id)
+        except RuntimeError:
+            _check_open(buffer)
+            raise
 
     @cached
     def device(self) -> int:
         """The ordinal of the device."""
-        if self.buffer.is_host_accessible or not self.buffer.is_device_accessible:
-            return device_at(self.place, self.buffer)
-        return int(self.buffer.device_id)
+        return self.locate(self.buffer, self)
 
     def check_context(self) -> None:
         """Query the driver for the memory, unless the buffer is empty."""
@@ -63,12 +65,25 @@ class BufferView(View):
     @cached
     def layout(self) -> Layout:
         """The address and the size of the buffer."""
-        return Layout(int(self.buffer.handle or 0), nbytes=self.buffer.size)
+        address = int(self.buffer.handle or 0)
+        if not address:
+            _check_open(self.buffer)
+        return Layout(address, nbytes=self.buffer.size)
 
     @cached
     def device_and_memory(self) -> tuple[int | None, Memory]:
         """Device and kind of memory, as reported by the driver."""
         return self.place.device, self.place.kind
+
+
+def _check_open(buffer: Buffer) -> None:
+    try:
+        _ = buffer.is_host_accessible
+    except RuntimeError as error:
+        raise UnsupportedBufferError(
+            "this cuda.core.Buffer is closed, and its memory is freed: pass a buffer that is open, "
+            "and close it after its last use"
+        ) from error
 
 
 class PointerView(View):
