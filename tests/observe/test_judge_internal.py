@@ -41,6 +41,7 @@ from userstream._observe.judge.memory import (
     Guesses,
     Memory,
     Place,
+    _passed,
 )
 from userstream._observe.judge.races import RecordedOperation
 from userstream._observe.judge.world import Timeline, World
@@ -111,6 +112,29 @@ def test_only_what_a_kernel_may_reach_is_looked_for(monkeypatch: pytest.MonkeyPa
     kernel.reach = 1 << 20
     memory.touch(kernel)
     assert memory.reached(copied) == [kernel]
+
+
+def test_an_access_is_compared_with_those_near_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An allocation may have thousands of accesses, some of them across the ends of all pages."""
+    clocks = Clocks()
+    one, other = (clocks.lane(handle, 1, 1) for handle in (10, 11))
+    size = 20_000
+    memory = Allocation(0, 4000 * size, DEVICE)
+    for start in range(0, 4000 * size, size):
+        memory.touch(Access(start, start + size, one, 1, None, True))
+    compared = 0
+
+    def passed(accesses: list[Access], *rest: object) -> list[Access]:
+        nonlocal compared
+        compared += len(accesses)
+        return _passed(accesses, *rest)
+
+    monkeypatch.setattr("userstream._observe.judge.memory._passed", passed)
+    for number in (0, 13, 838, 2000, 3998):
+        new = Access((number + 1) * size - 1, (number + 1) * size + 1, other, number, None, True)
+        starts = {each.start for each in memory.touch(new)}
+        assert starts == {number * size, (number + 1) * size}
+    assert compared < 5 * 200
 
 
 def test_nothing_repeats_what_used_memory_that_is_gone() -> None:

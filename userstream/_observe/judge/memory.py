@@ -31,7 +31,8 @@ _NONE: list[Access] = []
 Span = tuple[int, int, bool, str]  # start, end, whether it writes there, and how that is known
 
 _SEGMENT = 1 << 21  # bytes, of which caching allocators allocate multiples
-_PAGE = 12  # bits: accesses within a page are indexed by the page, wider ones are in a list
+_PAGE = 12  # bits: accesses are indexed by the page that contains them
+_STEP = 6  # bits: pages for wider accesses are so much larger, and so on
 
 
 class Access:
@@ -86,6 +87,8 @@ class Access:
         return self.over is not None and self.over.time > self.time
 
 
+_Level = dict[int, list[Access]]  # by their page
+
 # What an access repeats: an allocation, a page, the accesses there, and the one that is repeated.
 Place = tuple["Allocation", int, list[Access], Access]
 
@@ -119,8 +122,8 @@ class Allocation:
         self.operation = operation  # the allocating operation, if it was seen
         self.freed: Any = None  # the operation that freed it
         self.pool = 0  # the handle of the pool, if the call names one
-        self._narrow: dict[int, list[Access]] = {}  # by their page
-        self._wide: list[Access] = []
+        self._narrow: _Level = {}
+        self._wide: dict[int, _Level] = {}  # by the bits of their pages
         self._is_open = False  # a kernel may have used more than is known
         # The last use: by a stream that is ordered after all others, else by each of them.
         self._last: Lane | None = None
@@ -171,21 +174,29 @@ class Allocation:
         kept = {} if kept is None else kept
         self._used(new.lane, new.time)
         self._is_open |= new.reach > new.end
-        page = new.start >> _PAGE
-        if self._wide:
-            self._wide = _passed(self._wide, new, kept, conflicts)
-        if page == (new.end - 1) >> _PAGE:
-            near = self._narrow.get(page)
-            still = _passed(near, new, kept, conflicts) if near else []
-            still.append(new)
-            self._narrow[page] = still
+        page, last = new.start >> _PAGE, (new.end - 1) >> _PAGE
+        for bits, level in self._wide.items():
+            _pass(level, new.start >> bits, (new.end - 1) >> bits, new, kept, conflicts)
+        if page != last:
+            if self._narrow:
+                _pass(self._narrow, page, last, new, kept, conflicts)
+            self._add(new)
             return conflicts
-        for each in self._pages(page, (new.end - 1) >> _PAGE):
-            self._narrow[each] = _passed(self._narrow[each], new, kept, conflicts)
-            if not self._narrow[each]:
-                del self._narrow[each]
-        self._wide.append(new)
+        near = self._narrow.get(page)
+        still = _passed(near, new, kept, conflicts) if near else []
+        still.append(new)
+        self._narrow[page] = still
         return conflicts
+
+    def _add(self, new: Access) -> None:
+        page = new.start >> _PAGE
+        different = (page ^ ((new.end - 1) >> _PAGE)).bit_length()
+        level = self._narrow
+        if different:
+            bits = _PAGE + -(-different // _STEP) * _STEP
+            page = new.start >> bits
+            level = self._wide.setdefault(bits, {})
+        level.setdefault(page, []).append(new)
 
     def touch_again(  # noqa: PLR0917 -- as `Access`
         self,
@@ -203,12 +214,14 @@ class Allocation:
         The new access takes the place of the earlier one, and is ordered behind all accesses to
         these bytes. Most accesses of most programs are of this kind.
         """
-        if self.freed is not None:
-            return None
-        for old in self._wide:
-            if old.lane is not lane and old.start < end and start < old.end:
-                return None
         page = start >> _PAGE
+        if self.freed is not None or page != (end - 1) >> _PAGE:
+            return None
+        if self._wide:
+            for bits, level in self._wide.items():
+                for old in level.get(start >> bits, _NONE):
+                    if old.lane is not lane and old.start < end and start < old.end:
+                        return None
         near = self._narrow.get(page, _NONE)
         sure = write and known != ASSUMED and not loose
         like: Access | None = None
@@ -267,7 +280,8 @@ class Allocation:
             return []
         if self.is_cut_up and is_open:
             # Two kernels of a framework are given two tensors: that says nothing.
-            old_ones = [each for each in self._wide if each.reach == each.end]
+            pages = (page for level in self._wide.values() for page in level.values())
+            old_ones = [each for page in pages for each in page if each.reach == each.end]
         else:
             old_ones = self.accesses
         return [
@@ -283,18 +297,16 @@ class Allocation:
             and kept.get(old.lane.id, 0) < old.time
         ]
 
-    def _pages(self, first: int, last: int) -> list[int]:
-        if last - first < len(self._narrow):
-            return [page for page in range(first, last + 1) if page in self._narrow]
-        return [page for page in self._narrow if first <= page <= last]
+    def _levels(self) -> list[tuple[int, _Level]]:
+        return [*self._wide.items(), (_PAGE, self._narrow)]
 
     def overlapping(self, start: int, end: int) -> list[Access]:
         """Return the accesses to a range that still count."""
-        pages = self._pages(start >> _PAGE, (end - 1) >> _PAGE)
-        near = (each for page in pages for each in self._narrow[page])
         return [
             each
-            for each in (*self._wide, *near)
+            for bits, level in self._levels()
+            for page in _pages(level, start >> bits, (end - 1) >> bits)
+            for each in level[page]
             if each.start < end and start < each.end and not each.is_stale
         ]
 
@@ -304,32 +316,54 @@ class Allocation:
             if self.start <= each.start and each.end <= self.end:
                 self._is_open |= each.reach > each.end
                 self._lanes[each.lane] = max(each.time, self._lanes.get(each.lane, 0))
-                page = each.start >> _PAGE
-                if page == (each.end - 1) >> _PAGE:
-                    self._narrow.setdefault(page, []).append(each)
-                else:
-                    self._wide.append(each)
+                self._add(each)
 
     @property
     def accesses(self) -> list[Access]:
         """The accesses that later accesses can race with."""
-        near = (each for page in self._narrow.values() for each in page if not each.is_stale)
-        return [*self._wide, *near]
+        return [
+            each
+            for _, level in self._levels()
+            for page in level.values()
+            for each in page
+            if not each.is_stale
+        ]
 
     def trim(self, is_known: Callable[[Access], bool]) -> None:
         """Forget accesses whose completion the host knows."""
-        self._wide = [each for each in self._wide if not is_known(each)]
-        for page, near in list(self._narrow.items()):
-            kept = [each for each in near if not is_known(each)]
-            if kept:
-                self._narrow[page] = kept
-            else:
-                del self._narrow[page]
+        for _, level in self._levels():
+            for page, near in list(level.items()):
+                kept = [each for each in near if not is_known(each)]
+                if kept:
+                    level[page] = kept
+                else:
+                    del level[page]
 
     def clear(self) -> None:
         """Forget all accesses."""
-        self._wide.clear()
-        self._narrow.clear()
+        for _, level in self._levels():
+            level.clear()
+
+
+def _pages(level: _Level, first: int, last: int) -> list[int]:
+    """Return those of the pages from `first` to `last` that have accesses."""
+    if first == last:
+        return [first] if first in level else []
+    if last - first < len(level):
+        return [page for page in range(first, last + 1) if page in level]
+    return [page for page in level if first <= page <= last]
+
+
+def _pass(  # noqa: PLR0917 -- called for each level
+    level: _Level, first: int, last: int, new: Access, kept: Clock, conflicts: list[Access]
+) -> None:
+    """Call `_passed` for the pages of a level from `first` to `last`."""
+    for page in _pages(level, first, last):
+        still = _passed(level[page], new, kept, conflicts)
+        if still:
+            level[page] = still
+        else:
+            del level[page]
 
 
 def _passed(
