@@ -220,6 +220,15 @@ def test_the_script_and_the_module_are_the_same_and_name_themselves(command: str
     assert told[1].startswith("usage: python -m userstream")
 
 
+def test_a_program_can_come_on_stdin() -> None:
+    call = [sys.executable, "-m", "userstream", "observe", "--simulate", "-", "7"]
+    program = "import sys; print(sys.argv)"
+    done = subprocess.run(
+        call, input=program, capture_output=True, text=True, env=environment(), check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "['-', '7']\n"), done.stderr
+
+
 def test_nothing_to_watch_is_refused(tmp_path: Path) -> None:
     assert "there is no program to watch" in refused(tmp_path)
 

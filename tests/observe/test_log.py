@@ -224,6 +224,22 @@ def test_a_log_that_cannot_be_read_leaves_the_others(
     assert "there are no logs (*.uslog) in it" in found.stderr
 
 
+def test_a_directory_that_vanishes_meanwhile_leaves_the_others(
+    tmp_path: Path, log: Path, judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, scandir = tmp_path / "gone", os.scandir
+    gone.mkdir()
+
+    def scan(path: Any) -> Any:
+        if os.fspath(path) == str(gone):
+            gone.rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    assert judge(tmp_path).returncode == 66
+    assert not gone.exists()
+
+
 def test_the_judge_runs_without_userstream(log: Path, judge: Judge) -> None:
     folder = Path(us.__file__).parent / "_observe"
     program = f"import sys; sys.path.insert(0, {str(folder)!r}); import judge.__main__ as m; "

@@ -112,6 +112,21 @@ def test_a_program_without_cuda_has_nothing_to_report(tmp_path: Path) -> None:
     assert not re.search("userstream|ctypes|json", done.stdout), "it starts as fast as without"
 
 
+def test_a_log_that_could_not_be_written_is_named_with_the_cause(tmp_path: Path) -> None:
+    # Without bytecode: Python would leave files in its cache that end at the limit.
+    limit = """
+        import resource, sys
+        sys.dont_write_bytecode = True
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40, 40))
+    """
+    untraced = {"COVERAGE_PROCESS_START": "", "COVERAGE_PROCESS_CONFIG": ""}  # it writes a file
+    write(tmp_path / "program.py", limit, RACE)
+    done, _ = observe(tmp_path, **untraced)
+    assert done.returncode == 67, done.stderr
+    assert re.search(r"process \d+: this log has no header: .*`ulimit -f`", done.stderr)
+    assert "no process used CUDA" not in done.stderr
+
+
 @pytest.mark.parametrize(
     "first",
     [

@@ -163,7 +163,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         if argument.startswith("-m"):
             after = at + (2 if argument == "-m" else 1)
             return list(arguments[:after]), list(arguments[after:])
-        if not argument.startswith("-"):
+        if not argument.startswith("-") or argument == "-":  # a program on stdin
             break
         at += 2 if argument in _WITH_VALUE else 1
     return list(arguments[:at]), list(arguments[at:])

@@ -264,7 +264,10 @@ def judged(
     for _ in log.read_log(source, judge):
         progress()
     if not judge.header:
-        raise log.LogError("this log has no header")
+        raise log.LogError(
+            "this log has no header: its process was killed at once, or could not write the file "
+            "(a limit of the size of files, as of `ulimit -f`, or a full disk)"
+        )
     judge.is_cut = judge.end is None
     return judge
 

@@ -36,9 +36,10 @@ def main(arguments: Sequence[str] | None = None, called: str = "python -m judge"
     """Run the command under the name that it was called by; return the exit status."""
     parser = _parser(called)
     options = parser.parse_args(arguments)
-    logs, status = [], 0
+    logs: list[str] = []
+    status = 0
     for path in options.logs:
-        found = sorted(map(str, Path(path).rglob(LOGS))) if os.path.isdir(path) else [path]
+        found = _logs_below(path) if os.path.isdir(path) else [path]
         logs += found
         if not found:
             print(f"{parser.prog}: {path}: there are no logs ({LOGS}) in it", file=sys.stderr)
@@ -61,6 +62,13 @@ def main(arguments: Sequence[str] | None = None, called: str = "python -m judge"
     for text in after(report, options.baseline):
         print(text)
     return status or (FOUND if fails(report, options.fail_on, options.baseline) else 0)
+
+
+def _logs_below(directory: str) -> list[str]:
+    # `Path.rglob` raises an error if a directory vanishes meanwhile.
+    walked = os.walk(Path(directory))
+    found = (Path(folder, name) for folder, _, names in walked for name in names)
+    return sorted(str(path) for path in found if path.match(LOGS))
 
 
 def _judge(logs: Sequence[str], options: argparse.Namespace) -> Sequence[Findings | Exception]:

@@ -148,7 +148,7 @@ def _report(options: Options, logs: Logs, status: int, notes: list[str], missed:
         for name, process in logs.processes.items()
         if isinstance(logs.answers.get(name), Exception)
     ]
-    if not findings:
+    if not findings and not failed:
         notes.append("no process used CUDA: nothing was observed")
     report = Report(
         findings,
