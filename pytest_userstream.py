@@ -118,7 +118,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _suppressed(path: Path) -> list[str]:
     """Return the lines of a file of suppressions."""
-    from userstream._observe.judge.found import read_suppressions
+    from userstream._observe.judge.finding_types import read_suppressions
 
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

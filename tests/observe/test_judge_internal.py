@@ -20,7 +20,7 @@ import userstream as us
 from helpers import checked
 from observed import a_room, copy, fill, handle
 from userstream._driver import account
-from userstream._observe.judge import Engine, found, functions, log, remedies
+from userstream._observe.judge import Engine, finding_types, functions, log, remedies
 from userstream._observe.judge.allocations import Block, Blocks
 from userstream._observe.judge.clocks import Clocks, Lane, join
 from userstream._observe.judge.copies import Copies
@@ -520,10 +520,10 @@ def test_a_name_is_suppressed_by_the_line_that_shows_it(name: str) -> None:
     operation = us.Operation(name, "write", "learned", "stream 1", 0, "main")
     both = (operation, operation)
     race = us.Race("write after write", 1, 1, "device", (), None, *both, None, False, 1, "")
-    (suppression,) = found.read_suppressions([race.key])
-    assert found.covers(suppression, race)
+    (suppression,) = finding_types.read_suppressions([race.key])
+    assert finding_types.covers(suppression, race)
     other = dataclasses.replace(race, second=dataclasses.replace(operation, name="b"))
-    assert not found.covers(suppression, other)
+    assert not finding_types.covers(suppression, other)
 
 
 def test_every_kind_of_race_can_be_suppressed() -> None:
@@ -537,9 +537,9 @@ def test_every_kind_of_race_can_be_suppressed() -> None:
             for access in (first or "read", second)
         ]
         race = us.Race(kind, 1, 1, "device", (), None, *sides, None, False, 1, "")
-        (suppression,) = found.read_suppressions([race.key])
-        assert found.covers(suppression, race)
-        assert not found.covers(found.Suppression(memory="pinned"), race)
+        (suppression,) = finding_types.read_suppressions([race.key])
+        assert finding_types.covers(suppression, race)
+        assert not finding_types.covers(finding_types.Suppression(memory="pinned"), race)
 
 
 def test_the_advice_for_a_collective_is_to_wait_for_its_work(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from types import FunctionType
 from typing import TYPE_CHECKING, Literal
 
-from userstream._observe.judge.found import Edit, Operation, Race, Stall, WrongStream
+from userstream._observe.judge.finding_types import Edit, Operation, Race, Stall, WrongStream
 from userstream._observe.observation import Observation, no_stalls
 
 if TYPE_CHECKING:

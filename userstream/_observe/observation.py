@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from userstream import _process
 from userstream._observe.judge import reports
+from userstream._observe.judge.finding_types import read_suppressions
 from userstream._observe.judge.findings import Report, plural
-from userstream._observe.judge.found import read_suppressions
 from userstream._observe.judge.lines import render
 from userstream._observe.judge.trials import reported_pairs
 from userstream._observe.judging import InProcess, InThread, Later
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
     from types import TracebackType
 
-    from userstream._observe.judge.found import Race, Stall, WrongStream
+    from userstream._observe.judge.finding_types import Race, Stall, WrongStream
     from userstream._observe.judging import Judging
     from userstream.typing import StreamLike
 

@@ -21,8 +21,8 @@ from userstream._observe.notes import Allocators, Declaring, name_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from userstream._observe.judge.finding_types import Stall
     from userstream._observe.judge.findings import Findings
-    from userstream._observe.judge.found import Stall
     from userstream._observe.judge.trials import Reported
     from userstream._observe.judging import Judging
     from userstream._observe.logger import Logger

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import log
 from .allocations import Allocations, ArrayCalls, Blocks, Contexts
 from .copies import Copies, Pinned
+from .finding_types import covers
 from .findings import Findings, Process, Report
-from .found import covers
 from .functions import NOT_FOLLOWED, Call, Function, watched
 from .graphs import Captures, Nodes
 from .launches import Launches
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from .clocks import Clock
-    from .found import Race, Stall, Suppression
+    from .finding_types import Race, Stall, Suppression
     from .trials import Pair
 
 
@@ -125,7 +125,7 @@ class Judge:
         for handle, name in told.get("streams", {}).items():
             world.clocks.name_stream(int(handle), name)
         for number, name in told.get("threads", {}).items():
-            world.finds.name_thread(int(number), name)
+            world.collector.name_thread(int(number), name)
 
     def _unseen(self, call: Call) -> None:
         self._not_recorded = log.json_of(call.fetched)
@@ -158,7 +158,7 @@ class Judge:
 
     def count_races(self) -> int:
         """Return a number that grows with each new race."""
-        return self._engine.world.finds.count()
+        return self._engine.world.collector.count()
 
     def races(self) -> tuple[Race, ...]:
         """Return the races, one for each pair of lines."""
@@ -167,7 +167,7 @@ class Judge:
     def _all_races(self) -> list[Race]:
         return [
             self._engine.blocks.name(race)
-            for race in self._engine.world.finds.races()
+            for race in self._engine.world.collector.races()
             if self._engine.blocks.are_one(race)
             and not any(covers(each, race) for each in self._suppressions)
         ]
@@ -181,10 +181,10 @@ class Judge:
         world = self._engine.world
         counted = world.unseen.copy()
         are_one = self._engine.blocks.are_one
-        apart = sum(race.count for race in world.finds.races() if are_one(race) is None)
+        apart = sum(race.count for race in world.collector.races() if are_one(race) is None)
         if apart:
             counted[_APART] = apart
-        unwritten = world.finds.unwritten()
+        unwritten = world.collector.unwritten()
         if unwritten:
             counted["writes of values in memory that streams waited for"] = unwritten
         if self._engine.lost:
@@ -220,7 +220,7 @@ class Judge:
         """
         world, header = self._engine.world, self.header
         timeline = world.timeline.as_dict(
-            operations, world.stacks, world.describe, world.finds.thread_name
+            operations, world.stacks, world.describe, world.collector.thread_name
         )
         return Findings(
             process=Process(
@@ -455,7 +455,7 @@ class Engine:
 
     def _thread_seen(self, call: Call) -> None:
         number, system = call.words
-        self.world.finds.thread_seen(number, system, log.text_of(call.fetched[0]))
+        self.world.collector.thread_seen(number, system, log.text_of(call.fetched[0]))
 
     def _thread_ends(self, call: Call) -> None:
         self.world.clocks.forget_thread(call.thread)

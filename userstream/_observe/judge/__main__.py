@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import Judge, judged
+from .finding_types import KINDS, Baseline, is_of_kind, read_suppressions
 from .findings import Report
-from .found import KINDS, Baseline, is_of_kind, read_suppressions
 from .lines import render, style_of
 from .log import LogError
 from .reports import github_annotations, needs_timeline, save, suffix_of, text_of
@@ -24,8 +24,8 @@ from .workers import judge_logs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .finding_types import Suppression
     from .findings import Findings
-    from .found import Suppression
 
 FOUND = 66  # the exit status if there are races, as of `observe`
 REFUSED = 2

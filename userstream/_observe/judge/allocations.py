@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .clocks import Lane
-    from .found import Race
+    from .finding_types import Race
     from .functions import Call
     from .world import Range, World
 

@@ -113,7 +113,7 @@ class Pinned:
             reason = TOLD
         elif source.unseen_write:
             reason = _UNSEEN
-        self.world.finds.race(
+        self.world.collector.race(
             Suspect(
                 "host overwrote the source of a copy",
                 RaceMemory(access.start, access.end, found.kind, self.world.allocated_at(found)),
@@ -142,7 +142,7 @@ class Pinned:
                     RecordedOperation("a read of the host", -1, access.operation.thread, None),
                     "read",
                 )
-                self.world.finds.race(
+                self.world.collector.race(
                     Suspect(
                         "host read before the copy",
                         RaceMemory(access.start, access.end, PINNED),

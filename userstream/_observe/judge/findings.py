@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from traceback import FrameSummary
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from .found import Edit, Operation, Race, Stall, WrongStream, shown_path
+from .finding_types import Edit, Operation, Race, Stall, WrongStream, shown_path
 from .lines import Line, Text
 from .log import Frame
 

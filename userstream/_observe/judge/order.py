@@ -297,7 +297,7 @@ class Words:
             if key in other.held_by:
                 other.held_by -= {key}
                 join(other.clock, clock)
-        self.world.finds.release(key, clock, self.world.clocks.possibly_known)
+        self.world.collector.release(key, clock, self.world.clocks.possibly_known)
 
     def follow(self, lane: Lane, recorded: Recorded) -> None:
         """Hold a stream behind the queued waits that precede an event."""

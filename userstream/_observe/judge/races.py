@@ -8,7 +8,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .found import Apart, Operation, Race, accesses_of
+from .finding_types import Apart, Operation, Race, accesses_of
 from .log import PROGRAM, line_of, owner_of
 from .memory import ASSUMED, KINDS, LEARNED
 from .remedies import Between, advised
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .clocks import Clock, Lane, WaitKey
-    from .found import Stack
+    from .finding_types import Stack
     from .log import Stacks
     from .memory import Guess, Guesses, Span
     from .trials import Trial, Trials
@@ -239,8 +239,8 @@ def _default_name(stack: Stack) -> str:
     return "Thread" if stack else "an unnamed thread"
 
 
-class Finds:
-    """All races of an observation."""
+class RaceCollector:
+    """Collects the races of an observation: one entry for each pair of lines."""
 
     def __init__(
         self, stacks: Stacks, describe: Callable[[Lane], StreamFacts], trials: Trials

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from .clocks import LEGACY_NAME, NODE_NAME
-from .found import FREED_IN_USE, Edit
+from .finding_types import FREED_IN_USE, Edit
 from .functions import FUNCTIONS
 from .log import PROGRAM, Frame
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from traceback import FrameSummary
 
-    from .found import Operation, Race
+    from .finding_types import Operation, Race
 
 
 class Between(NamedTuple):

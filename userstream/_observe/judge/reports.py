@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from traceback import FrameSummary
 
+    from .finding_types import Operation, Race, WrongStream
     from .findings import Found, Report
-    from .found import Operation, Race, WrongStream
 
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 _WRONG_STREAM = "wrong stream"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import log
 from .clocks import LEGACY, Recorded, is_news
-from .found import Stall, WrongStream, shown_path
+from .finding_types import Stall, WrongStream, shown_path
 from .functions import PROGRAM
 from .log import PROGRAM as PROGRAM_CODE
 from .log import line_of, owner_of
@@ -191,7 +191,7 @@ class Stalls:
         found = []
         for each in entries.values():
             stack = self._world.stacks[each.stack]
-            thread = self._world.finds.thread_name(each.thread)
+            thread = self._world.collector.thread_name(each.thread)
             durations = (each.seconds, each.longest, each.count)
             found.append(
                 Stall(each.name, *durations, each.stream, thread, line_of(stack), stack, each.block)
@@ -241,7 +241,7 @@ class WrongStreams:
             line = line_of(stack)
             key = (first.name, stream.name, line and (line.filename, line.lineno))
             before = found.get(key)
-            thread = world.finds.thread_name(first.thread)
+            thread = world.collector.thread_name(first.thread)
             found[key] = WrongStream(
                 *(first.name, stream.name, stream.device),
                 count if before is None else before.count + count,
@@ -307,7 +307,7 @@ class Hangs:
             names = " waits for ".join(self._name(lanes[number]) for number in (*cycle, cycle[0]))
             lines.append(f"  a cycle: {names}")
         for thread, wait in self._stalls.waits.copy().items():
-            name = self._world.finds.thread_name(thread)
+            name = self._world.collector.thread_name(thread)
             lines.append(f"  {name} waits for the GPU{self._at(wait.stack)}")
         return "\n".join(lines)
 

@@ -23,8 +23,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from .__main__ import FOUND, after, fails, save_all
+from .finding_types import Baseline
 from .findings import Findings, Report
-from .found import Baseline
 from .lines import render, style_of
 from .log import LogError
 from .workers import MOST, Worker

@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .clocks import LEGACY, NODE
-from .found import read_report
+from .finding_types import read_report
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

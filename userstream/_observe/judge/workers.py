@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import Judge, judged
+from .finding_types import Suppression
 from .findings import Findings, from_json
-from .found import Suppression
 from .log import LogError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from .clocks import LEGACY, LEGACY_NAME, NODE, NODE_NAME, Clocks, join
-from .found import FREED_IN_USE
+from .finding_types import FREED_IN_USE
 from .functions import FUTURE, PROGRAM
 from .log import Stacks, library_of, line_of, owner_of, short
 from .memory import (
@@ -25,8 +25,8 @@ from .memory import (
 from .races import (
     ACCESSES,
     TOLD,
-    Finds,
     HeldSuspect,
+    RaceCollector,
     RaceMemory,
     RecordedOperation,
     Side,
@@ -61,7 +61,7 @@ class World:
         self.arrays = Arrays(self.memory)
         self.declarations = Declarations(self.memory)
         self.trials = Trials(self.clocks)
-        self.finds = Finds(stacks, self.describe, self.trials)
+        self.collector = RaceCollector(stacks, self.describe, self.trials)
         self.timeline = Timeline(timeline)
         # Called with each operation that the program queues, and not while it captures a graph.
         self.queued: Callable[[RecordedOperation, Lane], object] | None = None
@@ -255,15 +255,15 @@ class World:
         )
         waits = old.held_by | new.held_by
         if not waits:
-            self.finds.race(suspect)
+            self.collector.race(suspect)
             return
         until = last_in_order()
         sides = tuple((each.lane.id, each.time, each.held_by) for each in (old, new))
-        self.finds.hold(HeldSuspect(suspect._replace(until=lambda: until), waits, sides))
+        self.collector.hold(HeldSuspect(suspect._replace(until=lambda: until), waits, sides))
 
     def report_freed(self, allocation: Allocation, new: Access) -> None:
         """Report an access to memory that was freed before."""
-        self.finds.race(
+        self.collector.race(
             Suspect(
                 "use after free",
                 RaceMemory(new.start, new.end, allocation.kind, self.allocated_at(allocation)),
@@ -334,7 +334,7 @@ class World:
         if lane.kind == NODE:
             return StreamFacts(NODE_NAME, None)
         if lane.kind == "per-thread":
-            thread = self.finds.thread_name(lane.thread)
+            thread = self.collector.thread_name(lane.thread)
             return StreamFacts(f"the default stream of {thread}{of_device}", device)
         name = lane.name or f"stream {lane.number}"
         return StreamFacts(name + of_device, device, lane.handle, self._origin(lane))
