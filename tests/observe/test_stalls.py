@@ -398,6 +398,7 @@ def test_a_hang_says_which_value_is_awaited(how: str, text: str) -> None:
     value = 0x01010101 if how == "EQ" else 1  # as `report_of_hang` writes at its end
 
     def queue(room: Room) -> None:
+        checked(driver.cuMemsetD8(room.y, 0, SIZE))  # else it may have what is awaited
         checked(driver.cuStreamWaitValue32(handle(room.b), room.y, value, flags))
 
     assert any(
