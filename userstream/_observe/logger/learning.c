@@ -8,8 +8,9 @@
 
 #include <stdlib.h>
 
-enum { LOOKS = 3, TOGETHER = 16 };  /* in one counter: looks, and those that were such, times 16 */
-enum { LOOKED_AT = 16, LOOK_BYTES = 512, LOOKINGS = 32 };
+/* One counter has both: looks, and, times `TOGETHER`, those at several parameters together. */
+enum { ENOUGH_LOOKS = 3, TOGETHER = 16 };
+enum { MOST_PARAMETERS = 16, LOOK_BYTES = 512, MOST_LAUNCHES = 32 };
 
 struct Looking {                /* one launch */
     uint32_t *done;             /* page-locked; the stream writes an odd number there when it has
@@ -23,21 +24,21 @@ struct Looking {                /* one launch */
     bool lost;                  /* nothing tells when the stream has run what is queued: */
     uint64_t stream;            /* the next look there asks it once more to say so */
     uint64_t kernel;
-    uint32_t offsets[LOOKED_AT];
-    uint32_t sizes[LOOKED_AT];
-    bool together[LOOKED_AT];   /* with what another parameter points to */
-    bool whole[LOOKED_AT];      /* all of the memory is compared */
-    uint64_t addresses[LOOKED_AT];
+    uint32_t offsets[MOST_PARAMETERS];
+    uint32_t sizes[MOST_PARAMETERS];
+    bool together[MOST_PARAMETERS]; /* with what another parameter points to */
+    bool whole[MOST_PARAMETERS];    /* all of the memory is compared */
+    uint64_t addresses[MOST_PARAMETERS];
 };
 
-static Looking lookings[LOOKINGS];
+static Looking lookings[MOST_LAUNCHES];
 static atomic_int looking;      /* how many are taken */
 static char *look_memory;
 static atomic_int look_state;   /* 0: not pinned yet; 1: somebody does; 2: pinned; 3: impossible */
 
 static bool looks_possible(void) {
-    enum { SIZE = LOOKINGS * (2 * LOOKED_AT * LOOK_BYTES + 64), PORTABLE = 1, DEVICEMAP = 2 };
-    enum { RELAXED = 2 };
+    enum { SIZE = MOST_LAUNCHES * (2 * MOST_PARAMETERS * LOOK_BYTES + 64) };
+    enum { PORTABLE = 1, DEVICEMAP = 2, RELAXED = 2 };
     int state = 0;
     if (!driver.copy_out || !driver.write_value || !driver.host_register || !driver.capture_mode)
         return false;
@@ -50,10 +51,10 @@ static bool looks_possible(void) {
         pinned = !driver.host_register(memory, (SIZE + 4095) / 4096 * 4096, PORTABLE | DEVICEMAP);
         driver.capture_mode(&mode);
     }
-    for (size_t i = 0; pinned && i < LOOKINGS; i++) {
-        char *mine = memory + i * (2 * LOOKED_AT * LOOK_BYTES + 64);
+    for (size_t i = 0; pinned && i < MOST_LAUNCHES; i++) {
+        char *mine = memory + i * (2 * MOST_PARAMETERS * LOOK_BYTES + 64);
         lookings[i] = (Looking){.done = (uint32_t *)mine, .before = mine + 64};
-        lookings[i].after = lookings[i].before + LOOKED_AT * LOOK_BYTES;
+        lookings[i].after = lookings[i].before + MOST_PARAMETERS * LOOK_BYTES;
         *lookings[i].done = 0;
     }
     look_memory = memory;
@@ -62,7 +63,7 @@ static bool looks_possible(void) {
 }
 
 static bool looked_enough(uint8_t looks, bool together) {
-    return looks % TOGETHER >= LOOKS || (together && looks / TOGETHER >= LOOKS);
+    return looks % TOGETHER >= ENOUGH_LOOKS || (together && looks / TOGETHER >= ENOUGH_LOOKS);
 }
 
 static bool is_near(const Pointer *pointers, uint32_t one, uint32_t other) {
@@ -85,7 +86,7 @@ void look_at_results(Thread *me) {
     if (!atomic_load_explicit(&looking, memory_order_relaxed))
         return;
     pthread_mutex_lock(&kernels_lock);
-    for (size_t i = 0; i < LOOKINGS; i++) {
+    for (size_t i = 0; i < MOST_LAUNCHES; i++) {
         Looking *each = &lookings[i];
         uint32_t done = each->taken ? __atomic_load_n(each->done, __ATOMIC_ACQUIRE) : 0;
         bool copied = each->queued && done == each->turn;
@@ -102,7 +103,7 @@ void look_at_results(Thread *me) {
             bool together = wrote && each->together[k];
             uint8_t now = so_far;
             if (wrote && !together)
-                now = LOOKS;
+                now = ENOUGH_LOOKS;
             else if (!looked_enough(so_far, together))
                 now = (uint8_t)(so_far + (together ? TOGETHER : 1));
             __atomic_store_n(looks, now, __ATOMIC_RELAXED);
@@ -159,7 +160,7 @@ static Looking *take_place(uint64_t stream, Looking **lost) {
     Looking *mine = NULL;
     *lost = NULL;
     pthread_mutex_lock(&kernels_lock);
-    for (size_t i = 0; i < LOOKINGS; i++) {
+    for (size_t i = 0; i < MOST_LAUNCHES; i++) {
         Looking *each = &lookings[i];
         if (!each->taken && !mine) {
             mine = each;
@@ -194,7 +195,7 @@ Looking *look_before(Thread *me, const Kernel *kernel, uint64_t stream, const Po
     mine->stream = stream;
     mine->count = 0;
     mine->ok = true;
-    for (uint32_t i = 0; i < count && mine->count < LOOKED_AT; i++) {
+    for (uint32_t i = 0; i < count && mine->count < MOST_PARAMETERS; i++) {
         if (!wants_look(me, kernel, pointers, count, i, &memory))
             continue;
         uint64_t left = memory.end - pointers[i].value;
@@ -240,7 +241,7 @@ void look_abandon(Looking *mine) {
 
 void looks_abandon(void) {
     pthread_mutex_lock(&kernels_lock);
-    for (size_t i = 0; i < LOOKINGS; i++) {
+    for (size_t i = 0; i < MOST_LAUNCHES; i++) {
         Looking *each = &lookings[i];
         if (each->taken && !each->queued && !each->lost && !each->abandoned)
             abandon(each);
