@@ -33,7 +33,8 @@ class Array:
 
     def __init__(self, pointer: int, shape: tuple[int, ...], stream: us.Stream) -> None:
         self.device, self.pointer, self.shape = 0, pointer, shape
-        self.size, self.dtype = math.prod(shape), np.dtype("u1")
+        self.size = self.nbytes = math.prod(shape)
+        self.dtype = np.dtype("u1")
         self.stream = stream.handle
 
 
