@@ -23,7 +23,13 @@ from cuda.bindings import driver
 import userstream as us
 from conftest import SIMULATED
 from helpers import array, checked, current_context, device_count, device_memory, eventually
-from internals import alive_in_driver, forget_splits, nothing_is_in_use
+from internals import (
+    alive_in_driver,
+    forget_lost_blocks,
+    forget_splits,
+    lent_blocks,
+    nothing_is_in_use,
+)
 from interrupts import cut_short
 from userstream import testing
 
@@ -61,7 +67,11 @@ def scene(producer: us.Stream, name: str) -> Iterator[Scene]:
         device_memory(0) as target,
         contextlib.nullcontext() if is_idle(name) else testing.latch(busy),
     ):
-        yield Scene(producer, busy, source, target)
+        held = lent_blocks()
+        scene = Scene(producer, busy, source, target)
+        yield scene
+        del scene.pinned
+        forget_lost_blocks(held)
 
 
 def _borrow(scene: Scene, **more: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -195,6 +196,18 @@ def pinned_total() -> int:
 def lent_blocks() -> set[int]:
     """Return the addresses of the blocks of the cache that are in use."""
     return set(pinned._blocks).difference(*pinned._free.values())
+
+
+def forget_lost_blocks(held: set[int]) -> None:
+    """Forget the blocks that are in use, save those `held`.
+
+    After an exception of a signal handler a block may count as used for ever.
+    """
+    gc.collect()
+    free_pinned()
+    for block in lent_blocks() - held:
+        del pinned._blocks[block]
+    pinned._count()
 
 
 def small_chunks_in(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
