@@ -240,6 +240,7 @@ class Session:
     # -- the thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        sys.settrace(threading.gettrace())  # as in a `threading.Thread`: for coverage, a debugger
         self._ident = _thread.get_ident()
         _process.exempt_from_parking()
         try:
