@@ -47,6 +47,7 @@ _MARKERS = (
     "schedules(count=200, depth=3): run this test under so many schedules, and two more; 0: none",
 )
 _SCHEDULE = pytest.StashKey["schedule"]()  # under which a test runs now
+_UNSCHEDULED = pytest.StashKey[int]()  # how many tests ran in one order, for want of a simulation
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -219,7 +220,13 @@ def _no_stalls(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List the kernels that no function stood for, if tests failed."""
+    """Report tests that no schedule ran; list the kernels without a function, if tests failed."""
+    unscheduled = terminalreporter.config.stash.get(_UNSCHEDULED, 0)
+    if unscheduled:
+        terminalreporter.write_line(
+            f"userstream: {unscheduled} {'tests' if unscheduled > 1 else 'test'} ran in one order: "
+            "schedules need the simulated driver (--simulated-gpus 2)"
+        )
     simulated = sys.modules.get("userstream.testing._simulated")
     names = simulated.missing_kernels() if simulated else []
     if names and any(terminalreporter.stats.get(kind) for kind in ("failed", "error")):
@@ -334,7 +341,11 @@ class _Runs:
         if marker is None and option is None and only is None:
             return None
         count, depth = _wanted() if marker is None else _wanted(*marker.args, **marker.kwargs)
-        if not count or not isinstance(item, pytest.Function) or not _is_simulated(item):
+        if not count or not isinstance(item, pytest.Function):
+            return None
+        if not _is_simulated(item):
+            stash = item.config.stash
+            stash[_UNSCHEDULED] = stash.get(_UNSCHEDULED, 0) + 1
             return None
         return cls(item, count if option is None else option, depth, only)
 

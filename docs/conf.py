@@ -171,6 +171,16 @@ def _show_no_constructor(*event: Any) -> tuple[str, None] | None:
     return ("", None) if name == "userstream.Stream" else None
 
 
+def _move_keywords(_app: Sphinx, _page: str, source: list[str]) -> None:
+    """Turn the comment on top of a page into front matter.
+
+    A repository viewer hides the comment, but shows front matter as a table.
+    """
+    source[0] = re.sub(
+        r"\A<!-- (keywords: .*) -->\n", r"---\nmyst:\n  html_meta:\n    \1\n---\n", source[0]
+    )
+
+
 def _check_names(_app: Sphinx) -> None:
     """Warn of public names that the reference lacks; an error with ``-W``."""
     page = (DOCS / "reference" / "api.md").read_text(encoding="utf-8")
@@ -183,6 +193,7 @@ def _check_names(_app: Sphinx) -> None:
 def setup(app: Sphinx) -> None:
     """Connect what this file adds."""
     app.connect("builder-inited", _check_names)
+    app.connect("source-read", _move_keywords)
     app.connect("autodoc-process-docstring", _skip_without_simulation)
     app.connect("autodoc-process-docstring", _start_without_context, priority=900)
     app.connect("autodoc-process-docstring", _begin_with_a_framework, priority=900)

@@ -65,11 +65,7 @@ _TOOLS = {
     "compute-sanitizer": "compute-sanitizer",
 }
 _INTRO = """\
----
-myst:
-  html_meta:
-    keywords: recall, precision, false positives, missed races, TORCH_CUDA_SANITIZER
----
+<!-- keywords: recall, precision, false positives, missed races, TORCH_CUDA_SANITIZER -->
 
 # What `observe` finds
 

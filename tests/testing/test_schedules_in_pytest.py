@@ -73,6 +73,7 @@ def test_an_order_that_fails_is_found_and_shown(tmp_path: Path) -> None:
     assert "pytest --schedule lazy 'test_it.py::test_wrong'" in output
     assert "read after write" in output  # of --races
     assert trace(output).startswith("thread 1  queues fill on stream 1\n")
+    assert "ran in one order" not in output
 
 
 def test_a_failing_order_runs_again_by_its_seed(tmp_path: Path) -> None:
@@ -118,6 +119,12 @@ def test_each_run_has_fixtures_of_its_own_and_shares_those_of_the_module(tmp_pat
     files = ("test_it.py", "test_later.py")
     _, found = run_tests(tmp_path, tests, "--schedules", "2", *files, returncode=0)
     assert found == {"test_it": "PASSED", "test_after": "PASSED", "test_later": "PASSED"}
+
+
+def test_tests_on_another_driver_are_counted(tmp_path: Path) -> None:
+    tests = "def test_one(): ...\ndef test_other(): ...\n"
+    output, _ = run_tests(tmp_path, tests, "--schedules", "2", returncode=0)
+    assert "userstream: 2 tests ran in one order: schedules need the simulated driver" in output
 
 
 def test_other_outcomes_stay_what_they_are(tmp_path: Path) -> None:

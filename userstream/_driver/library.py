@@ -48,7 +48,7 @@ def _initialise() -> None:
     except (RuntimeError, ValueError) as error:  # not there, or an answer newer than the bindings
         raise DriverNotFoundError(
             f"no NVIDIA driver could be loaded ({error}); install one, or call "
-            "userstream.testing.simulate() first to work without a GPU"
+            "userstream.testing.simulate() first to work without a GPU (pytest: --simulated-gpus 2)"
         ) from error
     if status == _NOT_INITIALIZED:
         raise ForkedError(
