@@ -1,7 +1,7 @@
 """The recorded driver functions with their arguments, and the records of their calls.
 
-A row says what a call means (the name of a method of `Engine`) and which word of its arguments is
-what. Both makers of records, the simulated driver and CUPTI, give all arguments in the order of C.
+A row says what a call means (a method of a subject of `Engine`, such as `Copies`) and what each
+word of its arguments is. The simulated driver and CUPTI give all arguments in the order of C.
 
 All other functions have a verdict as well. A function that queues work, makes order or changes
 memory in a way that is not followed is counted when it is called, and named in `not_seen`: what it

@@ -1,6 +1,7 @@
-"""The recorder's table of functions in C, made from the judge's when the package is built.
+"""The recorder's table of functions in C, made from `SIGNATURES` and the judge's `FUNCTIONS`.
 
-`hatch_build.py` loads this file by its path: it imports the standard library alone.
+`hatch_build.py` loads this file by its path when the package is built. It imports the standard
+library alone.
 """
 
 from __future__ import annotations

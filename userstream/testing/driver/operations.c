@@ -1,4 +1,6 @@
-/* Operations: what a stream's queue or a graph's node holds. */
+/* Operations: what a stream's queue or a graph's node holds. The file of each subject makes its
+ * own; fills.c is a short one. A new type also needs its word and the memory that it touches in
+ * schedule.c (`describe`, `tell_step`), and for nodes a case where NODE_MEMSET has one. */
 #include "driver.h"
 
 Operation *operation_new(Run run, NodeType type) {
