@@ -217,6 +217,10 @@ class UserStream:
         UserStreamError
             See :doc:`/reference/common-errors`.
 
+        Notes
+        -----
+        Does not block. Thread-safe.
+
         Examples
         --------
         >>> import userstream as us
@@ -320,8 +324,8 @@ class UserStream:
         timeout : float, optional
             Seconds for all streams together, at least 0. 0 polls once; None waits indefinitely.
         policy : {"auto", "spin"}, default "auto"
-            ``"auto"`` polls for 250 µs and then sleeps between polls, for 5 % of the elapsed time
-            and at most 5 ms. ``"spin"`` never sleeps.
+            ``"auto"`` polls for some 20 µs, then sleeps until a native thread that waits in the
+            driver wakes it; see :doc:`/explanation/waits`. ``"spin"`` never sleeps.
 
         Raises
         ------
@@ -339,8 +343,8 @@ class UserStream:
         every other stream on which this registry acquired or borrowed the same object, unless it
         has passed the release. Blocks, but never inside the driver, so Ctrl-C interrupts it.
         Thread-safe. Graph captures are not affected. Driver calls: ``cuStreamQuery``, and if the
-        stream is busy ``cuEventRecord`` and ``cuEventQuery``. From DALI: a device
-        without a user stream is an error.
+        stream is busy ``cuEventRecord`` and ``cuEventQuery``, and ``cuEventSynchronize`` in the
+        native thread. From DALI: a device without a user stream is an error.
 
         Examples
         --------

@@ -219,7 +219,8 @@ class ForkedError(UserStreamError, RuntimeError):
 class CaptureError(UserStreamError, RuntimeError):
     """The call would invalidate a CUDA graph capture, or cannot be captured.
 
-    Raised before the driver is called, so the capture continues.
+    Raised before the driver is called, so the capture continues. The exceptions are calls that name
+    an event: only the driver knows where it was recorded, and invalidates the capture.
 
     Examples
     --------

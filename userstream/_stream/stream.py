@@ -535,8 +535,8 @@ class Stream(CoreStream):
         timeout : float, optional
             Seconds, at least 0. 0 polls once; None waits indefinitely.
         policy : {"auto", "spin"}, default "auto"
-            ``"auto"`` polls for 250 µs and then sleeps between polls, for 5 % of the elapsed time
-            and at most 5 ms. ``"spin"`` never sleeps.
+            ``"auto"`` polls for some 20 µs, then sleeps until a native thread that waits in the
+            driver wakes it; see :doc:`/explanation/waits`. ``"spin"`` never sleeps.
 
         Raises
         ------
@@ -549,7 +549,8 @@ class Stream(CoreStream):
         -----
         Never blocks inside the driver, so Ctrl-C interrupts it. Work that other threads queue
         during the wait is not waited for. Driver calls: ``cuStreamQuery``, and if the stream is
-        busy ``cuEventRecord`` and ``cuEventQuery``, in the relaxed capture mode.
+        busy ``cuEventRecord`` and ``cuEventQuery``, in the relaxed capture mode, and
+        ``cuEventSynchronize`` in the native thread. Thread-safe.
 
         Examples
         --------

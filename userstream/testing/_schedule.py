@@ -49,8 +49,8 @@ class schedule:  # noqa: N801 - used like a function
 
     Inside the block, one stream or thread runs at a time. Which one is next is drawn from the seed,
     among all that streams, events and the host allow: a program that lacks an edge or a wait goes
-    wrong with some seeds, and goes wrong again with the same seed. Operations that something
-    orders are never exchanged, so a right program is right with every seed.
+    wrong with some seeds, and again with each of those. Operations that something orders are never
+    exchanged, so a right program is right with every seed.
 
     Each stream and each thread has a priority drawn from the seed, and the highest of those that
     can go on does. At ``depth - 1`` choices, drawn among the first *length*, the one that would go

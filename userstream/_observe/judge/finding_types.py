@@ -264,8 +264,15 @@ class Race:
     Examples
     --------
     >>> import userstream as us
-    >>> us.Race.__name__
-    'Race'
+    >>> first, second = us.Stream.create(0), us.Stream.create(0)
+    >>> buffer = first.device.allocate(64, stream=first)
+    >>> second.wait(first)
+    >>> with us.observe() as seen:
+    ...     buffer.fill(1, stream=first)
+    ...     buffer.fill(2, stream=second)  # nothing orders it after the first fill
+    >>> (race,) = seen.races
+    >>> race.kind, race.first.name, race.count
+    ('write after write', 'cuMemsetD8Async', 1)
     """
 
     kind: str
@@ -296,12 +303,15 @@ class Race:
         """The line that suppresses the race, which is the same in every run.
 
         It does not depend on which of the two was first, nor on what was learned of a kernel.
+        ``observe(suppress=)`` takes such lines.
 
         Examples
         --------
         >>> import userstream as us
-        >>> isinstance(us.Race.key, property)
-        True
+        >>> with us.observe() as seen:
+        ...     stream = us.get_stream(0)
+        >>> [race.key for race in seen.races]
+        []
         """
         names, memory, lines = self._facts()
         facts = [("race", names[0]), ("memory", memory), *(("line", line) for line in lines)]
@@ -374,8 +384,10 @@ class Race:
         Examples
         --------
         >>> import userstream as us
-        >>> callable(us.Race.as_dict)
-        True
+        >>> with us.observe() as seen:
+        ...     stream = us.get_stream(0)
+        >>> [race.as_dict()["kind"] for race in seen.races]
+        []
         """
         return {**_plain(self), "key": self.key}
 
