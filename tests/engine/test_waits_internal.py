@@ -8,7 +8,6 @@ import signal
 import threading
 import types
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -65,7 +64,7 @@ def test_what_destructors_ask_of_the_watcher_in_its_thread() -> None:
     with testing.latch(stream) as latch:
         futures = [watched(0) for _ in range(4)]
 
-        class Queue(OrderedDict[Any, None]):
+        class Queue(dict[Any, None]):
             """A queue that simulates a garbage collection during an inspection of the queue."""
 
             def __iter__(self) -> Iterator[Any]:

@@ -15,6 +15,7 @@ from helpers import (
     on,
 )
 from userstream import testing
+from userstream._engine import futures
 from userstream._engine import watcher as watching
 from watching import Listener, blocking_point, is_idle, watched
 
@@ -154,6 +155,27 @@ def test_what_is_over_on_several_streams_is_reported_in_one_call() -> None:
     assert not watcher._turn()
     assert told == [watches]
     assert not watcher._queues
+
+
+def test_tasks_resume_in_the_order_of_their_waits() -> None:
+    """Also those of several streams, whose watches are in one queue each."""
+    streams = [us.get_stream(0, name=name) for name in ("one", "two")]
+    resumed: list[int] = []
+
+    async def main() -> None:
+        mailbox, watcher, watches = futures._Mailbox(), watching.Watcher(), []
+        for number in range(6):
+            point, future = streams[number % 2]._resolve().completion(), asyncio.Future[Any]()
+            watches.append(futures._Awaited(point, mailbox, future))
+            future.add_done_callback(lambda _, number=number: resumed.append(number))
+            streams[number % 2].sync(timeout=20)
+        watcher._asked.append((True, watches))
+        assert not watcher._turn()
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(watch.future for watch in watches))
+
+    asyncio.run(main())
+    assert resumed == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_watcher_that_is_gone_is_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:

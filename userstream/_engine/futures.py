@@ -469,7 +469,7 @@ class _Awaited(watcher.Watch):
         return self.future.done() and not self.future.cancelled()
 
 
-_future = operator.attrgetter("future")
+_began = operator.attrgetter("point.began")
 
 
 class _Mailbox:
@@ -481,7 +481,9 @@ class _Mailbox:
 
     def _report(self, over: list[_Awaited], error: Exception | None) -> None:
         """Set the futures of watches; the watcher calls this method."""
-        self.post(map(_future, over), error)
+        # In the order of the waits, not by streams: tasks that began one after another are next to
+        # each other in memory, and resume in half of the time.
+        self.post([watch.future for watch in sorted(over, key=_began)], error)
 
     def post(self, arrived: Iterable[asyncio.Future[Any]], error: Exception | None) -> None:
         """Make the loop of futures set their results to an error or `None`. Thread-safe."""
@@ -535,34 +537,43 @@ async def wait(
     import asyncio
 
     refuse_here("a wait")
+    # Few objects stay alive during the wait: when thousands of tasks resume, none is in a cache.
+    watches, errors = _begin(targets, closed_is_done)
+    late: Sequence[_Awaited] = ()
+    try:
+        if timeout is None:  # asyncio.timeout costs as much as the rest of a wake-up
+            for watch in watches:
+                await watch.future
+        else:
+            async with asyncio.timeout(timeout):
+                for watch in watches:
+                    await watch.future
+    except BaseException as stop:
+        late = [watch for watch in watches if not watch.has_arrived()]
+        watcher.unwatch(late)
+        if not isinstance(stop, TimeoutError):
+            raise
+    for watch in watches:
+        if watch.has_arrived() and (error := watch.future.result()) is not None:
+            errors = (*errors, error)
+    if late or errors:
+        points = [watch.point for watch in late]
+        raise host_wait.outcome(points, errors, timeout, grouped=grouped)
+
+
+def _begin(
+    targets: Sequence[Waitable], closed_is_done: bool
+) -> tuple[Sequence[_Awaited], Sequence[Exception]]:
+    """Watch the work that is queued on each target now; return the watches and the failures."""
     loop = _running_loop()
     mailbox = _mailboxes.setdefault(loop, _Mailbox())
     pending, failed = _driver.account.on(
         _driver.account.FUTURE, host_wait.start, targets, closed_is_done
     )
-    watches = [_Awaited(point, mailbox, loop.create_future()) for point in pending]
+    watches = tuple(_Awaited(point, mailbox, loop.create_future()) for point in pending)
     if watches:
         watcher.watch(watches)
-    late: list[Pending] = []
-    errors: list[Exception | None] = []
-    try:
-        if timeout is None:  # asyncio.timeout costs as much as the rest of a wake-up
-            for watch in watches:
-                errors.append(await watch.future)  # noqa: PERF401 -- that is one coroutine more
-        else:
-            async with asyncio.timeout(timeout):
-                for watch in watches:
-                    errors.append(await watch.future)  # noqa: PERF401
-    except BaseException as stop:
-        dropped = [watch for watch in watches if not watch.has_arrived()]
-        watcher.unwatch(dropped)
-        if not isinstance(stop, TimeoutError):
-            raise
-        late = [watch.point for watch in dropped]
-        errors = [watch.future.result() for watch in watches if watch.has_arrived()]
-    failures = [*failed, *filter(None, errors)]
-    if late or failures:
-        raise host_wait.outcome(late, failures, timeout, grouped=grouped)
+    return watches, tuple(failed)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

@@ -8,11 +8,9 @@ point of each stream first.
 from __future__ import annotations
 
 import atexit
-import itertools
-import operator
 import threading
 import time
-from collections import OrderedDict, defaultdict, deque
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from userstream import _driver, _process
@@ -41,15 +39,18 @@ class Listener(Protocol):
 class Watch:
     """A point to poll, and the listener to tell once, with the error or `None`."""
 
-    __slots__ = ("listener", "point", "queue")
+    __slots__ = ("listener", "point")
 
     def __init__(self, point: Pending, listener: Listener) -> None:
         self.point = point
         self.listener = listener
-        self.queue = id(point.target if point.in_order else self)
 
 
-_listener = operator.attrgetter("listener")
+def _queue_of(watch: Watch) -> object:
+    """Return the key of the queue of a watch: its stream, or itself if it completes in no order."""
+    point = watch.point
+    return point.target if point.in_order else watch
+
 
 # Watches of one stream that are over, and the error that ended them.
 _Found: TypeAlias = tuple[list[Watch], Exception | None]
@@ -64,11 +65,11 @@ class Watcher:
     """
 
     def __init__(self) -> None:
-        self._queues: defaultdict[int, OrderedDict[Watch, None]] = defaultdict(OrderedDict)
+        self._queues: defaultdict[object, dict[Watch, None]] = defaultdict(dict)
         # Requests in their order: watches to add (True) or to drop (False).
         self._asked: deque[tuple[bool, Sequence[Watch]]] = deque()
         self._bell = Bell()
-        self._ringing: dict[int, Pending] = {}  # the oldest points, by queue, that ring the bell
+        self._ringing: dict[object, Pending] = {}  # the oldest points, by queue, that ring the bell
         self._starting = _process.RLock()
         self._added = 0.0  # the time of the last `add`
         self._pause = 0.0  # the length of the present sleep
@@ -89,7 +90,7 @@ class Watcher:
         # After the request, which the thread finds before it sleeps again. It wakes up soon enough,
         # or with the oldest watch of a queue.
         if self._pause > _SHORTEST_PAUSE and any(
-            watch.queue not in self._ringing for watch in watches
+            _queue_of(watch) not in self._ringing for watch in watches
         ):
             self._bell.ring()
 
@@ -170,19 +171,20 @@ class Watcher:
             wanted, watches = self._asked[0]
             for watch in watches:
                 if wanted:
-                    self._queues[watch.queue][watch] = None
+                    self._queues[_queue_of(watch)][watch] = None
                 else:
                     self._remove(watch)
             self._asked.popleft()
 
     def _remove(self, watch: Watch) -> None:
-        queue = self._queues.get(watch.queue)
+        key = _queue_of(watch)
+        queue = self._queues.get(key)
         if queue is not None:
             queue.pop(watch, None)
             if not queue:
-                del self._queues[watch.queue]
+                del self._queues[key]
 
-    def _look(self, queue: OrderedDict[Watch, None]) -> _Found | None:
+    def _look(self, queue: dict[Watch, None]) -> _Found | None:
         """Return the watches of a stream that are over, or the oldest and its error, or `None`."""
         oldest = next(iter(queue))
         try:
@@ -192,9 +194,11 @@ class Watcher:
             return [oldest], failure
         # Those behind are likely to be over as well. The watches of a queue with several are those
         # of a stream, whose points are of one class.
-        behind = list(itertools.islice(queue, 1, None))
-        points = [watch.point for watch in behind if isinstance(watch.point, Point)]
-        return [oldest, *behind[: core.passed(points)]], None
+        watches = list(queue)
+        if len(watches) > 1:
+            points = [watch.point for watch in watches if isinstance(watch.point, Point)]
+            del watches[max(1, core.passed(points)) :]
+        return watches, None
 
     def _report(self, found: list[_Found]) -> None:
         """Report watches to their listeners, and remove them from their queues."""
@@ -202,7 +206,7 @@ class Watcher:
         for over, error in found:
             if error is not None:
                 _tell(over, error)
-            key = over[0].queue
+            key = _queue_of(over[0])
             if len(over) == len(self._queues[key]):  # nearly always; this thread alone changes it
                 del self._queues[key]
             else:
@@ -217,9 +221,11 @@ class Watcher:
 
 
 def _tell(over: list[Watch], error: Exception | None) -> None:
-    """Report finished watches to their listeners, neighbors in one call."""
-    for listener, group in itertools.groupby(over, key=_listener):
-        watches = list(group)
+    """Report finished watches, in one call for each listener."""
+    listeners: defaultdict[Listener, list[Watch]] = defaultdict(list)
+    for watch in over:
+        listeners[watch.listener].append(watch)
+    for listener, watches in listeners.items():
         try:
             # A callback of the program may query streams on its own account.
             _driver.account.on(_driver.account.PROGRAM, listener._report, watches, error)

@@ -526,6 +526,7 @@ static PyType_Spec pool_spec = {
 };
 
 static PyMemberDef point_members[] = {
+    {"began", T_DOUBLE, offsetof(Point, began), READONLY, NULL},
     {"event", T_OBJECT_EX, offsetof(Point, event), READONLY, NULL},
     {"is_blocking", T_BOOL, offsetof(Point, is_blocking), READONLY, NULL},
     {"target", T_OBJECT_EX, offsetof(Point, target), READONLY, NULL},
