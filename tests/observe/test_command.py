@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import errno
 import json
 import os
 import subprocess
@@ -200,6 +201,16 @@ def test_it_writes_a_page(tmp_path: Path) -> None:
     assert "ends in .html, not as in 'seen.txt'" in said
     said = refused(tmp_path, "--html", "nowhere/seen.html", "program.py")
     assert "there is no directory for 'nowhere/seen.html'" in said
+
+
+def test_a_system_that_cannot_pass_the_options_on_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_file(*_: object) -> int:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))  # as under `ulimit -f 0`
+
+    monkeypatch.setattr(os, "memfd_create", no_file)
+    assert "the program cannot be started: File too large" in refused(tmp_path, "program.py")
 
 
 SCRIPT = os.path.join(os.path.dirname(sys.executable), "userstream")

@@ -386,10 +386,12 @@ def test_a_report_is_written_whole_or_not_at_all(
 
 
 def test_the_command_writes_reports_and_annotates_lines(tmp_path: Path) -> None:
-    (tmp_path / "race.py").write_text(RACE)
+    program = os.fsdecode(b"caf\xe9/race.py")  # no name in UTF-8
+    (tmp_path / program).parent.mkdir()
+    (tmp_path / program).write_text(RACE)
     options = ("--simulate", "--report", "seen.sarif", "--report", "seen.txt")
     done = subprocess.run(
-        [sys.executable, "-m", "userstream", "observe", *options, "race.py"],
+        [sys.executable, "-m", "userstream", "observe", *options, program],
         capture_output=True,
         text=True,
         check=False,
@@ -399,21 +401,21 @@ def test_the_command_writes_reports_and_annotates_lines(tmp_path: Path) -> None:
     assert done.returncode == 66
     (result,) = json.loads((tmp_path / "seen.sarif").read_text())["runs"][0]["results"]
     place = result["locations"][0]["physicalLocation"]
-    assert place["artifactLocation"] == {"uri": "race.py"}
+    assert place["artifactLocation"] == {"uri": "caf%E9/race.py"}
     assert place["region"] == {"startLine": 10, "startColumn": 1, "endColumn": 59}
     assert (tmp_path / "seen.txt").read_text().startswith("observed ")
     said = [line for line in done.stderr.splitlines() if line.startswith("::error ")]
     assert [line.split(",title")[0] for line in said] == [
-        "::error file=race.py,line=9",
-        "::error file=race.py,line=10",
+        r"::error file=caf\udce9/race.py,line=9",
+        r"::error file=caf\udce9/race.py,line=10",
     ]
 
 
 def test_races_of_an_earlier_report_do_not_fail_a_run(tmp_path: Path) -> None:
     def observe(*options: str) -> subprocess.CompletedProcess[str]:
-        return commands.observe(tmp_path, *options, "race.py")
+        return commands.observe(tmp_path, *options, "räce.py")
 
-    (tmp_path / "race.py").write_text(RACE)
+    (tmp_path / "räce.py").write_text(RACE)
     assert observe("--report", "known.json").returncode == 66
     done = observe("--baseline", "known.json")
     assert done.returncode == 0
@@ -426,7 +428,14 @@ def test_races_of_an_earlier_report_do_not_fail_a_run(tmp_path: Path) -> None:
     assert "1 new, 1 fixed\n  fixed: race=write-write memory=device line=old.py:a" in done.stderr
     assert observe("--log", "run.uslog").returncode == 0
     command = [sys.executable, "-m", "userstream", "judge", "--baseline", "known.json", "run.uslog"]
-    judged = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    judged = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
     assert judged.returncode == 66
     assert "1 new, 1 fixed" in judged.stdout
     (tmp_path / "known.json").write_text("[]")

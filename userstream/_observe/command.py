@@ -73,7 +73,10 @@ def main(arguments: Sequence[str], called: str) -> NoReturn:
     )
     # The driver of each process loads this library, unless another tool has asked for its own.
     os.environ.setdefault(INJECTION, os.path.join(_built.PACKAGE, _built.RECORDER.file))
-    _become_supervisor(json.dumps(told._asdict()))
+    try:
+        _become_supervisor(json.dumps(told._asdict()))
+    except OSError as error:  # such as a limit of the size of files, `ulimit -f`
+        parser.error(f"the program cannot be started: {error.strerror}")
 
 
 def _become_supervisor(options: str) -> NoReturn:

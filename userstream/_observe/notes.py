@@ -119,8 +119,8 @@ class Declaring:
         self._logger.note(log.HOST_WAITS, (int(begins),))
 
     def _stalls_allowed(self, reason: str | None) -> None:
-        told = "" if reason is None else reason
-        self._logger.note(log.STALLS_ALLOWED, (int(reason is not None),), told.encode())
+        told = b"" if reason is None else reason.encode(errors="replace")
+        self._logger.note(log.STALLS_ALLOWED, (int(reason is not None),), told)
 
     def _timed_out(self) -> None:
         self._logger.note(log.TIMED_OUT)

@@ -58,9 +58,9 @@ def main(arguments: Sequence[str] | None = None, called: str = "python -m judge"
     for problem in save_all(report, options.report):
         print(f"{parser.prog}: {problem}", file=sys.stderr)
         status = REFUSED
-    print(render(report.lines(), style_of(sys.stdout)))
-    for text in after(report, options.baseline):
-        print(text)
+    encoding = sys.stdout.encoding or "utf-8"
+    for text in (render(report.lines(), style_of(sys.stdout)), *after(report, options.baseline)):
+        print(text.encode(encoding, "backslashreplace").decode(encoding))
     return status or (FOUND if fails(report, options.fail_on, options.baseline) else 0)
 
 

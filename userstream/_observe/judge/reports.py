@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 _WRONG_STREAM = "wrong stream"
+_ERRORS = "backslashreplace"  # names of files may have parts of other encodings
 _RULES = "https://userstream.readthedocs.io/en/latest/howto/find-a-race.html"
 
 
@@ -55,13 +56,13 @@ def needs_timeline(suffix: str) -> bool:
 def save(path: str, text: str) -> None:
     """Write a file whole or not at all: an existing one is replaced, or stays as it is."""
     if os.path.exists(path) and not os.path.isfile(path):  # such as /dev/stdout
-        with open(path, "w", encoding="utf-8") as file:
+        with open(path, "w", encoding="utf-8", errors=_ERRORS) as file:
             file.write(text)
         return
     directory = os.path.dirname(os.path.abspath(path))
     descriptor, name = tempfile.mkstemp(prefix=".userstream-", dir=directory)
     try:
-        with open(descriptor, "w", encoding="utf-8") as file:
+        with open(descriptor, "w", encoding="utf-8", errors=_ERRORS) as file:
             file.write(text)
         mode = os.stat(path).st_mode if os.path.exists(path) else 0o666 & ~_umask()
         os.chmod(name, mode & 0o777)
@@ -108,7 +109,8 @@ def _place(operation: Operation) -> str:
 
 def _uri(report: Report, process: int, file: str) -> str:
     relative = _relative(report, process, file)
-    return Path(relative).as_uri() if os.path.isabs(relative) else quote(relative)
+    scheme = "file://" if os.path.isabs(relative) else ""
+    return scheme + quote(relative, errors="surrogateescape")
 
 
 def _relative(report: Report, process: int, file: str) -> str:
