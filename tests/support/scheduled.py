@@ -206,6 +206,53 @@ def host_functions(room: Room) -> None:
     room.sync()
 
 
+class Owner:
+    """Memory that the destructor frees: the driver waits for all streams first."""
+
+    def __init__(self) -> None:
+        self.address = int(checked(driver.cuMemAlloc(SIZE)))
+
+    def __del__(self) -> None:
+        checked(driver.cuMemFree(self.address))
+
+
+def three_held_streams(room: Room) -> ctypes.c_uint32:
+    word = ctypes.c_uint32.from_address(room.pinned)
+    word.value = 0
+    for number in range(3):
+        room.streams[number].wait_value_32(room.pinned, 1)
+    for number in range(3):
+        room.fill(number, number)
+    return word
+
+
+def called_back_and_called(room: Room) -> None:
+    """Both threads of the library call the driver: for callbacks, and for a host function."""
+    word = three_held_streams(room)
+    room.streams[0].launch_host_func(room.fill, 6, 3, blocking=False)
+    futures = [us.completion(stream) for stream in room.streams[1:3]]
+    for number, future in enumerate(futures):
+        future.add_done_callback(lambda _, number=number: room.fill(4 + number, 3))  # type: ignore[misc]
+    word.value = 1
+    room.fill(3, 3)
+    for future in futures:
+        future.result(60)
+    room.sync()
+
+
+def freed_by_the_library(room: Room) -> None:
+    word = three_held_streams(room)
+    futures = [us.completion(stream) for stream in room.streams[:3]]
+    owner = Owner()
+    futures[0].add_done_callback(lambda _, _owner=owner: None)  # type: ignore[misc]
+    del futures[0], owner
+    word.value = 1
+    room.fill(3, 3)
+    room.sync()
+    for future in futures:
+        future.result(60)
+
+
 def borrows(room: Room) -> None:
     one, other = room.streams[:2]
     x = Device(0).allocate(64, stream=one)

@@ -437,6 +437,40 @@ def test_a_wait_ends_while_a_thread_keeps_feeding_the_stream(room: Room, seed: i
     assert fed < 10_000
 
 
+@pytest.mark.parametrize(
+    "program", [scheduled.called_back_and_called, scheduled.freed_by_the_library]
+)
+def test_calls_by_threads_of_the_library_delay_no_decision(
+    room: Room, program: Callable[[Room], None]
+) -> None:
+    """Such a thread learns of no other stream before the end of its call, which others precede."""
+    began = time.monotonic()
+    for seed in ("lazy", "eager", 1, 2):
+        with testing.schedule(seed, length=30):
+            program(room)
+    assert time.monotonic() - began < 60, "some decisions waited for 10 s"
+
+
+def test_a_thread_that_waits_for_a_free_keeps_no_stream_from_going_on(room: Room) -> None:
+    """What it asked for earlier has nothing to do with the wait."""
+    begun, memory = threading.Event(), int(checked(driver.cuMemAlloc(SIZE)))
+
+    def free() -> None:
+        begun.set()
+        checked(driver.cuMemFree(memory))
+
+    thread = threading.Thread(target=free)
+    with testing.schedule("lazy") as run:
+        for number in range(3):
+            room.fill(number, number)
+        assert not room.streams[0].is_done
+        thread.start()
+        begun.wait()
+        room.fill(3, 3)
+        thread.join()
+    assert run.choices < 100
+
+
 # -- every order ----------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ typedef struct Actor {
     uint64_t priority;
     bool asks;                  /* for the turn; a stream, in the middle of an operation */
     bool queries;               /* `awaited` */
+    bool has_queried;           /* the same, and does not wait for it */
     bool polls;                 /* found something unfinished, and looks again */
     bool is_blocked;            /* until the point is reached or, without one, the next change */
     bool stands;                /* without a schedule: waits in the middle of an operation */
@@ -173,6 +174,7 @@ struct Thread {
     bool is_in_background;      /* userstream's own */
     atomic_bool looks_again;    /* such a thread: in a second at most */
     atomic_ulong looks;         /* how often it has gone to sleep */
+    unsigned long looks_before; /* decisions wait for its looks */
     struct Thread *next_in_background;
 };
 

@@ -58,8 +58,8 @@ static CUresult not_simulated(void) {
 
 CUresult call_enter(Function *function) {
     lock();
-    schedule_enter();
     thread_enters();
+    schedule_enter();
     function->shared->calls++;
     this_thread()->explanation = NULL;
     CUresult injected = fault_for(function);

@@ -525,23 +525,30 @@ static bool is_active_still(uint64_t id) {
     return schedule.policy != OFF && schedule.id == id;
 }
 
-/* How often the watcher has gone to sleep; 0: it does not look at anything. */
-static unsigned long looks(void) {
-    unsigned long count = 0;
-    for (const Thread *thread = background; thread; thread = thread->next_in_background)
-        count += thread->looks_again ? thread->looks : 0;
-    return count;
+/* Whether userstream's threads have seen what was reached before they were `begin_looking`. Who has
+ * looked twice has: the first look may have begun too early. Who is in the driver, in a callback or
+ * a destructor of the program, sees nothing before others go on, and looks at all points later. */
+static bool have_looked(void) {
+    for (const Thread *thread = background; thread; thread = thread->next_in_background) {
+        if (thread->looks_again && !thread->inside && thread->looks < thread->looks_before + 2)
+            return false;
+    }
+    return true;
+}
+
+static void begin_looking(void) {
+    for (Thread *thread = background; thread; thread = thread->next_in_background)
+        thread->looks_before = thread->looks;
 }
 
 /* A point that was reached may be one that nobody looks at any more, as its wait was given up: it
- * is forgotten after two looks of the watcher, the first of which may have begun too early. */
+ * is forgotten. A long wait for userstream's threads is no time in which nothing happens. */
 static void settle(uint64_t id) {
-    double end = now() + LONGEST_SETTLING;
-    unsigned long before = looks();
-    while (is_active_still(id) && now() < end) {
+    double begin = now();
+    begin_looking();
+    while (is_active_still(id) && now() < begin + LONGEST_SETTLING) {
         bool settled = is_settled();
-        unsigned long after = looks();
-        if (settled && schedule.unheard && (!after || after >= before + 2)) {
+        if (settled && schedule.unheard && have_looked()) {
             schedule.unheard = 0;
             schedule.generation++;
         }
@@ -549,6 +556,9 @@ static void settle(uint64_t id) {
             break;
         let_others_go_on(20);
     }
+    double seconds = now() - begin;
+    if (is_active_still(id) && schedule.still_since && seconds > LONGEST_SILENCE)
+        schedule.still_since += seconds;
 }
 
 /* ---- the turn ------------------------------------------------------------------------------- */
@@ -1034,7 +1044,7 @@ void schedule_after_query(Point *point) {
     if (!me || !is_of_program(this_thread()) || account()[0] != PROGRAM)
         return;
     set_awaited(me, is_pending ? point : NULL);
-    me->polls = is_pending;
+    me->has_queried = me->polls = is_pending;
     me->since = schedule.steps;
     if (is_pending)
         note_awaited(me, "queries");
@@ -1067,6 +1077,7 @@ void schedule_awaits(Point *point) {
     if (!point)
         tell_point("follows", me, me->awaited);
     set_awaited(me, point);
+    me->has_queried = false;
     if (point)
         note_awaited(me, "waits for");
 }
@@ -1081,6 +1092,9 @@ bool schedule_waits(bool polls) {
             thread->acts_for->since = schedule.progress;
         return false;
     }
+    if (me->has_queried)
+        set_awaited(me, NULL);
+    me->has_queried = false;
     me->polls = polls;
     me->is_blocked = !polls;
     me->since = polls ? schedule.steps : me->awaited ? schedule.failures : schedule.progress;

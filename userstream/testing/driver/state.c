@@ -15,6 +15,9 @@ static Thread *threads;         /* that have called the driver */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t progressed;
 static atomic_int wanting_lock;  /* threads */
+static unsigned waiting;        /* threads, for progress */
+static unsigned woken;          /* threads that waited for progress, and want the lock */
+static uint64_t wake_ups;
 static _Atomic uint64_t last_id;     /* a thread is numbered without the lock */
 
 void lock(void) {
@@ -28,12 +31,26 @@ void unlock(void) {
 }
 
 bool is_lock_wanted(void) {
-    return atomic_load(&wanting_lock) > 0;
+    return atomic_load(&wanting_lock) > 0 || woken > 0;
 }
 
 void progress(void) {
     schedule_note_progress();
+    woken += waiting;
+    waiting = 0;
+    wake_ups++;
     pthread_cond_broadcast(&progressed);
+}
+
+/* Without a limit if `microseconds` is 0. */
+static void wait_for_wake_up(int microseconds) {
+    uint64_t before = wake_ups;
+    waiting++;
+    if (microseconds)
+        wait_on_or(&progressed, microseconds);
+    else
+        wait_on(&progressed);
+    --*(wake_ups == before ? &waiting : &woken);
 }
 
 void wait_for_progress(void) {
@@ -46,12 +63,12 @@ void wait_for_progress(void) {
 void wait_for_progress_or(int microseconds) {
     if (schedule_waits(true))
         return;
-    wait_on_or(&progressed, microseconds);
+    wait_for_wake_up(microseconds);
     schedule_resumes(true);
 }
 
 void wait_with_turn(void) {
-    pthread_cond_wait(&progressed, &mutex);
+    wait_for_wake_up(0);
 }
 
 void wait_on(pthread_cond_t *condition) {
@@ -103,6 +120,7 @@ static void forked_child(void) {
     pthread_mutex_init(&mutex, NULL);
     condition_initialize(&progressed);
     wanting_lock = 0;
+    waiting = woken = 0;
     schedule_forked();
     forked = initialized;
     threads = NULL;
