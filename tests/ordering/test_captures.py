@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 import weakref
 
 import pytest
 from cuda.bindings import driver
+from cuda.core import Device
 
 import standins
 import userstream as us
@@ -135,6 +137,23 @@ def test_beside_a_global_capture_of_another_thread(producer: us.Stream, memory: 
 
         in_thread(use)
         end(captured)
+
+
+@pytest.mark.parametrize("name", ["torch", "cupy"])
+def test_a_capture_on_the_current_stream_of_a_framework_is_seen(
+    name: str, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else tells of the capture, which an edge with the whole device would invalidate."""
+    us.get_stream(0)
+    with device_current():
+        theirs = us.Stream.from_handle(Device(0).create_stream())
+    monkeypatch.setitem(sys.modules, name, getattr(standins, name)(int(theirs.handle)))
+    begin(theirs)
+    for use in (us.acquire, lambda pointer: us.borrow(pointer).__enter__()):
+        with pytest.raises(us.CaptureError, match="would invalidate"):
+            use(driver.CUdeviceptr(memory))
+    end(theirs)
+    us.acquire(driver.CUdeviceptr(memory))
 
 
 @pytest.mark.multi_device

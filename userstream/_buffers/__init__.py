@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_STREAM",
+    "capturing_frameworks",
     "describe",
     "device_id_of",
     "device_of",
@@ -92,6 +93,11 @@ def frameworks(*, imported: bool = True) -> list[Framework]:
     return found
 
 
+def capturing_frameworks() -> list[Framework]:
+    """Return the imported frameworks that capture graphs on their current streams."""
+    return [_file(file).FRAMEWORK for package, file in _CAPTURING if package in sys.modules]
+
+
 def device_id_of(obj: Any) -> int | None:
     """Return the ordinal of a framework's device object; `None` for any other object."""
     for known in framework.KNOWN:
@@ -106,6 +112,9 @@ def device_id_of(obj: Any) -> int | None:
 # Of the frameworks that have a module: package and module.
 _FILES = tuple(
     (package, each.file) for each in framework.KNOWN if each.file for package in each.packages
+)
+_CAPTURING = tuple(
+    (each.packages[0], each.file) for each in framework.KNOWN if each.file and each.captures
 )
 
 

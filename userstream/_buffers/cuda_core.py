@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cuda.bindings import driver
 from cuda.core import Buffer
 
+from userstream import _driver
 from userstream._buffers.view import (
     Layout,
     View,
@@ -95,7 +96,9 @@ class PointerView(View):
     @cached
     def device(self) -> int:
         """The ordinal of the device, as reported by the driver."""
-        return device_at(self.place, self.buffer)
+        address = int(self.buffer)
+        device = _driver.pointers.usual_device(address) if address else None
+        return device_at(self.place, self.buffer) if device is None else device
 
     @cached
     def layout(self) -> Layout:

@@ -65,7 +65,7 @@ def _activate(stream: StreamLike, device: int) -> Callable[[], object]:
     return undo
 
 
-FRAMEWORK = Framework("cupy", _is_usable, _current_stream, _activate, captures=True)
+FRAMEWORK = Framework("cupy", _is_usable, _current_stream, _activate)
 
 
 class ArrayView(View):

@@ -33,14 +33,18 @@ class Known:
         # that name a default stream need no entry: a default stream of an unknown type is never
         # trusted.
         misleads: tuple[str, ...] = (),
+        # True if the framework captures graphs on its current stream; a query of that stream has
+        # no side effects.
+        captures: bool = False,
     ) -> None:
         self.file, self.packages, self.distributions = file, packages, distributions
         self.device, self.honors_dlpack, self.misleads = device, honors_dlpack, misleads
+        self.captures = captures
 
 
 KNOWN = (
-    Known("torch", ("torch",), "torch", ("torch", "device")),
-    Known("cupy", ("cupy", "cupyx"), r"cupy(-cuda\d+x)?", ("cupy.cuda", "Device")),
+    Known("torch", ("torch",), "torch", ("torch", "device"), captures=True),
+    Known("cupy", ("cupy", "cupyx"), r"cupy(-cuda\d+x)?", ("cupy.cuda", "Device"), captures=True),
     Known("jax", ("jax", "jaxlib"), r"jax(-cuda\d+-plugin)?", ("jax", "Device")),
     Known("numba", ("numba", "numba_cuda"), "numba(-cuda)?"),
     Known("dali", ("nvidia",), r"nvidia-dali(-nightly|-weekly)?-cuda\d+"),
@@ -83,16 +87,13 @@ class Framework:
         *,
         # Informs the framework's allocator that the current stream uses one of its buffers.
         record_use: Callable[[Any], None] | None = None,
-        # True if the framework captures graphs on its current stream; the query has no side
-        # effects.
-        captures: bool = False,
         # True if the framework relies on the legacy default stream to wait for its streams, which
         # works for blocking streams only.
         needs_blocking: bool = False,
     ) -> None:
         self.name, self.is_usable, self.current_stream = name, is_usable, current_stream
         self.activate, self.record_use = activate, record_use
-        self.captures, self.needs_blocking = captures, needs_blocking
+        self.needs_blocking = needs_blocking
 
 
 def is_named(kind: type, packages: tuple[str, ...], names: tuple[str, ...]) -> bool:

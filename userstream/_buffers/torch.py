@@ -76,9 +76,7 @@ def _record_use(tensor: Any) -> None:
     tensor.record_stream(sys.modules["torch"].cuda.current_stream(tensor.get_device()))
 
 
-FRAMEWORK = Framework(
-    "torch", _is_usable, _current_stream, _activate, record_use=_record_use, captures=True
-)
+FRAMEWORK = Framework("torch", _is_usable, _current_stream, _activate, record_use=_record_use)
 
 _text = functools.cache(str)
 

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from userstream import _driver, _hooks, errors
-from userstream._buffers import frameworks, type_name
+from userstream._buffers import capturing_frameworks, type_name
 from userstream._driver import core
 from userstream._engine import held_objects, host_wait, lanes
 from userstream._ordering import settings
@@ -274,10 +274,10 @@ def refuse_captures(devices: Collection[int], consumer: Lane) -> None:
     """Raise `CaptureError` if a capture can be seen, before an edge would invalidate it."""
     for device in devices:
         others = [consumer]
-        for framework in frameworks():
+        for framework in capturing_frameworks():
             # A framework captures on its current stream. The legacy stream does not tell of the
             # capture of a non-blocking stream.
-            if framework.captures and framework.is_usable():
+            if framework.is_usable():
                 current, _owner = lanes.current_of(framework, device)
                 if current is not None and current.is_context_independent:
                     others.append(current)
