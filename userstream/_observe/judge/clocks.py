@@ -50,6 +50,7 @@ class Lane:
         "held_by",
         "id",
         "is_finished",
+        "is_implicit",
         "kind",
         "last",
         "name",
@@ -75,6 +76,7 @@ class Lane:
         self.created = -1  # the stack of the call that created it
         self.first = -1  # the stack of the call that first used it
         self.blocking = kind == "per-thread"
+        self.is_implicit = kind in {LEGACY, "per-thread"}  # may wait for streams that no call names
         self.thread = 0
         self.time = 0
         self.clock: Clock = {}
@@ -143,7 +145,7 @@ class Clocks:
         self.possibly_known: Clock = {}  # possibly known, by a host function or a future
         self.known_to_any_thread: Clock = {}  # known to any thread, userstream included
         self._versions = 0
-        self._lanes: dict[object, Lane] = {}
+        self.streams: dict[object, Lane] = {}  # by handle; default streams by their contexts
         self._blocking: dict[int, list[Lane]] = {}  # blocking streams, by context
         self._floors: dict[int, _Floor] = {}
         self._events: dict[int, Recorded] = {}
@@ -206,7 +208,7 @@ class Clocks:
         """Return the stream of a handle, or its stand-in during a capture."""
         key: object
         if handle > 2:
-            found = self._lanes.get(handle)
+            found = self.streams.get(handle)
             if found is not None:
                 return found.captured or found
             key, kind = handle, "stream"
@@ -214,9 +216,9 @@ class Clocks:
             key, kind = (context, thread), "per-thread"
         else:
             key, kind = (context, LEGACY), LEGACY
-        lane = self._lanes.get(key)
+        lane = self.streams.get(key)
         if lane is None:
-            lane = self._lanes[key] = self.new_lane(handle, context, kind)
+            lane = self.streams[key] = self.new_lane(handle, context, kind)
             lane.thread = thread
             if kind == "stream":
                 self._number(lane)
@@ -234,10 +236,10 @@ class Clocks:
     ) -> Lane:
         """Add a stream at its first use; `pending` says that earlier work is in flight on it."""
         self._drop_lane(handle)
-        lane = self._lanes[handle] = self.new_lane(handle, context, "stream")
+        lane = self.streams[handle] = self.new_lane(handle, context, "stream")
         self._number(lane)
         if blocking:
-            lane.blocking = True
+            lane.blocking = lane.is_implicit = True
             self._blocking.setdefault(context, []).append(lane)
         if pending:
             self.depend_on_unseen(lane)
@@ -250,7 +252,7 @@ class Clocks:
     def name_stream(self, handle: int, name: str) -> None:
         """Set the name of a stream that exists."""
         self._names[handle] = name
-        lane = self._lanes.get(handle)
+        lane = self.streams.get(handle)
         if lane is not None:
             lane.name = name
 
@@ -268,7 +270,7 @@ class Clocks:
         self._drop_lane(handle)
 
     def _drop_lane(self, handle: int) -> None:
-        lane = self._lanes.pop(handle, None)
+        lane = self.streams.pop(handle, None)
         if lane is not None:
             self._destroyed.append(lane)
             self._dropped += 1
@@ -279,11 +281,11 @@ class Clocks:
 
     def lanes(self) -> Iterable[Lane]:
         """Return all used streams, with destroyed ones whose work may be in flight."""
-        return (*self._lanes.values(), *self._destroyed)
+        return (*self.streams.values(), *self._destroyed)
 
     def count_streams(self) -> int:
         """Return the number of streams that were used, destroyed ones included."""
-        return len(self._lanes) + self._dropped
+        return len(self.streams) + self._dropped
 
     def beside(self, lane: Lane) -> Iterable[Lane]:
         """Return the streams that a stream waits for implicitly: legacy and blocking streams."""
@@ -292,7 +294,7 @@ class Clocks:
         if lane.kind == LEGACY:
             return self._blocking.get(lane.context, ())
         if lane.blocking:
-            legacy = self._lanes.get((lane.context, LEGACY))
+            legacy = self.streams.get((lane.context, LEGACY))
             if legacy is not None:
                 return (legacy,)
         return ()
@@ -332,14 +334,17 @@ class Clocks:
                 lane.seen_floor = floor.version
             if lane.part != lane.context and lane.part in self._floors:
                 join(clock, self._floors[lane.part].clock)
-        for other in self.beside(lane) if beside is None else beside:
+        if beside is None:
+            beside = self.beside(lane) if lane.is_implicit else ()
+        for other in beside:
             join(clock, other.clock)
         return clock
 
     def step(self, lane: Lane, what: Any, beside: Iterable[Lane] | None = None) -> int:
         """Queue an operation after its implicit dependencies; return its number on the stream."""
-        clock = self.settle(lane, beside)
-        lane.time = clock[lane.id] = time = lane.time + 1
+        if beside != () or lane.seen_host != self._host.version or self._floors:
+            self.settle(lane, beside)
+        lane.time = lane.clock[lane.id] = time = lane.time + 1
         lane.recent.append((time, what))
         return time
 

@@ -46,8 +46,8 @@ class Pinned:
         self._sources: OrderedDict[int, list[_Source]] = OrderedDict()  # by number of the record
         self._results: OrderedDict[int, Access] = OrderedDict()
 
-    def remember(self, number: int, access: Access) -> None:
-        """Remember pinned memory that a copy reads or writes."""
+    def remember(self, number: int, access: Access, found: Allocation) -> None:
+        """Remember pinned memory, in an allocation, that a copy reads or writes."""
         if access.write:
             self._results[number] = access
             if len(self._results) > _REMEMBERED:
@@ -57,29 +57,18 @@ class Pinned:
             self.world.not_seen(
                 "writes of the host between the samples of the source of a copy above 64 KiB"
             )
-        found = self.world.memory.find(access.start)
-        allocated_here = found is not None and found.operation is not None
-        writes = self._writes(access)
+        allocated_here = found.operation is not None
+        writes = _writes(found, access)
         known = [each for each in writes if self.world.host_knew(each)]
         source = _Source(
             access,
-            known_writes=frozenset((each.lane.id, each.time) for each in known),
+            known_writes=frozenset([(each.lane.id, each.time) for each in known]),
             pending_write=len(known) < len(writes),
             unseen_write=not allocated_here and self.world.clocks.may_follow_unseen(access.lane),
         )
         self._sources.setdefault(number, []).append(source)
         if len(self._sources) > _REMEMBERED:
             self._sources.popitem(last=False)
-
-    def _writes(self, access: Access) -> list[Access]:
-        """Return the writes of the GPU to the memory of an access."""
-        found = self.world.memory.find(access.start) or self.world.memory.elsewhere
-        return [
-            each
-            for each in found.overlapping(access.start, access.end)
-            # Allocating and freeing change no byte.
-            if each.write and not each.operation.kind
-        ]
 
     def source_changed(self, call: Call) -> None:
         """Report that the host wrote to the source of a copy, unless the GPU explains the change.
@@ -97,9 +86,10 @@ class Pinned:
 
     def _explained(self, source: _Source) -> bool:
         """Return whether a write of the GPU may have changed the source after it was hashed."""
+        access = source.access
+        found = self.world.memory.find(access.start) or self.world.memory.elsewhere
         return source.pending_write or any(
-            (each.lane.id, each.time) not in source.known_writes
-            for each in self._writes(source.access)
+            (each.lane.id, each.time) not in source.known_writes for each in _writes(found, access)
         )
 
     def _report(self, source: _Source, call: Call) -> None:
@@ -152,6 +142,16 @@ class Pinned:
                     )
                 )
         self._results.clear()
+
+
+def _writes(found: Allocation, access: Access) -> list[Access]:
+    """Return the writes of the GPU to the memory of an access, in an allocation."""
+    return [
+        each
+        for each in found.overlapping(access.start, access.end)
+        # Allocating and freeing change no byte.
+        if each.write and not each.operation.kind
+    ]
 
 
 _WORD = struct.Struct("<Q")
@@ -231,9 +231,9 @@ class Copies:
                 found = self.world.memory.find(begin)
                 if found is not None:
                     ranges.append((begin, begin + size))
-                    self._remember_pinned(
-                        call, lane, found, Access(begin, begin + size, lane, time, operation, write)
-                    )
+                    if found.kind == PINNED:
+                        access = Access(begin, begin + size, lane, time, operation, write)
+                        self._remember_pinned(call, lane, found, access)
             self.world.touch(lane, time, operation, ranges, write=write)
 
     def copy_2d(self, call: Call) -> None:
@@ -416,7 +416,7 @@ class Copies:
             self.world.clocks.host_knows(lane.clock)
         if not (from_host or to_host):
             for found, ranges, write in ((at_source, source, False), (at_to, to, True)):
-                if found is not None:
+                if found is not None and found.kind == PINNED:
                     start, end = ranges[0]
                     access = Access(start, min(end, found.end), lane, time, operation, write)
                     self._remember_pinned(call, lane, found, access)
@@ -424,10 +424,8 @@ class Copies:
 
     def _remember_pinned(self, call: Call, lane: Lane, found: Allocation, access: Access) -> None:
         """Remember page-locked memory of a copy, which the host may use too early."""
-        if found.kind != PINNED:
-            return
         if lane.capture is None:
-            self._pinned.remember(call.number, access)
+            self._pinned.remember(call.number, access, found)
             if access.write and not self.world.is_own(call.stack):
                 self.world.not_seen("reads of the host from what copies to pinned memory fill")
         elif not access.write:

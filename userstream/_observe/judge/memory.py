@@ -99,7 +99,6 @@ class Allocation:
     __slots__ = (
         "_is_open",
         "_lanes",
-        "_last",
         "_narrow",
         "_time",
         "_wide",
@@ -107,6 +106,7 @@ class Allocation:
         "end",
         "freed",
         "kind",
+        "last",
         "operation",
         "pool",
         "start",
@@ -126,7 +126,7 @@ class Allocation:
         self._wide: dict[int, _Level] = {}  # by the bits of their pages
         self._is_open = False  # a kernel may have used more than is known
         # The last use: by a stream that is ordered after all others, else by each of them.
-        self._last: Lane | None = None
+        self.last: Lane | None = None
         self._time = 0
         self._lanes: dict[Lane, int] = {}
 
@@ -143,12 +143,12 @@ class Allocation:
 
     def is_shared(self, lane: Lane) -> bool:
         """Return whether a stream is not ordered after the last use by another stream."""
-        last = self._last
+        last = self.last
         if last is lane or (last is not None and lane.clock.get(last.id, 0) >= self._time):
             return False
         if last is not None:
             self._lanes[last] = self._time
-            self._last = None
+            self.last = None
         clock = lane.clock
         for other, time in list(self._lanes.items()):
             if other is lane or clock.get(other.id, 0) >= time or other.is_finished:
@@ -159,7 +159,7 @@ class Allocation:
         if self._lanes:
             self._lanes[lane] = time
         else:
-            self._last = lane
+            self.last = lane
             self._time = time
 
     def touch(self, new: Access, kept: Clock | None = None) -> list[Access]:
@@ -257,7 +257,7 @@ class Allocation:
                 allocation, page, near, access = place
                 if (
                     access.lane is lane
-                    and allocation._last is lane
+                    and allocation.last is lane
                     and allocation._narrow.get(page) is near
                     and allocation.freed is None
                 ):
@@ -309,6 +309,11 @@ class Allocation:
             for each in level[page]
             if each.start < end and start < each.end and not each.is_stale
         ]
+
+    @property
+    def is_used(self) -> bool:
+        """Return whether accesses are remembered."""
+        return bool(self._narrow or self._wide)
 
     def adopt(self, elsewhere: Allocation) -> None:
         """Take over earlier accesses to the bytes of a new allocation, such as those of a graph."""
@@ -449,7 +454,7 @@ class Memory:
             each.clear()
         self._starts[first:last] = [allocation.start]
         self._allocations[first:last] = [allocation]
-        if first == last:
+        if first == last and self.elsewhere.is_used:
             allocation.adopt(self.elsewhere)
 
     def drop(self, allocation: Allocation) -> None:

@@ -57,6 +57,7 @@ class World:
     def __init__(self, *, strict: bool = False, timeline: int = 0) -> None:
         self.stacks = stacks = Stacks()
         self.clocks = Clocks(strict=strict)
+        self._streams = self.clocks.streams
         self.memory = Memory()
         self.arrays = Arrays(self.memory)
         self.declarations = Declarations(self.memory)
@@ -88,6 +89,9 @@ class World:
             handle = function.roles.get("default", 0)
         else:
             handle = call.words[function.stream]
+            lane = self._streams.get(handle)  # no default stream has its handle as the key
+            if lane is not None:
+                return lane.captured or lane
         return self.clocks.lane(handle, call.context, call.thread)
 
     def begin(
@@ -99,9 +103,10 @@ class World:
         )
         if lane.first < 0:
             lane.first = call.stack
-        beside = self.clocks.beside(lane)
-        self.timeline.queued(operation, lane, beside)
-        call.entry = operation.entry
+        beside = self.clocks.beside(lane) if lane.is_implicit else ()
+        if self.timeline.room:
+            self.timeline.queued(operation, lane, beside)
+            call.entry = operation.entry
         if self.queued is not None and call.account == PROGRAM and lane.capture is None:
             self.queued(operation, lane)
         return operation, self.clocks.step(lane, operation, beside)
@@ -164,7 +169,7 @@ class World:
                 for part, begin, after in self.memory.parts(start, end):
                     access = Access(begin, after, lane, time, operation, write, known, loose)
                     self._touch(part, access, part.is_shared(lane))
-            elif (shared := whole.is_shared(lane)) or not (
+            elif (shared := whole.last is not lane and whole.is_shared(lane)) or not (
                 place := whole.touch_again(start, end, lane, time, operation, write, known, loose)
             ):
                 access = Access(start, end, lane, time, operation, write, known, loose)
@@ -416,15 +421,13 @@ class Timeline:
     """The newest operations and waits, up to a given number."""
 
     def __init__(self, room: int) -> None:
-        self._room = room
+        self.room = room
         self._entries: deque[RecordedOperation] = deque(maxlen=room)
         self._newest: RecordedOperation | None = None
         self._count = 0
 
     def queued(self, operation: RecordedOperation, lane: Lane, beside: Iterable[Lane]) -> None:
         """Add an operation of a stream, with the streams that it waits for implicitly."""
-        if not self._room:
-            return
         self._add(operation)
         if beside or lane.pending:
             after = (each.last for each in beside if each.last > lane.last)
@@ -446,7 +449,7 @@ class Timeline:
 
     def host_waited(self, call: Call, after: Iterable[int] = ()) -> None:
         """Add a call in which the host waited or learned that work has completed."""
-        if not self._room:
+        if not self.room:
             return
         entry = self._newest
         if entry is None or entry.entry != call.entry:
