@@ -12,6 +12,7 @@ import struct
 import termios
 from collections import deque
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from cuda.bindings import driver
@@ -43,8 +44,12 @@ from userstream._observe.judge.memory import (
     Place,
     _passed,
 )
+from userstream._observe.judge.order import Words, _Wait
 from userstream._observe.judge.races import RecordedOperation
 from userstream._observe.judge.world import Timeline, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def told(accesses: list[Access]) -> list[tuple[object, ...]]:
@@ -353,6 +358,52 @@ def test_the_legacy_stream_is_beside_the_blocking_ones_that_there_are() -> None:
     assert list(clocks.beside(legacy)) == [thread, again]
     newer = clocks.seen_stream(10, 1, blocking=True)  # its end was not seen
     assert list(clocks.beside(legacy)) == [thread, again, newer]
+
+
+def test_the_legacy_stream_joins_only_the_clocks_that_have_changed() -> None:
+    class Counted(dict[int, int]):
+        reads = 0
+
+        def items(self) -> Any:
+            Counted.reads += 1
+            return super().items()
+
+    clocks = Clocks()
+    legacy = clocks.lane(0, 1, 1)
+    blocking = [clocks.seen_stream(handle, 1, blocking=True) for handle in range(10, 110)]
+    for lane in blocking:
+        lane.clock = Counted()
+        clocks.step(lane, None)
+    clocks.step(legacy, None)
+    Counted.reads = 0
+    for _ in range(3):
+        clocks.step(blocking[7], None)
+        clocks.step(legacy, None)
+    assert Counted.reads == 3
+    assert legacy.clock[blocking[7].id] == 4
+    for lane in blocking:
+        clocks.drop_stream(lane.handle)
+    clocks.host_knows(clocks.of_context(1))
+    assert not legacy.seen_beside
+
+
+def test_the_legacy_stream_follows_all_that_a_blocking_stream_does() -> None:
+    world = World()
+    clocks, words = world.clocks, Words(world)
+    legacy, writer = clocks.lane(0, 1, 1), clocks.lane(11, 1, 1)
+    blocking = clocks.seen_stream(10, 1, blocking=True)
+    changes: list[Callable[[], object]] = [
+        lambda: clocks.step(blocking, None, ()),
+        lambda: clocks.depend_on_unseen(blocking),
+        lambda: words._value_written(writer, clocks.step(writer, None), 64, 1, None),
+    ]
+    for change in changes:
+        words.await_value(blocking, (1, 64), _Wait(64, 1, 0), None)
+        clocks.settle(legacy)
+        before = dict(blocking.clock)
+        change()
+        assert blocking.clock != before
+        assert clocks.settle(legacy).items() >= blocking.clock.items()
 
 
 def test_nothing_is_left_of_a_stream_that_has_finished() -> None:

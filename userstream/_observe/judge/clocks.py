@@ -58,10 +58,12 @@ class Lane:
         "part",
         "pending",
         "recent",
+        "seen_beside",
         "seen_floor",
         "seen_host",
         "thread",
         "time",
+        "version",
         "waits",
     )
 
@@ -80,6 +82,8 @@ class Lane:
         self.thread = 0
         self.time = 0
         self.clock: Clock = {}
+        self.version = 0  # grows with the clock, so that other streams join only what is new
+        self.seen_beside: dict[int, int] = {}  # versions of the streams in `beside`
         self.seen_host = 0
         self.seen_floor = 0
         self.captured: Lane | None = None  # the stand-in of the stream during a capture
@@ -90,6 +94,11 @@ class Lane:
         self.waits: deque[QueuedWait] = deque()  # not known to be over: the oldest ones
         self.last = -1  # its newest entry in the timeline
         self.pending: tuple[int, ...] = ()  # entries that its next operation waits for
+
+    def follow(self, clock: Clock) -> None:
+        """Order later work of the stream after a clock."""
+        join(self.clock, clock)
+        self.version += 1
 
     @property
     def lasts(self) -> tuple[int, ...]:
@@ -304,6 +313,7 @@ class Clocks:
     def depend_on_unseen(self, lane: Lane) -> None:
         """Queue a placeholder for work from before the observation."""
         lane.time = lane.clock[lane.id] = time = lane.time + 1
+        lane.version += 1
         first, _ = self._unseen.get(lane.id, (time, time))
         if self.known_to_any_thread.get(lane.id, 0) >= first:
             first = time
@@ -325,19 +335,22 @@ class Clocks:
         if lane.capture is not None:
             return clock
         if lane.seen_host != self._host.version:
-            join(clock, self._host.clock)
+            lane.follow(self._host.clock)
             lane.seen_host = self._host.version
         if self._floors:
             floor = self._floors.get(lane.context)
             if floor is not None and lane.seen_floor != floor.version:
-                join(clock, floor.clock)
+                lane.follow(floor.clock)
                 lane.seen_floor = floor.version
             if lane.part != lane.context and lane.part in self._floors:
-                join(clock, self._floors[lane.part].clock)
+                lane.follow(self._floors[lane.part].clock)
         if beside is None:
             beside = self.beside(lane) if lane.is_implicit else ()
+        seen = lane.seen_beside
         for other in beside:
-            join(clock, other.clock)
+            if seen.get(other.id) != other.version:
+                seen[other.id] = other.version
+                lane.follow(other.clock)
         return clock
 
     def step(self, lane: Lane, what: Any, beside: Iterable[Lane] | None = None) -> int:
@@ -345,6 +358,7 @@ class Clocks:
         if beside != () or lane.seen_host != self._host.version or self._floors:
             self.settle(lane, beside)
         lane.time = lane.clock[lane.id] = time = lane.time + 1
+        lane.version += 1
         lane.recent.append((time, what))
         return time
 
@@ -410,6 +424,8 @@ class Clocks:
             self._destroyed.remove(lane)
             if lane.blocking:  # The legacy default stream waited for its work until now.
                 self._blocking[lane.context].remove(lane)
+                for legacy in self.beside(lane):
+                    legacy.seen_beside.pop(lane.id, None)
             self._unseen.pop(lane.id, None)
             lane.is_finished = True
             # Its operations have it as their stream: such a cycle stays until a full collection.

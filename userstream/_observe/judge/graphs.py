@@ -513,7 +513,8 @@ class Captures:
         for event in (last, *(() if node is None else node.waits)):
             recorded = self.world.clocks.recorded(event)
             if recorded is not None:
-                join(self.world.clocks.settle(lane), recorded.clock)
+                self.world.clocks.settle(lane)
+                lane.follow(recorded.clock)
         for wait in () if node is None else node.awaits:  # all of the graph is taken to be behind
             self._await_value(lane, (call.number, wait.address), wait, None)
         launched, time = self.world.begin(call, lane)

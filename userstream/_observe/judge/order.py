@@ -56,7 +56,8 @@ class Order:
             if not recorded.capture.lanes:  # the capture has ended
                 return
             lane = self._captures.enter_capture(lane, recorded.capture)
-        join(self.world.clocks.settle(lane), recorded.clock)
+        self.world.clocks.settle(lane)
+        lane.follow(recorded.clock)
         if recorded.held_by:
             self._words.follow(lane, recorded)
         self.world.timeline.must_wait(lane, recorded.lasts)
@@ -267,7 +268,7 @@ class Words:
         for stream in set.intersection(*(set(each.clock) for each in ends)):
             time = min(each.clock[stream] for each in ends)
             if lane.clock.get(stream, 0) < time:
-                lane.clock[stream] = time
+                lane.follow({stream: time})
 
     @staticmethod
     def _is_overwritten(wait: _Wait, written: Iterable[_Write], at: int, lane: Lane) -> bool:
@@ -296,7 +297,7 @@ class Words:
         for other in self.world.clocks.lanes():
             if key in other.held_by:
                 other.held_by -= {key}
-                join(other.clock, clock)
+                other.follow(clock)
         self.world.collector.release(key, clock, self.world.clocks.possibly_known)
 
     def follow(self, lane: Lane, recorded: Recorded) -> None:
@@ -304,7 +305,7 @@ class Words:
         for key in recorded.held_by:
             clock = self._ended.get(key)
             if clock is not None:
-                join(lane.clock, clock)
+                lane.follow(clock)
             elif key in self._waits:
                 lane.held_by |= {key}
 
