@@ -15,7 +15,7 @@ from .clocks import LEGACY, NODE
 from .finding_types import read_report
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Sequence
 
     from .clocks import Clocks, Lane
     from .functions import Call
@@ -95,6 +95,7 @@ class Trial:
     __slots__ = (
         "_armed",
         "confirmed",
+        "duration",
         "gap",
         "holds",
         "number",
@@ -109,7 +110,8 @@ class Trial:
         self.confirmed = False  # the second ran before the first
         self.ordered = 0  # trials in which the second waited for the first
         self.remedied: bool | None = None  # whether the missing edge orders the two
-        self.gap = 1 << 62  # nanoseconds between both, at least, without a hold
+        # Nanoseconds in the last turn without a hold: between both, and in the call of the second.
+        self.gap = self.duration = 1 << 62
         self.refusal = 0  # what the driver returned when the stream was to be held
         self._armed: Pair | None = None  # what the recorder tries
 
@@ -214,7 +216,8 @@ class Trials:
         """Add a race that was found; `is_edge` means that an edge would order both operations."""
         hold = next((each for each in self._holds if each.holds(first)), None)
         if hold is None:
-            trial.gap = min(trial.gap, second.began - first.ended)
+            trial.gap = second.began - first.ended
+            trial.duration = second.ended - second.began
             self._want(trial, first, second, adds_edge=trial.confirmed and is_edge)
         else:
             time = 0 if second.lane is None else second.lane.time
@@ -314,7 +317,7 @@ class Trials:
                 self._was_remedied(trial, by_edge=False)
         elif not hold.is_late or second.lane is None or trial.number in hold.counted:
             return
-        elif _has_waited(hold, second, gap=trial.gap, is_queued=any(queued)):
+        elif _has_waited(hold, second, trial, queued):
             hold.counted.add(trial.number)
             if hold.has_edge:
                 self._was_remedied(trial, by_edge=True)
@@ -333,13 +336,18 @@ class Trials:
         self.orders.append(trial.number)
 
 
-def _has_waited(hold: _Hold, second: Queued, *, gap: int, is_queued: bool) -> bool:
-    """Return whether the second operation has waited for the first, which the timer released."""
+def _has_waited(hold: _Hold, second: Queued, trial: Trial, queued: Sequence[bool]) -> bool:
+    """Return whether the second operation has waited for the first, which the timer released.
+
+    `queued` says for each mark whether the second operation was queued before it.
+    """
     if second.began > hold.ended:  # the host has waited: it would have come here earlier
-        return gap < _LONG and second.began - hold.ended < _SOON
+        return trial.gap < _LONG and second.began - hold.ended < _SOON
     # Nothing else on its stream was held up, and it was; so was the host in a call that waits.
-    waited = hold.waited if is_queued else hold.ended - second.began
-    return hold.canary and waited >= _FAIR and (is_queued or second.ended > hold.ended)
+    if any(queued):
+        return hold.canary and hold.waited >= _FAIR and queued[0]
+    waited = hold.ended - second.began
+    return hold.canary and waited >= trial.duration + _FAIR and second.ended > hold.ended
 
 
 def _can_be_held(lane: Lane) -> bool:

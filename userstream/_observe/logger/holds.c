@@ -8,7 +8,8 @@
  * Whether the second operation ran meanwhile is known from a mark: a word that its stream writes
  * behind it. That nothing of the hardware held up the second as well is known from a canary: small
  * operations on its stream, queued when the hold begins or, if the stream is not known by then,
- * before the first operation there. The judge decides what that says.
+ * before the first operation there. That it is not slow anyway is known from a turn between two
+ * trials, in which nothing is held: its pace. The judge decides what that says.
  *
  * What is queued here is not recorded, since the thread is inside the recorder. */
 #define _GNU_SOURCE
@@ -24,6 +25,7 @@ enum { RELAXED = 2, LEGACY = 1, PER_THREAD = 2 };
 enum { HOST = -1, BY_LINE = -2 }; /* in place of a stack */
 enum { REPORTED = 1 << 30 };    /* and above: numbers of pairs of an earlier report */
 static const uint64_t LONGEST = 20000000, GRACE = 1000000, PAUSE = 50000;   /* nanoseconds */
+static const uint64_t FAIR = 5000000;   /* beyond the pace: it has waited */
 
 /* Why a hold has ended; `trials.py` has the same numbers. */
 enum { TIMER = 0, SECOND = 1, CALL = 2, OBSERVATION = 3 };
@@ -35,6 +37,7 @@ typedef struct Pair {           /* two operations that race, as far as the judge
     uint64_t stream, context;   /* of the second; stream 0: none is known */
     bool adds_edge;             /* tries whether the missing edge orders them */
     uint32_t left;              /* how many more times it may be held */
+    uint64_t pace;              /* until its mark passes if nothing is held; 0: not known yet */
 } Pair;
 
 typedef struct Words {          /* page-locked */
@@ -65,12 +68,14 @@ typedef struct Hold {
     uint32_t canary_count;
     uint64_t canary_streams[CANARIES];
     bool is_recorded, is_ordered;   /* the edge that was added */
+    bool is_free;               /* nothing is held: it measures the pace */
 } Hold;
 
 typedef struct Seen {           /* just before a stream was released */
     uint32_t passed;
     uint32_t canaries;          /* those that got through, a bit each */
     bool changed;
+    bool is_late;               /* the stream had gone on before: it says nothing */
     uint64_t at;
 } Seen;
 
@@ -133,6 +138,7 @@ static Seen release(const Limit *of) {
     while (newest < of->number &&
            !atomic_compare_exchange_weak(&words_of_holds->released, &newest, of->number))
         continue;
+    seen.is_late = newest >= of->number;
     return seen;
 }
 
@@ -144,15 +150,37 @@ static uint32_t canary_on(uint64_t stream) {
     return i;
 }
 
+static Pair *pair_of(uint32_t number) {
+    for (size_t i = 0; i < PAIRS; i++) {
+        if (pairs[i].number == number)
+            return &pairs[i];
+    }
+    return NULL;
+}
+
+/* Whether the second has waited for longer than it takes. */
+static bool has_waited(uint64_t waited) {
+    return hold.pair.adds_edge || !hold.marks ||
+           (hold.pair.pace && waited >= hold.pair.pace + FAIR);
+}
+
 /* Under the lock. `me` is NULL if nothing can be recorded. */
 static void record_end(Thread *me, unsigned why, Seen seen) {
     uint32_t missing = last_mark - seen.passed;
-    uint64_t passed = missing < hold.marks ? hold.marks - missing : 0;
+    uint64_t passed = missing < hold.marks && !seen.is_late ? hold.marks - missing : 0;
     uint64_t waited = hold.marks && hold.marked_at < seen.at ? seen.at - hold.marked_at : 0;
+    Pair *pair = pair_of(hold.pair.number);
+    if (hold.is_free) {
+        if (pair)
+            pair->pace = why == SECOND ? waited : LONGEST;
+        atomic_store(&held, 0);
+        return;
+    }
     bool is_ordered = hold.is_recorded && hold.is_ordered;
     uint32_t canary = canary_on(hold.second_stream ? hold.second_stream : hold.pair.stream);
     bool got_through = canary < hold.canary_count && seen.canaries >> canary & 1;
-    uint64_t told[] = {hold.limit.number, why, seen.at, passed, waited, got_through, seen.changed,
+    uint64_t told[] = {hold.limit.number, why, seen.at, passed, waited,
+                       got_through && has_waited(waited), seen.changed && !seen.is_late,
                        is_ordered};
     atomic_store(&held, 0);
     if (me)
@@ -328,22 +356,16 @@ static bool start_watching(void) {
     return is_watching;
 }
 
-static Pair *pair_of(uint32_t number) {
-    for (size_t i = 0; i < PAIRS; i++) {
-        if (pairs[i].number == number)
-            return &pairs[i];
-    }
-    return NULL;
-}
-
 /* Under the lock. */
 static bool arm(const Pair *wanted) {
     Pair *known = pair_of(wanted->number), *pair = known ? known : pair_of(0);
     if (is_off || !pair || !holds_left || !start_watching())
         return false;
     uint32_t left = known ? known->left : holds_of_pair;
+    uint64_t pace = known ? known->pace : 0;
     *pair = *wanted;
     pair->left = left;
+    pair->pace = pace;
     if (wanted->stream > PER_THREAD && !stream_is_seen(wanted->stream))
         pair->stream = 0;       /* it was destroyed since */
     if (!known)
@@ -358,7 +380,7 @@ PUBLIC bool recorder_arm(uint32_t number, int32_t first, int32_t second, uint64_
     Thread *me = is_recording() ? thread_enter() : NULL;
     if (!me)
         return false;
-    Pair wanted = {number, first, second, 0, stream, context, adds_edge, 0};
+    Pair wanted = {number, first, second, 0, stream, context, adds_edge, 0, 0};
     pthread_mutex_lock(&prepare_lock);
     bool is_armed = context_of_first && prepare(context_of_first) &&
                     (!stream || (context && prepare(context)));
@@ -464,6 +486,8 @@ static void begin_hold(Thread *me, Pair *pair, const Call *call, uint64_t stream
     if ((pair->second == HOST && !call->source_count) || (pair->adds_edge && !place_of(context)))
         return;
     hold = (Hold){.pair = *pair, .stream = stream, .context = context};
+    hold.is_free = pair->second != HOST && !pair->adds_edge && !pair->pace &&
+                   pair->left < holds_of_pair;
     hold.device = device_of(context_of(stream, context));
     hold.limit = (Limit){.number = ++last_hold, .began = now()};
     if (pair->second == HOST)
@@ -473,6 +497,8 @@ static void begin_hold(Thread *me, Pair *pair, const Call *call, uint64_t stream
     next_limit = hold.limit;
     pthread_cond_signal(&changed);
     pthread_mutex_unlock(&limit_lock);
+    if (hold.is_free)
+        return;
     int status = driver.wait_value(stream, (uint64_t)(uintptr_t)&words_of_holds->released,
                                    last_hold, GREATER_OR_EQUAL);
     if (status) {               /* of a device that cannot do it: no attribute says so */
