@@ -610,6 +610,37 @@ def test_the_advice_for_a_collective_is_to_wait_for_its_work(tmp_path: Path) -> 
     assert "call wait() of the work that it returns before" in race.advice
 
 
+@pytest.mark.parametrize(
+    ("source", "edits"),
+    [
+        ("def f(x, s):\n    {}\n", [(3, 3, "    d.cuStreamSynchronize(s)\n")]),
+        ("def f(x, s):\n    with a:\n        {}\n", [(4, 4, "        d.cuStreamSynchronize(s)\n")]),
+        ("def f(x, s):\n    if x: {}\n", [(3, 3, "    d.cuStreamSynchronize(s)\n")]),
+        ("def f(x, s): {}\n", []),
+        ("def f(x, s):\n    return {}\n", []),
+        ("def f(x, s):\n    for s in (a, b): {}\n", []),
+        ("def f(x, s):\n    while {}:\n        pass\n", []),
+        ("def f(x, s):\n    {}; {}\n", []),
+        ("def f(x, s):\n    [{} for s in (a, b)]\n", []),
+    ],
+)
+def test_a_change_is_advised_where_the_line_allows_it(
+    source: str, edits: list[tuple[int, int, str]], tmp_path: Path
+) -> None:
+    """Both operations are of one line, which a loop or two callers run on two streams."""
+    file, call = tmp_path / "filling.py", "d.cuMemsetD8Async(x, 1, 4, s)"
+    file.write_text(source.format(call, call))
+    number = next(at for at, line in enumerate(source.splitlines(), 1) if "{}" in line)
+    line = log.Frame(str(file), number, "f", log.PROGRAM, number)
+    sides = [
+        us.Operation("cuMemsetD8Async", "write", "exact", f"stream {each}", 0, "main", line)
+        for each in (1, 2)
+    ]
+    race = us.Race("write after write", 1, 1, "device", (), None, *sides, None, False, 1, "")
+    advised = remedies.advised(race)
+    assert [(each.line, each.end, each.code) for each in advised.edits] == edits
+
+
 # -- its text -------------------------------------------------------------------------------------
 
 

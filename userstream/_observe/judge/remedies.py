@@ -46,24 +46,34 @@ class _Place(NamedTuple):
     statement: ast.stmt
     stream: StreamName | None
 
-    def before(self, code: str, statement: ast.stmt | None = None) -> Edit:
-        """Return the edit that inserts code before a statement."""
+    def before(self, code: str, statement: ast.stmt | None = None) -> tuple[Edit, ...]:
+        """Return the edit that inserts code before a statement, if that is possible."""
         found = self.source.whole_line(statement or self.statement)
-        return self._edit(found.lineno, found.lineno, found, code)
+        return () if found is None else (self._edit(found.lineno, found.lineno, found, code),)
 
-    def after(self, code: str) -> Edit:
-        """Return the edit that inserts code after the statement."""
+    def after(self, code: str) -> tuple[Edit, ...]:
+        """Return the edit that inserts code after the statement, if that is possible."""
         found = self.source.whole_line(self.statement)
+        is_last = isinstance(self.statement, (ast.Return, ast.Raise))
+        if found is None or is_last or hasattr(self.statement, "body") or self._has_tail(found):
+            return ()
         line = (found.end_lineno or found.lineno) + 1
-        return self._edit(line, line, found, code)
+        return (self._edit(line, line, found, code),)
 
-    def without(self) -> Edit:
-        """Return the edit that removes the statement."""
+    def without(self) -> tuple[Edit, ...]:
+        """Return the edit that removes the statement, if the statement has lines of its own."""
         found = self.source.whole_line(self.statement)
+        if found is not self.statement or self._has_tail(found):
+            return ()
         end = (found.end_lineno or found.lineno) + 1
         if self.source.is_alone(found):
-            return self._edit(found.lineno, end, found, "pass")
-        return Edit(self.file, found.lineno, end, "")
+            return (self._edit(found.lineno, end, found, "pass"),)
+        return (Edit(self.file, found.lineno, end, ""),)
+
+    def _has_tail(self, statement: ast.stmt) -> bool:
+        """Return whether another statement follows on the last line of a statement."""
+        line = self.source.lines[(statement.end_lineno or statement.lineno) - 1]
+        return line.encode()[statement.end_col_offset or 0 :].lstrip().startswith(b";")
 
     def _edit(self, line: int, end: int, like: ast.stmt, code: str) -> Edit:
         indentation = self.source.indentation(like.lineno)
@@ -136,7 +146,7 @@ def _edge(race: Race) -> tuple[Edit, ...]:
     if is_named and second.source.is_visible(awaited.text, first.statement, second.statement):
         # Inside of a block another stream is current.
         at = waits.place if awaited.is_current else second.statement
-        return (second.before(_wait(waits, awaited), at),)
+        return second.before(_wait(waits, awaited), at)
     return _host_wait_after(first)
 
 
@@ -173,7 +183,7 @@ def _collective_first(race: Race) -> Race:
             case ast.Assign(targets=[ast.Name(id=work)], value=ast.Call()) if (
                 second.source.is_visible(work, first.statement, second.statement)
             ):
-                edits = (second.before(f"{work}.wait()"),)
+                edits = second.before(f"{work}.wait()")
     return replace(
         race,
         advice=(
@@ -196,7 +206,8 @@ def _freed_first(race: Race) -> Race:
         source = freed.source
         if source.function(freed.statement) is source.function(used.statement):
             code = ast.unparse(freed.statement)
-            edits = (freed.without(), used.after(code))
+            removed, added = freed.without(), used.after(code)
+            edits = (*removed, *added) if removed and added else ()
     return replace(race, advice=text, edits=edits)
 
 
@@ -236,7 +247,7 @@ def _overwritten(race: Race, between: Between) -> Race:
             place = copy._replace(source=before.source, file=before.file, statement=written[0])
             visible = before.source.is_visible(copy.stream.text, copy.statement, written[0])
             if copy.file == before.file and visible:
-                edits = (place.before(_host_wait(copy.stream)),)
+                edits = place.before(_host_wait(copy.stream))
     text = (
         f"the copy at {_where(race.first)} may read what {told} wrote later: wait for the copy "
         "before its source is written again, or copy from another buffer"
@@ -273,7 +284,7 @@ def _host_wait(stream: StreamName) -> str:
 
 
 def _host_wait_after(place: _Place) -> tuple[Edit, ...]:
-    return () if place.stream is None else (place.after(_host_wait(place.stream)),)
+    return () if place.stream is None else place.after(_host_wait(place.stream))
 
 
 # -- lines -----------------------------------------------------------------------------------------
@@ -311,6 +322,7 @@ def _where(operation: Operation) -> str:
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _WITHS = (ast.With, ast.AsyncWith)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _MOST = 1 << 21  # bytes of a file that are read
 
 
@@ -382,14 +394,19 @@ class Source:
             if node is not end:
                 yield node
 
-    def whole_line(self, statement: ast.stmt) -> ast.stmt:
-        """Return the innermost statement around one that begins its line."""
+    def whole_line(self, statement: ast.stmt) -> ast.stmt | None:
+        """Return the innermost statement around one that begins its line.
+
+        It is `None` if that is another function or a loop, or if there are several on the line.
+        """
         found: ast.AST = statement
-        while (
-            isinstance(found, ast.stmt) and self.lines[found.lineno - 1][: found.col_offset].strip()
-        ):
+        while isinstance(found, ast.stmt):
+            if not self.lines[found.lineno - 1][: found.col_offset].strip():
+                return found
             found = self._parents[found]
-        return found if isinstance(found, ast.stmt) else statement
+            if isinstance(found, (*_FUNCTIONS, *_LOOPS)):
+                break
+        return None
 
     def is_alone(self, statement: ast.stmt) -> bool:
         """Return whether a statement is the only one of a block."""
@@ -436,6 +453,8 @@ class Source:
         """Return the expression for the stream on which a line queued a call."""
         for node in ast.walk(statement):
             if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or 0):
+                if any(isinstance(each, _COMPREHENSIONS) for each in self.outer(node)):
+                    continue  # its names mean nothing outside
                 found = self._argument(node, call)
                 if found is not None:
                     return StreamName(*found, statement)
