@@ -228,13 +228,24 @@ def three_held_streams(room: Room) -> ctypes.c_uint32:
 
 def called_back_and_called(room: Room) -> None:
     """Both threads of the library call the driver: for callbacks, and for a host function."""
+    done: queue.Queue[int] = queue.Queue()
+
+    def call(number: int) -> None:
+        room.fill(number, 3)
+        done.put(number)
+
     word = three_held_streams(room)
-    room.streams[0].launch_host_func(room.fill, 6, 3, blocking=False)
-    futures = [us.completion(stream) for stream in room.streams[1:3]]
-    for number, future in enumerate(futures):
-        future.add_done_callback(lambda _, number=number: room.fill(4 + number, 3))  # type: ignore[misc]
+    room.streams[0].launch_host_func(call, 4, blocking=False)
+    futures = [us.completion(stream) for stream in room.streams[:3]]
+    owner = Owner()
+    futures[0].add_done_callback(lambda _, _owner=owner: None)  # type: ignore[misc]
+    for number in (1, 2):
+        futures[number].add_done_callback(lambda _, number=number: call(number + 4))  # type: ignore[misc]
+    room.streams[2].add_callback(lambda *_: call(7))
+    del futures[0], owner
     word.value = 1
     room.fill(3, 3)
+    assert sorted(done.get(timeout=60) for _ in range(4)) == [4, 5, 6, 7]
     for future in futures:
         future.result(60)
     room.sync()
@@ -360,6 +371,7 @@ PROGRAMS = [
     callbacks,
     coroutines,
     host_functions,
+    called_back_and_called,
     borrows,
     kernels,
     graphs,

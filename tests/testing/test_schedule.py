@@ -437,18 +437,28 @@ def test_a_wait_ends_while_a_thread_keeps_feeding_the_stream(room: Room, seed: i
     assert fed < 10_000
 
 
-@pytest.mark.parametrize(
-    "program", [scheduled.called_back_and_called, scheduled.freed_by_the_library]
-)
-def test_calls_by_threads_of_the_library_delay_no_decision(
-    room: Room, program: Callable[[Room], None]
-) -> None:
+def test_calls_by_threads_of_the_library_delay_no_decision(room: Room) -> None:
     """Such a thread learns of no other stream before the end of its call, which others precede."""
     began = time.monotonic()
     for seed in ("lazy", "eager", 1, 2):
-        with testing.schedule(seed, length=30):
-            program(room)
+        for program in (scheduled.called_back_and_called, scheduled.freed_by_the_library):
+            with testing.schedule(seed, length=30):
+                program(room)
     assert time.monotonic() - began < 60, "some decisions waited for 10 s"
+
+
+def test_the_clock_does_not_call_a_host_function_before_the_stream_does(room: Room) -> None:
+    called: list[int] = []
+    with testing.schedule("lazy"):
+        room.fill(0, 0)
+        event = room.streams[0].record()
+        room.streams[0].launch_host_func(called.append, 1, blocking=False)
+        checked(driver.cuEventSynchronize(event.handle))
+        end = time.monotonic() + 0.2
+        while time.monotonic() < end:  # the thread of host functions looks, and keeps waiting
+            assert not called
+        room.streams[0].sync()
+    assert called == [1]
 
 
 def test_a_thread_that_waits_for_a_free_keeps_no_stream_from_going_on(room: Room) -> None:

@@ -172,7 +172,8 @@ struct Thread {
     int stat;                   /* what the kernel says of it; -1: not opened yet */
     atomic_ulong gil_waits;     /* odd: waits for the GIL */
     bool is_in_background;      /* userstream's own */
-    atomic_bool looks_again;    /* such a thread: in a second at most */
+    bool watches;               /* such a thread: points that decisions wait for it to see */
+    atomic_bool looks_again;    /* the same, in a second at most */
     atomic_ulong looks;         /* how often it has gone to sleep */
     unsigned long looks_before; /* decisions wait for its looks */
     struct Thread *next_in_background;

@@ -530,7 +530,8 @@ static bool is_active_still(uint64_t id) {
  * a destructor of the program, sees nothing before others go on, and looks at all points later. */
 static bool have_looked(void) {
     for (const Thread *thread = background; thread; thread = thread->next_in_background) {
-        if (thread->looks_again && !thread->inside && thread->looks < thread->looks_before + 2)
+        bool may_see = thread->watches && thread->looks_again && !thread->inside;
+        if (may_see && thread->looks < thread->looks_before + 2)
             return false;
     }
     return true;
@@ -578,6 +579,16 @@ static bool pass_one(void) {
     return false;
 }
 
+/* Threads of userstream's that came during the same decision, in the order of the list. */
+static void enroll_background(void) {
+    for (Thread *thread = background; thread; thread = thread->next_in_background) {
+        if (takes_part(&thread->actor) && !thread->actor.number) {
+            enroll(&thread->actor, NULL, thread);
+            thread->actor.asks = true;
+        }
+    }
+}
+
 static void decide(void) {
     uint64_t id = schedule.id;
     schedule.turn = NULL;
@@ -591,6 +602,7 @@ static void decide(void) {
     if (!is_active_still(id))
         return;
     schedule.is_deciding = false;
+    enroll_background();
     schedule.turn = first_interrupted();
     if (!schedule.turn) {
         uint64_t choices = schedule.choices;
@@ -778,7 +790,10 @@ void schedule_enter(void) {
         return;
     if (!takes_part(me)) {
         outside_open(thread);
-        enroll(me, NULL, thread);
+        if (thread->is_in_background)
+            *me = (Actor){.thread = thread, .schedule = schedule.id, .granted = &thread->granted};
+        else
+            enroll(me, NULL, thread);
     }
     thread->acts_for = me;
     me->has_slept = false;
@@ -827,7 +842,9 @@ static bool may_act(void) {
            !is_housekeeping();
 }
 
-/* A thread of userstream's that looks at something every now and then does so more often. */
+/* A thread of userstream's that looks at watched points every now and then does so more often, and
+ * one that looks at others, less often: it waits for a stream to wake it up, and the clock must not
+ * be sooner. */
 const struct timespec *schedule_shortens(clockid_t clock, const struct timespec *until,
                                          struct timespec *sooner) {
     Thread *thread = this_thread_or_null();
@@ -841,6 +858,8 @@ const struct timespec *schedule_shortens(clockid_t clock, const struct timespec 
     thread->looks_again = time_is_before(until, sooner);
     if (!thread->looks_again || !atomic_load(&is_active))
         return until;
+    if (!thread->watches)
+        return sooner;
     time_from_now(sooner, clock, IDLE_MICROSECONDS);
     return time_is_before(until, sooner) ? until : sooner;
 }
@@ -1039,6 +1058,8 @@ void schedule_before_query(Point *point) {
 void schedule_after_query(Point *point) {
     bool is_pending = point_pending(point);
     Actor *me = acting();
+    if (point && point->is_watched)
+        this_thread()->watches = true;
     if (!is_pending)
         schedule_forget(point);
     if (!me || !is_of_program(this_thread()) || account()[0] != PROGRAM)
