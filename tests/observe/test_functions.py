@@ -398,6 +398,26 @@ def test_memory_has_the_line_that_allocated_it(name: str) -> None:
     assert race.allocated[-1].name.endswith("<lambda>")
 
 
+@pytest.mark.parametrize("exported", ["before", "after", "never"])
+@pytest.mark.parametrize("learn", [wait_in_stream, lambda _: driver.cuEventSynchronize])
+def test_another_process_may_order_two_streams(
+    exported: str, learn: Callable[[Room], Callable[[Any], object]]
+) -> None:
+    """It waits for an event that is recorded here, and records one that is waited for here."""
+    with_interprocess = 6  # CU_EVENT_INTERPROCESS and CU_EVENT_DISABLE_TIMING
+    with ready() as room, us.observe(possible=True) as seen:
+        ours, theirs = (checked(driver.cuEventCreate(with_interprocess)) for _ in range(2))
+        if exported == "before":
+            checked(driver.cuIpcGetEventHandle(ours))
+        fill(room.x, room.a)
+        checked(driver.cuEventRecord(ours, handle(room.a)))
+        if exported == "after":
+            checked(driver.cuIpcGetEventHandle(ours))
+        learn(room)(theirs)
+        fill(room.x, room.b)
+    assert [race.possible for race in seen.races] == [exported != "never"]
+
+
 # -- all of them ----------------------------------------------------------------------------------
 
 ELSEWHERE = {
@@ -420,8 +440,9 @@ ELSEWHERE = {
     ),
     "above": (
         "cuCtxFromGreenCtx cuGreenCtxRecordEvent cuGreenCtxWaitEvent cuEventElapsedTime "
-        "cuEventElapsedTime_v2 cuEventDestroy_v2 cuGraphCreate cuStreamUpdateCaptureDependencies "
-        "cuStreamUpdateCaptureDependencies_v2 cuArrayCreate_v2 cuArray3DCreate_v2 cuArrayDestroy"
+        "cuEventElapsedTime_v2 cuEventDestroy_v2 cuIpcGetEventHandle cuGraphCreate "
+        "cuStreamUpdateCaptureDependencies cuStreamUpdateCaptureDependencies_v2 "
+        "cuArrayCreate_v2 cuArray3DCreate_v2 cuArrayDestroy"
     ),
     "test_judge_internal.py": (
         "cuMemcpy3DWithAttributesAsync cuMemcpy3DBatchAsync cuMemcpy3DBatchAsync_v2 "

@@ -152,6 +152,7 @@ class Clocks:
         self._host = _Host()  # the thread of the current call
         self._hosts = {} if strict else {0: self._host}  # by thread
         self.possibly_known: Clock = {}  # possibly known, by a host function or a future
+        self.told_outside: Clock = {}  # what events have told to other processes
         self.known_to_any_thread: Clock = {}  # known to any thread, userstream included
         self._versions = 0
         self.streams: dict[object, Lane] = {}  # by handle; default streams by their contexts
@@ -434,6 +435,7 @@ class Clocks:
         clocks = [
             *(host.clock for host in self._hosts.values()),
             self.possibly_known,
+            self.told_outside,
             self.known_to_any_thread,
             *(each.clock for each in self.lanes()),
             *(each.clock for each in self._floors.values()),

@@ -205,6 +205,7 @@ def _order() -> dict[str, Function]:
         "cuEventSynchronize": Function("know_event", 1, orders_host=True, waits=True),
         "cuEventElapsedTime": Function("know_events", 3, orders_host=True),
         "cuEventDestroy_v2": Function("drop_event", 1, sites=ENTER),
+        "cuIpcGetEventHandle": Function("export_event", 2),
         "cuStreamQuery": Function("know_stream", 1, stream=0, orders_host=True),
         "cuStreamSynchronize": Function("know_stream", 1, stream=0, orders_host=True, waits=True),
         "cuCtxSynchronize": Function("know_context", 0, orders_host=True, waits=True),

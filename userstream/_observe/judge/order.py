@@ -31,6 +31,7 @@ class Order:
         self._captures = captures
         self._words = words
         self._greens: dict[int, int] = {}  # contexts of green contexts, by their handles
+        self._exported: set[int] = set()  # events that other processes may wait for
 
     def record(self, call: Call) -> None:
         lane = self.world.lane(call)
@@ -39,6 +40,22 @@ class Order:
             lane.capture.node.records.append(event)
             return
         self.world.clocks.record(event, lane, call.stack)
+        if event in self._exported:
+            self._tell_outside(event)
+
+    def export_event(self, call: Call) -> None:
+        self._exported.add(call.words[1])
+        self._tell_outside(call.words[1])
+
+    def _tell_outside(self, event: int) -> None:
+        """Note that other processes may order their work behind what an event has recorded."""
+        recorded = self.world.clocks.recorded(event)
+        if recorded is not None and recorded.capture is None:
+            join(self.world.clocks.told_outside, recorded.clock)
+
+    def _hear_outside(self) -> None:
+        """Note a wait for an event that was never recorded here: it may be of another process."""
+        join(self.world.clocks.possibly_known, self.world.clocks.told_outside)
 
     def wait_event(self, call: Call) -> None:
         lane = self.world.lane(call)
@@ -51,6 +68,7 @@ class Order:
             if lane.capture is None:  # recorded before the observation, if ever
                 self.world.clocks.settle(lane)
                 self.world.clocks.depend_on_unseen(lane)
+                self._hear_outside()
             return
         if recorded.capture is not None and lane.capture is None:
             if not recorded.capture.lanes:  # the capture has ended
@@ -100,6 +118,7 @@ class Order:
         return found
 
     def drop_event(self, call: Call) -> None:
+        self._exported.discard(call.words[0])
         self.world.clocks.drop_event(call.words[0])
 
     def new_stream(self, call: Call) -> None:
@@ -110,7 +129,9 @@ class Order:
 
     def know_event(self, call: Call) -> None:
         recorded = self.world.clocks.recorded(call.words[0])
-        if recorded is not None and recorded.capture is None:
+        if recorded is None:
+            self._hear_outside()
+        elif recorded.capture is None:
             self.world.host_knows(call, recorded.clock, recorded.lasts)
 
     def know_events(self, call: Call) -> None:

@@ -27,7 +27,10 @@ ACCESSES = "accesses"  # a race of two accesses without order, named by what the
 BLOCK_FREE = "free of a block"  # kind of an operation: by a caching allocator, and no call
 _ORDERED_BY_EDGES = (ACCESSES, "use before allocation")
 # Why a race is only possible.
-TOLD = "a future, a host function or a value may have told the program that the first is over"
+TOLD = (
+    "a future, a host function, a value or another process may have told the program that the "
+    "first is over"
+)
 UNWRITTEN = "a stream waited for a value in memory, and what wrote that value was not seen"
 ORDERED = "with the first held, the second waited for it, in 3 trials"
 _MOST_APART = 16  # pairs of addresses of one race

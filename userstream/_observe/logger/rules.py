@@ -70,6 +70,7 @@ SIGNATURES = {
     "cuEventElapsedTime": "888",
     "cuEventElapsedTime_v2": "888",
     "cuEventDestroy_v2": "8",
+    "cuIpcGetEventHandle": "88",
     "cuStreamQuery": "8",
     "cuStreamSynchronize": "8",
     "cuCtxSynchronize": "",
