@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import queue
 import random
@@ -148,7 +149,10 @@ class Interrupted(Worker):
 
 def native_threads() -> int:
     """Return the number of threads that block in the driver."""
-    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    names = []
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # the thread has ended meanwhile
+            names.append(path.read_text())
     return names.count("userstream-wait\n")
 
 

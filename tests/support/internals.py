@@ -205,6 +205,7 @@ def forget_lost_blocks(held: set[int]) -> None:
     """
     gc.collect()
     free_pinned()
+    assert eventually(nothing_is_being_freed)  # blocks on the way to be freed are not lost
     for block in lent_blocks() - held:
         del pinned._blocks[block]
     pinned._count()
