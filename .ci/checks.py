@@ -148,7 +148,7 @@ def _readme_accuracy() -> Iterator[str]:
 
 
 def _code_blocks() -> Iterator[str]:
-    """Yield code that nothing runs, and examples whose captions are incomplete."""
+    """Yield code that nothing runs, examples whose captions are incomplete, and front matter."""
     for path in _files():
         name = str(path.relative_to(ROOT))
         if not re.fullmatch(r"docs/.*\.md|userstream/.*\.py|[^/]*\.md", name):
@@ -164,6 +164,8 @@ def _code_blocks() -> Iterator[str]:
                 for kind in kinds
                 if not (re.fullmatch(NOT_RUN, kind) or (kind == "python" and python))
             ]
+            if text.startswith("---"):
+                yield f"{name}: repository viewers show front matter: write <!-- keywords: ... -->"
             for line in re.findall(NEEDS_GPU, text, re.MULTILINE):
                 yield f"{name}: does not say that the program needs a GPU: {line}"
         else:
