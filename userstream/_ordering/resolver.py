@@ -6,6 +6,7 @@ copies. `resolve` begins with a fast path that makes no views of the buffers.
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 import threading
@@ -332,7 +333,7 @@ def _log(units: Iterable[View]) -> None:
         logging = sys.modules.get("logging")  # without an import there is no handler
         if logging is None or kind in _logged:
             continue
-        logger = logging.getLogger("userstream")
+        logger = _logger_of(logging)
         if logger.isEnabledFor(logging.DEBUG):
             _logged.add(kind)
             logger.debug(
@@ -343,6 +344,11 @@ def _log(units: Iterable[View]) -> None:
                 unit.device,
                 _doubt(unit),
             )
+
+
+@functools.cache  # `getLogger` takes as long as a driver call
+def _logger_of(logging: Any) -> Any:
+    return logging.getLogger("userstream")
 
 
 _logged: weakref.WeakSet[type] = weakref.WeakSet()
