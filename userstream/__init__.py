@@ -1,5 +1,9 @@
 """userstream: a CUDA stream per device for your own code, beside any GPU framework.
 
+`borrow` orders that stream with the work on a framework's buffers, in both directions; `get_stream`
+and `wait` establish no order. `asnumpy` and `copyto` copy in order. `observe` finds the races
+between streams.
+
 >>> import userstream as us
 >>> stream = us.get_stream(0)
 >>> us.wait(0)

@@ -160,7 +160,7 @@ AccessMode: TypeAlias = Literal["read", "write"]
 """The access of work to buffers: only reading, or writing as well; see `userstream.borrow`."""
 
 WaitPolicy: TypeAlias = Literal["auto", "spin"]
-"""The policy of a host wait: sleeping between polls, or not; see `userstream.wait`."""
+"""The policy of a host wait: sleeping until the work is done, or polling; see `userstream.wait`."""
 
 CaptureMode: TypeAlias = Literal["global", "thread_local", "relaxed"]
 """The calls that a capture prohibits; see `userstream.Stream.begin_capture`."""
