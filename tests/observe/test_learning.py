@@ -543,3 +543,19 @@ def test_many_threads_launch_while_it_begins_and_ends() -> None:
                 end.wait(0.02)  # or the others would get nowhere
 
     observe_beside(work, threads=64, times=8 if THOROUGH else 2)
+
+
+def test_the_recorder_keeps_the_newest_of_the_memory_that_was_freed_in_stream_order() -> None:
+    """The simulated driver gives no address twice."""
+    with a_room() as room:
+        nothing = ObjectCode.from_ptx(b"any").get_kernel("observed_nothing")
+        freed = []
+        with us.observe() as seen:
+            for _ in range(4100):
+                freed.append(int(checked(driver.cuMemAllocAsync(SIZE, handle(room.a)))))
+                checked(driver.cuMemFreeAsync(freed[-1], handle(room.a)))
+            for address in (freed[0], freed[-2000], freed[-1]):
+                launch(room.a, LaunchConfig(grid=1, block=1), nothing, address)
+    assert len(set(freed)) == len(freed)
+    (race,) = seen.races
+    assert (race.kind, race.count, race.address) == ("use after free", 2, freed[-2000])

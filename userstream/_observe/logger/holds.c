@@ -653,7 +653,7 @@ void holds_see_collective(uint64_t stream) {
     Range found;
     stream = stream ? stream : LEGACY;
     if (!ranges_find(&collectives, stream, &found))
-        ranges_add(&collectives, (Range){stream, stream + 1, false});
+        ranges_add(&collectives, (Range){stream, stream + 1, false, 0});
 }
 
 /* ---- begin and end --------------------------------------------------------------------------- */

@@ -3,6 +3,7 @@
 
 static Ranges memory = NO_RANGES;
 static Ranges freed = NO_RANGES;        /* in stream order, and not allocated again */
+enum { FREED_KEPT = 4096 };     /* the simulated driver gives no address twice */
 
 /* What a thread remembers of memory is true until memory near it is forgotten or is told of. */
 enum { NEAR = 21, AREAS = 64 };     /* addresses that agree above so many bits are near */
@@ -74,7 +75,7 @@ static bool tell_of(Thread *me, uint64_t address, Range *found) {
         start = address;
         size = 1;
     }
-    *found = (Range){start, start + size, type == HOST && !managed[0]};
+    *found = (Range){start, start + size, type == HOST && !managed[0], 0};
     uint64_t words[] = {start, size, type, managed[0], (uint64_t)(int64_t)device};
     log_own(me, SEEN_MEMORY, words, 5);
     forget_known(found->begin, found->end);     /* what lay there before */
@@ -92,7 +93,7 @@ static bool see_unknown(Thread *me, uint64_t address, Range *found) {
 /* Tells of memory when it is used first. Returns whether it is memory that the driver knows; the
  * host must not write to memory that is page-locked before a copy from there has run. */
 bool see_memory(Thread *me, uint64_t address, Range *found) {
-    *found = (Range){0, 0, false};
+    *found = (Range){0};
     return address && (memory_known(me, address, found) || see_unknown(me, address, found));
 }
 
@@ -115,10 +116,10 @@ void memory_gone(uint64_t begin, uint64_t end) {
 void memory_gone_at(uint64_t address, bool in_stream_order) {
     Range found;
     if (!ranges_find(&memory, address, &found))
-        found = (Range){address, address + 1, false};
+        found = (Range){address, address + 1, false, 0};
     memory_gone(found.begin, found.end);
-    if (in_stream_order)
-        ranges_add(&freed, found);      /* nothing of it is left there */
+    if (in_stream_order && ranges_add(&freed, found))   /* nothing of it is left there */
+        ranges_limit(&freed, FREED_KEPT);
 }
 
 /* Any word may be an address from now on. */

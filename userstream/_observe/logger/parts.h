@@ -370,18 +370,22 @@ void stacks_in_child(void);
 typedef struct Range {
     uint64_t begin, end;
     bool pinned;
+    uint32_t added;             /* how many had been added to the table by then */
 } Range;
 
 typedef struct Ranges {
     pthread_mutex_t lock;
     Range *items;
     size_t count, capacity;
+    uint32_t added;
 } Ranges;
 
-#define NO_RANGES {PTHREAD_MUTEX_INITIALIZER, NULL, 0, 0}
+#define NO_RANGES {PTHREAD_MUTEX_INITIALIZER, NULL, 0, 0, 0}
 
 bool ranges_find(Ranges *ranges, uint64_t at, Range *found);
 bool ranges_add(Ranges *ranges, Range range);   /* false: there is one already */
+/* Forgets all but the newest, half as many as `most`, once there are more. */
+void ranges_limit(Ranges *ranges, size_t most);
 void ranges_forget(Ranges *ranges, uint64_t begin, uint64_t end);
 
 /* Held from the question whether a stream or memory is known until its record is written: another

@@ -41,6 +41,7 @@ static bool insert(Ranges *ranges, Range range) {
     size_t place = place_of(ranges, range.begin);
     memmove(ranges->items + place + 1, ranges->items + place,
             (ranges->count - place) * sizeof *ranges->items);
+    range.added = ++ranges->added;
     ranges->items[place] = range;
     ranges->count++;
     return true;
@@ -50,7 +51,7 @@ bool ranges_find(Ranges *ranges, uint64_t at, Range *found) {
     pthread_mutex_lock(&ranges->lock);
     size_t place = place_of(ranges, at);
     bool known = place < ranges->count && ranges->items[place].begin <= at;
-    *found = known ? ranges->items[place] : (Range){0, 0, false};
+    *found = known ? ranges->items[place] : (Range){0};
     pthread_mutex_unlock(&ranges->lock);
     return known;
 }
@@ -62,6 +63,19 @@ bool ranges_add(Ranges *ranges, Range range) {
     bool added = !known && insert(ranges, range);
     pthread_mutex_unlock(&ranges->lock);
     return added;
+}
+
+void ranges_limit(Ranges *ranges, size_t most) {
+    pthread_mutex_lock(&ranges->lock);
+    if (ranges->count > most) {
+        size_t kept = 0;
+        for (size_t i = 0; i < ranges->count; i++) {
+            if (ranges->added - ranges->items[i].added < most / 2)
+                ranges->items[kept++] = ranges->items[i];
+        }
+        ranges->count = kept;
+    }
+    pthread_mutex_unlock(&ranges->lock);
 }
 
 void ranges_forget(Ranges *ranges, uint64_t begin, uint64_t end) {

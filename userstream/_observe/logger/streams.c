@@ -17,7 +17,7 @@ pthread_mutex_t seeing_lock = PTHREAD_MUTEX_INITIALIZER;
 static void tell_of_context(Thread *me, uint64_t context, int device, uint64_t primary) {
     uint64_t words[] = {context, (uint64_t)(int64_t)device, primary};
     if (log_own(me, CONTEXT, words, 3))
-        ranges_add(&contexts, (Range){context, context + 1, false});
+        ranges_add(&contexts, (Range){context, context + 1, false, 0});
 }
 
 void see_context(Thread *me, uint64_t context) {
@@ -63,7 +63,7 @@ static void see_context_of(Thread *me, uint64_t handle, void *context) {
     }
     tell_of_context(me, own, device, is_green ? primary_of(device, own) : own);
     if (is_green)
-        ranges_add(&greens, (Range){own, own + 1, false});
+        ranges_add(&greens, (Range){own, own + 1, false, 0});
 }
 
 void contexts_forget(void) {
@@ -96,7 +96,7 @@ static bool is_new(uint64_t handle, bool *first) {
 /* Under the lock. Asking a captured stream for its flags would end the capture (H200).
  * It is taken for one that does not block, and asked when it is used after the capture. */
 static void tell_of(Thread *me, uint64_t handle, bool first) {
-    Range range = {handle, handle + 1, false};
+    Range range = {handle, handle + 1, false, 0};
     unsigned flags = 1;         /* NON_BLOCKING */
     void *context = NULL;
     int status = 0, priority = 0;
@@ -126,7 +126,7 @@ static void tell_of(Thread *me, uint64_t handle, bool first) {
 /* Tells of the default stream of a context when it is used first, if work is in flight there that
  * was queued before. False: nothing can be asked, as another stream is captured. */
 static bool see_default(Thread *me, uint64_t handle, uint64_t context) {
-    Range found, range = {context + handle, context + handle + 1, false};
+    Range found, range = {context + handle, context + handle + 1, false, 0};
     int status = 0;
     if (!context)
         return false;
