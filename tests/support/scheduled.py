@@ -68,6 +68,19 @@ def a_room() -> Iterator[Room]:
             stream.close()
 
 
+def unordered(room: Room) -> None:
+    room.fill(0, 0, 1)
+    room.copy(1, 0, 1)
+    room.streams[1].sync()
+
+
+def ordered(room: Room) -> None:
+    room.fill(0, 0, 1)
+    room.streams[1].wait(room.streams[0])
+    room.copy(1, 0, 1)
+    room.streams[1].sync()
+
+
 # -- programs -------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Self
 
 from userstream.testing import _simulated
@@ -180,9 +181,11 @@ class schedules:  # noqa: N801 - used like a function
     writes to it. Of the orders that do not differ, one is tried. The program is the body of a loop,
     which sets up its memory and runs each schedule once; the first order that fails ends the loop.
 
-    A kernel may write all of the memory to which it has an address, and a thread may, between two
-    calls of the driver, use all memory of the host, and all that other threads use. A query counts
-    as a wait: it is answered when everything that can run before has run.
+    A kernel may write all of the memory to which it has an address, and uses that of its textures
+    and surfaces; what its function shares with others in Python does not count. A thread may,
+    between two calls of the driver, use all memory of the host, and all that other threads use. A
+    query counts as a wait: it is answered when everything that can run before has run. The nodes of
+    a graph run in one of the orders that its edges allow, which is the same in each run.
 
     Parameters
     ----------
@@ -358,19 +361,19 @@ class _Node:
 
     enabled: tuple[str, ...]
     chosen: str
-    sleep: dict[str, _Step]  # whom to let go on first would lead to an order that was tried
+    sleep: set[str]  # whom to let go on first would lead to an order that was tried
     wanted: set[str] = field(default_factory=set)
-    tried: dict[str, _Step] = field(default_factory=dict)
+    tried: set[str] = field(default_factory=set)
 
 
 def _extend(path: list[_Node], steps: list[_Step]) -> bool:
     """Apply a run to the path of the run; return `False` if this order was tried before."""
     known = len(path)
     if path:
-        path[-1].tried[path[-1].chosen] = steps[known - 1]
+        path[-1].tried.add(path[-1].chosen)
     is_new = True
     for step in steps[known:]:
-        sleep = {} if not path else _still_asleep(path[-1], steps[len(path) - 1])
+        sleep = _still_asleep(path[-1], steps, len(path) - 1) if path else set[str]()
         node = _Node(step.enabled, step.actor, sleep)
         path.append(node)
         if step.actor in sleep:
@@ -378,17 +381,25 @@ def _extend(path: list[_Node], steps: list[_Step]) -> bool:
             is_new = False
             break
         node.wanted.add(step.actor)
-        node.tried[step.actor] = step
+        node.tried.add(step.actor)
     for step in steps[max(known - 1, 0) : len(path) - (not is_new)]:
         for i in step.races:
             _want(path[i], i, step, steps)
     return is_new
 
 
-def _still_asleep(node: _Node, step: _Step) -> dict[str, _Step]:
-    asleep = node.sleep | node.tried
-    asleep.pop(node.chosen, None)
-    return {actor: its for actor, its in asleep.items() if not _conflict(its, step)}
+def _still_asleep(node: _Node, steps: list[_Step], at: int) -> set[str]:
+    """Return those who stay asleep after step `at`, which the node precedes.
+
+    What they would do is taken from this run: in another one, memory has other addresses.
+    """
+    found = set[str]()
+    for actor in (node.sleep | node.tried) - {node.chosen}:
+        later = (each for each in islice(steps, at + 1, None) if each.actor == actor)
+        its = next(later, None)
+        if its is not None and not _conflict(its, steps[at]):
+            found.add(actor)
+    return found
 
 
 def _want(node: _Node, i: int, step: _Step, steps: list[_Step]) -> None:

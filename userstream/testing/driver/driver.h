@@ -73,6 +73,8 @@ typedef void (*Touch)(CUdeviceptr address, size_t size, bool writes);
 void copy_touches(const Operation *operation, Touch touch);
 void fill_touches(const Operation *operation, Touch touch);
 void batch_touches(const Operation *operation, Touch touch);
+/* The memory that a kernel uses through a texture or surface object, if a number is one. */
+void texture_touches(uint64_t number, Touch touch);
 /* The first operation of a stream begins, or has ended. */
 void schedule_operation_begins(Stream *stream);
 void schedule_operation_ends(Stream *stream);
@@ -543,6 +545,8 @@ struct Physical {               /* CUmemGenericAllocationHandle, as a number */
 
 /* Whether cuMemAddressReserve has given away any of these addresses. */
 bool is_reserved(CUdeviceptr address, size_t size);
+/* A number that stands for an address: the same for all addresses of the same physical memory. */
+uint64_t physical_place(CUdeviceptr address);
 /* Keeps the addresses of a mapping reserved. */
 void memory_unmap(CUdeviceptr address, size_t size);
 

@@ -1195,10 +1195,10 @@ static void tell_touch(CUdeviceptr address, size_t size, bool writes) {
     bool is_of_host = !memory || memory->kind != MEMORY_DEVICE;
     if (size)
         tell(" %s%s:%llx:%zx", is_of_host ? "h" : "", writes ? "w" : "r",
-             (unsigned long long)address, size);
+             (unsigned long long)physical_place(address), size);
 }
 
-/* A kernel may write all of the memory to which it has an address. */
+/* A kernel may write all of the memory to which it has an address, and that of its surfaces. */
 static void tell_parameters(const Launch *launch) {
     CUdeviceptr address;
     for (size_t i = 0; i + sizeof address <= launch->size; i += sizeof address) {
@@ -1206,6 +1206,8 @@ static void tell_parameters(const Launch *launch) {
         const Memory *memory = memory_find(address);
         if (memory)
             tell_touch(memory->address, memory->size, true);
+        else
+            texture_touches(address, tell_touch);
     }
 }
 

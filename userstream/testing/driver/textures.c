@@ -166,8 +166,7 @@ __attribute__((visibility("default"))) bool userstream_texture_contents(uint64_t
                                                                        Contents *out);
 
 /* Of a mipmapped array the first level. False: the number is of no texture or surface. */
-bool userstream_texture_contents(uint64_t number, Contents *out) {
-    lock();
+static bool contents_of(uint64_t number, Contents *out) {
     const Texture *surface = object(number, KIND_SURFACE);
     const Texture *found = surface ? surface : object(number, KIND_TEXTURE);
     const TextureResource *resource = found ? &found->resource : NULL;
@@ -189,6 +188,22 @@ bool userstream_texture_contents(uint64_t number, Contents *out) {
                           resource->pitched.pitch, resource->pitched.format,
                           resource->pitched.channels, false};
     }
+    return known;
+}
+
+bool userstream_texture_contents(uint64_t number, Contents *out) {
+    lock();
+    bool known = contents_of(number, out);
     unlock();
     return known;
+}
+
+void texture_touches(uint64_t number, Touch touch) {
+    Contents contents;
+    if (!contents_of(number, &contents))
+        return;
+    size_t size = contents.pitch;
+    for (int i = 0; i < 2; i++)
+        size *= contents.shape[i] ? contents.shape[i] : 1;
+    touch(contents.address, size, contents.is_writable);
 }

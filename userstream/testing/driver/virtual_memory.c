@@ -155,6 +155,18 @@ bool is_reserved(CUdeviceptr address, size_t size) {
     return false;
 }
 
+uint64_t physical_place(CUdeviceptr address) {
+    enum { FILE_SHIFT = 40 };       /* no allocation is larger than that */
+    const Reservation *reservation = reservation_of(address, 1);
+    const Mapping *mapping = reservation ? reservation->mappings : NULL;
+    while (mapping && address - mapping->memory->address >= mapping->memory->size)
+        mapping = mapping->next;
+    if (!mapping)
+        return address;
+    uint64_t file = shared_file_inode(mapping->physical->file) << FILE_SHIFT;
+    return (1ull << 63 | file) + (address - mapping->memory->address);
+}
+
 /* 0: there are not so many addresses. */
 static CUdeviceptr reserve(size_t size, size_t alignment, CUdeviceptr wanted) {
     size_t with_alignment;
