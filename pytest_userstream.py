@@ -225,7 +225,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if unscheduled:
         terminalreporter.write_line(
             f"userstream: {unscheduled} {'tests' if unscheduled > 1 else 'test'} ran in one order: "
-            "schedules need the simulated driver (--simulated-gpus 2)"
+            "schedules need the simulated driver from the start (--simulated-gpus 2)"
         )
     simulated = sys.modules.get("userstream.testing._simulated")
     names = simulated.missing_kernels() if simulated else []
@@ -396,13 +396,20 @@ class _Runs:
     def _shortest(
         self, run: schedule, reports: list[pytest.TestReport], nextitem: pytest.Item | None
     ) -> list[pytest.TestReport]:
-        """Return the reports of a failure without the change points that it does not need."""
+        """Return the reports of a failure without the change points that it does not need.
+
+        An error of the first run, which breaks the context, must not fail the others.
+        """
+        from userstream import testing
+
         points = range(1, self._depth) if isinstance(run.seed, int) else ()
         changes = run._changes
         for point in points:
             fewer = changes & ~(1 << point)
+            testing.reset()
             if _failed(self._run(run.seed, run.length, fewer, self._item.parent)[1]):
                 changes = fewer
+        testing.reset()
         shortest, again = self._run(run.seed, run.length, changes, nextitem)
         if _failed(again):
             run, reports = shortest, again

@@ -86,6 +86,25 @@ def test_a_failing_order_runs_again_by_its_seed(tmp_path: Path) -> None:
     assert trace(again) == trace(before)
 
 
+def test_a_broken_context_does_not_hide_how_it_broke(tmp_path: Path) -> None:
+    """The test runs again after it has failed, and no fixture has reset the driver."""
+    tests = """
+    from cuda.bindings import driver
+    import userstream as us
+    from userstream import testing
+
+    def test_it():
+        with us.Stream.create(0) as stream:
+            testing.async_error(stream, driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS)
+            stream.sync()
+    """
+    output, _ = run_tests(
+        tmp_path, tests, "--simulated-gpus", "1", "--schedules", "2", returncode=1
+    )
+    assert trace(output).startswith("thread 1  queues")
+    assert "stream.sync()" in output
+
+
 def test_each_run_has_fixtures_of_its_own_and_shares_those_of_the_module(tmp_path: Path) -> None:
     tests = """
     import pytest

@@ -160,6 +160,7 @@ class schedule:  # noqa: N801 - used like a function
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        __tracebackhide__ = True  # pytest shows the block that failed
         assert self._library is not None
         choices = ctypes.c_uint64()
         self._library.userstream_schedule_end(ctypes.byref(choices))
