@@ -135,6 +135,21 @@ def run(kernel: Any, address: int, stream: us.Stream) -> None:
     launch(stream, LaunchConfig(grid=1, block=1), kernel, address)
 
 
+def on_the_own_streams_of_two_threads(room: Room) -> None:
+    """Both have the same handle."""
+    context = checked(driver.cuCtxGetCurrent())
+    per_thread = int(driver.CU_STREAM_PER_THREAD)
+
+    def produce() -> None:
+        checked(driver.cuCtxSetCurrent(context))
+        fill(room.x, per_thread)
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    thread.join()
+    copy(room.y, room.x, per_thread)
+
+
 def freed_too_early(room: Room) -> None:
     memory = int(checked(driver.cuMemAllocAsync(SIZE, handle(room.a))))
     room.b.wait(room.a)
@@ -151,6 +166,7 @@ WRONG = [
     beside_the_default_stream,
     read_by_the_host,
     freed_too_early,
+    on_the_own_streams_of_two_threads,
 ]
 
 

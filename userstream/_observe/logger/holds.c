@@ -62,8 +62,10 @@ typedef struct Hold {
     Pair pair;
     Limit limit;
     uint64_t stream, context;
+    const Thread *thread;       /* of the stream, if that is the thread's own */
     int device;                 /* -1: not known */
     uint64_t second_stream, marked_at;
+    const Thread *second_thread;
     uint32_t marks;             /* that were queued, up to `last_mark` */
     uint32_t canary_count;
     uint64_t canary_streams[CANARIES];
@@ -431,12 +433,17 @@ static bool is_pinned(Thread *me, const Rule *rule, const uint64_t *words) {
     return true;
 }
 
+/* Under the lock. Whether a stream of the calling thread is the one that is held. */
+static bool is_held(const Thread *me, uint64_t stream) {
+    return stream == hold.stream && (stream != PER_THREAD || me == hold.thread);
+}
+
 /* Under the lock. */
-static void queue_canary(uint64_t stream, uint64_t context) {
+static void queue_canary(const Thread *me, uint64_t stream, uint64_t context) {
     const Place *place = place_of(context);
     uint32_t *canary = &words_of_holds->canaries[hold.canary_count];
     void *current;
-    if (!stream || stream == PER_THREAD || stream == hold.stream || !place ||
+    if (!stream || is_held(me, stream) || !place ||
         hold.canary_count == CANARIES || canary_on(stream) < hold.canary_count ||
         !may_queue(stream) || driver.context_push((void *)(uintptr_t)context))
         return;
@@ -485,7 +492,7 @@ static void begin_hold(Thread *me, Pair *pair, const Call *call, uint64_t stream
         return;
     if ((pair->second == HOST && !call->source_count) || (pair->adds_edge && !place_of(context)))
         return;
-    hold = (Hold){.pair = *pair, .stream = stream, .context = context};
+    hold = (Hold){.pair = *pair, .stream = stream, .context = context, .thread = me};
     hold.is_free = pair->second != HOST && !pair->adds_edge && !pair->pace &&
                    pair->left < holds_of_pair;
     hold.device = device_of(context_of(stream, context));
@@ -511,7 +518,7 @@ static void begin_hold(Thread *me, Pair *pair, const Call *call, uint64_t stream
     holds_left--;
     pair->left--;
     if (pair->second != HOST)
-        queue_canary(pair->stream, pair->context);
+        queue_canary(me, pair->stream, pair->context);
     if (!pair->left)
         disarm(pair);
     uint64_t told[] = {last_hold, hold.pair.number, stream, context, call->began,
@@ -519,11 +526,12 @@ static void begin_hold(Thread *me, Pair *pair, const Call *call, uint64_t stream
     log_own(me, HELD, told, 6);
 }
 
-static bool is_second_of(const Hold *of, int32_t stack, uint64_t stream) {
-    if (stack < 0 || stream == of->stream)
+/* Under the lock. */
+static bool is_second(const Thread *me, int32_t stack, uint64_t stream) {
+    if (stack < 0 || is_held(me, stream))
         return false;
-    return stack == of->pair.second ||
-           (of->pair.second == BY_LINE && stack_lines(stack) & of->pair.line << 1);
+    return stack == hold.pair.second ||
+           (hold.pair.second == BY_LINE && stack_lines(stack) & hold.pair.line << 1);
 }
 
 /* Under the lock. Whether a call that waits may wait for the stream that is held. A context waits
@@ -552,25 +560,29 @@ static void prepare_reported(uint64_t lines, uint64_t stream, uint64_t context) 
 }
 
 /* Under the lock. Whether the call must not be made while the stream is held. */
-static bool is_hindered(const Rule *rule, const Call *call, const uint64_t *words,
-                        uint64_t context, int32_t stack) {
+static bool is_hindered(const Thread *me, const Rule *rule, const Call *call,
+                        const uint64_t *words, uint64_t context, int32_t stack) {
     uint64_t stream = stream_of(rule, words);
-    bool is_second = is_second_of(&hold, stack, stream);
-    bool blocks = rule->holds == BLOCKS_HOST && !is_second && covers(rule, words, context);
+    bool blocks = rule->holds == BLOCKS_HOST && !is_second(me, stack, stream) &&
+                  covers(rule, words, context);
     return ((blocks || call->launch.may_load) && !hold.marks) ||
-           (call->launch.is_collective && stream == hold.stream);
+           (call->launch.is_collective && is_held(me, stream));
 }
 
 /* Under the lock. An operation is to be queued while a stream is held. */
-static void see_other(const Rule *rule, int32_t stack, uint64_t stream, uint64_t context) {
+static void see_other(const Thread *me, const Rule *rule, int32_t stack, uint64_t stream,
+                      uint64_t context) {
     const Place *place = place_of(hold.context);
-    bool is_second = is_second_of(&hold, stack, stream);
-    if (hold.pair.second != HOST && (rule->holds == HELD_BACK || is_second))
-        queue_canary(stream, context);
-    if (!is_second)
+    bool is_it = is_second(me, stack, stream);
+    bool is_named = rule->holds == HELD_BACK && stream != PER_THREAD;  /* for all threads */
+    if (hold.pair.second != HOST && (is_named || is_it))
+        queue_canary(me, stream, context);
+    if (!is_it)
         return;
-    if (!hold.second_stream)
+    if (!hold.second_stream) {
         hold.second_stream = stream;
+        hold.second_thread = me;
+    }
     if (hold.is_recorded && place && may_queue(stream))
         hold.is_ordered = !driver.wait_event(stream, place->event, 0);
 }
@@ -591,10 +603,10 @@ void holds_enter(Thread *me, const Rule *rule, const Call *call, const uint64_t 
         if (holds_one())
             end_hold(me, CALL);
     } else if (holds_one()) {
-        if (is_hindered(rule, call, words, context, stack))
+        if (is_hindered(me, rule, call, words, context, stack))
             end_hold(me, CALL);
         else
-            see_other(rule, stack, stream, context);
+            see_other(me, rule, stack, stream, context);
     } else if (may_hold) {
         Pair *pair = pair_to_hold(stack, lines);
         if (pair)
@@ -611,10 +623,11 @@ void holds_leave(Thread *me, const Rule *rule, const uint64_t *words, uint64_t c
     const Place *place = place_of(hold.context);
     if (!holds_one()) {
         /* It has ended meanwhile. */
-    } else if (stream == hold.stream) {
+    } else if (is_held(me, stream)) {
         if (hold.pair.adds_edge && stack == hold.pair.first && place && may_queue(stream))
             hold.is_recorded = !driver.event_record(place->event, stream);
-    } else if (is_second_of(&hold, stack, stream) && may_queue(stream) &&
+    } else if (is_second(me, stack, stream) && may_queue(stream) &&
+               (stream != PER_THREAD || me == hold.second_thread) &&
                (!hold.marks || stream == hold.second_stream) &&
                !driver.write_value(stream, (uint64_t)(uintptr_t)&words_of_holds->passed,
                                    last_mark + 1, 0)) {
