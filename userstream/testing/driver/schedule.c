@@ -37,6 +37,7 @@
 
 enum { MAX_DEPTH = 64, MOST_PASSES = 2000 };
 enum { IDLE_MICROSECONDS = 500, BUSY_MICROSECONDS = 20000 };
+enum { RARE_MICROSECONDS = 250000 };    /* less than LONGEST_STILL */
 
 static Stream *stream_with(const Point *point);
 
@@ -858,8 +859,10 @@ const struct timespec *schedule_shortens(clockid_t clock, const struct timespec 
     thread->looks_again = time_is_before(until, sooner);
     if (!thread->looks_again || !atomic_load(&is_active))
         return until;
-    if (!thread->watches)
+    if (!thread->watches) {
+        time_from_now(sooner, clock, RARE_MICROSECONDS);
         return sooner;
+    }
     time_from_now(sooner, clock, IDLE_MICROSECONDS);
     return time_is_before(until, sooner) ? until : sooner;
 }
