@@ -345,9 +345,15 @@ class Source:
         self.lines = text.splitlines()
         self._tree = ast.parse(text)
         self._parents: dict[ast.AST, ast.AST] = {}
+        self._statements: dict[int, ast.stmt] = {}  # the innermost one of each line
         for node in ast.walk(self._tree):
             for child in ast.iter_child_nodes(node):
                 self._parents[child] = node
+            if isinstance(node, ast.stmt):
+                for line in range(node.lineno, (node.end_lineno or 0) + 1):
+                    found = self._statements.get(line)
+                    if found is None or node.lineno >= found.lineno:
+                        self._statements[line] = node
         self.imports = {
             name: alias.name
             for node in ast.walk(self._tree)
@@ -360,12 +366,7 @@ class Source:
 
     def statement(self, frame: FrameSummary) -> ast.stmt | None:
         """Return the innermost statement of the line of a frame, if it is in that function."""
-        line = frame.lineno or 0
-        found: ast.stmt | None = None
-        for node in ast.walk(self._tree):
-            if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0):
-                inner = found is None or node.lineno >= found.lineno
-                found = node if inner else found
+        found = self._statements.get(frame.lineno or 0)
         name = frame.name.rpartition(".")[2]
         if found is None or self.function_name(found) != name:
             return None
