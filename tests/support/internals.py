@@ -203,8 +203,13 @@ def forget_lost_blocks(held: set[int]) -> None:
 
     After an exception of a signal handler a block may count as used for ever.
     """
-    gc.collect()
-    free_pinned()
+
+    def all_are_back() -> bool:
+        gc.collect()
+        free_pinned()
+        return lent_blocks() <= held
+
+    eventually(all_are_back, 2)  # the watcher may return those of a copy later
     assert eventually(nothing_is_being_freed)  # blocks on the way to be freed are not lost
     for block in lent_blocks() - held:
         del pinned._blocks[block]
