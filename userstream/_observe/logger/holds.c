@@ -587,6 +587,14 @@ static void see_other(const Thread *me, const Rule *rule, int32_t stack, uint64_
         hold.is_ordered = !driver.wait_event(stream, place->event, 0);
 }
 
+/* Under the lock. Whether the turn in which nothing is held is over: the first operation comes
+ * again. */
+static bool is_next_turn(int32_t stack) {
+    return hold.is_free && hold.marks && word(&words_of_holds->passed) == last_mark && stack >= 0 &&
+           (stack == hold.pair.first ||
+            (hold.pair.first == BY_LINE && stack_lines(stack) & hold.pair.line));
+}
+
 /* Before the driver has the call. */
 void holds_enter(Thread *me, const Rule *rule, const Call *call, const uint64_t *words,
                  uint64_t context) {
@@ -597,6 +605,8 @@ void holds_enter(Thread *me, const Rule *rule, const Call *call, const uint64_t 
     uint64_t lines = may_hold && !holds_one() ? stack_lines(stack) & reported_lines : 0;
     prepare_reported(lines, stream, context);
     pthread_mutex_lock(&lock);
+    if (holds_one() && is_next_turn(stack))
+        end_hold(me, SECOND);
     if (rule->holds == ENDS_CONTEXT) {
         disarm_all();
         is_off = true;
