@@ -150,6 +150,19 @@ def on_the_own_streams_of_two_threads(room: Room) -> None:
     copy(room.y, room.x, per_thread)
 
 
+def beside_a_thread_that_ends(room: Room) -> None:
+    """It gives up its reference to the primary context, as a thread that used cuda.core does."""
+
+    def use() -> None:
+        checked(driver.cuCtxSetCurrent(checked(driver.cuDevicePrimaryCtxRetain(0))))
+        checked(driver.cuDevicePrimaryCtxRelease(0))
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    read_too_early(room)
+
+
 def freed_too_early(room: Room) -> None:
     memory = int(checked(driver.cuMemAllocAsync(SIZE, handle(room.a))))
     room.b.wait(room.a)
@@ -167,6 +180,7 @@ WRONG = [
     read_by_the_host,
     freed_too_early,
     on_the_own_streams_of_two_threads,
+    beside_a_thread_that_ends,
 ]
 
 
@@ -696,6 +710,37 @@ def test_a_program_ends_while_a_stream_is_held(end: str, status: int) -> None:
                 assert seen.races
     """)
     assert done.returncode == status, done.stderr
+
+
+def test_nothing_is_held_when_the_context_has_ended() -> None:
+    """What holds need has ended with it."""
+    done = run_python("""
+        from cuda.bindings import driver
+        import userstream as us
+        from userstream import testing
+
+        def ok(result):
+            assert not result[0], result
+            return result[1] if len(result) > 1 else None
+
+        def turns(count):
+            ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(0))))
+            a, b = (ok(driver.cuStreamCreate(1)) for _ in range(2))
+            x = ok(driver.cuMemAlloc(4096))
+            for turn in range(count):
+                for stream in (a, b):
+                    ok(driver.cuMemsetD8Async(x, 1, 4096, stream))
+                ok(driver.cuCtxSynchronize())
+                assert seen.races
+            return testing.calls("cuStreamWaitValue32")
+
+        ok(driver.cuInit(0))
+        with us.observe(confirm=True) as seen:
+            turns(1)  # from here on the stream of the first would be held
+            ok(driver.cuDevicePrimaryCtxReset(0))
+            assert turns(4) == 0
+    """)
+    assert done.returncode == 0, done.stderr
 
 
 def test_many_threads(room: Room) -> None:

@@ -267,6 +267,8 @@ static void leave(Thread *me, const Rule *rule, const Call *call, const uint64_t
     uint64_t current = (uint64_t)(uintptr_t)context;
     if (call->launch.looking)
         look_after(call->launch.looking, launch_stream(rule, words), result);
+    if (rule->holds == ENDS_CONTEXT)
+        holds_context_leaves();
     if (result && !rule->failures)
         return;
     see_context(me, current);

@@ -99,7 +99,8 @@ static uint64_t reported_lines; /* of the firsts of an earlier report: bits of `
 static atomic_int armed;        /* pairs */
 static atomic_uint held;        /* the number of the hold; 0: there is none */
 static Hold hold;               /* valid while there is one */
-static bool is_off;             /* a context has ended: its page-locked memory may be gone */
+static unsigned endings;        /* calls that may end a context, and have not returned */
+static bool is_off;             /* a context has ended, and memory of this file with it */
 static uint32_t last_hold, last_mark;
 static atomic_uint holds_left;
 static uint32_t holds_of_pair;
@@ -306,21 +307,31 @@ static bool prepare(uint64_t context) {
     bool is_relaxed = !driver.capture_mode(&mode);
     bool is_made =
         is_relaxed && make(needs_words ? &words : NULL, needs_place ? &place : NULL);
+    uint64_t identity = words ? identity_of((uint64_t)(uintptr_t)words) : 0;
+    place.identity = is_made && needs_place ? identity_of(place.memory) : 0;
     if (is_relaxed)
         driver.capture_mode(&mode);
     driver.context_pop(&current);
     pthread_mutex_lock(&lock);
-    if (words) {
+    if (words && is_there((uint64_t)(uintptr_t)words, identity)) {
         words_of_holds = words;
-        identity_of_words = identity_of((uint64_t)(uintptr_t)words);
+        identity_of_words = identity;
     }
-    Place *room = place_of(0);
-    if (is_made && needs_place && room) {
-        place.identity = identity_of(place.memory);
+    Place *room = is_there(place.memory, place.identity) ? place_of(0) : NULL;
+    if (room)
         *room = place;
-    }
+    bool is_ready = words_of_holds && (!needs_place || room);
     pthread_mutex_unlock(&lock);
-    return is_made && (!needs_place || room);
+    return is_ready;
+}
+
+/* Under the lock. Whether no context of this file's memory has ended. */
+static bool all_is_there(void) {
+    for (size_t i = 0; i < PLACES; i++) {
+        if (places[i].context && !is_there(places[i].memory, places[i].identity))
+            return false;
+    }
+    return !words_of_holds || is_there((uint64_t)(uintptr_t)words_of_holds, identity_of_words);
 }
 
 /* Forgets what went with a context while nothing was recorded. */
@@ -361,7 +372,7 @@ static bool start_watching(void) {
 /* Under the lock. */
 static bool arm(const Pair *wanted) {
     Pair *known = pair_of(wanted->number), *pair = known ? known : pair_of(0);
-    if (is_off || !pair || !holds_left || !start_watching())
+    if (is_off || endings || !pair || !holds_left || !start_watching())
         return false;
     uint32_t left = known ? known->left : holds_of_pair;
     uint64_t pace = known ? known->pace : 0;
@@ -608,8 +619,7 @@ void holds_enter(Thread *me, const Rule *rule, const Call *call, const uint64_t 
     if (holds_one() && is_next_turn(stack))
         end_hold(me, SECOND);
     if (rule->holds == ENDS_CONTEXT) {
-        disarm_all();
-        is_off = true;
+        endings++;
         if (holds_one())
             end_hold(me, CALL);
     } else if (holds_one()) {
@@ -617,7 +627,7 @@ void holds_enter(Thread *me, const Rule *rule, const Call *call, const uint64_t 
             end_hold(me, CALL);
         else
             see_other(me, rule, stack, stream, context);
-    } else if (may_hold) {
+    } else if (may_hold && !endings) {
         Pair *pair = pair_to_hold(stack, lines);
         if (pair)
             begin_hold(me, pair, call, stream, context);
@@ -650,6 +660,18 @@ void holds_leave(Thread *me, const Rule *rule, const uint64_t *words, uint64_t c
             uint64_t told[] = {hold.limit.number, stream, context};
             log_own(me, MARKED, told, 3);
         }
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* After a call that may have ended a context. Most have not: a thread that used cuda.core gives up
+ * its reference to the primary context when it ends. */
+void holds_context_leaves(void) {
+    pthread_mutex_lock(&lock);
+    endings -= endings > 0;
+    if (!all_is_there()) {
+        disarm_all();
+        is_off = true;
     }
     pthread_mutex_unlock(&lock);
 }
@@ -699,6 +721,7 @@ void holds_begin(uint32_t count, uint32_t of_pair, const Reported *reported,
     holds_left = count;
     holds_of_pair = of_pair;
     is_off = false;
+    endings = 0;
     ranges_forget(&collectives, 0, UINT64_MAX);
     if (count)
         forget_gone();
@@ -748,6 +771,7 @@ void holds_in_child(void) {
     atomic_store(&held, 0);
     reported_lines = 0;
     is_watching = is_off = false;
+    endings = 0;
     words_of_holds = NULL;
     holds_left = 0;
 }

@@ -540,6 +540,7 @@ void holds_enter(Thread *me, const Rule *rule, const Call *call, const uint64_t 
                  uint64_t context);
 bool holds_one(void);           /* a stream, and ends of calls are to be shown to: */
 void holds_leave(Thread *me, const Rule *rule, const uint64_t *words, uint64_t context);
+void holds_context_leaves(void); /* after a call that may have ended one */
 void holds_stream_ends(Thread *me, uint64_t stream);
 void holds_see_collective(uint64_t stream);
 void holds_before_fork(void);
