@@ -325,21 +325,29 @@ static bool prepare(uint64_t context) {
     return is_ready;
 }
 
-/* Under the lock. Whether no context of this file's memory has ended. */
-static bool all_is_there(void) {
+static bool words_are_gone(void) {
+    return words_of_holds && !is_there((uint64_t)(uintptr_t)words_of_holds, identity_of_words);
+}
+
+static bool is_gone(const Place *place) {
+    return place->context && !is_there(place->memory, place->identity);
+}
+
+/* Under the lock. Whether a context has ended, and memory of this file with it. */
+static bool something_is_gone(void) {
     for (size_t i = 0; i < PLACES; i++) {
-        if (places[i].context && !is_there(places[i].memory, places[i].identity))
-            return false;
+        if (is_gone(&places[i]))
+            return true;
     }
-    return !words_of_holds || is_there((uint64_t)(uintptr_t)words_of_holds, identity_of_words);
+    return words_are_gone();
 }
 
 /* Forgets what went with a context while nothing was recorded. */
 static void forget_gone(void) {
-    if (words_of_holds && !is_there((uint64_t)(uintptr_t)words_of_holds, identity_of_words))
+    if (words_are_gone())
         words_of_holds = NULL;
     for (size_t i = 0; i < PLACES; i++) {
-        if (places[i].context && !is_there(places[i].memory, places[i].identity))
+        if (is_gone(&places[i]))
             places[i] = (Place){0};
     }
 }
@@ -669,7 +677,7 @@ void holds_leave(Thread *me, const Rule *rule, const uint64_t *words, uint64_t c
 void holds_context_leaves(void) {
     pthread_mutex_lock(&lock);
     endings -= endings > 0;
-    if (!all_is_there()) {
+    if (something_is_gone()) {
         disarm_all();
         is_off = true;
     }
