@@ -23,6 +23,7 @@ from helpers import (
     managed_memory,
     pinned_memory,
     primary_context,
+    virtual_memory,
     write,
 )
 from internals import let_all_be_mapped, place_of, report_pieces
@@ -230,15 +231,7 @@ def test_a_tensor_that_was_made_in_another_context(torch: Any) -> None:
 @pytest.mark.gpu
 def test_memory_of_two_allocations_in_one_range() -> None:
     """The expandable segments of PyTorch are such memory."""
-    place = driver.CUmemLocation()
-    place.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    place.id = 0
-    kind = driver.CUmemAllocationProp()
-    kind.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    kind.location = place
-    access = driver.CUmemAccessDesc()
-    access.location = place
-    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    kind, access = virtual_memory()
     least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
     with device_current(0):
         piece = int(checked(driver.cuMemGetAllocationGranularity(kind, least)))

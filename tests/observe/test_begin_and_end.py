@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 import userstream as us
-from helpers import THOROUGH, UNTRACED, run_python
+from helpers import THOROUGH, UNTRACED, in_threads, run_python
 from interrupts import cut_short
 from observed import a_room, fill
 
@@ -192,10 +192,5 @@ def test_threads_begin_and_end_observations_in_turn() -> None:
             except RuntimeError as error:
                 refused.append(str(error))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
+    in_threads(work, 4)
     assert all("already being observed" in each for each in refused)

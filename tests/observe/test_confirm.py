@@ -20,9 +20,9 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from confirming import HOLD, fill, kernel_of, read_too_early, run, watched
+from confirming import HOLD, a_used_room, fill, kernel_of, read_too_early, run, watched
 from helpers import checked, device_current
-from observed import LEGACY, SIZE, Room, a_room, captured, copy, handle, judge_of, overwrite
+from observed import LEGACY, SIZE, Room, captured, copy, handle, judge_of, overwrite
 from userstream import testing
 
 pytestmark = [
@@ -35,9 +35,7 @@ Grid = tuple[int, int, int]
 
 @pytest.fixture
 def room() -> Iterator[Room]:
-    with a_room() as room:
-        for stream in (room.a, room.b):  # what is known of a stream before it is used again
-            fill(room.pinned, stream, 1)
+    with a_used_room() as room:
         yield room
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,8 +13,8 @@ import pytest
 from cuda.bindings import driver
 
 import userstream as us
-from confirming import HOLD, fill, kernel_of, read_too_early, run, watched
-from helpers import checked, run_python
+from confirming import HOLD, a_used_room, fill, kernel_of, read_too_early, run, watched
+from helpers import checked, in_threads, run_python
 from observed import SIZE, Room, a_room, copy, handle
 from userstream import testing
 
@@ -29,9 +28,7 @@ Grid = tuple[int, int, int]
 
 @pytest.fixture
 def room() -> Iterator[Room]:
-    with a_room() as room:
-        for stream in (room.a, room.b):  # what is known of a stream before it is used again
-            fill(room.pinned, stream, 1)
+    with a_used_room() as room:
         yield room
 
 
@@ -286,10 +283,5 @@ def test_many_threads(room: Room) -> None:
                 mine.a.sync()
 
     with us.observe(confirm=True) as seen:
-        threads = [threading.Thread(target=work) for _ in range(16)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive()
+        in_threads(work, 16)
         assert seen.races

@@ -22,6 +22,7 @@ from helpers import (
     THOROUGH,
     checked,
     device_memory,
+    virtual_memory,
 )
 from observed import (
     SIZE,
@@ -452,11 +453,7 @@ def number_of(name: str) -> int:
 
 
 def test_memory_may_be_mapped_at_a_word_that_was_no_address(room: Room) -> None:
-    wanted, access = driver.CUmemAllocationProp(), driver.CUmemAccessDesc()
-    wanted.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    wanted.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    access.location.type = wanted.location.type
-    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    wanted, access = virtual_memory()
     least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
     size = int(checked(driver.cuMemGetAllocationGranularity(wanted, least)))
     address = int(checked(driver.cuMemAddressReserve(2 * size, 0, 0, 0)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from cuda.bindings import driver
@@ -10,13 +11,22 @@ from cuda.core import LaunchConfig, ObjectCode, launch
 
 import userstream as us
 from helpers import checked
-from observed import SIZE, Room, copy, handle
+from observed import SIZE, Room, a_room, copy, handle
 
 HOLD = 0.02  # seconds, at the most
 
 
 def fill(address: int, stream: us.Stream | int, size: int = SIZE) -> None:
     checked(driver.cuMemsetD8Async(address, 7, size, handle(stream)))
+
+
+@contextmanager
+def a_used_room() -> Iterator[Room]:
+    """Make a room whose streams are known: something is queued on them before they race."""
+    with a_room() as room:
+        for stream in (room.a, room.b):
+            fill(room.pinned, stream, 1)
+        yield room
 
 
 def read_too_early(room: Room) -> None:
@@ -40,5 +50,5 @@ def watched(
         for _ in range(times):
             body()
             checked(driver.cuCtxSynchronize())
-            seen.races  # noqa: B018 -- asks
+            _ = seen.races
     return seen

@@ -294,6 +294,27 @@ def in_thread(function: Callable[[], T]) -> T:
     return result()
 
 
+def in_threads(function: Callable[[], object], count: int) -> None:
+    """Run a function in several threads at once, and wait for their ends."""
+    threads = [threading.Thread(target=function) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def virtual_memory(device: int = 0) -> tuple[driver.CUmemAllocationProp, driver.CUmemAccessDesc]:
+    """Describe memory of a device for ``cuMemCreate``, and its use for ``cuMemSetAccess``."""
+    memory, access = driver.CUmemAllocationProp(), driver.CUmemAccessDesc()
+    memory.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    for location in (memory.location, access.location):
+        location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        location.id = device
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return memory, access
+
+
 @contextmanager
 def running(function: Callable[[], T]) -> Iterator[Callable[[], T]]:
     """Run a function in a thread beside the block; what is yielded waits for its result."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import functools
 import hashlib
 import queue
 import sys
@@ -229,6 +230,10 @@ class Owner:
         checked(driver.cuMemFree(self.address))
 
 
+def keep(owner: Owner, future: object) -> None:
+    """Keep an object for a future: a callback that does nothing."""
+
+
 def three_held_streams(room: Room) -> ctypes.c_uint32:
     word = ctypes.c_uint32.from_address(room.pinned)
     word.value = 0
@@ -247,13 +252,16 @@ def called_back_and_called(room: Room) -> None:
         room.fill(number, 3)
         done.put(number)
 
+    def called(number: int, future: object) -> None:
+        call(number)
+
     word = three_held_streams(room)
     room.streams[0].launch_host_func(call, 4, blocking=False)
     futures = [us.completion(stream) for stream in room.streams[:3]]
     owner = Owner()
-    futures[0].add_done_callback(lambda _, _owner=owner: None)  # type: ignore[misc]
+    futures[0].add_done_callback(functools.partial(keep, owner))
     for number in (1, 2):
-        futures[number].add_done_callback(lambda _, number=number: call(number + 4))  # type: ignore[misc]
+        futures[number].add_done_callback(functools.partial(called, number + 4))
     room.streams[2].add_callback(lambda *_: call(7))
     del futures[0], owner
     word.value = 1
@@ -268,7 +276,7 @@ def freed_by_the_library(room: Room) -> None:
     word = three_held_streams(room)
     futures = [us.completion(stream) for stream in room.streams[:3]]
     owner = Owner()
-    futures[0].add_done_callback(lambda _, _owner=owner: None)  # type: ignore[misc]
+    futures[0].add_done_callback(functools.partial(keep, owner))
     del futures[0], owner
     word.value = 1
     room.fill(3, 3)

@@ -12,7 +12,7 @@ import pytest
 from cuda.bindings import driver
 from cuda.core import LaunchConfig, ObjectCode, launch
 
-from helpers import checked
+from helpers import checked, virtual_memory
 from scheduled import SIZE, Room, a_room, ordered, unordered
 from userstream import testing
 
@@ -86,11 +86,7 @@ def read_as_a_texture(room: Room) -> None:
 
 
 def at_two_addresses(room: Room) -> None:
-    properties, access = driver.CUmemAllocationProp(), driver.CUmemAccessDesc()
-    properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    access.location.type = properties.location.type
-    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    properties, access = virtual_memory()
     size = 2 << 20
     begin = int(checked(driver.cuMemAddressReserve(2 * size, 0, 0, 0)))
     physical = checked(driver.cuMemCreate(size, properties, 0))
