@@ -508,5 +508,6 @@ def watched(symbol: str) -> tuple[str, Function] | None:
 
 
 def is_harmless(name: str) -> bool:
-    """Return whether a function is in a group of harmless ones."""
-    return any(re.fullmatch(names, name) for names in HARMLESS.values())
+    """Return whether a function, of any version, is in a group of harmless ones."""
+    plain = _VERSION.sub("", name)
+    return any(re.fullmatch(names, plain) for names in HARMLESS.values())
