@@ -223,3 +223,40 @@ def test_waiting_for_the_watcher_in_the_watcher_is_refused() -> None:
         pending.result(timeout=10)
     assert [type(error) for error in errors] == [RuntimeError] * 4
     assert all("on another thread" in str(error) for error in errors)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "again"])
+def test_a_watch_that_a_signal_cut_off_is_reported_in_peace(
+    again: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream, watch = us.get_stream(0), watching.watch
+
+    def cut_off(watches: list[watching.Watch]) -> None:
+        watch(watches)
+        raise KeyboardInterrupt
+
+    with testing.latch(stream) as latch:
+        future = us.completion(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(watching, "watch", cut_off)
+            with pytest.raises(KeyboardInterrupt):
+                future.add_done_callback(repr)
+        if again:
+            future.add_done_callback(repr)
+        latch.release()
+        future.result(timeout=10)
+        assert eventually(is_idle)
+    assert not caplog.records
+
+
+def test_a_watch_that_a_signal_cut_off_reports_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    with testing.latch(us.get_stream(0)) as latch:
+        future: Any = us.completion(0)
+        monkeypatch.setattr(watching, "watch", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            future.add_done_callback(repr)
+        watches = [watching.Watch(point, future) for point in future._points]
+        future._report(watches, us.DriverError("the GPU failed"))
+        with pytest.raises(us.DriverError, match="the GPU failed"):
+            future.result(timeout=10)
+        latch.release()

@@ -396,8 +396,13 @@ class Completion(Future[T]):
         passed = {watch.point for watch in over}
         if error is not None:
             self._failed += [error] * len(over)
-        self._points = [point for point in self._points if point not in passed]
-        if self._points:
+        pending = [point for point in self._points if point not in passed]
+        if not pending:
+            # An exception of a signal handler may have cut off `_begin_watch` after the watcher had
+            # the watches: the future is not watched, or the next call has it watched once more.
+            self._settle([])
+        self._points = pending
+        if pending:
             return
         self._watches = []  # they refer to this future: without the cycle it needs no collection
         # An exception of a signal handler in `concurrent.futures.wait` may leave the lock held
@@ -407,7 +412,7 @@ class Completion(Future[T]):
         # Locked from the check to the result: a cancellation in between would make `set_result`
         # raise InvalidStateError, and the watcher would log a failure.
         try:
-            if self.cancelled():
+            if super().done():
                 return
             if self._failed:
                 self.set_exception(host_wait.outcome([], self._failed, None, grouped=self._grouped))
