@@ -175,7 +175,7 @@ def _rules(package: Path, directory: str) -> Path:
         sys.path.remove(str(folder))
         for name in [name for name in sys.modules if name.split(".")[0] == "judge"]:
             del sys.modules[name]
-    spec = importlib.util.spec_from_file_location("rules", folder / "logger" / "rules.py")
+    spec = importlib.util.spec_from_file_location("rules", folder / "native" / "rules.py")
     rules = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(rules)
     version = re.search(r'^__version__ = "(.*)"', (package / "__init__.py").read_text(), re.M)[1]

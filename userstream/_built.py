@@ -36,9 +36,9 @@ class Library:
 CORE = Library("core", "_driver/native", "_driver/_core")  # the ending depends on Python
 RECORDER = Library(
     "recorder",
-    "_observe/logger",
+    "_observe/native",
     "_observe/recorder.so",
-    tables=("_observe/logger/rules.py", "_observe/judge/functions.py"),
+    tables=("_observe/native/rules.py", "_observe/judge/functions.py"),
 )
 # In a folder of its own, which LD_LIBRARY_PATH can name.
 SIMULATED_DRIVER = Library(

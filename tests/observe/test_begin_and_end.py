@@ -83,7 +83,7 @@ def test_an_exception_anywhere_leaves_an_observation_that_can_end() -> None:
             pass
         assert seen.races == ()
 
-    observe()  # loads the logger
+    observe()  # loads the recorder
     step = 1 if THOROUGH else 4
     at = random.randrange(step)
     while cut_short(observe, at):

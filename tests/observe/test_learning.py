@@ -430,7 +430,7 @@ def test_a_word_that_was_no_address_may_become_one(room: Room, name: str) -> Non
     word, use = address.value + within, user_of_tables(room)
     with us.observe() as seen:
         use(word)
-        library, number = seen._logger._library, 4000
+        library, number = seen._recorder._library, 4000
         if name != "cuMemHostRegister_v2":  # what stands in for the driver goes unseen
             library.recorder_watch(number_of("cuMemHostRegister_v2"), b"cuEventDestroy_v2")
         checked(driver.cuMemHostRegister(address.value, size, 0))

@@ -271,7 +271,7 @@ def test_it_ends_even_if_a_ctrl_c_comes_as_that_is_noted(monkeypatch: pytest.Mon
     with a_room() as room, us.observe() as seen:
         borrow = borrowed(room.x, room.a)
         with pytest.raises(KeyboardInterrupt), borrow:
-            monkeypatch.setattr(type(seen._logger), "note", interrupted)
+            monkeypatch.setattr(type(seen._recorder), "note", interrupted)
         del borrow
         gc.collect()
         assert engine_of(seen).world.declarations.open == {}

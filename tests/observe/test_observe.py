@@ -415,7 +415,7 @@ def test_memory_of_the_host_that_is_pinned_no_more_is_its_own_again() -> None:
 
 def told(seen: us.Observation, name: str, *words: int) -> None:
     """Let the recorder be told of a call that the simulated driver does not have."""
-    library, number = seen._logger._library, 4000
+    library, number = seen._recorder._library, 4000
     library.recorder_watch(number, name.encode())
     library.recorder_call(0, number, (ctypes.c_uint64 * len(words))(*words), len(words), 0, None)
 
@@ -428,7 +428,7 @@ def test_memory_that_is_unmapped_is_unknown_wherever_it_was_cut() -> None:
         told(seen, "cuMemUnmap", begin + 1, end - begin)
         memory = engine_of(seen).world.memory
         assert (memory.find(room.x), memory.find(room.y)) == (None, None)
-        fill(room.x, room.a)  # the logger has forgotten it too, and tells of it anew
+        fill(room.x, room.a)  # the recorder has forgotten it too, and tells of it anew
         fill(room.y, room.a)
         engine_of(seen)
         assert None not in (memory.find(room.x), memory.find(room.y))

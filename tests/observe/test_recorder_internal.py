@@ -19,11 +19,11 @@ from cuda.bindings import driver
 import observed
 import userstream as us
 from observed import a_room, fill
-from userstream._observe import logger, notes
+from userstream._observe import notes, recording
 from userstream._observe.judge import functions, log
 from userstream._observe.judge.functions import FUNCTIONS
-from userstream._observe.logger import the_logger
 from userstream._observe.observation import record_this_process
+from userstream._observe.recording import the_recorder
 from userstream.testing import _simulated
 
 pytestmark = [
@@ -35,14 +35,14 @@ NOTE = log.UNSEEN
 
 
 def test_c_and_python_declare_the_same() -> None:
-    library = the_logger()._library
+    library = the_recorder()._library
     library.recorder_numbers.restype = ctypes.c_char_p
     pairs = (pair.split("=") for pair in library.recorder_numbers().decode().split())
     numbers = {name: int(number, 16) for name, number in pairs}
     assert len(numbers) > 20
     for name, number in numbers.items():
         assert getattr(log, name) == number, name
-    assert library.recorder_options_size() == ctypes.sizeof(logger._Options)
+    assert library.recorder_options_size() == ctypes.sizeof(recording._Options)
 
 
 def records(data: bytes) -> Iterator[tuple[int, list[int], int]]:
@@ -54,7 +54,7 @@ def records(data: bytes) -> Iterator[tuple[int, list[int], int]]:
         at += size
 
 
-def rest_of_log(recorder: logger.Logger) -> bytes:
+def rest_of_log(recorder: recording.Recorder) -> bytes:
     """End the log, and take what was not received."""
     recorder.end("the end of the test")
     data, is_closed = b"", False
@@ -66,7 +66,7 @@ def rest_of_log(recorder: logger.Logger) -> bytes:
 
 def test_lost_records_are_told_of_where_they_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", "/missing")  # no file takes what does not fit
-    recorder = the_logger()
+    recorder = the_recorder()
     recorder.begin(judges_here=True, memory=1 << 20)
     recorder._library.recorder_watch(4000, b"cuMemUnmap")
 
@@ -184,7 +184,7 @@ def test_a_thread_that_loses_its_processor_between_two_clocks(
 # -- CUPTI as the source of driver calls: a stand-in of it over the simulated driver ---------------
 
 STAND_IN = ROOT / "tests" / "support" / "cupti.c"
-RULES = Path(logger.__file__).with_name("logger") / "rules.py"
+RULES = Path(recording.__file__).with_name("native") / "rules.py"
 
 
 def _module(path: Path) -> Any:
@@ -223,7 +223,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def cupti(path: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ctypes.CDLL]:
-    monkeypatch.setattr(logger, "path_of_cupti", lambda: path)
+    monkeypatch.setattr(recording, "path_of_cupti", lambda: path)
     monkeypatch.setattr(_simulated, "is_simulated", lambda: False)
     library = ctypes.CDLL(path)
     library.stand_in_call.argtypes = [
@@ -277,7 +277,7 @@ def test_arguments_are_read_as_c_lays_them_out(
             *[0 if kind is P else value for kind, value in zip(kinds, values, strict=True)]
         )
     with us.observe(log=tmp_path / "run.uslog", judge="later") as seen:
-        seen._logger._library.recorder_watch(NUMBER, name.encode())
+        seen._recorder._library.recorder_watch(NUMBER, name.encode())
         cupti.stand_in_call(1, NUMBER, ctypes.addressof(given), 0, 77)
         cupti.stand_in_call(2, NUMBER, ctypes.addressof(given), 0, 77)  # of another domain
     (words,) = _recorded(tmp_path / "run.uslog")
@@ -317,7 +317,7 @@ def test_another_subscriber_is_named(cupti: ctypes.CDLL, path: str) -> None:
 
 def test_an_older_structure_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     older = _compiled(tmp_path / "libcupti-13.0.so", "-DSEVERAL=32")
-    monkeypatch.setattr(logger, "path_of_cupti", lambda: older)
+    monkeypatch.setattr(recording, "path_of_cupti", lambda: older)
     monkeypatch.setattr(_simulated, "is_simulated", lambda: False)
     seen, kind = observed.watched(observed.REPORTED[0])
     assert {race.kind for race in seen.races} == {kind}
@@ -325,14 +325,14 @@ def test_an_older_structure_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_without_cupti_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_simulated, "is_simulated", lambda: False)
-    monkeypatch.setattr(logger, "path_of_cupti", lambda: "libcupti-of-nobody.so")
+    monkeypatch.setattr(recording, "path_of_cupti", lambda: "libcupti-of-nobody.so")
     with pytest.raises(us.NotSupportedError, match="pip install nvidia-cuda-cupti"), us.observe():
         pass
 
 
 def test_what_is_no_cupti_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_simulated, "is_simulated", lambda: False)
-    monkeypatch.setattr(logger, "path_of_cupti", lambda: "libm.so.6")
+    monkeypatch.setattr(recording, "path_of_cupti", lambda: "libm.so.6")
     with pytest.raises(us.NotSupportedError, match=r"libm\.so\.6 is no CUPTI"), us.observe():
         pass
 

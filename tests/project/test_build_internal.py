@@ -54,7 +54,7 @@ def package(tmp_path: Path, hook: ModuleType) -> Iterator[Path]:
         (tmp_path / library.sources / "answer.c").write_text("int answer(void) { return 42; }\n")
     # From these, a C file is made.
     shutil.copytree(PACKAGE / "_observe" / "judge", tmp_path / "_observe" / "judge")
-    for name in ("__init__.py", "_observe/logger/rules.py", "_observe/logger/parts.h"):
+    for name in ("__init__.py", "_observe/native/rules.py", "_observe/native/parts.h"):
         shutil.copy(PACKAGE / name, tmp_path / name)
     return tmp_path
 

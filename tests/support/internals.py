@@ -303,7 +303,7 @@ def lose_calls(seen: Any, count: int) -> None:
     """Record that calls are missing from the log."""
     from userstream._observe.judge import log
 
-    seen._logger.note(log.LOST, [count])
+    seen._recorder.note(log.LOST, [count])
 
 
 def call_once_userstream_waits(function: Callable[[], object]) -> None:

@@ -21,7 +21,7 @@ from cuda.bindings import driver
 
 import userstream as us
 from helpers import checked, current_context, device_current, device_memory, pinned_memory
-from userstream._observe import logger
+from userstream._observe import recording
 from userstream._observe.judge import Judge, judged
 from userstream._observe.judging import InThread
 from userstream.testing import latch
@@ -31,7 +31,7 @@ LEGACY = 1
 
 # Reports need the frames of a program, which the recorder reads only where it knows their layout.
 needs_frames = pytest.mark.skipif(
-    sys.version_info >= (3, 14) and not logger.the_logger().has_stacks,
+    sys.version_info >= (3, 14) and not recording.the_recorder().has_stacks,
     reason="the frames of this version of Python cannot be read",
 )
 

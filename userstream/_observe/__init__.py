@@ -5,9 +5,10 @@ recorder logs the call with the stack and the account of its thread. The judge, 
 log and works out with vector clocks which operations are ordered: in a thread, in a process, or
 later, on any machine.
 
-The recorder's side: `logger` (the library in C, which makes the log), `notes` (what is no driver
-call), `session` (begin and end), `judging` (where the judge is), `observation`, `command`. The
-other side is the package `judge`, which imports nothing of userstream.
+The recorder's side: `native` (the library in C, which makes the log) and `recording` (its
+functions), `notes` (what is no driver call), `session` (begin and end), `judging` (where the judge
+is), `observation`, `command`. The other side is the package `judge`, which imports nothing of
+userstream.
 """
 
 from __future__ import annotations

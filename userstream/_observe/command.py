@@ -30,7 +30,7 @@ from userstream._observe.judge.__main__ import (
 )
 from userstream._observe.judge.supervisor import INJECTION, Options
 from userstream._observe.judge.trials import reported_pairs
-from userstream._observe.logger import path_of_cupti
+from userstream._observe.recording import path_of_cupti
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from userstream._buffers.view import View
-    from userstream._observe.logger import Logger
+    from userstream._observe.recording import Recorder
     from userstream._ordering import Borrow
     from userstream._stream.stream import Stream
 
@@ -38,15 +38,15 @@ _PER_NOTE = 2000  # ranges in one record
 class _Block:
     """Recorded begin of a block. The destructor records the end, unless `end` has."""
 
-    __slots__ = ("_logger", "_number")
+    __slots__ = ("_number", "_recorder")
 
-    def __init__(self, logger: Logger, number: int) -> None:
-        self._logger = logger
+    def __init__(self, recorder: Recorder, number: int) -> None:
+        self._recorder = recorder
         self._number = number
 
     def end(self) -> None:
         if self._number:
-            self._logger.note(log.DECLARED_NO_MORE, (self._number, 0))
+            self._recorder.note(log.DECLARED_NO_MORE, (self._number, 0))
             self._number = 0  # last: if a signal handler raises before, `__del__` records the end
 
     __del__ = end
@@ -55,8 +55,8 @@ class _Block:
 class Declaring:
     """Listener of `_hooks`, from `begin` to `end`."""
 
-    def __init__(self, logger: Logger) -> None:
-        self._logger = logger
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
         self._numbers = itertools.count(1)
         # Only with something that is only read does it matter what else may be written.
         self._any_read = False
@@ -88,7 +88,7 @@ class Declaring:
             return
         self._any_read = True
         number = next(self._numbers)
-        borrow.noted = _Block(self._logger, number)
+        borrow.noted = _Block(self._recorder, number)
         self._declare(number, reads, stream, borrow._arguments[0])
 
     def _left(self, borrow: Borrow) -> None:
@@ -105,25 +105,25 @@ class Declaring:
         if self._any_acquired:
             words = (0, int(stream._resolve().handle or 0))
             for part in _ranges(buffers):
-                self._logger.note(log.DECLARED_NO_MORE, words, part)
+                self._recorder.note(log.DECLARED_NO_MORE, words, part)
 
     def _declare(self, number: int, reads: bool, stream: Stream, buffers: Iterable[Any]) -> None:
         words = (number, int(reads), int(stream.handle))
         for part in _ranges(buffers):
-            self._logger.note(log.DECLARED, words, part)
+            self._recorder.note(log.DECLARED, words, part)
 
     def _created(self, stream: Stream) -> None:
-        self._logger.note_json(log.NAMES, {"streams": {int(stream.handle): name_of(stream)}})
+        self._recorder.note_json(log.NAMES, {"streams": {int(stream.handle): name_of(stream)}})
 
     def _host_waits(self, begins: bool) -> None:
-        self._logger.note(log.HOST_WAITS, (int(begins),))
+        self._recorder.note(log.HOST_WAITS, (int(begins),))
 
     def _stalls_allowed(self, reason: str | None) -> None:
         told = b"" if reason is None else reason.encode(errors="replace")
-        self._logger.note(log.STALLS_ALLOWED, (int(reason is not None),), told)
+        self._recorder.note(log.STALLS_ALLOWED, (int(reason is not None),), told)
 
     def _timed_out(self) -> None:
-        self._logger.note(log.TIMED_OUT)
+        self._recorder.note(log.TIMED_OUT)
 
 
 def name_of(stream: Stream) -> str:
@@ -178,10 +178,10 @@ class Allocator(Protocol):
 class Allocators:
     """The allocators of PyTorch and CuPy. A failure of one is reported and harms no other."""
 
-    def __init__(self, logger: Logger) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self._torch = TorchHistory()
-        self._frees: Allocator = TorchFrees(logger)
-        self._cupy: Allocator = CupyHook(logger)  # of the thread that calls `begin`
+        self._frees: Allocator = TorchFrees(recorder)
+        self._cupy: Allocator = CupyHook(recorder)  # of the thread that calls `begin`
         self._lock = _process.Lock()  # also taken by the thread of the session
         self._ended = False
         self._races = 0
@@ -312,11 +312,11 @@ class _TorchTrace:
     """
 
     def __init__(self) -> None:
-        self.logger: Logger | None = None  # of the observation that is told
+        self.recorder: Recorder | None = None  # of the observation that is told
         self._torch: Any = None  # whose trace is on
         self._is_over = sys.is_finalizing  # modules may be gone when the last tensors are freed
 
-    def begin(self, torch: Any, logger: Logger) -> None:
+    def begin(self, torch: Any, recorder: Recorder) -> None:
         """Send the blocks to an observation from now on."""
         if self._torch is not torch:
             trace = importlib.import_module("torch.cuda._gpu_trace")
@@ -324,19 +324,19 @@ class _TorchTrace:
             trace.register_callback_for_memory_deallocation(self._freed)
             torch._C._activate_gpu_trace()
             self._torch = torch
-        self.logger = logger
+        self.recorder = recorder
 
     def _allocated(self, address: int) -> None:
-        logger = self.logger  # another thread may end the observation
-        if logger is not None:
+        recorder = self.recorder  # another thread may end the observation
+        if recorder is not None:
             module = self._torch._C
             stream = module._cuda_getCurrentRawStream(module._cuda_getDevice())
-            logger.note(log.BLOCK, (address, address, stream), b"torch")
+            recorder.note(log.BLOCK, (address, address, stream), b"torch")
 
     def _freed(self, address: int) -> None:
-        logger = self.logger
-        if logger is not None and not self._is_over():
-            logger.note(log.BLOCK_FREED, (address, address), b"torch")
+        recorder = self.recorder
+        if recorder is not None and not self._is_over():
+            recorder.note(log.BLOCK_FREED, (address, address), b"torch")
 
 
 _torch_trace = _TorchTrace()
@@ -348,19 +348,19 @@ class TorchFrees:
     framework = "torch"
     tells = "what torch frees while another stream uses it"
 
-    def __init__(self, logger: Logger) -> None:
-        self._logger = logger
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
 
     def begin(self) -> None:
         """Begin if PyTorch has initialized CUDA."""
-        torch = None if _torch_trace.logger is self._logger else _torch()
+        torch = None if _torch_trace.recorder is self._recorder else _torch()
         if torch is not None:
-            _torch_trace.begin(torch, self._logger)
+            _torch_trace.begin(torch, self._recorder)
 
     def end(self) -> None:
         """Send the observation no more blocks."""
-        if _torch_trace.logger is self._logger:
-            _torch_trace.logger = None
+        if _torch_trace.recorder is self._recorder:
+            _torch_trace.recorder = None
 
 
 def _ahead() -> int:
@@ -405,8 +405,8 @@ class CupyHook:
     framework = "cupy"
     tells = "which lines allocate for cupy, and what it frees while another stream uses it"
 
-    def __init__(self, logger: Logger) -> None:
-        self._logger = logger
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
         self._hook: Any = None
         self._thread = 0
         self._stream: Any = None  # returns the current stream
@@ -427,11 +427,11 @@ class CupyHook:
     def _allocated(self, start: int, size: int) -> None:
         if self._hook is not None and start:
             words = (start, start + size, self._stream().ptr)
-            self._logger.note(log.BLOCK, words, self.framework.encode())
+            self._recorder.note(log.BLOCK, words, self.framework.encode())
 
     def _freed(self, start: int, size: int) -> None:
         if self._hook is not None and not self._is_over():
-            self._logger.note(log.BLOCK_FREED, (start, start + size), self.framework.encode())
+            self._recorder.note(log.BLOCK_FREED, (start, start + size), self.framework.encode())
 
     def end(self) -> None:
         """Leave the hook. In another thread the hook stays and does nothing."""

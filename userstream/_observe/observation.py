@@ -15,8 +15,8 @@ from userstream._observe.judge.findings import Report, plural
 from userstream._observe.judge.lines import render
 from userstream._observe.judge.trials import reported_pairs
 from userstream._observe.judging import InProcess, InThread, Later
-from userstream._observe.logger import MEMORY, the_logger
 from userstream._observe.notes import Allocators
+from userstream._observe.recording import MEMORY, the_recorder
 from userstream._observe.session import Session, active
 from userstream._stream.factory import address_of
 from userstream.errors import RaceError, StallError
@@ -134,8 +134,8 @@ class Observation:
         if judge != "later":
             self._judging = InThread(options) if judge == "thread" else InProcess(options)
         self._memory = memory
-        self._logger = the_logger()
-        self._allocators = Allocators(self._logger) if allocations else None
+        self._recorder = the_recorder()
+        self._allocators = Allocators(self._recorder) if allocations else None
         self._session: Session | None = None
 
     # -- from when to when ------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class Observation:
             raise RuntimeError("an observation is used once: call observe() again")
         session = Session(
             self,
-            self._logger,
+            self._recorder,
             self._judging,
             path=self._log,
             memory=self._memory,

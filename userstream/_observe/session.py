@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from userstream._observe.judge.findings import Findings
     from userstream._observe.judge.trials import Reported
     from userstream._observe.judging import Judging
-    from userstream._observe.logger import Logger
+    from userstream._observe.recording import Recorder
 
 _PAUSE = 0.05  # seconds between two looks for threads and frameworks
 _POLL = 0.05  # seconds between two looks at a flag whose wake-up another thread took
@@ -95,7 +95,7 @@ class Session:
     ----------
     owner : object
         What holds the session: when nobody holds it any more, the session ends.
-    logger : Logger
+    recorder : Recorder
         The recorder.
     judging : Judging
         The judge.
@@ -114,7 +114,7 @@ class Session:
     def __init__(
         self,
         owner: object,
-        logger: Logger,
+        recorder: Recorder,
         judging: Judging,
         *,
         path: str | None,
@@ -131,13 +131,13 @@ class Session:
         self.wanted = True  # until it is asked to end
         self.is_of_parent = False  # this process was forked since
         self._owner = weakref.ref(owner)
-        self._logger = logger
+        self._recorder = recorder
         self._path = path
         self._memory = memory
         self._allocators = allocators
         self._holds = holds
         self._reported = reported
-        self._declaring = Declaring(logger)
+        self._declaring = Declaring(recorder)
         self._numbers = itertools.count(1)
         self._questions: dict[int, _Question] = {}
         self._threads = 0  # that were recorded when their names were told
@@ -159,7 +159,7 @@ class Session:
     def end(self) -> None:
         """Ask the thread to end. The thread ends even if the caller is interrupted."""
         self.wanted = False
-        self._logger.ring()
+        self._recorder.ring()
 
     def ask(self, operations: int = 0) -> Findings:
         """Return the findings of the log until now, with at most so many operations."""
@@ -186,7 +186,7 @@ class Session:
         """Record a question in the log, once."""
         if not question.is_asked:
             told = {"number": question.number, "operations": question.operations}
-            question.is_asked = self._logger.note_json(log.QUESTION, told)
+            question.is_asked = self._recorder.note_json(log.QUESTION, told)
 
     def answer(self, number: int, findings: Findings) -> None:
         """Pass the answer to a question to the thread that waits for the answer."""
@@ -198,11 +198,11 @@ class Session:
 
     def forbid_stalls(self, number: int, *, in_all_threads: bool) -> None:
         """Begin a block in which no thread, or not the calling one, may wait for the GPU."""
-        self._logger.note(log.NO_STALLS, (number, 1, int(in_all_threads)))
+        self._recorder.note(log.NO_STALLS, (number, 1, int(in_all_threads)))
 
     def forbid_no_more(self, number: int) -> None:
         """End a block of `forbid_stalls`."""
-        self._logger.note(log.NO_STALLS, (number, 0, 0))
+        self._recorder.note(log.NO_STALLS, (number, 0, 0))
 
     def forbidden(self, number: int) -> tuple[Stall, ...]:
         """Return the waits in a block of `forbid_stalls`; empty if the judge does not answer."""
@@ -227,7 +227,7 @@ class Session:
             return
         blocks = self._allocators.blocks(_count(self.ask()) if races is None else races)
         if blocks is not None:
-            self._logger.note_in_parts(log.BLOCKS, blocks)
+            self._recorder.note_in_parts(log.BLOCKS, blocks)
 
     def forked(self) -> None:
         """End in a forked child, in which the thread does not exist."""
@@ -308,7 +308,7 @@ class Session:
                 files.callback(os.close, file)
             judge, is_here = self.judging.open(), self.judging.is_here
             ends.callback(self.judging.close)
-            self._logger.begin(
+            self._recorder.begin(
                 file=file,
                 judge=judge,
                 judges_here=is_here,
@@ -318,14 +318,14 @@ class Session:
             )
             ends.callback(self._close)
             self.judging.began(self.answer)
-        self._logger.note_json(log.NAMES, {"streams": dict(_names_of_streams())})
+        self._recorder.note_json(log.NAMES, {"streams": dict(_names_of_streams())})
         self._name_threads()
         ends.callback(self._declaring.end)
         self._declaring.begin()
 
     def _receive(self, seconds: float) -> bool:
         """Pass arriving records to the judge for some time; return whether any arrived."""
-        data = self._logger.receive(seconds)
+        data = self._recorder.receive(seconds)
         if data:
             self.judging.receive(data)
             self._try()
@@ -337,19 +337,19 @@ class Session:
             return
         for order in self.judging.orders():
             if isinstance(order, int):
-                self._logger.disarm(order)
+                self._recorder.disarm(order)
             else:
-                self._logger.arm(order)
+                self._recorder.arm(order)
 
     def _name_threads(self) -> None:
         """Record the names of Python's threads if a thread was added."""
-        count = self._logger.threads()
+        count = self._recorder.threads()
         if count == self._threads:
             return
         self._threads = count
         # A thread that is about to start has no number yet.
         names = {each.native_id: each.name for each in threading.enumerate() if each.native_id}
-        self._logger.note_json(log.NAMES, {"threads": names})
+        self._recorder.note_json(log.NAMES, {"threads": names})
 
     def _end_notes(self) -> None:
         self._threads = 0
@@ -365,20 +365,20 @@ class Session:
             races = _count(question.answer)
         self.note_blocks(races)
         self._allocators.finish()  # which forgets the blocks
-        self._logger.note_json(log.UNSEEN, self._allocators.unseen())
+        self._recorder.note_json(log.UNSEEN, self._allocators.unseen())
 
     def _close(self) -> None:
         """End the log, and give the judge the rest of it."""
-        self._logger.end("the end of the observation")
+        self._recorder.end("the end of the observation")
         is_closed = False
         try:
             while self._receive(_CLOSING) or not is_closed:
-                is_closed = is_closed or self._logger.close()
+                is_closed = is_closed or self._recorder.close()
         finally:
-            self._logger.hang_up()  # should it have failed, the recorder does not wait for it
-            while not self._logger.close():
+            self._recorder.hang_up()  # should it have failed, the recorder does not wait for it
+            while not self._recorder.close():
                 time.sleep(_CLOSING)
-            self.log_failure = self._logger.log_error()
+            self.log_failure = self._recorder.log_error()
 
 
 def active() -> Session | None:

@@ -3,7 +3,7 @@
 A log is a magic number and records, in the order of their numbers. All numbers are little-endian.
 A definition comes before the first record that refers to it, and a log that was cut off ends with
 its last whole record. The page *log format* of the documentation describes each type; the recorder
-has the same types and numbers in `logger/parts.h`, and a test compares them.
+has the same types and numbers in `native/parts.h`, and a test compares them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Trials that make suspected races happen: the attempts of the recorder, and their outcome.
 
 The recorder holds the stream of the first operation of a pair of lines, and marks where the second
-was queued (``logger/holds.c``). The analysis then finds the race in this occurrence, or not: the
+was queued (``native/holds.c``). The analysis then finds the race in this occurrence, or not: the
 two may have got other memory this time. Only a race that it finds there is made to happen, or
 shown to be ordered.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .clocks import Clocks, Lane
     from .functions import Call
 
-# Why a hold has ended, as in `logger/holds.c`.
+# Why a hold has ended, as in `native/holds.c`.
 _TIMER = 0
 
 _ENOUGH = 3  # trials in which the second waited for the first
@@ -29,7 +29,7 @@ _LONG = 10_000_000  # between both without a hold: the second may come after the
 _SOON = 5_000_000  # after the first has run: the second has waited for it, and nothing else
 _FAIR = 5_000_000  # in which the second would have run
 _KEPT = 8  # holds
-_MOST_REPORTED = 32  # as in `logger/parts.h`
+_MOST_REPORTED = 32  # as in `native/parts.h`
 _HOST = -1  # in place of a stack
 _NOT_SUPPORTED = 801  # by the driver
 

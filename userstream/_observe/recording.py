@@ -28,7 +28,7 @@ _INSTALL = (
 
 
 class _Options(ctypes.Structure):
-    """`Options` of ``logger/session.c``."""
+    """`Options` of ``native/session.c``."""
 
     _fields_ = [
         ("cupti", ctypes.c_char_p),
@@ -45,13 +45,13 @@ class _Options(ctypes.Structure):
 
 
 class _Reported(ctypes.Structure):
-    """`Reported` of ``logger/parts.h``."""
+    """`Reported` of ``native/parts.h``."""
 
     _fields_ = [("files", ctypes.c_char_p * 2), ("lines", ctypes.c_uint32 * 2)]
 
 
-class Logger:
-    """The recorder of this process; see ``logger/session.c``."""
+class Recorder:
+    """The recorder of this process; see ``native/session.c``."""
 
     def __init__(self) -> None:
         self._library = library = _built.load(_built.RECORDER)
@@ -223,7 +223,7 @@ def _as_structure(pair: Reported) -> _Reported:
 
 
 _lock = _process.Lock()
-_logger: Logger | None = None
+_recorder: Recorder | None = None
 
 
 def _in_child() -> None:
@@ -234,13 +234,13 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-def the_logger() -> Logger:
+def the_recorder() -> Recorder:
     """Return the recorder of this process, loaded unless that was done before."""
-    global _logger  # noqa: PLW0603 -- there is one
+    global _recorder  # noqa: PLW0603 -- there is one
     with _lock:
-        if _logger is None:
-            _logger = Logger()
-        return _logger
+        if _recorder is None:
+            _recorder = Recorder()
+        return _recorder
 
 
 # -- CUPTI ----------------------------------------------------------------------------------------
