@@ -258,3 +258,10 @@ def test_a_storm_of_signals(name: str, scene: Scene) -> None:
     chains = device_count() if SIMULATED else 0
     possible = [(before[0] + more, *before[1:]) if before else () for more in range(chains + 1)]
     assert eventually(lambda: alive() in possible), f"{before} became {alive()}"
+
+
+@pytest.mark.schedules(1)
+@pytest.mark.parametrize("name", ["awaiting"])
+def test_a_storm_of_signals_in_chosen_orders(name: str, scene: Scene) -> None:
+    """In one of the orders the GPU is done at once: the watcher reports while a cut is underway."""
+    test_a_storm_of_signals(name, scene)
