@@ -444,6 +444,10 @@ ELSEWHERE = {
         "cuStreamUpdateCaptureDependencies cuStreamUpdateCaptureDependencies_v2 "
         "cuArrayCreate_v2 cuArray3DCreate_v2 cuArrayDestroy"
     ),
+    "test_external.py": (
+        "cuWaitExternalSemaphoresAsync cuSignalExternalSemaphoresAsync cuGraphicsMapResources "
+        "cuGraphicsUnmapResources"
+    ),
     "test_judge_internal.py": (
         "cuMemcpy3DWithAttributesAsync cuMemcpy3DBatchAsync cuMemcpy3DBatchAsync_v2 "
         "cuMemcpyBatchAsync cuMemBatchDecompressAsync cuMemcpyWithAttributesAsync "

@@ -20,6 +20,7 @@ from cuda.bindings import driver
 import userstream as us
 from helpers import checked
 from observed import a_room, copy, fill, handle
+from records import record
 from userstream._driver import account
 from userstream._observe.judge import Engine, finding_types, functions, log, remedies
 from userstream._observe.judge.allocations import Block, Blocks
@@ -444,17 +445,6 @@ def test_a_stream_with_the_handle_of_another_has_its_number_if_the_same_line_cre
 
 
 # -- calls ----------------------------------------------------------------------------------------
-
-
-def record(
-    what: int, words: tuple[int, ...], *parts: bytes, leaving: int = 1, result: int = 0
-) -> bytes:
-    """Return a record, as the recorder makes it."""
-    data = struct.pack(f"<{len(words)}Q", *words)
-    for part in parts:
-        data += struct.pack("<Q", len(part)) + part + bytes(-len(part) % 8)
-    size = log.HEAD.size + len(data)
-    return log.HEAD.pack(size, what, leaving, 0, 1, 1, -1, 0, 0, 1, result, len(words)) + data
 
 
 def applied(name: str, words: tuple[int, ...], *fetched: bytes) -> list[tuple[int, int, bool]]:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 Clock = dict[int, int]
 WaitKey = tuple[int, int]  # of a wait for a value: the number of its call, and the address
+# Key of all waits for something outside of CUDA, such as an external semaphore: their ends are not
+# seen, and they may order anything.
+EXTERNAL: WaitKey = (0, 0)
 
 LEGACY = "legacy"
 NODE = "node"  # of a graph
@@ -166,6 +169,9 @@ class Clocks:
         # with the same handle keeps its number, as in a loop that creates one in each turn.
         self._numbers: dict[tuple[int, int], int] = {}
         self._unseen: dict[int, tuple[int, int]] = {}  # by stream: first and last unseen work
+        # By stream: the first and the last wait for something outside of CUDA. A wait is removed
+        # once the host knows that it is over.
+        self._external: dict[int, tuple[int, int]] = {}
         self._dropped = 0
         self._finished = 0  # streams since all clocks were compared with those that are left
         self._count = 0
@@ -190,6 +196,8 @@ class Clocks:
         join(self._host.clock, clock)
         join(self.known_to_any_thread, clock)
         self._changed(self._host)
+        if self._external:
+            self._end_external_waits()
         if self._destroyed:
             self._forget_finished_streams()
 
@@ -328,6 +336,41 @@ class Clocks:
             for each, (first, last) in self._unseen.items()
         )
 
+    # -- waits for something outside of CUDA ------------------------------------------------------
+
+    def wait_external(self, lane: Lane) -> None:
+        """Queue a wait for something outside of CUDA: it may order any work before later work."""
+        self.settle(lane)
+        lane.time = lane.clock[lane.id] = time = lane.time + 1
+        lane.version += 1
+        first, _ = self._external.get(lane.id, (time, time))
+        self._external[lane.id] = first, time
+        self._hold_external(lane)
+
+    def _hold_external(self, lane: Lane) -> None:
+        """Set whether a stream is behind a wait for something outside of CUDA."""
+        waits = self._external.items()
+        if any(lane.clock.get(each, 0) >= first for each, (first, _) in waits):
+            lane.held_by |= {EXTERNAL}
+        else:
+            lane.held_by -= {EXTERNAL}
+
+    def _end_external_waits(self) -> None:
+        """Remove the waits that the host knows to be over: they may have ordered all until now."""
+        known = self.known_to_any_thread
+        waits = self._external.items()
+        pending = {each: wait for each, wait in waits if known.get(each, 0) < wait[1]}
+        if len(pending) < len(self._external):
+            self._external = pending
+            for lane in self.lanes():
+                join(self.possibly_known, lane.clock)
+                self._hold_external(lane)
+
+    def forget_external_waits(self, lanes: Iterable[Lane]) -> None:
+        """Forget the waits of the stand-ins of streams that were captured."""
+        for lane in lanes:
+            self._external.pop(lane.id, None)
+
     # -- order ------------------------------------------------------------------------------------
 
     def settle(self, lane: Lane, beside: Iterable[Lane] | None = None) -> Clock:
@@ -361,6 +404,8 @@ class Clocks:
         lane.time = lane.clock[lane.id] = time = lane.time + 1
         lane.version += 1
         lane.recent.append((time, what))
+        if self._external:
+            self._hold_external(lane)
         return time
 
     def record(self, event: int, lane: Lane, stack: int = -1) -> None:
@@ -462,4 +507,5 @@ class Clocks:
         for host in self._hosts.values():
             self._changed(host)
         self._events.clear()
+        self._end_external_waits()
         self._forget_finished_streams()

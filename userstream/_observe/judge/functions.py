@@ -206,6 +206,10 @@ def _order() -> dict[str, Function]:
         "cuEventElapsedTime": Function("know_events", 3, orders_host=True),
         "cuEventDestroy_v2": Function("drop_event", 1, sites=ENTER),
         "cuIpcGetEventHandle": Function("export_event", 2),
+        "cuWaitExternalSemaphoresAsync": Function("wait_external", 4, stream=3),
+        "cuSignalExternalSemaphoresAsync": Function("signal_external", 4, stream=3),
+        "cuGraphicsMapResources": Function("wait_external", 3, stream=2),
+        "cuGraphicsUnmapResources": Function("signal_external", 3, stream=2),
         "cuStreamQuery": Function("know_stream", 1, stream=0, orders_host=True),
         "cuStreamSynchronize": Function("know_stream", 1, stream=0, orders_host=True, waits=True),
         "cuCtxSynchronize": Function("know_context", 0, orders_host=True, waits=True),
@@ -264,6 +268,8 @@ _NODE_TYPES = {
     "Empty": (5, 0),
     "EventWait": (6, 0),
     "EventRecord": (7, 0),
+    "ExternalSemaphoresSignal": (8, 0),
+    "ExternalSemaphoresWait": (9, 0),
     "MemAlloc": (10, 120),
     "MemFree": (11, 0),
     "BatchMemOp": (12, 0),
@@ -427,21 +433,16 @@ _REASONS = {
     "an array whose memory others use by other handles": "cuMipmappedArrayGetLevel cuArrayGetPlane",
     "memory that others use unseen": (
         "cuIpcOpenMemHandle cuMemPoolImportPointer cuExternalMemoryGetMappedBuffer "
-        "cuExternalMemoryGetMappedMipmappedArray cuGraphicsMapResources cuGraphicsUnmapResources "
-        "cuEGLStreamConsumerAcquireFrame cuEGLStreamConsumerReleaseFrame "
-        "cuEGLStreamProducerPresentFrame cuEGLStreamProducerReturnFrame"
+        "cuExternalMemoryGetMappedMipmappedArray cuEGLStreamConsumerAcquireFrame "
+        "cuEGLStreamConsumerReleaseFrame cuEGLStreamProducerPresentFrame "
+        "cuEGLStreamProducerReturnFrame"
     ),
     "order that is not followed": (
-        "cuSignalExternalSemaphoresAsync cuWaitExternalSemaphoresAsync cuIpcOpenEventHandle "
-        "cuEventCreateFromEGLSync cuStreamBeginRecaptureToGraph cuStreamBeginCaptureToCig "
-        "cuStreamEndCaptureToCig"
+        "cuIpcOpenEventHandle cuEventCreateFromEGLSync cuStreamBeginRecaptureToGraph "
+        "cuStreamBeginCaptureToCig cuStreamEndCaptureToCig"
     ),
     "nodes of graphs that are not followed": (
-        "cuGraphAddExternalSemaphoresSignalNode cuGraphAddExternalSemaphoresWaitNode "
-        "cuGraphBatchMemOpNodeSetParams cuGraphExternalSemaphoresSignalNodeSetParams "
-        "cuGraphExternalSemaphoresWaitNodeSetParams cuGraphExecBatchMemOpNodeSetParams "
-        "cuGraphExecExternalSemaphoresSignalNodeSetParams "
-        "cuGraphExecExternalSemaphoresWaitNodeSetParams"
+        "cuGraphBatchMemOpNodeSetParams cuGraphExecBatchMemOpNodeSetParams"
     ),
 }
 
@@ -467,7 +468,8 @@ HARMLESS = {
         r"cu\w*Set(Attribute|AttributeGlobal|CacheConfig|SharedMemConfig|SharedSize|BlockShape|"
         r"Limit|Flags|MapFlags|Access|MemPool|Current|ParamsSize|GraphMemAttribute)|"
         r"cu(TexRef|SurfRef)Set\w+|cuParamSet\w+|cuMemAdvise|cuStreamCopyAttributes|"
-        r"cuGraphKernelNodeCopyAttributes|cuCtx(Enable|Disable)PeerAccess|"
+        r"cuGraphKernelNodeCopyAttributes|cuGraph(Exec)?ExternalSemaphores(Signal|Wait)NodeSetParams|"
+        r"cuCtx(Enable|Disable)PeerAccess|"
         r"cuCtx(PushCurrent|PopCurrent|Attach|Detach|ResetPersistingL2Cache)|"
         r"cuThreadExchangeStreamCaptureMode|cuDevice(Register|Unregister)AsyncNotification|"
         r"cuProfiler(Start|Stop)|cu(Coredump|Logs)\w+|cuEGLStream\w*(Connect|Disconnect)\w*"

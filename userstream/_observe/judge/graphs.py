@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .clocks import NODE, join
+from .clocks import EXTERNAL, NODE, join
 from .memory import Access, Allocation
 from .races import RecordedOperation
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 CAPTURED = 0  # the key of the captured work among the nodes of a graph
 _MOST_NODES = 4096  # of which the order is looked at
+WAITS_EXTERNAL = (
+    "waits for external semaphores or graphics, which may order anything and use memory"
+)
 
 
 class Touch(NamedTuple):
@@ -46,7 +49,8 @@ class Node:
         self.awaits: list[Any] = []  # values that streams wait for before they go on
         self.allocates: dict[int, tuple[int, Any]] = {}  # by address: the size, and the operation
         self.frees: dict[int, Any] = {}  # by address: the operation
-        self.tells_host = False  # it calls a function of the host
+        self.tells_host = False  # it calls a function of the host, or signals a semaphore
+        self.waits_external = False  # for an external semaphore, or for graphics
         self.is_enabled = True
         self.is_complete = True  # False: it does something that is not followed
         self.after: frozenset[int] = frozenset()  # keys of the nodes that it depends on
@@ -65,6 +69,7 @@ class Node:
         self.allocates.update(other.allocates)
         self.frees.update(other.frees)
         self.tells_host = self.tells_host or other.tells_host
+        self.waits_external = self.waits_external or other.waits_external
         self.is_complete = self.is_complete and other.is_complete
 
     def replaced_by(self, new: Node) -> Node:
@@ -139,6 +144,8 @@ class Graph:
                 if each in lanes:
                     join(lane.clock, lanes[each].clock)
             time = world.clocks.step(lane, node.operation, ())
+            before = [lanes[each].held_by for each in node.after if each in lanes]
+            lane.held_by = frozenset({EXTERNAL} if node.waits_external else ()).union(*before)
             for touch in node.touches.values():
                 access = Access(
                     *(touch.start, touch.end, lane, time, touch.operation, touch.write),
@@ -174,7 +181,7 @@ _WORD = struct.Struct("<Q")
 _PARAMETERS = 16  # the offset of the parameters of a node in CUgraphNodeParams
 # CUgraphNodeType
 _KERNEL, _MEMCPY, _MEMSET, _HOST, _GRAPH, _EMPTY, _WAIT_EVENT, _RECORD_EVENT = range(8)
-_ALLOCATE, _FREE = 10, 11
+_SIGNAL, _WAIT, _ALLOCATE, _FREE = range(8, 12)
 
 
 class Nodes:
@@ -196,6 +203,8 @@ class Nodes:
             _EMPTY: lambda *_: None,
             _WAIT_EVENT: lambda node, data: node.waits.append(_word(data)),
             _RECORD_EVENT: lambda node, data: node.records.append(_word(data)),
+            _SIGNAL: self._host,
+            _WAIT: self._wait_external,
             _ALLOCATE: self._allocate,
             _FREE: self._free,
         }
@@ -348,6 +357,10 @@ class Nodes:
     def _host(node: Node, _: bytes) -> None:
         node.tells_host = True
 
+    @staticmethod
+    def _wait_external(node: Node, _: bytes) -> None:
+        node.waits_external = True
+
     def _child(self, node: Node, data: bytes) -> None:
         graph = self._graphs.get(_word(data))
         if graph is None:
@@ -466,6 +479,7 @@ class Captures:
             return
         for lane in capture.lanes:
             lane.captured = None
+        self.world.clocks.forget_external_waits(capture.inside)
         capture.lanes.clear()
         if call.result:
             return
@@ -517,6 +531,9 @@ class Captures:
                 lane.follow(recorded.clock)
         for wait in () if node is None else node.awaits:  # all of the graph is taken to be behind
             self._await_value(lane, (call.number, wait.address), wait, None)
+        if node is not None and node.waits_external:
+            self.world.clocks.wait_external(lane)
+            self.world.not_seen(WAITS_EXTERNAL)
         launched, time = self.world.begin(call, lane)
         self.world.clocks.record(last, lane)
         if node is not None:

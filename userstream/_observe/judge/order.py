@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .clocks import Clock, QueuedWait, join
 from .functions import HOUSEKEEPING
+from .graphs import WAITS_EXTERNAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -116,6 +117,22 @@ class Order:
         if not found:
             self.world.not_seen(f"{call.name} of a green context from before the observation")
         return found
+
+    def wait_external(self, call: Call) -> None:
+        """Apply a wait for an external semaphore, or for graphics calls."""
+        lane = self.world.lane(call)
+        self.world.clocks.wait_external(lane)
+        self.world.not_seen(WAITS_EXTERNAL)
+        if lane.capture is not None:
+            lane.capture.node.waits_external = True
+
+    def signal_external(self, call: Call) -> None:
+        """Apply a signal: who waits for it may tell the program, or end a wait of a stream."""
+        lane = self.world.lane(call)
+        if lane.capture is not None:
+            lane.capture.node.tells_host = True
+        else:
+            join(self.world.clocks.possibly_known, self.world.clocks.settle(lane))
 
     def drop_event(self, call: Call) -> None:
         self._exported.discard(call.words[0])

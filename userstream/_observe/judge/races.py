@@ -31,6 +31,10 @@ TOLD = (
     "a future, a host function, a value or another process may have told the program that the "
     "first is over"
 )
+ORDERED_EXTERNALLY = (
+    "one of the two comes behind a wait for an external semaphore, or for graphics, which may "
+    "order it after the other"
+)
 UNWRITTEN = "a stream waited for a value in memory, and what wrote that value was not seen"
 ORDERED = "with the first held, the second waited for it, in 3 trials"
 _MOST_APART = 16  # pairs of addresses of one race
@@ -220,7 +224,8 @@ def _decided(race: Race) -> Race:
     """Return a race as its trials decide it."""
     if race.confirmed is False:
         return replace(race, possible=True, reason=ORDERED)
-    if race.confirmed and race.reason == TOLD:  # nothing has told the program in that trial
+    # In that trial, nothing has told the program, or ordered the second after the first.
+    if race.confirmed and race.reason in {TOLD, ORDERED_EXTERNALLY}:
         return replace(race, possible=False, reason="")
     return race
 

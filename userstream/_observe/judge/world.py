@@ -6,7 +6,7 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from .clocks import LEGACY, LEGACY_NAME, NODE, NODE_NAME, Clocks, join
+from .clocks import EXTERNAL, LEGACY, LEGACY_NAME, NODE, NODE_NAME, Clocks, join
 from .finding_types import FREED_IN_USE
 from .functions import FUTURE, PROGRAM
 from .log import Stacks, library_of, line_of, owner_of, short
@@ -24,6 +24,7 @@ from .memory import (
 )
 from .races import (
     ACCESSES,
+    ORDERED_EXTERNALLY,
     TOLD,
     HeldSuspect,
     RaceCollector,
@@ -228,8 +229,11 @@ class World:
     ) -> None:
         """Report a race between two accesses; of bytes beyond them unless they overlap."""
         reason = ""
+        waits = old.held_by | new.held_by
         if self.clocks.possibly_known.get(old.lane.id, 0) >= old.time:
             reason = TOLD
+        elif EXTERNAL in waits:
+            reason = ORDERED_EXTERNALLY
         elif old.loose or new.loose:
             reason = _LOOSE
         elif not overlaps or _is_partial(allocation, old, new):
@@ -258,7 +262,7 @@ class World:
             apart=apart,
             times=times,
         )
-        waits = old.held_by | new.held_by
+        waits -= {EXTERNAL}
         if not waits:
             self.collector.race(suspect)
             return

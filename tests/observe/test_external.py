@@ -1,0 +1,149 @@
+"""Waits for external semaphores, which the simulated driver lacks: what is behind one may race."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from records import GRAPH, SEMAPHORE, A, B, C, Program, X
+
+WAITED = "waits for external semaphores or graphics, which may order anything and use memory"
+
+
+@pytest.mark.parametrize(
+    ("wait", "words"),
+    [
+        ("cuWaitExternalSemaphoresAsync", (SEMAPHORE, 0, 1, B)),
+        ("cuGraphicsMapResources", (1, 0, B)),
+    ],
+)
+def test_a_race_behind_an_external_wait_is_only_possible(wait: str, words: tuple[int, ...]) -> None:
+    program = Program()
+    program.fill(A)
+    program.call(wait, *words)
+    program.fill(B)
+    assert program.races == [True]
+    assert program.judge.races()[0].reason.startswith("one of the two comes behind a wait for an")
+    assert program.judge.not_seen() == (f"{WAITED} (1)",)
+
+
+def test_the_signal_may_be_queued_after_the_work_behind_the_wait() -> None:
+    program = Program()
+    program.wait(B)
+    program.fill(B)
+    program.fill(A)
+    program.signal(A)
+    assert program.races == [True]
+
+
+@pytest.mark.parametrize("by", ["event", "legacy default stream"])
+def test_what_follows_a_stream_behind_an_external_wait_is_behind_it(by: str) -> None:
+    program = Program()
+    program.fill(A)
+    if by == "event":
+        program.wait(B)
+        program.order(B, C)
+        program.fill(C)
+    else:
+        blocking = 13
+        program.see_stream(blocking, blocks=True)
+        program.wait(blocking)
+        program.fill(blocking, X + 4096)
+        program.fill(1)
+    assert program.races == [True]
+
+
+def test_streams_that_are_behind_no_external_wait_race() -> None:
+    program = Program()
+    program.fill(C, X + 4096)
+    program.wait(C)
+    program.fill(A)
+    program.fill(B)
+    assert program.races == [False]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_races_are_certain_again_once_the_host_knows_that_the_wait_is_over(before: bool) -> None:
+    program = Program()
+    if before:  # the wait may have ordered all that was queued until the host knew
+        program.fill(A)
+    program.wait(B)
+    program.call("cuStreamSynchronize", B)
+    if not before:
+        program.fill(A)
+    program.fill(B)
+    assert program.races == [before]
+
+
+def test_whom_a_signal_reaches_may_tell_the_host() -> None:
+    program = Program()
+    program.fill(A)
+    program.signal(A)
+    program.fill(B)
+    assert program.races == [True]
+
+
+def test_a_launch_of_a_graph_with_an_external_wait_is_behind_it() -> None:
+    program = Program()
+    program.fill(A)
+    program.graph()
+    program.node("ExternalSemaphoresWait", 1)
+    program.node("Memset", 2, 1)
+    program.launch(B)
+    assert program.races == [True]
+    assert program.judge.not_seen() == (f"{WAITED} (1)",)
+
+
+def test_a_launch_of_a_graph_that_signals_may_tell_the_host() -> None:
+    program = Program()
+    program.graph()
+    program.node("Memset", 1)
+    program.node("ExternalSemaphoresSignal", 2, 1)
+    program.launch(A)
+    program.fill(B)
+    assert program.races == [True]
+
+
+@pytest.mark.parametrize("depends", [True, False])
+def test_nodes_of_external_semaphores_order_the_nodes_around_them(depends: bool) -> None:
+    program = Program()
+    program.graph()
+    program.node("Memset", 1)
+    program.node("ExternalSemaphoresWait", 2, *([1] if depends else []))
+    program.node("Memset", 3, 2)
+    program.launch(A)
+    assert program.races == ([] if depends else [True])
+
+
+@pytest.mark.parametrize("launched", [False, True])
+@pytest.mark.parametrize("what", ["wait", "signal"])
+def test_an_external_semaphore_is_used_by_each_launch_of_a_capture(
+    what: str, launched: bool
+) -> None:
+    program = Program()
+    program.call("cuStreamBeginCapture_v2", B, 2)
+    program.fill(B)
+    getattr(program, what)(B)
+    program.call("cuStreamEndCapture", B, 0, parts=(struct.pack("<Q", GRAPH),))
+    if not launched:
+        program.fill(B)
+    elif what == "signal":
+        program.launch(B)
+    program.fill(A)
+    if launched and what == "wait":
+        program.launch(B)
+    assert program.races == [launched]
+
+
+def test_a_wait_inside_of_a_capture_may_order_what_is_captured() -> None:
+    program = Program()
+    program.call("cuStreamBeginCapture_v2", A, 2)
+    program.order(A, B)
+    program.fill(A)
+    program.wait(B)
+    program.fill(B)
+    program.order(B, A)
+    program.call("cuStreamEndCapture", A, 0, parts=(struct.pack("<Q", GRAPH),))
+    assert program.races == [True]
+    assert not program.judge._engine.world.clocks._external  # a program may capture in a loop
