@@ -353,7 +353,7 @@ class _Runs:
         """Run the test until it fails, and return the last reports; `None` if it is skipped.
 
         The two extremes come first. They also tell how many choices there are, which the change
-        points of the seeds depend on.
+        points of the seeds depend on. Without a choice every order is the same: two runs are all.
         """
         length = 1
         seeds = [*(seed for seed in ("lazy", "eager") if seed not in self._seeds), *self._seeds]
@@ -367,6 +367,8 @@ class _Runs:
                 break
             if isinstance(seed, str):
                 length = max(length, run.choices)
+            if self._stops and not run.choices:
+                del seeds[number + 1 :]
         return reports
 
     def _run(

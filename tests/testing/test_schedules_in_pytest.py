@@ -108,6 +108,7 @@ def test_a_broken_context_does_not_hide_how_it_broke(tmp_path: Path) -> None:
 def test_each_run_has_fixtures_of_its_own_and_shares_those_of_the_module(tmp_path: Path) -> None:
     tests = """
     import pytest
+    import userstream as us
 
     made = []
 
@@ -125,19 +126,25 @@ def test_each_run_has_fixtures_of_its_own_and_shares_those_of_the_module(tmp_pat
 
     @pytest.mark.schedules(1)
     def test_it(of_test):
+        us.get_stream(0).launch_host_func(int)
         made.append("run")
+
+    def test_without_a_choice(of_test):
+        made.append("without")
 
     @pytest.mark.schedules(0)
     def test_after(simulated_gpus):
         runs = ["test", "run", "end of test"] * 4  # lazy, eager, and two seeds
-        assert made == ["module", *runs]
+        others = ["test", "without", "end of test"] * 2  # all orders are the same
+        assert made == ["module", *runs, *others]
     """
     (tmp_path / "test_later.py").write_text(
         "import test_it\n\ndef test_later():\n    assert test_it.made[-1] == 'end of module'\n"
     )
     files = ("test_it.py", "test_later.py")
     _, found = run_tests(tmp_path, tests, "--schedules", "2", *files, returncode=0)
-    assert found == {"test_it": "PASSED", "test_after": "PASSED", "test_later": "PASSED"}
+    passed = ("test_it", "test_without_a_choice", "test_after", "test_later")
+    assert found == dict.fromkeys(passed, "PASSED")
 
 
 def test_tests_on_another_driver_are_counted(tmp_path: Path) -> None:
