@@ -228,7 +228,6 @@ def test_a_tensor_that_was_made_in_another_context(torch: Any) -> None:
             checked(driver.cuMemFree(memory))
 
 
-@pytest.mark.gpu
 def test_memory_of_two_allocations_in_one_range() -> None:
     """The expandable segments of PyTorch are such memory."""
     kind, access = virtual_memory()

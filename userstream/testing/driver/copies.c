@@ -32,11 +32,16 @@ static void copy_bytes(const Copy *copy) {
     }
 }
 
+static CUdeviceptr end_of(const Copy *copy, int side) {
+    return copy->address[side] + extent(&copy->layout, side);
+}
+
 /* The bytes move without the lock, so the memory is marked as used. */
 static CUresult run_copy(Operation *operation, Stream *stream) {
     UNUSED(stream);
     const Copy *copy = operation->copy;
     Memory *memory[2] = {NULL, NULL};
+    CUdeviceptr end[2] = {end_of(copy, 0), end_of(copy, 1)};
     if (!extent(&copy->layout, 0))      /* and then maybe very many rows of nothing */
         return CUDA_SUCCESS;
     for (int side = 0; side < 2; side++) {
@@ -44,18 +49,16 @@ static CUresult run_copy(Operation *operation, Stream *stream) {
             continue;
         memory[side] = memory_find(copy->address[side]);
         /* Freed since it was queued. A real device may not notice. */
-        if (!memory_has(memory[side], copy->address[side], extent(&copy->layout, side)))
+        if (!memory_spans(memory[side], copy->address[side], extent(&copy->layout, side)))
             return CUDA_ERROR_ILLEGAL_ADDRESS;
     }
-    for (int side = 0; side < 2; side++) {
-        if (memory[side])
-            memory[side]->users++;
-    }
+    for (int side = 0; side < 2; side++)
+        memory_use(memory[side], end[side]);
     unlock();
     copy_bytes(copy);
     lock();
-    memory_unuse(memory[0]);
-    memory_unuse(memory[1]);
+    for (int side = 0; side < 2; side++)
+        memory_unuse(memory[side], end[side]);
     return CUDA_SUCCESS;
 }
 
@@ -68,7 +71,7 @@ void copy_touches(const Operation *operation, Touch touch) {
 
 static void dispose_copy(Operation *operation) {
     for (int side = 0; side < 2; side++)
-        memory_unuse(operation->copy->imported[side]);
+        memory_unuse(operation->copy->imported[side], end_of(operation->copy, side));
     free(operation->copy->staged);
     free(operation->copy->described);
     free(operation->copy);
@@ -79,9 +82,9 @@ static void dispose_copy(Operation *operation) {
  * asked of the context that the copy names for the operand, else of the current one, whatever the
  * stream is ("the device primary contexts specified in the API are referenced instead of the
  * current context", CUDA Programming Guide, "Stream-Ordered Memory Allocator"). */
-static bool is_reachable(const Memory *memory, const Context *context) {
+static bool is_reachable(const Memory *memory, CUdeviceptr end, const Context *context) {
     return !memory || memory->kind != MEMORY_DEVICE || (!memory->pool && !memory->is_mapping) ||
-           memory_is_accessible(memory, context);
+           memory_is_accessible_to(memory, end, context);
 }
 
 CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known, bool in_graph,
@@ -94,7 +97,7 @@ CUresult copy_check_operand(CUdeviceptr address, size_t size, bool must_be_known
     if (in_graph && graph_memory_contains(address, size))
         return CUDA_SUCCESS;
     if (memory)
-        return memory_has(memory, address, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+        return memory_spans(memory, address, size) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     /* H200: an address that is nobody's is an error. Here it would be a crash. */
     return must_be_known || !host_has(address, size) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
@@ -116,7 +119,8 @@ CUresult copy_operation(const Operands *operands, const Layout *layout, int need
         size_t size = extent(layout, side);
         CUresult result = copy_check_operand(address[side], size, needs & (1 << side), in_graph,
                                              &memory[side]);
-        if (result == CUDA_SUCCESS && size && !is_reachable(memory[side], operands->context[side]))
+        if (result == CUDA_SUCCESS && size &&
+            !is_reachable(memory[side], address[side] + size, operands->context[side]))
             result = CUDA_ERROR_INVALID_VALUE;
         if (result != CUDA_SUCCESS)
             return result;
@@ -128,7 +132,7 @@ CUresult copy_operation(const Operands *operands, const Layout *layout, int need
         copy->known[side] = memory[side] ||
                             (in_graph && graph_memory_contains(address[side], 1));
         if (memory[side] && memory[side]->is_imported && !in_graph) {
-            memory[side]->users++;
+            memory_use(memory[side], end_of(copy, side));
             copy->imported[side] = memory[side];
         }
     }

@@ -470,7 +470,9 @@ CUresult memory_new(size_t size, MemoryKind kind, CUdevice device, Pool *pool, u
 void memory_free(Memory *memory);
 void memory_free_is_queued(Memory *memory);
 void memory_of_context_free(Context *context);
-void memory_unuse(Memory *memory);
+/* Memory up to an end, of as many mappings as it is of, is in use by one more copy or fill. */
+void memory_use(Memory *memory, CUdeviceptr end);
+void memory_unuse(Memory *memory, CUdeviceptr end);
 size_t memory_count(void);
 /* Whether the process has memory there, of whatever kind. */
 bool host_has(CUdeviceptr address, size_t size);
@@ -478,8 +480,14 @@ bool host_has(CUdeviceptr address, size_t size);
 bool memory_contains(CUdeviceptr address, size_t size);
 /* The same of what memory_find() has found at the address. */
 bool memory_has(const Memory *memory, CUdeviceptr address, size_t size);
+/* Whether all of it is memory for a copy or a fill: what is mapped side by side is as one (H200). */
+bool memory_spans(const Memory *memory, CUdeviceptr address, size_t size);
+/* The next part of such memory up to an end; NULL: there is none. */
+Memory *memory_behind(const Memory *memory, CUdeviceptr end);
 /* Whether a kernel that runs in the context reaches the memory. */
 bool memory_is_accessible(const Memory *memory, const Context *context);
+/* The same of all memory up to an end. */
+bool memory_is_accessible_to(const Memory *memory, CUdeviceptr end, const Context *context);
 
 /* ---- pools.c -------------------------------------------------------------------------------- */
 

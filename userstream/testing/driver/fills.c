@@ -34,13 +34,14 @@ static CUresult run_fill(Operation *operation, Stream *stream) {
     if (size == 0)
         return CUDA_SUCCESS;
     Memory *memory = memory_find(fill->destination);
-    if (!memory_has(memory, fill->destination, size))
+    CUdeviceptr end = fill->destination + size;
+    if (!memory_spans(memory, fill->destination, size))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
-    memory->users++;
+    memory_use(memory, end);
     unlock();
     fill_bytes(fill);
     lock();
-    memory_unuse(memory);
+    memory_unuse(memory, end);
     return CUDA_SUCCESS;
 }
 
@@ -62,7 +63,7 @@ static CUresult fill_operation(Fill fill, bool in_graph, const Context *context,
     if (result != CUDA_SUCCESS)
         return result;
     /* H100: the device fills the memory itself, so it must have access to it. */
-    if (size && memory && !memory_is_accessible(memory, context))
+    if (size && memory && !memory_is_accessible_to(memory, fill.destination + size, context))
         return CUDA_ERROR_INVALID_VALUE;
     *operation = operation_new(run_fill, NODE_MEMSET);
     (*operation)->fill = malloc(sizeof fill);

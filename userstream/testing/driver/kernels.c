@@ -401,7 +401,7 @@ int userstream_use_memory(uint64_t id, CUdeviceptr address, size_t size, Range *
 
 void userstream_unuse_memory(uint64_t memory) {
     lock();
-    memory_unuse((Memory *)memory);
+    memory_unuse((Memory *)memory, 0);
     unlock();
 }
 

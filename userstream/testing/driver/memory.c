@@ -102,6 +102,21 @@ bool memory_has(const Memory *memory, CUdeviceptr address, size_t size) {
     return memory && size <= memory->size - (address - memory->address);
 }
 
+Memory *memory_behind(const Memory *memory, CUdeviceptr end) {
+    CUdeviceptr next = memory->address + memory->size;
+    Memory *found = memory->is_mapping && next < end ? memory_find(next) : NULL;
+    return found && found->is_mapping ? found : NULL;
+}
+
+bool memory_spans(const Memory *memory, CUdeviceptr address, size_t size) {
+    CUdeviceptr end;
+    if (!memory || __builtin_add_overflow(address, size, &end))
+        return false;
+    for (const Memory *next = memory; next; next = memory_behind(memory, end))
+        memory = next;
+    return end - memory->address <= memory->size;
+}
+
 bool memory_contains(CUdeviceptr address, size_t size) {
     return memory_has(memory_find(address), address, size);
 }
@@ -114,6 +129,12 @@ bool memory_is_accessible(const Memory *memory, const Context *context) {
     if (memory->kind != MEMORY_DEVICE || memory->device == context->device)
         return true;
     return context->peers >> memory->device & 1;
+}
+
+bool memory_is_accessible_to(const Memory *memory, CUdeviceptr end, const Context *context) {
+    while (memory && memory_is_accessible(memory, context))
+        memory = memory_behind(memory, end);
+    return !memory;
 }
 
 size_t memory_count(void) {
@@ -250,12 +271,21 @@ void memory_fill_anew(Memory *memory) {
     unlock();
     fill(memory->address, memory->size);
     lock();
-    memory_unuse(memory);
+    memory_unuse(memory, 0);
 }
 
-void memory_unuse(Memory *memory) {
-    if (memory && --memory->users == 0 && memory->freed)
-        memory_give_back(memory);
+void memory_use(Memory *memory, CUdeviceptr end) {
+    for (; memory; memory = memory_behind(memory, end))
+        memory->users++;
+}
+
+void memory_unuse(Memory *memory, CUdeviceptr end) {
+    while (memory) {
+        Memory *next = memory_behind(memory, end);
+        if (--memory->users == 0 && memory->freed)
+            memory_give_back(memory);
+        memory = next;
+    }
 }
 
 void memory_of_context_free(Context *context) {

@@ -1194,11 +1194,16 @@ void schedule_operation_ends(Stream *stream) {
 }
 
 static void tell_touch(CUdeviceptr address, size_t size, bool writes) {
-    const Memory *memory = memory_find(address);
-    bool is_of_host = !memory || memory->kind != MEMORY_DEVICE;
-    if (size)
+    while (size) {              /* what is mapped side by side lies in several physical places */
+        const Memory *memory = memory_find(address);
+        const Memory *next = memory ? memory_behind(memory, address + size) : NULL;
+        size_t part = next ? next->address - address : size;
+        bool is_of_host = !memory || memory->kind != MEMORY_DEVICE;
         tell(" %s%s:%llx:%zx", is_of_host ? "h" : "", writes ? "w" : "r",
-             (unsigned long long)physical_place(address), size);
+             (unsigned long long)physical_place(address), part);
+        address += part;
+        size -= part;
+    }
 }
 
 /* A kernel may write all of the memory to which it has an address, and that of its surfaces. */
