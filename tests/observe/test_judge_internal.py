@@ -28,7 +28,7 @@ from userstream._observe.judge.clocks import Clocks, Lane, join
 from userstream._observe.judge.copies import Copies
 from userstream._observe.judge.functions import FUNCTIONS, Call
 from userstream._observe.judge.launches import Launches, parameter_types, readable
-from userstream._observe.judge.lines import Style, render, style_of
+from userstream._observe.judge.lines import CONTROLS, Source, Style, Text, render, style_of
 from userstream._observe.judge.memory import (
     ASSUMED,
     DEVICE,
@@ -606,6 +606,9 @@ def test_the_advice_for_a_collective_is_to_wait_for_its_work(tmp_path: Path) -> 
         ("def f(x, s):\n    {}\n", [(3, 3, "    d.cuStreamSynchronize(s)\n")]),
         ("def f(x, s):\n    with a:\n        {}\n", [(4, 4, "        d.cuStreamSynchronize(s)\n")]),
         ("def f(x, s):\n    if x: {}\n", [(3, 3, "    d.cuStreamSynchronize(s)\n")]),
+        ("\f\ndef f(x, s):\n    {}\n", [(4, 4, "    d.cuStreamSynchronize(s)\n")]),
+        ("\ufeffdef f(x, s):\n    {}\n", [(3, 3, "    d.cuStreamSynchronize(s)\n")]),
+        ("def f(x, s):\n    {}", []),
         ("def f(x, s): {}\n", []),
         ("def f(x, s):\n    return {}\n", []),
         ("def f(x, s):\n    for s in (a, b): {}\n", []),
@@ -620,7 +623,7 @@ def test_a_change_is_advised_where_the_line_allows_it(
     """Both operations are of one line, which a loop or two callers run on two streams."""
     file, call = tmp_path / "filling.py", "d.cuMemsetD8Async(x, 1, 4, s)"
     file.write_text(source.format(call, call))
-    number = next(at for at, line in enumerate(source.splitlines(), 1) if "{}" in line)
+    number = next(at for at, line in enumerate(source.split("\n"), 1) if "{}" in line)
     line = log.Frame(str(file), number, "f", log.PROGRAM, number)
     sides = [
         us.Operation("cuMemsetD8Async", "write", "exact", f"stream {each}", 0, "main", line)
@@ -693,6 +696,63 @@ def test_a_file_has_neither_unless_it_is_asked_for(tmp_path: Path) -> None:
         assert style_of(file, {"FORCE_COLOR": "1"}) == Style(None, color=True)
         assert style_of(file, {"FORCE_COLOR": "1", "NO_COLOR": "1"}) == Style()
     assert style_of(file) == Style()  # closed
+
+
+# -- names and sources that contain anything -------------------------------------------------------
+
+ODD = "a\x1b]0;b\x07\n\r\x85\u202e\u2066\x7f\udcff\u2028"
+SHOWN = r"a\x1b]0;b\x07\n\r\x85\u202e\u2066\x7f\udcff\u2028"
+
+
+@pytest.mark.parametrize("style", [Style(), Style(300), Style(40), Style(None, color=True)])
+def test_control_characters_are_escaped(style: Style) -> None:
+    lines = [Text(f"  first: {ODD}é漢", "first", 9), Source(7, f"\t{ODD}f(é)", 20, 24, "first")]
+    text = re.sub(r"\x1b\[[\d;]*m", "", render(lines, style))
+    assert f"first: {SHOWN}é漢" in " ".join(text.split())
+    assert len(text.splitlines()) == text.count("\n") + 1
+    assert not CONTROLS.search(text.replace("\n", ""))
+
+
+@pytest.mark.parametrize("width", [None, 40, 90])
+@pytest.mark.parametrize("before", ["", "\t", "\x1b[2J", "漢字" * 9, "e\u0301" * 9, "\u202e" * 30])
+@pytest.mark.parametrize("after", ["", "\x1b", "漢" * 200])
+def test_the_marks_are_below_the_call(before: str, after: str, width: int | None) -> None:
+    call = "f(x, 漢字)"
+    source = Source(12, before + call + after, len(before), len(before + call), "first")
+    line, marks = render([source], Style(width)).splitlines()
+    columns = [0 if each == "\u0301" else 2 if each in "漢字" else 1 for each in line]
+    at = line.index(call)
+    assert marks == f"       | {' ' * (sum(columns[:at]) - 9)}{'^' * 10}"
+    assert sum(columns) <= (width or 160)
+
+
+def test_a_long_line_is_cut_around_the_call() -> None:
+    source = "a" * 3000 + " f(x) " + "b" * 3000
+    line, marks = render([Source(12, source, 3001, 3005, "first")]).splitlines()
+    assert line == f"    12 | …{'a' * 6} f(x) {'b' * 137}…"
+    assert marks == f"       | {' ' * 8}^^^^"
+    line, marks = render([Source(12, source, 0, 6006, "first")]).splitlines()
+    assert (line, marks) == (f"    12 | {'a' * 150}…", f"       | {'^' * 151}")
+
+
+def test_findings_as_text_have_no_control_characters() -> None:
+    line = log.Frame(ODD, 1, ODD, log.PROGRAM)
+    side = us.Operation(ODD, "write", "exact", ODD, 0, ODD, line, (line,), origin=ODD)
+    edit = us.Edit(ODD, 1, 2, f"f({ODD})")
+    until = dataclasses.replace(side, since=line)
+    race = us.Race(
+        *("write after write", 1, 1, "device", (line,), "torch", side, until, side, True, 1, ODD),
+        edits=(edit,),
+    )
+    for each in (
+        side,
+        edit,
+        race,
+        us.Stall(ODD, 1.0, 1.0, 1, None, ODD, line),
+        us.WrongStream(ODD, ODD, 0, 1, ODD, line),
+    ):
+        assert not CONTROLS.search(str(each).replace("\n", ""))
+        assert SHOWN in str(each)
 
 
 # -- blocks of frameworks -------------------------------------------------------------------------

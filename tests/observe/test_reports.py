@@ -440,3 +440,44 @@ def test_races_of_an_earlier_report_do_not_fail_a_run(tmp_path: Path) -> None:
     assert "1 new, 1 fixed" in judged.stdout
     (tmp_path / "known.json").write_text("[]")
     assert observe("--baseline", "known.json").returncode == 2
+
+
+CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+ODD = """
+import userstream as us
+from cuda.bindings import driver
+from cuda.core import Device
+
+Device(0).set_current()
+_, memory = driver.cuMemAlloc(4096)
+one, other = us.get_stream(0, name="\\x1b[2J\\n\\u202e"), us.Stream.create(0)
+def fill(): driver.cuMemsetD8Async(memory, 1, 4096, int(one.handle)) # \x1b[2J\u202e
+for name in (fill.__code__.co_filename, "\\0", "pipe"):
+    fill.__code__ = fill.__code__.replace(co_filename=name, co_name="\\x9b2J")
+    fill()
+    driver.cuMemsetD8Async(memory, 2, 4096, int(other.handle))
+    one.sync(), other.sync()
+"""
+
+
+@needs_frames
+def test_no_report_has_the_control_characters_of_the_program(tmp_path: Path) -> None:
+    """A report is made whatever the names are, and without reading from a pipe."""
+    program = tmp_path / "a\x1b[31m\n\u202e.py"
+    program.write_text(ODD, encoding="utf-8")
+    os.mkfifo(tmp_path / "pipe")
+    formats = ("html", "json", "sarif", "trace.json", "txt")
+    options = [option for each in formats for option in ("--report", f"seen.{each}")]
+    done = commands.observe(tmp_path, *options, program.name, GITHUB_ACTIONS="true")
+    assert done.returncode == 66, done.stderr
+    texts = [done.stderr, *((tmp_path / f"seen.{each}").read_text("utf-8") for each in formats)]
+    assert [found for text in texts for found in CONTROLS.findall(text)] == []
+    assert r"user stream '\x1b[2J\n\u202e' of device 0" in done.stderr
+    assert r"     9 | def fill(): driver.cuMemsetD8Async(" in done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("::error ")]
+    assert len(said) == 6
+    assert said[0].startswith(r"::error file=a\x1b[31m%0A\u202e.py,line=9,")
+    document = json.loads((tmp_path / "seen.sarif").read_text())
+    validator()(document)
+    for result in document["runs"][0]["results"]:
+        assert not CONTROLS.search(result["message"]["text"])

@@ -466,8 +466,9 @@ def record_this_process(environment: Mapping[str, str]) -> None:
         )
         _observation.__enter__()
     except Exception as error:  # the program runs as without
-        with suppress(OSError), open(f"{path}.why", "w", encoding="utf-8") as file:
-            file.write(str(error))
+        why = str(error).encode(errors="backslashreplace")
+        with suppress(OSError), open(f"{path}.why", "wb") as file:
+            file.write(why)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from . import Judge, judged
 from .finding_types import KINDS, Baseline, is_of_kind, read_suppressions
 from .findings import Report
-from .lines import render, style_of
+from .lines import printable, render, style_of
 from .log import LogError
 from .reports import github_annotations, needs_timeline, save, suffix_of, text_of
 from .workers import judge_logs
@@ -42,12 +42,12 @@ def main(arguments: Sequence[str] | None = None, called: str = "python -m judge"
         found = _logs_below(path) if os.path.isdir(path) else [path]
         logs += found
         if not found:
-            print(f"{parser.prog}: {path}: there are no logs ({LOGS}) in it", file=sys.stderr)
+            _complain(f"{parser.prog}: {path}: there are no logs ({LOGS}) in it")
             status = REFUSED
     findings = []
     for log, answer in zip(logs, _judge(logs, options), strict=True):
         if isinstance(answer, Exception):
-            print(f"{parser.prog}: {log}: {answer}", file=sys.stderr)
+            _complain(f"{parser.prog}: {log}: {answer}")
             status = REFUSED
         else:
             findings.append(answer)
@@ -56,12 +56,16 @@ def main(arguments: Sequence[str] | None = None, called: str = "python -m judge"
     report = Report(findings, possible=options.possible)
     # Files first: the reader of the output may go away.
     for problem in save_all(report, options.report):
-        print(f"{parser.prog}: {problem}", file=sys.stderr)
+        _complain(f"{parser.prog}: {problem}")
         status = REFUSED
     encoding = sys.stdout.encoding or "utf-8"
     for text in (render(report.lines(), style_of(sys.stdout)), *after(report, options.baseline)):
         print(text.encode(encoding, "backslashreplace").decode(encoding))
     return status or (FOUND if fails(report, options.fail_on, options.baseline) else 0)
+
+
+def _complain(text: str) -> None:
+    print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)
 
 
 def _logs_below(directory: str) -> list[str]:

@@ -14,13 +14,10 @@ from pathlib import Path
 from traceback import FrameSummary
 from typing import Any, NamedTuple, TypeVar
 
-from .lines import Line, Text, excerpt, render
+from .lines import CONTROLS, Line, Text, excerpt, printable, render
 from .log import line_of
 
 _T = TypeVar("_T")
-
-# Where `str.splitlines` ends a line: a suppression is one line.
-_LINE_BREAK = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 Stack = tuple[FrameSummary, ...]
 Apart = tuple[int, int, int, int]  # two addresses, and when each was used
@@ -204,12 +201,12 @@ class Edit:
     code: str
 
     def __str__(self) -> str:
-        place = f"{shown_path(self.file)}:{self.line}"
+        place = printable(f"{shown_path(self.file)}:{self.line}")
         if not self.code:
             return f"{place}: remove this line"
         what = "insert before it" if self.line == self.end else "replace it by"
-        code = textwrap.indent(textwrap.dedent(self.code).rstrip(), "  ")
-        return f"{place}: {what}\n{code}"
+        code = textwrap.dedent(self.code).rstrip().split("\n")
+        return "\n".join([f"{place}: {what}", *(f"  {printable(line)}" for line in code)])
 
 
 @dataclass(frozen=True)
@@ -315,7 +312,7 @@ class Race:
         """
         names, memory, lines = self._facts()
         facts = [("race", names[0]), ("memory", memory), *(("line", line) for line in lines)]
-        told = ((name, _LINE_BREAK.sub("?", value)) for name, value in facts)
+        told = ((name, CONTROLS.sub("?", value)) for name, value in facts)
         return " ".join(f"{name}={_word(value)}" for name, value in told)
 
     def _facts(self) -> tuple[list[str], str, tuple[str, str]]:
@@ -452,7 +449,8 @@ class Stall:
 
     def __str__(self) -> str:
         times = f"{self.count} times, " if self.count > 1 else ""
-        return f"{self.seconds * 1e3:.3f} ms in {self.name} ({times}{_where(self.line)})"
+        where = printable(f"{self.name} ({times}{_where(self.line)})")
+        return f"{self.seconds * 1e3:.3f} ms in {where}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON-serializable data.
@@ -514,7 +512,7 @@ class WrongStream:
 
     def __str__(self) -> str:
         times = f"{self.count} times, " if self.count > 1 else ""
-        return f"{self.name} on {self.stream} ({times}{_where(self.line)})"
+        return printable(f"{self.name} on {self.stream} ({times}{_where(self.line)})")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes as JSON-serializable data.
@@ -636,7 +634,7 @@ class Baseline:
         new = self.new(races)
         fixed = sorted(self._keys - {race.key for race in races})
         lines = [f"compared with {self.path}: {len(new)} new, {len(fixed)} fixed"]
-        return "\n".join([*lines, *(f"  fixed: {key}" for key in fixed)])
+        return "\n".join(map(printable, [*lines, *(f"  fixed: {key}" for key in fixed)]))
 
 
 def covers(suppression: Suppression, race: Race) -> bool:

@@ -274,21 +274,21 @@ class Report:
             lines += [Text(""), *each.what._lines(self.where(each.processes))]
         ordered = [each for each in self.possible if each.what.confirmed is False]
         if ordered and not self.shows_possible:
-            lines.append(Text(f"\n{_ORDERED}:", "title"))
+            lines += _heading(f"{_ORDERED}:")
             lines += [Text(f"  {_in_a_line(each.what)}", wraps=False) for each in ordered]
         for text in self.hangs():
             first, *rest = text.splitlines()
-            lines += [Text(f"\n{first}", "title"), *map(Text, rest)]
+            lines += [*_heading(first), *map(Text, rest)]
         lines += self._listed("operations on streams to be avoided:", self.wrong_streams)
         lines += self._listed("waits in blocks of no_stalls:", self.forbidden)
         lines += self._listed("stalls:", self.stalls)
         if self.allowed:
-            lines.append(Text("\nstalls that are allowed:", "title"))
+            lines += _heading("stalls that are allowed:")
             lines += [Text(f"  {reason} ({count})") for reason, count in self.allowed.items()]
         unseen = self.not_seen()
         if unseen:
-            lines.append(Text("\nnot seen:", "title"))
-            lines += [Text(f"  {what}") for what in unseen]
+            lines += _heading("not seen:")
+            lines += [Text(f"  {line}") for what in unseen for line in what.split("\n")]
         return lines
 
     def _head(self) -> str:
@@ -307,13 +307,17 @@ class Report:
     def _listed(self, title: str, found: Sequence[Found[Any]]) -> list[Line]:
         if not found:
             return []
-        lines: list[Line] = [Text(f"\n{title}", "title")]
+        lines = _heading(title)
         for each in found[:_SHOWN]:
             where = self.where(each.processes)
             lines.append(Text(f"  {each.what}{where and f', {where}'}", wraps=False))
         if len(found) > _SHOWN:
             lines.append(Text(f"  and {len(found) - _SHOWN} more"))
         return lines
+
+
+def _heading(title: str) -> list[Line]:
+    return [Text(""), Text(title, "title")]
 
 
 def _in_a_line(race: Race) -> str:

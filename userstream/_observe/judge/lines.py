@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
 import textwrap
 import unicodedata
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -22,7 +25,13 @@ _COLORS = {
     "faint": "2",
 }
 _NARROWEST = 40  # columns: a narrower terminal gets lines that do not fit
+_WIDEST = 160  # columns of a line of source if the width is not known
 _BEFORE = 8  # columns of source that stay visible before the underlined part of a line that is cut
+# Characters that control a terminal, end a line or change the direction of text, and surrogates,
+# which are in no encoding. A tab does no harm.
+CONTROLS = re.compile(
+    r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 class Style(NamedTuple):
@@ -83,7 +92,7 @@ def style_of(file: IO[Any] | int, environment: Mapping[str, str] = os.environ) -
 def excerpt(frame: FrameSummary, role: str) -> list[Line]:
     """Return the source of a frame, if its file can be read, with the call underlined."""
     number = frame.lineno
-    if number is None:
+    if number is None or not _may_be_read(frame.filename):
         return []
     whole = linecache.getline(frame.filename, number).rstrip()
     text = whole.lstrip()
@@ -98,9 +107,19 @@ def excerpt(frame: FrameSummary, role: str) -> list[Line]:
     return [Source(number, text, max(start - indent, 0), max(end - indent, 0), role, indent)]
 
 
+def _may_be_read(file: str) -> bool:
+    """Return whether a file is a regular one or none: reading a pipe would block."""
+    return "\0" not in file and (os.path.isfile(file) or not os.path.exists(file))
+
+
 def _characters(text: str, column: int | None) -> int | None:
     """Return a column, which Python counts in bytes of UTF-8, in characters."""
     return None if column is None else len(text.encode()[:column].decode(errors="replace"))
+
+
+def printable(text: str) -> str:
+    r"""Return a text with escapes, such as ``\x1b``, in place of control characters."""
+    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def render(lines: Iterable[Line], style: Style = PLAIN) -> str:
@@ -112,11 +131,12 @@ def render(lines: Iterable[Line], style: Style = PLAIN) -> str:
 
 
 def _text(line: Text, style: Style) -> list[str]:
-    parts = [line.text]
-    if style.width is not None and line.wraps and len(line.text) > style.width:
-        indent = " " * (len(line.text) - len(line.text.lstrip()) + 4)
+    text = printable(line.text)
+    parts = [text]
+    if style.width is not None and line.wraps and len(text) > style.width:
+        indent = " " * (len(text) - len(text.lstrip()) + 4)
         parts = textwrap.wrap(
-            line.text,
+            text,
             style.width,
             subsequent_indent=indent,
             break_long_words=False,
@@ -133,28 +153,43 @@ def _text(line: Text, style: Style) -> list[str]:
 
 def _source(line: Source, style: Style) -> list[str]:
     number = f"{line.number:>6}"
-    text, start, end = line.text, line.start, line.end
-    room = None if style.width is None else style.width - len(number) - 3
-    if room is not None and len(text) > room:
-        begin = max(0, min(start - _BEFORE, len(text) - room))
-        cut = text[begin : begin + room]
-        cut = f"…{cut[1:]}" if begin else cut
-        text = f"{cut[:-1]}…" if begin + room < len(text) else cut
-        start, end = max(start - begin, 0), min(end - begin, room)
-    said = [f"{_colored(number + ' |', 'faint', style)} {text.expandtabs(1)}"]
+    # Each character is escaped by itself: the marked part moves by what comes before.
+    whole, before, until = (
+        printable(part).expandtabs(1)
+        for part in (line.text, line.text[: line.start], line.text[: line.end])
+    )
+    room = (style.width or _WIDEST) - len(number) - 3
+    text, start, end = _cut(whole, len(before), len(until), room)
+    said = [f"{_colored(number + ' |', 'faint', style)} {text}"]
     if end > start:
-        before, marked = _columns(text[:start]), max(_columns(text[start:end]), 1)
-        mark = _colored("^" * marked, line.role, style)
-        said.append(f"{_colored(' ' * len(number) + ' |', 'faint', style)} {' ' * before}{mark}")
+        columns = _columns(text[:start])
+        mark = _colored("^" * max(_columns(text[start:end]), 1), line.role, style)
+        said.append(f"{_colored(' ' * len(number) + ' |', 'faint', style)} {' ' * columns}{mark}")
     return said
+
+
+def _cut(text: str, start: int, end: int, room: int) -> tuple[str, int, int]:
+    """Return the piece of a text that fits, and where its marked part is in it."""
+    columns = [0, *accumulate(map(_width, text))]  # before each character
+    if columns[-1] <= room:
+        return text, start, end
+    begin = bisect_left(columns, min(columns[start] - _BEFORE, columns[-1] - room))
+    stop = bisect_right(columns, columns[begin] + room) - 1
+    cut = text[begin:stop]
+    cut = f"…{cut[1:]}" if begin else cut
+    cut = f"{cut[:-1]}…" if stop < len(text) else cut
+    return cut, max(start - begin, 0), min(end - begin, len(cut))
 
 
 def _columns(text: str) -> int:
     """Return how many columns of a terminal a text takes."""
-    return sum(
-        0 if unicodedata.combining(each) else 2 if unicodedata.east_asian_width(each) in "FW" else 1
-        for each in text
-    )
+    return sum(map(_width, text))
+
+
+def _width(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me", "Cf"):  # drawn on the one before, or not
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "FW" else 1
 
 
 def _colored(text: str, role: str, style: Style) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 import os
+import stat
+import tokenize
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -58,6 +60,8 @@ class _Place(NamedTuple):
         if found is None or is_last or hasattr(self.statement, "body") or self._has_tail(found):
             return ()
         line = (found.end_lineno or found.lineno) + 1
+        if line > len(self.source.lines):  # no newline ends the file
+            return ()
         return (self._edit(line, line, found, code),)
 
     def without(self) -> tuple[Edit, ...]:
@@ -77,7 +81,7 @@ class _Place(NamedTuple):
 
     def _edit(self, line: int, end: int, like: ast.stmt, code: str) -> Edit:
         indentation = self.source.indentation(like.lineno)
-        text = "".join(f"{indentation}{each}\n" for each in code.splitlines())
+        text = "".join(f"{indentation}{each}\n" for each in code.split("\n"))
         return Edit(self.file, line, end, text)
 
 
@@ -342,7 +346,7 @@ class Source:
     """The source of one file."""
 
     def __init__(self, text: str) -> None:
-        self.lines = text.splitlines()
+        self.lines = text.split("\n")  # as Python does: a form feed ends no line
         self._tree = ast.parse(text)
         self._parents: dict[ast.AST, ast.AST] = {}
         self._statements: dict[int, ast.stmt] = {}  # the innermost one of each line
@@ -570,7 +574,7 @@ def _binds(function: ast.AST, name: str) -> bool:
 def _read(path: str, time: int) -> Source | None:
     del time  # another file by now is read again
     try:
-        with open(path, encoding="utf-8") as file:
+        with tokenize.open(path) as file:  # in the encoding that the file names
             return Source(file.read(_MOST))
     except (OSError, ValueError, SyntaxError, RecursionError):
         return None
@@ -581,7 +585,7 @@ def source_of(frame: FrameSummary | None) -> Source | None:
     if frame is None or frame.filename.startswith("<"):
         return None
     try:
-        time = os.stat(frame.filename).st_mtime_ns
-    except OSError:
+        found = os.stat(frame.filename)
+    except (OSError, ValueError):
         return None
-    return _read(frame.filename, time)
+    return _read(frame.filename, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None

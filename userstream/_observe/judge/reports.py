@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from .lines import Source, excerpt, render
+from .lines import Source, excerpt, printable, render
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -99,7 +99,7 @@ def _property(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return printable(text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A"))
 
 
 def _place(operation: Operation) -> str:
@@ -186,7 +186,7 @@ def _result(report: Report, found: Found[Race]) -> dict[str, Any]:
     return {
         "ruleId": race.kind.replace(" ", "-"),
         "level": "warning" if race.possible else "error",
-        "message": {"text": text},
+        "message": {"text": printable(text)},
         "locations": [second] if second else [],
         "relatedLocations": [{**first, "message": {"text": "the first of the two"}}]
         if first
@@ -203,7 +203,7 @@ def _result_of_wrong_stream(report: Report, found: Found[WrongStream]) -> dict[s
     return {
         "ruleId": _WRONG_STREAM.replace(" ", "-"),
         "level": "warning",
-        "message": {"text": f"{wrong.name} on {wrong.stream}"},
+        "message": {"text": printable(f"{wrong.name} on {wrong.stream}")},
         "locations": [location] if location else [],
         "occurrenceCount": wrong.count,
     }

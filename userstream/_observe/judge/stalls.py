@@ -8,6 +8,7 @@ from . import log
 from .clocks import LEGACY, Recorded, is_news
 from .finding_types import Stall, WrongStream, shown_path
 from .functions import PROGRAM
+from .lines import printable
 from .log import PROGRAM as PROGRAM_CODE
 from .log import line_of, owner_of
 
@@ -309,7 +310,7 @@ class Hangs:
         for thread, wait in self._stalls.waits.copy().items():
             name = self._world.collector.thread_name(thread)
             lines.append(f"  {name} waits for the GPU{self._at(wait.stack)}")
-        return "\n".join(lines)
+        return "\n".join(map(printable, lines))
 
     def pending(self) -> dict[int, Lane]:
         """Return the streams with work that is not known to be over, by their numbers."""

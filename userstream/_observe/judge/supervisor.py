@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from .__main__ import FOUND, after, fails, save_all
 from .finding_types import Baseline
 from .findings import Findings, Report
-from .lines import render, style_of
+from .lines import printable, render, style_of
 from .log import LogError
 from .workers import MOST, Worker
 
@@ -137,7 +137,8 @@ def _recorded(
     else:
         processes = "1 process" if count == 1 else f"{count} processes"
         said = f"recorded {processes}: judge with `{options.called} judge {options.log}`"
-    return [said, *notes, *(f"not seen: {each}" for each in missed)]
+    told = [said, *notes, *(f"not seen: {each}" for each in missed)]
+    return [printable(line) for each in told for line in each.split("\n")]
 
 
 def _report(options: Options, logs: Logs, status: int, notes: list[str], missed: list[str]) -> int:
