@@ -22,6 +22,7 @@ nothing of CUDA, before a test uses it.
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
@@ -420,7 +421,9 @@ class _Runs:
         else:
             order = "In the same order again the test passes. The order that failed:"
         seed = hex(run.seed) if isinstance(run.seed, int) else run.seed
-        command = f"pytest --schedule {seed} {self._item.nodeid!r}"
+        path = os.path.relpath(self._item.path, self._item.config.invocation_params.dir)
+        test = f"{path}::{self._item.nodeid.partition('::')[2]}"  # from there, not from the root
+        command = f"pytest --schedule {seed} {test!r}"
         text = f"{order}\n\n{run.trace}\n\nTo run the test in this order again: {command}"
         for report in reports:
             if report.failed:

@@ -77,12 +77,14 @@ def test_an_order_that_fails_is_found_and_shown(tmp_path: Path) -> None:
 
 
 def test_a_failing_order_runs_again_by_its_seed(tmp_path: Path) -> None:
-    chosen = ("-k", "in_between")
-    before, _ = run_tests(tmp_path, TESTS, "--schedules", "40", *chosen, returncode=1)
+    folder = tmp_path / "below"  # of the root of the tests
+    folder.mkdir()
+    chosen = ("--rootdir", str(tmp_path), "-k", "in_between")
+    before, _ = run_tests(folder, TESTS, "--schedules", "40", *chosen, returncode=1)
     assert "The order, which needs 1 of 2 change points:" in before
-    seed = re.search(r"--schedule (0x[0-9a-f]+)", before)
+    seed = re.search(r"pytest --schedule (0x[0-9a-f]+) 'test_it.py::test_in_between'", before)
     assert seed, before
-    again, _ = run_tests(tmp_path, TESTS, "--schedule", seed[1], *chosen, returncode=1)
+    again, _ = run_tests(folder, TESTS, "--schedule", seed[1], *chosen, returncode=1)
     assert trace(again) == trace(before)
 
 
