@@ -251,11 +251,11 @@ class UserStream:
 
         Notes
         -----
-        Streams to which there are still references are not destroyed: they remain usable, and
-        `get_stream` returns them again for as long as that is so, unless another priority or part
-        of the device is asked for. The others are destroyed, unless their handle has been read (see
-        `Stream`). The process-wide registry also frees the page-locked memory of `asnumpy` that no
-        array uses. Closing it is up to the application: a library creates a registry of its own.
+        Streams that are still referenced are not destroyed: they remain usable, and meanwhile
+        `get_stream` returns them again, unless another priority or part of the device is requested.
+        The others are destroyed, unless their handle has been read (see `Stream`). The process-wide
+        registry also frees the page-locked memory of `asnumpy` that no array uses. Closing it is up
+        to the application: a library creates a registry of its own.
         Blocks, but never inside the driver. Thread-safe.
 
         Examples
@@ -324,7 +324,7 @@ class UserStream:
         timeout : float, optional
             Seconds for all streams together, at least 0. 0 polls once; None waits indefinitely.
         policy : {"auto", "spin"}, default "auto"
-            ``"auto"`` polls for some 20 µs, then sleeps until a native thread that waits in the
+            ``"auto"`` polls for about 20 µs, then sleeps until a native thread that waits in the
             driver wakes it; see :doc:`/explanation/waits`. ``"spin"`` never sleeps.
 
         Raises
@@ -743,8 +743,8 @@ class UserStream:
             Who writes the buffers; see `acquire`. Determined on entry, and used on exit as well.
         mode : "write" or "read", default "write"
             ``"read"`` declares that the block only reads the buffers. It does not affect the order,
-            only `observe`, which then takes every kernel that the thread launches on the stream to
-            read them only, instead of having to learn or assume that. ``"write"`` declares nothing.
+            only `observe`, which then knows that no kernel launched by this thread on the stream
+            writes them, instead of having to learn or assume that. ``"write"`` declares nothing.
             Of nested blocks, the innermost counts.
         activate : bool, str or iterable of str, default False
             Frameworks whose current stream this stream becomes inside the block (see

@@ -54,7 +54,7 @@ class Observation:
     timeline : int
         The largest number of operations on the page of `save`.
     allocations : bool
-        Whether the allocators of PyTorch and CuPy are asked: races name the lines that allocated
+        Whether the allocators of PyTorch and CuPy are queried: races name the lines that allocated
         tensors and arrays, and those that are freed while another stream uses them are reported.
     log : path or None
         The file to which the log is written.
@@ -536,4 +536,4 @@ def no_stalls(*, threads: Literal["all", "this"] = "all") -> Generator[None, Non
 def _message_of(stalls: list[str]) -> str:
     lines = ["the host waited for the GPU in a block of no_stalls:"]
     lines += [f"  {each}" for each in stalls]
-    return "\n".join([*lines, 'what has to wait belongs in `with us.stall_allowed("why"):`'])
+    return "\n".join([*lines, 'wrap waits that are intended in `with us.stall_allowed("why"):`'])

@@ -281,7 +281,7 @@ def _checked_condition(value: SupportsIndex | np.bool_) -> int:
     except TypeError:
         raise TypeError(f"a condition is an int or a bool, not {type(value).__name__}") from None
     if not 0 <= number < 1 << 32:
-        raise ValueError(f"a condition has 32 bits without a sign: not {number}")
+        raise ValueError(f"a condition is an unsigned 32-bit integer, not {number}")
     return number
 
 
